@@ -30,7 +30,7 @@ from dit.data import (
 )
 from dit.data.pack import PatchLayout
 from dit.distributed.collective_errors import from_first_rank, on_all_ranks
-from dit.distributed.entry import StopSignals, started_with
+from dit.distributed.entry import StopSignals, shown_at_once, started_with
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, device_memory, process_groups
 from dit.distributed.watchdog import heartbeat
@@ -53,6 +53,7 @@ from dit.train.checkpoint.resume import (
     starting_point,
 )
 from dit.train.checkpoint.state_dict import load_base
+from dit.train.device_memory import memory_explained
 from dit.train.garbage_collection import collect_after, manual_gc
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
@@ -109,8 +110,9 @@ def pretrain(
     Raises:
         ValueError: checkpoint.load_hf is given, and no `start`.
     """
-    with ExitStack() as ends:
+    with ExitStack() as ends, shown_at_once(), memory_explained(config) as memory:
         run = _prepare(config, ends, start=start)
+        memory.model = run.model
         run.export = export
         run.samples = open_samples(run) if open_samples is not None else None
         ends.enter_context(manual_gc(config.train))
@@ -137,8 +139,9 @@ def measure_steps(
 
     Nothing is saved or validated, and Ctrl-C ends the process at once.
     """
-    with ExitStack() as ends:
+    with ExitStack() as ends, shown_at_once(), memory_explained(config) as memory:
         run, no_signals = _prepare(config, ends, fill=fill), StopSignals()
+        memory.model = run.model
         ends.enter_context(deaths_in_words())
         if run.loader is not None:
             ends.callback(run.loader.close)

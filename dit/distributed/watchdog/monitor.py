@@ -28,6 +28,7 @@ import psutil
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from dit.distributed.leaving import kill_children, leave
 from dit.distributed.process_groups import store_connection
 from dit.distributed.watchdog import MainThread, PeerError, is_lost_peer
 from dit.distributed.watchdog.verdict import (
@@ -192,8 +193,7 @@ class Monitor:
             self.say(verdict.text)
         # The main thread may still raise an error about its dead children: that is not the cause.
         sys.excepthook = lambda *_: None
-        _kill_children(psutil.Process())
-        os._exit(1)
+        leave(1)
 
 
 def _place(thread: int) -> tuple[str, bool]:
@@ -242,11 +242,5 @@ def _kill(report: Heartbeat) -> None:
     with suppress(psutil.Error):
         process = psutil.Process(report.pid)
         if abs(process.create_time() - report.born) < 1:  # another process may have its pid by now
-            _kill_children(process)
+            kill_children(process)
             process.kill()
-
-
-def _kill_children(process: psutil.Process) -> None:
-    for child in process.children(recursive=True):
-        with suppress(psutil.Error):
-            child.kill()
