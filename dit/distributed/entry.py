@@ -75,6 +75,8 @@ def run(main: Callable[[], int]) -> int:
         return _leave(1)
     finally:
         _Said.below_run = False
+        if _Said.limit is not None:
+            _Said.limit.cancel()
     _stop(code)
     return code
 
@@ -137,8 +139,6 @@ def say_below(message: str) -> None:
 
 def _leave(code: int) -> int:
     """Ends this process if it has met others, or returns the exit code."""
-    if _Said.limit is not None:
-        _Said.limit.cancel()
     if _has_started():
         leave(code)
     return code
