@@ -20,10 +20,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.engine.block_worker import BlockWorker, RefusedResult, Task
+from data_prep.engine.block_worker import BlockWorker, DecodedSample, RefusedResult, Task
 from data_prep.engine.processes import Engine, InProcess
 from data_prep.engine.ranks import ALONE, Ranks
-from data_prep.inspect.duplicates import Looks
 from data_prep.media.clips import Entry, Source
 from data_prep.planning.plan import PackingPlan, read_plan, refuse, write_plan
 from data_prep.planning.splits import ALL_IN_TRAIN, Split, all_in_train_notice
@@ -79,8 +78,8 @@ class Packing:
     """That made the dataset, for its README.md."""
     notify: Callable[[str], None] = no_notice
     """Called with each notice for the user before the encoding begins."""
-    looks: list[Looks | None] = field(default_factory=list)
-    """What the samples of a decoded plan look like, in its order; None of refused ones."""
+    decoded: list[DecodedSample | None] = field(default_factory=list)
+    """The samples of a decoded plan, in its order; None of refused ones."""
 
     def run(self) -> Summary:
         """Does all steps that are not done yet.
@@ -125,7 +124,7 @@ class Packing:
             for outcomes in self.engine.run(self._work(Task.DECODE), blocks):
                 for outcome in outcomes:
                     is_bad = isinstance(outcome, RefusedResult)
-                    self.looks.append(None if is_bad else outcome)
+                    self.decoded.append(None if is_bad else outcome)
                     yield (outcome.reason, outcome.detail) if is_bad else None
                 advance(len(outcomes))
 

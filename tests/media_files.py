@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 
@@ -117,3 +119,43 @@ def numbered_video(
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path
+
+
+def video_of(
+    path: Path,
+    pictures: Iterable[np.ndarray],
+    *,
+    codec: str = "png",
+    pix_fmt: str = "rgb24",
+    options: dict[str, str] | None = None,
+) -> Path:
+    """A clip of uint8 pictures [H, W, 3] or [H, W, 4] at 8 frames a second; png loses nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stream = None
+    with av.open(str(path), "w") as container:
+        for number, picture in enumerate(pictures):
+            if stream is None:
+                stream = container.add_stream(codec, rate=8, options=options or {})
+                stream.height, stream.width, _ = picture.shape
+                stream.pix_fmt = pix_fmt
+            stored = "rgb24" if picture.shape[2] == 3 else "rgba"
+            frame = av.VideoFrame.from_ndarray(picture, format=stored).reformat(format=pix_fmt)
+            frame.pts, frame.time_base = number, Fraction(1, 8)
+            container.mux(stream.encode(frame))
+        assert stream is not None
+        container.mux(stream.encode())
+    return path
+
+
+def turned_by(path: Path, copy: Path, matrix: tuple[float, float, float, float]) -> Path:
+    """A copy of an MP4 or QuickTime file with a, b, c and d in its display matrix.
+
+    ISO/IEC 14496-12, 8.3.2: `tkhd`, version 0. They are 16.16 numbers; the last of nine is 2.30.
+    """
+    content = bytearray(path.read_bytes())
+    place = content.index(b"tkhd") + 4
+    assert content[place] == 0
+    a, b, c, d = (round(value * 65536) for value in matrix)
+    struct.pack_into(">9i", content, place + 40, a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    copy.write_bytes(content)
+    return copy

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from data_prep.cli.media_arguments import SETTINGS
+from data_prep.cli.media_arguments import LATER_SETTINGS, SETTINGS
 from data_prep.cli.media_options import source_of, unused_options
 from data_prep.cli.next_command import training_command, tuning_of
 from data_prep.cli.terminal import (
@@ -79,7 +79,9 @@ def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 def _command(args: argparse.Namespace, *readers: Codec | text.TextEncoder) -> str:
     """The command without paths and without what does not change the samples."""
     words, own = ["python", "-m", "data_prep", args.command], (sorted(r.options) for r in readers)
-    names = dict.fromkeys(("processor", "text_encoder", "split", *SETTINGS, *chain(*own)))
+    names = dict.fromkeys(
+        ("processor", "text_encoder", "split", *SETTINGS, *LATER_SETTINGS, *chain(*own))
+    )
     for name in names:
         value = getattr(args, name, None)
         if value is None or isinstance(value, Path) or value == args.parser.get_default(name):
@@ -184,8 +186,11 @@ def run_media(args: argparse.Namespace) -> int:
                 check_source_outside(args.output_dir, source=masks.root, option=masks.option)
             for folder in given.collection.controls:
                 check_source_outside(args.output_dir, source=folder.root, option=folder.option)
-    # Absent where nobody asks, as in datasets of versions without the option.
-    references = {"reference_size": args.reference_size} if args.reference_size else {}
+    later = {
+        name: getattr(args, name)
+        for name in LATER_SETTINGS
+        if getattr(args, name) != args.parser.get_default(name)
+    }
     ranks = join()
     if ranks.rank == 0:
         for sentence in unused_options(args, args.parser, (codec, encoder)):
@@ -203,7 +208,7 @@ def run_media(args: argparse.Namespace) -> int:
             text=encoder,
             options=options,
             whitening=_whitening(args, codec),
-            settings=_settings(args, *SETTINGS, "max_bad_fraction") | references,
+            settings=_settings(args, *SETTINGS, "max_bad_fraction") | later,
             command=_command(args, codec, encoder),
             engine=_engine(args, ranks),
             ranks=ranks,
@@ -231,8 +236,13 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
     command = training_command(args.output_dir, config, keys)
     show_summary(Console(), summary, args.output_dir, command, before=download)
     if args.output_format != "shards":
-        count = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
-        Console().print(f"written as {args.output_format} as well: {counted(count, 'sample')}")
+        done = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
+        Console().print(
+            f"written as {args.output_format} as well: {counted(done.samples, 'sample')}"
+        )
+        if done.left_out:
+            names = ", ".join(f"{name} of {count}" for name, count in done.left_out.items())
+            Console().print(f"{args.output_format} has no place for {names}; the shards have it")
     return _inspect(args.output_dir) if args.verify else 0
 
 
@@ -251,7 +261,7 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
         codec=packing.codec,
         text=packing.text,
         judged_by=judged_by,
-        looks=packing.looks if args.plan == "decode" else None,
+        decoded=packing.decoded if args.plan == "decode" else None,
     )
     summary = json.dumps(facts.summary, indent=1, ensure_ascii=False) + "\n"
     write_atomically(args.output_dir / SUMMARY_NAME, summary.encode())

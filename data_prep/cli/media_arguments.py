@@ -12,7 +12,9 @@ from data_prep.media.resizing import PRESETS, ResizeMode
 from data_prep.sources.media_source import SeveralCaptions
 from dit.codecs.pretrained import PRECISIONS
 from dit.codecs.reference_fit import ReferenceFit
+from dit.codecs.rgb import WHITE, colour
 from dit.codecs.text import EncoderPadding
+from dit.local_path import local_text
 
 # The options that decide the samples; no paths, because they differ between machines.
 SETTINGS = (
@@ -21,6 +23,9 @@ SETTINGS = (
     "train_fps", "window", "drop_short", "caption_field", "caption_format", "missing_caption",
     "several_captions", "video_loader_type",
 )  # fmt: skip
+# They decide the samples, too, but datasets of versions without them have no such settings: where
+# they have their default, the settings of a dataset leave them out.
+LATER_SETTINGS = ("reference_size", "background")
 
 
 def add_inputs(parser: ArgumentParser) -> None:
@@ -43,6 +48,7 @@ def add_inputs(parser: ArgumentParser) -> None:
     group.add_argument(
         "--hf_dataset",
         "--dataset_name",
+        type=local_text,
         metavar="DIR|ID",
         help="Hugging Face dataset: a folder on disk, or a name on the hub.",
     )
@@ -52,7 +58,9 @@ def add_inputs(parser: ArgumentParser) -> None:
         help="Kind of --dataset_path: hf, as for --hf_dataset; merged, a folder with videos/ and"
         " videos2caption.json.",
     )
-    group.add_argument("--dataset_path", metavar="PATH", help="See --dataset_type.")
+    group.add_argument(
+        "--dataset_path", type=local_text, metavar="PATH", help="See --dataset_type."
+    )
     group.add_argument("--dataset_split", default="train", metavar="NAME", help="Default: train.")
     group.add_argument(
         "--image_column", metavar="NAME", help="Column of images: bytes, paths, URLs."
@@ -141,13 +149,19 @@ def add_pictures(parser: ArgumentParser) -> None:
         help="Interpolation; all but nearest are antialiased. (default: %(default)s)",
     )
     group.add_argument(
+        "--background",
+        type=_colour,
+        default=WHITE,
+        metavar="COLOUR",
+        help="Colour behind transparent parts of images, videos and control pictures: a name, such"
+        " as black, or #rrggbb. The plan and the summary count the samples that have such parts."
+        " (default: %(default)s)",
+    )
+    group.add_argument(
         "--center_crop",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="Crop media to a bucket, or (no) stretch them to it. (default: crop)",
-    )
-    group.add_argument(
-        "--no_center_crop", dest="center_crop", action="store_false", help=argparse.SUPPRESS
     )
 
 
@@ -249,6 +263,7 @@ def add_models(parser: ArgumentParser) -> None:
     group.add_argument(
         "--model_name",
         "--model_path",
+        type=local_text,
         metavar="NAME|DIR",
         help="Hub name or folder, in the layout of Diffusers. (default: that of the processor)",
     )
@@ -321,6 +336,15 @@ def whole(text: str) -> int:
     if abs(number) >= 2**31:
         raise argparse.ArgumentTypeError(f"{text} is out of range; it must be below {2**31}")
     return number
+
+
+def _colour(text: str) -> str:
+    try:
+        return colour(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no opaque colour; give a name, such as black, or #rrggbb"
+        ) from None
 
 
 def at_least_one_argument(text: str) -> int:

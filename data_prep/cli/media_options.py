@@ -69,6 +69,7 @@ def source_of(args: Namespace, codec: Codec) -> MediaSource:
         colours=codec.pixel_channels,
         resize_mode=ResizeMode(args.resize_mode),
         decoder=video_decoder_of(args),
+        background=args.background,
         most=args.max_items,
     )
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import torch
 
-from data_prep.inspect.duplicates import looks_of
+from data_prep.inspect.duplicates import Looks, looks_of
 from data_prep.media.clips import Clip, Entry, Source
 from data_prep.refusals import Reason, RefusedError
 from data_prep.writing.tar_shards import sample_parts
@@ -48,6 +48,14 @@ class RefusedResult:
 
     reason: str
     detail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodedSample:
+    """What a sample looks like, and the notes on it."""
+
+    looks: Looks | None  # None of one without structure
+    notes: tuple[str, ...]
 
 
 class Task(StrEnum):
@@ -83,9 +91,8 @@ class BlockWorker:
         """A list for each block, with a result for each line.
 
         A result is a `RefusedResult`, or by task an `EncodedSample`, the `Moments` of a latent, or
-        the `Looks` of a clip (None of one without structure). The next block is requested before
-        the current one is finished, so that it is decoded ahead; None instead of a block finishes
-        all that have begun.
+        a `DecodedSample`. The next block is requested before the current one is finished, so that
+        it is decoded ahead; None instead of a block finishes all that have begun.
         """
         ahead = 1 if self.decode_threads else 0
         pending: deque[list[Callable[[], Clip] | RefusedResult | None]] = deque()
@@ -126,7 +133,8 @@ class BlockWorker:
                 results[index] = clip
             elif self.task is Task.DECODE:
                 # [F, H, W], the first frame and the last, in grey
-                results[index] = looks_of(clip.video_CFHW[:, [0, -1]].mean(0))
+                looks = looks_of(clip.video_CFHW[:, [0, -1]].mean(0))
+                results[index] = DecodedSample(looks=looks, notes=clip.notes)
             elif self.task is Task.MEASURE:
                 results[index] = self.codec.measure(clip.video_CFHW)
             else:

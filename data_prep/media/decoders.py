@@ -12,7 +12,7 @@ from PIL import Image
 
 from data_prep.media.clips import Entry
 from data_prep.media.images import open_media
-from data_prep.media.videos import frames, packet_times
+from data_prep.media.videos import frames, is_plain, packet_times
 from data_prep.refusals import PrepError
 
 
@@ -36,14 +36,16 @@ class VideoDecoder(StrEnum):
                 ) from error
 
     def frames(self, file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
-        """The frames that `entry` keeps, in its order, as upright RGB pictures.
+        """The frames that `entry` keeps, in its order, as upright pictures.
+
+        They are RGB, and RGBA where they have transparency.
 
         Raises:
             RefusedError: one of them cannot be decoded.
         """
         # torchcodec finds frames by their times only.
         if self is VideoDecoder.PYAV or entry.numbers:
-            return frames(file, entry.keep, entry.numbers)
+            return frames(file, entry.keep, entry.numbers, background=None)
         return _frames_of_torchcodec(file, entry)
 
 
@@ -54,10 +56,7 @@ def _torchcodec() -> Any:
 
 
 def _frames_of_torchcodec(file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
-    """Frames by torchcodec; from the first one that it does not find, by PyAV.
-
-    torchcodec seeks by tables, which MPEG transport and program streams do not have.
-    """
+    """Frames by torchcodec; from the first one that it does not find, by PyAV."""
     given = 0
     with open_media(file) as stream:
         try:
@@ -65,11 +64,17 @@ def _frames_of_torchcodec(file: Path | BinaryIO, entry: Entry) -> Iterator[Image
                 yield picture
                 given += 1
         except (RuntimeError, ValueError, LookupError):
-            yield from frames(stream, entry.keep[given:])
+            yield from frames(stream, entry.keep[given:], background=None)
 
 
 def _found_by_torchcodec(stream: BinaryIO, entry: Entry) -> Iterator[Image.Image]:
-    """Frames by torchcodec; raises LookupError at the first one that it does not find."""
+    """Frames by torchcodec; raises LookupError at the first one that it does not find.
+
+    torchcodec seeks by tables, which MPEG transport and program streams do not have. It leaves out
+    transparency and mirrors, and turns frames only as their container says.
+    """
+    if not is_plain(stream):
+        raise LookupError(entry.source)
     tick, size = Fraction(entry.tick), (entry.width, entry.height)
     # By number, because a search by time needs durations, which some files lack.
     numbers = {at: number for number, at in enumerate(packet_times(stream))}
@@ -80,6 +85,6 @@ def _found_by_torchcodec(stream: BinaryIO, entry: Entry) -> Iterator[Image.Image
         if abs(frame.pts_seconds - float(at * tick)) > tick:
             raise LookupError(at)
         picture = Image.fromarray(frame.data.numpy())
-        # torchcodec turns frames upright, but does not make their pixels square.
+        # torchcodec does not make pixels square.
         is_square = picture.size == size
         yield picture if is_square else picture.resize(size, Image.Resampling.LANCZOS)

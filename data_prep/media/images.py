@@ -1,29 +1,35 @@
-"""An image file -> upright RGB pixels."""
+"""An image file -> upright pixels, and RGB of them."""
 
 # C colour channels, H rows, W columns
 
 from __future__ import annotations
 
+import io
 import stat
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from data_prep.refusals import Reason, RefusedError
 from dit.codecs import rgb
+from dit.codecs.rgb import WHITE, upright
 
 # Listed, so that Pillow's readers of documents and videos never run on files of other people.
 FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "TGA", "TIFF")
 FORMATS += ("WEBP",)
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF 2.32
+_WIDTH, _HEIGHT = 0x0100, 0x0101  # TIFF 6.0
+_TAIL = 1 << 17  # bytes
+_BEHIND = (b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type exif")
+"""What a PNG file holds where EXIF or XMP, which may turn it, stands behind its pixels."""
 
 
 @cache
@@ -46,6 +52,7 @@ class ProbedImage(NamedTuple):
 
     size: tuple[int, int]  # width, height, upright
     is_animated: bool
+    has_alpha: bool  # an alpha channel or a transparent colour; all may be opaque even so
 
 
 def open_image(file: Path | BinaryIO) -> Image.Image:
@@ -72,12 +79,32 @@ def probe_image(file: Path | BinaryIO) -> ProbedImage:
     with open_media(file) as stream, _damage_refused(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with Image.open(stream, formats=readable_formats()) as image:
-            # PNG's own `getexif` decodes all pixels to look for EXIF behind them.
-            turned = Image.Image.getexif(image).get(_ORIENTATION, 1) in _SIDEWAYS
-            width, height = image.size
             # The other images of an MPO, which telephones write, are views of the same picture.
             is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
-            return ProbedImage((height, width) if turned else (width, height), is_animated)
+            has_alpha = image.has_transparency_data
+            size = _upright_size(image, stream)
+            return ProbedImage(size, is_animated, has_alpha)
+
+
+def _upright_size(image: Image.Image, stream: BinaryIO) -> tuple[int, int]:
+    # PNG's own `getexif` decodes all pixels to look for EXIF behind them.
+    exif = Image.Image.getexif(image)
+    turn = exif.get(_ORIENTATION)
+    if turn is None and image.format == "PNG" and _may_be_turned(stream):
+        stream.seek(0)
+        return _decode(stream).size
+    # Pillow 11 and later give the upright size of a TIFF, earlier ones the stored one.
+    is_tiff = image.format == "TIFF"
+    width, height = (exif[_WIDTH], exif[_HEIGHT]) if is_tiff else image.size
+    return (height, width) if turn in _SIDEWAYS else (width, height)
+
+
+def _may_be_turned(stream: BinaryIO) -> bool:
+    """Whether the end of a PNG file may hold EXIF or XMP."""
+    size = stream.seek(0, io.SEEK_END)
+    stream.seek(max(0, size - _TAIL))
+    end = stream.read()
+    return any(mark in end for mark in _BEHIND)
 
 
 @contextmanager
@@ -121,23 +148,22 @@ def _decode(stream: BinaryIO) -> Image.Image:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with Image.open(stream, formats=readable_formats()) as image:
-            image.load()
-            upright = ImageOps.exif_transpose(image)
+            turned = upright(image)
             is_tiff = image.format == "TIFF"
     # For a TIFF that was cut short there is only a warning; elsewhere it is about EXIF alone.
     cut = [str(w.message) for w in warned if "Truncated File Read" in str(w.message)]
     if is_tiff and cut:
         raise OSError(cut[0])
-    return upright
+    return turned
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image, background: str = WHITE) -> Image.Image:
     """`dit.codecs.rgb.to_rgb`.
 
     Raises:
         RefusedError: numbers of an unknown range, or a mode that cannot be converted to RGB.
     """
-    return _refusing(rgb.to_rgb, image)
+    return _refusing(partial(rgb.to_rgb, background=background), image)
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:

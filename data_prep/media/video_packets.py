@@ -21,10 +21,14 @@ from data_prep.refusals import Reason, RefusedError
 
 _INDEXED = ("mov", "matroska")  # formats with a table of key frames, by which FFmpeg seeks
 _REORDERED = 64  # later packets hold no earlier frame: codecs reorder at most 16 frames
+_WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # FFmpeg's own decoders leave it out
+_HEVC_ALPHA = b"\x4e\x01\xa5"  # a message (SEI) of kind 165, alpha channel information
 _VP8_SHOWN = 0x10  # bit show_frame in the first byte of a frame (RFC 6386, 9.1)
 LARGEST = 2 * (
     Image.MAX_IMAGE_PIXELS or 2**27
 )  # pixels; Pillow refuses larger pictures as decompression bombs
+# Without these, damage is concealed, and a few bytes can ask for all memory.
+_LIMITS = {"err_detect": "explode", "max_pixels": str(LARGEST)}
 
 
 class PacketInfo(NamedTuple):
@@ -97,9 +101,7 @@ def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
         with container:
             video = _first_film(container)
             video.thread_type = "NONE"  # with threads, errors of the last frames are lost
-            # Without these, damage is concealed, and a few bytes can ask for all memory.
-            limits = {"err_detect": "explode", "max_pixels": str(LARGEST)}
-            video.codec_context.options = limits
+            video.codec_context.options = _LIMITS
             try:
                 yield container, video
             except (FFmpegError, OSError, ValueError, OverflowError, MemoryError) as error:
@@ -262,14 +264,56 @@ def _filled(container: Any, video: Any) -> Iterator[Any]:
             yield packet
 
 
-def decode_packets(packets: Iterator[Any]) -> Iterator[Any]:
+def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
     """Decoded frames in the order in which they are shown.
+
+    The transparency of a WebM video is a stream of its own: `opaque` of a frame, which FFmpeg
+    leaves to its user, is then a frame that has it.
 
     Raises:
         RefusedError: a frame is damaged.
     """
+    decoder = _alpha_decoder(video)
     for packet in packets:
+        clear = {} if decoder is None else {frame.pts: frame for frame in decoder.decode(packet)}
         for frame in packet.decode():
-            if frame.is_corrupt:
+            if frame.is_corrupt or (decoder is not None and frame.pts not in clear):
                 raise RefusedError(Reason.VIDEO_DAMAGED, f"the frame at {frame.time} s is damaged")
+            if decoder is not None:
+                frame.opaque = clear[frame.pts]
             yield frame
+
+
+def tells_alpha(video: Any) -> bool:
+    """Whether the file says that it has transparency, which its decoder may leave out."""
+    tags = {name.lower(): value for name, value in video.metadata.items()}
+    return tags.get("alpha_mode") == "1" or bool(_hevc_alpha(video))
+
+
+def is_premultiplied(video: Any) -> bool:
+    """Whether the file says that its colours are multiplied by its alpha channel."""
+    message = _hevc_alpha(video)
+    return bool(message) and message[1] >> 4 & 7 == 1  # alpha_channel_use_idc
+
+
+def _hevc_alpha(video: Any) -> bytes:
+    """Alpha channel information (ITU-T H.265, annex F) with its length; empty without any."""
+    header = video.codec_context.extradata or b""
+    is_there = video.codec_context.name == "hevc" and _HEVC_ALPHA in header
+    return header.partition(_HEVC_ALPHA)[2] if is_there else b""
+
+
+def _alpha_decoder(video: Any) -> Any:
+    """The decoder of transparency in WebM; None for other videos, or where this FFmpeg has none."""
+    from av.codec.codec import UnknownCodecError
+    from av.codec.context import CodecContext
+
+    name = _WITH_ALPHA.get(video.codec_context.name)
+    if name is None or not tells_alpha(video):
+        return None
+    try:
+        decoder = CodecContext.create(name, "r")
+    except UnknownCodecError:
+        return None
+    decoder.options = _LIMITS
+    return decoder

@@ -1,4 +1,4 @@
-"""A video file -> presentation times of its frames; frames -> upright RGB pictures.
+"""A video file -> presentation times of its frames; frames -> upright pictures.
 
 PyAV contains its own FFmpeg. Reading starts at the key frame before the first frame that is kept
 and stops after the last; only kept frames are converted.
@@ -16,8 +16,14 @@ from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image
 
+from data_prep.media.frame_pictures import (
+    has_alpha,
+    is_crooked,
+    picture_of,
+    turn_of,
+    upright_size,
+)
 from data_prep.media.video_packets import (
-    LARGEST,
     PacketScan,
     check_whole,
     decode_packets,
@@ -25,8 +31,10 @@ from data_prep.media.video_packets import (
     near,
     open_video,
     scan,
+    tells_alpha,
 )
 from data_prep.refusals import Reason, RefusedError
+from dit.codecs.rgb import WHITE, to_rgb
 
 ENDINGS = frozenset((
     ".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts",
@@ -51,6 +59,7 @@ class Timeline:
     duration: float  # seconds, including the last frame
     lost: int = 0  # frames at the start that cannot be decoded: they need frames before the file
     by_number: bool = False  # decoded frames have no times: they are found by counting
+    has_alpha: bool = False  # frames may be transparent
     flaws: tuple[str, ...] = ()  # why its frames do not look as a player shows them
 
     @property
@@ -101,6 +110,7 @@ def timeline(file: Path | BinaryIO) -> Timeline:
         duration=float((end - shown[0]) * tick),
         lost=sum(at < shown[0] for at in found.times),
         by_number=by_number,
+        has_alpha=first.has_alpha,
         flaws=first.flaws,
     )
 
@@ -109,6 +119,16 @@ def packet_times(file: Path | BinaryIO) -> list[int]:
     """Presentation times of all packets, rising, also of frames that cannot be decoded."""
     with open_video(file) as (container, video):
         return scan(container, video, is_whole=True).times
+
+
+def is_plain(file: Path | BinaryIO) -> bool:
+    """Whether its first frame is neither turned, mirrored nor transparent.
+
+    Raises:
+        RefusedError: no frame of it can be decoded.
+    """
+    first = _first_frame(file)
+    return first.turn is None and not first.has_alpha
 
 
 def _has_hole(shown: list[int]) -> bool:
@@ -131,6 +151,8 @@ def _end(found: PacketScan, shown: list[int], tick: Fraction) -> int:
 
 class _FirstFrame(NamedTuple):
     size: tuple[int, int]  # upright
+    turn: Image.Transpose | None
+    has_alpha: bool
     flaws: tuple[str, ...]
 
 
@@ -169,31 +191,35 @@ def _first_and_times(
         for frame in islice(decode(container, video), most):
             times.append(frame.pts)
             if first is None:
-                wide, high = _square(frame, video.sample_aspect_ratio)
-                size = (high, wide) if frame.rotation % 180 else (wide, high)
-                first = _FirstFrame(size, _flaws_of(frame, video.codec_context))
+                first = _FirstFrame(
+                    size=upright_size(frame, video),
+                    turn=turn_of(frame),
+                    has_alpha=has_alpha(frame, video),
+                    flaws=_flaws_of(frame, video),
+                )
     if first is None:
         raise RefusedError(Reason.VIDEO_DAMAGED, "no frame of it can be decoded")
     return first, times
 
 
-def _flaws_of(frame: Any, codec: Any) -> tuple[str, ...]:
+def _first_frame(file: Path | BinaryIO) -> _FirstFrame:
+    try:
+        return _first_and_times(file, _all, 1)[0]
+    except RefusedError:
+        return _first_and_times(file, _without_leading, 1)[0]
+
+
+def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
     flaws = ()
-    if codec.color_trc in _HDR:
+    if video.codec_context.color_trc in _HDR:
         flaws += ("HDR video: colours are pale, as those of SDR are assumed; convert it to SDR",)
     if frame.interlaced_frame:
         flaws += ("interlaced video: a frame has the lines of two moments; deinterlace it",)
+    if is_crooked(frame):
+        flaws += ("turned by an angle that is no quarter turn: the nearest one is taken",)
+    if tells_alpha(video) and not has_alpha(frame, video):
+        flaws += ("transparency that this PyAV does not decode (HEVC: 19 or later does)",)
     return flaws
-
-
-def _square(frame: Any, aspect: Fraction | None) -> tuple[int, int]:
-    """Size of a frame with square pixels, before it is turned upright."""
-    size = max(1, round(frame.width * (aspect or 1))), frame.height
-    if size[0] * size[1] > LARGEST:
-        raise RefusedError(
-            Reason.VIDEO_DAMAGED, f"{size[0]} x {size[1]} pixels: suspiciously large"
-        )
-    return size
 
 
 # A way to decode an open video: (container, stream) -> frames.
@@ -201,11 +227,11 @@ Decode = Callable[[Any, Any], Iterator[Any]]
 
 
 def _all(container: Any, video: Any) -> Iterator[Any]:
-    return decode_packets(from_start(container, video, drop_leading=False))
+    return decode_packets(from_start(container, video, drop_leading=False), video)
 
 
 def _without_leading(container: Any, video: Any) -> Iterator[Any]:
-    return decode_packets(from_start(container, video, drop_leading=True))
+    return decode_packets(from_start(container, video, drop_leading=True), video)
 
 
 def _near(wanted: int, earlier: int = 0) -> Decode:
@@ -216,7 +242,8 @@ def _near(wanted: int, earlier: int = 0) -> Decode:
 
     def decode(container: Any, video: Any) -> Iterator[Any]:
         origin = wanted - int(earlier / video.time_base)
-        for number, frame in enumerate(decode_packets(near(container, video, origin))):
+        frames = decode_packets(near(container, video, origin), video)
+        for number, frame in enumerate(frames):
             if number == 0 and not frame.key_frame:
                 return
             yield frame
@@ -225,10 +252,14 @@ def _near(wanted: int, earlier: int = 0) -> Decode:
 
 
 def frames(
-    file: Path | BinaryIO, keep: tuple[int, ...], numbers: tuple[int, ...] = ()
+    file: Path | BinaryIO,
+    keep: tuple[int, ...],
+    numbers: tuple[int, ...] = (),
+    background: str | None = WHITE,
 ) -> Iterator[Image.Image]:
     """The frames shown at the times `keep`, which rise and may repeat, as upright RGB pictures.
 
+    Those that are transparent are put on `background`, or are RGBA where it is None.
     `numbers` has the number of each, from 0, where decoded frames have no times. Where decoding
     from the nearest key frame fails or misses a frame (it may need earlier frames), it is tried
     again from an earlier key frame, and at last from the start of the file.
@@ -237,12 +268,15 @@ def frames(
         RefusedError: one of them cannot be decoded.
     """
     wanted, errors = list(numbers or keep), []
+    turn = _first_frame(file).turn  # a stream may tell it with its first frame alone
     attempts = (
         (_all,) if numbers else (_near(keep[0]), _near(keep[0], _BACK), _all, _without_leading)
     )
     for decode in attempts:
         try:
-            yield from _pictures(file, decode, wanted, by_number=bool(numbers))
+            for picture in _pictures(file, decode, wanted, by_number=bool(numbers)):
+                upright = picture if turn is None else picture.transpose(turn)
+                yield upright if background is None else to_rgb(upright, background)
             return
         except RefusedError as error:
             errors.append(error)
@@ -252,7 +286,7 @@ def frames(
 def _pictures(
     file: Path | BinaryIO, decode: Decode, wanted: list[int], *, by_number: bool
 ) -> Iterator[Image.Image]:
-    """Pictures of the frames `wanted`; each is removed from that list."""
+    """Pictures of the frames `wanted` as stored; each is removed from that list."""
     with open_video(file) as (container, video):
         for number, frame in enumerate(decode(container, video)):
             at = number if by_number else frame.pts
@@ -260,7 +294,7 @@ def _pictures(
                 continue
             if at > wanted[0]:
                 break
-            picture = _picture(frame, video.sample_aspect_ratio)
+            picture = picture_of(frame, video)
             while wanted and wanted[0] == at:
                 wanted.pop(0)
                 yield picture
@@ -270,13 +304,3 @@ def _pictures(
             f"number {wanted[0]}" if by_number else f"at {float(wanted[0] * video.time_base):.3f} s"
         )
         raise RefusedError(Reason.VIDEO_DAMAGED, f"the frame {where} is missing")
-
-
-def _picture(frame: Any, aspect: Fraction | None) -> Image.Image:
-    picture = frame.to_image()
-    size = _square(frame, aspect)
-    if size != picture.size:
-        picture = picture.resize(size, Image.Resampling.LANCZOS)
-    # FFmpeg's rotation is counter-clockwise, in degrees, and turns the picture upright.
-    turned = {90: "ROTATE_90", 180: "ROTATE_180", 270: "ROTATE_270"}.get(frame.rotation % 360)
-    return picture.transpose(Image.Transpose[turned]) if turned else picture

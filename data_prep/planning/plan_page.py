@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 from PIL import Image
 
-from data_prep.inspect.duplicates import Duplicates, Looks
+from data_prep.engine.block_worker import DecodedSample
+from data_prep.inspect.duplicates import Duplicates
 from data_prep.inspect.html_pages import Row, html_table, picture, write_html
 from data_prep.media.clips import Entry, Source
 from data_prep.planning.plan import PackingPlan
@@ -32,11 +33,11 @@ def write_plan_page(
     codec: Codec,
     text: TextEncoder,
     judged_by: Judged,
-    looks: Sequence[Looks | None] | None = None,
+    decoded: Sequence[DecodedSample | None] | None = None,
 ) -> PlanStatistics:
     """Writes the page and returns its statistics.
 
-    `looks` has one for each line of the plan; None where nothing was decoded.
+    `decoded` has one for each line of the plan, None for a refused one; None where nothing was.
     """
     facts = PlanStatistics(
         text_tokens=text.length_of,
@@ -47,12 +48,12 @@ def write_plan_page(
         longest_text=text.max_length,
         judged_by=judged_by,
     )
-    facts.duplicates.compared = looks is not None
+    facts.duplicates.compared = decoded is not None
     for number, entry in enumerate(_entries(plan)):
-        facts.add(entry)
+        found = None if decoded is None else decoded[number]
+        facts.add(entry if found is None else replace(entry, notes=found.notes))
         if not entry.refused:
-            look = None if looks is None else looks[number]
-            facts.duplicates.add(entry.source, entry.caption, look)
+            facts.duplicates.add(entry.source, entry.caption, found and found.looks)
     facts.finish()
     facts.duplicates.finish()
     parts = [*_summary(facts), *_sizes(facts), *_histograms(facts), *_refused(facts)]

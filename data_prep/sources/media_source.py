@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+from torch import Tensor
 
 from data_prep.media.captions import Caption, ControlPicture, TagShuffle
 from data_prep.media.clips import Clip, Entry, PlannedReference
@@ -36,6 +37,7 @@ from data_prep.sources.masks import CellSize
 from data_prep.sources.references import FOLDER, FoundReference, ReferenceRule
 from data_prep.sources.references import find as find_reference
 from data_prep.sources.references import read as read_reference
+from dit.codecs.rgb import WHITE, is_transparent
 
 _THREADS = 8  # that probe files, which mostly wait for disks and networks
 _AHEAD = 512  # files that are probed at once
@@ -97,6 +99,8 @@ class MediaSource:
     colours: int
     resize_mode: ResizeMode = ResizeMode.LANCZOS
     decoder: VideoDecoder = VideoDecoder.PYAV
+    background: str = WHITE
+    """Colour behind what is transparent, as `dit.codecs.rgb.colour` writes it."""
     reference_rule: ReferenceRule = field(default_factory=ReferenceRule)
     """Size of control pictures."""
     keeps_originals: bool = False
@@ -174,9 +178,9 @@ class MediaSource:
         if blank.kind == "video":
             line = timeline(file)
             kept = given.frames.choose(line, seed=blank.key)
-            size = line.width, line.height
+            size, has_alpha = (line.width, line.height), line.has_alpha
         else:
-            size, is_animated = probe_image(file)
+            size, is_animated, has_alpha = probe_image(file)
             flaws = ("only the first frame of an animation",) * is_animated
         probed, masks = _probed(blank, size, line), given.collection.masks
         found = None if masks is None or mask is None else masks.find(mask, size, line)
@@ -190,6 +194,8 @@ class MediaSource:
                     references = tuple(one.planned(rule, place.size) for one in shown)
                     notes = [f"caption from {caption.origin}"]
                     notes += ["scaled or cropped"] * (place.size != size)
+                    is_clear = has_alpha or any(one.has_alpha for one in shown)
+                    notes += [self.on_background] * is_clear
                     notes += (*flaws, *_notes_of(line, window))
                     notes += ["loss mask" if found else "no loss mask of its name"] * bool(masks)
                     notes += [f"{len(shown)} control pictures"] * bool(shown)
@@ -209,6 +215,11 @@ class MediaSource:
                         notes=tuple(notes),
                     )
 
+    @property
+    def on_background(self) -> str:
+        """The note on a sample with transparency: in a plan by its header, then by its pixels."""
+        return f"transparent, on {self.background} (--background)"
+
     def file_of(self, entry: Entry) -> Path | None:
         """Its file, where that is no member of an archive or row of a dataset."""
         collection = self.inputs[entry.folder].collection
@@ -223,36 +234,45 @@ class MediaSource:
             RefusedError: the file or its caption cannot be used.
         """
         given, masks = self.inputs[entry.folder], self.inputs[entry.folder].collection.masks
-        file = given.collection.open(entry.where)
         place = Placement(entry.resized or (0, 0), entry.size or (0, 0))
-        mode = self.resize_mode.filter
-        width, height = entry.width, entry.height
-        if entry.kind == "video":
-            pictures = (place.apply(p, mode) for p in self.decoder.frames(file, entry))
-            video_CFHW = torch.cat([to_video(p, colours=self.colours) for p in pictures], dim=1)
-        else:
-            image = open_image(file)
-            if image.size != (width, height):  # EXIF behind the pixels turned the picture
-                width, height = image.size
-                place = _like(given.sizings, entry).place(width, height)
-            fitted = place.apply(to_rgb(image), mode)
-            video_CFHW = to_video(fitted, colours=self.colours)
+        video_CFHW, notes = self._pixels(given.collection.open(entry.where), entry, place)
         cell = CellSize(side=self.grid.spatial, frames=self.grid.temporal)
         shown = [
-            read_reference(one, _file_of(given, one), self.resize_mode, colours=self.colours)
+            read_reference(one, _file_of(given, one), self.resize_mode, self.background)
             for one in entry.references
         ]
+        notes += [self.on_background] * any(one.is_transparent for one in shown)
         return Clip(
             video_CFHW=video_CFHW,
             caption=entry.caption,
-            original_height=height,
-            original_width=width,
+            original_height=entry.height,
+            original_width=entry.width,
             fps=entry.kept_fps,
             loss_mask_1FHW=masks and masks.read(entry, place, cell, self.decoder),
-            references=tuple(picture_C1HW for picture_C1HW, _ in shown),
-            originals=tuple(one for _, one in shown) if self.keeps_originals else (),
-            notes=entry.notes,
+            references=tuple(to_video(one.placed, colours=self.colours) for one in shown),
+            originals=tuple(one.original for one in shown) if self.keeps_originals else (),
+            notes=tuple(dict.fromkeys(notes)),
         )
+
+    def _pixels(
+        self, file: Path | BinaryIO, entry: Entry, place: Placement
+    ) -> tuple[Tensor, list[str]]:
+        """The frames of a sample, and its notes, with those that its pixels tell."""
+        notes = [note for note in entry.notes if note != self.on_background]
+        if entry.kind == "video":
+            pictures = self.decoder.frames(file, entry)
+        else:
+            image = open_image(file)
+            if image.size != (entry.width, entry.height):
+                sizes = f"{entry.width} x {entry.height} pixels, now {image.width} x {image.height}"
+                raise RefusedError(Reason.CHANGED, f"it had {sizes}; run the command again")
+            pictures = iter([image])
+        frames, mode = list[Tensor](), self.resize_mode.filter
+        for picture in pictures:
+            fitted = place.apply(to_rgb(picture, self.background), mode)
+            frames.append(to_video(fitted, colours=self.colours))
+            notes += [self.on_background] * is_transparent(picture)
+        return torch.cat(frames, dim=1), notes
 
 
 def _references(
@@ -270,12 +290,6 @@ def _file_of(given: Input, reference: PlannedReference) -> Path | BinaryIO:
     if reference.folder == FOLDER:
         return given.collection.open(reference.where)
     return given.collection.controls[reference.folder].root / reference.where
-
-
-def _like(sizings: Iterable[Sizing], entry: Entry) -> Sizing:
-    """The rule that decided the size of `entry`."""
-    wanted = Placement(entry.resized or (0, 0), entry.size or (0, 0))
-    return next(s for s in sizings if s.place(entry.width, entry.height) == wanted)
 
 
 def _probed(entry: Entry, size: tuple[int, int], line: Timeline | None) -> Entry:

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from PIL import Image
-from torch import Tensor
 
 from data_prep.media.captions import ControlPicture
 from data_prep.media.clips import PlannedReference
-from data_prep.media.images import open_image, size_of, to_rgb, to_video
+from data_prep.media.images import open_image, probe_image, to_rgb
 from data_prep.media.resizing import Buckets, Fit, Placement, ResizeMode
 from data_prep.refusals import Reason, RefusedError
 from data_prep.sources.listing import IMAGES, Ignored, files_by_name, name_of
 from dit.codecs.reference_fit import ReferenceFit
+from dit.codecs.rgb import is_transparent
 
 FOLDER = -1
 """`PlannedReference.folder` of a picture in the folder of the media, which a table names."""
@@ -86,6 +86,7 @@ class FoundReference:
     folder: int
     picture: ControlPicture
     size: tuple[int, int]  # width, height, upright
+    has_alpha: bool
 
     def planned(self, rule: ReferenceRule, target: tuple[int, int]) -> PlannedReference:
         """How it is encoded beside a target of this size.
@@ -118,27 +119,35 @@ def find(
     if not picture.stamp:
         raise RefusedError(Reason.NO_REFERENCE, f"there is no {picture.name}")
     try:
-        return FoundReference(
-            folder=folder, picture=picture, size=size_of(open_file(picture.where))
-        )
+        size, _, has_alpha = probe_image(open_file(picture.where))
+        return FoundReference(folder=folder, picture=picture, size=size, has_alpha=has_alpha)
     except RefusedError as error:
         raise _unusable(picture.name, error) from error
 
 
+class ReadReference(NamedTuple):
+    """A control picture, RGB."""
+
+    placed: Image.Image  # as it is encoded
+    original: Image.Image  # upright, before it is scaled and cropped
+    is_transparent: bool  # in its file
+
+
 def read(
-    planned: PlannedReference, file: Path | BinaryIO, mode: ResizeMode, *, colours: int
-) -> tuple[Tensor, Image.Image]:
-    """The picture as it is encoded, [C, 1, H, W] in [-1, 1], and as it was, upright RGB.
+    planned: PlannedReference, file: Path | BinaryIO, mode: ResizeMode, background: str
+) -> ReadReference:
+    """The picture, on `background` where it is transparent.
 
     Raises:
         RefusedError: it cannot be decoded.
     """
     try:
-        original = to_rgb(open_image(file))
+        found = open_image(file)
+        original = to_rgb(found, background)
     except RefusedError as error:
         raise _unusable(planned.name, error) from error
     placed = Placement(planned.resized, planned.size).apply(original, mode.filter)
-    return to_video(placed, colours=colours), original
+    return ReadReference(placed, original, is_transparent(found))
 
 
 def _unusable(name: str, error: RefusedError) -> RefusedError:

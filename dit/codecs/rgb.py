@@ -8,23 +8,75 @@ import io
 from functools import cache
 
 import numpy as np
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, ImageColor, ImageFile, ImageOps
+
+WHITE = "white"
+_BITS = {"1": 1, "L;2": 2, "L;4": 4}
+"""Bits of a grey level in a PNG file, by Pillow's name for such pixels; it scales them to 8."""
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """An image of any mode as sRGB, on white where it is transparent.
+def colour(text: str) -> str:
+    """An opaque colour by its name or numbers, as `#rrggbb`; white is always `white`.
+
+    Raises:
+        ValueError: it is no such colour.
+    """
+    levels = ImageColor.getrgb(text)
+    if levels[3:] not in ((), (255,)):
+        raise ValueError(f"{text} is not opaque")
+    name = "#{:02x}{:02x}{:02x}".format(*levels)
+    return WHITE if name == "#ffffff" else name
+
+
+def upright(opened: ImageFile.ImageFile) -> Image.Image:
+    """All pixels of a picture that was just opened, turned and mirrored as its EXIF says."""
+    bits = _BITS.get(str(opened.tile[0][3])) if opened.format == "PNG" and opened.tile else None
+    opened.load()
+    level = opened.info.get("transparency")
+    if bits and level is not None:  # Pillow leaves the transparent grey in the bits of the file
+        opened.info["transparency"] = min(255, level * (255 // (2**bits - 1)))
+    image = ImageOps.exif_transpose(opened)
+    # The fourth byte of a TGA is often unused, and then 0.
+    is_unused = opened.format == "TGA" and image.mode == "RGBA" and not _alpha(image).any()
+    return image.convert("RGB") if is_unused else image
+
+
+def to_rgb(image: Image.Image, background: str = WHITE) -> Image.Image:
+    """An image of any mode as sRGB, on `background` where it is transparent.
 
     Raises:
         ValueError: numbers of an unknown range, or a mode that cannot be converted to RGB.
     """
-    image = _in_srgb(to_8_bits(image))
+    image = to_8_bits(image)
     try:
-        if image.has_transparency_data:
-            paper = Image.new("RGBA", image.size, "white")
-            image = Image.alpha_composite(paper, image.convert("RGBA"))
-        return image.convert("RGB")
+        if not image.has_transparency_data:
+            return _in_srgb(image).convert("RGB")
+        clear = _with_alpha(image)
+        # A profile is of the colours alone, and that of a grey picture is of grey.
+        opaque = image.getchannel("L") if image.mode == "LA" else clear.convert("RGB")
+        coloured = _in_srgb(opaque).convert("RGB")
+        coloured.putalpha(clear.getchannel("A"))
+        paper = Image.new("RGBA", image.size, background)
+        return Image.alpha_composite(paper, coloured).convert("RGB")
     except ValueError as error:
         raise ValueError(f"mode {image.mode}: {error}") from error
+
+
+def is_transparent(image: Image.Image) -> bool:
+    """Whether any pixel of a picture that `to_rgb` takes is transparent, be it a little."""
+    if not image.has_transparency_data:
+        return False
+    return bool(_alpha(_with_alpha(to_8_bits(image))).min() < 255)
+
+
+def _alpha(image: Image.Image) -> np.ndarray:
+    return np.asarray(image.getchannel("A"))
+
+
+def _with_alpha(image: Image.Image) -> Image.Image:
+    """RGBA; colours that are multiplied by the alpha channel are divided by it."""
+    divided = image.convert("LA") if image.mode == "La" else image
+    return divided.convert("RGBA")
 
 
 def _in_srgb(image: Image.Image) -> Image.Image:
@@ -38,10 +90,9 @@ def _in_srgb(image: Image.Image) -> Image.Image:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(content))
         if "srgb" in ImageCms.getProfileDescription(profile).lower():
             return image
-        if image.mode in ("P", "PA", "LA"):
-            image = image.convert("RGBA" if image.has_transparency_data else "RGB")
-        mode = "RGBA" if image.mode == "RGBA" else "RGB"
-        return ImageCms.profileToProfile(image, profile, _srgb(), outputMode=mode) or image
+        if image.mode == "P":
+            image = image.convert("RGB")
+        return ImageCms.profileToProfile(image, profile, _srgb(), outputMode="RGB") or image
     except (ImageCms.PyCMSError, OSError, ValueError):
         return image
 
@@ -68,4 +119,7 @@ def _from_numbers(image: Image.Image) -> Image.Image:
     low, high = numbers_HW.min(), numbers_HW.max()
     if not (low >= 0 and high <= white):  # catches NaN as well
         raise ValueError(f"mode {image.mode} from {low:g} to {high:g}, not within 0 to {white:g}")
-    return Image.fromarray(np.rint(numbers_HW * (255 / white)).astype(np.uint8))
+    grey = Image.fromarray(np.rint(numbers_HW * (255 / white)).astype(np.uint8))
+    if (level := image.info.get("transparency")) is not None:
+        grey.putalpha(Image.fromarray(255 * (numbers_HW != level).astype(np.uint8)))
+    return grey

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -21,7 +20,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn
 
-from dit.command_line import not_an_option
+from dit.command_line import OptionParser, not_an_option
 from dit.console import Console
 from dit.distributed.leaving import leave, leave_after, time_to_close
 
@@ -37,7 +36,7 @@ _DESTROY_S = 30.0
 """Seconds in which process groups that have done their work end."""
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(OptionParser):
     """A parser that raises its errors for `run`; argparse would print them in every process."""
 
     def error(self, message: str) -> NoReturn:

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from dit.batch import NULL_TEXT, TEXT
 from dit.codecs.reference_fit import ReferenceFit
-from dit.codecs.rgb import to_rgb
+from dit.codecs.rgb import to_rgb, upright
 from dit.codecs.text import TextEncoder
 from dit.models.family import InputKind, SampleInput
 from dit.sampling.grid import beside
@@ -325,6 +325,6 @@ def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:
 def _upright(file: str, *, option: str) -> Image.Image:
     try:
         with Image.open(file) as opened:
-            return to_rgb(ImageOps.exif_transpose(opened))
+            return to_rgb(upright(opened))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"{option} {file} cannot be read as a picture ({error})") from error

@@ -77,7 +77,7 @@ def test_a_save_under_way_is_lost_by_name_where_others_would_have_to_finish_it(t
     done = _run(tmp_path, "save", *SAVE[:2], "train.global_batch_size=2")
     below = _below(done, "RuntimeError: a fault in save", rank=1)
     lost = "step_00000002, which was being written, is lost"
-    assert below == [f"{lost}; the checkpoint before it is whole"]
+    assert below == [f"{lost}; earlier checkpoints are whole"]
     assert not (tmp_path / "checkpoints/LATEST").exists()
 
 

@@ -2,6 +2,8 @@
 
 import io
 import os
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -128,23 +130,82 @@ def test_transparent_parts_are_white(tmp_path: Path) -> None:
         assert (found[:, :4] == 255).all() and (found[:, 4:] == (50, 60, 70)).all()
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied(orientation: int, tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    path = save(COLOURS, tmp_path / "a.png", exif=exif)
-    turned = np.asarray(COLOURS)
-    turned = {  # EXIF 2.32, tag 0x0112: where row 0 and column 0 of the file belong
-        1: turned,
-        2: turned[:, ::-1],
-        3: turned[::-1, ::-1],
-        4: turned[::-1],
-        5: turned.transpose(1, 0, 2),
-        6: turned[::-1].transpose(1, 0, 2),
-        7: turned[::-1, ::-1].transpose(1, 0, 2),
-        8: turned[:, ::-1].transpose(1, 0, 2),
+CORNERS = np.array([[(255, 0, 0), (0, 255, 0)], [(0, 0, 255), (255, 255, 0)]], np.uint8)
+QUARTERS = Image.fromarray(CORNERS).resize((32, 16), Image.Resampling.NEAREST)
+
+
+def oriented(orientation: int) -> np.ndarray:
+    """EXIF 2.32, tag 0x0112: where row 0 and column 0 of the file belong."""
+    stored = np.asarray(QUARTERS)
+    return {
+        1: stored,
+        2: stored[:, ::-1],
+        3: stored[::-1, ::-1],
+        4: stored[::-1],
+        5: stored.transpose(1, 0, 2),
+        6: stored[::-1].transpose(1, 0, 2),
+        7: stored[::-1, ::-1].transpose(1, 0, 2),
+        8: stored[:, ::-1].transpose(1, 0, 2),
     }[orientation]
-    np.testing.assert_array_equal(pixels(path), turned)
+
+
+def xmp(orientation: int) -> bytes:
+    return f'<rdf:Description tiff:Orientation="{orientation}"/>'.encode()
+
+
+def png_with(kind: bytes, content: bytes, *, behind: bool) -> bytes:
+    """A PNG file with one more chunk, before its pixels or behind them."""
+    QUARTERS.save(file := io.BytesIO(), "png")
+    whole = file.getvalue()
+    crc = struct.pack(">I", zlib.crc32(kind + content))
+    place = len(whole) - 12 if behind else 33
+    chunk = struct.pack(">I", len(content)) + kind + content + crc
+    return whole[:place] + chunk + whole[place:]
+
+
+EXIF = {  # how a picture is saved, by a name that begins with the ending
+    "jpg": {"quality": 95, "subsampling": 0},
+    "mpo": {"quality": 95, "subsampling": 0, "save_all": True, "append_images": [QUARTERS]},
+    "avif": {"quality": 95},
+    "webp": {"lossless": True},
+    "png": {},
+    "tif": {},
+    "tif deflate": {"compression": "tiff_adobe_deflate"},
+    "tif jpeg": {"compression": "jpeg"},
+}
+CHUNKS = {  # of PNG files: the kind of a chunk, its content by orientation
+    "eXIf": lambda o: b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0" + bytes([o]) + bytes(7),
+    "iTXt": lambda o: b"XML:com.adobe.xmp" + bytes(5) + xmp(o),
+}
+
+
+@pytest.mark.parametrize("name", EXIF)
+def test_every_orientation_of_every_format(name: str, tmp_path: Path) -> None:
+    """The plan reads headers, packing pixels: both know the same size."""
+    ending, is_lossy = name.split()[0], name in ("jpg", "mpo", "avif", "tif jpeg")
+    if f".{ending}" not in image_endings():
+        pytest.skip(f"this build of Pillow reads no {ending}")
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        told = {"tiffinfo": {0x0112: orientation}} if ending == "tif" else {"exif": exif}
+        path = save(QUARTERS, tmp_path / f"a.{ending}", **EXIF[name], **told)
+        wanted, found = oriented(orientation), pixels(path)
+        assert found.shape == wanted.shape
+        assert probe_image(path).size == wanted.shape[1::-1]
+        assert np.abs(found.astype(int) - wanted).mean() <= (12 if is_lossy else 0)
+        np.testing.assert_array_equal(generated_from(path), found)
+
+
+@pytest.mark.parametrize("kind", CHUNKS)
+def test_a_png_is_turned_by_what_stands_behind_its_pixels(kind: str, tmp_path: Path) -> None:
+    for orientation in range(1, 9):
+        for behind in (True, False):
+            content = png_with(kind.encode(), CHUNKS[kind](orientation), behind=behind)
+            (path := tmp_path / "a.png").write_bytes(content)
+            wanted = oriented(orientation)
+            np.testing.assert_array_equal(pixels(path), wanted)
+            assert probe_image(path).size == wanted.shape[1::-1]
 
 
 def test_colours_are_those_of_the_profile(tmp_path: Path) -> None:
