@@ -59,7 +59,7 @@ def run(main: Callable[[], int]) -> int:
     an error, a process that has met others leaves here, for it cannot end their groups alone.
     """
     _silence()
-    _Said.it, _Said.below_run = None, True
+    _Said.it, _Said.limit, _Said.below_run = None, None, True
     try:
         code = main()
     except SystemExit as end:  # --help
@@ -93,7 +93,7 @@ def shown_at_once() -> Iterator[None]:
         # What it means that another process is lost, the watchdog says on the way to `run`.
         if _Said.below_run and not _is_lost_peer(error):
             _show(error)
-            _Said.limit = leave_after(time_to_close(), 1, say=say_below)
+            _Said.limit = _Said.limit or leave_after(time_to_close(), 1, say=say_below)
         raise
 
 
@@ -104,20 +104,24 @@ class _Said:
     """Whether this process has shown the error, or another one; None before there is one."""
     below_run = False
     limit: threading.Timer | None = None
+    asks = threading.Lock()
 
 
 def _may_say() -> bool:
     """Whether this process is the one to show the run's error, which it does once."""
-    if _Said.it is not None:
-        return False
-    _Said.it = _is_first()
-    return _Said.it
+    with _Said.asks:  # the watchdog's thread may ask, too
+        if _Said.it is not None:
+            return False
+        _Said.it = _is_first()
+        return _Said.it
 
 
 def _show(error: Exception) -> None:
     if not str(error) and isinstance(error, ConnectionError):
         return  # another process shows why
     if not _may_say():
+        if _Said.it and isinstance(error, ConnectionError):
+            _debug()  # the watchdog has said what it means
         return
     lost = _is_lost_peer(error)
     if not isinstance(error, _USER_ERRORS) and not lost:
@@ -125,9 +129,13 @@ def _show(error: Exception) -> None:
         sys.stderr.flush()
         _tell_launcher(f"{type(error).__name__}: {error} (its traceback is above)")
         return
+    _debug()
+    _say(_LOST_PEER if lost else str(error))
+
+
+def _debug() -> None:
     if "--debug" in sys.argv:
         traceback.print_exc()
-    _say(_LOST_PEER if lost else str(error))
 
 
 def say_below(message: str) -> None:
