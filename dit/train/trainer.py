@@ -169,6 +169,8 @@ def _prepare(
     """Builds all parts and loads the checkpoint; `ends` unlocks the run folder."""
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
+        # Nothing here reads memory that it has not written, and each empty tensor would be filled.
+        torch.utils.deterministic.fill_uninitialized_memory = False
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
     check_objective_inputs(config)
     check_clean_level(config)
