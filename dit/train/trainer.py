@@ -65,6 +65,7 @@ from dit.train.metrics.step_metrics import (
     SKIPPED_FILE,
     SkippedStep,
     StepMetrics,
+    count_packs,
     elapsed,
     gather_skipped_step,
     step_values,
@@ -81,7 +82,7 @@ from dit.train.model_and_optimizer import (
     then_from_file,
 )
 from dit.train.optimizer import learning_rate
-from dit.train.step import forward_backward, optimizer_step
+from dit.train.step import forward_backward, optimizer_step, prepare_update
 from dit.train.train_state import Export, Samples, Start, TrainState
 from dit.train.validation import read_validation_packs, validation_round
 
@@ -381,17 +382,21 @@ def _step(
         )
         for pack in packs
     ]
+    # Before the device has work of this step: behind it, the device would wait for the host.
+    counts = count_packs(run, [batch for batch, _ in items])
+    if run.loader is not None:
+        run.interval_metrics.add_packs(packs)
     rank_loss = forward_backward(run.model, items, config=c)
-    sums = sum_step_metrics(
-        run, [batch for batch, _ in items], rank_loss, stop=stop_signals.received
-    )
     run.interval_metrics.before_update(step)
-    update = optimizer_step(run.model, config=c, number=update_number, loss=sums.loss)
+    sums = sum_step_metrics(
+        run, counts, rank_loss, prepare_update(run.model), stop=stop_signals.received
+    )
+    update = optimizer_step(
+        run.model, config=c, number=update_number, loss=sums.loss, grad_norm=sums.grad_norm
+    )
     run.progress = run.progress.after(
         samples=int(sums.samples), of_datasets=sums.of_datasets, skipped=update.skipped
     )
-    if run.loader is not None:
-        run.interval_metrics.add_packs(packs)
     skipped = None
     if not update.skipped:
         run.interval_metrics.add_losses(items, rank_loss)
