@@ -15,7 +15,7 @@ import pytest
 from tests.launching import ROOT, environment, own_words
 
 SIZE, LIMIT_S = 4, 5
-HANG = 120
+HANG = 240
 """Seconds within which a broken run has to be gone, most of which its start takes."""
 SAYS = {
     "kill": "died; last seen at ",

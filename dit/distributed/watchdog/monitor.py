@@ -183,7 +183,7 @@ class Monitor:
             with suppress(dist.DistStoreError):  # it took too long
                 self.store.wait(
                     [_released(rank) for rank in ranks if rank not in gone],
-                    timedelta(seconds=self.patience_s),
+                    timedelta(seconds=3 * self.patience_s),
                 )
 
     def _lose_store(self) -> None:

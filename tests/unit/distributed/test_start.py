@@ -53,6 +53,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_calls_and_members_of_groups_at_any_number_of_ranks():
     """[calls of new_group, groups of rank 0, their members]; the first were 1,023 more at 1,024."""
     done = run([sys.executable, "-c", GROUPS], env={"PYTHONPATH": str(ROOT)})
