@@ -10,6 +10,7 @@ from dit.distributed.device_specs import Device
 from dit.models.cost import (
     attention_flops,
     forward_flops,
+    geometry_tokens,
     network_cost,
     parameter_count,
     trained_count,
@@ -51,8 +52,7 @@ def expected_load(config: RunConfig, *, fill: float = 0.99) -> Load:
     """The load of a pack of the samples in `dataset.mock_samples`, by their weights."""
     model, parts = config.model, []
     for geometry in config.dataset.mock_samples:
-        rows, columns = (side // model.patch_spatial for side in (geometry.height, geometry.width))
-        tokens = geometry.frames // model.patch_temporal * rows * columns
+        tokens = geometry_tokens(model, geometry)
         parts.append((geometry.weight, Load.of(model, [(tokens, geometry.text_length)])))
     mean = sum(weight * load.tokens for weight, load in parts)
     times = fill * config.dataset.task_encoder_seq_length / mean
