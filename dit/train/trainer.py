@@ -31,7 +31,7 @@ from dit.data import (
     passes_line,
 )
 from dit.distributed.collective_errors import from_first_rank, on_all_ranks
-from dit.distributed.entry import StopSignals, started_with
+from dit.distributed.entry import StopSignals, shown_at_once, started_with
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, device_memory, process_groups
 from dit.distributed.watchdog import heartbeat
@@ -51,6 +51,7 @@ from dit.train.checkpoint.resume import (
     save,
 )
 from dit.train.checkpoint.state_dict import load_base
+from dit.train.device_memory import memory_explained
 from dit.train.garbage_collection import collect_after, manual_gc
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
@@ -59,6 +60,7 @@ from dit.train.metrics.step_metrics import (
     SKIPPED_FILE,
     SkippedStep,
     StepMetrics,
+    count_packs,
     elapsed,
     gather_skipped_step,
     step_values,
@@ -76,7 +78,7 @@ from dit.train.model_and_optimizer import (
 )
 from dit.train.optimizer import learning_rate
 from dit.train.start_checks import check_settings
-from dit.train.step import forward_backward, optimizer_step
+from dit.train.step import forward_backward, optimizer_step, prepare_update
 from dit.train.train_state import Export, Samples, Start, TrainState
 from dit.train.validation import read_validation_packs, validation_round
 
@@ -109,8 +111,9 @@ def pretrain(
         ValueError: checkpoint.load_hf is given, and no `start`.
         FloatingPointError: too many steps in a row were skipped, or all of them.
     """
-    with ExitStack() as ends:
+    with ExitStack() as ends, shown_at_once(), memory_explained(config) as memory:
         run = _prepare(config, ends, start=start)
+        memory.model = run.model
         run.export = export
         run.samples = open_samples(run) if open_samples is not None else None
         ends.enter_context(manual_gc(config.train))
@@ -140,8 +143,9 @@ def measure_steps(
     Raises:
         FloatingPointError: every one of them was skipped, which takes less time than an update.
     """
-    with ExitStack() as ends:
+    with ExitStack() as ends, shown_at_once(), memory_explained(config) as memory:
         run, no_signals = _prepare(config, ends, fill=fill), StopSignals()
+        memory.model = run.model
         ends.enter_context(deaths_in_words())
         if run.loader is not None:
             ends.callback(run.loader.close)
@@ -162,6 +166,8 @@ def _prepare(
     """Builds all parts and loads the checkpoint; `ends` unlocks the run folder."""
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
+        # Nothing here reads memory that it has not written, and each empty tensor would be filled.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
     check_settings(config)
     config, notes = _with_recomputation(config)
@@ -364,17 +370,21 @@ def _step(
         )
         for pack in packs
     ]
+    # Before the device has work of this step: behind it, the device would wait for the host.
+    counts = count_packs(run, [batch for batch, _ in items])
+    if run.loader is not None:
+        run.interval_metrics.add_packs(packs)
     rank_loss = forward_backward(run.model, items, config=c)
-    sums = sum_step_metrics(
-        run, [batch for batch, _ in items], rank_loss, stop=stop_signals.received
-    )
     run.interval_metrics.before_update(step)
-    update = optimizer_step(run.model, config=c, number=update_number, loss=sums.loss)
+    sums = sum_step_metrics(
+        run, counts, rank_loss, prepare_update(run.model), stop=stop_signals.received
+    )
+    update = optimizer_step(
+        run.model, config=c, number=update_number, loss=sums.loss, grad_norm=sums.grad_norm
+    )
     run.progress = run.progress.after(
         samples=int(sums.samples), of_datasets=sums.of_datasets, skipped=update.skipped
     )
-    if run.loader is not None:
-        run.interval_metrics.add_packs(packs)
     skipped = None
     if not update.skipped:
         run.interval_metrics.add_losses(items, rank_loss)
