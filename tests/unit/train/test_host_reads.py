@@ -13,7 +13,7 @@ import pytest
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dit.config import DdpConfig, LoggerConfig, Precision
+from dit.config import DdpConfig, LoggerConfig, MockGeometry, Precision
 from dit.train.trainer import measure_steps
 from tests.learning import tiny_run
 
@@ -82,7 +82,11 @@ def test_a_step_waits_for_the_device_once(groups, precision, sharded):
         config,
         train=replace(config.train, train_iters=20, global_batch_size=2),
         dataset=replace(
-            config.dataset, num_workers=0, task_encoder_seq_length=256, packing_buffer_size=4
+            config.dataset,
+            num_workers=0,
+            mock_samples=(MockGeometry(height=16, width=16, text_length=8),),
+            task_encoder_seq_length=256,
+            packing_buffer_size=4,
         ),
         ddp=DdpConfig(use_distributed_optimizer=sharded),
         logger=LoggerConfig(log_interval=20),
