@@ -14,14 +14,15 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dit.command_line import OptionParser
 from dit.config.loading import parse_arguments
 from dit.console import Console
 from dit.distributed.device_specs import DEVICES
 from dit.distributed.entry import run
-from dit.planner.efficiency import EFFICIENCIES
-from dit.planner.layouts import plans
+from dit.planner.efficiency import EFFICIENCIES, efficiency_of
+from dit.planner.layouts import batch_plans, plans
 from dit.planner.tables import as_json, print_tables
 from dit.planner.times import expected_load, not_modelled
 from dit.progress import progress_on
@@ -35,23 +36,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         others, recipes=RECIPES, program="plan_run.py", adapt=for_weights
     ).config
     load, gpus, name = expected_load(config), options.gpus, options.device
-    efficiency = EFFICIENCIES[options.kernels]
-    good, bad = plans(
-        config,
-        load,
-        world_size=gpus,
-        device=DEVICES[name],
-        efficiency=efficiency,
-        track=progress_on(Console(stderr=True), quiet_s=2.0),
-    )
+    efficiency = EFFICIENCIES.get(options.kernels) or efficiency_of(config.model)
+    track = progress_on(Console(stderr=True), quiet_s=2.0)
+    machine: dict[str, Any] = {"world_size": gpus, "device": DEVICES[name]}
+    machine |= {"efficiency": efficiency, "track": track}
+    good, bad = plans(config, load, **machine)
+    batches = batch_plans(config, load, **machine)
     title = f"{gpus} x {name}, {config.model.name}, packs of {load.tokens:,.0f} real tokens,"
     title += f" {config.train.global_batch_size} a step. An estimate: see docs/throughput.md"
     title += f"\nAssumed: {efficiency.of(DEVICES[name])}"
     if left := not_modelled(config):
         title += f"\nNot in the times: {'; '.join(left)}"
-    print_tables(title, good[: options.best], bad, tokens=options.tokens * 1e9, why=options.refused)
+    tokens, why = options.tokens * 1e9, options.refused
+    print_tables(title, good[: options.best], bad, batches, tokens=tokens, why=why)
     if options.json:
-        options.json.write_text(json.dumps(as_json(good, bad), indent=1) + "\n")
+        options.json.write_text(json.dumps(as_json(good, bad, batches), indent=1) + "\n")
     return 0 if good else 1
 
 
@@ -62,7 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--gpus", type=int, required=True, help="devices of the run")
     add("--device", choices=DEVICES, default="h100")
-    add("--kernels", choices=EFFICIENCIES, default="fused", help="fused: FlashAttention-3 or TE's")
+    add(
+        "--kernels",
+        choices=EFFICIENCIES,
+        help="attention: plain (FlashAttention-2) or fused (FlashAttention-3 or newer, cuDNN's)."
+        " (default: fused with model.transformer_impl=transformer_engine, else plain)",
+    )
     add("--tokens", type=float, default=1000.0, help="billions of real tokens (%(default)g)")
     add("--best", type=int, default=10, help="layouts to show (%(default)s)")
     add("--refused", action="store_true", help="list every layout that does not work, and why")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from dit.config import Implementation, RunConfig
+from dit.config import RunConfig
 from dit.distributed.device_specs import Device, device_named
 from dit.models.cost import memory
 from dit.models.recomputation import USABLE
-from dit.planner.efficiency import FUSED, PLAIN, Efficiency
+from dit.planner.efficiency import FUSED, Efficiency, efficiency_of
 from dit.planner.times import Times, expected_load, times
 
 
@@ -80,5 +80,4 @@ def _with_pack(config: RunConfig, tokens: int) -> RunConfig:
 
 def _attention_here(config: RunConfig) -> Efficiency:
     """FlashAttention 3 or Transformer Engine's, if one of them is used."""
-    engine = config.model.transformer_impl is Implementation.TRANSFORMER_ENGINE
-    return FUSED if engine or find_spec("flash_attn_interface") else PLAIN
+    return FUSED if find_spec("flash_attn_interface") else efficiency_of(config.model)

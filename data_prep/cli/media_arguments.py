@@ -339,6 +339,17 @@ def whole(text: str) -> int:
     return number
 
 
+def minutes(text: str) -> float:
+    """Minutes, from 0 to a million."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes") from None
+    if not 0 <= number <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text} must lie in 0 to 1,000,000; 40 is usual")
+    return number
+
+
 def _colour(text: str) -> str:
     try:
         return colour(text)

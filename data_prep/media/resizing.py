@@ -106,10 +106,13 @@ class Fit:
         """
         size = self.scaled(width, height)
         if min(size) < self.size_multiple:
-            shrunk = "" if size == (width, height) else f" (scaled from {width} x {height})"
+            found = f"{size[0]} x {size[1]} pixels, and a side needs {self.size_multiple}"
+            if min(width, height) < self.size_multiple:
+                raise RefusedError(Reason.TOO_SMALL, found)
             raise RefusedError(
-                Reason.TOO_SMALL,
-                f"{size[0]} x {size[1]} pixels{shrunk}, less than {self.size_multiple}",
+                Reason.SCALED_AWAY,
+                f"{width} x {height} becomes {found}: allow more than {self.max_pixels} pixels"
+                " (--max_pixels, --resolution_preset), or leave it out",
             )
         wide, high = (side - side % self.size_multiple for side in size)
         at_budget = Placement(size, (wide, high))

@@ -11,6 +11,7 @@ from typing import Any
 
 from data_prep.inspect.duplicates import Duplicates
 from data_prep.media.clips import Entry
+from data_prep.refusals import Refusals
 from dit.bin_packing import mean_fill
 
 CAPACITIES = (4096, 16384, 32768)  # tokens in one pack, for which packs are simulated
@@ -34,12 +35,14 @@ class PlanStatistics:
     longest_text: int  # tokens of a caption that are encoded, at most
     text_rows: Callable[[str], int]  # in the shards
     extra_bytes: Callable[..., int]  # of a sample, as `Codec.extra_bytes`
+    patch: int  # latent cells along one side of a token
+    stride: int  # pixels along one side of a cell
     samples: int = 0
     judged_by: Judged = Judged.HEADERS
     cropped: Mapping[str, Any] = field(default_factory=dict)  # as CropStatistics.summary
     notes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
+    refusals: Refusals = field(default_factory=Refusals)
     sizes: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # frames, height, width
     histograms: dict[str, Counter[float]] = field(default_factory=dict)
     tokens: int = 0
@@ -50,7 +53,7 @@ class PlanStatistics:
 
     def add(self, entry: Entry) -> None:
         if entry.refused:
-            self.refused[entry.refused] += 1
+            self.refusals.add(entry.source, entry.refused, entry.detail)
             return
         self.samples += entry.repeats
         self.kinds[entry.kind] += 1
@@ -81,13 +84,20 @@ class PlanStatistics:
         return {
             "judged_by": str(self.judged_by),
             "samples": self.samples,
-            "refused": dict(self.refused.most_common()),
+            "refused": self.refusals.counts,
             "notes": dict(self.notes.most_common()),
             "tokens": self.tokens,
+            "patch_spatial": self.patch,
             "expected_bytes": round(self.bytes),
             "cropped": dict(self.cropped),
             **self.duplicates.summary,
         }
+
+    @property
+    def token(self) -> str:
+        """The size of a token, on which all counts of tokens depend, in words."""
+        side = self.patch * self.stride
+        return f"each of {side} x {side} pixels (model.patch_spatial={self.patch})"
 
     def fill(self, capacity: int) -> float:
         """Mean fraction of a pack that is filled with samples, as the loader packs them."""
