@@ -111,7 +111,8 @@ def pretrain(
         ValueError: checkpoint.load_hf is given, and no `start`.
         FloatingPointError: too many steps in a row were skipped, or all of them.
     """
-    with ExitStack() as ends, shown_at_once(), memory_explained(config) as memory:
+    explained = memory_explained(config)
+    with ExitStack() as ends, shown_at_once(), deaths_in_words(), explained as memory:
         run = _prepare(config, ends, start=start)
         memory.model = run.model
         run.export = export
@@ -119,7 +120,6 @@ def pretrain(
         ends.enter_context(manual_gc(config.train))
         logger = RunLogger(run)
         stop_signals = ends.enter_context(StopSignals())
-        ends.enter_context(deaths_in_words())
         ends.callback(logger.close)
         if run.loader is not None:
             ends.callback(run.loader.close)
@@ -143,10 +143,10 @@ def measure_steps(
     Raises:
         FloatingPointError: every one of them was skipped, which takes less time than an update.
     """
-    with ExitStack() as ends, shown_at_once(), memory_explained(config) as memory:
+    explained = memory_explained(config)
+    with ExitStack() as ends, shown_at_once(), deaths_in_words(), explained as memory:
         run, no_signals = _prepare(config, ends, fill=fill), StopSignals()
         memory.model = run.model
-        ends.enter_context(deaths_in_words())
         if run.loader is not None:
             ends.callback(run.loader.close)
         ends.callback(run.replica.close)
