@@ -208,7 +208,7 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
             )
             and ["checkpoint.finetune=true", f"checkpoint.load={p.run}"]
         ),
-        "cannot be read",
+        "damaged: .metadata changed",
     ),
     "finetune nothing": (
         lambda p: ["checkpoint.finetune=true", f"checkpoint.load={p.nowhere}"],
