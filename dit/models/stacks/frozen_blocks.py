@@ -24,9 +24,11 @@ from torch import Tensor, nn
 
 from dit.models.lora.adapter import Adaptable
 from dit.models.stacks.offload import Arrival, PlainCopies, copies_of
+from dit.pinned_memory import PinnedRows
 
 _ALIGNMENT = 256
 """Bytes: products read matrices that begin at such addresses as fast as any."""
+_ROWS = PinnedRows()
 _AT_ONCE = 2
 """Places on the device: of the block that is computed, and of the one that comes."""
 
@@ -110,8 +112,8 @@ class WaitingBlock:
             weight = matrix.weight
             self.parts.append(_Part(slice(end, end + weight.nbytes), weight.dtype, weight.shape))
             end += -(-weight.nbytes // _ALIGNMENT) * _ALIGNMENT
-        pinned = torch.cuda.is_available()
-        self.home = torch.empty(end, dtype=torch.uint8, pin_memory=pinned)
+        empty = _ROWS.empty if torch.cuda.is_available() else torch.empty
+        self.home = empty((end,), dtype=torch.uint8)
         for matrix, part in zip(self.matrices, self.parts, strict=True):
             part.of(self.home).copy_(matrix.weight.detach())
             matrix.weight.data = matrix.weight.new_empty(0)
