@@ -6,6 +6,7 @@
 3. report    units of (tokens x width x 2 bytes) for each layer; --operations: by name
 
     python benchmarks/count_traffic.py --models dit_xl
+    python benchmarks/count_traffic.py --models wan2.1_t2v_14b lora.rank=32 lora.dropout=0.1
 
 Attention kernels and products with a weight are left out: other figures tell of them.
 """
@@ -29,7 +30,6 @@ from measuring.memory_traffic import (
 from rich.table import Table
 
 from dit.command_line import OptionParser
-from dit.config import ModelConfig
 from dit.config.loading import default_config, load_config
 from dit.console import Console
 from dit.distributed.process_groups import process_groups, start_processes
@@ -43,12 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     for name in options.models:
         keys = [f"model.name={name}", "model.precision=bf16", *overrides]
-        model = load_config(default_config(), overrides=keys).model
+        config = load_config(default_config(), overrides=keys)
+        model, lora = config.model, config.lora
         start_processes(seed=1, model=model)
         for samples, shape in (("tight", tight), ("padded", tight.padded)):
             for kernels in ("eager", "fused"):
                 head = {"model": name, "kernels": kernels, "samples": samples}
-                rows += _rows(head, model, shape, left_out)
+                fused = kernels == "fused"
+                found = layer_traffic(model, shape, process_groups(), fused=fused, lora=lora)
+                rows += _rows(head, found, left_out)
     _print(rows, by_name=options.operations)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
@@ -72,9 +75,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _rows(
-    head: dict[str, str], model: ModelConfig, shape: PackShape, left_out: Sequence[str]
+    head: dict[str, str], found: Sequence[LayerTraffic], left_out: Sequence[str]
 ) -> list[dict[str, Any]]:
-    found = layer_traffic(model, shape, process_groups(), fused=head["kernels"] == "fused")
     return [
         head | {"pass": name} | _row(one, left_out)
         for name, one in zip(("forward", "backward"), found, strict=True)

@@ -29,11 +29,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dit.batch import Grid, LatentSample, PackedBatch
-from dit.config import ModelConfig
+from dit.config import LoraConfig, ModelConfig
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.family import family_of
 from dit.models.kernels import choice
 from dit.models.kernels.traffic import OPERATOR_BYTES
+from dit.models.lora.targets import attach_adapters, chosen_adapters
 from dit.pack_wire import pack_to
 
 META = torch.device("meta")
@@ -204,16 +205,23 @@ def layer_traffic(
     groups: ProcessGroupCollection,
     *,
     fused: bool = False,
+    lora: LoraConfig | None = None,
 ) -> tuple[LayerTraffic, LayerTraffic]:
     """Forward and backward pass of one layer in the model's precision on one device.
 
-    With the kernels of `dit/models/kernels` if `fused`, else with torch's operations.
+    With the kernels of `dit/models/kernels` if `fused`, else with torch's operations. `lora` with a
+    rank: with its adapters, beside weights that are frozen.
     """
     model = replace(model, name="custom", fused_kernels=fused)
     network = family_of(model).network()
     with META:  # no time for numbers that nobody looks at
         one, two = (network(replace(model, num_layers=layers), groups) for layers in (1, 2))
-    return added_traffic(one, two, shape.pack(model), width=model.hidden_size)
+        if lora is not None and lora.rank is not None:
+            for made in (one, two):
+                chosen: Any = chosen_adapters(made.model, lora)
+                attach_adapters(made, chosen, precision=model.precision, dropout=lora.dropout)
+    batch = replace(shape.pack(model), dropout_seed=0)
+    return added_traffic(one, two, batch, width=model.hidden_size)
 
 
 def added_traffic(

@@ -64,7 +64,7 @@ ALLOWED = {
     "dit.models.joint": BASE | {"dit.models", "dit.models.layer_spec"},
     "dit.models.kernels": set(),
     "dit.models.weight_marks": set(),
-    "dit.models.lora": BASE | {"dit.models", "dit.models.weight_marks"},
+    "dit.models.lora": BASE | {"dit.models", "dit.models.kernels", "dit.models.weight_marks"},
     "dit.models.layers": BASE
     | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"},
     "dit.models.stacks": BASE

@@ -8,6 +8,8 @@ choice                where kernels run
 row_chunks            tokens by level row, cut into chunks: who adds up what, in a fixed order
 gated_norm            gated residual, LayerNorm, scale and shift by level row, with their gradients
 gated_norm_triton     its kernels
+adapter_dropout       dropout on the input of adapters
+adapter_dropout_triton  its kernel
 rotated_heads         RMSNorm of each head and rotary positions of queries and keys
 rotated_heads_triton  its kernels
 traffic               bytes that the loads and stores of each operator move

@@ -174,7 +174,7 @@ def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
     tokens = [x if x is None else x.contiguous() for x in (to_x_TD, to_sum_TD, h_TD, y_TD)]
     rows = [one if one is None else _columns(one) for one in (gate_ND, scale_ND)]
     to_h_TD, to_y_TD = (None if x is None else _like(x) for x in (h_TD, y_TD))
-    kinds, sizes = 2 * norm + gated, _sizes(g_TD)
+    kinds, sizes = 2 * norm + gated, _backward_sizes(g_TD)
     to_rows_PND = _to_rows(gate_ND, scale_ND)
     if not len(order_T):
         return [*_given(to_h_TD, to_y_TD), to_rows_PND.zero_()]
@@ -237,9 +237,31 @@ def _kernels() -> Any:
 def _sizes(h_TD: Tensor) -> dict[str, int]:
     """How programs cut the tokens: 8 numbers of each tensor in a thread, which is one wide load."""
     width = h_TD.shape[-1]
-    block = 1 << max(width - 1, 1).bit_length()
+    block = _power_of_two(width)
     tokens = min(max(2048 // block, 1), 16)
-    warps = min(max(block * tokens // 256, 1), 16)
-    sizes = {"D": width, "BLOCK": block, "TOKENS": tokens}
-    # Registers of a thread, so that 768 or 1024 threads of a multiprocessor run at once.
-    return {**sizes, "num_warps": warps, "maxnreg": 64 if warps > 8 else 80}
+    warps = min(max(block * tokens // 256, 1), 32)
+    return {"D": width, "BLOCK": block, "TOKENS": tokens, **_threads(warps)}
+
+
+def _backward_sizes(h_TD: Tensor) -> dict[str, int]:
+    """The same with 4 numbers of a tile in a thread, which also holds the sums of its columns.
+
+    Columns beyond a power of two are a smaller tile, so that registers suffice, and few idle.
+    """
+    width = h_TD.shape[-1]
+    block, tail = _power_of_two(width), 0
+    tokens = min(max(2048 // block, 1), 16)
+    if block > width and tokens == 1 and (rest := _power_of_two(width - block // 2)) < block // 2:
+        block, tail = block // 2, rest
+    warps = min(max(block * tokens // 128, 1), 32)
+    return {"D": width, "BLOCK": block, "TAIL": tail, "TOKENS": tokens, **_threads(warps)}
+
+
+def _power_of_two(width: int) -> int:
+    """The least that is not below `width`, and at least 2."""
+    return 1 << max(width - 1, 1).bit_length()
+
+
+def _threads(warps: int) -> dict[str, int]:
+    """Warps, and registers of a thread: 768 or 1024 threads of a multiprocessor run at once."""
+    return {"num_warps": warps, "maxnreg": 64 if warps > 8 else 80}

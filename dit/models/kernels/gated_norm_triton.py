@@ -4,7 +4,7 @@ A program has one slot of `RowChunks`: tokens of one level row, whose scale, shi
 once. All arithmetic is in float32; each result is rounded once.
 """
 
-# ruff: noqa: PLR0913, PLR0915  # a kernel takes its tensors, strides and sizes one by one
+# ruff: noqa: C901, PLR0913, PLR0915  # a kernel takes its tensors, strides and sizes one by one
 # pyright: basic, reportOperatorIssue=false, reportArgumentType=false, reportIndexIssue=false
 
 from __future__ import annotations
@@ -75,6 +75,32 @@ def gated_norm_forward(
 
 
 @triton.jit
+def normalised_gradient(to_x, h, place, inside, mean_T, pace_T, scale_D):
+    """Of some tokens g = dL/dx, the normalised tokens n, and g · scale."""
+    g_TD = tl.load(to_x + place, inside, 0.0).to(tl.float32)
+    h_TD = tl.load(h + place, inside, 0.0).to(tl.float32)
+    return g_TD, (h_TD - mean_T[:, None]) * pace_T[:, None], g_TD * scale_D[None, :]
+
+
+@triton.jit
+def token_gradient(to_sum, to_h, place, inside, a_TD, n_TD, means, pace_T, RESIDUAL: tl.constexpr):
+    """Stores and returns dL/dh."""
+    d_TD = (a_TD - means[0][:, None] - n_TD * means[1][:, None]) * pace_T[:, None]
+    if RESIDUAL:
+        d_TD += tl.load(to_sum + place, inside, 0.0).to(tl.float32)
+    tl.store(to_h + place, d_TD.to(to_h.dtype.element_ty), inside)
+    return d_TD
+
+
+@triton.jit
+def gated_gradient(y, to_y, place, inside, d_TD, gate_D):
+    """Stores dL/dy and returns its part of dL/dgate."""
+    y_TD = tl.load(y + place, inside, 0.0).to(tl.float32)
+    tl.store(to_y + place, (d_TD * gate_D[None, :]).to(to_y.dtype.element_ty), inside)
+    return tl.sum(d_TD * y_TD, 0)
+
+
+@triton.jit
 def gated_norm_backward(
     to_x,  # gradient of x, only if NORM
     to_sum,  # gradient of the tokens from beside the norm, only if RESIDUAL
@@ -92,6 +118,7 @@ def gated_norm_backward(
     scale_stride,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
+    TAIL: tl.constexpr,
     TOKENS: tl.constexpr,
     GATED: tl.constexpr,
     NORM: tl.constexpr,
@@ -101,53 +128,76 @@ def gated_norm_backward(
 
     With n the normalised tokens, r 1 / standard deviation, g = dL/dx, and a = g · scale:
     dL/dh = r · (a - mean(a) - n · mean(a · n)) + dL/dsum.
+
+    The last columns of wide tokens are a tile of their own, whose names end in 2: tiles are powers
+    of two, and one of all columns would need more registers than 1024 threads have.
     """
     slot = tl.program_id(0)
     row, begin, end = piece(slots, slot)
-    column = tl.arange(0, BLOCK)
-    used = column < tl.where(begin < end, D, 0)  # a slot without tokens reads and writes nothing
+    column, width = tl.arange(0, BLOCK), tl.where(begin < end, D, 0)
+    used = column < width  # a slot without tokens reads and writes nothing
+    if TAIL:
+        column2 = BLOCK + tl.arange(0, TAIL)
+        used2 = column2 < width
     if GATED:
         gate_D = tl.load(gate + row * gate_stride + column, used, 0.0).to(tl.float32)
         to_gate_D = tl.zeros([BLOCK], tl.float32)
+        if TAIL:
+            gate2_D = tl.load(gate + row * gate_stride + column2, used2, 0.0).to(tl.float32)
+            to_gate2_D = tl.zeros([TAIL], tl.float32)
     if NORM:
         scale_D = tl.load(scale + row * scale_stride + column, used, 0.0).to(tl.float32)
-        to_scale_D = tl.zeros([BLOCK], tl.float32)
-        to_shift_D = tl.zeros([BLOCK], tl.float32)
+        to_scale_D, to_shift_D = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+        if TAIL:
+            scale2_D = tl.load(scale + row * scale_stride + column2, used2, 0.0).to(tl.float32)
+            to_scale2_D, to_shift2_D = tl.zeros([TAIL], tl.float32), tl.zeros([TAIL], tl.float32)
     while begin < end:
         at = begin + tl.arange(0, TOKENS)
         token = tl.load(order + at, at < end, 0).to(tl.int64)
         inside = (at < end)[:, None] & (column < D)[None, :]
         place = token[:, None] * D + column[None, :]
+        if TAIL:
+            inside2 = (at < end)[:, None] & (column2 < D)[None, :]
+            place2 = token[:, None] * D + column2[None, :]
         if NORM:
-            g_TD = tl.load(to_x + place, inside, 0.0).to(tl.float32)
-            h_TD = tl.load(h + place, inside, 0.0).to(tl.float32)
             mean_T = tl.load(stats + 2 * token, at < end, 0.0)
             pace_T = tl.load(stats + 2 * token + 1, at < end, 0.0)
-            n_TD = (h_TD - mean_T[:, None]) * pace_T[:, None]
-            to_shift_D += tl.sum(g_TD, 0)
-            to_scale_D += tl.sum(g_TD * n_TD, 0)
-            a_TD = g_TD * scale_D[None, :]
-            mean_a_T = tl.sum(a_TD, 1) / D
-            mean_an_T = tl.sum(a_TD * n_TD, 1) / D
-            d_TD = (a_TD - mean_a_T[:, None] - n_TD * mean_an_T[:, None]) * pace_T[:, None]
-            if RESIDUAL:
-                d_TD += tl.load(to_sum + place, inside, 0.0).to(tl.float32)
-            tl.store(to_h + place, d_TD.to(to_h.dtype.element_ty), inside)
+            g, n, a = normalised_gradient(to_x, h, place, inside, mean_T, pace_T, scale_D)
+            to_shift_D += tl.sum(g, 0)
+            to_scale_D += tl.sum(g * n, 0)
+            sum_a_T, sum_an_T = tl.sum(a, 1), tl.sum(a * n, 1)
+            if TAIL:
+                g2, n2, a2 = normalised_gradient(to_x, h, place2, inside2, mean_T, pace_T, scale2_D)
+                to_shift2_D += tl.sum(g2, 0)
+                to_scale2_D += tl.sum(g2 * n2, 0)
+                sum_a_T += tl.sum(a2, 1)
+                sum_an_T += tl.sum(a2 * n2, 1)
+            means = sum_a_T / D, sum_an_T / D
+            d = token_gradient(to_sum, to_h, place, inside, a, n, means, pace_T, RESIDUAL)
         else:
-            d_TD = tl.load(to_sum + place, inside, 0.0).to(tl.float32)
+            d = tl.load(to_sum + place, inside, 0.0).to(tl.float32)
         if GATED:
-            y_TD = tl.load(y + place, inside, 0.0).to(tl.float32)
-            to_gate_D += tl.sum(d_TD * y_TD, 0)
-            to_y_TD = d_TD * gate_D[None, :]
-            tl.store(to_y + place, to_y_TD.to(to_y.dtype.element_ty), inside)
+            to_gate_D += gated_gradient(y, to_y, place, inside, d, gate_D)
+        if TAIL:
+            if NORM:
+                d2 = token_gradient(to_sum, to_h, place2, inside2, a2, n2, means, pace_T, RESIDUAL)
+            else:
+                d2 = tl.load(to_sum + place2, inside2, 0.0).to(tl.float32)
+            if GATED:
+                to_gate2_D += gated_gradient(y, to_y, place2, inside2, d2, gate2_D)
         begin += TOKENS
-    part = parts + slot * ((2 if NORM else 0) + (1 if GATED else 0)) * D + column
+    part = parts + slot * ((2 if NORM else 0) + (1 if GATED else 0)) * D
     if NORM:
-        tl.store(part, to_shift_D, used)
-        tl.store(part + D, to_scale_D, used)
+        tl.store(part + column, to_shift_D, used)
+        tl.store(part + D + column, to_scale_D, used)
+        if TAIL:
+            tl.store(part + column2, to_shift2_D, used2)
+            tl.store(part + D + column2, to_scale2_D, used2)
         part += 2 * D
     if GATED:
-        tl.store(part, to_gate_D, used)
+        tl.store(part + column, to_gate_D, used)
+        if TAIL:
+            tl.store(part + column2, to_gate2_D, used2)
 
 
 @triton.jit

@@ -92,7 +92,7 @@ def rotated_heads(
             *(x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK, q_THK, k_THK),
             *(tokens, cos_TK.stride(0)),
             EPS=eps,
-            **_sizes(x_THX, len(weight_q_K)),
+            **_sizes(x_THX, len(weight_q_K), numbers=4, registers=80),
         )
     return q_THK, k_THK
 
@@ -136,7 +136,9 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
         *(to_q_THK, to_k_THK, x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK, to_x_THX, parts_PG2K),
         *(tokens, cos_TK.stride(0), *to_q_THK.stride()[:2], *to_k_THK.stride()[:2]),
         EPS=eps,
-        **_sizes(x_THX, width),
+        # Fewer numbers than forward, because a thread also holds sums. Both ways 768 threads of a
+        # multiprocessor, or more, run at once.
+        **_sizes(x_THX, width, numbers=2, registers=64),
     )
     return to_x_THX, parts_PG2K.sum((0, 1)).to(weight_q_K.dtype)
 
@@ -173,11 +175,10 @@ def _kernels() -> Any:
     return rotated_heads_triton
 
 
-def _sizes(x_THX: Tensor, width: int) -> dict[str, int]:
-    """How programs cut a token: 4 numbers of each half in a thread."""
-    _, heads, numbers = x_THX.shape
+def _sizes(x_THX: Tensor, width: int, *, numbers: int, registers: int) -> dict[str, int]:
+    """How programs cut a token: so many numbers of each half in a thread of so many registers."""
+    _, heads, every = x_THX.shape
     rows, block = (1 << max(size - 1, 1).bit_length() for size in (min(heads, HEADS), width // 2))
-    warps = min(max(rows * block // 128, 1), 16)
-    sizes = {"H": heads, "X": numbers, "HALF": width // 2, "HEADS": rows, "BLOCK": block}
-    # 768 threads of a multiprocessor run at once then, and nothing spills.
-    return {**sizes, "num_warps": warps, "maxnreg": 80}
+    warps = min(max(rows * block // (32 * numbers), 1), 16)
+    sizes = {"H": heads, "X": every, "HALF": width // 2, "HEADS": rows, "BLOCK": block}
+    return {**sizes, "num_warps": warps, "maxnreg": registers}

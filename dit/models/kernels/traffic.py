@@ -56,11 +56,17 @@ def _rotated_heads_backward(*arguments: Any) -> int:
     return total + 2 * programs * groups * sums + sums + rounding
 
 
+def _adapter_dropout(*arguments: Any) -> int:
+    x, place, *_ = arguments
+    return 2 * _bytes(x) + _bytes(place)
+
+
 OPERATOR_BYTES: Mapping[str, Callable[..., int]] = {
     "dit::gated_norm": _gated_norm,
     "dit::gated_norm_backward": _gated_norm_backward,
     "dit::rotated_heads": _rotated_heads,
     "dit::rotated_heads_backward": _rotated_heads_backward,
+    "dit::adapter_dropout": _adapter_dropout,
 }
 """By the operator's name; each takes the arguments of a call."""
 

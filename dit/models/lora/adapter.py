@@ -203,6 +203,7 @@ class Adapter(nn.Module):
         where = {
             "place_T": rows.places_of(x_TI, token_row=sharing.token_row),
             "first": sharing.group.rank() * width if split and sharing.group else 0,
+            "fused_kernels": rows.fused_kernels,
         }
         every = []
         for (part, _), down in zip(self._named(), downs, strict=True):

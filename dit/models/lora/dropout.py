@@ -2,7 +2,8 @@
 
 Whether a number is dropped is a hash of (seed of the pack at this step, name of the adapter, place
 of the token in the pack, channel), in integer arithmetic. No generator has a state that would
-depend on what a rank computed before, and recomputation finds the same numbers again.
+depend on what a rank computed before, and recomputation finds the same numbers again. GPUs have a
+kernel for it (`dit.models.kernels.adapter_dropout`), which gives the same bits.
 """
 
 # T rows of the input on this rank, I channels of it on this rank
@@ -10,7 +11,7 @@ depend on what a rank computed before, and recomputation finds the same numbers 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from dit.models.kernels import choice
+from dit.models.kernels.adapter_dropout import adapter_dropout
 
 _ROWS = 4096
 """Rows whose hashes are made at a time: they take eight bytes a number."""
@@ -41,6 +45,7 @@ class DropoutRows:
 
     seed: int  # 63 bits
     places: Mapping[str, TokenPlaces]  # by the name of a row of tokens (`TOKENS`)
+    fused_kernels: bool = False  # allows our kernel, which runs where `choice` says
 
     def places_of(self, x_TI: Tensor, *, token_row: str | None) -> Tensor:
         """Place of each row of the input of a linear on `token_row`.
@@ -72,12 +77,17 @@ def dropping(rows: DropoutRows | None) -> Iterator[None]:
         _current.reset(token)
 
 
-def dropped(x_TI: Tensor, *, rate: float, key: int, place_T: Tensor, first: int) -> Tensor:
+def dropped(
+    x_TI: Tensor, *, rate: float, key: int, place_T: Tensor, first: int, fused_kernels: bool = False
+) -> Tensor:
     """The input with each number set to 0 with probability `rate`, and else divided by 1 - rate.
 
     `key` is that of pack and adapter (`adapter_key`), `first` the number of the first channel.
+    `fused_kernels` allows our kernel, which runs where `choice` says.
     """
-    out = _Dropped.apply(x_TI, rate, key, place_T, first)
+    fused = fused_kernels and choice.kernels_run_on(x_TI.device)
+    masked = adapter_dropout if fused else _masked
+    out = _Dropped.apply(x_TI, masked, place_T, (rate, key, first))
     assert isinstance(out, Tensor)
     return out
 
@@ -93,19 +103,23 @@ class _Dropped(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_TI: Tensor, rate: float, key: int, place_T: Tensor, first: int
+        ctx: Any,
+        x_TI: Tensor,
+        masked: Callable[..., Tensor],
+        place_T: Tensor,
+        rest: tuple[float, int, int],
     ) -> Tensor:
         ctx.save_for_backward(place_T)
-        ctx.rest = rate, key, first
-        return _masked(x_TI, rate, key, place_T, first)
+        ctx.masked, ctx.rest = masked, rest
+        return masked(x_TI, place_T, *rest)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (place_T,), (rate, key, first) = ctx.saved_tensors, ctx.rest
-        return _masked(gradients[0], rate, key, place_T, first), None, None, None, None
+        (place_T,) = ctx.saved_tensors
+        return ctx.masked(gradients[0], place_T, *ctx.rest), None, None, None
 
 
-def _masked(x_TI: Tensor, rate: float, key: int, place_T: Tensor, first: int) -> Tensor:
+def _masked(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int) -> Tensor:
     out_TI = torch.empty_like(x_TI)
     for at in range(0, len(x_TI), _ROWS):
         rows = slice(at, at + _ROWS)

@@ -137,7 +137,8 @@ class StackedTransformer(MegatronModule):
             name: TokenPlaces(whole_T=place_T, own_T=self.my_tokens(place_T))
             for name, place_T in self.token_places(batch, layout).items()
         }
-        return DropoutRows(seed=batch.dropout_seed, places=places)
+        kernels = self.model.fused_kernels
+        return DropoutRows(seed=batch.dropout_seed, places=places, fused_kernels=kernels)
 
     def token_places(self, batch: PackedBatch, layout: Any) -> Mapping[str, Tensor]:  # noqa: ARG002
         """Place in the pack, int64, of each token of this context rank, by its row's name."""

@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dit.config import Recompute
 from dit.models.dit.model import DiT
-from dit.models.kernels import choice, gated_norm, rotated_heads
+from dit.models.kernels import adapter_dropout, choice, gated_norm, rotated_heads
 from dit.models.kernels.row_chunks import RowChunks
 from dit.models.kernels.traffic import OPERATOR_BYTES
+from dit.models.lora.dropout import adapter_key, dropped
 from dit.train.model_and_optimizer import randomise
 from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AdaLNCall, HeadsCall, errors
 from tests.packs import random_pack, tiny_model
@@ -105,6 +106,27 @@ def test_queries_and_keys_in_bfloat16_err_no_more_than_torch():
     call = HeadsCall.of((40, 3, 72), others=(72,), dtype=BF16)
     for mine, plain, size in errors(call.results(fused=True), call.results(), call.exact()):
         assert mine <= MOST * plain + 1e-6 * size
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("rate", [0.05, 0.5])
+def test_dropout_has_the_bits_of_torch(rate, dtype, monkeypatch):
+    """Also for a part of the channels, places beyond 16 bits, zeros and what is not finite."""
+    rng = torch.Generator().manual_seed(3)
+    x_TI, to_out_TI = (torch.randn(37, 1030, generator=rng).to(dtype) for _ in range(2))
+    x_TI[3, :3] = torch.tensor([0.0, -0.0, torch.inf])
+    x_TI.requires_grad_()
+    place_T = torch.randint(0, 2**31 - 1, (37,), generator=rng)
+    where = {"rate": rate, "key": adapter_key(7, "a"), "place_T": place_T, "first": 5 * 1030}
+    bits = {BF16: torch.int16, FP32: torch.int32}[dtype]
+    monkeypatch.setattr(choice, "kernels_run_on", lambda device: True)
+    each = []
+    for fused in (True, False):
+        out_TI = dropped(x_TI, **where, fused_kernels=fused)
+        (gradient_TI,) = torch.autograd.grad(out_TI, x_TI, to_out_TI)
+        each.append((out_TI.detach().view(bits), gradient_TI.view(bits)))
+    for mine, plain in zip(*each, strict=True):
+        assert torch.equal(mine, plain)
 
 
 class _Operators(TorchDispatchMode):
@@ -210,7 +232,8 @@ def _check_traffic(moved, operator, arguments, *, beside=0):
 @pytest.mark.parametrize("steps", ["add", "norm", "add and norm"])
 def test_traffic_of_adaln_is_what_its_kernels_move(moved, steps, levels):
     rows = [0] * 40 + [1] * 30  # so that each of four slots has tokens
-    call = AdaLNCall.of("add_and_branch", rows, 130, tokens=BF16, levels=levels)
+    # Of a width whose last columns are a tile of their own on the way back.
+    call = AdaLNCall.of("add_and_branch", rows, 1100, tokens=BF16, levels=levels)
     h, y, gate, scale, shift = (x if len(x) == len(rows) else x[:2] for x in call.inputs.values())
     (to_sum, to_x), chunks = call.to_out, RowChunks.of(call.level_row_T, 2)
     if steps == "add":
@@ -235,6 +258,14 @@ def test_traffic_of_queries_and_keys_is_what_their_kernels_move(moved, dtype):
     added = (2 * 2 + 1) * 24 * 4 + (24 * (4 + 2) if dtype is BF16 else 0)
     arguments = (to_q, to_k, to_others, *inputs)
     _check_traffic(moved, rotated_heads.rotated_heads_backward, arguments, beside=copied + added)
+
+
+def test_traffic_of_dropout_is_what_its_kernel_moves(moved):
+    x_TI = torch.ones(9, 1030, dtype=BF16)
+    arguments = (x_TI, torch.arange(9), 0.1, adapter_key(7, "a"), 0)
+    _check_traffic(moved, adapter_dropout.adapter_dropout, arguments)
+    check = {"test_utils": ("test_schema", "test_faketensor")}
+    torch.library.opcheck(adapter_dropout.adapter_dropout, arguments, **check)
 
 
 def test_operators_say_what_they_give():

@@ -15,7 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from dit.models.kernels import choice, gated_norm, rotated_heads
+from dit.models.family import families, named_model
+from dit.models.kernels import adapter_dropout, choice, gated_norm, rotated_heads
 from dit.models.kernels.row_chunks import CHUNK, RowChunks, slots_of
 from dit.models.layers.per_sample import PerSample
 from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AdaLNCall, HeadsCall
@@ -27,6 +28,7 @@ POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
     torch.int32: "*i32",
+    torch.int64: "*i64",
 }
 OPTIONS = ("num_warps", "maxnreg")
 
@@ -55,23 +57,33 @@ class Launches:
 
         return _Grids()
 
-    def binaries(self) -> list[tuple[str, str]]:
-        """Name and PTX of each kernel, as the launch would specialise it."""
-        found: dict[str, tuple[str, str]] = {}
+    def binaries(self, capability: int = 90) -> list[tuple[str, Any]]:
+        """Name and what Triton compiles of each kernel, as the launch would specialise it."""
+        found: dict[str, tuple[str, Any]] = {}
         for kernel, args, kwargs in self.made:
-            options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
-            given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-            key = f"{kernel.__name__} {[_kind(x) for x in args]} {kwargs} {options}"
+            options = {name: kwargs[name] for name in OPTIONS if name in kwargs}
+            constants = {name: kwargs[name] for name in kwargs if name not in OPTIONS}
+            given = dict(zip(kernel.arg_names, args, strict=False)) | constants
+            key = f"{kernel.__name__} {[_kind(x) for x in args]} {constants} {options}"
             if key not in found:
-                found[key] = kernel.__name__, _ptx(kernel, given, set(kwargs), options)
+                made = _compiled(kernel, given, set(constants), options, capability)
+                found[key] = kernel.__name__, made
         return list(found.values())
 
 
 def _kind(value: Any) -> str:
-    return POINTERS[value.dtype] if isinstance(value, Tensor) else type(value).__name__
+    if isinstance(value, Tensor):
+        return POINTERS[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
 
 
-def _ptx(kernel: Any, given: dict[str, Any], constants: set[str], options: dict[str, int]) -> str:
+def _compiled(
+    kernel: Any,
+    given: dict[str, Any],
+    constants: set[str],
+    options: dict[str, int],
+    capability: int,
+) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -79,26 +91,26 @@ def _ptx(kernel: Any, given: dict[str, Any], constants: set[str], options: dict[
     signature, attributes = {}, {}
     for place, name in enumerate(kernel.arg_names):
         value = given[name]
-        kind = POINTERS[value.dtype] if isinstance(value, Tensor) else "i32"
+        kind = _kind(value)
         signature[name] = "constexpr" if name in constants else kind
-        if isinstance(value, Tensor):
+        if name in constants:
+            continue
+        if isinstance(value, Tensor) or (kind == "i32" and value and value % 16 == 0):
             attributes[place,] = [["tt.divisibility", 16]]
     values = {name: given[name] for name in constants}
     source = ASTSource(kernel, signature, values, attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    return made.asm["ptx"]
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 @pytest.fixture
 def launches(monkeypatch, tmp_path) -> Launches:
-    from dit.models.kernels import gated_norm_triton, rotated_heads_triton
-
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    both = Launches(gated_norm_triton), Launches(rotated_heads_triton)
-    both[1].made = both[0].made
-    monkeypatch.setattr(gated_norm, "_kernels", lambda: both[0])
-    monkeypatch.setattr(rotated_heads, "_kernels", lambda: both[1])
-    return both[0]
+    every = Launches(None)
+    for operators in (gated_norm, rotated_heads, adapter_dropout):
+        kernels = Launches(operators._kernels())
+        kernels.made = every.made
+        monkeypatch.setattr(operators, "_kernels", lambda kernels=kernels: kernels)
+    return every
 
 
 @pytest.mark.slow
@@ -111,6 +123,8 @@ def test_every_kernel_compiles_for_hopper(launches, shape):
         AdaLNCall.of(name, [0, 0, 1], width, tokens=bf16, levels=bf16).results(fused=True)
     head_width = width // heads
     HeadsCall.of((2, heads, head_width), others=(head_width,), dtype=bf16).results(fused=True)
+    x_TI = torch.zeros(2, width, dtype=bf16)
+    adapter_dropout.adapter_dropout(x_TI, torch.arange(2), 0.1, 2**61 + 1, 0)
     found = launches.binaries()
     names = [name for name, _ in found]
     # Of adaLN with and without gate and norm, and with no gradient from beside the norm.
@@ -120,11 +134,72 @@ def test_every_kernel_compiles_for_hopper(launches, shape):
         "gated_norm_add_row_parts": 1,
         "rotated_heads_forward": 1,
         "rotated_heads_backward": 1,
+        "adapter_dropout_masked": 1,
     }
-    for name, ptx in found:
+    for name, made in found:
+        ptx = made.asm["ptx"]
         assert f".visible .entry {name}(" in ptx and ".target sm_90" in ptx
         # Sums in an order of chance would not resume bit for bit.
         assert not re.search(r"\b(atom|red)\.", ptx), name
+
+
+MOST_SPILLED = 16  # bytes of a thread
+LEAST_THREADS = 768  # of a multiprocessor at once, which has room for 65536 registers
+ARCHITECTURES = (80, 90, 100)
+
+
+def _launch_named_sizes() -> None:
+    """What a layer of each named size launches with most tensors, in the types it has there."""
+    bf16 = torch.bfloat16
+    named = [named_model(name) for family in families() for name in family.sizes]
+    for width, exact in sorted({(m.hidden_size, m.family == "wan") for m in named}):
+        levels = torch.float32 if exact else bf16
+        call = AdaLNCall.of("add_and_branch", [0, 1], width, tokens=bf16, levels=levels)
+        call.results(fused=True)
+    # More heads are more programs of the same kernel.
+    most = rotated_heads.HEADS
+    heads = {(m.num_attention_heads, m.hidden_size // m.num_attention_heads) for m in named}
+    for number, width in sorted({(min(number, most), width) for number, width in heads}):
+        HeadsCall.of((2, number, width), others=(width,), dtype=bf16).results(fused=True)
+
+
+def _holds_sums_or_is_wide(launch: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Backward kernels, and forward ones of the widest tokens: others need fewer registers."""
+    kernel, _, sizes = launch
+    if kernel.__name__.endswith("_forward"):
+        return sizes.get("D") == 5120 or sizes.get("X") == 3 * 128
+    return kernel.__name__.endswith("_backward")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("capability", ARCHITECTURES)
+def test_no_kernel_spills_much_at_a_named_size(launches, capability, tmp_path):
+    """Registers that do not suffice cost more than the kernel's own traffic; few threads, too."""
+    _launch_named_sizes()
+    launches.made[:] = filter(_holds_sums_or_is_wide, launches.made)
+    spilled, worst, threads = {}, 0, {}
+    for number, (name, made) in enumerate(launches.binaries(capability)):
+        registers, spill = _registers(made.asm["cubin"], tmp_path / "kernel.cubin")
+        warps = made.metadata.num_warps
+        key, worst = f"{name} {number}", max(worst, spill)
+        threads[key] = 65536 // (32 * warps * -(-registers // 8) * 8) * 32 * warps
+        if spill > MOST_SPILLED:
+            spilled[key] = spill
+    figure = f"Triton {triton.__version__}, sm_{capability}: at most {worst} bytes spilled a thread"
+    print(figure)  # noqa: T201
+    assert not spilled
+    assert min(threads.values()) >= LEAST_THREADS, threads
+
+
+def _registers(cubin: bytes, path: Path) -> tuple[int, int]:
+    """Registers of a thread, and bytes of its stack, where those lie that do not fit."""
+    path.write_bytes(cubin)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    said = subprocess.check_output([tool, "--dump-resource-usage", path], text=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    assert found, said
+    return int(found[1]), int(found[2])
 
 
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)

@@ -1,0 +1,49 @@
+"""Dropout on the input of adapters: one kernel, which reads and writes each number once.
+
+`dit.models.lora.dropout` has the plain form, whose bits these are.
+"""
+
+# T rows, I channels
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_WORD = 2**31 - 1
+_TILE = {"ROWS": 4, "BLOCK": 1024, "num_warps": 8}
+"""Of a program, which goes through the channels of its rows."""
+
+
+@torch.library.custom_op(
+    "dit::adapter_dropout",
+    mutates_args=(),
+    schema="(Tensor x, Tensor place, float rate, int key, int first) -> Tensor",
+)
+def adapter_dropout(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int) -> Tensor:
+    """Each number times 0 or 1 / (1 - rate), rounded to its type, as its hash says."""
+    x_TI, (rows, channels) = x_TI.contiguous(), x_TI.shape
+    out_TI = torch.empty_like(x_TI)
+    if x_TI.numel():
+        factor = float(torch.ones((), dtype=x_TI.dtype) / (1 - rate))
+        grid = (-(-rows // _TILE["ROWS"]),)
+        _kernels().adapter_dropout_masked[grid](
+            *(x_TI, place_T.contiguous(), out_TI, rows, channels),
+            *(key & _WORD, key >> 31, first, round(rate * 2**31), factor),
+            **_TILE,
+        )
+    return out_TI
+
+
+@adapter_dropout.register_fake
+def _(x_TI: Tensor, *_others: Any) -> Tensor:
+    return torch.empty_like(x_TI, memory_format=torch.contiguous_format)
+
+
+def _kernels() -> Any:
+    """The module that needs Triton."""
+    from dit.models.kernels import adapter_dropout_triton
+
+    return adapter_dropout_triton

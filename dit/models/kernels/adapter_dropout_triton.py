@@ -1,0 +1,54 @@
+"""Kernel of `adapter_dropout`.
+
+The plain form hashes in int64. Here the 31-bit words are int32: a product that overflows keeps its
+lower 32 bits, of which both forms take 31.
+"""
+
+# ruff: noqa: PLR0913  # a kernel takes its tensors and sizes one by one
+# pyright: basic, reportOperatorIssue=false, reportArgumentType=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mixed(x):
+    """`dit.models.lora.dropout._mixed` in int32."""
+    x = x & 0x7FFFFFFF
+    x = ((x ^ (x >> 15)) * 0x05EBCA6B) & 0x7FFFFFFF
+    x = ((x ^ (x >> 13)) * 0x42B2AE35) & 0x7FFFFFFF
+    return x ^ (x >> 16)
+
+
+@triton.jit(do_not_specialize=["rows", "key_low", "key_high", "first"])  # they change all the time
+def adapter_dropout_masked(
+    x,  # [T, I], contiguous
+    place,  # [T], int64
+    out,  # out [T, I]
+    rows,
+    channels,
+    key_low,  # 31 bits
+    key_high,
+    first,  # number of the first channel
+    threshold,  # hashes below it are dropped
+    factor,  # of what stays, float32
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    word = (tl.load(place + row, row < rows, 0) & 0x7FFFFFFF).to(tl.int32)
+    row_hash = mixed(mixed(word ^ key_low) ^ key_high)
+    column = tl.arange(0, BLOCK)
+    begin = 0
+    while begin < channels:
+        hashed = mixed(row_hash[:, None] ^ mixed(first + column)[None, :])
+        inside = (row < rows)[:, None] & (column < channels)[None, :]
+        at = row.to(tl.int64)[:, None] * channels + column[None, :]
+        # A product with zero, as in the plain form: it keeps the sign, and what is not finite.
+        kept = tl.where(hashed >= threshold, factor, 0.0)
+        number = tl.load(x + at, inside, 0.0).to(tl.float32)
+        tl.store(out + at, (number * kept).to(out.dtype.element_ty), inside)
+        column += BLOCK
+        begin += BLOCK
