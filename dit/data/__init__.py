@@ -32,6 +32,7 @@ from dit.data.preflight import (
     check_data,
     data_lines,
     dataset_card,
+    listed_lengths,
     passes_line,
     steps_of_epochs,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "dataset_card",
     "dataset_sizes",
     "deaths_in_words",
+    "listed_lengths",
     "null_inputs",
     "passes_line",
     "places_of",

@@ -319,11 +319,7 @@ def samples_a_pack(config: RunConfig) -> float | None:
     Texts that take room in packs are not counted, so that of such families it is an upper bound.
     """
     leaves = train_leaves(config)
-    card = read_data_card(leaves[0]) if len(leaves) == 1 else None
-    try:
-        lengths = _lengths(card or {}, config)
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError):
-        return None  # of another tool, or damaged: the check of the data names that
+    lengths = listed_lengths(config) if len(leaves) == 1 else []
     if not lengths:
         return None
     capacity = config.dataset.task_encoder_seq_length
@@ -335,8 +331,22 @@ def samples_a_pack(config: RunConfig) -> float | None:
     return len(lengths) / (len(filled) - 1 + min(filled))
 
 
+def listed_lengths(config: RunConfig) -> list[int]:
+    """Tokens of samples of each dataset, in the proportions of its card; none where it lists none.
+
+    Too long ones are left out.
+    """
+    found: list[int] = []
+    for leaf in dict.fromkeys(train_leaves(config)):
+        try:
+            found += _lengths(read_data_card(leaf) or {}, config)
+        except (KeyError, TypeError, AttributeError, ZeroDivisionError):
+            continue  # of another tool, or damaged: the check of the data names that
+    return found
+
+
 def _lengths(card: dict[str, Any], config: RunConfig) -> list[int]:
-    """Tokens of `_DRAWN` samples, in the proportions of the card; too long ones are left out."""
+    """Tokens of `_DRAWN` samples."""
     layout, latent, sizes = PatchLayout.of(config), card["latent"], card["sizes"]
     whole = sum(one["samples"] for one in sizes)
     lengths: list[int] = []

@@ -42,6 +42,7 @@ from dit.objectives import (
     training_objective,
     training_problem,
 )
+from dit.train.attention_choice import with_attention
 from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of, checked_base
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.resume import (
@@ -110,7 +111,7 @@ def pretrain(
         ValueError: checkpoint.load_hf is given, and no `start`.
     """
     with ExitStack() as ends:
-        run = _prepare(config, ends, start=start)
+        run = _prepare(config, ends, start=start, timed=True)
         run.export = export
         run.samples = open_samples(run) if open_samples is not None else None
         ends.enter_context(manual_gc(config.train))
@@ -151,9 +152,17 @@ def measure_steps(
 
 
 def _prepare(
-    config: RunConfig, ends: ExitStack, *, fill: Fill | None = None, start: Start | None = None
+    config: RunConfig,
+    ends: ExitStack,
+    *,
+    fill: Fill | None = None,
+    start: Start | None = None,
+    timed: bool = False,
 ) -> TrainState:
-    """Builds all parts and loads the checkpoint; `ends` unlocks the run folder."""
+    """Builds all parts and loads the checkpoint; `ends` unlocks the run folder.
+
+    `timed` says whether attention may be timed.
+    """
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
@@ -174,6 +183,8 @@ def _prepare(
     folder = ends.enter_context(run_folder(config))
     # Drawing takes minutes for a large model; all ranks must agree on it.
     found = from_first_rank(lambda: starting_point(config))
+    config, lines = with_attention(config, timed=timed)
+    notes += lines
     adapted = from_first_rank(lambda: adapter_run(config, found))
     if adapted is not None:
         adapted = replace(adapted, base=checked_base(adapted.base, config))

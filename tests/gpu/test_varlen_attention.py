@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from dit.models.layers.attention import Spans, attend_one_by_one, attend_packed, attention_for
 
 pytestmark = pytest.mark.gpu

@@ -106,6 +106,16 @@ def starting_point(config: RunConfig) -> Path | None:
     return next((path for path in found if path is not None), None)
 
 
+def goes_on_from(config: RunConfig) -> Path | None:
+    """The checkpoint whose steps `resume` goes on with; None where the run starts at step 0.
+
+    Raises:
+        CheckpointError: as `starting_point`.
+    """
+    own = find_checkpoint(Path(config.checkpoint.save)) if config.checkpoint.save else None
+    return own if own or config.checkpoint.finetune else starting_point(config)
+
+
 def resume(run: TrainState) -> None:
     """Continues from a checkpoint in checkpoint.save, else from one in checkpoint.load.
 

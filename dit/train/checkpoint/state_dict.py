@@ -346,7 +346,7 @@ def stored_values(
 _FREE = {"name", "precision", "vae_cache_folder", "init_method_std", "cp_comm_type"}
 # Keys that decide only how the same numbers are computed.
 _FREE |= {"transformer_impl", "fp8", "fp8_recipe", "gradient_accumulation_fusion", "compile"}
-_FREE |= {"fused_kernels", "cpu_offloading_num_layers", "blocks_to_swap"}
+_FREE |= {"fused_kernels", "cpu_offloading_num_layers", "blocks_to_swap", "attention_backend"}
 
 
 def check_same_model(path: Path, config: RunConfig) -> None:
