@@ -44,7 +44,7 @@ help: ## list these targets
 
 # Pack, pretrain, generate, report. A second run reuses what is there: pretraining is finished then.
 quickstart: $(VENV)/core $(DIGITS)/data/.nv-meta/dataset.yaml ## real digits -> shards -> training -> pictures (about six minutes, no GPU)
-	$(PY) -m torch.distributed.run --standalone --nproc-per-node 1 recipes/pretrain_dit.py --config-file conf/dit_digits.yaml
+	$(PY) recipes/pretrain_dit.py --config-file conf/dit_digits.yaml
 	@printf 'a handwritten %s\n' $(foreach digit,zero one two three four five six seven eight nine,\
 		$(digit) $(digit) $(digit) $(digit) $(digit) $(digit) $(digit) $(digit)) > $(DIGITS)/prompts.txt
 	$(PY) recipes/generate_dit.py --checkpoint_path $(DIGITS)/edm --prompts_file $(DIGITS)/prompts.txt --output_dir $(DIGITS)/samples

@@ -32,6 +32,7 @@ from data_prep.planning.splits import Split
 from data_prep.writing.dataset_folder import publish
 from data_prep.writing.tar_shards import ShardSeries, sample_parts
 from dit.batch import LatentSample
+from dit.command_line import OptionParser
 from dit.config import DatasetConfig, RunConfig, TrainConfig
 from dit.console import Console
 from dit.data import build_train_loader
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = OptionParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add = parser.add_argument
     add("--samples", type=int, nargs=2, default=[20_000, 1_000], help="of 4 kB and of 400 kB")
     add("--repeats", type=int, default=5, help="passes of each, in turns; 0: none (%(default)s)")

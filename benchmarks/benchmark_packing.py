@@ -21,6 +21,7 @@ from measuring.packing_simulation import (
 )
 from rich.table import Table
 
+from dit.command_line import OptionParser
 from dit.config import Balance
 from dit.config.loading import default_config, load_config
 from dit.console import Console
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = OptionParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add = parser.add_argument
     add("--buffers", type=int, nargs="+", default=[32, 64, 128, 256, 1024, 4096], help="samples")
     add("--samples", type=int, default=8192, help="samples packed for each number (%(default)s)")

@@ -5,7 +5,6 @@ python benchmarks/benchmark_writing.py --samples 20000 --bytes 4000 40000
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -24,6 +23,7 @@ from data_prep.planning.plan import write_plan
 from data_prep.planning.splits import SplitFractions, key_of
 from data_prep.writing.dataset_folder import LEDGER
 from data_prep.writing.shard_writer import PackOptions, RankBlocks, Writer
+from dit.command_line import OptionParser
 from dit.console import Console
 
 _SHARD = 10_000  # samples
@@ -31,7 +31,7 @@ _BLOCK = 32  # samples between two flushes, as data_prep has it for images
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = OptionParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add = parser.add_argument
     add("--samples", type=int, default=20_000, help="samples of a run (%(default)s)")
     add("--bytes", type=int, nargs="+", default=[4_000, 40_000], help="of a sample's tensors")

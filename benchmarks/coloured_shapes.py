@@ -13,7 +13,6 @@ All is drawn from a fixed seed. The 60 captions are of the form `a large red rin
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from random import Random
 import numpy as np
 from PIL import Image, ImageDraw
 
+from dit.command_line import OptionParser
 from dit.console import Console
 
 COLOURS = {
@@ -135,7 +135,7 @@ def read(folder: Path) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 1 where fewer samples than `--min_accuracy` are read as asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = OptionParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("action", choices=("draw", "read"))
     parser.add_argument("folder", type=Path, help="to draw into; of samples to read")
     parser.add_argument("--pictures", type=int, default=6000, help="to draw (%(default)s)")

@@ -24,6 +24,7 @@ from typing import Any
 
 from rich.table import Table
 
+from dit.command_line import OptionParser
 from dit.config import EmaKind, MockGeometry, ObjectiveName, Precision, RunConfig
 from dit.config.loading import load_config
 from dit.console import Console
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = OptionParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config-file", type=Path)
     parser.add_argument("--family", choices=SMALL, default="dit", help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=7, help="timed ones (%(default)s)")

@@ -28,6 +28,7 @@ from measuring.memory_traffic import (
 )
 from rich.table import Table
 
+from dit.command_line import OptionParser
 from dit.config import ModelConfig
 from dit.config.loading import default_config, load_config
 from dit.console import Console
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = OptionParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--models", nargs="+", default=["dit_xl", "cosmos_7b"], help="values of model.name")
     add("--samples", type=int, default=32, help="of a pack (%(default)s)")

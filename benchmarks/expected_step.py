@@ -18,6 +18,7 @@ from typing import Any
 from gpu_run.expected import ExpectedStep, expected_step
 from gpu_run.parts import SHAPES
 
+from dit.command_line import OptionParser
 from dit.config import Recompute, RunConfig
 from dit.config.loading import default_config, load_config
 from dit.distributed.device_specs import DEVICES, Device
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         description=(__doc__ or "").splitlines()[0],
         epilog="All other arguments are KEY=VALUE of all configurations.",
         allow_abbrev=False,

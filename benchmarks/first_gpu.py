@@ -37,6 +37,9 @@ from gpu_run.parts import IMPORTS, SIZES, Part, chosen, known_names
 from gpu_run.schedule import Outcome, Results, State, run_parts
 from gpu_run.worker import Worker
 
+sys.path.append(str(ROOT))  # of this checkout; the module imports the standard library alone
+from dit.command_line import OptionParser
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
@@ -63,7 +66,7 @@ class Started:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         description=(__doc__ or "").splitlines()[0],
         epilog=f"parts: {' '.join(known_names())}",
         allow_abbrev=False,

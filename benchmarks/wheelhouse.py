@@ -28,6 +28,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # of this checkout; the module imports the standard library alone
+from dit.command_line import OptionParser  # noqa: E402
+
 EXTRAS = ("pytest", "pytest-timeout", "hypothesis", "diffusers", "accelerate")
 """Of the optional dependencies: what tests/gpu and compare_padded.py import."""
 GLIBC = (2, 28)
@@ -68,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         description=(__doc__ or "").splitlines()[0],
         epilog="All other arguments are those of pip install.",
         allow_abbrev=False,

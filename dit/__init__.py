@@ -18,6 +18,6 @@ playground    a page to try prompts on
 planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 
-What all folders may use: command_line, console, drawing, local_server, other_networks, parsing,
-progress, safe_pickle, safe_writing.
+What all folders may use: command_line, console, drawing, local_path, local_server, other_networks,
+parsing, progress, safe_pickle, safe_writing.
 """

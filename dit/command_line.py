@@ -1,13 +1,52 @@
-"""Command lines: what is wrong with a word that no option takes, and commands to type next."""
+"""Command lines: how options are spelled and read, words that no option takes, commands to type."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
+
+from dit.local_path import local_path
+
+
+class OptionParser(argparse.ArgumentParser):
+    """The parser of every command.
+
+    Dashes and underscores are the same in the names of its options; those of type `Path` are read
+    by `local_path`.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.register("type", Path, local_path)
+
+    def spelled(self, word: str) -> str:
+        """A word of a command line, whose option is spelled as the parser has it."""
+        name, equals, value = word.partition("=")
+        if not name.startswith("--") or name in self._option_string_actions:
+            return word
+        return next((known + equals + value for known in self._like(name)), word)
+
+    def _like(self, name: str) -> list[str]:
+        """As many letters of each option that begins alike; the shortest one first."""
+        alike = [
+            option
+            for option in sorted(self._option_string_actions, key=len)
+            if len(name) > 2 and _in_dashes(option).startswith(_in_dashes(name))
+        ]
+        return [option[: len(name)] for option in alike]
+
+    def _parse_optional(self, arg_string: str) -> Any:
+        return super()._parse_optional(self.spelled(arg_string))
+
+
+def _in_dashes(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def not_an_option(words: Sequence[str], options: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 Of YAML and TOML only what a configuration needs is read: mappings, lists, text, numbers,
 true, false and null. No tag makes another type of a value, dates stay text, and numbers are those
-of YAML 1.2: 1e-4 is a number, 1:30 is not.
+of YAML 1.2: 1e-4 is a number, 1:30 is not. 0100, which is 64 in YAML 1.1, is an error.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _MOST_BITS = 1024
 """Bits of an integer. Python refuses to print very long ones, and no key takes them."""
 
 _TAGS = ("str", "int", "float", "bool", "null", "seq", "map", "merge", "value")
+_LEADING_ZERO = "!leading-zero"
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 
@@ -58,8 +59,11 @@ _Loader.yaml_implicit_resolvers = {
 }
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:int",
-    re.compile(r"^[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)$"),
+    re.compile(r"^[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o[0-7_]+|0|[1-9][0-9_]*)$"),
     list("-+0123456789"),
+)
+_Loader.add_implicit_resolver(
+    _LEADING_ZERO, re.compile(r"^[-+]?0(?:[0-7_]+|(?:_?[0-9])+)$"), list("-+0")
 )
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
@@ -168,6 +172,13 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple
             raise YamlError("an alias stands inside its own anchor", node.start_mark.line + 1)
         return found
     known[id(node)] = None
+    if node.tag == _LEADING_ZERO:
+        decimal = int(node.value.replace("_", ""))
+        raise YamlError(
+            f"{node.value} begins with a zero, so that some programs take it for octal; write"
+            f" {decimal}, or quotes around a text",
+            node.start_mark.line + 1,
+        )
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     if kind not in _TAGS:
         tag = node.tag if kind == node.tag else f"!!{kind}"

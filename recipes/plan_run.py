@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dit.command_line import OptionParser
 from dit.config.loading import parse_arguments
 from dit.console import Console
 from dit.distributed.device_specs import DEVICES
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     about = (__doc__ or "").splitlines()[0]
     epilog = "All other arguments are those of pretrain_dit.py: --config-file, key=value, ..."
-    parser = argparse.ArgumentParser(description=about, epilog=epilog)
+    parser = OptionParser(description=about, epilog=epilog)
     add = parser.add_argument
     add("--gpus", type=int, required=True, help="devices of the run")
     add("--device", choices=DEVICES, default="h100")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from dit.config import RunConfig
 from dit.config.loading import parse_arguments
 from dit.distributed.entry import run, say_once
 from recipes.runs import RECIPES, for_weights
@@ -37,14 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         start = hf_start(config)
     if arguments.dry_run or arguments.print_config:
-        from dit.config.loading.describe import describe
-
         if rank() == 0:
-            sys.stdout.write(describe(config, world_size=world_size()))
-        if rank() == 0 and arguments.dry_run:
-            from dit.data import data_lines
-
-            sys.stdout.write(data_lines(config))
+            notes = start.notes if start else ()
+            _describe(config, world_size=world_size(), notes=notes, check=arguments.dry_run)
         return 0
     export = None
     if config.checkpoint.also_save_hf:
@@ -71,6 +67,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code is ExitCode.DONE and rank() == 0:
             sys.stdout.write(next_commands(config))
         return int(code)
+
+
+def _describe(config: RunConfig, *, world_size: int, notes: Sequence[str], check: bool) -> None:
+    """Prints what would run; raises what the start would raise, if asked to `check` it."""
+    from dit.config.loading.describe import describe
+
+    sys.stdout.write(describe(config, world_size=world_size))
+    if check:
+        from dit.data import data_lines
+        from dit.train.checkpoint.mirror import check_start
+
+        sys.stdout.write(data_lines(config))
+        for note in notes:
+            sys.stdout.write(f"# {note}\n")
+        check_start(config)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ def assert_same_stored(some: Path, other: Path) -> None:
     """To the last bit."""
     one, two = stored(some), stored(other)
     assert one.keys() == two.keys()
-    assert not [name for name in one if not _equal(one[name], two[name])]
+    unequal = [name for name in one if not _equal(one[name], two[name])]
+    assert not unequal, unequal
 
 
 def _equal(one: Any, two: Any) -> bool:

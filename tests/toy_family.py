@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig, Precision
+from dit.config.resume import Refused
 from dit.models.cost import NetworkCost
 from dit.models.family import (
     Family,
@@ -57,9 +58,9 @@ class ToyConfig(ModelConfig):
     num_attention_heads: int = 4
     in_channels: int = 4
     crossattn_emb_size: int = 8
-    num_single_layers: int = 3
+    num_single_layers: Refused[int] = 3
     """0 has double-stream layers alone: nothing reads the text after the last one."""
-    pooled_size: int = 6
+    pooled_size: Refused[int] = 6
     """Width of the pooled text."""
 
     own_stages = ModelConfig.enough_layers

@@ -236,8 +236,13 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
     command = training_command(args.output_dir, config, keys)
     show_summary(Console(), summary, args.output_dir, command, before=download)
     if args.output_format != "shards":
-        count = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
-        Console().print(f"written as {args.output_format} as well: {counted(count, 'sample')}")
+        done = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
+        Console().print(
+            f"written as {args.output_format} as well: {counted(done.samples, 'sample')}"
+        )
+        if done.left_out:
+            names = ", ".join(f"{name} of {count}" for name, count in done.left_out.items())
+            Console().print(f"{args.output_format} has no place for {names}; the shards have it")
     return _inspect(args.output_dir) if args.verify else 0
 
 

@@ -14,6 +14,7 @@ from dit.codecs.pretrained import PRECISIONS
 from dit.codecs.reference_fit import ReferenceFit
 from dit.codecs.rgb import WHITE, colour
 from dit.codecs.text import EncoderPadding
+from dit.local_path import local_text
 
 # The options that decide the samples; no paths, because they differ between machines.
 SETTINGS = (
@@ -47,6 +48,7 @@ def add_inputs(parser: ArgumentParser) -> None:
     group.add_argument(
         "--hf_dataset",
         "--dataset_name",
+        type=local_text,
         metavar="DIR|ID",
         help="Hugging Face dataset: a folder on disk, or a name on the hub.",
     )
@@ -56,7 +58,9 @@ def add_inputs(parser: ArgumentParser) -> None:
         help="Kind of --dataset_path: hf, as for --hf_dataset; merged, a folder with videos/ and"
         " videos2caption.json.",
     )
-    group.add_argument("--dataset_path", metavar="PATH", help="See --dataset_type.")
+    group.add_argument(
+        "--dataset_path", type=local_text, metavar="PATH", help="See --dataset_type."
+    )
     group.add_argument("--dataset_split", default="train", metavar="NAME", help="Default: train.")
     group.add_argument(
         "--image_column", metavar="NAME", help="Column of images: bytes, paths, URLs."
@@ -159,9 +163,6 @@ def add_pictures(parser: ArgumentParser) -> None:
         default=True,
         help="Crop media to a bucket, or (no) stretch them to it. (default: crop)",
     )
-    group.add_argument(
-        "--no_center_crop", dest="center_crop", action="store_false", help=argparse.SUPPRESS
-    )
 
 
 def add_frames(parser: ArgumentParser) -> None:
@@ -262,6 +263,7 @@ def add_models(parser: ArgumentParser) -> None:
     group.add_argument(
         "--model_name",
         "--model_path",
+        type=local_text,
         metavar="NAME|DIR",
         help="Hub name or folder, in the layout of Diffusers. (default: that of the processor)",
     )

@@ -18,22 +18,16 @@ from dit.parsing import YamlError, parse_yaml
 
 def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) -> str:
     """The command that trains on `folder`, ready for a shell."""
-    words = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "1"]
-    words += [*_recipe(config), f"dataset.path={_quoted(str(folder))}"]
+    words = [python(), *_script(), "--config-file", config]
+    words += [f"dataset.path={_quoted(str(folder))}"]
     return shlex.join(words + [f"{key}={value}" for key, value in overrides.items()])
 
 
-def _recipe(config: str) -> list[str]:
-    """Script and configuration: those of a checkout in this folder, else of the installed one."""
-    installed = find_spec("recipes")
-    if Path("recipes/pretrain_dit.py").is_file() or installed is None or not installed.origin:
-        return ["recipes/pretrain_dit.py", "--config-file", config]
-    return [
-        "-m",
-        "recipes.pretrain_dit",
-        "--config-file",
-        str(Path(installed.origin).parent / config),
-    ]
+def _script() -> list[str]:
+    """That of a checkout in this folder, else the installed one."""
+    if Path("recipes/pretrain_dit.py").is_file() or find_spec("recipes") is None:
+        return ["recipes/pretrain_dit.py"]
+    return ["-m", "recipes.pretrain_dit"]
 
 
 def _quoted(text: str) -> str:

@@ -32,7 +32,7 @@ from data_prep.refusals import PrepError
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Pixel
-from dit.command_line import not_an_option
+from dit.command_line import OptionParser, not_an_option
 from dit.console import Console
 
 EXIT_CODES = """\
@@ -83,7 +83,7 @@ def _remedy(error: OSError, args: argparse.Namespace) -> str:
     return "give another --output_dir" if is_inside else ""
 
 
-class _CommandParser(argparse.ArgumentParser):
+class _CommandParser(OptionParser):
     """Ends with one line that names option, value and remedy; argparse lists all options first."""
 
     def error(self, message: str) -> NoReturn:

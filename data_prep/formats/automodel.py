@@ -18,6 +18,7 @@ from data_prep.formats.cached_samples import (
     RefusedRecord,
     checked_description,
     load_untrusted,
+    padded,
     read_cache_file,
     read_or_refuse,
     to_latent,
@@ -106,6 +107,13 @@ def _is_picture(record: CachedSample, model: str) -> bool:
     return model in _OF_PICTURES and record.tensors["latent"].shape[1] == 1
 
 
+def held_by(record: CachedSample, *, model: str) -> set[str]:
+    """Tensors of a sample that its file has a place for."""
+    if _is_picture(record, model):
+        return {"latent", "text", "pooled_text"}
+    return {"latent", "text", "text_2", *_OF_IMAGES}
+
+
 def _write_sample(record: CachedSample, row: dict[str, Any], text_length: int) -> None:
     path = Path(row["cache_file"])
     path.parent.mkdir(exist_ok=True)
@@ -146,7 +154,7 @@ def _videos(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
 
 def _filled(text_LE: Tensor, length: int) -> Tensor:
     """[1, length, E]."""
-    return pad(text_LE, (0, 0, 0, max(0, length - len(text_LE))))[None]
+    return padded(text_LE, length)[None]
 
 
 def _mask(text_LE: Tensor, length: int) -> Tensor:

@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.nn.functional import pad
 
 from data_prep.inspect.read_shards import read_samples, shard_counts
 from data_prep.refusals import PrepError, Reason, RefusedError
@@ -153,6 +154,11 @@ def without_padding(text_LE: Tensor) -> Tensor:
     """Text without the zero vectors behind it; at least one vector is kept."""
     used = text_LE.abs().amax(dim=1).nonzero()
     return text_LE[: int(used[-1]) + 1 if len(used) else 1]
+
+
+def padded(text_LE: Tensor, rows: int) -> Tensor:
+    """Text with zero vectors behind it up to so many rows; longer ones as they are."""
+    return pad(text_LE, (0, 0, 0, max(0, rows - len(text_LE))))
 
 
 def to_latent(value: Any, *, what: str = "latent") -> Tensor:

@@ -4,62 +4,120 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from data_prep.formats.automodel import INDEX, index_of, read_automodel, write_automodel
+from data_prep.formats.automodel import (
+    INDEX,
+    held_by,
+    index_of,
+    read_automodel,
+    write_automodel,
+)
 from data_prep.formats.cached_samples import CachedSample, RefusedRecord, read_shards
-from data_prep.formats.dfm import read_dfm, write_dfm
+from data_prep.formats.dfm import (
+    HELD,
+    form_of,
+    holds_raw_latents,
+    is_raw,
+    read_dfm,
+    write_dfm,
+)
+from data_prep.formats.parquet import HELD as OF_PARQUET
 from data_prep.formats.parquet import read_parquet, write_parquet
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions
 from data_prep.refusals import PrepError, Reason, Refusals
 from data_prep.writing.dataset_folder import LEDGER, REFUSED_NAME, prepare_folder, publish, remove
 from data_prep.writing.readme import MadeBy
 from data_prep.writing.tar_shards import ShardSeries, sample_parts
-from dit.codecs import text, vae
+from dit.codecs import text
 from dit.codecs.dataset_card import FORMAT_VERSION, part_of_card, read_card
 from dit.codecs.normalization import Whitening
 from dit.codecs.text import EncoderPadding
 from dit.codecs.text.pretrained_encoder import UnmaskedTextEncoder
+from dit.codecs.vae import codec_named
 from dit.codecs.vae.codec import LATENT_DTYPE, Codec
 
 FORMATS = ("meta", "pt", "parquet", "dfm")
 _ROWS_IN_FILE = 64
 # FastVideo stores their latents normalised (Cosmos25WanVAEWrapper) or not (its overfit script).
 _OF_BOTH_KINDS = ("cosmos_predict25",)
+_OF_LOSS = ("loss_weight",)  # beside the tensors
 _IN_HALF = ("latent", "first_frame_latent", "condition_latent", "image_embed")
 
 
-def export(folder: Path, *, form: str, shard_size: int) -> int:
+class ExportedSamples(NamedTuple):
+    """Samples in the format of another tool."""
+
+    samples: int
+    left_out: Counter[str]
+    """What of them the format has no place for -> samples that have it."""
+
+
+def export(folder: Path, *, form: str, shard_size: int) -> ExportedSamples:
     """Writes the samples of a dataset beside its shards, in the format of another tool.
 
     Raises:
         PrepError: the folder is no dataset.
         CodecError: it has no card that can be read.
     """
-    records = read_shards(folder)
+    card, left_out = read_card(folder), Counter[str]()
     if form == "dfm":
-        return write_dfm(records, folder, shard_size=shard_size)
-    card = read_card(folder)
-    if form == "parquet":
-        whitening = _whitening_of(card)
-        return write_parquet(records, folder, rows_in_file=_ROWS_IN_FILE, whitening=whitening)
-    made_by = card["processor"]
-    model = {"processor": made_by["name"], "model_name": made_by.get("model_name")}
-    model["model_type"] = made_by["name"]
-    return write_automodel(
-        records,
+        samples = _export_dfm(folder, card, left_out, shard_size=shard_size)
+    elif form == "parquet":
+        samples = write_parquet(
+            _counted(read_shards(folder), OF_PARQUET, left_out),
+            folder,
+            rows_in_file=_ROWS_IN_FILE,
+            whitening=_whitening_of(card),
+        )
+    else:
+        made_by = card["processor"]
+        model = {"processor": made_by["name"], "model_name": made_by.get("model_name")}
+        model["model_type"] = made_by["name"]
+        samples = write_automodel(
+            _counted(read_shards(folder), partial(held_by, model=made_by["name"]), left_out),
+            folder,
+            ending=form,
+            shard_size=shard_size,
+            model=model,
+            text_length=_text_length(folder, card),
+        )
+    return ExportedSamples(samples, left_out)
+
+
+def _export_dfm(
+    folder: Path, card: dict[str, Any], left_out: Counter[str], *, shard_size: int
+) -> int:
+    codec = codec_named(part_of_card(card, "processor")["name"])
+    first = next(read_shards(folder), None)
+    form = form_of(codec, () if first is None else first.tensors)
+    return write_dfm(
+        _counted(read_shards(folder), HELD[form], left_out),
         folder,
-        ending=form,
         shard_size=shard_size,
-        model=model,
-        text_length=_text_length(folder, card),
+        form=form,
+        whitening=_whitening_of(card) if is_raw(form, codec) else None,
     )
+
+
+def _counted(
+    records: Iterable[CachedSample],
+    held: Container[str] | Callable[[CachedSample], Container[str]],
+    left_out: Counter[str],
+) -> Iterator[CachedSample]:
+    """The same samples; `left_out` counts what of each is not `held`."""
+    for record in records:
+        place = held(record) if callable(held) else held
+        names = [*record.tensors, *(name for name in _OF_LOSS if name in record.about)]
+        left_out.update(name for name in names if name not in place)
+        yield record
 
 
 def _text_length(folder: Path, card: dict[str, Any]) -> int:
@@ -74,7 +132,7 @@ def _whitening_of(card: dict[str, Any]) -> Whitening | None:
     Raises:
         CodecError: the card names no known codec.
     """
-    if vae.codec_named(part_of_card(card, "processor")["name"]).whitens_by_dataset:
+    if codec_named(part_of_card(card, "processor")["name"]).whitens_by_dataset:
         return None
     latent = part_of_card(card, "latent")
     return Whitening(mean=tuple(latent["mean"]), std=tuple(latent["std"]))
@@ -116,16 +174,24 @@ def _latents(args: Namespace, codec: Codec | None) -> str:
             " preprocess_cosmos2_5_t2w.sh made it, and --latents raw where"
             " preprocess_cosmos25_overfit.py or data_prep did"
         )
-    found = args.latents or ("raw" if _is_parquet(args.folder) and not measured else "normalised")
+    theirs = "raw" if not measured and _is_raw(args.folder, codec) else "normalised"
+    found = args.latents or theirs
     if found == "raw" and codec is None:
         raise PrepError(
             "--latents raw needs --processor, whose normalisation it lacks"
             if args.latents
-            else "the Parquet of FastVideo holds latents before their normalisation, which its"
-            " training does: name their codec, such as --processor wan, or give --latents"
-            " normalised where they are (Parquet that data_prep wrote before it did the same)"
+            else "the Parquet of FastVideo, and DFM's shards of FLUX, hold latents before their"
+            " normalisation: name their codec, such as --processor wan or flux, or give --latents"
+            " normalised where they are (data_prep wrote them so before it did the same)"
         )
     return found
+
+
+def _is_raw(folder: Path, codec: Codec | None) -> bool:
+    """Whether the tool that wrote a cache does not normalise its latents."""
+    if (folder / INDEX).exists():
+        return False
+    return _is_parquet(folder) or holds_raw_latents(folder, codec)
 
 
 def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
@@ -267,7 +333,7 @@ class _CheckedRows:
 def _codec(args: Namespace) -> Codec | None:
     if args.processor is None:
         return None
-    return vae.codec_named(args.processor).from_arguments(args)
+    return codec_named(args.processor).from_arguments(args)
 
 
 def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample | RefusedRecord:

@@ -1,4 +1,15 @@
-"""Shards of NVIDIA DFM: `.pth` (latent), `.pickle` (text) and `.json` under one key."""
+"""Shards of NVIDIA DFM: `.pth` (latent), `.pickle` (text) and `.json` under one key.
+
+Each of its networks has a form of its own:
+
+| network | `.pth`, latent | `.pickle`, text |
+|---|---|---|
+| DiT | [1, C, F, H, W], bfloat16; raw with Cosmos' codec | [1, 512, E], bfloat16 |
+| FLUX | [C, H, W], raw | a dict: `prompt_embeds` [512, E], `pooled_prompt_embeds` [P] |
+| Wan | [C, F, H, W], normalised | [226, E] |
+
+Raw latents are as they come out of the autoencoder.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +18,8 @@ import json
 import pickle
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +32,7 @@ from data_prep.formats.cached_samples import (
     check_regular,
     checked_description,
     load_untrusted,
+    padded,
     read_or_refuse,
     to_latent,
     to_pooled,
@@ -29,13 +42,67 @@ from data_prep.inspect.read_shards import read_samples
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError
 from data_prep.writing.tar_shards import ShardSeries
+from dit.codecs.normalization import Whitening
+from dit.codecs.vae.codec import Codec
 from dit.parsing import parse_json
 
 FOLDER = "dfm_shards"
 
 
-def write_dfm(records: Iterable[CachedSample], folder: Path, *, shard_size: int) -> int:
-    """Writes `rank0-000000.tar`, ...; returns the number of samples."""
+class Form(StrEnum):
+    """The networks of DFM, each of which has a writer and a reader of its own."""
+
+    DIT = "dit"
+    FLUX = "flux"
+    WAN = "wan"
+
+
+HELD = {
+    Form.DIT: {"latent", "text"},
+    Form.FLUX: {"latent", "text", "pooled_text"},
+    Form.WAN: {"latent", "text"},
+}
+"""Tensors of a sample that the files of each have a place for."""
+_ROWS = {Form.DIT: 512, Form.FLUX: 512, Form.WAN: 226}
+"""Rows of a text, the caption's and zeros, as DFM's writers store them."""
+_RAW_CODECS = ("cosmos",)
+
+
+def form_of(codec: type[Codec], names: Container[str]) -> Form:
+    """The network of DFM that reads such samples; `names` are those of their tensors.
+
+    Samples of networks that DFM lacks are written for the one whose reader takes the same parts.
+    """
+    if codec.name == "wan":
+        return Form.WAN
+    # FLUX's reader knows no frames.
+    return Form.FLUX if "pooled_text" in names and "video" not in codec.media else Form.DIT
+
+
+def holds_raw_latents(folder: Path, codec: Codec | type[Codec] | None) -> bool:
+    """Whether the latents below `folder` are as they come out of the autoencoder `codec`."""
+    first = next((one for one in read_dfm(folder) if isinstance(one, CachedSample)), None)
+    is_flux = first is not None and "pooled_text" in first.tensors
+    return is_raw(Form.FLUX if is_flux else Form.DIT, codec)
+
+
+def is_raw(form: Form, codec: Codec | type[Codec] | None) -> bool:
+    """Whether DFM trains on latents that are not normalised."""
+    return form is Form.FLUX or (codec is not None and codec.name in _RAW_CODECS)
+
+
+def write_dfm(
+    records: Iterable[CachedSample],
+    folder: Path,
+    *,
+    shard_size: int,
+    form: Form,
+    whitening: Whitening | None = None,
+) -> int:
+    """Writes `rank0-000000.tar`, ...; returns the number of samples.
+
+    `whitening` is that of the latents, which is undone.
+    """
     # DFM decodes by webdataset: `.pth` by torch.load, `.pickle` by pickle.loads, which cannot read
     # what torch.save writes.
     total = 0
@@ -43,7 +110,7 @@ def write_dfm(records: Iterable[CachedSample], folder: Path, *, shard_size: int)
     target.mkdir(exist_ok=True)
     with ShardSeries(target, max_samples=shard_size, max_bytes=2**40, prefix="rank0-") as series:
         for record in records:
-            latent, text = _as_theirs(record.tensors)
+            latent, text = _as_theirs(record.tensors, form, whitening)
             about = {
                 **record.about,
                 "image_height": record.about["height"],
@@ -55,18 +122,26 @@ def write_dfm(records: Iterable[CachedSample], folder: Path, *, shard_size: int)
     return total
 
 
-def _as_theirs(tensors: dict[str, Tensor]) -> tuple[Tensor, Any]:
-    """Latent and text for DFM: batch axes, but for FLUX, whose text also has the pooled one."""
-    latent, text = tensors["latent"].contiguous(), tensors["text"].contiguous()
-    if "pooled_text" in tensors:
-        pooled = tensors["pooled_text"].contiguous()
-        return latent[:, 0].clone(), {"prompt_embeds": text, "pooled_prompt_embeds": pooled}
-    return latent[None], text[None]
+def _as_theirs(
+    tensors: dict[str, Tensor], form: Form, whitening: Whitening | None
+) -> tuple[Tensor, Any]:
+    """Latent and text in the axes and types of DFM's writer for this network."""
+    latent = tensors["latent"] if whitening is None else whitening.undo(tensors["latent"])
+    # In float32, as DFM's writers make it on a CPU: bfloat16 does not fit into float16.
+    text = padded(tensors["text"].float(), _ROWS[form])
+    match form:
+        case Form.DIT:
+            return latent[None].bfloat16(), text[None].bfloat16()
+        case Form.FLUX:
+            pooled = tensors["pooled_text"].float()
+            return latent[:, 0].float(), {"prompt_embeds": text, "pooled_prompt_embeds": pooled}
+        case Form.WAN:
+            return latent, text
 
 
 def _saved(tensor: Tensor) -> bytes:
     content = io.BytesIO()
-    torch.save(tensor, content)
+    torch.save(tensor.contiguous().clone(), content)  # a view would bring all it was cut from
     return content.getvalue()
 
 

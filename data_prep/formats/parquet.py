@@ -43,6 +43,8 @@ _NAMES = {
     "pooled_text": "pooled_text_embedding",
     "text_2": "text_embedding_2",
 }
+HELD = {*_NAMES, "condition_latent"}
+"""Tensors of a sample that a row has columns for."""
 _TYPES = ("float16", "float32", "float64")
 _MOST_AXES = 8
 
@@ -71,7 +73,7 @@ def write_parquet(
     `whitening` is that of the latents, which is undone.
     """
     arrow, rows, total = _arrow(), iter(records), 0
-    target = folder / FOLDER
+    target = folder.absolute() / FOLDER  # pyarrow takes `wan:lora` for a scheme
     target.mkdir(exist_ok=True)
     for number, chunk in enumerate(iter(lambda: list(islice(rows, rows_in_file)), [])):
         table = arrow.Table.from_pylist([_row(record, whitening) for record in chunk])
@@ -97,7 +99,7 @@ def _row(record: CachedSample, whitening: Whitening | None) -> dict[str, Any]:
         "duration_sec": about["num_frames"] / fps if fps else 0.0,
         "fps": float(fps),
     }
-    tensors = dict(record.tensors)
+    tensors = {name: tensor for name, tensor in record.tensors.items() if name in HELD}
     if whitening is not None:
         tensors["latent"] = whitening.undo(tensors["latent"])
     if "condition_latent" in tensors:
@@ -115,7 +117,7 @@ def _row(record: CachedSample, whitening: Whitening | None) -> dict[str, Any]:
 def read_parquet(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
     """Every row of every Parquet file below `folder`."""
     arrow = _arrow()
-    for path in sorted(folder.rglob("*.parquet")):
+    for path in sorted(folder.absolute().rglob("*.parquet")):
         try:
             check_regular(path)
             with arrow.parquet.ParquetFile(path) as file:

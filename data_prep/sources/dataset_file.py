@@ -33,6 +33,7 @@ from data_prep.sources.listing import BOTH
 from data_prep.sources.masks import MaskFolder
 from data_prep.sources.media_source import Input
 from data_prep.sources.references import ControlFolder
+from dit.local_path import local_path
 from dit.parsing import YamlError, parse_toml, parse_yaml
 
 
@@ -62,7 +63,8 @@ def inputs_of(args: Namespace, basis: Input) -> list[Input]:
         where = f"{path}, folder {folder}"
         own = checked(where, {key: value for key, value in item.items() if key != "path"})
         try:
-            inputs.append(_input(args, basis, path.parent / folder, {**common, **own}))
+            root = local_path(folder, base=path.parent)
+            inputs.append(_input(args, basis, root, {**common, **own}))
         except ValueError as error:
             raise PrepError(f"{where}: {error}") from None
     return inputs
@@ -82,13 +84,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any]) -> Input:
-    masks = None
+    masks, base = None, args.dataset_config.parent
     if "mask_path" in settings:
-        folder = args.dataset_config.parent / settings["mask_path"]
+        folder = local_path(settings["mask_path"], base=base)
         masks = MaskFolder(root=folder, option=f"{args.dataset_config}: mask_path")
-    folder = args.dataset_config.parent
     controls = tuple(
-        ControlFolder(root=folder / path, option=f"{args.dataset_config}: control_path")
+        ControlFolder(
+            root=local_path(path, base=base), option=f"{args.dataset_config}: control_path"
+        )
         for path in settings.get("control_path", ())
     )
     collection = FolderCollection(

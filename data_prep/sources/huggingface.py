@@ -76,7 +76,8 @@ def _dataset(name: str, split: str) -> Any:
     try:
         saved = (Path(name) / "state.json").exists() or (Path(name) / "dataset_dict.json").exists()
         if saved:
-            found: Any = datasets.load_from_disk(name)
+            # Of a relative one, fsspec takes `data:photos` for content.
+            found: Any = datasets.load_from_disk(str(Path(name).absolute()))
             found = found[split] if isinstance(found, dict) else found
         else:
             found = datasets.load_dataset(name, split=split)

@@ -7,5 +7,6 @@ reference_fit    sizes at which reference pictures are encoded
 normalization    latents of zero mean and unit variance per channel, and back
 pretrained       models of Diffusers and Transformers, loaded once in each process
 dataset_encoder  the interface that codecs and text encoders share, and tables of them by name
+rehearsal        random encoders in a folder, to try everything without a download
 dataset_card     `dataset_card.json`: what a dataset holds, and how to rebuild its encoders
 """

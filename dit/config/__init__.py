@@ -6,6 +6,7 @@
     objective  EDM and flow matching: noise levels, preconditioning, loss weights
     lora       low-rank adapters: ranks, the linears that get one, where the frozen weights are
     training   steps, AdamW, learning rate, EMA, validation, data parallelism, seed
+    resume     what another value of a key does to a run that continues from its checkpoint
     checks     Problems, and rules that several groups use
     inlining   groups whose keys stand in the outer group: EdmConfig and FlowConfig in `objective`
     loading    recipe, YAML file and command line -> the tree
@@ -37,6 +38,7 @@ from dit.config.objective import (
     EdmConfig,
     FlowConfig,
     LevelDensity,
+    LevelSpacing,
     LossKind,
     LossMean,
     ObjectiveConfig,
@@ -85,6 +87,7 @@ __all__ = [
     "Fp8Recipe",
     "Implementation",
     "LevelDensity",
+    "LevelSpacing",
     "LoggerConfig",
     "LoraConfig",
     "LoraTargets",

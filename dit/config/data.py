@@ -6,23 +6,25 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dit.config.checks import at_least_one, check, numbers, positive, within
+from dit.config.resume import Live, OfData
+from dit.local_path import DataPath
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MockGeometry:
     """One kind of synthetic sample, in latent units."""
 
-    frames: int = 1
+    frames: OfData[int] = 1
     """Frames of the latent; 1 for an image."""
-    height: int = 64
+    height: OfData[int] = 64
     """Rows of the latent."""
-    width: int = 64
+    width: OfData[int] = 64
     """Columns of the latent."""
-    text_length: int = 512
+    text_length: OfData[int] = 512
     """Text tokens."""
-    fps: float | None = None
+    fps: OfData[float | None] = None
     """Frames per second; null for an image."""
-    weight: float = 1.0
+    weight: OfData[float] = 1.0
     """Relative frequency in the mixture."""
 
     def __post_init__(self) -> None:
@@ -39,9 +41,9 @@ class MockGeometry:
 class BlendEntry:
     """One dataset of a blend."""
 
-    path: str
+    path: OfData[DataPath]
     """Folder with shards and `.nv-meta`."""
-    weight: float = 1.0
+    weight: OfData[float] = 1.0
     """Relative probability that the next sample comes from here."""
 
     def __post_init__(self) -> None:
@@ -64,37 +66,38 @@ class Balance(StrEnum):
 class DatasetConfig:
     """Where samples come from and how they share a pack."""
 
-    path: str | None = None
-    """Folder with shards and `.nv-meta`, or an Energon metadataset YAML."""
-    blend: tuple[BlendEntry, ...] = ()
+    path: OfData[DataPath | None] = None
+    """Folder with shards and `.nv-meta`, here or at msc://PROFILE/PATH; or an Energon metadataset
+    YAML. A copy elsewhere is no other dataset."""
+    blend: OfData[tuple[BlendEntry, ...]] = ()
     """Several datasets with weights, instead of `path`."""
-    mock: bool = False
+    mock: OfData[bool] = False
     """Seeded synthetic samples instead of files (`--mock`)."""
-    mock_samples: tuple[MockGeometry, ...] = (MockGeometry(),)
+    mock_samples: OfData[tuple[MockGeometry, ...]] = (MockGeometry(),)
     """The mixture of geometries that mock data draws from."""
-    task_encoder_seq_length: int = 15360
+    task_encoder_seq_length: OfData[int] = 15360
     """Tokens in one pack, all samples together."""
-    packing_buffer_size: int = 100
+    packing_buffer_size: OfData[int] = 100
     """Samples that one round of packing chooses from; 64 are enough."""
-    balance: Balance = Balance.NONE
+    balance: OfData[Balance] = Balance.NONE
     """How data-parallel ranks get about the same cost per step. `flops_target` forms packs of
     similar cost where samples allow it; `flops` only chooses packs of similar cost for a step."""
-    balance_packs: int = 64
+    balance_packs: OfData[int] = 64
     """Packs that each loader process holds to choose from; used where `balance` is not none. With
     more, the ranks' costs differ less."""
-    sample_multiple: int = 16
+    sample_multiple: OfData[int] = 16
     """Each sample is padded to a multiple of this many tokens, whatever the layout."""
-    num_workers: int = 2
+    num_workers: Live[int] = 2
     """Loader processes per data-parallel rank; 0 reads in the training process."""
-    use_train_split_for_val: bool = False
+    use_train_split_for_val: Live[bool] = False
     """Validate on the training split, with a separate loader, even if there is a `val` split."""
-    shuffle_buffer_size: int = 100
+    shuffle_buffer_size: OfData[int] = 100
     """Samples held for shuffling, before packing."""
-    max_samples_per_sequence: int = 100
+    max_samples_per_sequence: OfData[int] = 100
     """Samples read in a row from one shard before another is tried."""
-    max_bad_fraction: float = 0.01
+    max_bad_fraction: Live[float] = 0.01
     """Part of the samples read that may be refused, for any reason, before the run stops."""
-    checkpoint_every_sec: float = 10.0
+    checkpoint_every_sec: Live[float] = 10.0
     """Seconds between the snapshots of a loader; a shorter time makes a resume faster."""
 
     def __post_init__(self) -> None:

@@ -7,6 +7,8 @@ from enum import StrEnum
 
 from dit.config.checks import at_least_one, check, given, numbers, positive
 from dit.config.model import Precision
+from dit.config.resume import AtStart, Live, Refused
+from dit.local_path import LocalPath
 
 
 class BaseType(StrEnum):
@@ -27,23 +29,25 @@ class LoraTargets(StrEnum):
 class LoraConfig:
     """Adapters that are trained instead of the weights, which are frozen."""
 
-    rank: int | None = None
+    rank: Refused[int | None] = None
     """Rank of each adapter; null trains all weights, or takes the ranks of `init_from`."""
-    alpha: float | None = None
+    alpha: Refused[float | None] = None
     """An adapter adds alpha / rank times its product; null is the rank."""
-    targets: tuple[str, ...] = (LoraTargets.ATTENTION, LoraTargets.MLP)
+    targets: Refused[tuple[str, ...]] = (LoraTargets.ATTENTION, LoraTargets.MLP)
     """Linears with an adapter: attention, mlp, modulation, or Diffusers' names, with *."""
-    dropout: float = 0.0
+    dropout: Live[float] = 0.0
     """Probability with which each number of an adapter's input is dropped in training."""
-    dtype: Precision | None = None
+    dtype: Live[Precision | None] = None
     """Type of the adapters, fp32 or bf16; null is that of the model."""
-    base_dtype: BaseType | None = None
+    base_dtype: Live[BaseType | None] = None
     """Type of the frozen matrices: float8_e4m3 with a factor for each row; null: unchanged."""
-    plus_ratio: float | None = None
+    plus_ratio: Refused[float | None] = None
     """Learning rate of B divided by that of A; null is 1 (LoRA+, arXiv:2402.12354, advises 16)."""
-    init_from: str | None = None
+    init_from: Refused[LocalPath | None] = None
     """LoRA file or folder to start from; its ranks and linears override rank and targets."""
-    base: str | None = None
+    ignore_text_encoder: AtStart[bool] = False
+    """Leave out keys of `init_from` that are of text encoders, and count them."""
+    base: Live[LocalPath | None] = None
     """Where the frozen weights are now, if they were moved since the run began."""
 
     def __post_init__(self) -> None:

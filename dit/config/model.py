@@ -12,6 +12,8 @@ from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 from dit.config.checks import Rule, at_least_one, check, given, numbers, positive
+from dit.config.resume import AtStart, Live, Refused
+from dit.local_path import LocalPath
 
 
 class Precision(StrEnum):
@@ -119,69 +121,69 @@ class ModelConfig:
     shown_before: ClassVar[Mapping[str, str]] = {}
     """Own field of a family -> field of all families that files show it before."""
 
-    name: str
+    name: Live[str]
     """A named size of the family, or `custom`."""
-    family: str
+    family: Refused[str]
     """The model family, which decides what other keys there are; a named size implies it."""
-    num_layers: int
+    num_layers: Refused[int]
     """Transformer layers."""
-    hidden_size: int
+    hidden_size: Refused[int]
     """Width of a token inside the model; a multiple of num_attention_heads."""
-    num_attention_heads: int
+    num_attention_heads: Refused[int]
     """Heads of self- and cross-attention."""
-    mlp_ratio: float = 4.0
+    mlp_ratio: Refused[float] = 4.0
     """Width of the MLP divided by the hidden size."""
-    in_channels: int = 16
+    in_channels: Refused[int] = 16
     """Channels of the latent, as the shards hold it."""
-    patch_spatial: int = 2
+    patch_spatial: Refused[int] = 2
     """Rows and columns of the latent in one token."""
-    patch_temporal: int = 1
+    patch_temporal: Refused[int] = 1
     """Frames of the latent in one token."""
-    crossattn_emb_size: int = 1024
+    crossattn_emb_size: Refused[int] = 1024
     """Width of the text embedding in the shards."""
-    text_pad_to: int | TextPadding | None = None
+    text_pad_to: Refused[int | TextPadding | None] = None
     """Captions: as long as they are (null), padded with zeros (a number), or as stored (stored)."""
-    precision: Precision = Precision.BF16
+    precision: Live[Precision] = Precision.BF16
     """Type of weights and matrix products; levels, positions and loss are always float32."""
-    tensor_model_parallel_size: int = 1
+    tensor_model_parallel_size: Live[int] = 1
     """Ranks over which every matrix is split."""
-    sequence_parallel: bool = False
+    sequence_parallel: Live[bool] = False
     """Tensor ranks also split the tokens between the matrices."""
-    context_parallel_size: int = 1
+    context_parallel_size: Live[int] = 1
     """Ranks over which the tokens of every sample are split."""
-    cp_comm_type: ContextComm = ContextComm.A2A
+    cp_comm_type: Live[ContextComm] = ContextComm.A2A
     """What context ranks exchange: heads (a2a), or keys and values (all_gather)."""
-    pipeline_model_parallel_size: int = 1
+    pipeline_model_parallel_size: Live[int] = 1
     """Pipeline stages over which the layers are split."""
-    virtual_pipeline_model_parallel_size: int | None = None
+    virtual_pipeline_model_parallel_size: Live[int | None] = None
     """Groups of layers on each pipeline stage; null is one."""
-    recompute_granularity: Recompute = Recompute.NONE
+    recompute_granularity: Live[Recompute] = Recompute.NONE
     """What is recomputed in backward: none, attention (selective), full, or as needed (auto)."""
-    recompute_method: RecomputeMethod = RecomputeMethod.UNIFORM
+    recompute_method: Live[RecomputeMethod] = RecomputeMethod.UNIFORM
     """How full recomputation picks layers: all in groups (uniform), or the first few (block)."""
-    recompute_num_layers: int = 1
+    recompute_num_layers: Live[int] = 1
     """Layers in one recomputed group (uniform), or how many are recomputed (block)."""
-    cpu_offloading_num_layers: int = 0
+    cpu_offloading_num_layers: Live[int] = 0
     """First layers of each stage whose activations (inputs, if recomputed) are kept on the host."""
-    blocks_to_swap: int = 0
+    blocks_to_swap: Live[int] = 0
     """Blocks of each stage whose frozen matrices need no GPU memory: they wait on the host."""
-    init_method_std: float | None = None
+    init_method_std: AtStart[float | None] = None
     """Standard deviation of the initial weights; null is 1 / sqrt(inputs) for each matrix."""
-    transformer_impl: Implementation = Implementation.LOCAL
+    transformer_impl: Live[Implementation] = Implementation.LOCAL
     """Linear layers of torch and Megatron-Core (local), or of transformer_engine."""
-    attention_backend: AttentionBackend = AttentionBackend.AUTO
+    attention_backend: Live[AttentionBackend] = AttentionBackend.AUTO
     """Kernel of attention; auto times those that are here, and the checkpoint keeps its choice."""
-    fp8: Fp8 | None = None
+    fp8: Live[Fp8 | None] = None
     """Matrix products in 8 bits, e4m3 or hybrid, by Transformer Engine; null has none."""
-    fp8_recipe: Fp8Recipe = Fp8Recipe.TENSORWISE
+    fp8_recipe: Live[Fp8Recipe] = Fp8Recipe.TENSORWISE
     """Scaling: tensorwise, blockwise or mxfp8. All use current scaling, so no state is stored."""
-    gradient_accumulation_fusion: bool = False
+    gradient_accumulation_fusion: Live[bool] = False
     """Weight gradients accumulated inside the product, by Transformer Engine's layers or Apex."""
-    compile: bool = False
+    compile: Live[bool] = False
     """Fuse norms, modulation and rotary positions with torch.compile."""
-    fused_kernels: bool = True
+    fused_kernels: Live[bool] = True
     """Fuse the same with our Triton kernels; needs CUDA, Triton and compile=false."""
-    vae_cache_folder: str | None = None
+    vae_cache_folder: Live[LocalPath | None] = None
     """Folder of the VAE that decodes pictures; the embedded `pixel` codec needs none."""
 
     @classmethod

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from dit.config.checks import Rule, at_least_one, check, given, numbers, positive, within
 from dit.config.inlining import INLINED
+from dit.config.resume import Live, Refused
 
 MODE_SCALES = (-1.0, 2 / (math.pi - 2))
 """Values of s for which the `mode` map is monotone (arXiv:2403.03206, Sec. 3.1)."""
@@ -53,6 +54,14 @@ class SamplingLevels(StrEnum):
     UNIPC = "unipc"
 
 
+class LevelSpacing(StrEnum):
+    """Levels between the first and the last one of a sampler, as `use_..._sigmas` of Diffusers."""
+
+    KARRAS = "karras"  # arXiv:2206.00364, Eq. 5, with rho = 7 and t for sigma
+    EXPONENTIAL = "exponential"  # even in ln t
+    BETA = "beta"  # quantiles of a beta distribution, arXiv:2407.12173: more at both ends
+
+
 class TimeShift(StrEnum):
     """Shift by the number of tokens of the target, as Diffusers' pipelines have it."""
 
@@ -87,17 +96,17 @@ class LossMean(StrEnum):
 class EdmConfig:
     """Options of EDM; symbols as in arXiv:2206.00364."""
 
-    sigma_data: float = 0.5
+    sigma_data: Refused[float] = 0.5
     """EDM: standard deviation that latents are scaled to."""
-    p_mean: float = 0.0
+    p_mean: Live[float] = 0.0
     """EDM: mean of ln(sigma) in training."""
-    p_std: float = 1.0
+    p_std: Live[float] = 1.0
     """EDM: standard deviation of ln(sigma) in training."""
-    sigma_min: float = 0.002
+    sigma_min: Live[float] = 0.002
     """EDM, and flow with Karras's levels: smallest level of the samplers."""
-    sigma_max: float = 80.0
+    sigma_max: Live[float] = 80.0
     """EDM, and flow with Karras's levels: largest level of the samplers."""
-    rho: float = 7.0
+    rho: Live[float] = 7.0
     """EDM, and flow with Karras's levels: exponent of the samplers' levels (Eq. 5)."""
 
     def __post_init__(self) -> None:
@@ -126,37 +135,39 @@ class EdmConfig:
 class FlowConfig:
     """Options of flow matching; symbols as in arXiv:2403.03206."""
 
-    density: LevelDensity = LevelDensity.LOGIT_NORMAL
+    density: Live[LevelDensity] = LevelDensity.LOGIT_NORMAL
     """Flow: how t is drawn."""
-    logit_mean: float = 0.0
+    logit_mean: Live[float] = 0.0
     """Flow: mean of logit(t)."""
-    logit_std: float = 1.0
+    logit_std: Live[float] = 1.0
     """Flow: standard deviation of logit(t)."""
-    mode_scale: float = 1.29
+    mode_scale: Live[float] = 1.29
     """Flow: s of the `mode` density."""
-    flow_shift: float = 1.0
+    flow_shift: Live[float] = 1.0
     """Flow: t becomes s t / (1 + (s - 1) t), in training and sampling; above 1 means more noise."""
-    shift_base_tokens: int | None = None
+    shift_base_tokens: Live[int | None] = None
     """Flow: with a number, the shift of a sample of T tokens is flow_shift * sqrt(T / number)."""
-    time_shift_type: TimeShift | None = None
+    time_shift_type: Live[TimeShift | None] = None
     """Flow: null shifts by flow_shift; exponential by exp(mu), linear by mu, from its tokens."""
-    base_shift: float = 0.5
+    base_shift: Live[float] = 0.5
     """Flow: mu of a sample of base_image_seq_len tokens, where time_shift_type is set."""
-    max_shift: float = 1.15
+    max_shift: Live[float] = 1.15
     """Flow: mu of a sample of max_image_seq_len tokens; mu is linear in tokens, also beyond."""
-    base_image_seq_len: int = 256
+    base_image_seq_len: Live[int] = 256
     """Flow: number of tokens for base_shift; references and text do not count."""
-    max_image_seq_len: int = 4096
+    max_image_seq_len: Live[int] = 4096
     """Flow: number of tokens for max_shift."""
-    timestep_scale: float = 1000.0
+    timestep_scale: Refused[float] = 1000.0
     """Flow: the timestep input of the network is timestep_scale * t."""
-    sampling_levels: SamplingLevels = SamplingLevels.LINEAR
+    sampling_levels: Live[SamplingLevels] = SamplingLevels.LINEAR
     """Flow: levels of samplers: linear, even (FLUX), unipc (Wan), karras, karras_to_sigma_min."""
-    shift_terminal: float | None = None
+    level_spacing: Live[LevelSpacing | None] = None
+    """Flow: respaces even sampling levels: karras, exponential, beta; null does not."""
+    shift_terminal: Live[float | None] = None
     """Flow: stretches sampling levels so that the last one above 0 is this; null does not."""
-    weighting: Weighting = Weighting.NONE
+    weighting: Live[Weighting] = Weighting.NONE
     """Flow: none, or 1 + flow_shift * t (linear)."""
-    level_range: tuple[float, float] | None = None
+    level_range: Refused[tuple[float, float] | None] = None
     """Flow: lowest and highest t, after the shift, to train on (an expert); null is all."""
 
     def __post_init__(self) -> None:
@@ -244,6 +255,11 @@ class FlowConfig:
                 f"shift_terminal={last} needs sampling_levels=linear or even, and not"
                 f" {self.sampling_levels}; set it to null",
             ),
+            (
+                self.level_spacing is None or self.steps_evenly,
+                f"level_spacing={self.level_spacing} respaces sampling_levels=linear or even, and"
+                f" not {self.sampling_levels}; set it to null",
+            ),
         ]
 
     @property
@@ -261,6 +277,8 @@ class FlowConfig:
     def summary(self) -> str:
         """The most important options in one line."""
         text = f"t {self.density}, shift {self._shift_in_words}, weight {self.weighting}"
+        if self.level_spacing is not None:
+            text += f", {self.level_spacing} levels of samplers"
         if self.level_range is None:
             return text
         return f"{text}, levels {self.level_range[0]:g} to {self.level_range[1]:g}"
@@ -279,23 +297,23 @@ class FlowConfig:
 class ObjectiveConfig:
     """Noise levels, preconditioning and weights; symbols as in the papers."""
 
-    name: str = ObjectiveName.EDM
+    name: Refused[str] = ObjectiveName.EDM
     """The regression that the network learns: edm (arXiv:2206.00364) or flow (arXiv:2403.03206)."""
-    loss: LossKind = LossKind.MSE
+    loss: Refused[LossKind] = LossKind.MSE
     """Error of each number: mse, e²; or huber, sqrt(e² + huber_c²) - huber_c (arXiv:2310.14189)."""
-    huber_c: float = 0.1
+    huber_c: Refused[float] = 0.1
     """Huber: errors far below it count as e² / (2 huber_c), errors far above it as |e|."""
-    loss_mean: LossMean = LossMean.TOKEN
+    loss_mean: Live[LossMean] = LossMean.TOKEN
     """What counts once in the mean loss: a real token, or a sample."""
-    text_dropout: float = 0.1
+    text_dropout: Live[float] = 0.1
     """Probability, per sample, that training sees the null text (classifier-free guidance)."""
-    image_dropout: float = 0.0
+    image_dropout: Live[float] = 0.0
     """Probability, per sample, that training sees no image: zeros, or no rows if it is optional."""
-    image_condition_probability: float = 1.0
+    image_condition_probability: Live[float] = 1.0
     """Probability that a sample with a given first frame uses it; else all frames are noisy."""
-    given_frames: tuple[float, ...] | None = None
+    given_frames: Live[tuple[float, ...] | None] = None
     """Relative frequencies of 0, 1, 2, ... given frames of a sample; null: those of its shard."""
-    guidance: float | None = None
+    guidance: Refused[float | None] = None
     """Input of a guidance embedding in training (FLUX.1 dev: 1); null: the network has none."""
     edm: EdmConfig = field(default_factory=EdmConfig, metadata=INLINED)
     """Options of EDM; their keys are `objective.sigma_data` and so on."""

@@ -11,6 +11,7 @@ from dit.config.data import DatasetConfig, MockGeometry
 from dit.config.lora import LoraConfig
 from dit.config.model import ContextComm, ModelConfig
 from dit.config.objective import ObjectiveConfig
+from dit.config.resume import AtStart, Live
 from dit.config.training import (
     DdpConfig,
     DistConfig,
@@ -22,6 +23,7 @@ from dit.config.training import (
     TrainConfig,
     ValidationConfig,
 )
+from dit.local_path import LocalPath, StoreAddress
 
 
 class Weights(StrEnum):
@@ -35,25 +37,27 @@ class Weights(StrEnum):
 class CheckpointConfig:
     """When and where checkpoints are saved, and from which checkpoint the run starts."""
 
-    save: str | None = None
+    save: Live[LocalPath | None] = None
     """Run folder: checkpoints, logs, metrics and the resolved configuration."""
-    load: str | None = None
-    """Run folder or checkpoint to continue from, if there is one in it; null means `save`."""
-    load_hf: str | None = None
+    load: AtStart[LocalPath | None] = None
+    """Run folder or checkpoint that a new run continues from; null means `save`."""
+    mirror: Live[StoreAddress | None] = None
+    """Object store, msc://PROFILE/PATH, that gets a copy of each checkpoint in the background."""
+    load_hf: AtStart[LocalPath | None] = None
     """Diffusers folder, of a transformer or a pipeline, whose weights a new run starts from."""
-    load_data_position: bool = True
+    load_data_position: Live[bool] = True
     """Continue the data where the checkpoint left them; false starts them anew, once (new data)."""
-    save_interval: int = 1000
+    save_interval: Live[int] = 1000
     """Steps between checkpoints; there is always one at the end."""
-    keep_last: int = 3
+    keep_last: Live[int] = 3
     """Newest checkpoints to keep, beside the one of lowest validation loss; 0 keeps all."""
-    async_save: bool = False
+    async_save: Live[bool] = False
     """Write in the background; the run waits only for the copy to host memory."""
-    also_save_hf: bool = False
+    also_save_hf: Live[bool] = False
     """Export each checkpoint for Hugging Face Diffusers as well, to `diffusers` in `save`."""
-    finetune: bool = False
+    finetune: AtStart[bool] = False
     """Take only the weights from `load`, and start a new run in `save` at step 0."""
-    finetune_weights: Weights = Weights.MODEL
+    finetune_weights: AtStart[Weights] = Weights.MODEL
     """Which weights `finetune` takes: the trained ones (model), or their average (ema)."""
 
     def __post_init__(self) -> None:
@@ -63,6 +67,11 @@ class CheckpointConfig:
             (
                 not self.also_save_hf or self.save is not None,
                 "also_save_hf=true exports into save, which is null; set checkpoint.save",
+            ),
+            (
+                self.mirror is None or self.save is not None,
+                f"mirror={self.mirror} copies the checkpoints in save, which is null; set"
+                " checkpoint.save",
             ),
             (
                 not self.finetune or (self.load is not None and self.load != self.save),
@@ -91,21 +100,21 @@ class WandbMode(StrEnum):
 class LoggerConfig:
     """Logging of metrics: terminal, metrics.jsonl, TensorBoard, W&B."""
 
-    log_interval: int = 10
+    log_interval: Live[int] = 10
     """Steps between lines in the terminal, TensorBoard and W&B; metrics.jsonl has every step."""
-    tensorboard_dir: str | None = None
+    tensorboard_dir: Live[LocalPath | None] = None
     """Null is `tensorboard` in the run folder."""
-    wandb_project: str | None = None
+    wandb_project: Live[str | None] = None
     """Project in W&B; null does not log there."""
-    wandb_exp_name: str | None = None
+    wandb_exp_name: Live[str | None] = None
     """Name of the run in W&B; null is the name of the run folder."""
-    wandb_entity: str | None = None
+    wandb_entity: Live[str | None] = None
     """User or team in W&B; null is the account's own."""
-    wandb_mode: WandbMode | None = None
+    wandb_mode: Live[WandbMode | None] = None
     """online, offline (kept in the run folder), or disabled; null is $WANDB_MODE, else online."""
-    price_per_gpu_hour: float | None = None
+    price_per_gpu_hour: Live[float | None] = None
     """Price of one device for an hour; a run ends with what it cost since its start."""
-    watts_per_gpu: float | None = None
+    watts_per_gpu: Live[float | None] = None
     """Watts that one device takes with its part of the machine; a run ends with its energy."""
 
     def __post_init__(self) -> None:

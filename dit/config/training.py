@@ -9,33 +9,35 @@ from enum import StrEnum
 
 from dit.config.checks import Rule, at_least_one, check, given, numbers, positive, within
 from dit.config.objective import Sampler
+from dit.config.resume import AtStart, Live, OfData, Refused
+from dit.local_path import DataPath, LocalPath
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """Length of the run and size of its steps."""
 
-    train_iters: int = 10_000
+    train_iters: Live[int] = 10_000
     """Steps of the run; skipped steps count."""
-    epochs: float | None = None
+    epochs: Live[float | None] = None
     """Passes through the data, instead of `train_iters`; the dataset card has the sizes."""
-    global_batch_size: int = 8
+    global_batch_size: Live[int] = 8
     """Packs in one optimizer step, over all ranks and accumulated micro-batches."""
-    micro_batch_size: int = 1
+    micro_batch_size: Refused[int] = 1
     """Packs in one forward pass; always 1, because a pack holds many samples."""
-    eval_interval: int = 1000
+    eval_interval: Live[int] = 1000
     """Steps between validations; 0 never validates."""
-    eval_iters: int = 32
+    eval_iters: Live[int] = 32
     """Packs in one validation, over all ranks; 0 never validates."""
-    deterministic: bool = False
+    deterministic: Live[bool] = False
     """Only kernels that give the same bits every time."""
-    max_skipped_steps: int = 20
+    max_skipped_steps: Live[int] = 20
     """Steps in a row with a NaN or infinite loss or gradient before the run saves and stops."""
-    warm_start_ema: bool = False
+    warm_start_ema: AtStart[bool] = False
     """Continue the average, and its count of updates, of the weights that the run starts from."""
-    manual_gc: bool = True
+    manual_gc: Live[bool] = True
     """Collect Python's garbage at the same fixed steps on all ranks, and at no other time."""
-    manual_gc_interval: int = 100
+    manual_gc_interval: Live[int] = 100
     """Steps between these collections; 0 never collects."""
 
     def __post_init__(self) -> None:
@@ -69,15 +71,15 @@ class TrainConfig:
 class ParameterGroup:
     """Weights with settings of their own; the last group whose pattern matches a weight rules."""
 
-    pattern: str
+    pattern: Refused[str]
     """Names with * and ?, as ours or as Diffusers': *.attn2.to_out.0.*, *.self_attention.*."""
-    lr: float | None = None
+    lr: Refused[float | None] = None
     """Largest learning rate of these weights; it follows the same schedule as the others."""
-    lr_factor: float | None = None
+    lr_factor: Refused[float | None] = None
     """The same as a multiple of `optimizer.lr`."""
-    weight_decay: float | None = None
+    weight_decay: Refused[float | None] = None
     """Weight decay of these matrices; norms, biases and embeddings have none."""
-    frozen: bool = False
+    frozen: Refused[bool] = False
     """Whether these weights are frozen: no gradients, moments or averages are kept for them."""
 
     def __post_init__(self) -> None:
@@ -131,27 +133,27 @@ _OF_TORCH = {
 class OptimizerConfig:
     """AdamW with decoupled weight decay (arXiv:1711.05101)."""
 
-    lr: float = 1e-4
+    lr: Live[float] = 1e-4
     """Largest learning rate, after warm-up."""
-    min_lr: float = 0.0
+    min_lr: Live[float] = 0.0
     """Learning rate at the end of decay."""
-    weight_decay: float = 0.01
+    weight_decay: Live[float] = 0.01
     """Weight decay of matrices; norms, biases and embeddings have none."""
-    adam_beta1: float = 0.9
+    adam_beta1: Live[float] = 0.9
     """Decay per step of the mean gradient."""
-    adam_beta2: float = 0.95
+    adam_beta2: Live[float] = 0.95
     """Decay per step of the mean squared gradient."""
-    adam_eps: float = 1e-8
+    adam_eps: Live[float] = 1e-8
     """Added to the root of the mean squared gradient."""
-    clip_grad: float = 1.0
+    clip_grad: Live[float] = 1.0
     """Largest norm of the whole gradient; 0 does not clip."""
-    optimizer_cpu_offload: bool = False
+    optimizer_cpu_offload: Live[bool] = False
     """Keep Adam's moments in host memory, and copy them to the GPU for each update."""
-    exp_avg_dtype: MomentType = MomentType.FP32
+    exp_avg_dtype: Live[MomentType] = MomentType.FP32
     """Type of the mean gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
-    exp_avg_sq_dtype: MomentType = MomentType.FP32
+    exp_avg_sq_dtype: Live[MomentType] = MomentType.FP32
     """Type of the mean squared gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
-    groups: tuple[ParameterGroup, ...] = ()
+    groups: Refused[tuple[ParameterGroup, ...]] = ()
     """Groups of weights with another lr, lr_factor or weight_decay, or frozen."""
 
     def __post_init__(self) -> None:
@@ -205,11 +207,11 @@ class Decay(StrEnum):
 class SchedulerConfig:
     """Learning rate as a function of the update; a skipped step is not an update."""
 
-    lr_decay_style: Decay = Decay.COSINE
+    lr_decay_style: Live[Decay] = Decay.COSINE
     """Shape after warm-up: constant, cosine or linear."""
-    lr_warmup_iters: int = 0
+    lr_warmup_iters: Live[int] = 0
     """Updates in which the learning rate rises from 0 to `optimizer.lr`."""
-    lr_decay_iters: int | None = None
+    lr_decay_iters: Live[int | None] = None
     """Update at which decay reaches `optimizer.min_lr`; null means train.train_iters."""
 
     def __post_init__(self) -> None:
@@ -235,11 +237,11 @@ class EmaKind(StrEnum):
 class EmaConfig:
     """Average of the weights over the steps (EMA), in float32; generation uses it."""
 
-    kind: EmaKind = EmaKind.POWER
+    kind: Live[EmaKind] = EmaKind.POWER
     """Profile: power (EDM2), constant decay, or none."""
-    sigma_rel: float = 0.10
+    sigma_rel: Live[float] = 0.10
     """Relative width of the power profile (EDM2, arXiv:2312.02696, Sec. 3.1)."""
-    decay: float = 0.9999
+    decay: Live[float] = 0.9999
     """Decay per step of the constant profile."""
 
     def __post_init__(self) -> None:
@@ -255,17 +257,17 @@ class EmaConfig:
 class DdpConfig:
     """Data parallelism of Megatron-Core."""
 
-    use_distributed_optimizer: bool = True
+    use_distributed_optimizer: Refused[bool] = True
     """Shard optimizer state and float32 weights over data-parallel ranks."""
-    overlap_grad_reduce: bool = False
+    overlap_grad_reduce: Live[bool] = False
     """Reduce gradients while the backward pass goes on."""
-    overlap_param_gather: bool = False
+    overlap_param_gather: Live[bool] = False
     """Gather updated weights while the next forward pass goes on."""
-    grad_reduce_in_fp32: bool = True
+    grad_reduce_in_fp32: Live[bool] = True
     """Accumulate and reduce gradients in float32, whatever the precision of the model."""
-    bucket_size: int | None = None
+    bucket_size: Live[int | None] = None
     """Parameters per communication bucket; null is Megatron-Core's choice."""
-    dp_replicate_size: int = 1
+    dp_replicate_size: Live[int] = 1
     """Groups of data-parallel ranks; each has the whole optimizer state, sharded inside it."""
 
     def __post_init__(self) -> None:
@@ -289,9 +291,9 @@ class DdpConfig:
 class ValidationSet:
     """A held-out dataset."""
 
-    name: str
+    name: Live[str]
     """Name of the dataset in the names of its losses: val_NAME_loss."""
-    path: str
+    path: Live[DataPath]
     """Folder with shards and `.nv-meta`, whose `val` split is read."""
 
     def __post_init__(self) -> None:
@@ -307,37 +309,37 @@ class ValidationSet:
 class ValidationConfig:
     """Validation every `train.eval_interval` steps, on `train.eval_iters` packs, with samples."""
 
-    quantiles: int = 5
+    quantiles: Live[int] = 5
     """Noise levels at which each pack is evaluated: midpoints of equal quantile ranges."""
-    sets: tuple[ValidationSet, ...] = ()
+    sets: Live[tuple[ValidationSet, ...]] = ()
     """Held-out datasets to evaluate in addition; their names are part of their losses' names."""
-    at_start: bool = False
+    at_start: AtStart[bool] = False
     """Evaluate before the first step, too."""
-    prompts_file: str | None = None
+    prompts_file: Live[LocalPath | None] = None
     """Prompts to generate each time: one per line, or JSON `{"data": [{"caption": ...}]}`."""
-    num_captions: int = 0
+    num_captions: Live[int] = 0
     """Held-out samples to generate each time; no caption comes twice before each comes once."""
-    sampler: Sampler = Sampler.HEUN
+    sampler: Live[Sampler] = Sampler.HEUN
     """Solver of the sampling ODE: euler, heun, dpm++ or unipc."""
-    sampling_steps: int = 35
+    sampling_steps: Live[int] = 35
     """Steps of the sampler."""
-    guidance: float = 1.5
+    guidance: Live[float] = 1.5
     """g in uncond + g (cond - uncond); 1 is without guidance, at half the cost."""
-    negative_prompt: str = ""
+    negative_prompt: Live[str] = ""
     """Negative prompt for guidance, where a prompt of the file has none of its own."""
-    height: int | None = None
+    height: Live[int | None] = None
     """Rows of a prompt's picture, in pixels; null is the most frequent size of the dataset."""
-    width: int | None = None
+    width: Live[int | None] = None
     """Columns of a prompt's picture, in pixels; null is the most frequent size of the dataset."""
-    num_video_frames: int | None = None
+    num_video_frames: Live[int | None] = None
     """Frames of a prompt's video, in pixel frames; 1 is a picture, null as in the dataset."""
-    fps: float = 24.0
+    fps: Live[float] = 24.0
     """Frames per second of a prompt's video."""
-    sample_seed: int = 0
+    sample_seed: Live[int] = 0
     """Seed of the noise of the first sample; the i-th uses sample_seed + i at every validation."""
-    feature_extractor: str | None = None
+    feature_extractor: Live[LocalPath | None] = None
     """TorchScript file or Transformers folder: FID, KID and CLIP score of the captions' samples."""
-    t5_cache_dir: str | None = None
+    t5_cache_dir: Live[LocalPath | None] = None
     """Hugging Face cache with the text encoder of the prompts; null is the default cache."""
 
     def __post_init__(self) -> None:
@@ -396,7 +398,7 @@ class ValidationConfig:
 class DistConfig:
     """The processes of a run."""
 
-    distributed_timeout_minutes: float = 10.0
+    distributed_timeout_minutes: Live[float] = 10.0
     """Minutes without progress of one rank, after which all ranks end and name that rank."""
 
     def __post_init__(self) -> None:
@@ -414,7 +416,7 @@ class DistConfig:
 class RngConfig:
     """The one seed from which initial weights, data order, noise and dropout follow."""
 
-    seed: int = 1234
+    seed: OfData[int] = 1234
     """Any integer from 0 to 2^63 - 1."""
 
     def __post_init__(self) -> None:

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dit.command_line import OptionParser
 from dit.config import TextPadding
 from dit.console import Console
 from dit.convert.adapters.commands import (
+    add_checkpoint,
     add_export_lora,
     add_import_lora,
     run_export_lora,
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def convert_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m dit.convert",
         description="Converts checkpoints to and from Hugging Face Diffusers.",
         epilog=EXIT_CODES,
@@ -81,7 +83,8 @@ def _add_import(commands: Any) -> None:
     about = "A folder of Diffusers -> a checkpoint that a run can start from."
     parser = commands.add_parser("import", help=about, description=about, epilog=EXIT_CODES)
     _add_hf_path(parser, "Folder with config.json and safetensors, or of a pipeline.")
-    _add_megatron_path(parser, "Checkpoint to write; must not exist.")
+    text = "Checkpoint to write; must not exist."
+    parser.add_argument("--megatron-path", type=Path, required=True, metavar="DIR", help=text)
     parser.add_argument(
         "--text-pad-to",
         type=_tokens,
@@ -110,7 +113,7 @@ def _add_import(commands: Any) -> None:
 def _add_export(commands: Any) -> None:
     about = "A checkpoint -> a folder that Diffusers opens."
     parser = commands.add_parser("export", help=about, description=about, epilog=EXIT_CODES)
-    _add_megatron_path(parser, "Run folder, checkpoint folder, or LATEST file of a run.")
+    add_checkpoint(parser)
     _add_hf_path(parser, "Folder to write; must not exist.")
     _add_weights(parser)
     parser.add_argument(
@@ -119,7 +122,6 @@ def _add_export(commands: Any) -> None:
         help="Type of all tensors. (default: the stored type of each; averages are fp32)",
     )
     parser.add_argument(
-        "--max_shard_size",
         "--max-shard-size",
         type=_bytes,
         default="5GB",
@@ -152,7 +154,7 @@ def _add_verify(commands: Any) -> None:
     about = "Compares a folder of Diffusers with a checkpoint: each tensor, and the outputs."
     parser = commands.add_parser("verify", help=about, description=about, epilog=EXIT_CODES)
     _add_hf_path(parser, "Folder that was imported, or exported to.")
-    _add_megatron_path(parser, "Run folder or checkpoint.")
+    add_checkpoint(parser)
     _add_weights(parser)
     _add_text_projection(parser)
     parser.add_argument(
@@ -165,10 +167,6 @@ def _add_verify(commands: Any) -> None:
 
 def _add_hf_path(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--hf-path", type=Path, required=True, metavar="DIR", help=text)
-
-
-def _add_megatron_path(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--megatron-path", type=Path, required=True, metavar="DIR", help=text)
 
 
 def _add_weights(parser: argparse.ArgumentParser) -> None:

@@ -136,6 +136,8 @@ class FoundObjective:
 
     objective: ObjectiveConfig
     note: str
+    stated: tuple[str, ...] = ()
+    """Keys of `objective` that the scheduler, or the pipeline around it, decides."""
 
 
 def objective_config(
@@ -164,7 +166,7 @@ def objective_config(
         raise ConvertError(f"{other[0]!r} is not understood; only objective.KEY=VALUE can be set")
     told = any(word.lstrip("+-").startswith("objective.name") for word in given)
     if pipeline is not None and (fixed := _fixed_by(pipeline, content or {})):
-        found = FoundObjective(_with_keys(fixed), f"of {pipeline}")
+        found = FoundObjective(_with_keys(fixed), f"of {pipeline}", tuple(fixed))
     elif content is None:
         found = FoundObjective(
             _with_keys(of_family or {}),
@@ -172,7 +174,7 @@ def objective_config(
             " were trained with",
         )
     else:
-        found = _of_scheduler(content, place, told=told)
+        found = _of_scheduler(content, place, told=told, model=model)
         found = replace(found, objective=_stepping(found.objective, of_family or {}))
     if model is not None and (usual := family_of(model).guidance(model)) is not None:
         found = replace(found, objective=replace(found.objective, guidance=usual))
@@ -180,7 +182,10 @@ def objective_config(
         return found
     base = default_config() if model is None else RunConfig(model=model)
     config = load_config(replace(base, objective=found.objective), overrides=given)
-    return FoundObjective(config.objective, f"with {' '.join(given)}, as given")
+    note = f"{found.note}; " if found.stated else ""
+    return replace(
+        found, objective=config.objective, note=f"{note}with {' '.join(given)}, as given"
+    )
 
 
 def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
@@ -197,22 +202,39 @@ def _fixed_by(pipeline: str, scheduler: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _of_scheduler(content: dict[str, Any], place: object, *, told: bool) -> FoundObjective:
-    """What a scheduler says; the default where it does not and the user has `told`."""
+def _of_scheduler(
+    content: dict[str, Any], place: object, *, told: bool, model: ModelConfig | None
+) -> FoundObjective:
+    """What a scheduler says; the default where it does not and the user has `told`.
+
+    Then steps that no sampler here has are no obstacle, either.
+    """
     name, kind = content.get("_class_name"), _scheduler_of(content)
     known = " or ".join(f"objective.name={one}" for one in REGISTRY)
     ask = f"say what the weights were trained for: {known}"
     if kind is not None:
         file = checked_json(kind, content, place=place)
-        why = file.undecided()
-        if why is None:
-            return FoundObjective(_objective(file, place), f"of {name}")
-        ask = f"{why}; {ask}"
+        why, doubt = file.undecided(), file.lacking() or _of_a_pipeline(file, model)
+        if why is None and (doubt is None or told):
+            notes = filter(None, (f"of {name}", doubt, file.of_sampling()))
+            return FoundObjective(_objective(file, place), "; ".join(notes), file.states)
+        ask = f"{why or doubt}; {ask}"
     if not told:
         raise ConvertError(
             f"{place} is of class {name!r}, which does not tell the objective; {ask}"
         )
     return FoundObjective(ObjectiveConfig(), "")
+
+
+def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None:
+    """Why a file that lies in no pipeline does not tell the levels of a network, or None."""
+    said = file.of_sampling() or ""
+    if model is None or "use_karras" not in said or not diffusers_form(model).pipeline_objectives:
+        return None
+    return (
+        "its use_karras_sigmas=true is of pipelines that compute the levels of this network"
+        " themselves, and none is around it"
+    )
 
 
 def _stepping(objective: ObjectiveConfig, of_family: Mapping[str, Any]) -> ObjectiveConfig:

@@ -16,7 +16,14 @@ from dit.config import RunConfig, Weights
 from dit.convert.adapters.export import export_lora
 from dit.convert.adapters.merged import MergedWeights, open_merged
 from dit.convert.atomic_folder import new_folder, split_work
-from dit.convert.cards import NetworkCard, RunFacts, write_card
+from dit.convert.cards import (
+    DATA_CARD,
+    HUB,
+    NetworkCard,
+    PictureCode,
+    RunFacts,
+    write_card,
+)
 from dit.convert.diffusers_checkpoint import (
     CONFIG,
     INDEX,
@@ -44,7 +51,7 @@ from dit.models.diffusers_names import Pair, pairs, their_tensors
 from dit.models.family import diffusers_form
 from dit.progress import Track, no_progress
 from dit.train.checkpoint.adapters import adapters_of
-from dit.train.checkpoint.paths import STEP, find_checkpoint, saved_card, saved_config
+from dit.train.checkpoint.paths import STEP, named_checkpoint, saved_card, saved_config
 
 MAX_SHARD_SIZE = 5 * 10**9
 _Stored = StoredWeights | MergedWeights
@@ -74,30 +81,23 @@ class Exported:
     bytes: int
 
 
-def check_whole_checkpoint(checkpoint: Path) -> Path:
+def check_whole_checkpoint(checkpoint: str | Path) -> Path:
     """The checkpoint that a path names, after a check of every file against its manifest.
 
     Collective: all processes share the reading.
 
     Raises:
-        ConvertError: there is no checkpoint.
-        CheckpointError: a file is missing or damaged.
+        CheckpointError: there is none, or a file is missing or damaged.
     """
     from dit.train.checkpoint.state_dict import verify
 
-    path = _find(checkpoint)
+    path = _named(checkpoint)
     verify(path)
     return path
 
 
-def _find(checkpoint: Path) -> Path:
-    path = find_checkpoint(checkpoint)
-    if path is None:
-        raise ConvertError(
-            f"--megatron-path {checkpoint} holds no checkpoint; give a run folder, a"
-            " checkpoints/step_... folder, or what an import wrote"
-        )
-    return path
+def _named(checkpoint: str | Path) -> Path:
+    return named_checkpoint(checkpoint, named=f"--megatron-path {checkpoint}")
 
 
 def open_stored(
@@ -109,10 +109,10 @@ def open_stored(
     where the dataset card says.
 
     Raises:
-        ConvertError: there is no checkpoint, no such weights in it, or no such projection.
-        CheckpointError: the checkpoint is incomplete.
+        ConvertError: there are no such weights in it, or no such projection.
+        CheckpointError: there is no checkpoint, or it is incomplete.
     """
-    path = _find(checkpoint)
+    path = _named(checkpoint)
     if adapters_of(path) is not None:
         raise ConvertError(
             f"{path} holds adapters alone; `python -m dit.convert export-lora` takes them, and"
@@ -207,7 +207,7 @@ def export_weights(
     Raises:
         ConvertError: Diffusers cannot express the run, there are no such weights, or `target`
             exists or cannot be written.
-        CheckpointError: the checkpoint is incomplete.
+        CheckpointError: there is no checkpoint, or it is incomplete.
     """
     options = options or ExportOptions()
     if options.merged:
@@ -225,7 +225,7 @@ def export_weights(
         if options.pipeline_from is not None:
             inner = folder / network_folder(options.pipeline_from, config)
         on_first_rank(lambda: _describe(folder, config, plan, options))
-        on_first_rank(lambda: _write_card(folder, config, chosen, _find(checkpoint), options))
+        on_first_rank(lambda: _write_card(folder, config, chosen, _named(checkpoint), options))
         mine = range(dist.get_rank(), len(plan.files), dist.get_world_size())
         with track("exporting tensors", sum(len(plan.pairs[n]) for n in mine), 0) as advance:
 
@@ -260,12 +260,22 @@ def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOp
 def _write_card(
     folder: Path, config: RunConfig, weights: Weights, checkpoint: Path, options: ExportOptions
 ) -> None:
-    facts = RunFacts.of(checkpoint, config)
+    facts, about = RunFacts.of(checkpoint, config), saved_card(checkpoint) or {}
+    hub = str(about.get("processor", {}).get("model_name", ""))
+    code = PictureCode(
+        config=config,
+        card=about,
+        prompt=facts.prompt,
+        base=hub if HUB.fullmatch(hub) and not Path(hub).exists() else "BASE",
+        whole=options.pipeline_from is not None,
+    )
+    if code.loops:
+        (folder / DATA_CARD).write_bytes(code.data_card())
     card = NetworkCard(
         network=diffusers_form(config.model).class_name,
         weights=weights,
         numbers=parameter_count(config.model),
-        pipeline=options.pipeline_from is not None,
+        code=code.text,
         run=facts,
     )
     write_card(folder, card.text(), facts)

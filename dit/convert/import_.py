@@ -126,7 +126,7 @@ def _of_expert(
     flow = replace(found.objective.flow, level_range=source.level_range)
     low, high = source.level_range
     note = f"{found.note}; level_range=[{low:g}, {high:g}] of the pipeline's boundary_ratio"
-    return FoundObjective(replace(found.objective, flow=flow), note)
+    return FoundObjective(replace(found.objective, flow=flow), note, (*found.stated, "level_range"))
 
 
 def _without_projection(

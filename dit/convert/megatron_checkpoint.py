@@ -263,8 +263,8 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
 def _finish(
     folder: Path, tensors: Mapping[str, TensorStorageMetadata], results: list[WriteResult]
 ) -> None:
-    from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+    from dit.train.checkpoint.distcp import write_format
 
     FileSystemWriter(folder).finish(Metadata(state_dict_metadata=dict(tensors)), [results])
     torch.save({}, folder / "common.pt")
-    save_config(CheckpointingConfig("torch_dist", 1), str(folder))
+    write_format(folder)

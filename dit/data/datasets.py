@@ -7,6 +7,7 @@ YAML. Each of them comes down to leaves: pairs of folder and split.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -320,6 +321,9 @@ def _check_metadataset(path: EPath, *, outer: tuple[str, ...] = ()) -> None:
     document = _read_yaml(path)
     _check_class(document, path, allowed=_METADATASETS)
     for name in _paths_in(document):
+        if name.startswith("~"):
+            home = os.path.expanduser(name)
+            raise DataError(f"{path}: path {name}: Energon knows no home folders; write {home}")
         inner = path.parent / name
         if inner.is_file():
             _check_metadataset(inner, outer=(*outer, str(path)))

@@ -264,7 +264,7 @@ def check_identity(
     """
     names = dict.fromkeys([*saved, *current])
     differing = [
-        f"\n  {name}: {_differing(name, saved.get(name), current.get(name), places)}"
+        "\n  " + _differing(name, saved.get(name), current.get(name), places)
         for name in names
         if saved.get(name) != current.get(name)
     ]
@@ -278,11 +278,13 @@ def check_identity(
 
 def _differing(name: str, saved: Any, current: Any, places: tuple[str, str]) -> str:
     if name != "dataset":
-        return f"{saved} when saved, {current} now"
+        return f"{name}: {saved} when saved, {current} now"
     then, now = places
     if then == now:
-        return f"{now} has other shards or splits now (index {saved} when saved, {current} now)"
-    return f"{then} (index {saved}) when saved, {now} (index {current}) now"
+        what = f"{now} has other shards or splits now (index {saved} when saved, {current} now)"
+    else:
+        what = f"{then} (index {saved}) when saved, {now} (index {current}) now"
+    return f"dataset.path, blend, mock: {what}"
 
 
 def places_of(data: DatasetConfig) -> str:

@@ -268,13 +268,12 @@ def optimizer_groups(
 
 
 def load_optimizer_groups(optimizer: MegatronOptimizer, stored: Mapping[str, Any]) -> None:
-    """Takes over what `optimizer_groups` has stored, or an optimizer of Megatron-Core.
+    """Takes over how many updates Adam has made, as `optimizer_groups` or Megatron-Core stored it.
 
-    Raises:
-        LookupError: a group of this optimizer is not stored.
+    All else in a group are settings, which are the run's own. Every group makes every update; one
+    without a weight on the rank that stored it may not have counted them.
     """
     groups = stored.get("optimizer", stored)["param_groups"]
-    by_name = {tuple(group[key] for key in _GROUP): group for group in groups}
+    updates = max((int(group.get("step", 0)) for group in groups), default=0)
     for group in optimizer.param_groups:
-        found = by_name[tuple(group[key] for key in _GROUP)]
-        group |= {key: value for key, value in found.items() if key != "params"}
+        group["step"] = updates

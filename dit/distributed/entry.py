@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -21,7 +20,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn
 
-from dit.command_line import not_an_option
+from dit.command_line import OptionParser, not_an_option
 from dit.console import Console
 
 # Errors that a user can fix. Any other is a fault of this program, shown with its traceback.
@@ -34,7 +33,7 @@ _ANSWER_S = 10.0
 """Seconds without an answer after which the launcher is taken for dead."""
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(OptionParser):
     """A parser that raises its errors for `run`; argparse would print them in every process."""
 
     def error(self, message: str) -> NoReturn:
@@ -135,7 +134,7 @@ def say_once(message: str) -> None:
 
 def say_notice(message: str) -> None:
     """Shows a line that is no error, in the first process only."""
-    if _is_first():
+    if os.environ.get("RANK", "0") == "0":
         _print(message)
 
 

@@ -146,7 +146,7 @@ def compare(b: Probe, a: Probe, *, layout: NamedLayout, config: RunConfig) -> Co
 
 
 def _norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    return {name: float(tensor.norm()) for name, tensor in tensors.items()}
+    return {name: float(tensor.double().norm()) for name, tensor in tensors.items()}
 
 
 def _differences(
@@ -164,7 +164,7 @@ def _differences(
     for name in a.keys() & b.keys():
         # Weights that nothing reads have gradients of zeros on every layout.
         gaps = a[name] - b[name]
-        gap = float(gaps.abs().max() * gaps.numel() ** 0.5 if largest else gaps.norm())
+        gap = float(gaps.abs().max() * gaps.numel() ** 0.5 if largest else gaps.double().norm())
         ratio = gap / (scale[name] or 1e-300) if gap else 0.0
         found[name] = ratio if ratio == ratio else float("inf")  # NaN exceeds no bound
     return dict(sorted(found.items()))

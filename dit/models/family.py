@@ -219,6 +219,8 @@ class DiffusersForm:
     """(network, pipeline) -> what the pipeline feeds otherwise than in training, in words."""
     largest_latent: Callable[[Any], tuple[int, int, int]] = lambda _: (2**20, 2**20, 2**20)
     """Latent frames, rows and columns that Diffusers' network takes at most; default: any."""
+    call: Callable[[Any], str | None] = lambda _: None
+    """Python for cards: `made`, from `state` [1, C, F, H, W], `t`, `caption` [1, L, E], `texts`."""
     run_network: Callable[[nn.Module, LatentSample, float, RunConfig], Tensor]
     """(Diffusers' network, sample, level that ours is told, run) -> output [C, F, H, W]."""
     run_stacked: Callable[[nn.Module, StackedSamples, RunConfig], Tensor] | None = None
@@ -265,14 +267,13 @@ class Family:
     guidance: Callable[[Any], float | None] = lambda _: None
     """The usual `objective.guidance` of a configuration; None: it has no guidance embedding."""
     tells_step_end: Callable[[Any], bool] = lambda _: False
-    """Whether a network is told the level at the end of a step, too: it was distilled to predict
-    the mean velocity of steps (mean flow), generates, and cannot be trained here."""
+    """Whether the end of a step is told, too (mean flow): it generates, and is not trained."""
     vae: Callable[[Any], str]
     """Codec (`dit.codecs.vae`) whose latents the published weights read, of a configuration."""
     tiny: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Named size -> keys of `model` that make a float32 network of it which trains in seconds on a
-    CPU: one for each kind of network that the family has. It has at least four layers, and heads
-    and widths that divide by four, so that it runs on layouts of up to four ranks of a kind."""
+    CPU: one for each kind of network. It has at least four layers, and heads and widths that divide
+    by four, so that it runs on layouts of up to four ranks."""
 
     def default(self) -> ModelConfig:
         """The default network: every field of `config` has a default."""

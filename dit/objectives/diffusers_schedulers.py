@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 from dit.config import (
     EdmConfig,
     FlowConfig,
+    LevelSpacing,
     ObjectiveConfig,
     ObjectiveName,
     SamplingLevels,
@@ -22,12 +23,9 @@ from dit.config import (
 EDM_SCHEDULER, FLOW_SCHEDULER = "EDMEulerScheduler", "FlowMatchEulerDiscreteScheduler"
 UNIPC_SCHEDULER = "UniPCMultistepScheduler"
 _FLOW_STEPS = 1000  # default num_train_timesteps of FlowMatchEulerDiscreteScheduler
-# Levels and steps of FlowMatchEulerDiscreteScheduler that no sampler here has. With Karras's a
-# pipeline computes levels and preconditioning itself (Cosmos 2).
-_NOT_OURS = (
-    *("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"),
-    *("stochastic_sampling", "invert_sigmas"),
-)
+_NOT_OURS = ("stochastic_sampling", "invert_sigmas")
+"""Steps of FlowMatchEulerDiscreteScheduler that no sampler here has."""
+_SPACINGS = {f"use_{spacing}_sigmas": spacing for spacing in LevelSpacing}
 _LINE_OF_MU = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")
 # Keys of UniPCMultistepScheduler that our sampler `unipc` has; others are null or false.
 _UNIPC = {
@@ -40,6 +38,8 @@ _UNIPC = {
     "lower_order_final": True,
     "final_sigmas_type": "zero",
 }
+_OF_TRAINING = {"prediction_type", "use_flow_sigmas", "num_train_timesteps", "use_dynamic_shifting"}
+"""Those that say what the network learned; the others are of sampling alone."""
 
 
 class SchedulerFile(BaseModel, ABC):
@@ -52,6 +52,8 @@ class SchedulerFile(BaseModel, ABC):
 
     class_names: ClassVar[tuple[str, ...]]
     """Scheduler classes with these keys; an export writes the first."""
+    states: ClassVar[tuple[str, ...]]
+    """Keys of `objective` that a file states, by a key of its own or by saying nothing."""
 
     @classmethod
     def reader(cls, class_name: object) -> type[SchedulerFile] | None:
@@ -60,6 +62,14 @@ class SchedulerFile(BaseModel, ABC):
 
     def undecided(self) -> str | None:
         """Why the file does not say how the network was trained, in words, or None."""
+        return None
+
+    def lacking(self) -> str | None:
+        """What of its sampling no sampler here has, in words, or None; all else holds."""
+        return None
+
+    def of_sampling(self) -> str | None:
+        """What of it samplers do here and training does not, in words, or None."""
         return None
 
     @abstractmethod
@@ -81,6 +91,7 @@ class EdmScheduler(SchedulerFile):
     """scheduler_config.json of `EDMEulerScheduler`."""
 
     class_names = (EDM_SCHEDULER, "EDMDPMSolverMultistepScheduler")
+    states = ("name", "sigma_min", "sigma_max", "sigma_data", "rho")
 
     sigma_min: PositiveFloat = 0.002
     sigma_max: PositiveFloat = 80.0
@@ -89,8 +100,7 @@ class EdmScheduler(SchedulerFile):
     prediction_type: Literal["epsilon"] = "epsilon"
 
     def objective(self) -> ObjectiveConfig:
-        names = ("sigma_min", "sigma_max", "sigma_data", "rho")
-        options = EdmConfig(**{name: getattr(self, name) for name in names})
+        options = EdmConfig(**{name: getattr(self, name) for name in self.states[1:]})
         return ObjectiveConfig(name=ObjectiveName.EDM, edm=options)
 
     @classmethod
@@ -113,6 +123,10 @@ class FlowScheduler(SchedulerFile):
     """scheduler_config.json of `FlowMatchEulerDiscreteScheduler`."""
 
     class_names = (FLOW_SCHEDULER,)
+    states = (
+        *("name", "flow_shift", "time_shift_type", *_LINE_OF_MU),
+        *("shift_terminal", "level_spacing"),
+    )
 
     shift: PositiveFloat = 1.0
     num_train_timesteps: PositiveInt = _FLOW_STEPS
@@ -130,14 +144,32 @@ class FlowScheduler(SchedulerFile):
     invert_sigmas: bool | None = False
 
     def undecided(self) -> str | None:
-        if key := next((key for key in _NOT_OURS if getattr(self, key)), None):
-            return f"its {key}=true asks for levels or steps that no sampler here has"
         if self.num_train_timesteps != _FLOW_STEPS:
             return f"its num_train_timesteps={self.num_train_timesteps} is not {_FLOW_STEPS}"
         unsaid = [key for key in _LINE_OF_MU if getattr(self, key) is None]
         if self.use_dynamic_shifting and unsaid:
             return f"its {unsaid[0]}=null leaves use_dynamic_shifting without a law"
+        spacings = [key for key in _SPACINGS if getattr(self, key)]
+        if len(spacings) > 1:
+            return f"its {' and '.join(spacings)} contradict each other"
         return None
+
+    def lacking(self) -> str | None:
+        key = next((key for key in _NOT_OURS if getattr(self, key)), None)
+        return key and f"its {key}=true asks for steps that no sampler here has"
+
+    @property
+    def _spacing(self) -> LevelSpacing | None:
+        return next((spacing for key, spacing in _SPACINGS.items() if getattr(self, key)), None)
+
+    def of_sampling(self) -> str | None:
+        if self._spacing is None:
+            return None
+        return (
+            f"use_{self._spacing}_sigmas spaces the levels of samplers"
+            f" (objective.level_spacing={self._spacing}); training draws t by objective.density,"
+            " with the same shift"
+        )
 
     def objective(self) -> ObjectiveConfig:
         # 0 stretches nothing in Diffusers, as null does. With use_dynamic_shifting `shift` is not
@@ -146,7 +178,8 @@ class FlowScheduler(SchedulerFile):
         if self.use_dynamic_shifting:
             shift = {key: getattr(self, key) for key in _LINE_OF_MU}
             shift["time_shift_type"] = TimeShift(self.time_shift_type)
-        options = FlowConfig(**shift, shift_terminal=self.shift_terminal or None)
+        last = {"shift_terminal": self.shift_terminal or None, "level_spacing": self._spacing}
+        options = FlowConfig(**shift, **last)
         return ObjectiveConfig(name=ObjectiveName.FLOW, flow=options)
 
     @classmethod
@@ -180,6 +213,8 @@ class FlowScheduler(SchedulerFile):
             }
         if config.flow.shift_terminal is not None:
             content["shift_terminal"] = config.flow.shift_terminal
+        if config.flow.level_spacing is not None:
+            content[f"use_{config.flow.level_spacing}_sigmas"] = True
         return content
 
 
@@ -187,6 +222,7 @@ class UnipcScheduler(SchedulerFile):
     """scheduler_config.json of `UniPCMultistepScheduler`, which is that of Wan's pipelines."""
 
     class_names = (UNIPC_SCHEDULER,)
+    states = (*FlowScheduler.states, "sampling_levels")
 
     prediction_type: str = "epsilon"
     use_flow_sigmas: bool | None = False
@@ -205,9 +241,15 @@ class UnipcScheduler(SchedulerFile):
     shift_terminal: float | None = None
 
     def undecided(self) -> str | None:
-        found = {key: getattr(self, key) for key in UnipcScheduler.model_fields}
+        return self._other_than_wans(_OF_TRAINING)
+
+    def lacking(self) -> str | None:
+        return self._other_than_wans({*UnipcScheduler.model_fields} - _OF_TRAINING - {"flow_shift"})
+
+    def _other_than_wans(self, keys: set[str]) -> str | None:
+        found = {key: getattr(self, key) for key in UnipcScheduler.model_fields if key in keys}
         others = (key for key, value in found.items() if (value or None) != _UNIPC.get(key))
-        key = next((key for key in others if key != "flow_shift"), None)
+        key = next(others, None)
         return (
             key and f"its {key}={found[key]} is not of flow matching as Wan's pipelines sample it"
         )

@@ -14,31 +14,67 @@ import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch, Problem
-from dit.config import EdmConfig, FlowConfig, LevelDensity, SamplingLevels, Weighting
+from dit.config import (
+    EdmConfig,
+    FlowConfig,
+    LevelDensity,
+    LevelSpacing,
+    SamplingLevels,
+    Weighting,
+)
 from dit.objectives import timestep_sampling
 from dit.objectives.edm import karras_levels
 from dit.objectives.objective import Prediction, per_token, real_only
 
 LAST_LEVEL = 1 / 1000  # Diffusers: 1 / num_train_timesteps
+RHO = 7.0  # Diffusers: fixed in _convert_to_karras
+BETA = 0.6  # Diffusers: alpha and beta of _convert_to_beta
 NEAR_ONE = 1e-6  # Diffusers: eps of UniPCMultistepScheduler.set_timesteps
 # Quantiles near 1 are 1e-16 apart, so that a range with this share of all levels has 1e7 of them.
 LEAST_MASS = 1e-9
 
 
 def even_levels(
-    factor_N: Tensor, last_N: Tensor, *, num_steps: int, terminal: float | None = None
+    factor_N: Tensor,
+    last_N: Tensor,
+    *,
+    num_steps: int,
+    terminal: float | None = None,
+    spacing: LevelSpacing | None = None,
 ) -> Tensor:
     """Levels [S + 1, N] from 1 to 0: even steps from 1 to `last_N`, shifted by `factor_N`; then 0.
 
     With `terminal` the shifted levels are stretched so that they end there: shift_terminal of
     FlowMatchEulerDiscreteScheduler. One level alone is 1 and has nothing to stretch; Diffusers
-    makes NaN of it.
+    makes NaN of it. With `spacing` all between the first and the last are replaced.
     """
     ramp_S1 = torch.linspace(0, 1, num_steps, dtype=torch.float64)[:, None]
     t_SN = timestep_sampling.shifted(1 + ramp_S1 * (last_N - 1), factor_N)
     if terminal is not None and num_steps > 1:
         t_SN = 1 - (1 - t_SN) * ((1 - terminal) / (1 - t_SN[-1]))
+    if spacing is not None:
+        t_SN = respaced(t_SN, spacing)
     return torch.cat([t_SN, torch.zeros_like(t_SN[:1])])
+
+
+def respaced(t_SN: Tensor, spacing: LevelSpacing) -> Tensor:
+    """As many levels from the first to the last, both above 0, in another spacing.
+
+    `_convert_to_karras`, `_convert_to_exponential` and `_convert_to_beta` of Diffusers'
+    FlowMatchEulerDiscreteScheduler, which all put t in the place of sigma.
+    """
+    first_N, last_N = t_SN[0], t_SN[-1]
+    ramp_S1 = torch.linspace(0, 1, len(t_SN), dtype=torch.float64)[:, None]
+    match spacing:
+        case LevelSpacing.KARRAS:
+            return torch.lerp(first_N ** (1 / RHO), last_N ** (1 / RHO), ramp_S1) ** RHO
+        case LevelSpacing.EXPONENTIAL:
+            return torch.lerp(first_N.log(), last_N.log(), ramp_S1).exp()
+        case LevelSpacing.BETA:
+            from scipy.special import betaincinv  # scikit-learn brings it
+
+            share_S1 = torch.from_numpy(betaincinv(BETA, BETA, (1 - ramp_S1).numpy()))
+            return torch.lerp(last_N, first_N, share_S1)
 
 
 def unipc_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
@@ -155,8 +191,8 @@ class FlowMatching:
         if self.config.steps_evenly:
             factor_N = self.shift(num_tokens)
             last_N = self._last_even_step(factor_N, num_steps)
-            terminal = self.config.shift_terminal
-            return even_levels(factor_N, last_N, num_steps=num_steps, terminal=terminal)
+            how = {"terminal": self.config.shift_terminal, "spacing": self.config.level_spacing}
+            return even_levels(factor_N, last_N, num_steps=num_steps, **how)
         if self._is_unipc:
             return unipc_levels(self.shift(num_tokens), num_steps=num_steps)
         c = self.karras

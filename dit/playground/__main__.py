@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from dit.distributed.entry import Parser, run
+from dit.local_path import checkpoint_place, local_text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from dit.sampling.open_checkpoint import LoadOptions
 
     names = ("t5_cache_dir", "tokenizer_cache_dir", "tokenizer_model", "precision")
+    names += ("ignore_text_encoder",)
     options = LoadOptions(lora=args.lora, **{name: getattr(args, name) for name in names})
     places = [args.checkpoint, *args.compare]
     # Before the checkpoints, which take minutes to open: a port that is taken is said at once.
@@ -37,11 +40,14 @@ def _parser() -> Parser:
         description="Serves a page to try prompts on, for the browser of this machine.",
     )
     add = parser.add_argument
-    add("checkpoint", metavar="CKPT", help="run folder or checkpoint")
-    add("compare", metavar="OTHER", nargs="*", help="other checkpoints to compare with")
-    add(
+    add_path = partial(add, type=local_text)
+    add_place = partial(add, type=checkpoint_place)
+    add_place("checkpoint", metavar="CKPT", help="run folder, checkpoint or mirror (msc://...)")
+    add_place("compare", metavar="OTHER", nargs="*", help="other checkpoints to compare with")
+    add_path(
         "--lora", action="append", default=[], help="LoRA, FILE or FILE:SCALE, to compare with none"
     )
+    add("--ignore_text_encoder", action="store_true", help="leave out a LoRA's text encoder keys")
     add("--weights", choices=("ema", "model"), default="ema", help="averaged or last weights")
     add("--host", default="127.0.0.1", help="address; by default only this machine reaches it")
     add("--port", type=int, default=8470, help="0 takes any free port (%(default)s)")
@@ -50,9 +56,9 @@ def _parser() -> Parser:
         choices=("bf16", "fp32"),
         help="type of matrix products (default: as in training)",
     )
-    add("--t5_cache_dir", help="Hugging Face cache or pipeline folder with the text encoder")
-    add("--tokenizer_cache_dir", help="the same for the VAE")
-    add("--tokenizer_model", help="hub name or folder of the VAE, if not that of the dataset")
+    add_path("--t5_cache_dir", help="Hugging Face cache or pipeline folder with the text encoder")
+    add_path("--tokenizer_cache_dir", help="the same for the VAE")
+    add_path("--tokenizer_model", help="hub name or folder of the VAE, if not that of the dataset")
     return parser
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dit.command_line import OptionParser
 from dit.console import Console
 from dit.report.page import write_page
 from dit.report.reading import ReportError, read_runs
@@ -44,7 +45,7 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m dit.report",
         description="Writes one HTML page about one training run, or several side by side.",
     )

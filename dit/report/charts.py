@@ -127,7 +127,7 @@ def _grid(x: Axis, y: Axis) -> list[str]:
 
 def _labelled(ticks: list[float]) -> list[tuple[float, str]]:
     """Ticks with the fewest digits that tell them apart."""
-    choices = ([number(tick, digits=digits) for tick in ticks] for digits in (3, 4, 5, 6, 9))
+    choices = ([number(tick, digits=digits) for tick in ticks] for digits in (3, 4, 5, 6, 9, 17))
     labels = next(c for c in choices if len(set(c)) == len(ticks))
     return list(zip(ticks, labels, strict=True))
 

@@ -239,7 +239,8 @@ def _write_mp4(path: Path, video_FHW3: np.ndarray, *, fps: float) -> None:
     # Every player shows 4:2:0. It needs even sides, so the last row or column is repeated.
     _, height, width, _ = video_FHW3.shape
     even_FHW3 = np.pad(video_FHW3, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), "edge")
-    with av.open(str(path), "w") as container:
+    # Of a relative path, FFmpeg takes `wan:lora` for a protocol.
+    with av.open(str(path.absolute()), "w") as container:
         # The frame rate of a dataset may lie outside what the container can store.
         rate = Fraction(min(max(fps, RATES[0]), RATES[1])).limit_denominator(1001)
         stream = container.add_stream("libx264", rate=rate)

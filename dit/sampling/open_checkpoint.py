@@ -36,6 +36,7 @@ class LoadOptions:
     checkpoint_path_low: str | None = None  # of the expert of low noise levels
     lora: Sequence[str] = ()  # adapters, as FILE or FILE:SCALE
     lora_low: Sequence[str] = ()  # those of the expert of low noise levels
+    ignore_text_encoder: bool = False  # whether keys of text encoders in those files are left out
     offload_experts: bool = False  # whether the expert not in use is in host memory
     precision: str | None = None  # of the matrix products; None is the precision of the training
     t5_cache_dir: str | None = None
@@ -71,10 +72,15 @@ def open_checkpoint(
         ValueError: there is no checkpoint, it was trained without a text encoder or on a part of
             the noise levels, or the decoder is needed and cannot be opened.
     """
-    from dit.train.checkpoint.paths import CheckpointError, saved_card, saved_config
+    from dit.train.checkpoint.paths import (
+        CheckpointError,
+        named_checkpoint,
+        saved_card,
+        saved_config,
+    )
 
     options = options or LoadOptions()
-    path = _found(checkpoint_path, option="--checkpoint_path")
+    path = named_checkpoint(checkpoint_path, named=f"--checkpoint_path {checkpoint_path}")
     config = on_layout(saved_config(path), options)
     low, boundary = _low_expert(config, options)
     card = saved_card(path) or _card_of_pipeline(options, config.model)
@@ -112,18 +118,6 @@ def _null_inputs(path: Path, encoder: TextEncoder) -> NullInputs:
     return saved_null_inputs(path) if (path / NULL_TEXT).exists() else encoder.encode_all("")
 
 
-def _found(checkpoint_path: str | Path, *, option: str) -> Path:
-    from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
-
-    path = find_checkpoint(Path(checkpoint_path))
-    if path is None:
-        raise CheckpointError(
-            f"{option} {checkpoint_path} holds no checkpoint; give a run folder, a"
-            " checkpoints/step_... folder or a LATEST file"
-        )
-    return path
-
-
 def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None, float]:
     """The second checkpoint, and the lowest level that the first is told.
 
@@ -132,7 +126,7 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
     """
     from dit.objectives import check_covers_all_levels
     from dit.sampling.experts import boundary_of
-    from dit.train.checkpoint.paths import saved_config
+    from dit.train.checkpoint.paths import named_checkpoint, saved_config
 
     if options.checkpoint_path_low is None:
         for name in ("offload_experts", "lora_low"):
@@ -140,7 +134,8 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
                 raise ValueError(f"--{name} is of two experts: give --checkpoint_path_low, too")
         check_covers_all_levels(config.objective)
         return None, 0.0
-    path = _found(options.checkpoint_path_low, option="--checkpoint_path_low")
+    place = options.checkpoint_path_low
+    path = named_checkpoint(place, named=f"--checkpoint_path_low {place}")
     low = on_layout(saved_config(path), options)
     return (path, low), boundary_of(config, low)
 
@@ -152,11 +147,11 @@ def _load_experts(
 
     averaged = weights == "ema"
     if low is None:
-        return _load(*high, averaged=averaged, lora=options.lora)
-    below = _load(*low, averaged=averaged, lora=options.lora_low)
+        return _load(*high, averaged=averaged, lora=options.lora, options=options)
+    below = _load(*low, averaged=averaged, lora=options.lora_low, options=options)
     if options.offload_experts:  # before the other comes to the device
         below.to("cpu")
-    above = _load(*high, averaged=averaged, lora=options.lora)
+    above = _load(*high, averaged=averaged, lora=options.lora, options=options)
     return TwoExperts(above, below, boundary=boundary, offload=options.offload_experts)
 
 
@@ -262,7 +257,7 @@ def open_decoder(
 
 
 def _load(
-    path: Path, config: RunConfig, *, averaged: bool, lora: Sequence[str] = ()
+    path: Path, config: RunConfig, *, averaged: bool, lora: Sequence[str], options: LoadOptions
 ) -> FullForward:
     from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
@@ -275,5 +270,6 @@ def _load(
     groups = process_groups()
     model = network(config.model, groups).to(device())
     load_network(path, model, groups, averaged=averaged)
-    add_adapters(model, lora, option="--lora")
+    ignored = say_notice if options.ignore_text_encoder else None
+    add_adapters(model, lora, option="--lora", without_text_encoder=ignored)
     return FullForward([model]).eval()

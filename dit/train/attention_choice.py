@@ -25,8 +25,7 @@ from dit.distributed.watchdog import heartbeat
 from dit.models.attention.choice import BUDGET_S, attention_calls, fault, milliseconds
 from dit.models.attention.fit import AttentionCase, fitting, refusal
 from dit.parsing import cause
-from dit.train.checkpoint.paths import saved_config
-from dit.train.checkpoint.resume import goes_on_from
+from dit.train.checkpoint.paths import goes_on_from, saved_config
 
 _MOST_TOKENS = 32_768
 """Of the pack that is timed; attention to longer samples takes seconds a layer."""

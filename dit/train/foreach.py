@@ -1,6 +1,6 @@
 """One operation on all weights: a few kernels on a GPU, where a loop starts some for each weight.
 
-On a CPU torch itself loops, and every number is that of the loop.
+On a CPU torch itself loops.
 """
 
 # W weights
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 _torch: Any = torch  # its types do not name these operations
+_PIECE = 4096
 
 
 def lerp(averages: Sequence[Tensor], values: Sequence[Tensor], rate: float) -> None:
@@ -35,7 +36,23 @@ def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 def norms(tensors: Sequence[Tensor], *, order: float = 2) -> Tensor:
     """Norms [W], Euclidean if not said otherwise; nobody waits for them; there must be a tensor."""
-    return torch.stack(_torch._foreach_norm([*tensors], order))
+    if order != 2 or tensors[0].is_cuda:
+        return torch.stack(_torch._foreach_norm([*tensors], order))
+    return torch.stack([_euclidean(tensor) for tensor in tensors])
+
+
+def _euclidean(tensor: Tensor) -> Tensor:
+    """The norm, from those of pieces.
+
+    On a CPU torch adds all float32 squares one after another: of 40 million numbers the norm is
+    0.3% too small, and by how much depends on how ranks share them.
+    """
+    flat = tensor.flatten()
+    whole = flat[: flat.numel() // _PIECE * _PIECE].view(-1, _PIECE)
+    norms = [
+        torch.linalg.vector_norm(x, dim=-1) for x in (whole, flat[whole.numel() :].view(1, -1))
+    ]
+    return torch.linalg.vector_norm(torch.cat(norms), dtype=torch.float64).to(tensor.dtype)
 
 
 def install_norm_and_scale() -> None:
@@ -53,7 +70,7 @@ def install_norm_and_scale() -> None:
 
 def _l2_norm(_chunk: int, _flag: Any, lists: Sequence[list[Tensor]], _each: bool) -> Any:
     """The norm [1] of all tensors of one list."""
-    return torch.linalg.vector_norm(norms(lists[0])).reshape(1), None
+    return norms([norms(lists[0])]), None
 
 
 def _scale(_chunk: int, _flag: Any, lists: Sequence[list[Tensor]], factor: float) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
 
     from dit.train.checkpoint.async_save import Saver
+    from dit.train.checkpoint.mirror import Mirror
     from dit.train.checkpoint.origin import Origin
     from dit.train.metrics.interval_metrics import IntervalMetrics
     from dit.train.model_and_optimizer import ModelAndOptimizer
@@ -119,6 +120,7 @@ class TrainState:
     card: dict[str, Any] | None  # how to decode the data; mock data has none
     progress: TrainProgress = field(default_factory=TrainProgress)
     saver: Saver | None = None  # where there is a run folder
+    mirror: Mirror | None = None  # of checkpoint.mirror, on the first rank
     saved_step: int = -1  # step of the newest checkpoint
     start: Start | None = None  # where a new run has its weights from; None draws them
     export: Export | None = None  # called with each complete checkpoint, by all ranks

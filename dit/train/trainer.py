@@ -42,16 +42,19 @@ from dit.objectives import (
     training_objective,
     training_problem,
 )
+from dit.progress import counted
 from dit.train.attention_choice import with_attention
 from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of, checked_base
 from dit.train.checkpoint.async_save import Saver
+from dit.train.checkpoint.mirror import Mirror, restored
+from dit.train.checkpoint.paths import starting_point
 from dit.train.checkpoint.resume import (
     close_saver,
+    finish_all,
     finish_save,
     resume,
     run_folder,
     save,
-    starting_point,
 )
 from dit.train.checkpoint.state_dict import load_base
 from dit.train.garbage_collection import collect_after, manual_gc
@@ -109,6 +112,7 @@ def pretrain(
 
     Raises:
         ValueError: checkpoint.load_hf is given, and no `start`.
+        FloatingPointError: too many steps in a row were skipped, or all of them.
     """
     with ExitStack() as ends:
         run = _prepare(config, ends, start=start, timed=True)
@@ -137,6 +141,9 @@ def measure_steps(
     """The values that `steps` steps inside `around` would log, after `warm_up` other steps.
 
     Nothing is saved or validated, and Ctrl-C ends the process at once.
+
+    Raises:
+        FloatingPointError: every one of them was skipped, which takes less time than an update.
     """
     with ExitStack() as ends:
         run, no_signals = _prepare(config, ends, fill=fill), StopSignals()
@@ -147,8 +154,11 @@ def measure_steps(
         ends.enter_context(manual_gc(config.train))
         for _ in range(warm_up):
             _step(run, no_signals)
+        warm = run.progress.step
         with around:
-            return [_step(run, no_signals)[0] for _ in range(steps)]
+            values = [_step(run, no_signals)[0] for _ in range(steps)]
+        _check_updates(run, since=warm)
+        return values
 
 
 def _prepare(
@@ -181,11 +191,12 @@ def _prepare(
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
     folder = ends.enter_context(run_folder(config))
+    notes += from_first_rank(lambda: restored(config))
     # Drawing takes minutes for a large model; all ranks must agree on it.
     found = from_first_rank(lambda: starting_point(config))
     config, lines = with_attention(config, timed=timed)
     notes += lines
-    adapted = from_first_rank(lambda: adapter_run(config, found))
+    adapted = from_first_rank(lambda: adapter_run(config, found, notes.append))
     if adapted is not None:
         adapted = replace(adapted, base=checked_base(adapted.base, config))
     fill = fill or _first_values(config, found, adapted, start)
@@ -218,6 +229,7 @@ def _prepare(
         run.saver = Saver(run.folder, config, adapters=adapted)
         if dist.get_rank() == 0:
             run.saver.clear()  # frees space before anything is written
+            run.mirror = Mirror(config) if config.checkpoint.mirror else None
     heartbeat("load of the checkpoint")
     resume(run)
     dist.barrier()  # nothing is written before every rank is ready
@@ -248,7 +260,9 @@ def _first_values(
 ) -> Fill:
     """What fills a new model. Frozen weights that are somewhere are loaded later."""
     if found is not None and not _begins(found, adapted):
-        return leave_to_checkpoint
+        # Frozen weights that are in no file are drawn again, as at the first start.
+        drawn = adapted is not None and adapted.base.path is None
+        return initialise_weights if drawn else leave_to_checkpoint
     if adapted is not None and adapted.base.path is not None:
         return initialise_adapters
     if start is not None:
@@ -283,7 +297,7 @@ def check_clean_level(config: RunConfig) -> None:
 
 
 def _train(run: TrainState, logger: RunLogger, stop_signals: StopSignals) -> ExitCode:
-    c = run.config
+    c, start = run.config, run.progress.step
     if c.validation.at_start and run.progress.step == 0:
         logger.busy(_VALIDATING)
         losses, samples = validation_round(run)
@@ -307,26 +321,42 @@ def _train(run: TrainState, logger: RunLogger, stop_signals: StopSignals) -> Exi
             val_loss = losses.get("val_loss_ema", losses.get("val_loss", math.inf))
             save(run, logger, val_loss=val_loss)
         if too_many_skips:
-            finish_save(run, logger)
+            finish_all(run, logger)
             raise _too_many_skips(run, skipped)
         if stop:
-            finish_save(run, logger)
+            finish_all(run, logger)
             logger.info(f"stopped on request; the same command continues: {started_with()}")
             logger.info_cost()
             return ExitCode.STOPPED
-    finish_save(run, logger)
+    finish_all(run, logger)
+    _check_updates(run, since=start)
     logger.info(f"done after step {run.progress.step}")
     logger.info_cost()
     return ExitCode.DONE
 
 
 def _too_many_skips(run: TrainState, last: SkippedStep | None) -> FloatingPointError:
-    where = f"; {run.folder / SKIPPED_FILE} has those of every step" if run.folder else ""
     return FloatingPointError(
         f"{run.progress.skipped_in_a_row} steps in a row were skipped, as many as"
-        f" train.max_skipped_steps allows. Step {run.progress.step}: {last}{where}. Look at these"
-        " samples, or lower optimizer.lr; the run goes on from its checkpoint of this step"
+        f" train.max_skipped_steps allows. Step {run.progress.step}: {last}{_skipped_file(run)}."
+        " Look at these samples, or lower optimizer.lr; the run goes on from its checkpoint of"
+        " this step"
     )
+
+
+def _check_updates(run: TrainState, *, since: int) -> None:
+    """Raises FloatingPointError where every step after `since`, or of the run, was skipped."""
+    steps = run.progress.step - since or run.progress.step
+    if 0 < steps <= run.progress.skipped_in_a_row:
+        raise FloatingPointError(
+            f"every step was skipped ({counted(steps, 'step')}): no loss and gradient was finite,"
+            f" and no weight has changed{_skipped_file(run)}. Look at these samples and at the"
+            " weights that the run started from, or lower optimizer.lr"
+        )
+
+
+def _skipped_file(run: TrainState) -> str:
+    return f"; {run.folder / SKIPPED_FILE} has those of every step" if run.folder else ""
 
 
 def _is_last(run: TrainState) -> bool:

@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from data_prep.cli.parser import main as pack
 from dit.command_line import python
 from tests.entering import Enter, Outcome
 from tests.holding import held
 from tests.launching import ROOT, SMALL, command, metrics, numbers, run
+from tests.shard_edits import edited
 
 
 @pytest.fixture
@@ -45,6 +47,40 @@ def test_what_has_changed_is_said_when_a_run_goes_on(pretrain, tmp_path):
     assert len(metrics(tmp_path)) == 3
 
 
+def test_what_only_the_start_of_a_run_reads_is_said_to_have_no_effect(pretrain, tmp_path):
+    plain, run, other = (tmp_path / name for name in ("plain", "run", "other"))
+    _said(pretrain(run))
+    for copy in (plain, other):
+        shutil.copytree(run, copy)
+    late = (f"checkpoint.load={other}", "checkpoint.finetune=true", "train.warm_start_ema=true")
+    late += ("checkpoint.finetune_weights=ema", "model.init_method_std=0.1")
+    late += ("validation.at_start=true",)
+    longer = ("train.train_iters=3", "train.eval_interval=3", "train.eval_iters=1")
+    assert "without effect" not in _said(pretrain(plain, *longer))
+    said = _said(pretrain(run, *longer, *late))
+    named = said.partition("changed without effect, for only the start of a run reads it: ")[2]
+    for setting in late:
+        assert f"{setting.partition('=')[0]} " in named.splitlines()[0]
+    assert all(
+        setting.partition("=")[0] not in said.partition("changed without")[0] for setting in late
+    )
+    assert numbers(run) == numbers(plain)
+    continued = _said(pretrain(tmp_path / "new", "train.train_iters=3", f"checkpoint.load={other}"))
+    assert "checkpoint.load null -> " in continued and "without effect" not in continued
+
+
+def test_the_lowest_loss_is_sought_anew_where_validation_measures_otherwise(pretrain, tmp_path):
+    validated = ("train.eval_interval=1", "train.eval_iters=1", "ema.kind=none")
+    worse = ("train.train_iters=3", "optimizer.lr=0.5", "optimizer.min_lr=0.5")
+    _said(pretrain(tmp_path / "same", *validated))
+    shutil.copytree(tmp_path / "same", tmp_path / "other")
+    for name, more in (("same", ()), ("other", ("train.eval_iters=2",))):
+        said = _said(pretrain(tmp_path / name, *validated, *worse, *more))
+        lowest = (tmp_path / name / "checkpoints/LOWEST_VAL").read_text()
+        assert ("the lowest loss is sought anew" in said) == (name == "other")
+        assert (lowest == "step_00000003") == (name == "other")
+
+
 @pytest.fixture(scope="module")
 def more_digits(tmp_path_factory) -> Path:
     """The same digits and 40 more."""
@@ -65,7 +101,7 @@ def test_other_data_are_refused_with_both_places_and_the_way_to_take_them_in(
     new = (f"dataset.path={more_digits}", "train.train_iters=3")
     for folder in ("old", "new"):
         said = pretrain(tmp_path / folder, f"checkpoint.load={tmp_path}/old", *new).error()
-        assert f"dataset: {digits} (index" in said
+        assert f"dataset.path, blend, mock: {digits} (index" in said
         assert f") when saved, {more_digits} (index" in said
         assert "begin the data anew with checkpoint.load_data_position=false: weights," in said
         assert "start a new run" not in said
@@ -101,7 +137,7 @@ def test_more_samples_in_the_same_folder_are_other_data(pretrain, tmp_path, digi
     shutil.copytree(more_digits, data)
     changes = (f"dataset.path={data}", "train.train_iters=3")
     said = pretrain(run, *changes).error()
-    assert f"dataset: {data} has other shards or splits now (index" in said
+    assert f"dataset.path, blend, mock: {data} has other shards or splits now (index" in said
     assert "the data begin anew" in _said(pretrain(run, *_anew(*changes)))
     assert [line["step"] for line in metrics(run)] == [1, 2, 3]
 
@@ -149,9 +185,18 @@ def test_weights_that_are_not_there_or_do_not_fit_are_refused(pretrain, tmp_path
     assert "model.num_layers: 2 in the checkpoint, 3 here" in said
 
 
-def test_a_run_to_continue_that_is_not_there_is_said(pretrain, tmp_path):
-    said = _said(pretrain(tmp_path / "new", f"checkpoint.load={tmp_path}/typo"))
-    assert f"checkpoint.load={tmp_path}/typo holds no checkpoint: starting at step 0" in said
+def test_a_run_to_continue_that_is_not_there_is_refused(pretrain, tmp_path):
+    """Unless it is the run's own folder, where the first checkpoint is still to come."""
+    typo = f"checkpoint.load={tmp_path}/typo"
+    for words in ((typo,), (typo, "--dry-run")):
+        said = pretrain(tmp_path / "new", *words).error()
+        assert f"{typo} holds no checkpoint; give a run folder" in said
+    assert not (tmp_path / "new/metrics.jsonl").exists()
+    own = f"checkpoint.load={tmp_path}/x/../new"
+    (tmp_path / "x").mkdir()
+    _said(pretrain(tmp_path / "new", own, "--dry-run"))
+    assert "continuing" not in _said(pretrain(tmp_path / "new", own))
+    assert "continuing after step 2" in _said(pretrain(tmp_path / "new", typo))  # it has its own
 
 
 def test_with_the_newest_checkpoint_damaged_the_advice_leads_on(pretrain, tmp_path):
@@ -188,6 +233,38 @@ def test_a_run_that_is_done_says_what_can_be_done_with_it(pretrain, tmp_path):
 def test_a_run_on_mock_data_gets_a_report_alone(pretrain, tmp_path):
     said = _said(pretrain(tmp_path, "dataset.mock=true", "dataset.path=null"))
     assert said.endswith(f"  report     {python()} -m dit.report {tmp_path}\n")
+
+
+def test_adapters_beside_drawn_weights_go_on(pretrain, tmp_path):
+    """Weights that are in no file are drawn again, and another seed would draw others."""
+    parts, whole = tmp_path / "parts", tmp_path / "whole"
+    mock = ("dataset.mock=true", "dataset.path=null", "lora.rank=2", "scheduler.lr_decay_iters=9")
+    _said(pretrain(parts, *mock))
+    for wrong in ("rng.seed=7", "model.init_method_std=0.1"):
+        anew = "checkpoint.load_data_position=false"
+        said = pretrain(parts, *mock, "train.train_iters=4", wrong, anew).error()
+        assert "adapters beside weights that are in no file but drawn anew" in said
+        assert wrong in said
+    assert "continuing after step 2" in _said(pretrain(parts, *mock, "train.train_iters=4"))
+    _said(pretrain(whole, *mock, "train.train_iters=4"))
+    assert numbers(parts) == numbers(whole)
+    assert not any(line["skipped"] for line in metrics(parts))
+
+
+def test_a_run_whose_every_step_was_skipped_does_not_end_well(pretrain, digits, tmp_path):
+    def overflow(tensors):  # finite, and its square is not
+        return tensors | {"latent": torch.full_like(tensors["latent"], 3e38, dtype=torch.bfloat16)}
+
+    huge = f"dataset.path={edited(digits, tmp_path / 'huge', overflow, count=215)}"
+    run = tmp_path / "run"
+    first = pretrain(run, huge)
+    assert "every step was skipped (2 steps): no loss and gradient was finite" in first.error()
+    assert f"{run}/skipped_samples.jsonl" in first.said and "done after" not in first.said
+    assert "every step was skipped (2 steps)" in pretrain(run).error()  # nothing is left to do
+    assert "done after step 3" in _said(pretrain(run, "train.train_iters=3"))
+    later = pretrain(run, huge, "train.train_iters=4")
+    assert "every step was skipped (1 step)" in later.error()
+    assert "done after step 4" in _said(pretrain(run))
 
 
 def test_a_folder_that_another_run_writes_to_is_refused_before_anything_is_changed(

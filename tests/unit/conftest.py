@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import megatron.core.optimizer as of_megatron
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from dit.models.attention import kernels
 from dit.models.dit.config import DitConfig
 from dit.models.layers import transformer_engine
 from dit.models.stacks import stacked_transformer
+from dit.train import model_and_optimizer
 from tests import stand_in_engine
 
 Grid = tuple[int, int, int]
@@ -33,6 +35,17 @@ def stand_in(monkeypatch):
     yield stand_in_engine.install(monkeypatch)
     for cached in (transformer_engine._linear_class, kernels._engine_module):
         cached.cache_clear()
+
+
+@pytest.fixture
+def engine(stand_in, monkeypatch):
+    """A machine with Transformer Engine and a GPU, as far as the optimizer asks."""
+    monkeypatch.setattr(model_and_optimizer, "check_moments", lambda config: None)
+    for module in (of_megatron, of_megatron.distrib_optimizer):
+        monkeypatch.setattr(module, "Adam", stand_in_engine.FusedAdam)
+    monkeypatch.setattr(of_megatron, "USING_PYTORCH_OPTIMIZER", False)
+    monkeypatch.setattr("megatron.core.utils._te_version", None)
+    return stand_in
 
 
 @pytest.fixture(scope="session")

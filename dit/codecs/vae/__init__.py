@@ -66,4 +66,23 @@ def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -
     return replace(codec, whitening=whitening)
 
 
-__all__ = ["CODECS", "Codec", "ModelLocation", "Pixel", "codec_named", "codec_of_card"]
+def usual_size(card: dict[str, Any]) -> dict[str, int]:
+    """Frames, rows and columns of most samples of a dataset, as far as its card tells them.
+
+    Without a list of sizes, a codec of pictures alone tells that there is one frame.
+    """
+    if sizes := card.get("sizes"):
+        return sizes[0]
+    codec = CODECS.get(str(card.get("processor", {}).get("name")))
+    return {"num_frames": 1} if codec is not None and "video" not in codec.media else {}
+
+
+__all__ = [
+    "CODECS",
+    "Codec",
+    "ModelLocation",
+    "Pixel",
+    "codec_named",
+    "codec_of_card",
+    "usual_size",
+]

@@ -16,10 +16,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
+from dit.command_line import OptionParser
 from dit.config import RunConfig
 from dit.config.loading.load import NO_GUESS, Adapt, ConfigError, load_config
 from dit.config.loading.schema import Schema, schema_of
 from dit.config.loading.settings import COMMAND_LINE
+from dit.local_path import data_place
 
 _OVERRIDES = """\
 overrides; they replace values of the file, which replace those of the recipe:
@@ -28,7 +30,7 @@ overrides; they replace values of the file, which replace those of the recipe:
   model.num_layers=12   optimizer.lr=1e-4   'model.rope_scale=[2,1,1]'   checkpoint.load=null
 
 In a file, ${other.key} and ${oc.env:VARIABLE,default} refer to other values.
-To write ${ or a lone ??? as text, put a backslash before it.
+To write ${ or a lone ??? as text, put a backslash before it. In paths, ~/ and ~user/ are expanded.
 
 keys, with the default of the recipe and the possible values (of model those of the DiT;
 docs/configuration.md has those of all families):
@@ -45,7 +47,7 @@ class Arguments:
     print_config: bool  # print the resolved configuration, stop
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(OptionParser):
     """Says what is wrong as every other problem of a configuration is said."""
 
     def error(self, message: str) -> NoReturn:
@@ -106,7 +108,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     overrides: list[str] = []
     waiting = list(argv)
     while waiting:
-        token = waiting.pop(0)
+        token = _spelled(waiting.pop(0))
         name, equals, _ = token.partition("=")
         has_value = bool(waiting) and not equals and not waiting[0].startswith("--")
         if name.startswith("--") and "." in name:
@@ -122,6 +124,17 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             flags.append(token)
     return flags, overrides
+
+
+def _spelled(token: str) -> str:
+    """A token whose flag is spelled as here or by another tool: dashes are underscores."""
+    name, equals, value = token.partition("=")
+    if not name.startswith("--") or "." in name:
+        return token
+    ours, theirs = (f"--{name[2:].replace(*pair)}" for pair in (("_", "-"), ("-", "_")))
+    if ours in (*_WITH_VALUE, *_SWITCHES):
+        return ours + equals + value
+    return theirs + equals + value if _is_foreign_flag(theirs) else token
 
 
 def _is_foreign_flag(name: str) -> bool:
@@ -163,7 +176,7 @@ def _parser(
     add(
         "--recipe", choices=list(recipes), default=default, help=f"to start from; default {default}"
     )
-    add("--dataset-path", metavar="DIR", help="short for dataset.path=DIR")
+    add("--dataset-path", type=data_place, metavar="DIR", help="short for dataset.path=DIR")
     for name, text in _SWITCHES.items():
         add(name, action="store_true", help=text)
     return parser

@@ -15,12 +15,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import OmegaConf
 
 from dit.config import ModelConfig, ObjectiveConfig, Problems, RunConfig
-from dit.config.loading.schema import Schema, hints, is_group, record_type, schema_of
+from dit.config.loading.schema import (
+    Schema,
+    hints,
+    is_group,
+    path_keys,
+    record_type,
+    schema_of,
+)
 from dit.config.loading.settings import (
     Setting,
     escaped,
@@ -31,7 +38,8 @@ from dit.config.loading.settings import (
     shown,
     value_of,
 )
-from dit.config.loading.validate import checked_config, plain, plain_group
+from dit.config.loading.validate import checked_config, plain, plain_group, read_paths
+from dit.local_path import PathError
 from dit.models.family import Family, default_family, families, family_named, family_of_size
 from dit.other_networks import why_not_trained
 
@@ -46,8 +54,18 @@ NO_GUESS = (
 
 logger = logging.getLogger(__name__)
 
-ForWeights = tuple[ModelConfig, ObjectiveConfig]
-"""The network of weights that a run starts from, and what they were trained for."""
+
+class ForWeights(NamedTuple):
+    """The network of weights that a run starts from, and what they were trained for."""
+
+    model: ModelConfig
+    objective: ObjectiveConfig
+    stated: frozenset[str]
+    """Keys of `objective` that lie beside the weights, so that no `model.name` implies them."""
+    place: str
+    """Where the weights are, in words."""
+
+
 Notice = Callable[[RunConfig], str]
 """A line for the log about a key, once the run is known."""
 Adapt = Callable[[RunConfig, Callable[..., Any]], ForWeights | None]
@@ -70,13 +88,15 @@ def load_config(
     config_file: Path | None = None,
     overrides: Sequence[str] = (),
     adapt: Adapt | None = None,
+    saved: bool = False,
 ) -> RunConfig:
     """The recipe's run with the changes of a YAML file, then those of a command line.
 
     `overrides` takes the tokens of a command line: `a.b=c`, `+a.b=c`, `~a.b` (back to the recipe's
     value), `--a.b c`, `--a.b=c`; values are YAML. Keys that only other stacks know are logged as
     warnings that say what replaces them. `adapt` may replace the recipe's network and
-    objective by those of weights to start from, below all that a person has set.
+    objective by those of weights to start from, below all that a person has set. Paths are read by
+    `dit.local_path`, unless the file is a `saved` one, whose paths are those of its run.
 
     Raises:
         ConfigError: with every problem found, each naming key, value, place and remedy.
@@ -90,20 +110,30 @@ def load_config(
     from_tokens, wrong_tokens = read_tokens(overrides)
     problems += wrong_tokens
     settings += from_tokens
-    base = plain(recipe)
-    if adapt is not None and (found := adapt(recipe, _given(base, settings))) is not None:
-        base |= {"model": plain_group(found[0]), "objective": plain_group(found[1])}
+    base, stated = plain(recipe), frozenset[str]()
+    given = partial(_given, base, settings, schema_of(recipe))
+    told = None if adapt is None else adapt(recipe, given)
+    if told is not None:
+        base |= {"model": plain_group(told.model), "objective": plain_group(told.objective)}
+        stated = frozenset(f"objective.{key}" for key in told.stated)
     family = _chosen_family(base, settings, problems)
+    if told is not None and family.name != told.model.family:
+        raise ConfigError([*problems, _of_another_family(told, family, base, settings)])
     schema = Schema(family.config)
     if family.name != base["model"]["family"]:
         base["model"] = plain_group(family.default())
         base["objective"] |= family.objective.settings
         if value_of("model.name", base, settings) is None:
             base["objective"] |= family.objective.of_size.get(family.default().name, {})
-    found = _checked(base, settings, family, schema)
+    sizes = {
+        size: {key: value for key, value in keys.items() if key not in stated}
+        for size, keys in family.keys_of_sizes.items()
+    }
+    checked = partial(_checked, base, settings, sizes, schema, saved=saved)
+    found = checked()
     if found.problems:
         # Another tool's key may ask for what its own network would not have used, either.
-        without = _checked(base, settings, family, schema, where_legal=False)
+        without = checked(where_legal=False)
         found = without if len(without.problems) < len(found.problems) else found
     problems += found.problems
     if problems or found.config is None:
@@ -125,15 +155,20 @@ class _Checked:
 def _checked(
     base: dict[str, Any],
     settings: list[Setting],
-    family: Family,
+    sizes: Mapping[str, Mapping[str, Any]],
     schema: Schema,
     *,
+    saved: bool,
     where_legal: bool = True,
 ) -> _Checked:
-    """`where_legal`: whether to use the keys of other tools that not all networks take."""
+    """`sizes`: the keys that each `model.name` implies.
+
+    `where_legal`: whether to use the keys of other tools that not all networks take.
+    """
     problems: list[str] = []
     ours, notices = _sort(settings, schema, problems, where_legal=where_legal)
-    merged = merge(base, ours, family.keys_of_sizes)
+    merged = merge(base, ours, sizes)
+    problems += [] if saved else read_paths(merged, schema)
     config, wrong = checked_config(merged, base, schema)
     said = [notice(config) for notice in notices] if config is not None else []
     return _Checked(
@@ -143,12 +178,29 @@ def _checked(
     )
 
 
-def _given(base: dict[str, Any], settings: list[Setting]) -> Callable[..., Any]:
-    def value(key: str, otherwise: Any = None) -> Any:
-        found = value_of(key, base, settings)
-        return otherwise if found is None else found.value
+def _given(
+    base: dict[str, Any],
+    settings: list[Setting],
+    schema: Schema,
+    key: str,
+    otherwise: Any = None,
+) -> Any:
+    """What a person set a key of a common group to.
 
-    return value
+    Raises:
+        ConfigError: it is a path that cannot be read.
+    """
+    found = value_of(key, base, settings)
+    if found is None:
+        return otherwise
+    group, _, name = key.partition(".")
+    read = path_keys(schema.groups[group]).get(name)
+    if read is None or not isinstance(found.value, str):
+        return found.value
+    try:
+        return read(found.value)
+    except PathError as error:
+        raise ConfigError([f"{key} ({found.origin}): {error}"]) from None
 
 
 def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list[str]) -> Family:
@@ -176,6 +228,19 @@ def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list
             f"model.name={size.value} ({size.origin}) is a size of family {other.name}, and"
             f" model.family={family.name} ({named.origin}); leave one of them out",
         ]
+    )
+
+
+def _of_another_family(
+    told: ForWeights, family: Family, base: dict[str, Any], settings: list[Setting]
+) -> str:
+    """That a person asks for another family than that of the weights."""
+    keys = (value_of(key, base, settings) for key in ("model.family", "model.name"))
+    named = ", ".join(f"{one.key}={one.value} ({one.origin})" for one in keys if one is not None)
+    return (
+        f"{named}: of family {family.name}, and {told.place} holds weights of"
+        f" model.family={told.model.family}; leave these keys out, take a file of conf/ for"
+        f" {told.model.family}, or other weights"
     )
 
 
@@ -323,7 +388,7 @@ def read_config(path: Path) -> RunConfig:
     Raises:
         ConfigError: the file is missing, or another version of this program wrote it.
     """
-    return load_config(default_config(), config_file=path)
+    return load_config(default_config(), config_file=path, saved=True)
 
 
 def default_config() -> RunConfig:
@@ -331,12 +396,12 @@ def default_config() -> RunConfig:
     return RunConfig(model=default_family().default())
 
 
-def changes(before: RunConfig, after: RunConfig) -> list[str]:
-    """`key old -> new` for each setting that differs; null where a family has no such key."""
+def changes(before: RunConfig, after: RunConfig) -> dict[str, str]:
+    """Key -> `key old -> new` of each setting that differs; null where a family has no such key."""
     old, new = plain(before), plain(after)
     keys = dict.fromkeys([*schema_of(before).all_keys(), *schema_of(after).all_keys()])
     pairs = [(key, _at(old, key), _at(new, key)) for key in keys]
-    return [f"{key} {shown(was)} -> {shown(now)}" for key, was, now in pairs if was != now]
+    return {key: f"{key} {shown(was)} -> {shown(now)}" for key, was, now in pairs if was != now}
 
 
 def _at(tree: dict[str, Any], key: str) -> Any:

@@ -6,11 +6,11 @@ python -m dit.config.loading.reference_page conf --output docs/configuration.md
 from __future__ import annotations
 
 import inspect
-from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dit.command_line import OptionParser
 from dit.config import ModelConfig
 from dit.config.inlining import value_of
 from dit.config.loading.load import default_config
@@ -23,6 +23,7 @@ from dit.config.loading.schema import (
     sentences,
 )
 from dit.config.loading.settings import read_file
+from dit.config.resume import RESUMED, resume_class
 from dit.models.family import default_family, families, family_of_size
 
 Files = Mapping[str, Mapping[str, Any]]
@@ -36,11 +37,16 @@ Every key of a run. In a YAML file it stands below its group; on the command lin
 `python recipes/pretrain_dit.py --help` says the same in the terminal for the family `dit`, and
 `--print-config` shows the values of a run. [Objectives](objectives.md), [launching](launching.md),
 [validation](validation.md), [throughput](throughput.md) and [fine-tuning](fine_tuning.md) say what
-to choose. This page is made from the code:
+to choose. In paths `~/` and `~user/` are expanded, and `null` stands for none. This page is made
+from the code:
 
 ```bash
 python -m dit.config.loading.reference_page conf --output docs/configuration.md
 ```
+
+The column *resume* says what another value does to a run that
+[continues](launching.md#other-settings-in-the-middle-of-a-run) from a checkpoint:
+
 """
 
 
@@ -55,7 +61,8 @@ def files_in(folder: Path) -> dict[str, dict[str, Any]]:
 def reference_page(files: Files) -> str:
     """The page as Markdown."""
     defaults = default_config()
-    parts = [_INTRODUCTION, *_models(files)]
+    classes = "".join(f"- `{one}`: {text}\n" for one, text in RESUMED.items())
+    parts = [_INTRODUCTION + classes, *_models(files)]
     for name, kind in schema_of(defaults).groups.items():
         if name != "model":
             table = _table(kind, getattr(defaults, name), name, hints(kind), files)
@@ -95,30 +102,31 @@ def _summary(kind: type) -> str:
 
 
 def _table(kind: Any, values: object, group: str, keys: Iterable[str], files: Files) -> str:
-    lines = ["| key | type | default | meaning | set by |", "|---|---|---|---|---|"]
+    lines = [
+        "| key | type | default | meaning | resume | set by |",
+        "|---|---|---|---|---|---|",
+    ]
     for key in keys:
-        default = "" if record_type(hints(kind)[key]) else as_typed(value_of(values, key))
-        lines.append(
-            _row(f"{group}.{key}", hints(kind)[key], default, sentences(kind).get(key, ""), files)
-        )
         record = record_type(hints(kind)[key])
-        for name, inner in hints(record).items() if record else ():
-            text = sentences(record).get(name, "") if record else ""
-            lines.append(_row(f"{group}.{key}[].{name}", inner, "", text, files))
+        default = "" if record else f"`{as_typed(value_of(values, key))}`"
+        lines.append(_row(kind, key, f"{group}.{key}", default, files))
+        for name in hints(record) if record else ():
+            lines.append(_row(record, name, f"{group}.{key}[].{name}", "", files))
     return "\n".join([*lines, ""])
 
 
-def _row(key: str, kind: Any, default: str, sentence: str, files: Files) -> str:
+def _row(group: Any, name: str, key: str, default: str, files: Files) -> str:
+    """The row of key `name` of a dataclass, whose whole name is `key`."""
     names = [name for name, keys in files.items() if key in keys]
     users = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
-    default = f"`{default}`" if default else ""
-    cells = (f"`{key}`", expected(kind), default, sentence, users)
+    sentence, resumed = sentences(group).get(name, ""), resume_class(group, name)
+    cells = (f"`{key}`", expected(hints(group)[name]), default, sentence, resumed, users)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = ArgumentParser(description="Writes every key of a run as a page.")
+    parser = OptionParser(description="Writes every key of a run as a page.")
     parser.add_argument("folder", type=Path, help="folder of YAML files that set them")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="Markdown")
     wanted = parser.parse_args(argv)

@@ -8,16 +8,18 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from itertools import pairwise
-from types import NoneType
-from typing import Any, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from dit.config import ModelConfig, RunConfig
 from dit.config.inlining import inlined_groups, is_group, key_types, value_of
+from dit.config.resume import Resume, resume_class
 
 
 def hints(group: Any) -> dict[str, Any]:
@@ -35,6 +37,25 @@ def item_type(kind: object, index: int) -> Any:
     if len(items) == 2 and items[1] is Ellipsis:
         return items[0]
     return items[index] if index < len(items) else None
+
+
+@cache
+def path_keys(group: Any) -> dict[str, Callable[[str], str]]:
+    """The keys of a dataclass that are paths, with the function of `dit.local_path` of each."""
+    found = {}
+    for name, kind in get_type_hints(get_origin(group) or group, include_extras=True).items():
+        found.update((name, mark) for mark in _marks(kind) if callable(mark))
+    return found
+
+
+def _marks(kind: Any) -> Iterator[Any]:
+    """What `Annotated` says of a type and of each of its alternatives."""
+    if get_origin(kind) is Annotated:
+        yield from kind.__metadata__
+        kind = kind.__origin__
+    if get_origin(kind) in (Union, UnionType):
+        for part in get_args(kind):
+            yield from _marks(part)
 
 
 def record_type(kind: object) -> type | None:
@@ -90,6 +111,11 @@ class Schema:
     def all_keys(self) -> list[str]:
         """Every dotted key that holds a value, in the order of the tree."""
         return [f"{group}.{name}" for group, kind in self.groups.items() for name in hints(kind)]
+
+    def resume_class(self, key: str) -> Resume:
+        """What another value of a dotted key does to a run that continues."""
+        group, _, name = key.partition(".")
+        return resume_class(self.groups[group], name)
 
     def nearest(self, key: str) -> str | None:
         """The known key that an unknown one was probably meant to be."""
@@ -152,8 +178,10 @@ def expected(kind: Any) -> str:
 def _expected_list(items: tuple[Any, ...]) -> str:
     if items[-1] is not Ellipsis:
         return f"a list of {len(items)} values, each {expected(items[0])}"
-    fields_of_item = ", ".join(hints(items[0])) if is_group(items[0]) else expected(items[0])
-    return f"a list of {{{fields_of_item}}}"
+    several = {int: "integers", float: "numbers", str: "texts"}
+    if is_group(items[0]):
+        return f"a list of {{{', '.join(hints(items[0]))}}}"
+    return f"a list of {several.get(items[0]) or f'values, each {expected(items[0])}'}"
 
 
 @cache

@@ -15,15 +15,17 @@ meant word for word.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from dit.config import Problems
 from dit.config.loading.schema import Schema
@@ -36,6 +38,7 @@ MOST_REFERENCES = 16
 # One interpolation without another inside: a key of this configuration, or a variable of the shell.
 _ALLOWED = re.compile(r"\$\{\s*(?:oc\.env\s*:[^${}]*|[A-Za-z_.][\w.\[\]]*)\s*\}")
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
+_NAME = re.compile(r"\$\{(\w+)\}")
 # What stands for `${`: an odd number of backslashes before it, as OmegaConf reads them.
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
 
@@ -61,11 +64,13 @@ class Setting:
 def read_file(path: Path) -> list[Setting]:
     """Settings of a YAML file, or of diffusion-pipe's TOML, in its order.
 
-    Top-level keys that begin with `x-` hold anchors for other lines, and are no settings.
+    Top-level keys that begin with `x-` hold anchors for other lines, and are no settings. A file
+    such as conf/dit_xl_image.yaml that is not here is that of the installed package.
 
     Raises:
         Problems: the file is missing, is no YAML, or is no mapping of keys to values.
     """
+    path = path if path.exists() else _bundled(path)
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -86,6 +91,15 @@ def read_file(path: Path) -> list[Setting]:
         Setting(key=key, value=value, origin=lines.get(key, str(path)), level=Level.FILE)
         for key, value in _flatten(values)
     ]
+
+
+def _bundled(path: Path) -> Path:
+    """The file of this name beside the installed recipes; the path as it is where there is none."""
+    recipes = find_spec("recipes")
+    if recipes is None or recipes.origin is None:
+        return path
+    found = Path(recipes.origin).parent / path
+    return found if found.is_file() else path
 
 
 def _flatten(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -158,8 +172,8 @@ def _typed(key: str, value: Any = None, *, remove: bool = False) -> Setting:
 
 
 def _normal(key: str) -> str:
-    """`a[0].b` as `a.0.b`, without surrounding blanks."""
-    return re.sub(r"\[(\d+)\]", r".\1", key.strip())
+    """`a[0].b` as `a.0.b`, `a-b` as `a_b`, without surrounding blanks."""
+    return re.sub(r"\[(\d+)\]", r".\1", key.strip().replace("-", "_"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,7 +199,8 @@ def merge(
     settings, notices = _with_named_size(base, settings, sizes)
     notices += _from_environment(settings)
     whole = _overlaid(base, settings, problems)
-    for setting in settings:
+    # The last one of a key is in force; those that it replaces are not at fault.
+    for setting in {setting.key: setting for setting in settings}.values():
         _resolve(whole, base, setting, problems)
     tree: Any = OmegaConf.to_container(whole, resolve=True)
     origins = {setting.key: setting.origin for setting in settings}
@@ -348,6 +363,9 @@ def _failure(setting: Setting, error: Exception) -> str:
     why = "refers to itself" if isinstance(error, RecursionError) else str(error).splitlines()[0]
     if setting.value == "???":
         why = "must be given"
+    shell = [name for name in _NAME.findall(str(setting.value)) if name in os.environ]
+    if isinstance(error, InterpolationKeyError) and shell:
+        why += f"; ${{oc.env:{shell[0]}}} is the variable of the shell"
     return f"{setting.key}={shown(setting.value)} ({setting.origin}): {why}"
 
 

@@ -25,10 +25,21 @@ from pydantic import TypeAdapter, ValidationError
 
 from dit.config import Problems, RunConfig
 from dit.config.inlining import flattened, key_path, nested
-from dit.config.loading.schema import Schema, expected, hints, is_group
+from dit.config.loading.schema import (
+    Schema,
+    expected,
+    hints,
+    is_group,
+    item_type,
+    path_keys,
+    record_type,
+)
 from dit.config.loading.settings import Merged, shown
+from dit.local_path import PathError, not_none
 from dit.models.family import check_objective_inputs
 
+RECIPE = "recipe"
+"""Origin of what no person set."""
 Place = tuple[int | str, ...]  # where in the tree, as ("dataset", "mock_samples", 0, "width")
 
 
@@ -66,6 +77,34 @@ def checked_config(
             return None, problems
         for place in sorted(replaced, key=str):
             doubtful += _stand_in(tree, base, place, schema)
+
+
+def read_paths(merged: Merged, schema: Schema) -> list[str]:
+    """Replaces the paths that a person set by what `dit.local_path` reads; returns the problems.
+
+    A text `None` where a key may be null is one, too.
+    """
+    problems: list[str] = []
+    for group, kind in schema.groups.items():
+        problems += _read_paths(merged.tree[group], kind, (group,), merged.origins)
+    return problems
+
+
+def _read_paths(values: Any, kind: Any, place: Place, origins: dict[str, str]) -> list[str]:
+    problems: list[str] = []
+    for name, value in values.items() if isinstance(values, dict) else ():
+        here, item = (*place, name), hints(kind).get(name)
+        if isinstance(value, list) and (record := record_type(item)):
+            for index, one in enumerate(value):
+                problems += _read_paths(one, record, (*here, index), origins)
+        origin = _origin(here, origins)
+        if not isinstance(value, str) or item not in (str, str | None) or origin == RECIPE:
+            continue
+        try:
+            values[name] = path_keys(kind).get(name, str if item is str else not_none)(value)
+        except PathError as error:
+            problems.append(f"{dotted(here)} ({origin}): {error}")
+    return problems
 
 
 def _checked_once(
@@ -173,7 +212,7 @@ def _origin(place: Place, origins: dict[str, str]) -> str:
             return origins[outer]
     whole = ".".join(map(str, place))
     inner = [where for key, where in origins.items() if key.startswith(f"{whole}.")]
-    return inner[-1] if inner else "recipe"
+    return inner[-1] if inner else RECIPE
 
 
 def _hint(value: object, kind: Any) -> str:
@@ -181,10 +220,20 @@ def _hint(value: object, kind: Any) -> str:
         return f"; write {int(value)}"
     if expected(kind).startswith("text") and isinstance(value, bool | int | float):
         return "; put it in quotes, on a command line as key='\"...\"'"
+    if isinstance(value, str | int | float) and _is_list(kind):
+        return f"; write [{value}]"
+    if str(value).lower() == "none" and expected(kind).endswith("null"):
+        return "; write null"
     if isinstance(kind, type) and issubclass(kind, Enum):
         likely = get_close_matches(str(value).lower(), [str(one.value) for one in kind], n=1)
         return f"; did you mean {likely[0]}?" if likely else ""
     return ""
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether a list of any number of simple values is expected, or null."""
+    item = item_type(kind, 10_000)  # a list of fixed length has none
+    return item is not None and not is_group(item)
 
 
 def _contradiction(place: Place, text: str, origins: dict[str, str], schema: Schema) -> str:

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dit.local_path import checkpoint_place
+
 Say = Callable[[str], None]
 
 
 def add_export_lora(commands: Any, epilog: str) -> argparse.ArgumentParser:
     about = "A checkpoint of LoRA adapters -> a folder for Diffusers, peft and ComfyUI."
     parser = commands.add_parser("export-lora", help=about, description=about, epilog=epilog)
-    _add_folder(parser, "--megatron-path", "Run folder, checkpoint folder, or LATEST file.")
+    add_checkpoint(parser)
     _add_folder(parser, "--hf-path", "Folder to write; must not exist.")
     parser.add_argument(
         "--weights",
@@ -37,7 +39,24 @@ def add_import_lora(commands: Any, epilog: str) -> argparse.ArgumentParser:
     _add_folder(parser, "--hf-path", "Folder or safetensors file of Diffusers, peft or ComfyUI.")
     _add_folder(parser, "--base-path", "Diffusers folder or checkpoint of the base model.")
     _add_folder(parser, "--megatron-path", "Checkpoint to write; must not exist.")
+    parser.add_argument(
+        "--ignore-text-encoder",
+        action="store_true",
+        help="Leave out keys of text encoders, and count them.",
+    )
     return parser
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """The option for a checkpoint that is read."""
+    parser.add_argument(
+        "--megatron-path",
+        type=checkpoint_place,
+        required=True,
+        metavar="DIR",
+        help="Run folder, checkpoint folder, or LATEST file of a run; or msc://PROFILE/PATH of its"
+        " checkpoint.mirror.",
+    )
 
 
 def _add_folder(parser: argparse.ArgumentParser, name: str, text: str) -> None:
@@ -70,7 +89,12 @@ def run_export_lora(args: argparse.Namespace, say: Say) -> int:
 def run_import_lora(args: argparse.Namespace, say: Say) -> int:
     from dit.convert.adapters.import_ import import_lora
 
-    done = import_lora(args.hf_path, args.base_path, args.megatron_path)
+    done = import_lora(
+        args.hf_path,
+        args.base_path,
+        args.megatron_path,
+        without_text_encoder=say if args.ignore_text_encoder else None,
+    )
     ranks = ", ".join(map(str, done.ranks))
     say(f"adapters of {done.modules} linears, of rank {ranks}, are in {done.path}")
     say(

@@ -11,10 +11,11 @@ import torch
 from dit.config import Weights
 from dit.convert.adapters.stored import StoredAdapters, open_adapters
 from dit.convert.atomic_folder import new_folder
-from dit.convert.cards import LoraCard, RunFacts, write_card
+from dit.convert.cards import LoraCard, PictureCode, RunFacts, write_card
 from dit.convert.lora import COMFYUI_FILE, LoraFactors, write_lora
 from dit.distributed.collective_errors import on_first_rank
 from dit.models.family import diffusers_form
+from dit.train.checkpoint.paths import saved_card
 
 _ADAPTERS = ("lora.rank", "lora.alpha", "lora.targets", "lora.dropout")
 
@@ -79,13 +80,18 @@ def write_folder(
 
 def card(opened: StoredAdapters, base_model: str | None) -> LoraCard:
     """What is known of a checkpoint's adapters."""
-    config = opened.config
-    form = diffusers_form(config.model)
-    fitting = [name for name, of in form.pipelines.items() if of == config.objective.name]
+    config, facts = opened.config, RunFacts.of(opened.path, opened.config, *_ADAPTERS)
+    code = PictureCode(
+        config=config,
+        card=saved_card(opened.path) or {},
+        prompt=facts.prompt,
+        base=base_model or "BASE",
+        adapters=True,
+    )
     return LoraCard(
-        network=form.class_name,
+        network=diffusers_form(config.model).class_name,
         base=base_model,
         base_digest=opened.run.base.digest or None,
-        pipeline=fitting[0] if len(fitting) == 1 else None,
-        run=RunFacts.of(opened.path, config, *_ADAPTERS),
+        code=code.text,
+        run=facts,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,11 +31,17 @@ class ImportedLora:
 
 
 def import_lora(
-    file: Path, base: Path, target: Path, *, base_weights: Weights = Weights.MODEL
+    file: Path,
+    base: Path,
+    target: Path,
+    *,
+    base_weights: Weights = Weights.MODEL,
+    without_text_encoder: Callable[[str], None] | None = None,
 ) -> ImportedLora:
     """Writes the checkpoint `target` of the adapters in `file`, for the weights of `base`.
 
-    `base` is a checkpoint, or a Diffusers folder. Collective; the first process writes.
+    `base` is a checkpoint, or a Diffusers folder; `without_text_encoder` is that of `read_lora`.
+    Collective; the first process writes.
 
     Raises:
         LoraFileError: the file cannot be read, or is of another network than the base.
@@ -43,9 +49,8 @@ def import_lora(
         CheckpointError: the base is damaged.
     """
     frozen, config = _base(base, averaged=base_weights is Weights.EMA)
-    read = read_lora(file, config.model)
-    check_fits(read, config.model, place=file)
-    factors = {name: one if one.alpha > 0 else one.folded() for name, one in read.items()}
+    factors = read_lora(file, config.model, without_text_encoder=without_text_encoder)
+    check_fits(factors, config.model, place=file)
     shapes = {n: AdapterShape(rank=one.rank, alpha=one.alpha) for n, one in factors.items()}
     run = AdapterRun(adapters=shapes, base=frozen)
     adapted = replace(config, lora=_described(factors))

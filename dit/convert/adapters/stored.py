@@ -15,7 +15,7 @@ from dit.models.lora.factors import FactorPair, from_stored, to_stored
 from dit.models.lora.targets import adaptable_pairs
 from dit.train.checkpoint.adapters import ADAPTERS, AdapterRun, adapters_of
 from dit.train.checkpoint.paths import (
-    find_checkpoint,
+    named_checkpoint,
     saved_config,
     sync_and_digest,
     write_manifest,
@@ -37,15 +37,10 @@ def open_adapters(checkpoint: Path, weights: Weights | None = None) -> StoredAda
     """Reads the adapters of a checkpoint or run folder; None takes the averages if there are any.
 
     Raises:
-        ConvertError: there is no checkpoint, it has no adapters, or no such weights.
-        CheckpointError: the checkpoint is damaged.
+        ConvertError: the checkpoint has no adapters, or no such weights.
+        CheckpointError: there is no checkpoint, or it is damaged.
     """
-    path = find_checkpoint(checkpoint)
-    if path is None:
-        raise ConvertError(
-            f"--megatron-path {checkpoint} holds no checkpoint; give a run folder or a"
-            " checkpoints/step_... folder"
-        )
+    path = named_checkpoint(checkpoint, named=f"--megatron-path {checkpoint}")
     run = adapters_of(path)
     if run is None:
         raise ConvertError(

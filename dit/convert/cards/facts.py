@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import html
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from dit.config import RunConfig
 from dit.config.inlining import value_of
+from dit.parsing import parse_json
 from dit.train.checkpoint.paths import STEP, saved_card
 
-CARD_FILE, SAMPLES = "README.md", "samples"
+CARD_FILE, SAMPLES, LISTING = "README.md", "samples", "samples.json"
 _SETTINGS = (
     *("optimizer.lr", "optimizer.weight_decay", "train.global_batch_size"),
-    *("dataset.task_encoder_seq_length", "objective.name", "objective.flow_shift"),
-    *("model.name", "model.precision", "rng.seed"),
+    *("dataset.task_encoder_seq_length", "model.name", "model.precision", "rng.seed"),
 )
-_PICTURES = 8
+_PICTURES, _IN_A_ROW = 8, 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownPicture:
+    """A picture or clip that is copied into `samples/`."""
+
+    file: Path
+    prompt: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +39,7 @@ class RunFacts:
     licence: str | None = None  # of the data
     steps: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)  # dotted key -> value
-    pictures: tuple[Path, ...] = ()  # copied into samples/
+    pictures: tuple[ShownPicture, ...] = ()
 
     @classmethod
     def of(cls, checkpoint: Path, config: RunConfig, *more: str) -> RunFacts:
@@ -44,9 +54,17 @@ class RunFacts:
             data=_data(config),
             licence=(saved_card(checkpoint) or {}).get("license") or None,
             steps=int(step) if checkpoint.name.startswith(STEP) and step.isdigit() else None,
-            settings={key: _shown(value) for key, value in shown if value is not None},
+            settings={
+                **{key: _shown(value) for key, value in shown if value is not None},
+                **_objective(config),
+            },
             pictures=_pictures(checkpoint),
         )
+
+    @property
+    def prompt(self) -> str:
+        """The first one that was generated for, as an example."""
+        return next((one.prompt for one in self.pictures if one.prompt), "a prompt")
 
     def lines(self) -> list[str]:
         """Items of a list."""
@@ -58,8 +76,7 @@ class RunFacts:
         """What stands at the end of a card."""
         parts = []
         if self.pictures:
-            shown = (f"![{one.stem}]({SAMPLES}/{one.name})" for one in self.pictures)
-            parts += ["## Samples\n", "\n".join(shown) + "\n"]
+            parts += ["## Samples\n", _table(self.pictures) + "\n"]
         if self.settings:
             rows = "\n".join(f"| `{key}` | `{value}` |" for key, value in self.settings.items())
             parts += ["## Settings\n", f"| key | value |\n|---|---|\n{rows}\n"]
@@ -70,8 +87,39 @@ def write_card(folder: Path, text: str, facts: RunFacts) -> None:
     """Writes the page and the pictures that it shows."""
     for picture in facts.pictures:
         (folder / SAMPLES).mkdir(exist_ok=True)
-        shutil.copy(picture, folder / SAMPLES / picture.name)
+        shutil.copy(picture.file, folder / SAMPLES / picture.file.name)
     (folder / CARD_FILE).write_text(text)
+
+
+def _table(pictures: tuple[ShownPicture, ...]) -> str:
+    """Rows of pictures, each with its prompts below."""
+    rows = []
+    for first in range(0, len(pictures), _IN_A_ROW):
+        row = pictures[first : first + _IN_A_ROW]
+        files = (f"{SAMPLES}/{one.file.name}" for one in row)
+        rows.append(
+            [f"[clip]({name})" if name.endswith(".mp4") else f"![]({name})" for name in files]
+        )
+        rows.append([_in_a_cell(one.prompt) for one in row])
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def _in_a_cell(text: str) -> str:
+    """Any text as it stands, on one line of a table."""
+    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|") or "(no prompt)"
+
+
+def _objective(config: RunConfig) -> dict[str, str]:
+    """What was learned: in one line, and the keys that were set otherwise than by default."""
+    objective = config.objective
+    group = getattr(objective, objective.name, None)  # None: one that others registered
+    changed = {
+        f"objective.{one.name}": _shown(value)
+        for one in (fields(group) if group is not None else ())
+        if (value := getattr(group, one.name)) != one.default and value is not None
+    }
+    return {"objective": objective.summary, **changed}
 
 
 def _value(config: Any, key: str) -> Any:
@@ -92,8 +140,13 @@ def _data(config: RunConfig) -> str | None:
     return ", ".join(Path(place).name for place in places if place) or None
 
 
-def _pictures(checkpoint: Path) -> tuple[Path, ...]:
+def _pictures(checkpoint: Path) -> tuple[ShownPicture, ...]:
     """Those that the last validation of the run generated at this step."""
     samples = checkpoint.parent.parent / "validation_generation" / checkpoint.name
-    found = (one for one in sorted(samples.glob("*")) if one.suffix in (".png", ".mp4"))
-    return tuple(found)[:_PICTURES]
+    try:
+        entries = parse_json((samples / LISTING).read_bytes())
+        named = [(samples / str(one["file"]), str(one["prompt"])) for one in entries]
+    except (OSError, ValueError, LookupError, TypeError):  # none were drawn, or somebody's files
+        return ()
+    there = (pair for pair in named if pair[0].parent == samples and pair[0].is_file())
+    return tuple(ShownPicture(file=f, prompt=p) for f, p in islice(there, _PICTURES))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 
+from dit.convert.cards.code import HUB
 from dit.convert.cards.facts import RunFacts
-
-_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +16,7 @@ class LoraCard:
     network: str  # class of Diffusers' network
     base: str | None = None  # name on the hub of the weights that the adapter is for
     base_digest: str | None = None
-    pipeline: str | None = None  # class of a pipeline that runs the network
+    code: str = ""  # that makes a picture with the base and the adapters
     run: RunFacts = field(default_factory=RunFacts)
 
     def text(self, *, comfyui: bool) -> str:
@@ -29,7 +27,7 @@ class LoraCard:
 
     def _front(self) -> str:
         base = ""
-        if self.base is not None and _HUB.fullmatch(self.base):
+        if self.base is not None and HUB.fullmatch(self.base):
             base = f"base_model: {json.dumps(self.base)}\n"
         return f"---\nlibrary_name: diffusers\n{base}tags:\n- lora\n- peft\n---\n"
 
@@ -39,15 +37,8 @@ class LoraCard:
         return "\n".join([f"- Base: {base}{digest}", *self.run.lines()]) + "\n"
 
     def _loading(self, comfyui: bool) -> str:
-        loader = self.pipeline or "DiffusionPipeline"
-        base = json.dumps(self.base or "BASE")
         lines = [
-            "```python",
-            f"from diffusers import {loader}",
-            f"pipe = {loader}.from_pretrained({base})",
-            'pipe.transformer.load_lora_adapter("FOLDER", prefix="transformer",'
-            " use_safetensors=True)",
-            "```\n",
+            f"```python\n{self.code}\n```\n",
             "`peft.PeftModel.from_pretrained(transformer, FOLDER)` reads the folder as well.",
         ]
         if comfyui:

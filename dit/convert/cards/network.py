@@ -19,11 +19,10 @@ class NetworkCard:
     network: str  # class of Diffusers' network
     weights: str  # which of the checkpoint's
     numbers: int  # of the network
-    pipeline: bool = False  # whether the folder is a whole pipeline
+    code: str  # that makes a picture with the folder
     run: RunFacts = field(default_factory=RunFacts)
 
     def text(self) -> str:
-        loader = "DiffusionPipeline" if self.pipeline else self.network
         facts = [
             f"- Network: `{self.network}`, {self.numbers:,} parameters",
             f"- Weights: {self.weights}",
@@ -36,8 +35,7 @@ class NetworkCard:
                 "\n".join(facts) + "\n",
                 _USE,
                 "## Use\n",
-                f"```python\nfrom diffusers import {loader}",
-                f'{loader}.from_pretrained("FOLDER")\n```\n',
+                f"```python\n{self.code}\n```\n",
                 *self.run.sections(),
             ]
         )

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dit.config import ModelConfig, RunConfig
+from dit.config import ModelConfig, ObjectiveConfig, RunConfig
+from dit.config.inlining import key_types, value_of
 from dit.config.loading.load import ForWeights
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folder
 from dit.convert.errors import ConvertError
@@ -35,12 +36,15 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
         return None  # what is wrong with it is said where all keys are checked
     if own := find_checkpoint(Path(save)) if isinstance(save, str) else None:
         saved = saved_config(own)
-        return _in_layout(saved.model, recipe), saved.objective
+        every = frozenset(key_types(ObjectiveConfig))
+        return ForWeights(_in_layout(saved.model, recipe), saved.objective, every, str(own))
     source = open_folder(Path(place), option=LOAD_HF)
     model = found_model(source, precision=recipe.model.precision)
     name = given("objective.name")
     told = [f"objective.name={name}"] if isinstance(name, str) else []
-    return _in_layout(model, recipe), found_objective(source, model, told).objective
+    found = found_objective(source, model, told)
+    stated, where = frozenset(found.stated), f"{LOAD_HF}={place}"
+    return ForWeights(_in_layout(model, recipe), found.objective, stated, where)
 
 
 def _in_layout(model: ModelConfig, recipe: RunConfig) -> ModelConfig:
@@ -83,6 +87,22 @@ def open_hf_weights(path: Path, model: ModelConfig, *, option: str = LOAD_HF) ->
             " these keys out, and model.name where it implies them"
         )
     return HfWeights(source=source, table=table, notes=lines)
+
+
+def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveConfig) -> list[str]:
+    """Lines for the log: where the objective is from, and the keys that a run has set otherwise.
+
+    Raises:
+        ConvertError: the folder's scheduler is damaged.
+    """
+    told = found_model(source, precision=model.precision)
+    try:
+        found = found_objective(source, told, ())
+    except ConvertError:  # its scheduler does not tell, so that the run had to
+        found = found_objective(source, told, [f"objective.name={run.name}"])
+    each = [(key, value_of(run, key), value_of(found.objective, key)) for key in found.stated]
+    other = [f"objective.{key}={mine}, and there {its}" for key, mine, its in each if mine != its]
+    return [f"objective {found.note}", *(f"other than {source.path} says: {one}" for one in other)]
 
 
 def _fitting(source: DiffusersFolder, model: ModelConfig, told: ModelConfig) -> list[Pair] | None:

@@ -10,11 +10,11 @@ from megatron.core.transformer.module import MegatronModule
 
 from dit.config import RunConfig
 from dit.convert.diffusers_checkpoint import DiffusersFolder
-from dit.convert.load_hf.settings import HfWeights, open_hf_weights
+from dit.convert.load_hf.settings import HfWeights, objective_notes, open_hf_weights
 from dit.convert.load_hf.weights import fill_from_diffusers
 from dit.models.lora.adapter import is_adapter
 from dit.train.checkpoint.origin import Origin, read_origin
-from dit.train.checkpoint.resume import starting_point
+from dit.train.checkpoint.paths import starting_point
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class HfStart:
     """Fills the network of a new run, and says what with: a `dit.train.train_state.Start`."""
 
     weights: HfWeights
+    of_objective: tuple[str, ...] = ()
+    """Lines for the start of the log."""
 
     def fill(self, model: MegatronModule, config: RunConfig) -> None:  # noqa: ARG002
         """Collective; raises as `fill_from_diffusers`."""
@@ -40,6 +42,7 @@ class HfStart:
         return [
             f"starting at step 0 from the weights of {source.path} ({kind}, {count} tensors)",
             *(f"other than {source.path} says: {note}" for note in self.weights.notes),
+            *self.of_objective,
         ]
 
 
@@ -71,4 +74,6 @@ def hf_start(config: RunConfig) -> HfStart | None:
     folder = config.checkpoint.load_hf
     if folder is None or starting_point(config) is not None:
         return None
-    return HfStart(open_hf_weights(Path(folder), config.model))
+    weights = open_hf_weights(Path(folder), config.model)
+    notes = objective_notes(weights.source, config.model, config.objective)
+    return HfStart(weights, tuple(notes))

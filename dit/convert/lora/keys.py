@@ -2,8 +2,9 @@
 
 The same adapter is written as `transformer.blocks.0.attn1.to_q.lora_A.weight` by Diffusers, with
 the prefix `base_model.model.` by peft, with `diffusion_model.` and the names of the original
-project by ComfyUI and diffusion-pipe, and as `lora_unet_blocks_0_self_attn_q.lora_down.weight`
-with an `.alpha` beside it by kohya's scripts.
+project by ComfyUI and diffusion-pipe, as `lora_unet_blocks_0_self_attn_q.lora_down.weight` with an
+`.alpha` beside it by kohya's scripts, and with the prefix `lycoris_` by LyCORIS, which SimpleTuner
+uses.
 """
 
 from __future__ import annotations
@@ -38,32 +39,29 @@ class LoraKey:
 
 _PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.")
 _INNER = "net."  # of Cosmos' own checkpoints
-_FLAT = ("lora_unet_", "lora_transformer_")
-_PARTS = {
-    "lora_A": Factor.DOWN,
-    "lora_down": Factor.DOWN,
-    "lora.down": Factor.DOWN,
-    "lora_B": Factor.UP,
-    "lora_up": Factor.UP,
-    "lora.up": Factor.UP,
-    # XLabs' modules end in lora themselves: processor.qkv_lora1.down.weight.
-    "down": Factor.DOWN,
-    "up": Factor.UP,
-}
-_XLABS = r"(?:(?<=_lora\.)|(?<=_lora[12]\.))(?:down|up)"
-# peft's state_dict has the adapter's name in its keys, which its files leave out.
+_FLAT = ("lora_unet__", "lora_unet_", "lora_transformer_", "lycoris_")
+# Modules of XLabs and of Diffusers' former processors end in lora themselves:
+# processor.qkv_lora1.down.weight, processor.to_q_lora.down.weight.
+_OF_PROCESSOR = r"(?:(?<=_lora\.)|(?<=_lora[12]\.))(?:down|up)"
+# peft's state_dict has the adapter's name in its keys, which its files leave out. Some scripts
+# store the factor itself, and not a linear with a weight.
 _FACTOR = re.compile(
-    rf"(?P<module>.+)\.(?P<part>lora_A|lora_B|lora[._]down|lora[._]up|{_XLABS})"
-    r"(?:\.(?P<adapter>[A-Za-z0-9_-]+))?\.weight"
+    rf"(?P<module>.+)\.(?P<part>lora_[AB]|lora(?:[._]|_linear_layer\.)(?:down|up)|{_OF_PROCESSOR})"
+    r"(?:(?:\.(?P<adapter>[A-Za-z0-9_-]+))?\.weight)?"
 )
-_ALPHA = re.compile(r"(?P<module>.+)\.(?:lora_)?alpha")
+_ALPHA = re.compile(r"(?P<module>.+?)\.(?:lora(?:[._]|_linear_layer\.))?alpha")
+_FORMER = re.compile(r"(?P<attention>.+)\.processor\.(?P<linear>\w+)_lora")
 _MERGE = "merge it into the base in the tool that made it, and import the whole model"
-_OTHER_NETWORKS = r"(?:base_model\.model\.)?(?:%s)"
+_OTHER_NETWORKS = r"(?:base_model\.model\.)?(?:lycoris_)?(?:%s)"
+_TEXT_ENCODER = re.compile(
+    _OTHER_NETWORKS % r"lora_te|text_encoder|text_model|te\d?[._]|clip_[lg][._]|t5(?:xxl)?[._]"
+    r"|cond_stage_model|conditioner"
+)
 _REFUSED = (
     (
-        _OTHER_NETWORKS % r"lora_te|text_encoder|text_model|te\d?[._]|cond_stage_model|conditioner",
-        "is of a text encoder, whose outputs the shards hold: no text encoder is run in training."
-        " Take these keys out of the file",
+        _TEXT_ENCODER,
+        "is of a text encoder, whose outputs the shards hold: none is trained or changed here."
+        " --ignore_text_encoder leaves such keys out (of a run: lora.ignore_text_encoder=true)",
     ),
     (
         _OTHER_NETWORKS % r"unet\.|transformer_\d+\.|text_conditioner|llm_adapter|connectors",
@@ -72,6 +70,8 @@ _REFUSED = (
     (r".*(?:lora_magnitude_vector|dora_scale)", f"is DoRA's, which is not supported: {_MERGE}"),
     (r".*lokr_", f"is LoKr's, which is not supported: {_MERGE}"),
     (r".*hada_", f"is LoHa's, which is not supported: {_MERGE}"),
+    (r".*\.(?:[ab][12]\.weight|on_input)$", f"is of GLoRA or (IA)3, no factor of LoRA: {_MERGE}"),
+    (r".*\.[wb]_norm$", f"is of a norm; only linears have adapters here: {_MERGE}"),
     (r".*(?:b?oft_|vera_lambda|lora_embedding_)", f"is no factor of LoRA: {_MERGE}"),
     (r".*lora_mid", "is of a convolution, which is not supported"),
     (r".*(?:\.bias|\.diff_b|lora_bias)$", "is of a bias; only weights have adapters here"),
@@ -100,13 +100,19 @@ def parse_keys(
     return found
 
 
+def is_of_text_encoder(key: str) -> bool:
+    """Whether a key is of a text encoder, which files of several networks hold beside the rest."""
+    return _TEXT_ENCODER.match(key) is not None
+
+
 def _parsed(key: str, original: OriginalNames, adapters: set[str], place: object) -> LoraKey:
     for pattern, reason in _REFUSED:
         if re.match(pattern, key):
             raise LoraFileError(f"{place}: {key} {reason}")
     match = _FACTOR.fullmatch(key)
     if match is not None:
-        part = _PARTS[match["part"]]
+        is_down = match["part"].endswith(("_A", "down"))
+        part = Factor.DOWN if is_down else Factor.UP
         if match["adapter"]:
             adapters.add(match["adapter"])
     elif (match := _ALPHA.fullmatch(key)) is not None:
@@ -134,7 +140,12 @@ def _flat_name(written: str) -> str | None:
 def _module(stored: str, written: str, original: OriginalNames, key: str, place: object) -> str:
     flat = _flat_name(written)
     if flat is None:
-        return original.dotted(written)
+        name = original.dotted(written)
+        former = _FORMER.fullmatch(name)
+        if former is None:
+            return name
+        linear = {"to_out": "to_out.0"}.get(former["linear"], former["linear"])
+        return f"{former['attention']}.{linear}"
     module = original.flat(flat)
     if module is None:
         raise LoraFileError(

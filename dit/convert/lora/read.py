@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dit.config import ModelConfig
 from dit.convert.lora.factors import LoraFactors, LoraFileError, in_order
-from dit.convert.lora.keys import Factor, LoraKey, parse_keys
+from dit.convert.lora.keys import Factor, LoraKey, is_of_text_encoder, parse_keys
 from dit.convert.lora.original_names import SWAPPED, swapped
 from dit.convert.lora.patterns import PeftConfig, peft_config
 from dit.parsing import parse_json
@@ -36,18 +36,24 @@ _ALPHA_TYPES = {"F64", "I64", "I32"}
 _MOST_JSON = 4 * 2**20  # bytes
 
 
-def read_lora(path: Path, model: ModelConfig | None = None) -> dict[str, LoraFactors]:
+def read_lora(
+    path: Path,
+    model: ModelConfig | None = None,
+    *,
+    without_text_encoder: Callable[[str], None] | None = None,
+) -> dict[str, LoraFactors]:
     """The adapters of a file or folder, by the modules of Diffusers' network.
 
     A folder is one of peft, of Diffusers' `save_lora_weights` and `save_lora_adapter`, of
     diffusion-pipe, or an export of ours. Without a configuration or alphas, alpha is the rank.
-    Names that several original projects have are those of `model`'s.
+    Names that several original projects have are those of `model`'s. Keys of text encoders are
+    refused, or left out where `without_text_encoder` takes the line that counts them.
 
     Raises:
         LoraFileError: names the file and the key, and the remedy.
     """
     file = _find(path)
-    tensors, metadata = _tensors(file)
+    tensors, metadata = _tensors(file, without_text_encoder)
     keys = parse_keys(tensors, model=model, place=file)
     config = _config(file, metadata)
     if config is None and any(key.key.startswith(_PEFT) for key in keys):
@@ -113,16 +119,26 @@ def _find(path: Path) -> Path:
     raise LoraFileError(f"{path} holds no adapters in a safetensors file{why}; save them as one")
 
 
-def _tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _tensors(
+    file: Path, without_text_encoder: Callable[[str], None] | None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """All tensors of a file in float32, and its metadata."""
     try:
         with safe_open(file, framework="pt") as opened:
-            metadata = opened.metadata() or {}
-            found = {name: _tensor(file, name, opened) for name in opened.keys()}  # noqa: SIM118
+            metadata, names = opened.metadata() or {}, list(opened.keys())
+            left_out = [*filter(is_of_text_encoder, names)] if without_text_encoder else []
+            found = {n: _tensor(file, n, opened) for n in names if n not in set(left_out)}
     except (SafetensorError, OSError) as error:
         raise LoraFileError(f"{file} is damaged ({error}); copy or save it again") from error
     if not found:
-        raise LoraFileError(f"{file} holds no tensors; save the adapters again")
+        what = f"{len(left_out)} keys of text encoders alone" if left_out else "no tensors"
+        raise LoraFileError(f"{file} holds {what}; save the adapters of the transformer")
+    if without_text_encoder and left_out:
+        without_text_encoder(
+            f"{file}: {len(left_out)} of {len(names)} keys are of text encoders and were left out,"
+            f" such as {left_out[0]}; a text encoder that was trained along makes other prompts of"
+            " the same words"
+        )
     return found, metadata
 
 
@@ -200,15 +216,25 @@ def _factors(
         )
     alpha = float(rank) if told is None else told.config.alpha(some.written)
     if Factor.ALPHA not in parts:
-        return LoraFactors(down=down, up=up, alpha=alpha)
+        place = "" if told is None else f"{told.place}, of {some.written}"
+        return LoraFactors(down=down, up=up, alpha=_positive(alpha, place))
     key = parts[Factor.ALPHA].key
-    stored = _stored_alpha(file, key, tensors)
+    stored = _positive(_stored_alpha(file, key, tensors), f"{file}: {key}")
     if told is not None and not math.isclose(stored, alpha, rel_tol=1e-2):  # bfloat16 has 3 digits
         raise LoraFileError(
             f"{told.place} says alpha {alpha:g} of {some.written}, and {key} {stored:g}; take one"
             " of them out"
         )
     return LoraFactors(down=down, up=up, alpha=stored)
+
+
+def _positive(alpha: float, place: str) -> float:
+    if alpha <= 0:
+        raise LoraFileError(
+            f"{place}: alpha is {alpha:g}, with which the adapter changes nothing, or takes away"
+            " what it learned; save it with the alpha of its training"
+        )
+    return alpha
 
 
 def _check_shapes(file: Path, parts: dict[Factor, LoraKey], down: Tensor, up: Tensor) -> None:

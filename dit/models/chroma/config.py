@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import Precision
 from dit.config.checks import Rule, at_least_one
+from dit.config.resume import Refused
 from dit.models.joint.config import DoubleSingleConfig
 
 MOST_APPROXIMATOR_LAYERS = 64
@@ -47,12 +48,12 @@ class ChromaConfig(DoubleSingleConfig):
     name: str = "chroma"
     """A named size (chroma) or `custom`."""
     family: str = "chroma"
-    approximator_channels: int = 64
+    approximator_channels: Refused[int] = 64
     """Cosines and sines of level and row, from which a network computes all modulations.
     """
-    approximator_hidden_size: int = 5120
+    approximator_hidden_size: Refused[int] = 5120
     """Width of the network that computes the modulations."""
-    approximator_layers: int = 5
+    approximator_layers: Refused[int] = 5
     """Layers of the network that computes the modulations."""
 
     def own_sizes(self) -> list[Rule]:

@@ -90,6 +90,7 @@ FAMILY = Family(
     objective=ObjectiveConventions(
         # The pipeline hands its scheduler even steps from 1 to 1 / number of steps.
         settings={"name": "flow", "sampling_levels": "even"},
+        of_size={"chroma": {"time_shift_type": "exponential"}},
         clean_level=None,
     ),
     vae=lambda _: "chroma",

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig, Precision
 from dit.config.checks import Rule, at_least_one, given, positive
+from dit.config.resume import Refused
 
 
 class ExtraPosition(StrEnum):
@@ -136,23 +137,23 @@ class DitConfig(ModelConfig):
     num_layers: int = 28
     hidden_size: int = 1152
     num_attention_heads: int = 16
-    adaln_lora_dim: int = 256
+    adaln_lora_dim: Refused[int] = 256
     """Rank of each low-rank adaLN modulation."""
     text_pad_to: int | None = None
     """Tokens to which captions are padded with zeros (Cosmos: 512); null: no padding."""
-    crossattn_proj_size: int | None = None
+    crossattn_proj_size: Refused[int | None] = None
     """Width of a text projection, linear with bias and GELU (Cosmos 2.5); null has none."""
-    rope_scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    rope_scale: Refused[tuple[float, float, float]] = (1.0, 1.0, 1.0)
     """NTK scale of the rotary frequencies for frames, rows and columns."""
-    base_fps: float | None = 24.0
+    base_fps: Refused[float | None] = 24.0
     """A frame's rotary position is frame * base_fps / fps of the clip; null: frame (Cosmos 2.5)."""
-    extra_pos_embed: ExtraPosition = ExtraPosition.NONE
+    extra_pos_embed: Refused[ExtraPosition] = ExtraPosition.NONE
     """Learnable positions added before every layer, beside the rotary ones (Cosmos: learnable)."""
-    max_size: tuple[int, int, int] = (128, 240, 240)
+    max_size: Refused[tuple[int, int, int]] = (128, 240, 240)
     """Latent frames, rows, columns covered by learnable positions."""
-    concat_padding_mask: bool = False
+    concat_padding_mask: Refused[bool] = False
     """Append Cosmos's padding-mask channel (always zero here) to the latent."""
-    condition_mask: bool = False
+    condition_mask: Refused[bool] = False
     """Take given first frames, and append a channel that is 1 on them (Cosmos video2world)."""
 
     def own_sizes(self) -> list[Rule]:

@@ -378,6 +378,11 @@ FORM = DiffusersForm(
     sampling_settings=sampling_settings,
     pipeline_misfits=pipeline_misfits,
     largest_latent=lambda model: model.max_size,
+    call=lambda model: (
+        None
+        if model.condition_mask or model.concat_padding_mask
+        else "made = network(state, t.expand(1), caption, fps=None).sample"
+    ),
     run_network=_run_network,
     run_stacked=_run_stacked,
 )

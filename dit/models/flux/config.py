@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import Precision, TextPadding
 from dit.config.checks import Rule, at_least_one
+from dit.config.resume import Refused
 from dit.models.joint.config import DoubleSingleConfig
 
 _MOST_REFERENCES = 64
@@ -51,11 +52,11 @@ class FluxConfig(DoubleSingleConfig):
     family: str = "flux"
     text_pad_to: TextPadding | None = None
     """stored: shards hold the states of padding, which published weights attend to; null: none."""
-    pooled_size: int = 768
+    pooled_size: Refused[int] = 768
     """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
-    guidance_embed: bool = True
+    guidance_embed: Refused[bool] = True
     """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
-    reference_latents: int = 0
+    reference_latents: Refused[int] = 0
     """Reference pictures that a sample may have, as tokens beside its own (Kontext: 1)."""
 
     def own_sizes(self) -> list[Rule]:

@@ -133,6 +133,30 @@ def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig)
 
 KONTEXT = "FluxKontextPipeline"
 
+_CALL = """\
+h, w = (side // {patch} for side in state.shape[3:])
+rows = state[:, :, 0].unflatten(3, (w, {patch})).unflatten(2, (h, {patch}))
+made = network(
+    rows.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2),
+    encoder_hidden_states=caption,
+    pooled_projections=texts["pooled_text"][None].float(),
+    timestep=t.expand(1) / 1000,
+    img_ids=torch.cartesian_prod(torch.arange(1), torch.arange(h), torch.arange(w)).float(),
+    txt_ids=torch.zeros(caption.shape[1], 3),
+    guidance={guidance},
+).sample
+made = made.unflatten(1, (h, w)).unflatten(3, (-1, {patch}, {patch})).permute(0, 3, 1, 4, 2, 5)
+made = made.flatten(4).flatten(2, 3)[:, :, None]"""
+
+
+def _call(model: FluxConfig) -> str | None:
+    """Of pictures without references."""
+    if model.reference_latents or model.patch_temporal > 1:
+        return None
+    guidance = "torch.ones(1)" if model.guidance_embed else "None"
+    return _CALL.format(patch=model.patch_spatial, guidance=guidance)
+
+
 FORM = DiffusersForm(
     class_name=CLASS,
     table=NameTable(
@@ -156,6 +180,7 @@ FORM = DiffusersForm(
     pipelines={"FluxPipeline": "flow", KONTEXT: "flow"},
     settings_of_pipelines={KONTEXT: {"reference_latents": 1}},
     pipeline_misfits=_pipeline_misfits,
+    call=_call,
     run_network=_run_network,
     run_stacked=_run_stacked,
 )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import Precision
 from dit.config.checks import Rule, at_least_one
+from dit.config.resume import Refused
 from dit.models.joint.config import DoubleSingleConfig, attends_to_no_padding
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 
@@ -60,17 +61,17 @@ class HunyuanImageConfig(DoubleSingleConfig):
     in_channels: int = 64
     patch_spatial: int = 1
     crossattn_emb_size: int = 3584
-    glyph_embed_size: int = 1472
+    glyph_embed_size: Refused[int] = 1472
     """Width of `text_2`, ByT5's output for words in quotation marks."""
-    glyph_hidden_size: int = 2048
+    glyph_hidden_size: Refused[int] = 2048
     """Width of the first layers that process `text_2`; Diffusers has 2048."""
-    num_refiner_layers: int = 2
+    num_refiner_layers: Refused[int] = 2
     """Attention layers among the tokens of a caption, before all other layers."""
     rope_axes: tuple[int, int] = (64, 64)  # type: ignore[assignment]  # pictures have no frames
     """Widths of a head rotated by row and column; their sum is the width of the head."""
-    guidance_embed: bool = False
+    guidance_embed: Refused[bool] = False
     """Whether the network gets a guidance scale, `objective.guidance` (distilled)."""
-    use_meanflow: bool = False
+    use_meanflow: Refused[bool] = False
     """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
 
     def own_sizes(self) -> list[Rule]:

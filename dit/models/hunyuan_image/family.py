@@ -67,8 +67,9 @@ FAMILY = Family(
         # Diffusers' pipeline hands its scheduler even steps from 1 to 1 / number of steps.
         settings={"name": "flow", "sampling_levels": "even"},
         of_size={
-            "hunyuanimage_21": {"guidance": None},
-            "hunyuanimage_21_distilled": {"guidance": GUIDANCE},
+            # The shift is sd-scripts' default.
+            "hunyuanimage_21": {"guidance": None, "flow_shift": 5.0},
+            "hunyuanimage_21_distilled": {"guidance": GUIDANCE, "flow_shift": 5.0},
         },
         clean_level=None,
     ),

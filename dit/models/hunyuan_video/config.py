@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from dit.config import Precision
 from dit.config.checks import Rule, at_least_one
+from dit.config.resume import Refused
 from dit.models.joint.config import DoubleSingleConfig, attends_to_no_padding
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 
@@ -68,13 +69,13 @@ class HunyuanVideoConfig(DoubleSingleConfig):
     num_single_layers: int = 40
     num_attention_heads: int = 24
     """Heads of attention over latents and text, and of the layers that refine the caption."""
-    num_refiner_layers: int = 2
+    num_refiner_layers: Refused[int] = 2
     """Attention layers among the tokens of a caption, before all other layers."""
-    pooled_size: int = 768
+    pooled_size: Refused[int] = 768
     """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
-    guidance_embed: bool = True
+    guidance_embed: Refused[bool] = True
     """Whether the network gets a guidance scale, `objective.guidance`."""
-    image_condition: FirstFrame = FirstFrame.NONE
+    image_condition: Refused[FirstFrame] = FirstFrame.NONE
     """How a first frame is given: none, latent_concat or token_replace."""
 
     def own_sizes(self) -> list[Rule]:

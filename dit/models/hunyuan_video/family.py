@@ -76,9 +76,9 @@ FAMILY = Family(
         # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
         settings={"name": "flow", "sampling_levels": "even"},
         of_size={
-            "hunyuanvideo": {"guidance": GUIDANCE},
-            "hunyuanvideo_i2v": {"guidance": GUIDANCE},
-            "hunyuanvideo_i2v_33ch": {"guidance": None},
+            "hunyuanvideo": {"guidance": GUIDANCE, "flow_shift": 7.0},
+            "hunyuanvideo_i2v": {"guidance": GUIDANCE, "flow_shift": 7.0},
+            "hunyuanvideo_i2v_33ch": {"guidance": None, "flow_shift": 7.0},
         },
     ),
     guidance=lambda model: GUIDANCE if model.guidance_embed else None,

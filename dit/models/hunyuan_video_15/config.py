@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig, Precision
 from dit.config.checks import Rule, at_least_one
+from dit.config.resume import Refused
 from dit.models.joint.config import attends_to_no_padding, axes_fill_heads, even_axes
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 
@@ -57,19 +58,19 @@ class HunyuanVideo15Config(ModelConfig):
     in_channels: int = 32
     patch_spatial: int = 1
     crossattn_emb_size: int = 3584
-    glyph_embed_size: int = 1472
+    glyph_embed_size: Refused[int] = 1472
     """Width of `text_2`, ByT5's output for words in quotation marks."""
-    glyph_hidden_size: int = 2048
+    glyph_hidden_size: Refused[int] = 2048
     """Width of the first layers that process `text_2`; Diffusers has 2048."""
-    image_embed_size: int = 1152
+    image_embed_size: Refused[int] = 1152
     """Width of `image_embed`, SigLIP's output for a given first frame."""
-    num_refiner_layers: int = 2
+    num_refiner_layers: Refused[int] = 2
     """Attention layers among the tokens of a caption, before all other layers."""
-    rope_axes: tuple[int, int, int] = (16, 56, 56)
+    rope_axes: Refused[tuple[int, int, int]] = (16, 56, 56)
     """Widths of a head rotated by frame, row and column; their sum is the width of the head."""
-    use_meanflow: bool = False
+    use_meanflow: Refused[bool] = False
     """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
-    target_size: int = 640
+    target_size: Refused[int] = 640
     """Square root of the area, in pixels, of what pipelines make by default (720p: 960)."""
 
     def own_sizes(self) -> list[Rule]:

@@ -113,6 +113,7 @@ FAMILY = Family(
     objective=ObjectiveConventions(
         # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
         settings={"name": "flow", "sampling_levels": "even"},
+        of_size={"hunyuanvideo_15": {"flow_shift": 5.0}},  # of the published scheduler at 480p
         clean_level=None,
     ),
     tells_step_end=lambda model: model.use_meanflow,

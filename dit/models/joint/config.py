@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, at_least_one
+from dit.config.resume import Refused
 
 
 def even_axes(model: Any) -> Rule:
@@ -59,13 +60,13 @@ class DoubleSingleConfig(ModelConfig):
 
     num_layers: int = 19
     """Double-stream layers: latents and text have weights of their own, and attention over both."""
-    num_single_layers: int = 38
+    num_single_layers: Refused[int] = 38
     """Single-stream layers after the double-stream ones, on latents and text together."""
     hidden_size: int = 3072
     num_attention_heads: int = 24
     """Heads of attention over latents and text."""
     crossattn_emb_size: int = 4096
-    rope_axes: tuple[int, int, int] = (16, 56, 56)
+    rope_axes: Refused[tuple[int, int, int]] = (16, 56, 56)
     """Widths of a head rotated by frame or reference, row and column; their sum is its width."""
 
     own_stages = ModelConfig.enough_layers

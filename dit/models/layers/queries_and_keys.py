@@ -4,6 +4,7 @@
 2. RotaryTable      RoPE (arXiv:2104.09864) on any number of axes: cosines and sines of all tokens
    rotate           turns queries and keys by them
 
+`hold_key_bias` is for keys without a norm.
 `fused_parts` is the norm of each head and the rotation in one kernel of `dit/models/kernels`.
 """
 
@@ -150,6 +151,22 @@ def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     if group.size() > 1:
         dist.all_reduce(total, group=group)
     return total
+
+
+def hold_key_bias(bias_X: Tensor, head_width: int) -> None:
+    """Gives the bias of keys no gradient; it lies between those of queries and values, by heads.
+
+    For keys of one linear that are not normalised: their bias adds the same number to all scores of
+    a query, which softmax does not see, so that its gradient is zero. Rounding makes noise of it,
+    of which AdamW would make whole steps, on each layout others.
+    """
+
+    def without_keys(gradient_X: Tensor) -> Tensor:
+        held = gradient_X.clone()
+        held.view(-1, 3, head_width)[:, 1] = 0
+        return held
+
+    bias_X.register_hook(without_keys)
 
 
 class RotaryTable(nn.Module):

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import gelu, silu
 
 from dit.config import AttentionBackend
 from dit.models.attention.choice import attention_for
@@ -24,6 +24,7 @@ from dit.models.attention.spans import Spans
 from dit.models.layer_spec import LEVEL_WAVES, REFINER_RATIO
 from dit.models.layers.modulation import sinusoid
 from dit.models.layers.parallel_linear import WholeLinear
+from dit.models.layers.queries_and_keys import hold_key_bias
 
 
 class WholeTwoLinears(nn.Module):
@@ -87,24 +88,6 @@ class TokenRefiner(nn.Module):
         return text_LD
 
 
-class QkvLinear(WholeLinear):
-    """Queries, keys and values of plain attention, head by head.
-
-    A bias of keys adds the same number to all scores of a query, which softmax does not see: its
-    gradient is zero. Rounding makes noise of it, of which AdamW would make whole steps, on each
-    layout others; here it is zero.
-    """
-
-    def __init__(self, width: int, heads: int, *, dtype: torch.dtype):
-        super().__init__(width, 3 * width, dtype=dtype)
-        self.heads = heads
-
-    def product(self, x: Tensor) -> Tensor:
-        q_HK, k_HK, v_HK = self.bias.view(self.heads, 3, -1).unbind(1)
-        bias_X = torch.stack((q_HK, k_HK.detach(), v_HK), dim=1).flatten()
-        return linear(x, self.weight, bias_X)
-
-
 class RefinerLayer(nn.Module):
     """Attention and feed-forward, each gated by level and caption."""
 
@@ -112,7 +95,8 @@ class RefinerLayer(nn.Module):
         super().__init__()
         self.heads, self.backend = heads, backend
         self.norm_1 = nn.LayerNorm(width, eps=1e-6, dtype=dtype)
-        self.linear_qkv = QkvLinear(width, self.heads, dtype=dtype)
+        self.linear_qkv = WholeLinear(width, 3 * width, dtype=dtype)
+        hold_key_bias(self.linear_qkv.bias, width // heads)
         self.linear_proj = WholeLinear(width, width, dtype=dtype)
         self.norm_2 = nn.LayerNorm(width, eps=1e-6, dtype=dtype)
         self.linear_fc1 = WholeLinear(width, REFINER_RATIO * width, dtype=dtype)

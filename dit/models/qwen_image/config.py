@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig, Precision
 from dit.config.checks import Rule
+from dit.config.resume import Refused
 from dit.models.joint.config import attends_to_no_padding, axes_fill_heads, even_axes
 
 MOST_REFERENCES = 3
@@ -49,11 +50,11 @@ class QwenImageConfig(ModelConfig):
     hidden_size: int = 3072
     num_attention_heads: int = 24
     crossattn_emb_size: int = 3584
-    rope_axes: tuple[int, int, int] = (16, 56, 56)
+    rope_axes: Refused[tuple[int, int, int]] = (16, 56, 56)
     """Even widths of a head rotated by picture, row and column; their sum is a head's width."""
-    reference_latents: int = 0
+    reference_latents: Refused[int] = 0
     """Pictures to edit that a sample may have, as latents of any size; at most 3."""
-    clean_references: bool = False
+    clean_references: Refused[bool] = False
     """Whether pictures to edit get noise level 0 (2511) instead of the level of the sample."""
 
     def own_sizes(self) -> list[Rule]:

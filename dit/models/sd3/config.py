@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig, Precision, TextPadding
 from dit.config.checks import Rule, at_least_one
+from dit.config.resume import Refused
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {
     "sd3": {},
@@ -61,15 +62,15 @@ class Sd3Config(ModelConfig):
     crossattn_emb_size: int = 4096
     text_pad_to: TextPadding | None = None
     """stored: shards hold the states of padding, which published weights attend to; null: none."""
-    pooled_size: int = 2048
+    pooled_size: Refused[int] = 2048
     """Width of `pooled_text`, the concatenated outputs of two CLIP encoders for a caption."""
-    qk_norm: bool = False
+    qk_norm: Refused[bool] = False
     """Whether queries and keys are normalised (3.5)."""
-    dual_attention_layers: int = 0
+    dual_attention_layers: Refused[int] = 0
     """First layers with a second attention, among latents only (3.5 medium: 13)."""
-    max_size: tuple[int, int, int] = (1, 384, 384)
+    max_size: Refused[tuple[int, int, int]] = (1, 384, 384)
     """Latent frames (1), rows and columns that the table of positions covers; a square."""
-    sample_size: int = 128
+    sample_size: Refused[int] = 128
     """A new table has positions from 0 to this number of latent rows, divided by the patch."""
 
     own_stages = ModelConfig.enough_layers
@@ -110,11 +111,6 @@ class Sd3Config(ModelConfig):
                 self.hidden_size % 4 == 0,
                 f"hidden_size={self.hidden_size} does not divide by 4, and the table of positions"
                 " has sines and cosines of rows and of columns",
-            ),
-            (
-                self.qk_norm or not self.dual_attention_layers,
-                f"dual_attention_layers={self.dual_attention_layers} need qk_norm=true: without,"
-                " softmax does not see the bias of their keys, which no gradient would hold",
             ),
         ]
 

@@ -225,6 +225,10 @@ def _run_network(
     return made[0, :, None]
 
 
+_CALL = """\
+pooled = texts["pooled_text"][None].float()
+made = network(state[:, :, 0], caption, pooled, t.expand(1)).sample[:, :, None]"""
+
 FORM = DiffusersForm(
     class_name=CLASS,
     table=NameTable(
@@ -243,5 +247,6 @@ FORM = DiffusersForm(
     original_names=(SD3_NAMES,),
     pipelines={"StableDiffusion3Pipeline": "flow"},
     largest_latent=lambda model: model.max_size,
+    call=lambda _: _CALL,
     run_network=_run_network,
 )

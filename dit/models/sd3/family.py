@@ -26,7 +26,7 @@ from dit.models.layer_spec import (
     condition_cost,
     replicated,
 )
-from dit.models.sd3.config import TINY, Sd3Config
+from dit.models.sd3.config import MODEL_SIZES, TINY, Sd3Config
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
@@ -105,7 +105,11 @@ FAMILY = Family(
     inputs=_inputs,
     positions=_positions,
     weights=WeightRules(zero=ADALN_ZERO, fixed=(TABLE,)),
-    objective=ObjectiveConventions(settings={"name": "flow"}, clean_level=None),
+    objective=ObjectiveConventions(
+        settings={"name": "flow"},
+        of_size={size: {"flow_shift": 3.0} for size in MODEL_SIZES},  # of the published schedulers
+        clean_level=None,
+    ),
     vae=lambda _: "sd3",
     tiny=TINY,
 )

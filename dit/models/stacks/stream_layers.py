@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -25,7 +25,7 @@ from megatron.core.transformer.transformer_layer import (
 from torch import Tensor, nn
 
 from dit.config import ModelConfig
-from dit.models.layer_spec import DoubleLayerSpec, SingleLayerSpec
+from dit.models.layer_spec import DoubleLayerSpec, QkNorm, SingleLayerSpec
 from dit.models.layers.context_parallel import Exchange
 from dit.models.layers.joint_order import JointOrder
 from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
@@ -36,6 +36,7 @@ from dit.models.layers.packed_attention import (
     joint_attention,
 )
 from dit.models.layers.parallel_linear import ACTIVATIONS, BuildContext, FeedForward, split_linear
+from dit.models.layers.queries_and_keys import hold_key_bias
 from dit.models.lora.dropout import TOKENS
 
 TEXT_TOKENS, JOINT_TOKENS = "text_hidden", "joint"
@@ -89,6 +90,10 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
         self.attention = SelfAttention(context, spec.attention)
         self.text_attention = SelfAttention(of_text, spec.attention, output=updates)
         self.second_attention = SelfAttention(context, spec.attention) if second else None
+        if self.second_attention is not None and spec.attention.norm is QkNorm.NONE:
+            # Not of the attention over both rows, whose keys have two biases.
+            linear: Any = self.second_attention.linear_qkv
+            hold_key_bias(linear.bias, spec.attention.head_width)
         self.mlp = FeedForward(context, spec.feed_forward)
         self.text_mlp = FeedForward(of_text, spec.feed_forward) if updates else None
 

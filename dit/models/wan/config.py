@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig, Precision
 from dit.config.checks import Rule, at_least_one, given
+from dit.config.resume import Refused
 
 MASK_CHANNELS = 4
 """Channels that say which pixel frames are given: one for each frame that the VAE makes one of."""
@@ -102,15 +103,15 @@ class WanConfig(ModelConfig):
     crossattn_emb_size: int = 4096
     text_pad_to: int | None = 512
     """A number fills captions up to it with zeros that are attended to (Wan: 512), null none."""
-    freq_dim: int = 256
+    freq_dim: Refused[int] = 256
     """Cosines and sines of the noise level from which its embedding is computed."""
-    image_condition: ImageCondition = ImageCondition.NONE
+    image_condition: Refused[ImageCondition] = ImageCondition.NONE
     """How pictures are given: none, first_frame, first_and_last_frame or clean_first_frame."""
-    image_embed_size: int | None = None
+    image_embed_size: Refused[int | None] = None
     """Width of `image_embed`, an image encoder's output for given pictures (1280); null: none."""
-    image_embed_length: int = 257
+    image_embed_length: Refused[int] = 257
     """Rows of `image_embed` in each sample: 257 for CLIP's ViT-H, 514 for two pictures."""
-    image_embed_positions: bool = False
+    image_embed_positions: Refused[bool] = False
     """Learned positions of the rows of `image_embed` (first and last frame: true)."""
 
     def own_sizes(self) -> list[Rule]:

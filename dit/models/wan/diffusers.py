@@ -373,5 +373,10 @@ FORM = DiffusersForm(
         _ROTARY_LENGTH * model.patch_temporal,
         *(_ROTARY_LENGTH * model.patch_spatial,) * 2,
     ),
+    call=lambda model: (
+        "made = network(state, t.expand(1), caption).sample"
+        if model.image_condition is ImageCondition.NONE
+        else None
+    ),
     run_network=_run_network,
 )

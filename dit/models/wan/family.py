@@ -28,7 +28,7 @@ from dit.models.layer_spec import (
     WeightShape,
     replicated,
 )
-from dit.models.wan.config import TINY, ImageCondition, WanConfig
+from dit.models.wan.config import MODEL_SIZES, TINY, ImageCondition, WanConfig
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
@@ -159,7 +159,15 @@ FAMILY = Family(
         no_decay=("*.table", "*image_embedder.positions"),
         float32=("*.table", "level.*"),
     ),
-    objective=ObjectiveConventions(settings={"name": "flow"}),
+    objective=ObjectiveConventions(
+        settings={"name": "flow"},
+        # Of the published schedulers.
+        of_size={
+            **{size: {"flow_shift": 3.0} for size in MODEL_SIZES},
+            "wan2.1_flf2v_14b": {"flow_shift": 16.0},
+            "wan2.2_ti2v_5b": {"flow_shift": 5.0},
+        },
+    ),
     vae=lambda _: "wan",
     tiny=TINY,
 )

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dit.command_line import OptionParser
 from dit.drawing import Undrawn, drawing
+from dit.local_path import local_text
 from dit.parsing import cause, parse_json
 from dit.sampling.latent_sizes import cut
 from dit.sampling.media_files import (
@@ -33,12 +36,13 @@ _NEEDED = ("prompt", "seed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
+    parser = OptionParser(description=__doc__, formatter_class=_AsWritten)
     add = parser.add_argument
     add("--latents", type=Path, required=True, help=f"folder with {LISTING} and {CARD}")
     add("--output_dir", type=Path, required=True, help="folder for the pictures")
-    add("--tokenizer_cache_dir", help="Hugging Face cache, or pipeline folder, with the VAE")
-    add("--tokenizer_model", help="hub name or folder of the VAE, if not that of the dataset")
+    add_path = partial(add, type=local_text)
+    add_path("--tokenizer_cache_dir", help="Hugging Face cache, or pipeline folder, with the VAE")
+    add_path("--tokenizer_model", help="hub name or folder of the VAE, if not that of the dataset")
     args = parser.parse_args(argv)
     entries, card = _entries(args.latents), _read(args.latents / CARD)
     make_folder(args.output_dir, count=len(entries))

@@ -22,8 +22,10 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from dit.command_line import OptionParser
 from dit.config import Sampler
 from dit.console import Console
+from dit.local_path import checkpoint_place, is_address, local_text
 from dit.sampling.commands.options import MOST_SAMPLES, GenerationOptions, check_count, check_seed
 
 # These facts of the digits equal those of data_prep/sources/digits.py, which dit/ must not import;
@@ -123,10 +125,10 @@ def score_table(result: Score) -> Table:
 
 
 def digits_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Generates digits; counts those that are read as asked."
+    parser = OptionParser(description="Generates digits; counts those that are read as asked.")
+    parser.add_argument(
+        "--checkpoint_path", type=checkpoint_place, required=True, help="run folder or checkpoint"
     )
-    parser.add_argument("--checkpoint_path", required=True, help="run folder or checkpoint")
     parser.add_argument(
         "--moving",
         action="store_true",
@@ -146,6 +148,7 @@ def digits_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--lora",
+        type=local_text,
         action="append",
         default=[],
         metavar="FILE[:SCALE]",
@@ -198,6 +201,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     kinds = [f"--{kind}" for kind in ("moving", "edits", "inverted") if getattr(args, kind)]
     if len(kinds) > 1:
         raise ValueError(f"{' and '.join(kinds)} exclude each other; leave one out")
+    if is_address(args.checkpoint_path) and args.output_dir is None:
+        raise ValueError(f"--checkpoint_path {args.checkpoint_path}: give --output_dir, too")
     generation_options(args)
 
 

@@ -278,7 +278,9 @@ def options_of_prompt(
     Raises:
         ValueError: no size was given, and the dataset card has none.
     """
-    usual = (opened.card.get("sizes") or [{}])[0]
+    from dit.codecs.vae import usual_size
+
+    usual = usual_size(opened.card)
     names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
     found = {
         name: getattr(prompt, name) or getattr(options, name) or usual.get(known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,22 +28,27 @@ def scaled_file(text: str, *, option: str) -> ScaledFile:
     Raises:
         ValueError: the scale is no finite number.
     """
-    if Path(text).exists():
-        return ScaledFile(Path(text), 1.0)
-    place, colon, scale = text.rpartition(":")
-    if not colon:
-        return ScaledFile(Path(text), 1.0)
-    if not re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", scale):
-        raise ValueError(
-            f"{option} {text}: {scale!r} is no number; write FILE:SCALE, such as {place}:0.8"
-        )
-    return ScaledFile(Path(place), float(scale))
+    place, _, scale = text.rpartition(":")
+    if place and not Path(text).exists():
+        if re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", scale):
+            return ScaledFile(Path(place), float(scale))
+        if Path(place).exists():
+            raise ValueError(
+                f"{option} {text}: {scale!r} is no number; write FILE:SCALE, such as {place}:0.8"
+            )
+    return ScaledFile(Path(text), 1.0)
 
 
-def add_adapters(network: Any, given: Sequence[str], *, option: str) -> None:
+def add_adapters(
+    network: Any,
+    given: Sequence[str],
+    *,
+    option: str,
+    without_text_encoder: Callable[[str], None] | None = None,
+) -> None:
     """Gives a loaded network the sum of adapters; those of scale 0 leave no trace.
 
-    All ranks call it.
+    `without_text_encoder` is that of `read_lora`. All ranks call it.
 
     Raises:
         ValueError: a file cannot be read, is of another network, or the checkpoint has adapters
@@ -54,7 +59,7 @@ def add_adapters(network: Any, given: Sequence[str], *, option: str) -> None:
     files = [scaled_file(text, option=option) for text in given]
     read = []
     for file in files:
-        factors = read_lora(file.place, network.model)
+        factors = read_lora(file.place, network.model, without_text_encoder=without_text_encoder)
         check_fits(factors, network.model, place=f"{option} {file.place}")
         read.append(factors)
     if files and any(is_adapter(name) for name, _ in network.named_parameters()):

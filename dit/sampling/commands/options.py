@@ -13,12 +13,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dit.codecs.reference_fit import ReferenceFit
+from dit.command_line import OptionParser
 from dit.config import Sampler
 from dit.distributed.entry import Parser
+from dit.local_path import checkpoint_place, local_text
 from dit.parsing import MOST_BYTES, YamlError, parse_yaml
 from dit.sampling.latent_sizes import MOST_PIXELS
 from dit.sampling.media_files import RATES
@@ -56,6 +59,8 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     float: ((int, float), "a number"),
     None: ((str,), "text, in quotes if it looks like something else"),
     Path: ((str,), "text"),
+    local_text: ((str,), "text, in quotes if it looks like something else"),
+    checkpoint_place: ((str,), "text, in quotes if it looks like something else"),
 }
 
 
@@ -160,8 +165,10 @@ def parser() -> Parser:
     )
     parser.add_argument(
         "--checkpoint_path",
+        type=checkpoint_place,
         required=True,
-        help="Run folder, checkpoint folder, or LATEST file of a run.",
+        help="Run folder, checkpoint folder, or LATEST file of a run; or msc://PROFILE/PATH of its"
+        " checkpoint.mirror.",
     )
     _add_what(parser)
     _add_how(parser)
@@ -179,12 +186,13 @@ def _add_what(parser: Parser) -> None:
         help="A prompt on each line, or .json or .jsonl with captions, sizes, negatives, pictures.",
     )
     add = group.add_argument
+    add_path = partial(add, type=local_text)
     add(
         "--negative_prompt", default="", help="What the picture should not show. (default: nothing)"
     )
-    add("--image", metavar="FILE", help="First frame of each video (image-to-video).")
-    add("--last_image", metavar="FILE", help="Last frame of each video (first and last frame).")
-    add(
+    add_path("--image", metavar="FILE", help="First frame of each video (image-to-video).")
+    add_path("--last_image", metavar="FILE", help="Last frame of each video (first and last one).")
+    add_path(
         "--reference",
         action="append",
         default=[],
@@ -211,6 +219,7 @@ def _add_what(parser: Parser) -> None:
 def _add_how(parser: Parser) -> None:
     defaults, group = GenerationOptions(), parser.add_argument_group("how to sample")
     add = group.add_argument
+    add_path = partial(add, type=local_text)
     add(
         "--num_steps",
         type=int,
@@ -223,7 +232,7 @@ def _add_how(parser: Parser) -> None:
         help="g in uncond + g (cond - uncond); 1 means no guidance. (default: that of --guider, or"
         " 1 if the network has a guidance embedding, else 1.5)",
     )
-    add(
+    add_path(
         "--guider",
         metavar="DIR",
         help="Folder of a Diffusers guider, or of a pipeline with one (HunyuanVideo 1.5), which"
@@ -264,10 +273,11 @@ def _add_how(parser: Parser) -> None:
     )
     add(
         "--checkpoint_path_low",
+        type=checkpoint_place,
         metavar="DIR",
         help="The second of two experts (Wan 2.2), for the levels below objective.level_range.",
     )
-    add(
+    add_path(
         "--lora",
         action="append",
         default=[],
@@ -275,12 +285,17 @@ def _add_how(parser: Parser) -> None:
         help="File or folder of LoRA adapters, and their scale, such as x.safetensors:0.8;"
         " repeatable. (default scale: 1)",
     )
-    add(
+    add_path(
         "--lora_low",
         action="append",
         default=[],
         metavar="FILE[:SCALE]",
         help="The same for --checkpoint_path_low.",
+    )
+    add(
+        "--ignore_text_encoder",
+        action="store_true",
+        help="Leave out the keys of text encoders in files of --lora, and count them.",
     )
     add("--offload_experts", action="store_true", help="Keep the idle expert in host memory.")
     add(
@@ -300,20 +315,21 @@ def _add_how(parser: Parser) -> None:
 
 def _add_where(parser: Parser) -> None:
     add = parser.add_argument_group("files").add_argument
+    add_path = partial(add, type=local_text)
     add(
         "--config",
         type=Path,
         metavar="FILE",
         help="YAML file of options; those typed here override it.",
     )
-    add("--t5_cache_dir", help="Hugging Face cache, or pipeline folder, with the text encoder.")
-    add(
+    add_path("--t5_cache_dir", help="Hugging Face cache, or pipeline folder, of the text encoder.")
+    add_path(
         "--tokenizer_cache_dir",
         "--vae_cache_folder",
         dest="tokenizer_cache_dir",
         help="Hugging Face cache, or pipeline folder, with the VAE that decodes.",
     )
-    add("--tokenizer_model", help="Hub name or folder of the VAE, if not that of the dataset.")
+    add_path("--tokenizer_model", help="Hub name or folder of the VAE, if not the dataset's.")
     add(
         "--save_latents",
         action="store_true",
@@ -328,7 +344,7 @@ def _add_where(parser: Parser) -> None:
     )
 
 
-def with_file(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
     """The arguments of the file that `--config` names, then those of the command line.
 
     Raises:
@@ -336,7 +352,7 @@ def with_file(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]
     """
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path)
-    known, rest = first.parse_known_args([_in_our_words(token) for token in argv])
+    known, rest = first.parse_known_args([parser.spelled(_in_our_words(one)) for one in argv])
     if known.config is None:
         return rest
     typed = {token.partition("=")[0] for token in rest}

@@ -23,7 +23,7 @@ from dit.codecs import text, vae
 from dit.codecs.pretrained import forget
 from dit.codecs.reference_fit import ReferenceFit
 from dit.codecs.text import TextEncoder
-from dit.codecs.vae import Codec, ModelLocation
+from dit.codecs.vae import Codec, ModelLocation, usual_size
 from dit.config import ModelConfig, RunConfig
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
@@ -284,7 +284,7 @@ def _size(prompt: Prompt, run: TrainState) -> Size:
     """
     c = run.config.validation
     assert run.card is not None
-    usual = (run.card.get("sizes") or [{}])[0]
+    usual = usual_size(run.card)
     given: dict[str, Any] = {
         "num_video_frames": prompt.num_video_frames or c.num_video_frames,
         "height": prompt.height or c.height,

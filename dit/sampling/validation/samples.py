@@ -159,7 +159,9 @@ class ValidationSamples:
 
     def _generate(self, numbers: Sequence[int], run: TrainState, model: nn.Module) -> list[Tensor]:
         requests = [self.wanted[number].request for number in numbers]
-        return generate_latents(model, requests, config=run.config, settings=_settings(run.config))
+        return generate_latents(
+            model, requests, config=run.config, settings=settings_of(run.config)
+        )
 
     def _conclude(
         self,
@@ -284,7 +286,8 @@ def _folder(run: TrainState) -> Path:
     return run.folder / FOLDER / f"step_{run.progress.step:08d}"
 
 
-def _settings(config: RunConfig) -> SamplingSettings:
+def settings_of(config: RunConfig) -> SamplingSettings:
+    """How the samples of a validation are drawn."""
     c = config.validation
     return SamplingSettings(num_steps=c.sampling_steps, guidance=c.guidance, sampler=c.sampler)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +25,13 @@ from dit.config import Problems, RunConfig, Weights
 from dit.convert.lora import LoraFactors, check_fits, read_lora
 from dit.models.lora.adapter import AdapterShape
 from dit.models.lora.targets import Adapters, chosen_adapters
-from dit.train.checkpoint.paths import CheckpointError, damaged, find_checkpoint, manifest_of
+from dit.train.checkpoint.paths import (
+    CheckpointError,
+    damaged,
+    find_checkpoint,
+    manifest_of,
+    saved_config,
+)
 
 if TYPE_CHECKING:
     from dit.train.train_state import Start
@@ -101,8 +108,12 @@ def adapters_of(checkpoint: Path) -> AdapterRun | None:
     return AdapterRun(adapters=shapes, base=base)
 
 
-def adapter_run(config: RunConfig, start: Path | None) -> AdapterRun | None:
+def adapter_run(
+    config: RunConfig, start: Path | None, say: Callable[[str], None] = lambda _: None
+) -> AdapterRun | None:
     """What this run trains; None where it trains all weights. `start` is where it starts from.
+
+    `say` takes a line about keys of `lora.init_from` that are left out.
 
     Raises:
         CheckpointError: the frozen weights are nowhere, or others than they were; or there are
@@ -118,29 +129,50 @@ def adapter_run(config: RunConfig, start: Path | None) -> AdapterRun | None:
                 " added (`python -m dit.convert export --merged`, then checkpoint.load_hf)"
             )
         return None
-    if saved is not None:
+    if start is not None and saved is not None:
+        if saved.base.path is None:
+            _check_drawn_alike(start, config)
         return replace(saved, base=found_base(saved.base, moved_to=config.lora.base))
     if config.lora.init_from is not None:
-        adapters = shapes_of_file(config)
+        adapters = shapes_of_file(config, say)
     else:
         adapters = chosen_adapters(config.model, config.lora)
     return AdapterRun(adapters=adapters, base=_first_base(config, start))
 
 
-def factors_of_file(config: RunConfig) -> dict[str, LoraFactors]:
-    """The adapters of `lora.init_from`, with a positive alpha.
+def _check_drawn_alike(start: Path, config: RunConfig) -> None:
+    """Refuses another seed where it would draw other frozen weights.
+
+    Raises:
+        CheckpointError: the checkpoint has adapters beside weights that are in no file.
+    """
+    drawn = [(c.rng.seed, c.model.init_method_std) for c in (saved_config(start), config)]
+    if drawn[0] != drawn[1]:
+        (seed, std), (seed_here, std_here) = drawn
+        raise CheckpointError(
+            f"{start} holds adapters beside weights that are in no file but drawn anew at each"
+            f" start: by rng.seed={seed} and model.init_method_std={std}, and here by"
+            f" rng.seed={seed_here} and model.init_method_std={std_here}; set them back"
+        )
+
+
+def factors_of_file(
+    config: RunConfig, say: Callable[[str], None] = lambda _: None
+) -> dict[str, LoraFactors]:
+    """The adapters of `lora.init_from`; `say` takes a line about keys that are left out.
 
     Raises:
         LoraFileError: the file cannot be read, or is of another network.
     """
     assert config.lora.init_from is not None
     place = Path(config.lora.init_from)
-    read = read_lora(place, config.model)
+    ignored = say if config.lora.ignore_text_encoder else None
+    read = read_lora(place, config.model, without_text_encoder=ignored)
     check_fits(read, config.model, place=f"lora.init_from={place}")
-    return {name: one if one.alpha > 0 else one.folded() for name, one in read.items()}
+    return read
 
 
-def shapes_of_file(config: RunConfig) -> Adapters:
+def shapes_of_file(config: RunConfig, say: Callable[[str], None] = lambda _: None) -> Adapters:
     """Ranks and alphas of `lora.init_from`, which rule.
 
     Raises:
@@ -149,7 +181,7 @@ def shapes_of_file(config: RunConfig) -> Adapters:
     """
     shapes = {
         name: AdapterShape(rank=one.rank, alpha=one.alpha)
-        for name, one in factors_of_file(config).items()
+        for name, one in factors_of_file(config, say).items()
     }
     for key, told in (("rank", config.lora.rank), ("alpha", config.lora.alpha)):
         here = sorted({getattr(shape, key) for shape in shapes.values()})

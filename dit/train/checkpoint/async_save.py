@@ -39,6 +39,7 @@ from dit.train.checkpoint.paths import (
     LATEST,
     LOWEST_VAL,
     NULL_TEXT,
+    PARTIAL,
     STEP,
     CheckpointError,
     FileDigest,
@@ -48,8 +49,6 @@ from dit.train.checkpoint.paths import (
 from dit.train.checkpoint.state_dict import INTERVAL, DataState, share_of_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.train_state import TrainProgress
-
-_PARTIAL = ".partial_"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +114,7 @@ class Saver:
         assert self._pending is None, "finish the pending save first"
         began = time.perf_counter()
         final = self.checkpoints / f"{STEP}{progress.step:08d}"
-        partial = final.with_name(f"{_PARTIAL}{final.name}")
+        partial = final.with_name(f"{PARTIAL}{final.name}")
         with self._explain_errors(partial):
             on_first_rank(lambda: self._make_folder(partial))
             with gathered_weights(model.chunks):
@@ -179,7 +178,7 @@ class Saver:
         """
         if self._removal is not None:
             self._removal.result()  # it must not find its folders gone
-        for left in self.checkpoints.glob(f"{_PARTIAL}*"):
+        for left in self.checkpoints.glob(f"{PARTIAL}*"):
             shutil.rmtree(left)
         for name in (LATEST, LOWEST_VAL):
             self._new(name).unlink(missing_ok=True)
@@ -306,7 +305,7 @@ def _merged(of_ranks: list[dict[str, FileDigest]]) -> dict[str, FileDigest]:
 
 def _rename_for_removal(path: Path) -> Path:
     """Renames a checkpoint, so that a kill cannot leave half of it under its name."""
-    return path.rename(path.with_name(f"{_PARTIAL}removed_{path.name}"))
+    return path.rename(path.with_name(f"{PARTIAL}removed_{path.name}"))
 
 
 def _remove(folders: list[Path]) -> None:

@@ -1,14 +1,21 @@
-"""Megatron-Core's sharded checkpoint in three parts; the second needs no other rank.
+"""Megatron-Core's sharded checkpoint, written in three parts; the second needs no other rank.
 
 1. plan_files        all ranks plan together the files of each rank
 2. write             each rank writes its own files, at any time
 3. write_index       all ranks together: .metadata, metadata.json
 
+`load` and `tensor_names` read it.
+
 Threads of this process write the files. Megatron-Core 0.16 forks its writers, which may deadlock
 next to the threads of gloo, NCCL and CUDA, and when a writer is killed its parent waits for ever.
 Threads are no slower, since torch releases the interpreter lock while it writes a tensor.
 
-This is the only module that touches private members of Megatron-Core's and torch's writers.
+Megatron-Core gets every path as text, and where multi-storage-client is installed (Energon needs
+it) takes what stands before a colon for the name of a store: `wan:lora/run1` could not be written,
+and of `msc://x/run` a part went to the store, a part to a local folder. That is switched off here.
+
+This is the only module that touches private members of Megatron-Core's and torch's writers, and the
+only one that hands them paths.
 """
 
 from __future__ import annotations
@@ -21,7 +28,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.msc_utils import MultiStorageClientFeature
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import (
     SerializationFormat,
@@ -30,6 +39,7 @@ from torch.distributed.checkpoint.filesystem import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+MultiStorageClientFeature.disable()
 # From 0.17 on the default strategy is that of another package, nvidia-resiliency-ext.
 _HAS_STRATEGIES = "async_strategy" in signature(dist_checkpointing.save).parameters
 _STRATEGY: dict[str, Any] = {"async_strategy": "mcore"} if _HAS_STRATEGIES else {}
@@ -95,3 +105,18 @@ def plan_files(state: dict[str, Any], folder: Path) -> DistcpSave:
         request,
         [DistcpFile(Path(path), [*objects, *tensors]) for path, _, (objects, tensors) in buckets],
     )
+
+
+def write_format(folder: Path) -> None:
+    """Writes the file by which Megatron-Core knows a checkpoint of its own."""
+    save_config(CheckpointingConfig("torch_dist", 1), str(folder))
+
+
+def load(state: dict[str, Any], folder: Path) -> Any:
+    """Loads what Megatron-Core stored for `state`; all ranks call it."""
+    return dist_checkpointing.load(state, str(folder))
+
+
+def tensor_names(folder: Path) -> list[str]:
+    """Names of the stored tensors."""
+    return list(dist_checkpointing.load_tensors_metadata(str(folder)))

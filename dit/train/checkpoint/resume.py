@@ -3,7 +3,7 @@
 1. run_folder     the folder is made and locked
 2. resume         the run continues from a checkpoint, starts from its weights, or starts at step 0
 3. save           a checkpoint is begun
-   finish_save    its files are complete, and exported where configured
+   finish_save    its files are complete, and exported and copied where configured
 4. next_commands  what can be done with a finished run: generate, report, export
 """
 
@@ -13,7 +13,7 @@ import math
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +24,11 @@ import torch.distributed as dist
 from dit.command_line import python
 from dit.config import EmaKind, RunConfig, Weights
 from dit.config.loading import changes
+from dit.config.loading.schema import schema_of
+from dit.config.resume import Resume
 from dit.data import DataError, LoaderLayout, PackLoader, places_of
 from dit.data.datasets import META
-from dit.distributed.collective_errors import on_all_ranks
+from dit.distributed.collective_errors import on_all_ranks, on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import family_of
 from dit.objectives import REGISTRY
@@ -95,29 +97,8 @@ def _lock(folder: Path, held: ExitStack) -> str:
     return ""
 
 
-def starting_point(config: RunConfig) -> Path | None:
-    """The checkpoint that `resume` takes weights from; None where the run draws its own.
-
-    Raises:
-        CheckpointError: there is one, of which no checkpoint can be told.
-    """
-    places = (config.checkpoint.save, config.checkpoint.load)
-    found = (find_checkpoint(Path(place)) for place in places if place)
-    return next((path for path in found if path is not None), None)
-
-
-def goes_on_from(config: RunConfig) -> Path | None:
-    """The checkpoint whose steps `resume` goes on with; None where the run starts at step 0.
-
-    Raises:
-        CheckpointError: as `starting_point`.
-    """
-    own = find_checkpoint(Path(config.checkpoint.save)) if config.checkpoint.save else None
-    return own if own or config.checkpoint.finetune else starting_point(config)
-
-
 def resume(run: TrainState) -> None:
-    """Continues from a checkpoint in checkpoint.save, else from one in checkpoint.load.
+    """Continues from the `starting_point`: in checkpoint.save, else in checkpoint.load.
 
     With checkpoint.finetune, a run without a checkpoint of its own starts from the weights of the
     latter; with checkpoint.load_hf, from those that the model has been filled with. Frozen weights
@@ -141,17 +122,15 @@ def resume(run: TrainState) -> None:
                 )
         else:
             _continue_from(run, other, own=False)
-    elif c.finetune:
-        raise CheckpointError(
-            f"checkpoint.finetune=true, and checkpoint.load={c.load} holds no checkpoint; give a"
-            " run folder or a checkpoints/step_... folder"
-        )
-    elif c.load:
-        run.notes.append(f"checkpoint.load={c.load} holds no checkpoint: starting at step 0")
     elif run.start is not None:
         run.notes += run.start.notes
         if run.model.adapters is None:  # else `lora.json` has it
             _keep_origin(run, run.start.origin())
+
+
+_MEASURE = ("objective.", "ema.kind", "dataset.use_train_split_for_val", "train.eval_iters")
+_MEASURE += ("validation.quantiles",)
+"""Keys, or beginnings of them, with which validation losses do not compare with former ones."""
 
 
 def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
@@ -159,7 +138,13 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
     run.progress = load_checkpoint(path, run.model, config=run.config)
     run.saved_step = run.progress.step
     _keep_origin(run, saved_origin(path))
-    run.notes += [f"continuing after step {run.progress.step}", *_change_notes(path, run.config)]
+    changed = changes(saved_config(path), run.config)
+    run.notes.append(f"continuing after step {run.progress.step}")
+    run.notes += _change_notes(path, run.config, changed, own=own)
+    measured_otherwise = any(key.startswith(_MEASURE) for key in changed)
+    if measured_otherwise and run.progress.lowest_val_loss < math.inf:
+        run.progress = replace(run.progress, lowest_val_loss=math.inf)
+        run.notes.append("validation measures otherwise: the lowest loss is sought anew")
     if other := run.interval_metrics.load_state_dict(interval_sums(path)):
         run.notes.append(
             f"{' and '.join(other)} have other parts than in the checkpoint (validation.quantiles,"
@@ -229,11 +214,19 @@ def _fits(loader: PackLoader, states: list[Position]) -> bool:
         return False
 
 
-def _change_notes(path: Path, config: RunConfig) -> list[str]:
+def _change_notes(
+    path: Path, config: RunConfig, changed: Mapping[str, str], *, own: bool
+) -> list[str]:
     """Lines about settings that may differ from the checkpoint's and do."""
-    saved, lines = saved_config(path), []
-    if changed := changes(saved, config):
-        lines.append(f"changed since then: {', '.join(changed)}")
+    saved, lines, schema = saved_config(path), [], schema_of(config)
+    idle = [key for key in changed if schema.resume_class(key) is Resume.AT_START]
+    if not own and "checkpoint.load" in idle:
+        idle.remove("checkpoint.load")  # it is what the run continues from
+    if live := [text for key, text in changed.items() if key not in idle]:
+        lines.append(f"changed since then: {', '.join(live)}")
+    if idle:
+        said = ", ".join(changed[key] for key in idle)
+        lines.append(f"changed without effect, for only the start of a run reads it: {said}")
     if saved.ema.kind is EmaKind.NONE and config.ema.kind is not EmaKind.NONE:
         lines.append("the checkpoint has no average of the weights: it starts from them")
     if manifest_of(path) is None:
@@ -258,7 +251,7 @@ def _finetune_notes(path: Path, config: RunConfig) -> list[str]:
     kind = "average of the weights" if averaged else "weights"
     return [
         f"starting at step 0 from the {kind} of {path}",
-        f"other than there: {', '.join(changes(saved_config(path), config))}",
+        f"other than there: {', '.join(changes(saved_config(path), config).values())}",
     ]
 
 
@@ -306,6 +299,23 @@ def finish_save(run: TrainState, logger: RunLogger) -> None:
             heartbeat("export of a checkpoint")
             place = run.export(saved.path)
             logger.info(f"exported to {place} in {time.perf_counter() - began:.1f} s")
+    if run.mirror is not None:
+        if saved is not None:
+            run.mirror.start()
+        for line in run.mirror.lines():
+            logger.info(line)
+
+
+def finish_all(run: TrainState, logger: RunLogger) -> None:
+    """`finish_save`, and waits until the mirror has what was saved; all ranks call it."""
+    finish_save(run, logger)
+    if run.config.checkpoint.mirror is None:
+        return
+    logger.info(f"waiting until {run.config.checkpoint.mirror} has all checkpoints")
+    # Less than the watchdog's, which would end the run.
+    patience_s = 0.9 * 60 * run.config.dist.distributed_timeout_minutes
+    on_first_rank(lambda: run.mirror and run.mirror.finish(patience_s=patience_s))
+    finish_save(run, logger)
 
 
 def close_saver(run: TrainState, logger: RunLogger) -> None:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
@@ -33,6 +32,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dit.batch import NullInputs
 from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
 from dit.config.inlining import value_of
+from dit.config.loading.schema import schema_of
+from dit.config.resume import Resume, resume_class
 from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.distributed.data_parallel import (
     load_optimizer_groups,
@@ -43,6 +44,7 @@ from dit.models.lora.adapter import is_adapter
 from dit.models.lora.targets import attach_adapters
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
 from dit.train.checkpoint.adapters import FrozenBase, adapters_of, diffusers_weights, found_base
+from dit.train.checkpoint.distcp import load, tensor_names
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
 from dit.train.checkpoint.paths import (
     CheckpointError,
@@ -222,10 +224,16 @@ def load_network(
     `base` says where the base is now, if it was moved. All ranks call it.
 
     Raises:
-        CheckpointError: as `load_weights`, or the base is missing.
+        CheckpointError: as `load_weights`, or the base is missing or in no file.
     """
     run = adapters_of(path)
     if run is not None:
+        if run.base.path is None:
+            raise CheckpointError(
+                f"{path} holds adapters beside weights that were drawn from a seed, as on mock"
+                " data, and are in no file: they show nothing; train on a dataset, beside weights"
+                " of checkpoint.load_hf or checkpoint.load"
+            )
         config = saved_config(path)
         precision = config.lora.dtype or config.model.precision
         here = found_base(run.base, moved_to=base)
@@ -281,7 +289,7 @@ def _stored_names(path: Path) -> list[str]:
         CheckpointError: its index is damaged.
     """
     try:
-        return list(dist_checkpointing.load_tensors_metadata(str(path)))
+        return tensor_names(path)
     except Exception as error:
         raise damaged(path, error) from error
 
@@ -294,7 +302,7 @@ def _read(state: dict[str, Any], path: Path) -> Any:
     """
     _stored_names(path)  # raises at a damaged index, for which torch would print tracebacks
     try:
-        return dist_checkpointing.load(state, str(path))
+        return load(state, path)
     except CheckpointException as error:
         raise damaged(path, _first_cause(error)) from error
     except Exception as error:
@@ -340,13 +348,6 @@ def stored_values(
     if model.ema is not None and averaged:
         values[_AVERAGE] = model.ema.averages
     return values
-
-
-# Keys of the model that change neither the shape nor the meaning of a weight.
-_FREE = {"name", "precision", "vae_cache_folder", "init_method_std", "cp_comm_type"}
-# Keys that decide only how the same numbers are computed.
-_FREE |= {"transformer_impl", "fp8", "fp8_recipe", "gradient_accumulation_fusion", "compile"}
-_FREE |= {"fused_kernels", "cpu_offloading_num_layers", "blocks_to_swap", "attention_backend"}
 
 
 def check_same_model(path: Path, config: RunConfig) -> None:
@@ -398,7 +399,7 @@ def weight_settings(model: ModelConfig) -> dict[str, Any]:
     return {
         f.name: getattr(model, f.name)
         for f in fields(model)
-        if f.name not in _FREE and not f.name.startswith("recompute") and "parallel" not in f.name
+        if resume_class(type(model), f.name) is Resume.REFUSED
     }
 
 
@@ -408,14 +409,12 @@ def _of_model(config: RunConfig) -> dict[str, Any]:
 
 def _fixed(config: RunConfig) -> dict[str, Any]:
     """The settings that decide shape and meaning of what a checkpoint stores."""
-    fixed = _of_model(config)
-    for name in ("name", "loss", "sigma_data", "timestep_scale", "level_range", "guidance"):
-        fixed[f"objective.{name}"] = value_of(config.objective, name)
+    schema, fixed = schema_of(config), {}
+    for key in schema.all_keys():
+        if schema.resume_class(key) is Resume.REFUSED:
+            group, _, name = key.partition(".")
+            fixed[key] = value_of(getattr(config, group), name)
     # With another error the network learns another location of the target than its mean.
-    huber = config.objective.loss is LossKind.HUBER
-    fixed["objective.huber_c"] = config.objective.huber_c if huber else None
-    for name in ("rank", "alpha", "targets", "plus_ratio", "init_from"):
-        fixed[f"lora.{name}"] = getattr(config.lora, name)
-    fixed["optimizer.groups"] = list(config.optimizer.groups)
-    fixed["ddp.use_distributed_optimizer"] = config.ddp.use_distributed_optimizer
+    if config.objective.loss is not LossKind.HUBER:
+        fixed["objective.huber_c"] = None
     return fixed

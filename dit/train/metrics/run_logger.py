@@ -223,6 +223,7 @@ def _first_lines(run: TrainState) -> list[str]:
 def _layout(run: TrainState) -> str:
     """The layout, as read from the process groups."""
     groups, stages = run.model.groups, len(run.model.chunks)
+    copies = groups.dp_cp.size() // groups.intra_dp_cp.size()
     parts = [
         (f"tensor {groups.tp.size()}", groups.tp.size() > 1),
         ("sequence parallel", run.config.model.sequence_parallel),
@@ -230,6 +231,7 @@ def _layout(run: TrainState) -> str:
         (f"pipeline {groups.pp.size()}", groups.pp.size() > 1),
         (f"{stages} virtual stages", stages > 1),
         (f"data {groups.dp.size()}", True),
+        (f"{copies} copies of the optimizer state", copies > 1),
     ]
     return ", ".join(text for text, used in parts if used)
 

@@ -88,6 +88,9 @@ def test_unknown_keys_can_be_removed_neither() -> None:
         ("model.virtual_pipeline_model_parallel_size=two", "an integer or null"),
         ("dataset.mock_samples=[3]", "keys of frames, height, width"),
         ("dataset.mock_samples={width: 3}", "a list of {frames, height, width"),
+        ("lora.targets=attention", "a list of texts; write [attention]"),
+        ("lora.targets=attention,mlp", "a list of texts; write [attention,mlp]"),
+        ("objective.given_frames=1", "a list of numbers or null; write [1]"),
         ("dataset.blend=[{weight: 1}]", "keys of path, weight; path is missing"),
     ],
 )

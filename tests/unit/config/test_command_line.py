@@ -57,11 +57,47 @@ def test_an_explicit_key_beats_a_short_flag() -> None:
     assert (config.dataset.path, config.dataset.mock) == ("a", False)
 
 
+def test_dashes_and_underscores_are_the_same(tmp_path, monkeypatch) -> None:
+    (tmp_path / "a.yaml").write_text("train: {train_iters: 7}")
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        [
+            "--config-file",
+            "a.yaml",
+            "--dataset-path",
+            "d",
+            "--dry-run",
+            "--optimizer.weight-decay=2",
+        ],
+        ["--config_file=a.yaml", "--dataset_path", "d", "--dry_run", "optimizer.weight_decay=2"],
+        ["--config_file", "a.yaml", "--dataset_path=d", "--dry_run", "--weight-decay", "2"],
+    ):
+        found = parse(*words)
+        config = found.config
+        assert found.dry_run and not found.print_config
+        assert (config.train.train_iters, config.dataset.path) == (7, "d")
+        assert config.optimizer.weight_decay == 2
+
+
+def test_a_file_of_the_installed_package_is_found_from_anywhere(tmp_path, monkeypatch) -> None:
+    """What lies here comes first."""
+    monkeypatch.chdir(tmp_path)
+    name = "conf/dit_digits.yaml"
+    config = parse("--config-file", name).config
+    assert config.checkpoint.save == "runs/digits/edm"
+    (problem,) = problems_of("--config-file", name, "model.num_layers=x")
+    assert "model.num_layers" in problem
+    (problem,) = problems_of("--config-file", "conf/dit_digit.yaml")
+    assert problem.startswith("conf/dit_digit.yaml: cannot be read (No such file")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / name).write_text("checkpoint: {save: mine}")
+    assert parse("--config-file", name).config.checkpoint.save == "mine"
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
         (["--mok"], "--mok (command line): unknown flag; did you mean --mock?"),
-        (["--config_file", "x.yaml"], "--config_file=x.yaml (command line): unknown flag; did you"),
         (["--train_iters", "5"], "--train_iters=5 (command line): unknown flag; did you mean --tr"),
         (
             ["--train-iters=5"],

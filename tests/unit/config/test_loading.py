@@ -247,8 +247,8 @@ def test_text_that_looks_like_a_reference_stays_text(text: str, tmp_path: Path) 
         save_config(run, tmp_path / "config.yaml")
         assert read_config(tmp_path / "config.yaml") == run
         assert load_config(run) == run  # a recipe is meant word for word, too
-    referring = load_config(config, overrides=["checkpoint.load=${dataset.path}"])
-    assert referring.checkpoint.load == text
+    referring = load_config(config, overrides=["logger.wandb_exp_name=${dataset.path}"])
+    assert referring.logger.wandb_exp_name == text
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,10 @@ def test_text_that_looks_like_a_reference_stays_text(text: str, tmp_path: Path) 
     [(r"\???", "???"), (r"\${rng.seed}", "${rng.seed}"), (r"\${a} ${rng.seed}", "${a} 1234")],
 )
 def test_a_backslash_makes_it_text(written: str, meant: str, yaml_file) -> None:
-    file = yaml_file(f"dataset: {{path: '{written}'}}")
-    assert load_config(run_config(), config_file=file).dataset.path == meant
-    assert load_config(run_config(), overrides=[f"dataset.path='{written}'"]).dataset.path == meant
+    file = yaml_file(f"logger: {{wandb_project: '{written}'}}")
+    assert load_config(run_config(), config_file=file).logger.wandb_project == meant
+    words = [f"logger.wandb_project='{written}'"]
+    assert load_config(run_config(), overrides=words).logger.wandb_project == meant
 
 
 @pytest.mark.slow

@@ -112,7 +112,6 @@ def test_keys_that_do_not_touch_the_weights_win(groups, tmp_path):
         ("model.num_attention_heads=2", "model.num_attention_heads=2, and there 4"),
         ("model.image_embed_size=10", "model.image_embed_size=10, and there None"),
         ("model.name=wan2.1_t2v_14b", "model.num_layers=40, and there 2"),
-        ("model.family=dit", "weights of model.family=wan, and the run has model.family=dit"),
     ],
 )
 def test_contradictions_name_the_key_and_both_values(groups, tmp_path, word, said):
@@ -121,6 +120,18 @@ def test_contradictions_name_the_key_and_both_values(groups, tmp_path, word, sai
     with pytest.raises(ConvertError, match=r"checkpoint\.load_hf") as raised:
         hf_start(config)
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("word", ["model.family=dit", "model.name=sd3.5_medium"])
+def test_another_family_is_named_with_that_of_the_folder(tmp_path, word):
+    """Before any other key, which may have no meaning there: FLUX is told a guidance scale."""
+    folder = KINDS["flux"](tmp_path / "hf")
+    with pytest.raises(ConfigError) as raised:
+        run_of(folder, word)
+    family = "dit" if "dit" in word else "sd3"
+    said = str(raised.value)
+    assert f"{word} (command line): of family {family}, and checkpoint.load_hf={folder}" in said
+    assert "holds weights of model.family=flux" in said and "guidance" not in said
 
 
 def test_a_run_that_saves_nothing_goes_on_from_none(tmp_path, monkeypatch):

@@ -389,7 +389,7 @@ def test_weights_that_a_checkpoint_does_not_have(groups, source, tmp_path):
     import_weights(source, tmp_path / "ours")
     with pytest.raises(ConvertError, match="no average"):
         export_weights(tmp_path / "ours", tmp_path / "out", ExportOptions(weights=Weights.EMA))
-    with pytest.raises(ConvertError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
         export_weights(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

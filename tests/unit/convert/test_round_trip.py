@@ -77,19 +77,26 @@ def test_an_export_has_a_card_with_pictures(groups, tmp_path):
     done = import_weights(publish(tmp_path / "hf", network), tmp_path / "run")
     pictures = done.path.parent.parent / "validation_generation" / done.path.name
     pictures.mkdir(parents=True)
-    (pictures / "fox.png").write_bytes(b"png")
+    (pictures / "00000.png").write_bytes(b"png")
+    for name in ("grid.png", "other.png"):
+        (pictures / name).write_bytes(b"none of the samples")
+    entries = [{"file": "00000.png", "prompt": "a <fox> | its\nhen"}]
+    entries += [{"file": name, "prompt": "x"} for name in ("gone.png", "../secret.png")]
+    (pictures / "samples.json").write_text(json.dumps(entries))
     folder = export_weights(tmp_path / "run", tmp_path / "out").path
     text = (folder / "README.md").read_text()
     numbers = sum(weight.numel() for weight in network.parameters())
     for part in (
         f"`CosmosTransformer3DModel`, {numbers:,} parameters",
         "## What it may be used for",
-        'CosmosTransformer3DModel.from_pretrained("FOLDER")',
-        "![fox](samples/fox.png)",
+        'CosmosTransformer3DModel.from_pretrained("FOLDER"',
+        "| ![](samples/00000.png) |\n| --- |\n| a &lt;fox&gt; \\| its hen |\n",
         "| `model.precision` | `fp32` |",
+        "| `objective` | `edm, ln sigma ~ N(0, 1²), sigma_data 0.5` |",
     ):
         assert part in text
-    assert (folder / "samples/fox.png").read_bytes() == b"png"
+    assert "flow_shift" not in text  # of another objective
+    assert [one.name for one in (folder / "samples").iterdir()] == ["00000.png"]
 
 
 def test_a_pipeline_folder_is_read(groups, tmp_path):

@@ -103,6 +103,24 @@ def test_a_file_that_is_no_metadataset(shards, tmp_path):
     assert "is a file; give a folder" in train_error(shards.config(tmp_path / "data.tar"))
 
 
+def test_a_metadataset_has_no_home_folders(shards, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/users/me")
+    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
+    (tmp_path / "m.yaml").write_text(head + "    path: ~/a\n")
+    said = train_error(shards.config(tmp_path / "m.yaml"))
+    assert "path ~/a: Energon knows no home folders; write /users/me/a" in said
+
+
+def test_data_of_an_object_store_are_read(shards, tmp_path, monkeypatch, opened):
+    shards.good_set(tmp_path / "store/set", 5)
+    provider = {"type": "file", "options": {"base_path": str(tmp_path / "store")}}
+    profiles = {"profiles": {"test-datasets": {"storage_provider": provider}}}
+    (tmp_path / "msc.json").write_text(json.dumps(profiles))
+    monkeypatch.setenv("MSC_CONFIG", str(tmp_path / "msc.json"))
+    config = shards.config("msc://test-datasets/set")
+    shards.take(opened(build_train_loader(config, rank=0, world_size=1)), 4)
+
+
 def test_a_metadataset_without_the_split(shards, tmp_path):
     shards.good_set(tmp_path / "a", 5)
     head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  test:\n"

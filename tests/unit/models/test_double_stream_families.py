@@ -254,7 +254,6 @@ def test_layers_start_as_the_identity_and_the_output_as_zero(groups, size: str) 
         ("sd3", {"max_size": (1, 8, 6)}, r"max_size=\[1, 8, 6\] must be \[1, N, N\]"),
         ("sd3", {"max_size": (1, 7, 7)}, "does not divide into patches"),
         ("sd3", {"dual_attention_layers": 25, "qk_norm": True}, r"must lie in \[0, 24\]"),
-        ("sd3", {"dual_attention_layers": 3}, "dual_attention_layers=3 need qk_norm=true"),
         ("sd3", {"patch_temporal": 2}, "SD3 learns pictures"),
         ("chroma", {"approximator_channels": 6}, "=6 must be a multiple of 4"),
         ("chroma", {"approximator_layers": 65}, "approximator_layers=65 must be at most 64"),

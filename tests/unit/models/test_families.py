@@ -206,7 +206,7 @@ def test_an_older_configuration_names_no_family(tmp_path: Path) -> None:
 
 def test_configurations_of_two_families_can_be_compared(odd: None) -> None:
     other = load_config(dit_s(), overrides=["model.name=odd_s"])
-    found = changes(dit_s(), other)
+    found = changes(dit_s(), other).values()
     assert 'model.family "dit" -> "odd"' in found
     assert "model.adaln_lora_dim 256 -> null" in found
     text = _different(_of_model(dit_s()), _of_model(other))

@@ -25,7 +25,7 @@ from dit.models.layers.parallel_linear import (
     transformer_config,
 )
 from dit.models.layers.per_sample import PerSample
-from dit.models.layers.queries_and_keys import AcrossHeadsNorm, RotaryTable
+from dit.models.layers.queries_and_keys import AcrossHeadsNorm, RotaryTable, hold_key_bias
 from tests.packs import tiny_model
 
 MODEL = tiny_model(hidden_size=48, num_attention_heads=4)
@@ -69,6 +69,25 @@ def test_weights_of_the_norm_across_heads_have_names_that_nobody_sums(groups):
         assert "q_layernorm" not in name and "k_layernorm" not in name
         assert (weight.tensor_model_parallel, weight.partition_dim) == (True, 0)
         assert not getattr(weight, "sequence_parallel", False)
+
+
+def test_a_bias_of_keys_that_softmax_does_not_see_is_held():
+    """Its gradient is rounding's noise otherwise; those of all other weights stay as they are."""
+    x_TD = torch.randn(7, 48, generator=torch.Generator().manual_seed(1))
+
+    def gradients(*, held: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        linear = _randomise(nn.Linear(48, 3 * 48))
+        if held:
+            hold_key_bias(linear.bias, 12)
+        q, k, v = linear(x_TD).view(7, 4, 3, 12).transpose(0, 1).unbind(2)
+        out = nn.functional.scaled_dot_product_attention(q, k, v)
+        (out * torch.arange(12.0)).sum().backward()
+        return linear.weight.grad, linear.bias.grad.view(4, 3, 12)
+
+    (weight, bias), (free_weight, free_bias) = gradients(held=True), gradients(held=False)
+    assert torch.equal(weight, free_weight) and not bias[:, 1].any()
+    assert torch.equal(bias[:, ::2], free_bias[:, ::2]) and bias[:, ::2].any()
+    assert 0 < free_bias[:, 1].abs().max() < 1e-4 * free_bias.abs().max()
 
 
 @pytest.mark.parametrize("theta", [256.0, 1e4])

@@ -14,7 +14,14 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift as of_flux
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift as of_qwen
 
-from dit.config import FlowConfig, ObjectiveConfig, Problems, SamplingLevels, TimeShift
+from dit.config import (
+    FlowConfig,
+    LevelSpacing,
+    ObjectiveConfig,
+    Problems,
+    SamplingLevels,
+    TimeShift,
+)
 from dit.convert.diffusers_config import objective_config, scheduler_config
 from dit.convert.errors import ConvertError
 from dit.objectives import sampling_path, training_objective, training_problem
@@ -37,6 +44,10 @@ SCHEDULERS = {
     "linear": FLUX | {"time_shift_type": "linear", "shift": 1.0},
     "constant": {"shift": 3.0},
     "constant-terminal": {"shift": 3.0, "shift_terminal": 0.1},
+    "beta": {"shift": 3.0, "use_beta_sigmas": True},  # as Chroma1-Base
+    "karras": FLUX | {"use_karras_sigmas": True},
+    "exponential": QWEN | {"use_exponential_sigmas": True},
+    "beta by tokens": QWEN | {"use_beta_sigmas": True},
 }
 SIZES = (16, 256, 1024, 4096, 16_384)
 
@@ -94,8 +105,10 @@ def test_even_levels_are_those_of_hunyuan_videos_pipelines() -> None:
 
 
 def test_one_step_has_nothing_to_stretch() -> None:
-    path = sampling_path(read(QWEN, sampling_levels=SamplingLevels.EVEN))
-    assert path.schedule((256,), num_steps=1).tolist() == [[1.0], [0.0]]
+    for spacing in (None, *LevelSpacing):
+        options = {"sampling_levels": SamplingLevels.EVEN, "level_spacing": spacing}
+        path = sampling_path(read(QWEN, **options))
+        assert path.schedule((256,), num_steps=1).tolist() == [[1.0], [0.0]]
 
 
 @pytest.mark.parametrize("kind", TimeShift)
@@ -154,10 +167,7 @@ FIELDS: dict[str, Any] = {
     "time_shift_type": "linear",
     "stochastic_sampling": True,
 }
-REFUSED = {
-    *("num_train_timesteps", "invert_sigmas", "stochastic_sampling"),
-    *("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"),
-}
+REFUSED = ("num_train_timesteps", "invert_sigmas", "stochastic_sampling")
 
 
 def test_every_field_of_the_scheduler_is_known() -> None:
@@ -182,6 +192,36 @@ def test_every_field_is_used_or_refused_by_name(field) -> None:
         for one in (scheduler_file(options), changed)
     )
     assert (before - after).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("spacing", LevelSpacing)
+def test_what_is_trained_with_a_spacing_is_said_and_unchanged(spacing) -> None:
+    """It is of samplers alone; training draws the levels that it draws without."""
+    plain, spaced = (
+        objective_config(scheduler_file({"shift": 3.0} | more), place="here")
+        for more in ({}, {f"use_{spacing}_sigmas": True})
+    )
+    assert spaced.objective.flow.level_spacing is spacing
+    assert f"use_{spacing}_sigmas spaces the levels of samplers" in spaced.note
+    assert "training draws t by objective.density" in spaced.note
+    assert f"{spacing} levels of samplers" in spaced.objective.summary
+    quantile_N = torch.linspace(0.01, 0.99, 9, dtype=torch.float64)
+    one, other = (
+        training_objective(o.objective).levels(quantile_N, (64,) * 9) for o in (plain, spaced)
+    )
+    assert torch.equal(one, other)
+
+
+def test_two_spacings_contradict_each_other() -> None:
+    content = scheduler_file({}) | {"use_karras_sigmas": True, "use_beta_sigmas": True}
+    with pytest.raises(ConvertError, match="its use_karras_sigmas and use_beta_sigmas contradict"):
+        objective_config(content, place="here")
+
+
+def test_steps_that_no_sampler_here_has_leave_the_rest_of_the_file() -> None:
+    content = scheduler_file({"shift": 5.0, "stochastic_sampling": True})
+    found = objective_config(content, place="here", given=["objective.name=flow"])
+    assert found.objective.flow.flow_shift == 5 and "stochastic_sampling=true" in found.note
 
 
 def test_a_law_without_numbers_is_refused() -> None:
@@ -244,6 +284,14 @@ def test_a_family_says_that_its_pipelines_step_evenly() -> None:
             {"time_shift_type": None, "shift_terminal": 0.02, "sampling_levels": "unipc"},
             "shift_terminal=0.02 needs sampling_levels=linear or even",
         ),
+        (
+            {
+                "time_shift_type": None,
+                "level_spacing": LevelSpacing.BETA,
+                "sampling_levels": "unipc",
+            },
+            "level_spacing=beta respaces sampling_levels=linear or even, and not unipc",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(options, message) -> None:
@@ -258,9 +306,10 @@ def test_the_summary_says_the_law() -> None:
     assert "shift exponential in mu = 0.5 at 256 tokens to 0.9 at 4096" in config.summary
 
 
-@pytest.mark.parametrize("key", ["time_shift_type", "max_shift", "shift_terminal"])
+@pytest.mark.parametrize("key", ["time_shift_type", "max_shift", "shift_terminal", "level_spacing"])
 def test_two_experts_have_one_law(key) -> None:
     other = {"time_shift_type": None, "max_shift": 2.0, "shift_terminal": 0.1}
+    other["level_spacing"] = LevelSpacing.BETA
     law = {"time_shift_type": TimeShift.EXPONENTIAL}
 
     def run(level_range, **options):

@@ -78,7 +78,10 @@ FLUX = {
 # Diffusers compares outputs.
 EIGHT = TEXT_TO_VIDEO | {
     "-m dit.convert verify": ["--tensors-only"],
-    "recipes/pretrain_dit.py": [*OF_TEXT, "model.context_parallel_size=1"],
+    "recipes/pretrain_dit.py": [
+        *(word for word in OF_TEXT if "crossattn" not in word),
+        "model.context_parallel_size=1",
+    ],
 }
 # A python block makes a clip of this size.
 SMALL = {'"height": 480': '"height": 32', '"width": 832': '"width": 32'}
@@ -237,13 +240,9 @@ def publish_text_to_video(workspace: Path) -> None:
 
 
 def publish_eight_gpus(workspace: Path) -> None:
-    """A tiny pipeline, clips and captions where the way to eight GPUs has large ones."""
+    """Small clips and captions where the way to eight GPUs has large ones."""
     from tests import media_files
-    from tests.wan_pipelines import pipeline
 
-    pipeline(workspace / "t2v", "t2v")
-    (workspace / "models").mkdir()
-    (workspace / "t2v/pipeline").rename(workspace / "models/Wan2.1-T2V-1.3B-Diffusers")
     for folder in ("films", "fox"):
         for number in range(4):
             media_files.video(workspace / folder / f"{number}.mp4", 9 + number)
@@ -329,6 +328,9 @@ def publish_shards(workspace: Path) -> None:
     publish_photos(workspace / "photos", captions=False)
     packing = ("python", "-m", "data_prep", "image", "--image_dir", "photos")
     run(shlex.join([*packing, "--output_dir", "data/photos", "--processor", "pixel"]), workspace)
+    provider = {"type": "file", "options": {"base_path": str(workspace / "store")}}
+    profiles = {"profiles": {"store": {"storage_provider": provider}}}
+    (workspace / "msc.yaml").write_text(json.dumps(profiles))
 
 
 def publish_photos(photos: Path, *, captions: bool) -> None:

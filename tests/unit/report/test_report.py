@@ -299,6 +299,12 @@ def test_log_axes_are_marked_and_linear_ones_are_not() -> None:
     assert "log scale" not in drawn("steps skipped so far", [9.0, 0.1])
 
 
+def test_values_that_differ_in_the_tenth_digit_have_labels_that_differ() -> None:
+    values = list(enumerate([1.0, 1.0 + 1e-10]))
+    drawn = chart("x", [Curve(label="x", buckets=buckets(values), colour=0)])
+    assert "1.00000000005" in drawn
+
+
 def _sections(page: Page) -> list[str]:
     return [value for tag, name, value in page.attributes if (tag, name) == ("section", "id")]
 

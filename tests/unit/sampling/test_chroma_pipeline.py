@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import ChromaPipeline
+from diffusers import ChromaPipeline, FlowMatchEulerDiscreteScheduler
 from torch.nn.functional import pad
 
-from dit.config import Sampler, Weights
+from dit.config import LevelSpacing, RunConfig, Sampler, Weights
+from dit.convert.diffusers_config import objective_config
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward
+from dit.models.family import family_of
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
 from tests.chroma_pipelines import pipeline
@@ -23,6 +26,16 @@ from tests.given_noise import from_noise
 PROMPT, NEGATIVE = "a red fox & a hen", ""
 STEPS = 4
 ROWS, COLUMNS = 6, 4  # of a latent
+EULER = SamplingSettings(num_steps=STEPS, sampler=Sampler.EULER)
+
+
+def _spaced(config: RunConfig, pipe: Any, spacing: LevelSpacing) -> RunConfig:
+    """With another scheduler in the pipeline, such as that of Chroma1-Base with beta sigmas."""
+    pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, **{f"use_{spacing}_sigmas": True})
+    content = {"_class_name": type(pipe.scheduler).__name__, **pipe.scheduler.config}
+    even = family_of(config.model).objective.settings
+    found = objective_config(content, place="here", of_family=even, model=config.model)
+    return replace(config, objective=found.objective)
 
 
 @pytest.mark.slow
@@ -62,13 +75,24 @@ def test_text_to_image_and_the_way_back(groups, tmp_path: Path) -> None:
             **embeds, **own, guidance_scale=scale, latents=packed, output_type="latent",
             return_dict=False,
         )  # fmt: skip
-        settings = SamplingSettings(num_steps=STEPS, guidance=scale, sampler=Sampler.EULER)
         with from_noise(run.config, noise[:, None]):
-            (found,) = generate_latents(run.model, [request], config=run.config, settings=settings)
+            (found,) = generate_latents(
+                run.model, [request], config=run.config, settings=replace(EULER, guidance=scale)
+            )
         made.append(found[:, 0])
         latent = ChromaPipeline._unpack_latents(theirs, height, width, pipe.vae_scale_factor)
         assert gap(made[-1], latent[0]) <= 1e-4
     assert gap(made[0], made[1]) > 1e-2
+    for spacing in LevelSpacing:
+        config = _spaced(run.config, pipe, spacing)
+        (theirs,) = pipe(
+            **embeds, **own, guidance_scale=1.0, latents=packed, output_type="latent",
+            return_dict=False,
+        )  # fmt: skip
+        with from_noise(config, noise[:, None]):
+            (found,) = generate_latents(run.model, [request], config=config, settings=EULER)
+        latent = ChromaPipeline._unpack_latents(theirs, height, width, pipe.vae_scale_factor)
+        assert gap(found[:, 0], latent[0]) <= 1e-4 < gap(found[:, 0], made[0])
     forward = compare_forward(source, done.path, Weights.MODEL)
     assert forward.largest <= 1e-4 * forward.scale
     export_weights(done.path, tmp_path / "out", ExportOptions(pipeline_from=source))

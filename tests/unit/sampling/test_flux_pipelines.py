@@ -20,7 +20,7 @@ from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward, compare_tensors
 from dit.sampling import generate
-from dit.sampling.commands.generate_media import generate_opened
+from dit.sampling.commands.generate_media import generate_opened, options_of_prompt
 from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
@@ -90,6 +90,19 @@ def test_text_to_image(groups, tmp_path: Path, kind: str) -> None:
     else:
         with pytest.raises(ValueError, match=r"--distilled_guidance 3.5: .* told no guidance"):
             ours(run, distilled_guidance=3.5)
+
+
+def test_a_codec_of_pictures_needs_no_number_of_frames(groups, tmp_path: Path) -> None:
+    """The card of an imported pipeline lists no sizes."""
+    pipeline(tmp_path, "schnell")
+    run = opened(tmp_path)
+    sized = options_of_prompt(GenerationOptions(height=12, width=8), Prompt(text=PROMPT), run)
+    assert (sized.num_video_frames, sized.height, sized.width) == (1, 12, 8)
+    with pytest.raises(ValueError, match="give --height, --width: the dataset card"):
+        options_of_prompt(GenerationOptions(), Prompt(text=PROMPT), run)
+    card = {**run.card, "sizes": [{"num_frames": 1, "height": 4, "width": 6}]}
+    usual = options_of_prompt(GenerationOptions(), Prompt(text=PROMPT), replace(run, card=card))
+    assert (usual.num_video_frames, usual.height, usual.width) == (1, 4, 6)
 
 
 def test_a_picture_is_changed(groups, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import av
 import numpy as np
@@ -49,6 +50,14 @@ def test_a_video_reads_back(tmp_path, height, width, fps):
     even = np.pad(video, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), "edge")
     assert read.shape == even.shape
     assert np.abs(read.astype(int) - even).mean() < 6
+
+
+def test_a_folder_with_a_colon_is_no_protocol_of_ffmpeg(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("wan:lora/out")
+    make_folder(folder, count=1)
+    assert not write_media([_picture(_smooth(2, 8, 8), "a ramp")], folder).lost
+    assert (folder / "00000.mp4").stat().st_size
 
 
 @pytest.mark.parametrize(("fps", "held"), [(1e-5, 0.01), (1e9, 1000)])

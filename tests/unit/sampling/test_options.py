@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dit.sampling.commands.lora_option import scaled_file
 from dit.sampling.commands.options import GenerationOptions, chosen, parser, with_file
 from tests.hostile import damaged, mistaken
 
@@ -48,6 +49,34 @@ def parse(tmp_path: Path):
         return options.parse_args(with_file(["--config", str(file), *argv], options))
 
     return call
+
+
+def test_paths_of_a_file_are_read_as_on_the_command_line(
+    parse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/users/me")
+    args = parse("{checkpoint_path: ~/runs/x, prompt: x, output_dir: ~/a:b, reference: [~/r.png]}")
+    assert (args.checkpoint_path, args.output_dir) == ("/users/me/runs/x", Path("/users/me/a:b"))
+    assert args.reference == ["/users/me/r.png"]
+    with pytest.raises(ValueError, match=r"--output_dir.*s3://b/x is an address"):
+        parse("{checkpoint_path: runs/x, prompt: x, output_dir: s3://b/x}")
+
+
+def test_scales_of_adapters_and_colons_in_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("wan:lora").mkdir()
+    for text, file, scale in (
+        ("wan:lora", "wan:lora", 1.0),
+        ("wan:lora:0.5", "wan:lora", 0.5),
+        ("nothing:0.5", "nothing", 0.5),
+        ("wan:nothing", "wan:nothing", 1.0),
+        ("nothing", "nothing", 1.0),
+    ):
+        assert scaled_file(text, option="--lora") == (Path(file), scale)
+    with pytest.raises(ValueError, match="'0,5' is no number; write FILE:SCALE"):
+        scaled_file("wan:lora:0,5", option="--lora")
 
 
 def test_options_by_name(parse) -> None:

@@ -1,4 +1,4 @@
-"""Operations on lists of weights give, bit for bit, what loops over the weights gave."""
+"""Operations on lists of weights give what loops over the weights give."""
 
 from __future__ import annotations
 
@@ -32,9 +32,21 @@ def test_differences_and_norms():
     foreach.subtract(kept, weights)
     expected = [a - b for a, b in zip(_tensors(1), _tensors(2), strict=True)]
     assert all(torch.equal(a, b) for a, b in zip(kept, expected, strict=True))
-    assert torch.equal(foreach.norms(kept), torch.stack([x.norm() for x in expected]))
+    assert foreach.norms(kept).tolist() == pytest.approx([float(x.norm()) for x in expected])
     foreach.copy(kept, weights)
     assert all(torch.equal(a, b) for a, b in zip(kept, weights, strict=True))
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3_000_000])
+def test_a_norm_does_not_depend_on_how_ranks_share_its_numbers(size):
+    """Torch's own is 5e-5 off for 3 million numbers."""
+    numbers = torch.randn(size, generator=torch.Generator().manual_seed(0)) + 0.3
+    true = float(numbers.double().norm())
+    for parts in (1, 7):
+        shares = foreach.norms(numbers.tensor_split(parts)).double()
+        assert float(shares.norm()) == pytest.approx(true, rel=2e-7)
+    whole, _ = foreach._l2_norm(0, None, [[*numbers.tensor_split(7)]], False)
+    assert float(whole) == pytest.approx(true, rel=2e-7)
 
 
 def test_gradients_are_clipped_as_megatron_clips_them(groups, monkeypatch):
@@ -48,7 +60,7 @@ def test_gradients_are_clipped_as_megatron_clips_them(groups, monkeypatch):
     assert clip_grads.multi_tensor_scale_impl is not local_multi_tensor_scale
     norm, _ = clip_grads.l2_norm_impl(0, None, [numbers[0]], False)
     clip_grads.multi_tensor_scale_impl(0, None, numbers, 0.37)
-    assert torch.equal(norm, theirs) and norm.shape == (1,)
+    assert norm.shape == (1,) and float(norm) == pytest.approx(float(theirs))
     assert all(torch.equal(a, b) for a, b in zip(lists[1], numbers[1], strict=True))
     assert all(torch.equal(a, b) for a, b in zip(numbers[0], _tensors(1), strict=True))
     clip_grads.multi_tensor_scale_impl(0, None, [numbers[0]] * 2, 0.37)

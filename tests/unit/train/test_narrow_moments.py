@@ -7,36 +7,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import megatron.core.optimizer as of_megatron
 import pytest
 import torch
 
 from dit.config import DdpConfig, MomentType, OptimizerConfig, Precision, Problems, RunConfig
 from dit.config.loading import load_config
 from dit.models.cost import memory, parameter_count
-from dit.train import model_and_optimizer
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.state_dict import load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.step import optimizer_step
 from dit.train.train_state import TrainProgress
-from tests import stand_in_engine
 from tests.packs import run_config
 from tests.unit.train.test_checkpoint import DATA
 from tests.wan_networks import wan_model
 
 NARROW = [MomentType.BF16, MomentType.FP16, MomentType.FP8]
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
-
-
-@pytest.fixture
-def engine(stand_in, monkeypatch):
-    """A machine with Transformer Engine and a GPU, as far as the optimizer asks."""
-    monkeypatch.setattr(model_and_optimizer, "check_moments", lambda config: None)
-    for module in (of_megatron, of_megatron.distrib_optimizer):
-        monkeypatch.setattr(module, "Adam", stand_in_engine.FusedAdam)
-    monkeypatch.setattr(of_megatron, "USING_PYTORCH_OPTIMIZER", False)
-    monkeypatch.setattr("megatron.core.utils._te_version", None)
 
 
 def _config(kind: MomentType, **model) -> RunConfig:

@@ -24,6 +24,7 @@ from diffusers import (
 )
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dit.batch import LatentSample, PackedBatch, Problem
@@ -239,6 +240,16 @@ def test_commands(made, capsys) -> None:
     told[1] = str(folder / "hf")
     assert main(["import-lora", *told, "--megatron-path", str(folder / "c")]) == 1
     assert re.search("no key of LoRA|only weights have adapters", capsys.readouterr().err)
+    (texts := folder / "with_text").mkdir()
+    tensors = load_file(folder / "a" / "pytorch_lora_weights.safetensors")
+    tensors["text_encoder.layers.0.q_proj.lora_A.weight"] = torch.ones(2, 2)
+    save_file(tensors, texts / "x.safetensors")
+    told = ["--hf-path", str(texts), "--base-path", str(folder / "base")]
+    told += ["--megatron-path", str(folder / "d")]
+    assert main(["import-lora", *told]) == 1
+    assert "--ignore_text_encoder leaves such keys out" in capsys.readouterr().err
+    assert main(["import-lora", *told, "--ignore-text-encoder"]) == 0
+    assert f"1 of {len(tensors)} keys are of text encoders" in capsys.readouterr().out
     told = ["--hf-path", str(folder / "a"), "--base-path", str(folder / "a")]
     assert main(["import-lora", *told, "--megatron-path", str(folder / "c")]) == 1
     assert "holds no whole weights; give the Diffusers folder" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dit.convert.adapters.export import write_folder
-from dit.convert.cards import LoraCard, RunFacts
+from dit.convert.cards import LoraCard, RunFacts, ShownPicture
 from dit.convert.lora import LoraFactors, read_lora, write_lora
 from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
 from dit.models.wan.original_names import WAN_NAMES
@@ -155,13 +155,13 @@ def test_card_says_what_is_known_and_shows_the_samples(tmp_path: Path) -> None:
     card = LoraCard(
         network="WanTransformer3DModel",
         base="Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
-        pipeline="WanPipeline",
+        code="from diffusers import WanPipeline",
         run=RunFacts(
             data="20 clips",
             licence="CC-BY-4.0",
             steps=2000,
             settings={"lora.rank": "32"},
-            pictures=(picture,),
+            pictures=(ShownPicture(file=picture, prompt="a fox"),),
         ),
     )
     folder = tmp_path / "out"
@@ -176,7 +176,7 @@ def test_card_says_what_is_known_and_shows_the_samples(tmp_path: Path) -> None:
         "- Licence of the data: CC-BY-4.0",
         "| `lora.rank` | `32` |",
         "from diffusers import WanPipeline",
-        "![step_10](samples/step_10.png)",
+        "| ![](samples/step_10.png) |\n| --- |\n| a fox |\n",
         "comfyui/lora.safetensors",
     ):
         assert part in text

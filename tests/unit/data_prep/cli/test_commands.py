@@ -44,8 +44,8 @@ def test_digits(tmp_path: Path, repo_root: Path, read_samples) -> None:
     assert samples["load_digits/7"]["caption"] == "a handwritten seven"
     assert samples["load_digits/7"]["latent"].shape == (4, 1, 4, 4)
     assert done.stdout.splitlines()[-1] == (
-        f"next: {python()} -m torch.distributed.run --nproc-per-node 1 recipes/pretrain_dit.py"
-        f" --config-file conf/dit_digits.yaml 'dataset.path={out}'"
+        f"next: {python()} recipes/pretrain_dit.py --config-file conf/dit_digits.yaml"
+        f" 'dataset.path={out}'"
     )
     assert "packing 120 of 120" in done.stderr  # plain lines, no bar: this is no terminal
     assert "\r" not in done.stderr and "\x1b" not in done.stderr + done.stdout
@@ -277,8 +277,8 @@ def test_preparing_data_loads_neither_megatron_core_nor_the_model(repo_root: Pat
     program = (
         "import sys, data_prep.cli.parser, dit.codecs.vae, dit.codecs.text\n"
         "bad = {m for m in sys.modules if m.startswith(('dit.', 'megatron.core'))}\n"
-        "shared = ('dit.command_line', 'dit.console', 'dit.other_networks', 'dit.parsing',"
-        " 'dit.progress', 'dit.safe_pickle', 'dit.safe_writing', 'dit.codecs')\n"
+        "shared = ('dit.command_line', 'dit.console', 'dit.local_path', 'dit.other_networks',"
+        " 'dit.parsing', 'dit.progress', 'dit.safe_pickle', 'dit.safe_writing', 'dit.codecs')\n"
         "bad = {m for m in bad if not m.startswith(shared)}\n"
         "assert not bad, bad\n"
     )

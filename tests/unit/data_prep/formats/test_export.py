@@ -37,8 +37,12 @@ def run(films: Path, out: Path, wan: Path, form: str) -> int:
 
 
 @pytest.mark.parametrize("form", ["meta", "pt", "parquet", "dfm"])
-def test_there_and_back(form: str, films: Path, wan: Path, tmp_path: Path, read_samples) -> None:
-    out, back = tmp_path / "out", tmp_path / "back"
+def test_there_and_back(
+    form: str, films: Path, wan: Path, tmp_path: Path, read_samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From and to folders with a colon, which other libraries take for an address."""
+    monkeypatch.chdir(tmp_path)
+    out, back = Path("data:out:1"), Path("wan:back")
     assert run(films, out, wan, form) == 0
     assert run(films, out, wan, form) == 0  # and again, where all is there
     source = {"parquet": out / "combined_parquet_dataset", "dfm": out / "dfm_shards"}.get(form, out)

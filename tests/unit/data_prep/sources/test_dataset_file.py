@@ -154,6 +154,24 @@ def test_merges_and_anchors_of_one_folder_for_another(tmp_path: Path) -> None:
     assert [given.repeats for given in read(tmp_path / "all.yaml")] == [2, 2]
 
 
+def test_paths_are_read_as_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative ones, and those with a `$` in the name of a folder, are seen from the file."""
+    monkeypatch.setenv("HOME", "/users/me")
+    (tmp_path / "$X").mkdir()
+    written = "directory: [{path: ~/a:b, mask_path: ~/m, control_path: [~/c, d]}, {path: $X/new}]"
+    (tmp_path / "all.yaml").write_text(written)
+    first, second = (one.collection for one in read(tmp_path / "all.yaml"))
+    assert isinstance(first, FolderCollection) and isinstance(second, FolderCollection)
+    assert first.root == Path("/users/me/a:b") and first.masks.root == Path("/users/me/m")
+    assert [one.root for one in first.controls] == [Path("/users/me/c"), tmp_path / "d"]
+    assert second.root == tmp_path / "$X/new"
+    for text in ("path: s3://b/x", "path: $Y/x", "path: x, mask_path: s3:/b", "path: None"):
+        said = problem(tmp_path, f"directory: [{{{text}}}]")
+        assert "is an address" in said or "replaces $Y here" in said or "Python's word" in said
+
+
 def packed(tmp_path: Path, *options: str, toml: str = "", name: str = "set.toml") -> list[Entry]:
     """The plan for three pictures: one with tags, one with an empty text, one without any."""
     for stem in ("tags", "empty", "none_at_all"):

@@ -276,16 +276,20 @@ def test_a_hugging_face_dataset_of_addresses(tmp_path: Path, server, read_sample
     assert asked == {"/good.png": 1, "/flaky.png": 3, "/short.png": 2, "/missing.png": 1}
 
 
-def test_a_hugging_face_dataset_of_bytes_and_paths(tmp_path: Path, read_samples) -> None:
+def test_a_hugging_face_dataset_of_bytes_and_paths(
+    tmp_path: Path, read_samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder whose name is the beginning of an address of content to fsspec."""
+    monkeypatch.chdir(tmp_path)
     datasets = pytest.importorskip("datasets")
     picture = Image.open(image(tmp_path / "a.png", 40, 32))
     features = datasets.Features({"picture": datasets.Image(), "words": datasets.Value("string")})
     rows = {"picture": [picture, str(tmp_path / "a.png")], "words": ["one", None]}
-    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "set")
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "data:set")
     columns = ("--image_column", "picture", "--caption_column", "words")
-    assert run("image", tmp_path / "out", "--hf_dataset", tmp_path / "set", *columns) == 0
+    assert run("image", tmp_path / "out", "--hf_dataset", "data:set", *columns) == 0
     samples = read_samples(tmp_path / "out")
-    assert {s["caption"] for s in samples.values()} == {"one", "set 00000001"}
+    assert {s["caption"] for s in samples.values()} == {"one", "data:set 00000001"}
     assert {tuple(s["latent"].shape) for s in samples.values()} == {(48, 1, 8, 10)}
 
 

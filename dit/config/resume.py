@@ -1,0 +1,67 @@
+"""What another value of a key does to a run that continues from its checkpoint.
+
+Each key has its class in the type of its field, which is `float` for all else:
+
+    lr: Live[float] = 1e-4
+
+No key keeps the checkpoint's value in silence: another one takes effect, or is an error, or, where
+only the start of a run reads it, the log says that it has no effect.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cache
+from inspect import get_annotations
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
+
+from dit.config.inlining import inlined_groups
+
+
+class Resume(StrEnum):
+    """The classes; `RESUMED` has their meaning."""
+
+    LIVE = "live"
+    REFUSED = "refused"
+    OF_DATA = "refused with the data"
+    AT_START = "start only"
+
+
+RESUMED = {
+    Resume.LIVE: "it takes effect.",
+    Resume.REFUSED: "it is an error, which names the key: what the checkpoint stores would get"
+    " another meaning.",
+    Resume.OF_DATA: "it is an error, which names the key: the position in the data would get"
+    " another meaning. With `checkpoint.load_data_position=false` the data begin anew, and it takes"
+    " effect.",
+    Resume.AT_START: "it has no effect, which the log says: only the start of a run reads it.",
+}
+"""What another value does, for `docs/configuration.md`."""
+
+T = TypeVar("T")
+Live = Annotated[T, Resume.LIVE]
+Refused = Annotated[T, Resume.REFUSED]
+OfData = Annotated[T, Resume.OF_DATA]
+AtStart = Annotated[T, Resume.AT_START]
+
+
+@cache
+def resume_classes(group: Any) -> dict[str, Resume]:
+    """The class of each key of a dataclass and its inlined groups that has one.
+
+    A field that a subclass declares anew keeps its class unless the subclass gives another.
+    """
+    found: dict[str, Resume] = {}
+    for base in reversed((get_origin(group) or group).__mro__):
+        types = get_type_hints(base, include_extras=True)
+        for name in get_annotations(base):
+            marks = [m for m in getattr(types[name], "__metadata__", ()) if isinstance(m, Resume)]
+            found |= {name: marks[0]} if marks else {}
+    for kind in inlined_groups(group).values():
+        found |= resume_classes(kind)
+    return found
+
+
+def resume_class(group: Any, key: str) -> Resume:
+    """The class of one key. One without it, of a family outside of this package, is refused."""
+    return resume_classes(group).get(key, Resume.REFUSED)

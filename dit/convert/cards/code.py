@@ -1,0 +1,204 @@
+"""Python for a card, which makes one picture or clip with what was exported.
+
+For latents of a published VAE it is a pipeline of Diffusers. Pixels are known to no pipeline: for
+them it is the loop of a scheduler, with the text encoder and the decoder of this project.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from textwrap import indent
+from typing import Any
+
+from dit.codecs.vae import codec_named, usual_size
+from dit.codecs.vae.autoencoder import Autoencoder
+from dit.config import FlowConfig, ObjectiveName, RunConfig, SamplingLevels
+from dit.models.family import diffusers_form, family_of
+from dit.objectives.diffusers_schedulers import EDM_SCHEDULER, FLOW_SCHEDULER, UNIPC_SCHEDULER
+
+DATA_CARD = "dataset_card.json"
+"""In an export whose code is a loop: how captions were encoded, and what makes pictures."""
+HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_COPIED = ("format_version", "processor", "text_encoder", "latent")
+_GIVEN = ("ImageToVideo", "VideoToWorld", "Kontext", "Edit")
+"""Words in the names of pipelines that are given a picture."""
+_STEPS = 35
+_LOOP = """\
+import json
+import torch
+from diffusers import {network}, {scheduler}
+from PIL import Image
+from dit.codecs import text, vae  # of megatron-dit, which encoded the data
+
+place = {place}
+network = {network}.from_pretrained(place)
+{adapted}scheduler = {scheduler}.from_pretrained(place)
+scheduler.set_timesteps({levels})
+card = json.load(open(f"{{place}}/{data_card}"))
+texts = text.text_encoder_of_card(card).encode_all({prompt})
+caption = texts["text"][None].float()
+{padded}x = {start}
+with torch.no_grad():
+    for t in scheduler.timesteps:
+        state = {state}
+{call}
+        x = scheduler.step(made, t, x).prev_sample
+pictures = vae.codec_of_card(card).decode(x[0]{scale}).numpy()
+Image.fromarray(pictures[0]).save("picture.png")"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureCode:
+    """What the code depends on."""
+
+    config: RunConfig
+    card: dict[str, Any]  # of the data; empty where it is not known
+    prompt: str = "a prompt"
+    base: str = "BASE"  # folder or hub name of what stands beside the export
+    adapters: bool = False  # whether the export holds adapters of `base`
+    whole: bool = False  # whether it is a whole pipeline
+
+    @property
+    def text(self) -> str:
+        """The code; FOLDER is the export."""
+        if self.loops:
+            return self._loop()
+        kind = "DiffusionPipeline" if self.whole else self._pipeline
+        return self._loaded() if kind is None else "\n".join(self._piped(kind))
+
+    @property
+    def loops(self) -> bool:
+        """Whether it reads `data_card` in the folder of the network."""
+        sized = len(usual_size(self.card)) >= 3
+        return self._of_pixels and sized and None not in (self._scheduler, self._call)
+
+    def data_card(self) -> bytes:
+        """What the loop reads of the dataset's card; no place on this machine is among it."""
+        kept = {name: self.card[name] for name in _COPIED if name in self.card}
+        return json.dumps(kept, indent=1).encode() + b"\n"
+
+    @property
+    def _of_pixels(self) -> bool:
+        name = str(self.card.get("processor", {}).get("name", "unknown"))
+        return name != "unknown" and not issubclass(codec_named(name), Autoencoder)
+
+    @property
+    def _pipeline(self) -> str | None:
+        """A pipeline that feeds the network what it was trained on."""
+        form, model = diffusers_form(self.config.model), self.config.model
+        of_objective = (k for k, of in form.pipelines.items() if of == self.config.objective.name)
+        fitting = (name for name in of_objective if not form.pipeline_misfits(model, name))
+        return None if self._of_pixels else next(fitting, None)
+
+    @property
+    def _network(self) -> str:
+        return diffusers_form(self.config.model).class_name
+
+    @property
+    def _call(self) -> str | None:
+        return diffusers_form(self.config.model).call(self.config.model)
+
+    @property
+    def _scheduler(self) -> str | None:
+        """The scheduler that an export has; None: the objective has none."""
+        name, flow = self.config.objective.name, self.config.objective.flow
+        if name == ObjectiveName.EDM:
+            return EDM_SCHEDULER
+        if name != ObjectiveName.FLOW or flow.shift_base_tokens is not None:
+            return None
+        if flow.sampling_levels is SamplingLevels.UNIPC:
+            return UNIPC_SCHEDULER
+        return FLOW_SCHEDULER if flow.steps_evenly else None
+
+    def _adapted(self, network: str) -> str:
+        return f'{network}.load_lora_adapter("FOLDER", prefix="transformer", use_safetensors=True)'
+
+    def _loaded(self) -> str:
+        """The network alone, for those that neither a pipeline nor a short loop runs."""
+        place = json.dumps(self.base if self.adapters else "FOLDER")
+        lines = [f"from diffusers import {self._network}"]
+        lines += [f"network = {self._network}.from_pretrained({place})"]
+        return "\n".join(lines + [self._adapted("network")] * self.adapters)
+
+    def _piped(self, kind: str) -> list[str]:
+        """A pipeline with the export in it, and one call."""
+        base, half = json.dumps(self.base), "torch_dtype=torch.bfloat16"
+        if self.whole:
+            opened = [f'pipe = {kind}.from_pretrained("FOLDER", {half})']
+        elif self.adapters:
+            opened = [f"pipe = {kind}.from_pretrained({base}, {half})"]
+            opened += [self._adapted("pipe.transformer")]
+        else:
+            opened = [f'network = {self._network}.from_pretrained("FOLDER", {half})']
+            opened += [f"pipe = {kind}.from_pretrained({base}, transformer=network, {half})"]
+        names = [kind] if self.whole or self.adapters else [kind, self._network]
+        made, tools = self._made(self._pipeline or kind)
+        imports = ["import torch", f"from diffusers import {', '.join(names)}"]
+        imports += [f"from diffusers.utils import {', '.join(tools)}"] if tools else []
+        return [*imports, "", *opened, 'pipe.to("cuda")', *made]
+
+    def _made(self, kind: str) -> tuple[list[str], list[str]]:
+        """The call of a pipeline, and what it takes of diffusers.utils."""
+        size, model = usual_size(self.card), self.config.model
+        given = any(word in kind for word in _GIVEN)
+        told = [_quoted(self.prompt)] if not given else [f"prompt={_quoted(self.prompt)}"]
+        told += ['image=load_image("first.png")'] * given
+        told += [f"{name}={size[name]}" for name in ("height", "width") if name in size]
+        tools = ["load_image"] * given
+        if "video" not in codec_named(family_of(model).vae(model)).media or "ToImage" in kind:
+            return [f'pipe({", ".join(told)}).images[0].save("picture.png")'], tools
+        told += [f"num_frames={size['num_frames']}"] if "num_frames" in size else []
+        made = [f"clip = pipe({', '.join(told)}).frames[0]", 'export_to_video(clip, "clip.mp4")']
+        return made, ["export_to_video", *tools]
+
+    def _loop(self) -> str:
+        edm = self.config.objective.edm if self._scheduler == EDM_SCHEDULER else None
+        frames, rows, columns = self._latent()
+        start = f"torch.randn(1, {self.config.model.in_channels}, {frames}, {rows}, {columns})"
+        padded, length = "", self.config.model.text_pad_to
+        if isinstance(length, int):
+            rest = f"(0, 0, 0, {length} - caption.shape[1])"
+            padded = f"caption = torch.nn.functional.pad(caption, {rest})\n"
+        return _LOOP.format(
+            network=self._network,
+            scheduler=self._scheduler,
+            place=json.dumps(self.base if self.adapters else "FOLDER"),
+            adapted=f"{self._adapted('network')}\n" if self.adapters else "",
+            levels=str(_STEPS) if edm else _levels(self.config.objective.flow, self._tokens()),
+            data_card=DATA_CARD,
+            prompt=_quoted(self.prompt),
+            padded=padded,
+            start=f"{edm.sigma_max:g} * {start}" if edm else start,
+            state="scheduler.scale_model_input(x, t)" if edm else "x",
+            call=indent(self._call or "", 8 * " "),
+            scale=f" / {edm.sigma_data:g}" if edm else "",
+        )
+
+    def _latent(self) -> tuple[int, int, int]:
+        """Frames, rows and columns of most samples, in cells."""
+        size, latent = usual_size(self.card), self.card["latent"]
+        stride, frames = latent["stride"], 1 + (size["num_frames"] - 1) // latent["temporal_stride"]
+        return frames, size["height"] // stride, size["width"] // stride
+
+    def _tokens(self) -> int:
+        (frames, rows, columns), model = self._latent(), self.config.model
+        return frames * rows * columns // (model.patch_temporal * model.patch_spatial**2)
+
+
+def _levels(flow: FlowConfig, tokens: int) -> str:
+    """What `set_timesteps` is handed, so that its levels are those of our samplers."""
+    told = [str(_STEPS)]
+    if flow.sampling_levels is SamplingLevels.EVEN:
+        told = [f"sigmas=torch.linspace(1, 1 / {_STEPS}, {_STEPS}).tolist()"]
+    if flow.time_shift_type is not None:
+        slope = (flow.max_shift - flow.base_shift) / (
+            flow.max_image_seq_len - flow.base_image_seq_len
+        )
+        told += [f"mu={flow.base_shift + slope * (tokens - flow.base_image_seq_len):g}"]
+    return ", ".join(told)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,154 @@
+"""Paths that a person types, on a command line or in a file of settings.
+
+1. `~/` and `~user/` are the home folders that a shell makes of them.
+2. An address (`s3://bucket/run`) is refused, since files are read and written on this machine.
+   `pathlib` would make a folder `s3:` of it, and Megatron-Core would go to the store for its part.
+3. `$NAME`, which a shell replaces and a file of settings does not, is refused where no such file
+   exists, and so is Python's None.
+
+A colon alone makes no address: `C:/runs` and `wan:lora/run1` are folders. Libraries that take what
+stands before a colon for the name of a file system get absolute paths.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import Annotated
+
+# Names before `://`, or chains of them as in fsspec (`simplecache::s3://`).
+_ADDRESS = re.compile(r"\s*[a-z][a-z0-9+.:-]*://", re.IGNORECASE)
+# What `pathlib` and some shells leave of `s3://`, by the names that file layers know.
+_ONE_SLASH = re.compile(
+    r"\s*(msc|s3a?|s3n|gs|gcs|ais|az|abfss?|adl|wasbs?|oci|oss|file|https?|ftps?|sftp|ssh|hf|hdfs"
+    r"|webhdfs|rclone|dss):/",
+    re.IGNORECASE,
+)
+_MSC = "msc://"
+_OF_ENERGON = (_MSC, "file://", "rclone://", "dss://")
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
+
+
+class PathError(ArgumentTypeError, ValueError):
+    """Why a text is no path that is used here; argparse and other readers show the message."""
+
+
+def local_path(text: str, *, base: Path = Path()) -> Path:
+    """A file or folder of this machine, to read or to write; a relative one is seen from `base`.
+
+    Raises:
+        PathError: it is an address, or names a variable or user that nobody has replaced.
+    """
+    return base / local_text(text, base=base)
+
+
+def local_text(text: str, *, base: Path = Path()) -> str:
+    """`local_path` as text: for paths that keep their form, and where a name of the hub may stand.
+
+    Raises:
+        PathError: as `local_path`.
+    """
+    if is_address(text):
+        raise PathError(
+            f"{text} is an address, and this is a path of this machine: name a folder here, and"
+            " copy from or to the store (checkpoint.mirror copies checkpoints); a folder of that"
+            f" name is ./{text.strip()}"
+        )
+    return _expanded(text, base)
+
+
+def data_place(text: str) -> str:
+    """A dataset: a path of this machine, or an address that Energon reads.
+
+    Raises:
+        PathError: as `local_path`, or Energon knows no such address.
+    """
+    return _address(text, _OF_ENERGON) if is_address(text) else _expanded(text, Path())
+
+
+def checkpoint_place(text: str) -> str:
+    """A checkpoint to read: a path of this machine, or the address of a mirror.
+
+    Raises:
+        PathError: as `local_path`, or it is another address.
+    """
+    return _address(text, (_MSC,)) if is_address(text) else _expanded(text, Path())
+
+
+def store_address(text: str) -> str:
+    """The address of a folder in an object store.
+
+    Raises:
+        PathError: it is another address, or a path.
+    """
+    return _address(not_none(text), (_MSC,))
+
+
+def _address(text: str, known: tuple[str, ...]) -> str:
+    if not text.startswith(known):
+        raise PathError(
+            f"{text} is no address that is known here: write msc://PROFILE/PATH, with a profile of"
+            " that store in the file that MSC_CONFIG names"
+        )
+    return text
+
+
+LocalPath = Annotated[str, local_text]
+"""Type of a key of a configuration: a path of this machine, or where allowed a name of the hub."""
+DataPath = Annotated[str, data_place]
+"""Type of a key that names a dataset."""
+StoreAddress = Annotated[str, store_address]
+"""Type of a key that names a place in an object store."""
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is an address such as `s3://bucket/run` or `msc:/profile/run`."""
+    return bool(_ADDRESS.match(text) or _ONE_SLASH.match(text))
+
+
+def not_none(text: str) -> str:
+    """The text, unless it is Python's None, which would be a name.
+
+    Raises:
+        PathError: it is.
+    """
+    if text.lower() == "none":
+        raise PathError(
+            f"{text} is Python's word, and would be a name here: write null, or leave it out (a"
+            f" file of this name is ./{text})"
+        )
+    return text
+
+
+def _expanded(text: str, base: Path) -> str:
+    found = os.path.expanduser(not_none(text))
+    if os.path.lexists(base / found):
+        return found
+    if found.startswith("~"):
+        user = found.partition("/")[0]
+        raise PathError(
+            f"{text}: this machine knows no user {user[1:]}, whose home {user} would be; write the"
+            f" whole path, or ./{text} for a file of that name"
+        )
+    if variable := _unreplaced(base / found):
+        raise PathError(
+            f"{text} does not exist, and nothing replaces {variable} here; write"
+            f" {os.path.expandvars(found)}{_unset(variable)}, or make the folder {variable} first"
+        )
+    return found
+
+
+def _unreplaced(path: Path) -> str:
+    """The last variable of a shell in a path, unless a file of that name is there."""
+    parts = path.parts
+    for length in range(len(parts), 0, -1):
+        if variable := _VARIABLE.search(parts[length - 1]):
+            return "" if os.path.lexists(Path(*parts[:length])) else variable[0]
+    return ""
+
+
+def _unset(variable: str) -> str:
+    known = os.path.expandvars(variable) != variable
+    return "" if known else f" (no variable {variable} is set)"

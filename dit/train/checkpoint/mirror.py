@@ -1,0 +1,214 @@
+"""checkpoint.mirror: copies of the finished checkpoints in an object store, and the way back.
+
+1. restored   a run on an empty disk gets the newest checkpoint of its mirror
+2. Mirror     after each save, a thread of the first rank brings the store up to date
+
+`check_start` is what a dry run looks at.
+
+The store keeps as many checkpoints as the run folder (`checkpoint.keep_last`, and the one of lowest
+validation loss). Its errors do not end the run: they are said, counted, and the copy is tried again
+at the next save and at the end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from dit.config import RunConfig
+from dit.distributed.collective_errors import error_in_words
+from dit.distributed.watchdog import heartbeat
+from dit.progress import counted
+from dit.safe_writing import write_atomically
+from dit.train.checkpoint.object_store import POINTERS, CheckpointStore
+from dit.train.checkpoint.paths import (
+    LATEST,
+    LOWEST_VAL,
+    MANIFEST,
+    STEP,
+    CheckpointError,
+    find_checkpoint,
+    starting_point,
+)
+
+_LATER = "the run goes on, and tries again at its next save and at its end"
+_POLL_S = 0.05
+
+
+def restored(config: RunConfig) -> list[str]:
+    """Fetches the newest checkpoint of the mirror into a run folder that has none.
+
+    Returns lines for the start of the log. The first rank calls it.
+
+    Raises:
+        CheckpointError: the mirror cannot be used, and nobody can tell whether it has one.
+    """
+    c = config.checkpoint
+    if not c.mirror or not c.save:
+        return []
+    store, own = CheckpointStore(c.mirror), find_checkpoint(Path(c.save))
+    if own is not None:
+        return _about_mirror(store, own)
+    name = store.newest()
+    if name is None:
+        return []
+    heartbeat(f"fetch of {name}")
+    began, checkpoints = time.perf_counter(), Path(c.save) / "checkpoints"
+    store.fetch(name, checkpoints)
+    try:
+        for pointer in POINTERS:
+            if pointer == LATEST or store.pointer(pointer) == name:
+                write_atomically(checkpoints / pointer, name.encode())
+    except OSError as error:
+        raise CheckpointError(f"{checkpoints} cannot be written ({error})") from error
+    return [f"fetched {name} from {c.mirror} in {time.perf_counter() - began:.1f} s"]
+
+
+def check_start(config: RunConfig) -> None:
+    """Raises CheckpointError where a start would find no checkpoint to go on from.
+
+    A mirror is asked where the run folder has none.
+    """
+    c = config.checkpoint
+    store = CheckpointStore(c.mirror) if c.mirror else None
+    if store and c.save and find_checkpoint(Path(c.save)) is None and store.newest() is not None:
+        return
+    starting_point(config)
+
+
+def _about_mirror(store: CheckpointStore, own: Path) -> list[str]:
+    try:
+        newest = store.newest()
+    except CheckpointError as error:
+        return [f"checkpoint.mirror: {error}; {_LATER}"]
+    if newest is None or newest <= own.name:
+        return []
+    return [
+        f"{store.address} has {newest}, later than {own.name} here, from which this run goes on; to"
+        " go on from that one, give a checkpoint.save without checkpoints"
+    ]
+
+
+class Mirror:
+    """Brings an object store up to date with the checkpoints of a run, in a thread."""
+
+    def __init__(self, config: RunConfig):
+        """Raises CheckpointError where MSC has no such profile."""
+        c = config.checkpoint
+        assert c.mirror and c.save
+        self.store, self.keep_last = CheckpointStore(c.mirror), c.keep_last
+        self.checkpoints = Path(c.save) / "checkpoints"
+        self.failures = self.failures_in_a_row = 0
+        self._lines: deque[str] = deque()
+        self._lock, self._again = threading.Lock(), False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begins to copy what the store lacks, or does so after what is being copied."""
+        with self._lock:
+            if self._thread is not None:
+                self._again = True
+                return
+            # A daemon, for a store that never answers must not keep the process.
+            self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+            self._thread.start()
+
+    def lines(self) -> Iterator[str]:
+        """What is to be said since the last call."""
+        while self._lines:
+            yield self._lines.popleft()
+
+    @property
+    def copying(self) -> bool:
+        return self._thread is not None
+
+    def finish(self, *, patience_s: float) -> None:
+        """Waits until the store is up to date, and tries again what failed before.
+
+        Gives up after `patience_s` without a sign of the store.
+        """
+        self.start()
+        moved, since = self.store.moved, time.monotonic()
+        while self.copying and time.monotonic() - since < patience_s:
+            time.sleep(_POLL_S)
+            if self.store.moved != moved:
+                moved, since = self.store.moved, time.monotonic()
+                heartbeat(f"copy to {self.store.address}")
+        failed = f"{counted(self.failures, 'attempt')} failed in this run"
+        if self.copying or self.failures_in_a_row:
+            why = "it does not answer" if self.copying else failed
+            self._lines.append(
+                f"{self.store.address} lacks checkpoints of {self.checkpoints} ({why}); the same"
+                " command copies them"
+            )
+        elif self.failures:
+            self._lines.append(f"{self.store.address} has all checkpoints; {failed}")
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._synchronise()
+                self.failures_in_a_row = 0
+            except Exception as error:  # noqa: BLE001 - nothing here may end the run
+                self._fail(error)
+            with self._lock:
+                if not self._again:
+                    self._thread = None
+                    return
+                self._again = False
+
+    def _fail(self, error: Exception) -> None:
+        self.failures += 1
+        self.failures_in_a_row += 1
+        said = str(error) if isinstance(error, CheckpointError) else error_in_words(error)
+        self._lines.append(f"not copied ({self.failures_in_a_row} in a row): {said}; {_LATER}")
+
+    def _synchronise(self) -> None:
+        """Copies the newest first; removes what the run folder would not keep either."""
+        while local := self._local():
+            lacking = [name for name in local if self.store.manifest(name) != local[name]]
+            self._point({name: local[name] for name in local.keys() - lacking})
+            if not lacking:
+                self._prune(local)
+                return
+            self._copy(max(lacking), local[max(lacking)])
+
+    def _local(self) -> dict[str, bytes]:
+        """The manifests of the checkpoints in the run folder, which saves replace and remove."""
+        found = {}
+        for path in self.checkpoints.glob(f"{STEP}*"):
+            with suppress(FileNotFoundError):
+                found[path.name] = (path / MANIFEST).read_bytes()
+        return found
+
+    def _copy(self, name: str, content: bytes) -> None:
+        began = time.perf_counter()
+        try:
+            self.store.put(self.checkpoints / name, content)
+        except CheckpointError:
+            if self._local().get(name) == content:
+                raise
+            return  # a save has removed or replaced it in the meantime
+        seconds = time.perf_counter() - began
+        self._lines.append(f"copied {name} to {self.store.address} in {seconds:.1f} s")
+
+    def _point(self, there: Iterable[str]) -> None:
+        for pointer in POINTERS:
+            with suppress(FileNotFoundError):
+                name = (self.checkpoints / pointer).read_text(errors="replace").strip()
+                if name in there:
+                    self.store.point(pointer, name)
+
+    def _prune(self, local: Iterable[str]) -> None:
+        """Removes what `keep_last` leaves out, and what was interrupted; later steps stay."""
+        files, newest = self.store.files(), max(local)
+        done = sorted(n for n, there in files.items() if MANIFEST in there and n <= newest)
+        kept = {*local, *(done[-self.keep_last :] if self.keep_last else done)}
+        kept |= {self.store.pointer(LOWEST_VAL)}
+        for name, there in files.items():
+            if name not in kept and (name <= newest or MANIFEST not in there):
+                self.store.remove(name, there)

@@ -1,0 +1,260 @@
+"""Checkpoints in an object store, which multi-storage-client (MSC) reaches: msc://PROFILE/run.
+
+The store has what the folder of a run has: checkpoints/step_N/FILE, checkpoints/LATEST and
+checkpoints/LOWEST_VAL. A checkpoint is whole if it has a manifest, which comes last and goes first.
+Every file that is written is read again and compared with the manifest, and so is every file that
+is fetched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+
+import multistorageclient as msc
+from multistorageclient.types import Range, SourceVersionCheckMode
+
+from dit.distributed.collective_errors import error_in_words
+from dit.distributed.watchdog import heartbeat
+from dit.safe_writing import sync_folder
+from dit.train.checkpoint.paths import (
+    LATEST,
+    LOWEST_VAL,
+    MANIFEST,
+    PARTIAL,
+    STEP,
+    CheckpointError,
+    FileDigest,
+    find_checkpoint,
+    is_file_name,
+    parse_manifest,
+    sync_and_digest,
+)
+
+logger = logging.getLogger(__name__)
+
+POINTERS = (LATEST, LOWEST_VAL)
+_FOLDER = "checkpoints"
+_PIECE = 16 << 20  # bytes of an object that are held in memory
+_SIDE_BY_SIDE = 8  # files that are fetched
+_NAME = re.compile(rf"{STEP}\d{{8,}}|{LATEST}|{LOWEST_VAL}")
+_CACHE = "megatron-dit/checkpoints"
+
+
+class CheckpointStore:
+    """The checkpoints of one run in an object store."""
+
+    def __init__(self, address: str):
+        """`address` is that of a run; nothing is asked of the store yet.
+
+        Raises:
+            CheckpointError: MSC has no such profile, or lacks a package for it.
+        """
+        self.address = address.rstrip("/")
+        with self._explained():
+            self._client, path = msc.resolve_storage_client(self.address)
+        self._root = PurePosixPath(path) / _FOLDER
+        self.moved = 0  # rises as long as files go there or come from there
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Stores raise errors of many kinds."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.address} cannot be used ({error_in_words(error)}); the file that MSC_CONFIG"
+                " names must have its profile, with a bucket that can be read and written"
+            ) from error
+
+    def files(self) -> dict[str, set[str]]:
+        """Names of the objects of each checkpoint, whole or not.
+
+        Raises:
+            CheckpointError: the store does not answer.
+        """
+        found: dict[str, set[str]] = {}
+        with self._explained():
+            for one in self._client.list_recursive(str(self._root)):
+                *_, name, file = PurePosixPath(one.key).parts
+                if name.startswith(STEP):
+                    found.setdefault(name, set()).add(file)
+        return found
+
+    def manifest(self, name: str) -> bytes | None:
+        """The manifest of a checkpoint as it was written; None if the checkpoint is not whole."""
+        return self._content(f"{name}/{MANIFEST}")
+
+    def pointer(self, name: str) -> str | None:
+        """The checkpoint that LATEST or LOWEST_VAL names; None where it names none."""
+        text = (self._content(name) or b"").decode(errors="replace").strip()
+        return text if is_file_name(text) else None
+
+    def newest(self) -> str | None:
+        """The checkpoint to go on from: that of LATEST, else the newest before it that is whole.
+
+        Raises:
+            CheckpointError: the store does not answer.
+        """
+        whole = sorted(name for name, files in self.files().items() if MANIFEST in files)
+        latest = self.pointer(LATEST)
+        before = [name for name in whole if latest is None or name <= latest]
+        return next(reversed(before or whole), None)
+
+    def put(self, folder: Path, content: bytes) -> None:
+        """Copies the checkpoint in `folder`; `content` is its manifest, which is written last.
+
+        Raises:
+            CheckpointError: what the store holds afterwards is not what was saved.
+        """
+        name, there = folder.name, self.files().get(folder.name, set())
+        with self._explained():
+            files = parse_manifest(content).files
+            if MANIFEST in there:  # of another checkpoint of this step
+                self.remove(name, [MANIFEST])
+            for file, digest in files.items():
+                self._put_file(folder / file, digest)
+            self.remove(name, there - files.keys() - {MANIFEST})
+            self._client.write(self._path(f"{name}/{MANIFEST}"), content)
+
+    def _put_file(self, file: Path, digest: FileDigest) -> None:
+        path = self._path(f"{file.parent.name}/{file.name}")
+        if self._holds(path, digest):  # from a copy that was interrupted
+            return
+        self._client.upload_file(path, str(file))
+        self.moved += 1
+        if not self._holds(path, digest):
+            raise CheckpointError(
+                f"{self.address} has another checksum of {file.name} than {file.parent}"
+            )
+
+    def _holds(self, path: str, digest: FileDigest) -> bool:
+        try:
+            size = self._client.info(path).content_length
+        except FileNotFoundError:
+            return False
+        if size != digest.bytes:
+            return False
+        found = hashlib.sha256()
+        for piece in self._pieces(path, size):
+            found.update(piece)
+        return found.hexdigest() == digest.sha256
+
+    def point(self, pointer: str, name: str) -> None:
+        """Makes LATEST or LOWEST_VAL name a checkpoint."""
+        if self.pointer(pointer) != name:
+            with self._explained():
+                self._client.write(self._path(pointer), name.encode())
+
+    def remove(self, name: str, files: Iterable[str]) -> None:
+        """Removes files of a checkpoint, its manifest first."""
+        with self._explained():
+            for file in sorted(files, key=lambda file: file != MANIFEST):
+                self._client.delete_many([self._path(f"{name}/{file}")])
+
+    def fetch(self, name: str, into: Path) -> Path:
+        """Copies a checkpoint into the folder `into`, where it appears when it is complete.
+
+        Raises:
+            CheckpointError: it is not whole, or has changed, or cannot be written here.
+        """
+        content = self.manifest(name)
+        if content is None:
+            raise CheckpointError(f"{self.address} has no {name}, or not the whole of it")
+        partial, target = into / f"{PARTIAL}{name}", into / name
+        with self._explained():
+            files = parse_manifest(content).files
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            with ThreadPoolExecutor(_SIDE_BY_SIDE) as threads:
+                places = [partial / file for file in files]
+                list(threads.map(self._fetch_file, places, files.values()))  # raises their errors
+            (partial / MANIFEST).write_bytes(content)
+            sync_and_digest(partial / MANIFEST)
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+            sync_folder(into)
+        return target
+
+    def _fetch_file(self, file: Path, digest: FileDigest) -> None:
+        name = file.parent.name.removeprefix(PARTIAL)
+        with file.open("wb") as stream:
+            for piece in self._pieces(self._path(f"{name}/{file.name}"), digest.bytes):
+                stream.write(piece)
+                heartbeat(f"fetch of {name}")
+        if sync_and_digest(file) != digest:
+            raise CheckpointError(
+                f"{self.address}: {name} is damaged there, {file.name} has another checksum than"
+                f" when it was saved; remove {name}/{MANIFEST} there to go on from the one before"
+            )
+
+    def _pieces(self, path: str, size: int) -> Iterator[bytes]:
+        for start in range(0, size, _PIECE):
+            part = Range(offset=start, size=min(_PIECE, size - start))
+            yield self._client.read(path, part, SourceVersionCheckMode.ENABLE)
+            self.moved += 1
+
+    def _content(self, name: str) -> bytes | None:
+        """A small object; None where there is none."""
+        with self._explained(), suppress(FileNotFoundError):
+            return self._client.read(
+                self._path(name), check_source_version=SourceVersionCheckMode.ENABLE
+            )
+        return None
+
+    def _path(self, name: str) -> str:
+        return str(self._root / name)
+
+
+def fetched_checkpoint(address: str) -> Path | None:
+    """A copy on this machine of the checkpoint that an address means; None where it holds none.
+
+    The address is that of a run, a checkpoint, or LATEST or LOWEST_VAL. The copy stays in
+    ~/.cache ($XDG_CACHE_HOME), and is used again as long as the store has the same.
+
+    Raises:
+        CheckpointError: the store does not answer, or the checkpoint is damaged.
+    """
+    run, _, last = address.rstrip("/").rpartition("/")
+    if not _NAME.fullmatch(last):
+        run, last = address.rstrip("/"), ""
+    store = CheckpointStore(run.removesuffix(f"/{_FOLDER}"))
+    name = store.pointer(last) if last in POINTERS else last or store.newest()
+    content = store.manifest(name) if name else None
+    if name is None or content is None:
+        return None
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / _CACHE
+    folder = cache / hashlib.sha256(store.address.encode()).hexdigest()[:16]
+    with _one_at_a_time(folder):
+        if _same(folder / name, content):
+            return folder / name
+        size = sum(digest.bytes for digest in parse_manifest(content).files.values())
+        logger.warning(f"copying {name} of {store.address} ({size / 1e6:,.1f} MB) to {folder}")
+        return store.fetch(name, folder)
+
+
+def _same(checkpoint: Path, content: bytes) -> bool:
+    """Whether this checkpoint is here already, and complete."""
+    with suppress(OSError, CheckpointError):
+        same = (checkpoint / MANIFEST).read_bytes() == content
+        return same and find_checkpoint(checkpoint) is not None
+    return False
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Keeps the other processes of this machine waiting, which want the same."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
