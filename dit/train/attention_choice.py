@@ -47,16 +47,17 @@ def with_attention(config: RunConfig, *, timed: bool) -> tuple[RunConfig, list[s
         _check_named(config.model.attention_backend, case)
         return config, []
     ranks = on_all_ranks(lambda: {one: _fault(one, case) for one in fitting(case)})
-    *working, last = (one for one in fitting(case) if all(rank.get(one) == "" for rank in ranks))
+    working = [one for one in fitting(case) if all(rank.get(one) == "" for rank in ranks)]
     notes = list(_without(ranks, working))
-    if not working:
-        return config, notes  # a CPU, or float32: this stays `auto`, for the next machine
+    if all(len(rank) == 1 for rank in ranks):
+        return config, notes  # CPUs, or float32: this stays `auto`, for the next machine
     before = from_first_rank(lambda: _before(config))
-    if before in (*working, last):
+    if before in working:
         return _with(config, before), notes
-    chosen, times = working[0], ""
-    if timed and not case.deterministic and len(working) > 1:
-        chosen, times = from_first_rank(lambda: _fastest(config, working, samples))
+    *fused, last = working
+    chosen, times = (fused or [last])[0], ""
+    if timed and not case.deterministic and len(fused) > 1:
+        chosen, times = from_first_rank(lambda: _fastest(config, fused, samples))
     gone = before is not AttentionBackend.AUTO
     why = f"{times}{gone * f'; {before}, as in the checkpoint, cannot be used here'}"
     return _with(config, chosen), [*notes, f"attention by {chosen}{why}"]

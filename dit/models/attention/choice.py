@@ -164,7 +164,7 @@ def _wait(device: torch.device) -> None:
 
 def attention_for(backend: AttentionBackend, q_THK: Tensor) -> Attend:
     """The function of a kernel; `auto` is the likely fastest of those that work here."""
-    if backend is AttentionBackend.AUTO:
+    if backend is AttentionBackend.AUTO or q_THK.is_meta:
         backend = first_working(
             q_THK.device,
             q_THK.dtype,

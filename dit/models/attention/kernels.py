@@ -84,14 +84,15 @@ def engine_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets)
         attn_mask_type="padding",
         cu_seqlens_q=offsets.cu,
         cu_seqlens_kv=offsets.key_cu,
-        max_seqlen_q=_rounded(offsets.longest),
-        max_seqlen_kv=_rounded(offsets.longest_key),
+        max_seqlen_q=few_lengths(offsets.longest),
+        max_seqlen_kv=few_lengths(offsets.longest_key),
     )
     return out_TX.view(len(q_THK), heads, width)
 
 
-def _rounded(length: int) -> int:
-    return -(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+def few_lengths(longest: int) -> int:
+    """An upper bound of the longest sequence that many packs have in common."""
+    return -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
 @cache
