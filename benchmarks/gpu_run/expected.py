@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
-from dit.config import Implementation, RunConfig
+import torch
+
+from dit.config import AttentionBackend, RunConfig
 from dit.distributed.device_specs import Device, device_named
+from dit.models.attention.fit import planned_backend
 from dit.models.cost import memory
 from dit.models.recomputation import USABLE
 from dit.planner.efficiency import FUSED, PLAIN, Efficiency
@@ -79,6 +81,7 @@ def _with_pack(config: RunConfig, tokens: int) -> RunConfig:
 
 
 def _attention_here(config: RunConfig) -> Efficiency:
-    """FlashAttention 3 or Transformer Engine's, if one of them is used."""
-    engine = config.model.transformer_impl is Implementation.TRANSFORMER_ENGINE
-    return FUSED if engine or find_spec("flash_attn_interface") else PLAIN
+    """By the kernel that a run without a timing takes here: FlashAttention 2 is half as fast."""
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    slow = (AttentionBackend.FLASH_2, AttentionBackend.SDPA)
+    return PLAIN if planned_backend(config, capability) in slow else FUSED
