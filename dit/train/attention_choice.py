@@ -126,7 +126,7 @@ def _fastest(
     config: RunConfig, backends: Sequence[AttentionBackend], samples: list[tuple[int, int]]
 ) -> tuple[AttentionBackend, str]:
     """The fastest kernel, and the times of all."""
-    calls = attention_calls(config, samples, device=device())
+    calls = attention_calls(config.model, samples, device=device())
     budget, times, failed = BUDGET_S / len(backends), {}, ""
     for one in backends:
         heartbeat(f"timing of {one}")

@@ -20,7 +20,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dit.config import AttentionBackend, ContextComm, RunConfig
+from dit.config import AttentionBackend, ContextComm, ModelConfig
 from dit.models.attention.fit import LONG, AttentionCase, fitting
 from dit.models.attention.kernels import ATTEND
 from dit.models.attention.spans import Attend, Spans
@@ -58,11 +58,11 @@ class AttentionCall:
 
 
 def attention_calls(
-    config: RunConfig, samples: Sequence[tuple[int, int]], *, device: torch.device
+    model: ModelConfig, samples: Sequence[tuple[int, int]], *, device: torch.device
 ) -> list[AttentionCall]:
     """The calls of a pack of `samples`, (tokens, text tokens); none of a ring's own attention."""
-    model, network = config.model, network_cost(config.model)
-    texts = network.text([text for _, text in samples])
+    network = network_cost(model)
+    texts = [max(0, text) for text in network.text([text for _, text in samples])]
     shares, ranks = model.context_parallel_size, model.tensor_model_parallel_size
     found: Counter[tuple[RowKind, RowKind, int, int]] = Counter()
     for stack in network.stacks:
@@ -78,14 +78,11 @@ def attention_calls(
             (_rows(queries, n, m, times), _rows(keys, n, m, times))
             for (n, _), m in zip(samples, texts, strict=True)
         ]
-        calls.append(
-            AttentionCall(
-                spans=_side_by_side(rows, parts=1 if by_heads else shares, device=device),
-                heads=model.num_attention_heads // ranks // (shares if by_heads else 1),
-                width=width // model.num_attention_heads,
-                layers=layers,
-            )
-        )
+        spans = _side_by_side(rows, parts=1 if by_heads else shares, device=device)
+        if spans.lengths:  # without texts there is nothing to attend to
+            heads = model.num_attention_heads // ranks // (shares if by_heads else 1)
+            width //= model.num_attention_heads
+            calls.append(AttentionCall(spans=spans, heads=heads, width=width, layers=layers))
     return calls
 
 
