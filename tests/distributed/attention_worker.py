@@ -21,7 +21,7 @@ import torch.distributed as dist
 from dit.config import AttentionBackend, RunConfig
 from dit.config.loading import load_config
 from dit.distributed.process_groups import start_processes
-from dit.models.attention import fit
+from dit.models.attention import choice, fit
 from dit.models.attention.by_runs import attend_by_runs
 from dit.models.attention.kernels import ATTEND
 from dit.train import attention_choice, trainer
@@ -99,9 +99,9 @@ def work(folder: Path) -> dict[str, Any]:
     found["deterministic"] = chosen(replace(new, train=replace(new.train, deterministic=True)))
     found["named"] = chosen(changed("model.attention_backend=flash_4"))
     found["unfit"] = chosen(changed("model.attention_backend=cudnn"))
-    found["of other weights"] = chosen(
-        load_config(new, overrides=[f"checkpoint.load={run.checkpoint.save}"])
-    )
+    loaded = load_config(new, overrides=[f"checkpoint.load={run.checkpoint.save}"])
+    found["loaded"] = chosen(loaded)
+    found["finetuned"] = chosen(load_config(loaded, overrides=["checkpoint.finetune=true"]))
     if dist.get_rank() == 1:
         broken.add(AttentionBackend.FLASH_3)
     found["gone"] = chosen(run)
@@ -120,6 +120,7 @@ def main(folder: Path) -> None:
         patch.dict(ATTEND, kernels),
         patch.object(attention_choice, "_capability", lambda: (9, 0)),
         patch.object(attention_choice, "milliseconds", clock),
+        patch.object(choice, "LONG", 64),  # of what is tried; it takes a CPU long
         patch.object(fit, "find_spec", lambda name: True),
         patch.object(fit, "version", lambda name: "4.0.0b36"),
     ):

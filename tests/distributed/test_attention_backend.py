@@ -53,8 +53,9 @@ def test_a_resume_says_what_changed_where_the_kernel_is_gone_on_one_rank(found):
     assert line.endswith("; flash_3, as in the checkpoint, cannot be used here")
 
 
-def test_weights_of_another_run_bring_its_kernel(found):
-    assert _both(found, "of other weights") == {"backend": "flash_3", "said": [], "timed": []}
+def test_steps_that_go_on_elsewhere_keep_it_and_weights_alone_do_not(found):
+    assert _both(found, "loaded") == {"backend": "flash_3", "said": [], "timed": []}
+    assert _both(found, "finetuned")["timed"]
 
 
 def test_nothing_is_timed_for_measurements_determinism_and_named_kernels(found):

@@ -73,8 +73,8 @@ def test_a_kernel_reaches_a_fifth_of_the_peak_on_a_long_sample(backend):
     call = AttentionCall(spans=spans, heads=16, width=128, layers=1)
     flops = 3 * 4 * 16_384**2 * 16 * 128
     ms = milliseconds(backend, [call], budget_s=0.2)
-    print(f"{backend}: {flops / ms / 1e9:.0f} TFLOP/s")
-    assert flops / (1e-3 * ms) > 0.2 * 989e12
+    reached = flops / (1e-3 * ms)
+    assert reached > 0.2 * 989e12, f"{reached / 1e12:.0f} TFLOP/s"
 
 
 def test_the_kernel_of_a_process_by_itself_works():
