@@ -20,7 +20,7 @@ from dit.config.loading import parse_arguments
 from dit.console import Console
 from dit.distributed.device_specs import DEVICES
 from dit.distributed.entry import run
-from dit.planner.efficiency import EFFICIENCIES
+from dit.planner.efficiency import EFFICIENCIES, efficiency_of
 from dit.planner.layouts import plans
 from dit.planner.tables import as_json, print_tables
 from dit.planner.times import expected_load, not_modelled
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         others, recipes=RECIPES, program="plan_run.py", adapt=for_weights
     ).config
     load, gpus, name = expected_load(config), options.gpus, options.device
-    efficiency = EFFICIENCIES[options.kernels]
+    efficiency = EFFICIENCIES.get(options.kernels) or efficiency_of(config.model)
     good, bad = plans(
         config,
         load,
@@ -62,7 +62,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--gpus", type=int, required=True, help="devices of the run")
     add("--device", choices=DEVICES, default="h100")
-    add("--kernels", choices=EFFICIENCIES, default="fused", help="fused: FlashAttention-3 or TE's")
+    add(
+        "--kernels",
+        choices=EFFICIENCIES,
+        help="attention: plain (FlashAttention-2) or fused (FlashAttention-3 or newer, cuDNN's)."
+        " (default: fused with model.transformer_impl=transformer_engine, else plain)",
+    )
     add("--tokens", type=float, default=1000.0, help="billions of real tokens (%(default)g)")
     add("--best", type=int, default=10, help="layouts to show (%(default)s)")
     add("--refused", action="store_true", help="list every layout that does not work, and why")

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from dit.config import AttentionBackend, RunConfig
+from dit.config import RunConfig
 from dit.distributed.device_specs import Device, device_named
 from dit.models.attention.fit import planned_backend
 from dit.models.cost import memory
 from dit.models.recomputation import USABLE
-from dit.planner.efficiency import FUSED, PLAIN, Efficiency
+from dit.planner.efficiency import FUSED, NEWER, PLAIN, Efficiency
 from dit.planner.times import Times, expected_load, times
 
 
@@ -81,7 +81,6 @@ def _with_pack(config: RunConfig, tokens: int) -> RunConfig:
 
 
 def _attention_here(config: RunConfig) -> Efficiency:
-    """By the kernel that a run without a timing takes here: FlashAttention 2 is half as fast."""
+    """By the kernel that a run without a timing takes here."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-    slow = (AttentionBackend.FLASH_2, AttentionBackend.SDPA)
-    return PLAIN if planned_backend(config, capability) in slow else FUSED
+    return FUSED if planned_backend(config, capability) in NEWER else PLAIN

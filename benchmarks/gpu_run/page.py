@@ -106,17 +106,23 @@ def _kernels(parts: dict[str, Any]) -> Iterator[str]:
             assumed = found["expected"]["assumed"]
             yield from ("", f"Beside what the planner expects of {assumed}:", "")
             yield from _beside_expected(found)
-        yield from ("", "| longest | ms a step | calls a step |", "|---|---|---|")
-        for row in found["longest"]:
-            name = row["name"].replace("|", "\\|")[:100]
-            yield f"| `{name}` | {1e3 * row['seconds']:.4g} | {row['calls']:g} |"
+        yield from _named("longest", found["longest"], kernels)
+        if found.get("of_no_kind"):
+            yield from _named("longest of everything else", found["of_no_kind"], kernels)
         yield ""
 
 
+def _named(title: str, rows: list[dict[str, Any]], kernels_s: float) -> Iterator[str]:
+    yield from ("", f"| {title} | ms a step | calls a step | of all kernels |", "|---|---|---|---|")
+    for row in rows:
+        name, seconds = row["name"].replace("|", "\\|")[:100], row["seconds"]
+        yield f"| `{name}` | {1e3 * seconds:.4g} | {row['calls']:g} | {seconds / kernels_s:.1%} |"
+
+
 def _beside_expected(found: dict[str, Any]) -> Iterator[str]:
-    """Kernels that are neither products nor attention move what layers and optimizer move."""
+    """Kernels of no other row move what layers and optimizer move."""
     measured, expected = found["by_kind_s"], found["expected"]["by_kind_s"]
-    named = ("matrix products", "attention")
+    named = ("matrix products", "attention", "communication")
     rows = {name: (expected[name], measured.get(name, 0.0)) for name in named}
     rows["all other kernels: memory traffic of layers and optimizer"] = (
         expected["memory traffic"] + expected["optimizer"],

@@ -27,12 +27,16 @@ _STEPS = {"full": (3, 10), "tiny": (1, 2)}  # warm-up, measured
 _PROFILED = 3
 _KERNELS = 10
 _KINDS = {
-    "matrix products": r"gemm|nvjet|cutlass|cublas|wgmma|\bmm\b|addmm|matmul",
-    "attention": r"flash|fmha|attention",
+    "communication": r"nccl|multimem",
+    "attention": r"flash|fmha|sdpa|attention|attn",
+    "matrix products": r"gemm|gemv|nvjet|cutlass|cublas|splitk|wgmma|\bmm\b|addmm|matmul",
+    "norms and rotation": r"gated_norm|rotated_heads|layer_?norm|rms_?norm",
     "optimizer": r"adam|multi_tensor",
     "copies": r"memcpy|memset|copy",
 }
-"""Kernels by their names; the first that matches."""
+"""Kernels by their names; the first that matches. Attention comes before products, since names of
+its kernels say CUTLASS as well."""
+OTHER = "everything else"
 
 
 def steps(part: Part, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
@@ -74,18 +78,22 @@ def kernel_times(
     by_kind: dict[str, float] = defaultdict(float)
     for name, (seconds, _) in times.items():
         by_kind[kind_of(name)] += seconds / steps
-    longest = sorted(times.items(), key=lambda one: -one[1][0])[:_KERNELS]
     rows = [
         {"name": name, "seconds": seconds / steps, "calls": calls / steps}
-        for name, (seconds, calls) in longest
+        for name, (seconds, calls) in sorted(times.items(), key=lambda one: -one[1][0])
     ]
-    total = sum(by_kind.values())
-    return {"step_s": step_s, "kernels_s": total, "by_kind_s": dict(by_kind), "longest": rows}
+    return {
+        "step_s": step_s,
+        "kernels_s": sum(by_kind.values()),
+        "by_kind_s": dict(by_kind),
+        "longest": rows[:_KERNELS],
+        "of_no_kind": [row for row in rows if kind_of(row["name"]) == OTHER][:_KERNELS],
+    }
 
 
 def kind_of(kernel: str) -> str:
     kinds = (kind for kind, names in _KINDS.items() if re.search(names, kernel, re.IGNORECASE))
-    return next(kinds, "everything else")
+    return next(kinds, OTHER)
 
 
 def padded_loop(_part: Part, *, size: str, **_: Any) -> Outcome:

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from dit.config import EmaKind, ModelConfig, Precision, Recompute, RecomputeMethod, RunConfig
 from dit.config.checks import check
+from dit.config.data import MockGeometry
 from dit.models.family import family_of
 from dit.models.layer_spec import Cost, Multiplications, RowKind, StackSpec
 
 if TYPE_CHECKING:
     from dit.batch import PackedBatch
 
-KEPT_OUTSIDE = 4
-"""Numbers that the backward pass needs outside of split matrices, for each exchange of tensor ranks
-and each token and unit of width; sequence parallelism splits them."""
+_BACKWARD = 7
+"""Numbers for each token and unit of width that the backward pass of a layer makes beside what was
+kept, at most: counted at the peak, 3 of most layers, 5 of single-stream ones, 7 of Wan without the
+fused kernels."""
 _FACTOR_BYTES = 4
 """Of a row of a matrix in 8 bits."""
 MOST_BYTES = 2**44
@@ -202,10 +203,15 @@ class Memory:
     optimizer: int
     ema: int
     activations: int
+    """Kept for the backward pass."""
+    backward: int
+    """Made by the backward pass of one layer."""
+    norms: int
+    """Copy of the weights of a step that is logged, for `update_ratio`."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.ema + self.activations
+        return sum(getattr(self, one.name) for one in fields(self))
 
 
 def memory(config: RunConfig, *, world_size: int) -> Memory:
@@ -227,6 +233,8 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
         optimizer=trained * (moments * (not hosted) + 4 * (not wide)) // shards,
         ema=0 if config.ema.kind is EmaKind.NONE else trained * 4 // shards,
         activations=_activations(config, accumulation=config.train.global_batch_size // replicas),
+        backward=int(_BACKWARD * _numbers(config) * _size(model)),
+        norms=trained * 4 // shards,
     )
 
 
@@ -277,17 +285,51 @@ def _activations(config: RunConfig, *, accumulation: int) -> int:
     """Bytes kept for the backward pass."""
     model = config.model
     pipeline = model.pipeline_model_parallel_size
-    tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
     in_flight = min(accumulation, pipeline) / pipeline  # packs on a stage, times its part of layers
     if model.virtual_stages > 1:  # arXiv:2205.05198, Sec. 4.2.3
         in_flight *= 1 + (pipeline - 1) / (pipeline * model.virtual_stages)
-    size = 4 if model.precision is Precision.FP32 else 2
-    return int(_kept(model) * tokens * model.hidden_size * in_flight * size)
+    text = _text_of_pack(config)
+    return int(_kept(model, text=text) * _numbers(config) * in_flight)
 
 
-def _kept(model: ModelConfig) -> float:
-    """Numbers that all layers keep for each token and unit of width, as they recompute."""
-    layer, layers = kept_by_layer(model), network_cost(model).layers
+def _numbers(config: RunConfig) -> float:
+    """Tokens of a pack on one rank, times their width."""
+    model = config.model
+    return config.dataset.task_encoder_seq_length / model.context_parallel_size * model.hidden_size
+
+
+def _text_of_pack(config: RunConfig) -> float:
+    """Rows of text and image for each token of a pack, in samples like `dataset.mock_samples`.
+
+    None where layers attend to latents and text jointly: there, text counts as tokens of a pack.
+    """
+    model, mixture, cost = config.model, config.dataset.mock_samples, network_cost(config.model)
+    if cost.attends_jointly:
+        return 0.0
+    texts = cost.text([one.text_length for one in mixture])
+    lengths = [cost.image_rows + max(length, 0) for length in texts]
+    latents = [geometry_tokens(model, one) for one in mixture]
+    weighted = [
+        sum(one.weight * count for one, count in zip(mixture, counts, strict=True))
+        for counts in (lengths, latents)
+    ]
+    return weighted[0] / max(weighted[1], 1)
+
+
+def geometry_tokens(model: ModelConfig, geometry: MockGeometry) -> int:
+    """Latent tokens of a sample."""
+    rows, columns = (side // model.patch_spatial for side in (geometry.height, geometry.width))
+    return geometry.frames // model.patch_temporal * rows * columns
+
+
+def _size(model: ModelConfig) -> int:
+    return 4 if model.precision is Precision.FP32 else 2
+
+
+def _kept(model: ModelConfig, *, text: float) -> float:
+    """Bytes that all layers keep for each token and unit of width, as they recompute."""
+    layer, layers = kept_by_layer(model, text=text), network_cost(model).layers
+    row = _size(model)  # the input of a layer
     stages = model.pipeline_model_parallel_size * model.virtual_stages
     away = min(model.cpu_offloading_num_layers * stages, layers)
     # Of the layers on the host, at most one on its way there, or two on their way back.
@@ -297,31 +339,26 @@ def _kept(model: ModelConfig) -> float:
     if model.recompute_method is RecomputeMethod.BLOCK:
         # The inputs of the first layers, and all others; at the end, the one that is recomputed.
         again = min(model.recompute_num_layers * stages, layers)
-        return max(again - away, 0) + max(min(layers - again, staying), 1) * layer
+        return max(again - away, 0) * row + max(min(layers - again, staying), 1) * layer
     again = min(model.recompute_num_layers, layers)
     # The input of every group, and the group that is being recomputed.
-    return staying / again + again * layer
+    return staying / again * row + again * layer
 
 
-def kept_by_layer(model: ModelConfig) -> float:
-    """What a layer keeps, on average over the kinds of layers.
+def kept_by_layer(model: ModelConfig, *, text: float = 0.0) -> float:
+    """Bytes that a layer keeps for each token and unit of width, on average over the layers.
 
-    Of the DiT, about 27 + 2 mlp_ratio, and 2 fewer where self- and cross-attention are recomputed.
-    Counted at mlp_ratio 4 with autograd's saved-tensor hooks on a CPU: 34.5 in bf16, 32.3 with
-    selective recomputation. On a GPU 6 rows of scale and gate come on top, and kernels of the norms
-    of heads keep 4 fewer. Of Wan 10 more in bf16 (counted: 46.4, and 44.2 with selective
-    recomputation), 11 with image rows (47.5).
+    `text` is the number of rows of text and image, which are no tokens, for each token.
     """
     cost = network_cost(model)
-    kept = sum(stack.count * Fraction(_kept_in(stack.layer.cost, model)) for stack in cost.stacks)
-    return float(kept / cost.layers)
+    kept = sum(stack.count * _kept_in(stack.layer.cost, model, text) for stack in cost.stacks)
+    return kept / cost.layers
 
 
-def _kept_in(layer: Cost, model: ModelConfig) -> float:
-    """Tensor parallelism splits what attention and MLP keep, sequence parallelism all of it."""
-    tensor = model.tensor_model_parallel_size
-    selective = model.recompute_granularity is Recompute.SELECTIVE
-    narrow = model.precision is not Precision.FP32
-    inside = layer.kept + narrow * layer.float32_inside - len(layer.attentions) * selective
-    outside = KEPT_OUTSIDE * layer.exchanges + narrow * layer.float32_outside
-    return outside / (tensor if model.sequence_parallel else 1) + inside / tensor
+def _kept_in(layer: Cost, model: ModelConfig, text: float) -> float:
+    tensor, size = model.tensor_model_parallel_size, _size(model)
+    fused = model.fused_kernels and not model.compile
+    split = {"tensor": tensor, "sequence_parallel": model.sequence_parallel}
+    rows = (layer.kept, 1.0), (layer.kept_of_text, text)
+    # Attention that is computed again frees nothing: the next linear keeps what it makes.
+    return sum((of.fused if fused else of.eager).bytes(size, **split) * n for of, n in rows)

@@ -1,7 +1,8 @@
 """`model.recompute_granularity=auto`: what a device of so much memory has to compute again.
 
-Whole layers, as few as fit (`block`): for each byte that it frees, recomputing a layer takes fewer
-operations than recomputing the attention of all layers, which frees two of about 36 rows each.
+Whole layers, as few as fit (`block`). Recomputing attention alone frees nothing where a fused
+kernel computes it: queries, keys and values are kept for it, and its output for the linear that
+follows.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dit.config import AttentionBackend, Implementation, ModelConfig
 from dit.distributed.device_specs import Device
 from dit.models.recomputation import USABLE
 
@@ -19,11 +20,14 @@ class Efficiency:
     matrices: float = 0.62
     """Of dense bfloat16: linear layers. The best of all shapes reaches 0.77 to 0.79 on the H100s of
     an AWS p5 node (`mamf-finder.py` of stas00/ml-engineering). Four fifths of that are left for
-    shapes that are not the best one and for clocks under a load that lasts; PUBLISHED, which is
-    mostly attention, cannot tell 0.55 from 0.65."""
-    attention: float = 0.33
-    """Of dense bfloat16, forward and backward together; fitted to PUBLISHED. FlashAttention-3
-    reaches 0.75 and 0.55 of an H100's peak at best (arXiv:2407.08608); within layers it is less."""
+    shapes that are not the best one and for clocks under a load that lasts (assumed)."""
+    attention_forward: float = 0.66
+    """Of dense bfloat16: 650 TFLOP/s of FlashAttention-3 on an H100, head width 128, 16k tokens
+    (published: arXiv:2407.08608, Fig. 5)."""
+    attention_backward: float = 0.40
+    """Of dense bfloat16: likewise 500 TFLOP/s, of which four fifths count here. The kernels compute
+    the scores a second time in the backward pass, five products where two passes of the forward
+    one's two are counted."""
     bandwidth: float = 0.80
     """Of memory bandwidth: reads and writes of large tensors; assumed."""
     links: float = 0.70
@@ -38,52 +42,69 @@ class Efficiency:
         """The rates that are assumed for a device, in a line."""
         return (
             f"{device.flops / 1e12:.0f} TFLOP/s of dense bfloat16, of which products reach"
-            f" {self.matrices:.0%} and attention {self.attention:.0%}; {self.bandwidth:.0%} of"
-            f" {device.bandwidth / 1e12:.3g} TB/s of memory; {self.links:.0%} of"
+            f" {self.matrices:.0%} (assumed) and attention {self.attention_forward:.0%} forward and"
+            f" {self.attention_backward:.0%} backward (published); {self.bandwidth:.0%} of"
+            f" {device.bandwidth / 1e12:.3g} TB/s of memory (assumed); {self.links:.0%} of"
             f" {device.link / 1e9:.0f} GB/s inside of a server and {device.network / 1e9:.0f}"
-            f" between; {1e6 * self.gap_s:.2g} us between kernels"
+            f" between (assumed); {1e6 * self.gap_s:.2g} us between kernels (published)"
         )
 
 
 FUSED = Efficiency()
-PLAIN = Efficiency(attention=0.20)
-"""Plain PyTorch: FlashAttention-2 reaches half of its successor on an H100 (arXiv:2407.08608)."""
+"""FlashAttention-3 or newer, cuDNN, or Transformer Engine's."""
+PLAIN = Efficiency(attention_forward=0.37, attention_backward=0.25)
+"""Plain PyTorch: FlashAttention-2 reaches 370 and 310 TFLOP/s on an H100 (published: likewise)."""
 HEAD_WIDTHS = (32, 64, 96, 128, 192, 256)
 """For which FlashAttention has kernels; heads of other widths are computed as wider ones."""
 EFFICIENCIES = {"fused": FUSED, "plain": PLAIN}
 
 
+NEWER = (
+    AttentionBackend.FLASH_4,
+    AttentionBackend.FLASH_3,
+    AttentionBackend.TRANSFORMER_ENGINE,
+    AttentionBackend.CUDNN,
+)
+"""Kernels of attention that are taken to reach the rates of FlashAttention-3."""
+
+
+def efficiency_of(model: ModelConfig) -> Efficiency:
+    """What a run of this configuration reaches where no other package of attention is installed."""
+    automatic = model.attention_backend is AttentionBackend.AUTO
+    engine = automatic and model.transformer_impl is Implementation.TRANSFORMER_ENGINE
+    return FUSED if engine or model.attention_backend in NEWER else PLAIN
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """A figure that NVIDIA published for Wan 2.1 14B; a pack is one sample of 37,440 tokens."""
+    """MFU of a published run on H100s, in which a pack is one sample."""
 
-    device: str
+    layers: int
+    hidden_size: int
+    heads: int
+    mlp_ratio: float
+    tokens: int
     devices: int
     packs: int  # in a step
-    tensor: int
     context: int
-    recomputed: int  # of 40 layers
+    recomputed: bool
     efficiency: Efficiency
     tflops: float
 
 
-# From DFM's performance page, with AutoModel's rows there. What was recomputed on B200 is not said;
-# AutoModel's recipes turn on recomputation of all layers.
 PUBLISHED = (
+    # arXiv:2503.12964, Sec. 4.5: at most 48.2% of peak over four workloads, which does not say for
+    # which. Long samples of the smaller network are where the planner expects the most.
     Published(
-        device="h100", devices=128, packs=128, tensor=2, context=4, recomputed=8,
-        efficiency=FUSED, tflops=325.77,
+        layers=28, hidden_size=4096, heads=32, mlp_ratio=4.0, tokens=73_728, devices=64, packs=8,
+        context=8, recomputed=False, efficiency=FUSED, tflops=0.482 * 989,
     ),
+    # Wan 2.1 14B in AutoModel, as DFM's performance page has it. For 8 devices it says 175.9 where
+    # fully sharded weights are the same work for each.
     Published(
-        device="b200", devices=32, packs=64, tensor=1, context=2, recomputed=0,
-        efficiency=FUSED, tflops=804.02,
-    ),
-    Published(
-        device="h100", devices=8, packs=8, tensor=1, context=1, recomputed=40,
-        efficiency=PLAIN, tflops=175.88,
-    ),
-    Published(
-        device="h100", devices=64, packs=64, tensor=1, context=1, recomputed=40,
-        efficiency=PLAIN, tflops=228.85,
+        layers=40, hidden_size=5120, heads=40, mlp_ratio=2.7, tokens=37_440, devices=64, packs=64,
+        context=1, recomputed=True, efficiency=PLAIN, tflops=228.85,
     ),
 )  # fmt: skip
+"""Not among them is DFM's 325.8 TFLOP/s for Wan 2.1 14B: what it counts is not said, and a step of
+19.0 or of 12.1 s would both be called that."""

@@ -93,6 +93,8 @@ def _memory(plan: LayoutPlan) -> dict[str, str]:
         "optim.": need.optimizer,
         "EMA": need.ema,
         "activ.": need.activations,
+        "backward": need.backward,
+        "norms": need.norms,
         "peak": need.total,
     }
     return _name(plan) | {name: f"{size / 1e9:.1f}" for name, size in gb.items()}

@@ -10,6 +10,7 @@ from dit.distributed.device_specs import Device
 from dit.models.cost import (
     attention_flops,
     forward_flops,
+    geometry_tokens,
     network_cost,
     parameter_count,
     trained_count,
@@ -17,7 +18,7 @@ from dit.models.cost import (
 )
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
 from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, head_units, layer_units
-from dit.planner.traffic import recomputed_part, traffic
+from dit.planner.traffic import exposed_part, recomputed_part, traffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +52,7 @@ def expected_load(config: RunConfig, *, fill: float = 0.99) -> Load:
     """The load of a pack of the samples in `dataset.mock_samples`, by their weights."""
     model, parts = config.model, []
     for geometry in config.dataset.mock_samples:
-        rows, columns = (side // model.patch_spatial for side in (geometry.height, geometry.width))
-        tokens = geometry.frames // model.patch_temporal * rows * columns
+        tokens = geometry_tokens(model, geometry)
         parts.append((geometry.weight, Load.of(model, [(tokens, geometry.text_length)])))
     mean = sum(weight * load.tokens for weight, load in parts)
     times = fill * config.dataset.task_encoder_seq_length / mean
@@ -129,10 +129,13 @@ def times(
         * (load.flops - load.attention)
         / (device.flops * efficiency.matrices),
         attention=within
-        * (3 + (1 if selective else again))
         * load.attention
         * _head_padding(model)
-        / (device.flops * efficiency.attention),
+        / device.flops
+        * (
+            (1 + (1 if selective else again)) / efficiency.attention_forward
+            + 2 / efficiency.attention_backward
+        ),
         memory=packs * (_moved(model, load, again) + _restored(config, again)) / bandwidth,
         launches=packs * layers * (1 + again / 3) * KERNELS[_is_fused(model)] * efficiency.gap_s,
         **_communication(config, load, packs, replicas, device, efficiency),
@@ -219,8 +222,10 @@ def _communication(
         "data": near * replicas,
         "pipeline": near * replicas * model.pipeline_model_parallel_size,
     }
+    waited = {"tensor": exposed_part(config)}
     return {
         name: getattr(bytes_, name)
+        * waited.get(name, 1.0)
         / ((device.link if span <= device.together else device.network) * efficiency.links)
         for name, span in reach.items()
     }

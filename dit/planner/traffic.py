@@ -17,6 +17,7 @@ class Traffic:
     """Bytes of one rank in a step of `accumulated` packs."""
 
     tensor: float
+    """Of which `exposed_part` is waited for."""
     context: float
     pipeline: float
     data: float
@@ -45,6 +46,18 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
         pipeline=2 * stage * accumulated * model.virtual_stages if first_or_last else 0.0,
         data=_data(config, size=size, ranks=replicas * context),
     )
+
+
+def exposed_part(config: RunConfig) -> float:
+    """Part of what tensor ranks exchange that nothing is computed beside.
+
+    With sequence parallelism, the backward pass of a matrix that splits its outputs gathers its
+    input beside the product for the input's gradient, and scatters that beside the product for the
+    weight's (`LinearWithGradAccumulationAndAsyncCommunication` of Megatron-Core).
+    """
+    forward = _TENSOR_FORWARD * (1 + recomputed_part(config))
+    beside = 2 if config.model.sequence_parallel else 0
+    return (forward + _TENSOR_BACKWARD - beside) / (forward + _TENSOR_BACKWARD)
 
 
 def recomputed_part(config: RunConfig) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import command, run
+from tests.launching import ROOT, command, run
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def found(tmp_path_factory) -> list[dict]:
     """What each rank of `attention_worker.py` has found."""
     folder = tmp_path_factory.mktemp("attention")
     words = command("attention_worker.py", str(folder), nproc=2, folder="tests/distributed")
-    done = run(words)
+    done = run(words, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(Path(folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
 

@@ -49,6 +49,7 @@ COMMANDS = {
 
 def test_the_list_has_every_script() -> None:
     scripts = {path.stem for path in (ROOT / "recipes").glob("*.py")} - {"__init__", "runs"}
+    scripts -= {"rehearsal_encoders"}  # which makes the path that it is told of
     assert scripts <= {name.split()[0] for name in COMMANDS}
 
 

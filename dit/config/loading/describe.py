@@ -66,7 +66,11 @@ def _memory(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
         ("memory", f"{_gib(need.total)} a device (an estimate), of which"),
         ("", f"weights {_gib(need.weights)}, gradients {_gib(need.gradients)}"),
         ("", f"optimizer {_gib(need.optimizer)}, EMA {_gib(need.ema)} ({sharded})"),
-        ("", f"activations about {_gib(need.activations)} for a full pack"),
+        (
+            "",
+            f"activations about {_gib(need.activations)} for a full pack, and"
+            f" {_gib(need.backward)} of one backward layer",
+        ),
     ]
 
 

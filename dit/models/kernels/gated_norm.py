@@ -122,7 +122,7 @@ def gated_norm(
     sum_TD, x_TD = _like(h_TD) if gated else None, _like(h_TD) if norm else None
     stats_T2 = h_TD.new_empty(len(h_TD), 2, dtype=torch.float32) if norm else None
     if len(h_TD):
-        _kernels().forward[(len(slots_S3),)](
+        _kernels().gated_norm_forward[(len(slots_S3),)](
             *(h_TD, y_TD, *rows, order_T, slots_S3, sum_TD, x_TD, stats_T2),
             *(0 if one is None else one.stride(0) for one in rows),
             EPS=EPS,
@@ -179,7 +179,7 @@ def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
     if not len(order_T):
         return [*_given(to_h_TD, to_y_TD), to_rows_PND.zero_()]
     parts_SPD = g_TD.new_empty(len(slots_S3), kinds, sizes["D"], dtype=torch.float32)
-    _kernels().backward[(len(slots_S3),)](
+    _kernels().gated_norm_backward[(len(slots_S3),)](
         *(*tokens, *rows, stats_T2, order_T, slots_S3, to_h_TD, to_y_TD, parts_SPD),
         *(0 if one is None else one.stride(0) for one in rows),
         **sizes,
@@ -188,7 +188,9 @@ def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
         RESIDUAL=to_sum_TD is not None,
     )
     grid, block = (len(rows_N2), kinds, -(-sizes["D"] // PARTS_BLOCK)), PARTS_BLOCK
-    _kernels().add_parts[grid](parts_SPD, rows_N2, to_rows_PND, D=sizes["D"], BLOCK=block, SLOTS=16)
+    _kernels().gated_norm_add_row_parts[grid](
+        parts_SPD, rows_N2, to_rows_PND, D=sizes["D"], BLOCK=block, SLOTS=16
+    )
     return [*_given(to_h_TD, to_y_TD), to_rows_PND]
 
 

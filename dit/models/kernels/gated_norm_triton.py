@@ -20,7 +20,7 @@ def piece(slots, slot):
 
 
 @triton.jit
-def forward(
+def gated_norm_forward(
     h,  # [T, D], contiguous, as all tokens are
     y,  # [T, D], only if GATED
     gate,  # [N, D], its rows `gate_stride` apart
@@ -75,7 +75,7 @@ def forward(
 
 
 @triton.jit
-def backward(
+def gated_norm_backward(
     to_x,  # gradient of x, only if NORM
     to_sum,  # gradient of the tokens from beside the norm, only if RESIDUAL
     h,  # the tokens that were normalised, only if NORM
@@ -151,7 +151,7 @@ def backward(
 
 
 @triton.jit
-def add_parts(
+def gated_norm_add_row_parts(
     parts,  # [S, P, D], float32
     rows,
     out,  # [P, N, D]

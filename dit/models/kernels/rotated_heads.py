@@ -88,7 +88,7 @@ def rotated_heads(
     q_THK, k_THK = (x_THX.new_empty(tokens, heads, len(weight_q_K)) for _ in range(2))
     cos_TK, sin_TK = cos_TK.contiguous(), sin_TK.contiguous()
     if tokens:
-        _kernels().forward[grid_of(tokens, heads)](
+        _kernels().rotated_heads_forward[grid_of(tokens, heads)](
             *(x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK, q_THK, k_THK),
             *(tokens, cos_TK.stride(0)),
             EPS=eps,
@@ -132,7 +132,7 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     cos_TK, sin_TK = cos_TK.contiguous(), sin_TK.contiguous()
     grid = grid_of(tokens, heads)
     parts_PG2K = x_THX.new_empty(*grid, 2, width, dtype=torch.float32)
-    _kernels().backward[grid](
+    _kernels().rotated_heads_backward[grid](
         *(to_q_THK, to_k_THK, x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK, to_x_THX, parts_PG2K),
         *(tokens, cos_TK.stride(0), *to_q_THK.stride()[:2], *to_k_THK.stride()[:2]),
         EPS=eps,

@@ -79,7 +79,7 @@ def turned_back(
 
 
 @triton.jit(do_not_specialize=["tokens"])  # or packs of other lengths would compile anew
-def forward(
+def rotated_heads_forward(
     x,  # [T, H, X], contiguous: in each head queries, keys and what else there is
     weight_q,  # [K]
     weight_k,
@@ -114,7 +114,7 @@ def forward(
 
 
 @triton.jit(do_not_specialize=["tokens"])  # or packs of other lengths would compile anew
-def backward(
+def rotated_heads_backward(
     to_q,  # [T, H, K], numbers of a head are neighbours
     to_k,
     x,

@@ -3,18 +3,12 @@
 shapes      linears with the rows that they run over, who attends to whom, other weights; their sum
 parts       attention, feed-forward, embeddings, token refiners
 modulation  scales, shifts and gates
+kept        what the backward pass needs of each of them
 layers      layers made of these, and stacks
 
 A family describes its network by these values alone, so that parameters, operations, memory and the
 cut into pipeline stages follow from one description. Nothing here needs torch: a plan for a cluster
 is made on machines without it.
-
-What the backward pass needs was counted with autograd's saved-tensor hooks on a CPU, in bfloat16
-numbers for each token and unit of width. A modulated part keeps 4 outside of its split matrices
-(`cost.KEPT_OUTSIDE`). Self-attention keeps 10 and cross-attention 5, and selective recomputation
-saves 1 of them, the output. A feed-forward keeps input and output of its activation. What is
-computed in float32 counts twice: norms across heads keep 2 more of queries and of keys, and table
-modulation 2 for each part that it gates.
 """
 
 from dit.models.layer_spec.layers import (

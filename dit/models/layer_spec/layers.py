@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dit.models.layer_spec.kept import (
+    AFFINE,
+    BY_TABLE,
+    JOINT,
+    JOINT_WITHOUT_NORM,
+    MODULATED,
+    NOTHING,
+    SECOND,
+    SELF,
+    SELF_ACROSS_HEADS,
+    SINGLE,
+    KeptBy,
+    of_feed_forward,
+)
 from dit.models.layer_spec.modulation import (
     PER_BLOCK,
     ModulationSpec,
+    TableModulation,
     WholeLayerModulation,
 )
-from dit.models.layer_spec.parts import AttentionSpec, FeedForwardSpec, whole_bias
+from dit.models.layer_spec.parts import AttentionSpec, FeedForwardSpec, QkNorm, whole_bias
 from dit.models.layer_spec.shapes import (
-    KEPT_SELF,
     AttentionShape,
     Cost,
     LinearShape,
@@ -40,7 +54,12 @@ class CrossLayerSpec:
     def cost(self) -> Cost:
         width = self.attention.width
         # Two exchanges, because the third is that of cross-attention.
-        total = _self_attention(self.attention, self.feed_forward, RowKind.LATENTS, exchanges=2)
+        across = self.attention.norm is QkNorm.ACROSS_HEADS
+        part = BY_TABLE if isinstance(self.modulation, TableModulation) else MODULATED
+        kept = (SELF_ACROSS_HEADS if across else SELF) + part + part
+        kept += part if self.gated_cross else AFFINE
+        rows = RowKind.LATENTS
+        total = _self_attention(self.attention, self.feed_forward, rows, exchanges=2, kept=kept)
         total += self.attention.cost() + self.cross_attention.cross_cost(self.text_width)
         if self.image_rows is not None:
             total += self.cross_attention.image_cost(self.text_width, self.image_rows)
@@ -72,13 +91,15 @@ class DoubleLayerSpec:
     def cost(self) -> Cost:
         """Of a layer whose text is read, or which does not update it."""
         attention, feed_forward, width = self.attention, self.feed_forward, self.attention.width
-        total = _self_attention(attention, feed_forward, RowKind.JOINT, exchanges=2)
+        joint = JOINT_WITHOUT_NORM if attention.norm is QkNorm.NONE else JOINT
+        kept = joint + MODULATED + MODULATED
+        total = _self_attention(attention, feed_forward, RowKind.JOINT, exchanges=2, kept=kept)
         total += attention.cost() + feed_forward.cost()
         total += self.modulation.cost(width, 9 if self.second_attention else 6)
         if self.second_attention:
             own = AttentionShape(width=width)
             total += attention.cost()
-            total += Cost(attentions=(own,), exchanges=1, kept=KEPT_SELF)
+            total += Cost(attentions=(own,), exchanges=1, kept=SECOND)
         total += attention.cost(RowKind.TEXT, output=self.updates_text)
         if not self.updates_text:
             return total + self.modulation.cost(width, 2)
@@ -95,7 +116,8 @@ class SingleLayerSpec:
 
     @property
     def cost(self) -> Cost:
-        total = _self_attention(self.attention, self.feed_forward, RowKind.JOINT, exchanges=1)
+        kept, rows = SINGLE + MODULATED, RowKind.JOINT
+        total = _self_attention(self.attention, self.feed_forward, rows, exchanges=1, kept=kept)
         width, bias, inner = self.attention.width, self.attention.bias, self.feed_forward
         made = 3 * width + inner.hidden * inner.activation.inputs
         rows = {"rows": RowKind.JOINT, "split": True}
@@ -108,15 +130,21 @@ class SingleLayerSpec:
 
 
 def _self_attention(
-    attention: AttentionSpec, feed_forward: FeedForwardSpec, rows: RowKind, *, exchanges: int
+    attention: AttentionSpec,
+    feed_forward: FeedForwardSpec,
+    rows: RowKind,
+    *,
+    exchanges: int,
+    kept: KeptBy,
 ) -> Cost:
-    """Who attends to whom in a layer, and what its backward pass keeps inside split matrices."""
+    """Who attends to whom in a layer, and what its backward pass keeps, with its feed-forward."""
+    kept += of_feed_forward(feed_forward.hidden, attention.width)
     width = attention.width
     return Cost(
         attentions=(AttentionShape(width=width, queries=rows, keys=rows),),
         exchanges=exchanges,
-        kept=KEPT_SELF + 2 * feed_forward.hidden / width,
-        float32_inside=2 * attention.float32_kept,
+        kept=kept,
+        kept_of_text=kept if RowKind.TEXT in rows else NOTHING,
     )
 
 

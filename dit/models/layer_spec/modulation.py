@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dit.models.layer_spec.parts import replicated
-from dit.models.layer_spec.shapes import FLOAT32, Cost, LinearShape, RowKind, WeightShape
+from dit.models.layer_spec.shapes import Cost, LinearShape, RowKind, WeightShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class TableModulation:
     def cost(self, width: int, vectors: int) -> Cost:
         """Of so many vectors of `width`: scales, shifts and gates, three for each part."""
         weights = (WeightShape(numbers=vectors * width),)
-        return Cost(weights=weights, float32_outside=FLOAT32 * vectors / 3)
+        return Cost(weights=weights)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from dit.models.layer_spec.kept import CROSS, CROSS_ACROSS_HEADS, OF_IMAGE
 from dit.models.layer_spec.shapes import (
-    FLOAT32,
-    KEPT_CROSS,
-    KEPT_IMAGE,
     AttentionShape,
     Cost,
     LinearShape,
@@ -88,12 +86,13 @@ class AttentionSpec:
             LinearShape(inputs=width, outputs=width, split=True),
         )
         attention = AttentionShape(width=width, keys=RowKind.TEXT)
+        kept = CROSS_ACROSS_HEADS if self.norm is QkNorm.ACROSS_HEADS else CROSS
         total = Cost(
             linears=linears,
             attentions=(attention,),
             exchanges=1,
-            kept=KEPT_CROSS,
-            float32_inside=self.float32_kept,
+            kept=kept,
+            kept_of_text=kept,
         )
         return total + whole_bias(width, bias) + self.norms
 
@@ -111,12 +110,7 @@ class AttentionSpec:
         attention = AttentionShape(width=self.width, keys=RowKind.SAMPLES, times=rows)
         # The norm of the keys.
         norm = Cost(weights=self.norms.weights[1:])
-        return Cost(linears=(made,), attentions=(attention,), kept=KEPT_IMAGE) + norm
-
-    @property
-    def float32_kept(self) -> int:
-        """`Cost.float32_inside` of the norm of queries, and as much of that of keys."""
-        return FLOAT32 if self.norm is QkNorm.ACROSS_HEADS else 0
+        return Cost(linears=(made,), attentions=(attention,), kept=OF_IMAGE) + norm
 
     @property
     def norms(self) -> Cost:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 
-KEPT_SELF, KEPT_CROSS, KEPT_IMAGE = 10, 5, 1
-FLOAT32 = 2  # of each norm across heads, and of each part with table modulation
+from dit.models.layer_spec.kept import NOTHING, KeptBy
 
 
 class RowKind(Flag):
@@ -61,12 +60,10 @@ class Cost:
     weights: tuple[WeightShape, ...] = ()
     exchanges: int = 0
     """Times that tensor ranks gather tokens, compute with split matrices, and scatter them."""
-    kept: float = 0.0
-    """Numbers that the backward pass needs for each token and unit of width, inside of these."""
-    float32_inside: float = 0.0
-    """How many more there are in bfloat16, because some are float32 all the same."""
-    float32_outside: float = 0.0
-    """Likewise, outside of the split matrices."""
+    kept: KeptBy = NOTHING
+    """What the backward pass needs for each latent token."""
+    kept_of_text: KeptBy = NOTHING
+    """Likewise, for each text token and row of an image."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -75,8 +72,7 @@ class Cost:
             weights=self.weights + other.weights,
             exchanges=self.exchanges + other.exchanges,
             kept=self.kept + other.kept,
-            float32_inside=self.float32_inside + other.float32_inside,
-            float32_outside=self.float32_outside + other.float32_outside,
+            kept_of_text=self.kept_of_text + other.kept_of_text,
         )
 
     def parameters(self, *, tensor: int = 1) -> int:

@@ -56,7 +56,7 @@ def data_card(channels: int) -> dict[str, Any]:
         "text_encoder": text.settings,
         "latent": latent,
         "sizes": [size],
-        "sources": ["/home/somebody/pictures"],
+        "sources": ["/data/pictures"],
     }
 
 

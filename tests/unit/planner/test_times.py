@@ -29,7 +29,14 @@ from dit.planner.traffic import traffic
 
 # Every rate is half of the device's, so that bytes and operations are seconds.
 DEVICE = Device(flops=2.0, memory=1.0, bandwidth=2.0, link=2.0, network=2.0, host=2.0, together=8)
-HALF = Efficiency(matrices=0.5, attention=0.5, bandwidth=0.5, links=0.5, gap_s=1.0)
+HALF = Efficiency(
+    matrices=0.5,
+    attention_forward=0.5,
+    attention_backward=0.5,
+    bandwidth=0.5,
+    links=0.5,
+    gap_s=1.0,
+)
 LOAD = Load(tokens=1000.0, text=125.0, samples=0.0, flops=70.0, attention=20.0)
 
 

@@ -244,9 +244,9 @@ def read_frames(file: Path) -> np.ndarray:
 
 
 def settings(config: RunConfig) -> Any:
-    from dit.sampling.validation.samples import _settings
+    from dit.sampling.validation.samples import settings_of
 
-    return _settings(config)
+    return settings_of(config)
 
 
 @pytest.mark.slow

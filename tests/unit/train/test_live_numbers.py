@@ -69,7 +69,11 @@ SAMPLES = {
         *("objective.sigma_min=0.1", "objective.sigma_max=20", "objective.rho=3"),
         *("validation.sampler=euler", "validation.sampling_steps=2", "validation.guidance=4"),
     ),
-    "flow": ("objective.sampling_levels=even", "objective.shift_terminal=0.3"),
+    "flow": (
+        "objective.sampling_levels=even",
+        "objective.shift_terminal=0.3",
+        "objective.level_spacing=karras",
+    ),
 }
 """What changes the samples of a validation."""
 

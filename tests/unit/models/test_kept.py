@@ -1,0 +1,94 @@
+"""What layers keep for the backward pass, counted on tensors without data, for named networks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from measuring.memory_traffic import META, CudaKernels
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from dit.batch import PackedBatch
+from dit.config import ModelConfig, Precision, Recompute
+from dit.models.cost import kept_by_layer, network_cost
+from dit.models.family import families, family_of, named_model
+from dit.models.kernels import choice
+from dit.pack_wire import pack_to
+from tests.packs import random_pack
+
+NAMES = [name for family in families() for name in family.sizes]
+NAMES.remove("hunyuanimage_21_distilled")  # of mean flow, which is not trained
+OFTEN = ("dit_xl", "wan2.1_t2v_1.3b", "flux1_dev", "sd3.5_medium", "chroma")
+LAYERS = ("num_layers", "num_single_layers", "dual_attention_layers")
+GRID, TEXT = (1, 48, 48), 128
+
+
+def counted(model: ModelConfig, groups) -> float:
+    """Bytes for each latent token and unit of width of all layers, from one layer more of each."""
+    counts = {name: count for name in LAYERS if (count := getattr(model, name, 0))}
+    few = replace(model, **(dict.fromkeys(counts, 1) | {"num_layers": 2}))
+    batch = _pack(few)
+    base, total = _kept(few, batch, groups), 0.0
+    for name, count in counts.items():
+        more = replace(few, **{name: getattr(few, name) + 1})
+        total += count * (_kept(more, batch, groups) - base)
+    return total / (len(batch.segment_T) * model.hidden_size)
+
+
+def _kept(model: ModelConfig, batch: PackedBatch, groups) -> int:
+    """Bytes of all tensors but weights that autograd keeps in a forward pass, as on CUDA."""
+    with META:
+        network = family_of(model).network()(model, groups)
+    network.train().to(META)
+    weights = {weight.untyped_storage()._cdata for weight in network.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage
+        return x
+
+    level_M = torch.empty(batch.num_levels, device=META)
+    on_cuda = patch.object(choice, "kernels_run_on", lambda device: device == META)
+    with on_cuda, CudaKernels(), saved_tensors_hooks(keep, lambda x: x):
+        network(batch.latent_TC.float(), level_M, batch)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def _pack(model: ModelConfig) -> PackedBatch:
+    return pack_to(random_pack([GRID], [TEXT], model=model, guidance=1.0), META)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in NAMES]
+)
+def test_layers_keep_what_the_planner_counts(name: str, fused: bool, groups) -> None:
+    model = _named(name, fused_kernels=fused)
+    assert counted(model, groups) == pytest.approx(_planned(model), rel=0.05)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", ["dit_xl", "wan2.1_t2v_1.3b"])
+def test_recomputed_layers_keep_their_input(name: str, fused: bool, groups) -> None:
+    selective = _named(name, fused_kernels=fused, recompute_granularity=Recompute.SELECTIVE)
+    assert counted(selective, groups) == pytest.approx(_planned(selective), rel=0.05)
+    full = replace(selective, recompute_granularity=Recompute.FULL)
+    assert counted(full, groups) == pytest.approx(2 * network_cost(full).layers, rel=0.05)
+
+
+def _named(name: str, **changes: Any) -> ModelConfig:
+    return replace(named_model(name), name="custom", precision=Precision.BF16, **changes)
+
+
+def _planned(model: ModelConfig) -> float:
+    """Like `counted`."""
+    cost = network_cost(model)
+    text = (cost.image_rows + cost.text([cost.image_rows + TEXT])[0]) / math.prod(GRID)
+    return cost.layers * kept_by_layer(model, text=text)
