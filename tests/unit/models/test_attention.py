@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from dit.models.attention import by_runs
 from dit.models.attention.by_runs import attend_by_runs
 from dit.models.attention.packed import attend_packed, sequences
 from dit.models.attention.spans import Spans, attend_one_by_one
+from dit.models.layers import context_parallel
 from tests.plain_kernel import plain_kernel
 
 CPU = torch.device("cpu")
@@ -182,3 +185,24 @@ def test_samples_share_calls_or_have_their_own(monkeypatch, together):
     out = attend_by_runs(*inputs, spans, together=together)
     torch.testing.assert_close(out, attend_one_by_one(*inputs, spans))
     assert shapes == ([3, 1] if together else [1, 1, 1, 1])
+
+
+def test_the_ring_is_told_few_counts_of_samples():
+    for count in (1, 3, 15):
+        queries = [(8 * i, 5) for i in range(count)]
+        spans = Spans.of(queries, queries, total=8 * count, device=CPU)
+        cu, cu_padded, longest = context_parallel._offsets(spans)
+        expected = [5 * i for i in range(count + 1)]
+        assert len(cu) == len(cu_padded) == 17 and longest == 8
+        assert cu.tolist() == expected + [5 * count] * (16 - count)
+        assert cu_padded.tolist() == [8 * min(i, count) for i in range(17)]
+
+
+def test_the_ring_is_refused_where_kernels_must_be_deterministic():
+    group = SimpleNamespace(size=lambda: 2)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(ValueError, match=r"no deterministic kernel .* use a2a or all_gather"):
+            context_parallel.check_ring(group)
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -1,0 +1,44 @@
+"""The pack of a run's own data with which kernels of attention are timed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from dit.config import MockGeometry
+from dit.train import attention_choice
+from dit.train.attention_choice import usual_pack
+from tests.learning import tiny_run
+
+SMALL = MockGeometry(frames=1, height=8, width=8, text_length=5)  # 16 tokens
+LARGE = MockGeometry(frames=1, height=32, width=32, text_length=5, weight=3.0)  # 256 tokens
+
+
+def _config(capacity: int, *samples: MockGeometry):
+    config = tiny_run()
+    dataset = replace(
+        config.dataset, task_encoder_seq_length=capacity, mock_samples=samples or (SMALL,)
+    )
+    return replace(config, dataset=dataset)
+
+
+def test_a_pack_is_full_of_the_mixture_by_its_weights():
+    pack = usual_pack(_config(32_768, SMALL, LARGE))
+    assert sum(tokens for tokens, _ in pack) <= 32_768
+    assert {text for _, text in pack} == {5}
+    counts = Counter(tokens for tokens, _ in pack)
+    assert counts.keys() == {16, 256}
+    assert counts[256] / counts[16] == pytest.approx(3, rel=0.3)
+    assert pack == usual_pack(_config(32_768, SMALL, LARGE))
+
+
+def test_sizes_of_the_datas_card_come_first(monkeypatch):
+    monkeypatch.setattr(attention_choice, "listed_lengths", lambda config: [100, 100])
+    assert usual_pack(_config(1024)) == [(100, 5)] * 10
+
+
+def test_no_more_is_timed_than_a_second_allows(monkeypatch):
+    monkeypatch.setattr(attention_choice, "listed_lengths", lambda config: [75_600])
+    assert usual_pack(_config(131_072)) == [(32_768, 5)]
