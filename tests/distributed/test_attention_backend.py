@@ -9,6 +9,8 @@ import pytest
 
 from tests.launching import ROOT, command, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
