@@ -193,8 +193,8 @@ def _plain(loop: Any, batches: Any, *, numbers: int) -> Callable[[], float]:
 
 def _items(config: RunConfig) -> list[Any]:
     """The mixture as packs with their problems, on the device."""
+    from dit.bin_packing import best_fit_decreasing
     from dit.data import null_inputs
-    from dit.data.bin_packing import best_fit_decreasing
     from dit.data.pack import PatchLayout, SampleSize, pack_samples
     from dit.distributed.process_groups import device
     from dit.objectives import training_objective, training_problem

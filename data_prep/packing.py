@@ -23,10 +23,12 @@ from typing import Any
 from data_prep.engine.block_worker import BlockWorker, DecodedSample, RefusedResult, Task
 from data_prep.engine.processes import Engine, InProcess
 from data_prep.engine.ranks import ALONE, Ranks
+from data_prep.inspect.thumbnails import PageRoom, side_for
 from data_prep.media.clips import Entry, Source
+from data_prep.media.resizing import Sizing
+from data_prep.planning.cropping import CropStatistics, crop_line
 from data_prep.planning.plan import PackingPlan, read_plan, refuse, write_plan
 from data_prep.planning.splits import ALL_IN_TRAIN, Split, all_in_train_notice
-from data_prep.planning.statistics import CropStatistics
 from data_prep.refusals import PrepError, Refusals, RefusedError
 from data_prep.writing.dataset_folder import (
     LEDGER,
@@ -44,6 +46,7 @@ from data_prep.writing.summary import Summary, summarize
 from dit.codecs.dataset_card import FORMAT_VERSION
 from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.text import TextEncoder
+from dit.codecs.text.vocabulary import vocabulary
 from dit.codecs.vae import Codec
 from dit.codecs.vae.codec import LATENT_DTYPE
 from dit.progress import Track, no_progress
@@ -76,10 +79,14 @@ class Packing:
     track: Track = no_progress
     command: str = ""
     """That made the dataset, for its README.md."""
+    gentler: Mapping[str, Sizing] = field(default_factory=dict)
+    """Options that may crop less, and the rule for sizes that each of them makes."""
     notify: Callable[[str], None] = no_notice
     """Called with each notice for the user before the encoding begins."""
     decoded: list[DecodedSample | None] = field(default_factory=list)
-    """The samples of a decoded plan, in its order; None of refused ones."""
+    """What the samples of a decoded plan look like, in its order; None of refused ones."""
+    cropped: Mapping[str, Any] = field(default_factory=dict)
+    """What `review` found of cropping."""
 
     def run(self) -> Summary:
         """Does all steps that are not done yet.
@@ -119,13 +126,18 @@ class Packing:
         return refuse(plan, self._decode(plan))
 
     def _decode(self, plan: PackingPlan) -> Iterator[tuple[str, str] | None]:
-        blocks = plan.blocks(self.options.block_size)
+        blocks, room = plan.blocks(self.options.block_size), PageRoom()
+        work = replace(self._work(Task.DECODE), side=side_for(plan.total))
         with self.track(Task.DECODE, plan.total, 0) as advance:
-            for outcomes in self.engine.run(self._work(Task.DECODE), blocks):
+            for outcomes in self.engine.run(work, blocks):
                 for outcome in outcomes:
-                    is_bad = isinstance(outcome, RefusedResult)
-                    self.decoded.append(None if is_bad else outcome)
-                    yield (outcome.reason, outcome.detail) if is_bad else None
+                    if isinstance(outcome, RefusedResult):
+                        self.decoded.append(None)
+                        yield outcome.reason, outcome.detail
+                        continue
+                    shown = room.take(outcome.thumbnail)
+                    self.decoded.append(replace(outcome, thumbnail=shown))
+                    yield None
                 advance(len(outcomes))
 
     @property
@@ -170,7 +182,8 @@ class Packing:
 
         Where the default split leaves a part of a small dataset empty, all samples go to train.
         """
-        refusals, found, cropping = Refusals(), Counter[Split](), CropStatistics()
+        refusals, found = Refusals(), Counter[Split]()
+        cropping = CropStatistics(others=self.gentler)
         for (line,) in plan.blocks(1):
             entry = Entry.from_line(line)
             if entry.refused:
@@ -178,8 +191,9 @@ class Packing:
                 continue
             found[self.options.split.split_of(entry.group)] += 1
             cropping.add(entry)
-        notices = cropping.notices(self.settings.get("size_multiple"), self.codec.stride)
-        notices += (*self.codec.notices, *self.text.notices)
+        self.cropped = cropping.summary
+        line = crop_line(self.cropped)
+        notices = [*([line] if line else []), *self.codec.notices, *self.text.notices]
         too_few = found and self.options.split.empty(found)
         if too_few and not self.options.split_is_given:
             self.options = replace(self.options, split=ALL_IN_TRAIN)
@@ -269,6 +283,7 @@ class Packing:
             PrepError: too much was refused.
         """
         summary = summarize(self.folder, world=self.ranks.world, ignored=self.source.ignored)
+        summary = replace(summary, cropped=self.cropped)
         self._check(summary.refusals, plan)
         if self.options.split_is_given:
             self.options.split.check_found(summary.samples)
@@ -276,7 +291,7 @@ class Packing:
             publish(
                 self.folder,
                 shards=summary.shards,
-                card=self._card(summary),
+                card=self._card(summary) | vocabulary(self._captions(plan, summary), self.text),
                 # Where the encoder sees pictures, each sample has a null text of its own.
                 null_text={} if self.text.most_pictures else self.text.encode_all(""),
                 made=MadeBy(command=self.command, pictures=self._pictures(plan, summary)),
@@ -298,6 +313,15 @@ class Packing:
                 clip = self.source.read(replace(entry, keep=entry.keep[:1]))
                 found.append((clip.caption, sample_picture(clip)))
         return tuple(found)
+
+    def _captions(self, plan: PackingPlan, summary: Summary) -> Iterator[str]:
+        """Those of the samples that are trained on."""
+        refused = summary.refusals.sources
+        for (line,) in plan.blocks(1):
+            entry = Entry.from_line(line)
+            is_packed = not entry.refused and entry.source not in refused
+            if is_packed and self.options.split.split_of(entry.group) is Split.TRAIN:
+                yield entry.caption
 
     def _card(self, summary: Summary) -> dict[str, Any]:
         codec, whitening = self.codec, self.codec.whitening
@@ -323,6 +347,7 @@ class Packing:
             "refused": summary.refused,
             "ignored": dict(summary.ignored),
             "notes": summary.notes,
+            "cropped": summary.cropped,
             "psnr": summary.psnr,
             "settings": dict(self.settings),
             "license": self.options.license,

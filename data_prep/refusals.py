@@ -12,6 +12,7 @@ from typing import Any
 from dit.safe_writing import write_atomically
 
 _LONGEST = 120  # characters of a value in a message
+_FEW = 5  # refused files that a message names, each with its reason
 
 
 class PrepError(ValueError):
@@ -27,6 +28,7 @@ class Reason(StrEnum):
     DAMAGED = "image is damaged or cut short"
     TOO_LARGE = "image is suspiciously large"
     TOO_SMALL = "image is smaller than size_multiple"
+    SCALED_AWAY = "image is smaller than size_multiple once it is scaled down"
     PIXELS = "pixel values have no known range"
     NO_VIDEO = "file is no video of a known format"
     VIDEO_DAMAGED = "video is damaged or cut short"
@@ -74,30 +76,39 @@ class Refusals:
     """The refused samples, counted by reason, and the file that lists them."""
 
     def __init__(self) -> None:
-        self._counter = Counter[str]()
-        self._lines: list[tuple[str, str]] = []
+        self._found: dict[str, list[tuple[str, str]]] = {}  # reason -> source and detail
 
     def __len__(self) -> int:
-        return self._counter.total()
+        return sum(map(len, self._found.values()))
 
     def add(self, source: str, reason: str, detail: str) -> None:
-        self._counter[reason] += 1
-        line = json.dumps({"source": source, "reason": reason, "detail": detail}) + "\n"
-        self._lines.append((source, line))
+        self._found.setdefault(reason, []).append((source, detail))
 
     @property
     def counts(self) -> dict[str, int]:
         """Refused samples by reason, most frequent first."""
-        return dict(self._counter.most_common())
+        return dict(Counter({reason: len(of) for reason, of in self._found.items()}).most_common())
+
+    @property
+    def lines(self) -> list[str]:
+        """Each reason with its number of files: all their names if they are few, else the first."""
+        lines = list[str]()
+        for reason, count in self.counts.items():
+            shown = sorted(self._found[reason])[: _FEW if len(self) <= _FEW else 1]
+            names = ", ".join(f"{source} ({detail})" for source, detail in shown)
+            lines.append(f"{count} x {reason}{':' if count == len(shown) else ', such as'} {names}")
+        return lines
 
     @property
     def sources(self) -> set[str]:
         """The files of the refused samples."""
-        return {source for source, _ in self._lines}
+        return {source for of in self._found.values() for source, _ in of}
 
     def write(self, path: Path) -> None:
         """One JSON object a line: source, reason, detail."""
-        write_atomically(path, "".join(line for _, line in sorted(self._lines)).encode())
+        found = sorted((s, r, d) for r, of in self._found.items() for s, d in of)
+        lines = (json.dumps({"source": s, "reason": r, "detail": d}) + "\n" for s, r, d in found)
+        write_atomically(path, "".join(lines).encode())
 
     def check(self, *, total: int, max_fraction: float, kept: bool = True) -> None:
         """Ends a packing that loses too much; `kept`: the next one continues it.
@@ -105,7 +116,7 @@ class Refusals:
         Raises:
             PrepError: nothing is left, or more than `max_fraction` of `total` samples were refused.
         """
-        reasons = "; ".join(f"{count} x {reason}" for reason, count in self.counts.items())
+        reasons = "; ".join(self.lines)
         where = "refused.jsonl in the output folder names each file"
         if not total:
             raise PrepError("nothing was packed: all files that were found are left out")

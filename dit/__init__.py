@@ -3,6 +3,7 @@
 The folders in the order in which a sample passes them:
 
 batch         the types that cross folder borders
+bin_packing   which samples share a pack, and which pack is next
 pack_wire     a pack as one row of bytes, for other processes and devices
 config        one tree of options, with every check
 codecs        VAEs and text encoders: pixels and captions <-> latents and text
@@ -15,9 +16,16 @@ sampling      noise -> latents -> pictures
 convert       checkpoints to and from Hugging Face Diffusers
 report        one HTML page about runs
 playground    a page to try prompts on
+fitting       train.yaml beside shards: a run for the data, the time and the machine at hand
 planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 
-What all folders may use: command_line, console, drawing, local_path, local_server, other_networks,
-parsing, progress, safe_pickle, safe_writing.
+What all folders may use: bin_packing, command_line, console, drawing, local_path, local_server,
+other_networks, parsing, progress, safe_pickle, safe_writing. `cpu_threads` is in effect for all.
 """
+
+import os
+
+from dit.cpu_threads import CGROUP, choose_threads, usable_cores
+
+choose_threads(os.environ, CGROUP, cores=usable_cores())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +68,10 @@ def python() -> str:
         return "python"
     here = Path.cwd()
     return str(mine.relative_to(here) if mine.is_relative_to(here) else mine)
+
+
+def recipe_command(name: str, *words: str) -> str:
+    """What to type here to start a script of `recipes/`: of a checkout, else the installed one."""
+    in_checkout = Path(f"recipes/{name}.py").is_file() or find_spec("recipes") is None
+    script = [f"recipes/{name}.py"] if in_checkout else ["-m", f"recipes.{name}"]
+    return shlex.join([python(), *script, *words])

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from dit.parsing import cause
 
+CELLS = "cells"
+"""Text of a grid's PNG: its title, and prompt and place of each picture, as JSON."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undrawn:

@@ -111,6 +111,22 @@ def only_writer(folder: Path, *, named: str) -> Iterator[None]:
         os.close(handle)
 
 
+def check_no_writer(folder: Path, *, named: str) -> None:
+    """Checks that no other process writes to `folder`, in which nothing is changed.
+
+    Raises:
+        FolderInUseError: one holds the lock.
+        OSError: the lock file cannot be opened.
+    """
+    file = folder / LOCK
+    if file.exists():
+        handle = os.open(file, os.O_RDWR)
+        try:
+            _lock(handle, file, named)
+        finally:
+            os.close(handle)
+
+
 def _open(file: Path, named: str) -> int:
     """A handle of the locked file."""
     while True:

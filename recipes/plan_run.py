@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dit.command_line import OptionParser
 from dit.config.loading import parse_arguments
@@ -21,7 +22,7 @@ from dit.console import Console
 from dit.distributed.device_specs import DEVICES
 from dit.distributed.entry import run
 from dit.planner.efficiency import EFFICIENCIES, efficiency_of
-from dit.planner.layouts import plans
+from dit.planner.layouts import batch_plans, plans
 from dit.planner.tables import as_json, print_tables
 from dit.planner.times import expected_load, not_modelled
 from dit.progress import progress_on
@@ -36,22 +37,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     ).config
     load, gpus, name = expected_load(config), options.gpus, options.device
     efficiency = EFFICIENCIES.get(options.kernels) or efficiency_of(config.model)
-    good, bad = plans(
-        config,
-        load,
-        world_size=gpus,
-        device=DEVICES[name],
-        efficiency=efficiency,
-        track=progress_on(Console(stderr=True), quiet_s=2.0),
-    )
+    track = progress_on(Console(stderr=True), quiet_s=2.0)
+    machine: dict[str, Any] = {"world_size": gpus, "device": DEVICES[name]}
+    machine |= {"efficiency": efficiency, "track": track}
+    good, bad = plans(config, load, **machine)
+    batches = batch_plans(config, load, **machine)
     title = f"{gpus} x {name}, {config.model.name}, packs of {load.tokens:,.0f} real tokens,"
     title += f" {config.train.global_batch_size} a step. An estimate: see docs/throughput.md"
     title += f"\nAssumed: {efficiency.of(DEVICES[name])}"
     if left := not_modelled(config):
         title += f"\nNot in the times: {'; '.join(left)}"
-    print_tables(title, good[: options.best], bad, tokens=options.tokens * 1e9, why=options.refused)
+    tokens, why = options.tokens * 1e9, options.refused
+    print_tables(title, good[: options.best], bad, batches, tokens=tokens, why=why)
     if options.json:
-        options.json.write_text(json.dumps(as_json(good, bad), indent=1) + "\n")
+        options.json.write_text(json.dumps(as_json(good, bad, batches), indent=1) + "\n")
     return 0 if good else 1
 
 

@@ -20,10 +20,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         adapt=for_weights,
     )
     config = arguments.config
-    if config.train.epochs is not None:
-        from dit.data import steps_of_epochs
-
-        config = steps_of_epochs(config)
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, start_processes, world_size
     from dit.models.cost import check_memory
@@ -37,19 +33,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dit.convert.load_hf.start import hf_start
 
         start = hf_start(config)
-    if arguments.dry_run or arguments.print_config:
-        if rank() == 0:
-            notes = start.notes if start else ()
-            _describe(config, world_size=world_size(), notes=notes, check=arguments.dry_run)
-        return 0
     export = None
     if config.checkpoint.also_save_hf:
         from dit.convert.export import exporter
 
         export = exporter(config)
+    if arguments.dry_run or arguments.print_config:
+        if rank() == 0:
+            notes = start.notes if start else ()
+            _describe(config, world_size=world_size(), notes=notes, check=arguments.dry_run)
+        return 0
     open_samples = None
     if config.samples:
         from dit.sampling.validation.samples import open_samples
+    from dit.distributed.collective_errors import from_first_rank
     from dit.distributed.watchdog import watchdog
 
     limit_s = 60 * config.dist.distributed_timeout_minutes
@@ -60,9 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         limit_s=limit_s,
     )
     with watchdog(limit_s=limit_s, say=say_once):
+        from dit.data import steps_of_epochs
         from dit.train.checkpoint.resume import next_commands
         from dit.train.trainer import ExitCode, pretrain
 
+        config = from_first_rank(lambda: steps_of_epochs(config))
         code = pretrain(config, export=export, open_samples=open_samples, start=start)
         if code is ExitCode.DONE and rank() == 0:
             sys.stdout.write(next_commands(config))
@@ -73,15 +72,24 @@ def _describe(config: RunConfig, *, world_size: int, notes: Sequence[str], check
     """Prints what would run; raises what the start would raise, if asked to `check` it."""
     from dit.config.loading.describe import describe
 
+    if config.train.epochs is not None:
+        from dit.data import steps_of_epochs
+
+        config = steps_of_epochs(config)
     sys.stdout.write(describe(config, world_size=world_size))
     if check:
         from dit.data import data_lines
-        from dit.train.checkpoint.mirror import check_start
+        from dit.train.start_checks import start_lines
 
         sys.stdout.write(data_lines(config))
         for note in notes:
             sys.stdout.write(f"# {note}\n")
-        check_start(config)
+        sys.stdout.write(start_lines(config, world_size=world_size))
+        c = config.validation
+        if config.samples and (c.prompts_file or c.negative_prompt or c.feature_extractor):
+            from dit.sampling.validation.check import check_samples
+
+            check_samples(config)
 
 
 if __name__ == "__main__":

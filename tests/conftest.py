@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ def pytest_runtest_setup() -> None:
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_fitted_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packings in this process fit no run, which takes some seconds of training."""
+    if "data_prep.cli.commands" in sys.modules:
+        monkeypatch.setattr("data_prep.cli.commands.fit_run", lambda *_, **__: [])
 
 
 def pytest_sessionfinish() -> None:

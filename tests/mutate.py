@@ -34,7 +34,7 @@ MIRRORS = {
     "dit/objectives": ["tests/unit/objectives"],
     "dit/models": ["tests/unit/models"],
     "dit/train": ["tests/unit/train"],
-    "dit/data/pack": ["tests/unit/data/test_pack.py", "tests/unit/data/test_bin_packing.py"],
+    "dit/data/pack": ["tests/unit/data/test_pack.py", "tests/unit/test_bin_packing.py"],
 }
 WIDER = [
     *("tests/unit/objectives", "tests/unit/models", "tests/unit/train", "tests/unit/data"),

@@ -10,15 +10,14 @@ from itertools import chain, count, islice
 
 import numpy as np
 
-from dit.config import Balance, ModelConfig
-from dit.data.bin_packing import (
+from dit.bin_packing import (
     RECENT,
     best_fit_decreasing,
-    full_at_like_cost,
-    full_with_first,
+    full_packs,
     nearest_in_cost,
     turn,
 )
+from dit.config import Balance, ModelConfig
 from dit.models.cost import forward_flops
 from measuring.mixtures import Mixture
 
@@ -46,19 +45,13 @@ def packs(
     mixture: Mixture, *, buffer: int, seed: int, cost: Callable[[int], float] | None = None
 ) -> Iterator[list[tuple[int, int]]]:
     """(sample number, length) of the samples of each pack, endlessly; of like `cost` if given."""
-    arrivals = enumerate(mixture.lengths(seed=seed))
-    waiting: list[tuple[int, int]] = []
-    while True:
-        waiting += islice(arrivals, buffer - len(waiting))
-        lengths = [padded(length) for _, length in waiting]
-        if cost is None:
-            chosen = full_with_first(lengths, capacity=mixture.capacity)
-        else:
-            costs = [cost(length) for _, length in waiting]
-            chosen = full_at_like_cost(lengths, costs, capacity=mixture.capacity)
-        yield [waiting[index] for index in chosen]
-        for index in reversed(chosen):
-            del waiting[index]
+    return full_packs(
+        enumerate(mixture.lengths(seed=seed)),
+        length=lambda sample: padded(sample[1]),
+        cost=cost and (lambda sample: cost(sample[1])),
+        capacity=mixture.capacity,
+        buffer=buffer,
+    )
 
 
 def padded(length: int) -> int:

@@ -14,23 +14,32 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.cli.media_arguments import LATER_SETTINGS, SETTINGS
-from data_prep.cli.media_options import source_of, unused_options
-from data_prep.cli.next_command import training_command, tuning_of
+from data_prep.cli.media_options import gentler_sizings, source_of, unused_options
+from data_prep.cli.next_command import fit_run, training_command, tuning_of
 from data_prep.cli.terminal import (
     show_inspection,
+    show_next,
     show_plan,
     show_summary,
+    show_words,
 )
 from data_prep.engine.processes import Engine, InProcess, Processes
 from data_prep.engine.ranks import Ranks, join
 from data_prep.formats.automodel import INDEX, relocate
 from data_prep.formats.convert import convert, export
 from data_prep.inspect.dataset_page import duplicates_in, write_inspection
-from data_prep.inspect.read_shards import check_encoders, inspect_shard, shard_counts
+from data_prep.inspect.duplicates import ComparedBy
+from data_prep.inspect.read_shards import (
+    check_encoders,
+    exact_codec,
+    inspect_shard,
+    shard_counts,
+    words_of,
+)
 from data_prep.packing import Packing, PackOptions, Summary, pack_dataset
+from data_prep.planning.cropping import crop_line_of
 from data_prep.planning.plan_page import write_plan_page
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
-from data_prep.planning.statistics import Judged
 from data_prep.refusals import PrepError
 from data_prep.sources.digits import SIDE, Digits, EditedDigits, MovingDigits
 from data_prep.sources.folders import FolderCollection
@@ -114,13 +123,20 @@ def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
     if folder is None or not codec.whitens_by_dataset:
         return None
     other = vae.codec_of_card(read_card(folder))
-    forms = [f"{c.name!r} with {c.channels} channels" for c in (other, codec)]
+    forms = [_form(c) for c in (other, codec)]
     if forms[0] != forms[1]:
         raise PrepError(
             f"--whitening_from {folder} has latents of {forms[0]}, and these are of {forms[1]};"
             " give a dataset that was packed with the same options of the processor"
         )
     return other.whitening
+
+
+def _form(codec: Codec) -> str:
+    """What latents that share a whitening agree in."""
+    settings = {k: v for k, v in codec.settings.items() if k != "image_conditioning"}
+    options = ", ".join(f"{name} {value}" for name, value in settings.items())
+    return f"{codec.name!r} with {codec.channels} channels ({options})"
 
 
 def run_digits(args: argparse.Namespace) -> int:
@@ -152,11 +168,16 @@ def run_digits(args: argparse.Namespace) -> int:
             notify=_notify,
             track=progress_on(Console(stderr=True)),
         )
-    width = {} if encoder.width == 64 else {"model.crossattn_emb_size": encoder.width}
+    width = (
+        {}
+        if encoder.width == text.WordTable.usual_width
+        else {"model.crossattn_emb_size": encoder.width}
+    )
     cells = {"model.in_channels": codec.channels} if large else {}
     keys = cells | width | _validation_keys(summary)
     command = training_command(args.output_dir, config, keys)
-    show_summary(Console(), summary, args.output_dir, command)
+    show_summary(Console(), summary, args.output_dir)
+    show_next(Console(), command)
     return 0
 
 
@@ -210,6 +231,7 @@ def run_media(args: argparse.Namespace) -> int:
             whitening=_whitening(args, codec),
             settings=_settings(args, *SETTINGS, "max_bad_fraction") | later,
             command=_command(args, codec, encoder),
+            gentler=gentler_sizings(args, codec),
             engine=_engine(args, ranks),
             ranks=ranks,
             notify=_notify,
@@ -234,7 +256,15 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
         keys["model.crossattn_emb_size"] = packing.text.width
     keys |= _validation_keys(summary)
     command = training_command(args.output_dir, config, keys)
-    show_summary(Console(), summary, args.output_dir, command, before=download)
+    show_summary(Console(), summary, args.output_dir)
+    fitted = []
+    # Published weights are worth more than a run from scratch, which is fitted if it is asked for.
+    if args.minutes != 0 and (tuning is None or args.minutes is not None):
+        fitted = fit_run(args.output_dir, args.minutes, notify=_notify)
+    for line in fitted:
+        Console().print(line if tuning is None else line.replace("next:", "from scratch:"))
+    if tuning or not fitted:
+        show_next(Console(), command, before=download)
     if args.output_format != "shards":
         done = export(args.output_dir, form=args.output_format, shard_size=args.shard_size)
         Console().print(
@@ -250,9 +280,9 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
     if packing.ranks.rank > 0:
         return 0
     check_folder(args.output_dir, overwrite=args.overwrite)  # a plan removes no dataset
-    plan, judged_by = packing.plan(), Judged.HEADERS
+    plan = packing.plan()
     if args.plan == "decode":
-        plan, judged_by = packing.decode_all(plan), Judged.DECODING
+        plan = packing.decode_all(plan)
     refusals = packing.review(plan)
     facts = write_plan_page(
         plan,
@@ -260,7 +290,7 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
         args.output_dir / PAGE_NAME,
         codec=packing.codec,
         text=packing.text,
-        judged_by=judged_by,
+        cropped=packing.cropped,
         decoded=packing.decoded if args.plan == "decode" else None,
     )
     summary = json.dumps(facts.summary, indent=1, ensure_ascii=False) + "\n"
@@ -331,8 +361,8 @@ def run_convert(args: argparse.Namespace) -> int:
         _notify(f"--split {args.split} leaves {' and '.join(empty)} without a sample")
     for split, count in counts.items():
         Console().print(f"{split}: {counted(count, 'sample')}")
-    for reason, count in refusals.counts.items():
-        Console().print(f"refused: {count} x {reason}")
+    for line in refusals.lines:
+        Console().print(f"refused: {line}")
     return 0
 
 
@@ -367,16 +397,19 @@ def _check_page(page: Path) -> None:
 
 def _inspect(folder: Path, page: Path | None = None) -> int:
     counts = shard_counts(folder)
-    reports = [inspect_shard(folder, name, expected=n) for name, n in counts.items()]
-    duplicates = duplicates_in(reports)
+    exact = exact_codec(folder)
+    reports = [inspect_shard(folder, name, expected=n, exact=exact) for name, n in counts.items()]
+    duplicates = duplicates_in(reports, ComparedBy.PIXELS if exact else ComparedBy.LATENTS)
     show_inspection(Console(), folder, reports)
-    for line in duplicates.lines:
+    show_words(Console(), words_of(folder))
+    for line in filter(None, (*duplicates.lines, crop_line_of(folder))):
         Console().print(line)
     problems = check_encoders(folder)
     problems += [problem for report in reports for problem in report.problems]
     for problem in problems:
         Console(stderr=True).print(f"error: {problem}")
     if page is not None:
-        write_inspection(folder, page, reports, duplicates)
+        track = progress_on(Console(stderr=True))
+        write_inspection(folder, page, reports, duplicates, track=track)
         Console().print(f"decoded pictures: {page}")
     return 1 if problems else 0

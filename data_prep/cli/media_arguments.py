@@ -124,7 +124,8 @@ def add_pictures(parser: ArgumentParser) -> None:
         "--max_pixels",
         type=whole,
         metavar="PIXELS",
-        help="Pixel budget: larger media are scaled down to it. (default: no limit;"
+        help="Pixel budget: larger media are scaled down to about it, to the size next to it whose"
+        " whole patches are cropped least. (default: no limit;"
         " 256p for image and 512p for video with --bucketing aspect)",
     )
     group.add_argument(
@@ -335,6 +336,17 @@ def whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if abs(number) >= 2**31:
         raise argparse.ArgumentTypeError(f"{text} is out of range; it must be below {2**31}")
+    return number
+
+
+def minutes(text: str) -> float:
+    """Minutes, from 0 to a million."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes") from None
+    if not 0 <= number <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text} must lie in 0 to 1,000,000; 40 is usual")
     return number
 
 

@@ -207,6 +207,29 @@ def sizing_of(args: Namespace) -> Sizing:
     return Buckets(sizes=sizes, center_crop=args.center_crop)
 
 
+def gentler_sizings(args: Namespace, codec: Codec) -> dict[str, Sizing]:
+    """Options that may crop less than those given, and their rules for sizes."""
+    if args.dataset_config:  # which has sizes of its own
+        return {}
+    rule, found = sizing_of(args), dict[str, Sizing]()
+    if isinstance(rule, Fit):
+        if rule.size_multiple > codec.stride:
+            name = f"--size_multiple {codec.stride} (for model.patch_spatial=1)"
+            found[name] = replace(rule, size_multiple=codec.stride)
+        if rule.max_pixels is not None:
+            more = 2 * rule.max_pixels
+            found[f"--max_pixels {more}"] = replace(rule, max_pixels=more)
+            sizes = aspect_buckets(budget=rule.max_pixels, multiple=rule.size_multiple)
+            name = "--bucketing aspect --no_center_crop (stretched)"
+            found[name] = Buckets(sizes=sizes, center_crop=False)
+    elif isinstance(rule, Buckets) and rule.center_crop:
+        most = max(wide * high for wide, high in rule.sizes)
+        native = Fit(size_multiple=args.size_multiple, max_pixels=most)
+        found[f"--bucketing native --max_pixels {most}"] = native
+        found["--no_center_crop (stretched)"] = replace(rule, center_crop=False)
+    return found
+
+
 def frame_rule_of(args: Namespace, stride: int) -> FrameRule:
     """The rule for frames.
 

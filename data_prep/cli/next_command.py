@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
-from collections.abc import Mapping
-from importlib.util import find_spec
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from data_prep.writing.dataset_folder import TRAIN_NAME
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 from dit.codecs.vae.autoencoder import Autoencoder
-from dit.command_line import python
+from dit.command_line import recipe_command
 from dit.parsing import YamlError, parse_yaml
+
+_LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) -> str:
     """The command that trains on `folder`, ready for a shell."""
-    words = [python(), *_script(), "--config-file", config]
-    words += [f"dataset.path={_quoted(str(folder))}"]
-    return shlex.join(words + [f"{key}={value}" for key, value in overrides.items()])
+    words = ["--config-file", config, f"dataset.path={_quoted(str(folder))}"]
+    words += [f"{key}={value}" for key, value in overrides.items()]
+    return recipe_command("pretrain_dit", *words)
 
 
-def _script() -> list[str]:
-    """That of a checkout in this folder, else the installed one."""
-    if Path("recipes/pretrain_dit.py").is_file() or find_spec("recipes") is None:
-        return ["recipes/pretrain_dit.py"]
-    return ["-m", "recipes.pretrain_dit"]
+def fit_run(folder: Path, minutes: float | None, *, notify: Callable[[str], None]) -> list[str]:
+    """Writes train.yaml into `folder`, and returns what is said about it, the next command last.
+
+    In a process of its own, with the threads that training has, and none of this one's launched
+    processes. Nothing is returned where no run fits; `notify` gets the reason.
+    """
+    words = [sys.executable, "-m", "dit.fitting", str(folder)]
+    words += [] if minutes is None else ["--minutes", f"{minutes:g}"]
+    alone = {k: v for k, v in os.environ.items() if k not in _LAUNCHED}
+    try:
+        done = subprocess.run(words, env=alone, capture_output=True, text=True, check=False)
+    except KeyboardInterrupt:
+        notify(f"interrupted: no {TRAIN_NAME} was written; the dataset is complete")
+        return []
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        notify(f"no {TRAIN_NAME} was written: {reason}")
+        return []
+    return done.stdout.splitlines()
 
 
 def _quoted(text: str) -> str:

@@ -23,6 +23,7 @@ from data_prep.cli.media_arguments import (
     add_inputs,
     add_models,
     add_pictures,
+    minutes,
     whole,
 )
 from data_prep.cli.terminal import show_codecs
@@ -230,6 +231,15 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="Worker processes; 0 works in this process. The result is the same for any number."
         " (default: one for each GPU or core, if there is enough work)",
+    )
+    group.add_argument(
+        "--minutes",
+        type=minutes,
+        metavar="M",
+        help="Time that training may take: some steps are tried, and train.yaml beside the shards"
+        " has network, noise levels and steps for it; 0 tries none and writes none. For latents of"
+        " networks with published weights it is written if this is given. (default: 30 without a"
+        " GPU; on one, as long as 140 passes over the samples take)",
     )
     group.add_argument(
         "--decode_threads",

@@ -4,51 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
 from data_prep.inspect.read_shards import ShardReport
 from data_prep.packing import Summary
+from data_prep.planning.cropping import crop_line
 from data_prep.planning.statistics import CAPACITIES, PlanStatistics
 from data_prep.writing.dataset_folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
 from dit.codecs.vae import CODECS
 from dit.console import Console
 from dit.progress import counted
 
+_WORDS = 20  # of the captions, in a terminal
+
 
 def show_summary(
     console: Console,
     summary: Summary,
     folder: Path,
-    next_command: str,
-    *,
-    before: str | None = None,
 ) -> None:
-    """Shows what was packed, what was refused and why, and the next command.
-
-    `before` is a command that it needs done.
-    """
+    """Shows what was packed, and what was refused and why."""
     table = Table("split", "samples", "shards", box=None)
     for split, counts in summary.shards.items():
         table.add_row(split, str(sum(counts.values())), str(len(counts)))
     console.print(table)
     console.print(f"{summary.bytes_written} bytes in the shards of {folder}")
-    for headline, counts in (
-        ("packed", summary.notes),
-        ("refused", summary.refused),
-        ("ignored", summary.ignored),
-    ):
-        for what, count in counts.items():
-            console.print(f"{headline}: {count} x {what}")
+    for what, count in summary.notes.items():
+        console.print(f"packed: {count} x {what}")
+    for line in summary.refusals.lines:
+        console.print(f"refused: {line}")
+    for what, count in summary.ignored.items():
+        console.print(f"ignored: {count} x {what}")
+    if line := crop_line(summary.cropped):
+        console.print(f"packed: {line}")
     if summary.psnr:
         least, mean, count = (summary.psnr[name] for name in ("least", "mean", "samples"))
         samples = counted(int(count), "sample")
         console.print(f"verified: PSNR {mean} dB on average, {least} dB at least, {samples}")
     if summary.refused:
         console.print(f"each refused file is named in {folder / REFUSED_NAME}")
+
+
+def show_next(console: Console, command: str, *, before: str | None = None) -> None:
+    """Shows the next command; `before` is one that it needs done."""
     if before:
         console.print(f"first: {before}")
-    console.print(f"next: {next_command}")
+    console.print(f"next: {command}")
 
 
 def show_plan(
@@ -56,7 +59,7 @@ def show_plan(
 ) -> None:
     """Shows what would be packed; the page of the plan has the details."""
     samples, tokens = counted(facts.samples, "sample"), counted(facts.tokens, "token")
-    console.print(f"planned: {samples}, {tokens}")
+    console.print(f"planned: {samples}, {tokens}, {facts.token}")
     console.print(f"files were judged by {facts.judged_by}")
     console.print(f"expected: about {facts.bytes / 1e6:.1f} MB of shards")
     for what, count in facts.notes.most_common():
@@ -64,8 +67,8 @@ def show_plan(
     if facts.cut:
         limit = f"{facts.longest_text} tokens (--max_sequence_length)"
         console.print(f"planned: {facts.cut} x caption cut to {limit}")
-    for reason, count in facts.refused.most_common():
-        console.print(f"refused: {count} x {reason}")
+    for line in facts.refusals.lines:
+        console.print(f"refused: {line}")
     for what, count in ignored.items():
         console.print(f"ignored: {count} x {what}")
     for line in facts.duplicates.lines:
@@ -105,6 +108,14 @@ def show_inspection(console: Console, folder: Path, reports: Sequence[ShardRepor
     console.print(table)
     total = sum(report.samples for report in reports)
     console.print(f"{counted(total, 'sample')} in {counted(len(reports), 'shard')} of {folder}")
+
+
+def show_words(console: Console, words: Mapping[str, Any]) -> None:
+    """Shows how many words the captions have, and the most frequent ones; nothing of none."""
+    if not words:
+        return
+    most = [f"{word} {count:,}" for word, count in words["counts"].items()][:_WORDS]
+    console.print(f"training captions have {counted(words['distinct'], 'word')}: {', '.join(most)}")
 
 
 def _range(values: Sequence[int]) -> str:

@@ -19,7 +19,9 @@ from typing import Any, Self
 import torch
 
 from data_prep.inspect.duplicates import Looks, looks_of
+from data_prep.inspect.thumbnails import Thumbnail, frames_shown, seconds_of, thumbnail
 from data_prep.media.clips import Clip, Entry, Source
+from data_prep.media.images import to_levels
 from data_prep.refusals import Reason, RefusedError
 from data_prep.writing.tar_shards import sample_parts
 from dit.codecs.dataset_card import FORMAT_VERSION
@@ -52,9 +54,10 @@ class RefusedResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedSample:
-    """What a sample looks like, and the notes on it."""
+    """What a sample looks like as it is encoded, and the notes on it."""
 
     looks: Looks | None  # None of one without structure
+    thumbnail: Thumbnail | None  # None where the page has no room for more
     notes: tuple[str, ...]
 
 
@@ -80,6 +83,8 @@ class BlockWorker:
     """Whether each latent is decoded again and compared with its source."""
     decode_threads: int = 0
     """Threads that decode the next block; 0 decodes each sample when it is encoded."""
+    side: int = 128
+    """Pixels of the thumbnails of decoded samples."""
 
     def on(self, device: str) -> Self:
         """The same worker with its models on `device`; decoding alone needs no models."""
@@ -132,9 +137,7 @@ class BlockWorker:
             if isinstance(clip, RefusedResult):
                 results[index] = clip
             elif self.task is Task.DECODE:
-                # [F, H, W], the first frame and the last, in grey
-                looks = looks_of(clip.video_CFHW[:, [0, -1]].mean(0))
-                results[index] = DecodedSample(looks=looks, notes=clip.notes)
+                results[index] = self._decoded(clip)
             elif self.task is Task.MEASURE:
                 results[index] = self.codec.measure(clip.video_CFHW)
             else:
@@ -146,6 +149,17 @@ class BlockWorker:
         for same in shapes.values():
             self._encode(started, clips, same, results)
         return results
+
+    def _decoded(self, clip: Clip) -> DecodedSample:
+        frames = clip.video_CFHW.shape[1]
+        shown_FHW3 = to_levels(clip.video_CFHW[:, frames_shown(frames)])
+        seconds = seconds_of(frames, clip.fps)
+        return DecodedSample(
+            # [F, H, W], the first frame and the last, in grey
+            looks=looks_of(clip.video_CFHW[:, [0, -1]].mean(0)),
+            thumbnail=thumbnail(shown_FHW3, side=self.side, seconds=seconds),
+            notes=clip.notes,
+        )
 
     def _encode(
         self, started: list[Any], clips: dict[int, Clip], batch: list[int], results: list[Any]

@@ -5,33 +5,42 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from PIL import Image
 
-from data_prep.inspect.duplicates import Duplicates
-from data_prep.inspect.html_pages import Row, clip, html_table, picture, write_html
-from data_prep.inspect.read_shards import ShardReport, read_samples
+from data_prep.inspect.duplicates import ComparedBy, Duplicates
+from data_prep.inspect.html_pages import Row, html_table, write_html
+from data_prep.inspect.read_shards import InspectedSample, ShardReport, read_samples
+from data_prep.inspect.thumbnails import (
+    PAGE_BYTES,
+    PageRoom,
+    Thumbnail,
+    frames_shown,
+    seconds_of,
+    side_for,
+    thumbnail,
+)
 from data_prep.writing.dataset_folder import REFUSED_NAME
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
+from dit.codecs.text.vocabulary import WORDS
 from dit.codecs.vae import Codec
 from dit.parsing import parse_json
+from dit.progress import Track, no_progress
 
-_SHARDS, _SAMPLES = 20, 8  # shards that are shown in pictures, samples of each
+_DECODING_S = 300.0  # for pictures, where a network decodes them
 _SIZE = ("width", "height", "num_frames", "samples")
 _LIST = 6  # longer lists of numbers are shown by their range
-_FPS = 16.0  # of a clip that does not say it
 
 
-def duplicates_in(reports: Sequence[ShardReport]) -> Duplicates:
-    """What comes more than once in a dataset; latents are compared, without decoding them."""
-    found = Duplicates()
+def duplicates_in(reports: Sequence[ShardReport], by: ComparedBy) -> Duplicates:
+    """What comes more than once in a dataset."""
+    found = Duplicates(by=by)
     for report in reports:
         for one in report.seen:
             found.add(one.source, one.caption, one.looks)
@@ -40,45 +49,72 @@ def duplicates_in(reports: Sequence[ShardReport]) -> Duplicates:
 
 
 def write_inspection(
-    folder: Path, path: Path, reports: Sequence[ShardReport], duplicates: Duplicates
+    folder: Path,
+    path: Path,
+    reports: Sequence[ShardReport],
+    duplicates: Duplicates,
+    *,
+    track: Track = no_progress,
 ) -> None:
-    """Writes the page; the first samples of the first shards are decoded.
+    """Writes the page, with as many decoded samples as it has room and time for.
 
     Raises:
         CodecError: the card cannot be read, or its codec cannot be rebuilt.
     """
     card = read_card(folder)
-    codec = vae.codec_of_card(card)
-    rows, refused = list[Row](), list(_refused(folder))
-    for number, report in enumerate(reports):
-        pictures = {}
-        if number < _SHARDS and not report.problems:
-            pictures = dict(_pictures(folder / report.name, codec))
-        for one in report.seen:
-            sample = len(rows)
-            about = {"picture": "", "clip": "", **pictures.get(one.key, {})}
-            shape = ", ".join(map(str, one.shape))
-            rows.append(
-                {
-                    "name": one.source,
-                    "caption": one.caption,
-                    "bucket": one.bucket,
-                    "facts": f"{one.key}, {report.name}, [{shape}]",
-                    "group": duplicates.group_of.get(sample, 0),
-                    "repeats": duplicates.repeats_of(one.caption),
-                    **{name: value for name, value in about.items() if value},
-                }
-            )
-    own = {name: card[name] for name in card if name not in ("sizes", "refused")}
+    refused = list(_refused(folder))
+    rows, note = _rows(folder, reports, duplicates, vae.codec_of_card(card), track)
+    own = {name: card[name] for name in card if name not in ("sizes", "refused", WORDS)}
     sizes = [[one.get(name) for name in _SIZE] for one in card.get("sizes") or []]
     parts = [f"<details><summary>Card</summary>{html_table(('', ''), _facts(own))}</details>"]
     parts += ["<h2>Sizes (100 most frequent)</h2>", html_table(_SIZE, sizes[:100])]
+    if words := (card.get(WORDS) or {}).get("counts"):
+        table = html_table(("word", "in training captions"), words.items())
+        parts.append(f"<details><summary>Words of the captions</summary>{table}</details>")
     if refused:
         counts = Counter(row["refused"] for row in refused)
         parts += ["<h2>Refused</h2>", html_table(("reason", "samples"), counts.most_common())]
-    note = f"<p>Of the first {_SHARDS} shards, the first {_SAMPLES} samples have pictures.</p>"
-    parts += [duplicates.html(), note]
+    parts += [duplicates.html(), f"<p>{note}</p>"]
     write_html(path, folder.resolve().name, parts, [*rows, *refused])
+
+
+def _rows(
+    folder: Path,
+    reports: Sequence[ShardReport],
+    duplicates: Duplicates,
+    codec: Codec,
+    track: Track,
+) -> tuple[list[Row], str]:
+    """A row for each sample, and what is said about their pictures."""
+    rows, room = list[Row](), PageRoom()
+    samples, end = sum(len(report.seen) for report in reports), time.monotonic() + _DECODING_S
+    with track("decoding pictures", samples, 0) as advance:
+        for number, report in enumerate(reports):
+            # Each shard gets an equal part of the time that is left.
+            begun, shards = time.monotonic(), len(reports) - number
+            until = None if codec.is_exact else begun + (end - begun) / shards
+            shown = dict(_pictures(folder, report, codec, room, side_for(samples), until))
+            for one in report.seen:
+                pictures = shown[one.key].row if one.key in shown else {}
+                rows.append(_row(report, one, len(rows), duplicates) | pictures)
+            advance(len(report.seen))
+    note = f"{room.shown:,} of {samples:,} samples have decoded pictures."
+    if room.shown < samples:
+        note += f" A page has room for {PAGE_BYTES / 1e6:.0f} MB of them, a network decodes for"
+        note += f" {_DECODING_S / 60:.0f} minutes, and damaged shards have none."
+    return rows, note
+
+
+def _row(report: ShardReport, one: InspectedSample, number: int, duplicates: Duplicates) -> Row:
+    shape = ", ".join(map(str, one.shape))
+    return {
+        "name": one.source,
+        "caption": one.caption,
+        "bucket": one.bucket,
+        "facts": f"{one.key}, {report.name}, [{shape}]",
+        "group": duplicates.group_of.get(number, 0),
+        "repeats": duplicates.repeats_of(one.caption),
+    }
 
 
 def _facts(card: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
@@ -107,12 +143,26 @@ def _refused(folder: Path) -> Iterator[Row]:
         }
 
 
-def _pictures(shard: Path, codec: Codec) -> Iterator[tuple[str, Row]]:
-    for _, key, files in islice(read_samples(shard), _SAMPLES):
+def _pictures(
+    folder: Path,
+    report: ShardReport,
+    codec: Codec,
+    room: PageRoom,
+    side: int,
+    until: float | None,
+) -> Iterator[tuple[str, Thumbnail]]:
+    """Keys and decoded samples of a shard, while there is room, and until a time if it is given."""
+    if report.problems:
+        return
+    for _, key, files in read_samples(folder / report.name):
         latent_CFHW = safetensors.torch.load(files["safetensors"])["latent"]
-        frames_FHWC = codec.decode(latent_CFHW).numpy()
-        found = {"picture": picture(Image.fromarray(frames_FHWC[0]))}
-        if len(frames_FHWC) > 1:
-            fps = parse_json(files["json"]).get("fps") or _FPS
-            found["clip"] = clip(frames_FHWC, fps=fps)
+        frames_FHW3 = codec.decode(latent_CFHW).numpy()
+        count = len(frames_FHW3)
+        seconds = seconds_of(count, parse_json(files["json"]).get("fps"))
+        shown_FHW3 = frames_FHW3[frames_shown(count)]
+        found = room.take(thumbnail(shown_FHW3, side=side, seconds=seconds))
+        if found is None:
+            return
         yield key, found
+        if until is not None and time.monotonic() > until:
+            return

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cache
 from html import escape
 
@@ -29,6 +30,15 @@ _BANDS = NEAR + 1  # of 16 bits: in one of them, hashes that differ in NEAR bits
 _SHOWN = 100
 _AHEAD = 1000
 _BITS = np.array([value.bit_count() for value in range(256)], np.uint8)
+
+
+class ComparedBy(StrEnum):
+    """What was at hand of each sample."""
+
+    PIXELS = "pixels"
+    LATENTS = "latents; --plan compares pixels, and may find others"
+    NOTHING = ""
+
 
 Looks = tuple[int, int]
 """Hashes of the first and the last frame, 64 bits each."""
@@ -119,8 +129,7 @@ class Duplicates:
     names: list[str] = field(default_factory=list)
     captions: Counter[str] = field(default_factory=Counter)
     looks: list[Looks | None] = field(default_factory=list)
-    compared: bool = True
-    """Whether pixels or latents were at hand."""
+    by: ComparedBy = ComparedBy.PIXELS
     _first: dict[str, str] = field(default_factory=dict)  # caption -> the first file with it
     _shared: set[str] = field(default_factory=set)  # captions of several files
     groups: list[list[int]] = field(default_factory=list)
@@ -157,7 +166,7 @@ class Duplicates:
             "repeated_captions": len(self.repeated),
             "samples_with_repeated_captions": sum(count for _, count in self.repeated),
         }
-        if self.compared:
+        if self.by:
             counts |= {
                 "near_duplicate_groups": len(self.groups),
                 "near_duplicates": sum(map(len, self.groups)),
@@ -176,17 +185,17 @@ class Duplicates:
         if self.groups:
             said.append(
                 f"near duplicates: {found['near_duplicates']} samples look alike, in"
-                f" {counted(len(self.groups), 'group')}"
+                f" {counted(len(self.groups), 'group')} (compared by {self.by})"
             )
         return said
 
     def html(self) -> str:
         """Lists of the largest groups and of the most frequent captions."""
         parts = ["<h2>Near duplicates</h2>"]
-        if not self.compared:
+        if not self.by:
             parts.append("<p>Not looked for: files were not decoded.</p>")
         elif not self.groups:
-            parts.append("<p>None.</p>")
+            parts.append(f"<p>None (compared by {self.by}).</p>")
         else:
             parts.append(f"<details><summary>{escape(self.lines[-1])}</summary>")
             for number, group in enumerate(self.groups[:_SHOWN], start=1):

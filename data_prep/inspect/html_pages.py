@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -11,19 +9,15 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
 from data_prep.refusals import printable
 from dit.safe_writing import write_atomically
 
 MOST_ROWS = 100_000
 """Samples that a page lists; a browser takes a second for so many."""
-_SIDE = 128  # pixels of a picture
 Row = dict[str, Any]
 """A listed sample: name, caption; and where they are known bucket (its size), facts, refused,
 detail, group (of near duplicates), repeats (of its caption), picture and clip (data URIs), file (a
-path relative to the page), video."""
+path relative to the page)."""
 
 
 def write_html(path: Path, title: str, parts: Iterable[str], rows: Sequence[Row]) -> None:
@@ -58,26 +52,3 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         "<table><tr>" + "".join(f"<th>{escape(h)}</th>" for h in head) + "</tr>"
         + "".join(lines) + "</table>"
     )  # fmt: skip
-
-
-def picture(image: Image.Image) -> str:
-    """A data URI of an image, scaled down."""
-    image.thumbnail((_SIDE, _SIDE))
-    content = io.BytesIO()
-    image.save(content, "jpeg", quality=80)
-    return _data_uri("jpeg", content)
-
-
-def clip(frames_FHWC: np.ndarray, *, fps: float) -> str:
-    """A data URI of a moving picture, scaled down: WebP, which Pillow writes without FFmpeg."""
-    images = [Image.fromarray(frame) for frame in frames_FHWC]
-    for image in images:
-        image.thumbnail((_SIDE, _SIDE))
-    content = io.BytesIO()
-    timing = {"duration": round(1000 / fps), "loop": 0, "quality": 80}
-    images[0].save(content, "webp", save_all=True, append_images=images[1:], **timing)
-    return _data_uri("webp", content)
-
-
-def _data_uri(kind: str, content: io.BytesIO) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"

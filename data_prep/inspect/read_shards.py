@@ -24,6 +24,8 @@ from data_prep.writing.dataset_folder import META
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError, read_card
 from dit.codecs.normalization import Moments
+from dit.codecs.text.vocabulary import WORDS
+from dit.codecs.vae import Codec
 from dit.parsing import cause, parse_json
 
 # Errors of tarfile at damaged headers, which may claim a name of terabytes.
@@ -121,8 +123,30 @@ def check_encoders(folder: Path) -> list[str]:
     return []
 
 
-def inspect_shard(folder: Path, name: str, *, expected: int) -> ShardReport:
-    """Reads every byte of a shard; its defects are reported, not raised."""
+def exact_codec(folder: Path) -> Codec | None:
+    """The codec of a dataset that gives back its pixels; None where it has another, or none."""
+    try:
+        codec = vae.codec_of_card(read_card(folder))
+    except CodecError:  # `check_encoders` says why
+        return None
+    return codec if codec.is_exact else None
+
+
+def words_of(folder: Path) -> dict[str, Any]:
+    """The words of the captions, from the card of a dataset; empty without a list or a card."""
+    try:
+        return read_card(folder).get(WORDS) or {}
+    except CodecError:  # which `check_encoders` reports
+        return {}
+
+
+def inspect_shard(
+    folder: Path, name: str, *, expected: int, exact: Codec | None = None
+) -> ShardReport:
+    """Reads every byte of a shard; its defects are reported, not raised.
+
+    `exact` is a codec that gives back the pixels, by which samples are then compared.
+    """
     report, path = ShardReport(name=name), folder / name
     try:
         report.bytes = path.stat().st_size
@@ -130,7 +154,7 @@ def inspect_shard(folder: Path, name: str, *, expected: int) -> ShardReport:
         for start, key, parts in read_samples(path):
             starts.append(start)
             report.samples += 1
-            _check_sample(report, key, parts)
+            _check_sample(report, key, parts, exact)
         _check_index(report, path, starts)
     except _DAMAGE as error:
         report.problems.append(
@@ -217,7 +241,9 @@ def _check_index(report: ShardReport, path: Path, starts: list[int]) -> None:
         report.problems.append(f"{report.name}.idx does not fit {report.name}")
 
 
-def _check_sample(report: ShardReport, key: str, parts: dict[str, bytes]) -> None:
+def _check_sample(
+    report: ShardReport, key: str, parts: dict[str, bytes], exact: Codec | None
+) -> None:
     where = f"{report.name}, key {key}"
     try:
         payload = parts["safetensors"]
@@ -231,14 +257,16 @@ def _check_sample(report: ShardReport, key: str, parts: dict[str, bytes]) -> Non
             return
         tensors = safetensors.torch.load(payload)
         if _add(report, where, tensors["latent"], tensors["text"]):
-            report.seen.append(_seen(key, about, tensors["latent"]))
+            report.seen.append(_seen(key, about, tensors["latent"], exact))
     except KeyError as missing:
         report.problems.append(f"{where}: {missing} is missing")
     except (ValueError, TypeError, SafetensorError) as error:
         report.problems.append(f"{where}: cannot be read: {cause(error)}")
 
 
-def _seen(key: str, about: dict[str, Any], latent_CFHW: Tensor) -> InspectedSample:
+def _seen(
+    key: str, about: dict[str, Any], latent_CFHW: Tensor, exact: Codec | None
+) -> InspectedSample:
     sides = [about.get(name, "?") for name in ("width", "height", "num_frames")]
     return InspectedSample(
         key=key,
@@ -246,8 +274,17 @@ def _seen(key: str, about: dict[str, Any], latent_CFHW: Tensor) -> InspectedSamp
         caption=str(about.get("caption", "")),
         bucket="{} x {}, {} frames".format(*sides).removesuffix(", 1 frames"),
         shape=tuple(latent_CFHW.shape),
-        looks=looks_of(latent_CFHW.float().mean(0)),
+        looks=looks_of(_grey(latent_CFHW, exact)),
     )
+
+
+def _grey(latent_CFHW: Tensor, exact: Codec | None) -> Tensor:
+    """[F, H, W] of first and last frame: the pixels that a plan compares, or the latent."""
+    ends_CFHW = latent_CFHW[:, [0, -1]]
+    if exact is None:
+        return ends_CFHW.float().mean(0)
+    levels_FHWC = exact.decode(ends_CFHW)[..., : exact.pixel_channels]
+    return (levels_FHWC.float() / 127.5 - 1).mean(-1)
 
 
 def _add(report: ShardReport, where: str, latent_CFHW: Tensor, text_LE: Tensor) -> bool:

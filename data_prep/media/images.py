@@ -1,6 +1,6 @@
 """An image file -> upright pixels, and RGB of them."""
 
-# C colour channels, H rows, W columns
+# C colour channels, F frames, H rows, W columns
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from data_prep.media.signatures import HEAD, begins_as_image, what_it_is
 from data_prep.refusals import Reason, RefusedError
 from dit.codecs import rgb
 from dit.codecs.rgb import WHITE, upright
@@ -61,7 +62,7 @@ def open_image(file: Path | BinaryIO) -> Image.Image:
     Raises:
         RefusedError: it is empty, no image of `FORMATS`, damaged, cut short or suspiciously large.
     """
-    with open_media(file) as stream, _damage_refused():
+    with open_media(file) as stream, _damage_refused(stream):
         return _decode(stream)
 
 
@@ -76,7 +77,7 @@ def probe_image(file: Path | BinaryIO) -> ProbedImage:
     Raises:
         RefusedError: it is empty, no image of `FORMATS`, or suspiciously large.
     """
-    with open_media(file) as stream, _damage_refused(), warnings.catch_warnings():
+    with open_media(file) as stream, _damage_refused(stream), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with Image.open(stream, formats=readable_formats()) as image:
             # The other images of an MPO, which telephones write, are views of the same picture.
@@ -131,13 +132,16 @@ def open_media(file: Path | BinaryIO) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _damage_refused() -> Iterator[None]:
+def _damage_refused(stream: BinaryIO) -> Iterator[None]:
     try:
         yield
     except UnidentifiedImageError as error:
-        raise RefusedError(
-            Reason.NO_IMAGE, "it is of another kind, or cut short; convert it to JPEG or PNG"
-        ) from error
+        stream.seek(0)
+        head = stream.read(HEAD)
+        if begins_as_image(head):
+            raise RefusedError(Reason.DAMAGED, "its header cannot be read") from error
+        what = what_it_is(head) or "it is of another kind, or cut short; convert it to JPEG or PNG"
+        raise RefusedError(Reason.NO_IMAGE, what) from error
     except Image.DecompressionBombError as error:
         raise RefusedError(Reason.TOO_LARGE, str(error)) from error
     except Exception as error:  # damage makes Pillow raise errors of any type
@@ -187,3 +191,9 @@ def to_video(image: Image.Image, *, colours: int) -> Tensor:
     image = image if colours == 3 else image.convert("L")
     levels_HWC = np.array(image).reshape(image.height, image.width, colours)
     return torch.from_numpy(levels_HWC).permute(2, 0, 1)[:, None].float() / 127.5 - 1
+
+
+def to_levels(video_CFHW: Tensor) -> np.ndarray:
+    """Uint8 [F, H, W, 3] of a video in [-1, 1]: the inverse of `to_video`; grey is repeated."""
+    levels_FHWC = ((video_CFHW.permute(1, 2, 3, 0) + 1) * 127.5).round().to(torch.uint8)
+    return levels_FHWC.expand(-1, -1, -1, 3).numpy()

@@ -20,6 +20,9 @@ PRESETS = {"256p": 256**2, "512p": 512**2, "768p": 768**2, "1024p": 1024**2, "15
 WIDE = ((1, 1), (5, 4), (4, 3), (3, 2), (16, 10), (5, 3), (16, 9), (2, 1), (21, 9))
 
 
+_ALIKE = 0.01  # crops that differ by less of the area count as equal
+
+
 class ResizeMode(StrEnum):
     """How pixels are interpolated; all modes but `nearest` are antialiased where they shrink."""
 
@@ -39,6 +42,11 @@ class Placement(NamedTuple):
 
     resized: tuple[int, int]
     size: tuple[int, int]
+
+    @property
+    def lost(self) -> float:
+        """Part of the area of the picture that the crop takes away."""
+        return 1 - math.prod(self.size) / math.prod(self.resized)
 
     def apply(
         self, image: Image.Image, mode: Image.Resampling = Image.Resampling.LANCZOS
@@ -63,7 +71,10 @@ class Sizing(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """Pictures keep their size, cropped to whole patches; those over a budget are scaled down."""
+    """Pictures keep their size, cropped to whole patches; those over a budget are scaled down.
+
+    They are scaled to the size next to the budget whose whole patches lose the least area.
+    """
 
     size_multiple: int
     """Pixels; each side is cropped to a multiple of this."""
@@ -95,13 +106,41 @@ class Fit:
         """
         size = self.scaled(width, height)
         if min(size) < self.size_multiple:
-            shrunk = "" if size == (width, height) else f" (scaled from {width} x {height})"
+            found = f"{size[0]} x {size[1]} pixels, and a side needs {self.size_multiple}"
+            if min(width, height) < self.size_multiple:
+                raise RefusedError(Reason.TOO_SMALL, found)
             raise RefusedError(
-                Reason.TOO_SMALL,
-                f"{size[0]} x {size[1]} pixels{shrunk}, less than {self.size_multiple}",
+                Reason.SCALED_AWAY,
+                f"{width} x {height} becomes {found}: allow more than {self.max_pixels} pixels"
+                " (--max_pixels, --resolution_preset), or leave it out",
             )
         wide, high = (side - side % self.size_multiple for side in size)
-        return Placement(size, (wide, high))
+        at_budget = Placement(size, (wide, high))
+        return at_budget if size == (width, height) else self._better(width, height, at_budget)
+
+    def _better(self, width: int, height: int, at_budget: Placement) -> Placement:
+        """The largest of the sizes next to the budget whose crop takes the least, within 1%."""
+        places = [at_budget]
+        for size in self._near(width, height, at_budget.size):
+            if 0 < math.prod(size) <= (self.max_pixels or 0):
+                place = Placement(cover(width, height, size), size)
+                enlarges = place.resized[0] > width or place.resized[1] > height
+                if place.lost <= at_budget.lost and not enlarges:
+                    places.append(place)
+        least = min(_unlike(place.size, width, height) for place in places)
+        alike = [p for p in places if _unlike(p.size, width, height) <= least + _ALIKE]
+        return max(alike, key=lambda place: (math.prod(place.size), -place.lost, place.size))
+
+    def _near(self, width: int, height: int, below: tuple[int, int]) -> set[tuple[int, int]]:
+        """`below`, and sizes of about the ratio that have a side of it or one patch more."""
+        (wide, high), step, found = below, self.size_multiple, {below}
+        for side in (wide, wide + step):
+            other = side * height // width // step * step
+            found |= {(side, other), (side, other + step)}
+        for side in (high, high + step):
+            other = side * width // height // step * step
+            found |= {(other, side), (other + step, side)}
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +165,12 @@ def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
     if wide * height >= high * width:
         return wide, max(high, (2 * wide * height + width) // (2 * width))
     return max(wide, (2 * high * width + height) // (2 * height)), high
+
+
+def _unlike(size: tuple[int, int], width: int, height: int) -> float:
+    """Part of a picture of `width` x `height` that a crop to the ratio of `size` takes away."""
+    one, other = size[0] * height, size[1] * width
+    return 1 - min(one, other) / max(one, other)
 
 
 def aspect_buckets(

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 from PIL import Image
 
 from data_prep.media.images import open_media
+from data_prep.media.signatures import HEAD, VIDEO, what_it_is
 from data_prep.media.truncation import missing_bytes
 from data_prep.refusals import Reason, RefusedError
 
@@ -96,8 +97,10 @@ def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
         try:
             container = av.open(stream, "r", **_any_titles())
         except (FFmpegError, OSError, ValueError) as error:
+            stream.seek(0)
+            what = what_it_is(stream.read(HEAD))
             why = getattr(error, "strerror", None) or str(error)  # without the path
-            raise RefusedError(Reason.NO_VIDEO, why) from error
+            raise RefusedError(Reason.NO_VIDEO, why if what in (None, VIDEO) else what) from error
         with container:
             video = _first_film(container)
             video.thread_type = "NONE"  # with threads, errors of the last frames are lost

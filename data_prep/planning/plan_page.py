@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
-from PIL import Image
-
 from data_prep.engine.block_worker import DecodedSample
-from data_prep.inspect.duplicates import Duplicates
-from data_prep.inspect.html_pages import Row, html_table, picture, write_html
+from data_prep.inspect.duplicates import ComparedBy, Duplicates
+from data_prep.inspect.html_pages import Row, html_table, write_html
+from data_prep.inspect.thumbnails import Thumbnail, side_for, thumbnail
 from data_prep.media.clips import Entry, Source
+from data_prep.media.images import to_levels
+from data_prep.planning.cropping import crop_line
 from data_prep.planning.plan import PackingPlan
 from data_prep.planning.statistics import CAPACITIES, Judged, PlanStatistics
 from data_prep.refusals import RefusedError
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 
-_PICTURES = 60  # samples with a picture, evenly spread over the plan
+_PICTURES = 60  # samples of a quick plan with a picture, evenly spread over it
 _LATENT_BYTES = 2  # half precision
 
 
@@ -32,12 +36,12 @@ def write_plan_page(
     *,
     codec: Codec,
     text: TextEncoder,
-    judged_by: Judged,
+    cropped: Mapping[str, Any],
     decoded: Sequence[DecodedSample | None] | None = None,
 ) -> PlanStatistics:
     """Writes the page and returns its statistics.
 
-    `decoded` has one for each line of the plan, None for a refused one; None where nothing was.
+    `decoded` has one for each line of the plan, None of a refused one; None after a quick plan.
     """
     facts = PlanStatistics(
         text_tokens=text.length_of,
@@ -46,19 +50,26 @@ def write_plan_page(
         extra_bytes=codec.extra_bytes,
         text_bytes=text.width * _LATENT_BYTES,
         longest_text=text.max_length,
-        judged_by=judged_by,
+        judged_by=Judged.HEADERS if decoded is None else Judged.DECODING,
+        cropped=cropped,
+        patch=codec.patch,
+        stride=codec.stride,
     )
-    facts.duplicates.compared = decoded is not None
+    if decoded is None:
+        facts.duplicates.by = ComparedBy.NOTHING
     for number, entry in enumerate(_entries(plan)):
-        found = None if decoded is None else decoded[number]
-        facts.add(entry if found is None else replace(entry, notes=found.notes))
-        if not entry.refused:
-            facts.duplicates.add(entry.source, entry.caption, found and found.looks)
-    facts.finish()
+        one = decoded[number] if decoded else None
+        facts.add(entry if one is None else replace(entry, notes=one.notes))
+        for _ in range(0 if entry.refused else entry.repeats):
+            facts.duplicates.add(entry.source, entry.caption, one and one.looks)
     facts.duplicates.finish()
     parts = [*_summary(facts), *_sizes(facts), *_histograms(facts), *_refused(facts)]
     parts += [*_ignored(source.ignored), facts.duplicates.html()]
-    write_html(path, "Plan", parts, _rows(plan, source, path.parent, facts.duplicates))
+    rows = _rows(plan, source, path.parent, facts.duplicates)
+    for number, one in _thumbnails(plan, source, decoded):
+        rows[number] |= one.row
+    parts.append(_about_pictures(rows, quick=decoded is None))
+    write_html(path, "Plan", parts, rows)
     return facts
 
 
@@ -67,23 +78,45 @@ def _entries(plan: PackingPlan) -> Iterator[Entry]:
 
 
 def _rows(plan: PackingPlan, source: Source, folder: Path, duplicates: Duplicates) -> list[Row]:
-    """A row for each sample; some have a picture, and the others show their file."""
-    rows, packed, step = list[Row](), 0, max(1, plan.total // _PICTURES)
-    pictures = 0
-    for number, entry in enumerate(_entries(plan)):
+    """A row for each sample, without its picture."""
+    rows, packed = list[Row](), 0
+    for entry in _entries(plan):
         row = _row(entry)
         if (file := source.file_of(entry)) is not None:
             row["file"] = quote(os.fsencode(os.path.relpath(file, folder)))
-            row["video"] = entry.kind == "video"
         if not entry.refused:
             row["group"] = duplicates.group_of.get(packed, 0)
             row["repeats"] = duplicates.repeats_of(entry.caption)
-            packed += 1
-            if number % step == 0 and pictures < _PICTURES:
-                row["picture"] = _picture(source, entry)
-                pictures += 1
+            packed += entry.repeats
         rows.append(row)
     return rows
+
+
+def _thumbnails(
+    plan: PackingPlan, source: Source, decoded: Sequence[DecodedSample | None] | None
+) -> Iterator[tuple[int, Thumbnail]]:
+    """Numbers of samples and how they look; a quick plan decodes some for this."""
+    if decoded is not None:
+        for number, one in enumerate(decoded):
+            if one is not None and one.thumbnail is not None:
+                yield number, one.thumbnail
+        return
+    for number, entry in enumerate(_entries(plan)):
+        if number % math.ceil(plan.total / _PICTURES) == 0 and not entry.refused:
+            with suppress(RefusedError):  # only the header was read, and packing will say why
+                clip = source.read(replace(entry, keep=entry.keep[:1]))
+                first_1HW3 = to_levels(clip.video_CFHW[:, :1])
+                yield number, thumbnail(first_1HW3, side=side_for(_PICTURES), seconds=0)
+
+
+def _about_pictures(rows: Sequence[Row], *, quick: bool) -> str:
+    shown = sum("picture" in row for row in rows)
+    packed = sum("refused" not in row for row in rows)
+    text = "Pictures show what will be in the shards; the name of a sample opens its file."
+    if shown < packed:
+        why = "--plan=quick decodes no others" if quick else "a page has no room for more"
+        text += f" {shown:,} of {packed:,} samples have a picture: {why}."
+    return f"<p>{text}</p>"
 
 
 def _row(entry: Entry) -> Row:
@@ -99,13 +132,17 @@ def _row(entry: Entry) -> Row:
 
 def _summary(facts: PlanStatistics) -> Iterator[str]:
     yield f"<p>Files were judged by {escape(facts.judged_by)}.</p>"
-    rows = [("samples in the shards", facts.samples), ("refused", facts.refused.total())]
+    rows = [("samples in the shards", facts.samples), ("refused", len(facts.refusals))]
     rows += [(f"of kind {kind}", count) for kind, count in facts.kinds.most_common()]
     rows += list(facts.notes.most_common())
     if facts.cut:
         rows.append((f"captions of more than {facts.longest_text} tokens, to be cut", facts.cut))
-    rows += [("tokens", facts.tokens), ("expected bytes of the shards", round(facts.bytes))]
+    rows += [
+        (f"tokens, {facts.token}", facts.tokens),
+        ("expected bytes of the shards", round(facts.bytes)),
+    ]
     yield html_table(("", ""), rows)
+    yield f"<p>{escape(crop_line(facts.cropped))}</p>"
     packs = [
         (capacity, round(facts.fill(capacity), 3), facts.too_long(capacity))
         for capacity in CAPACITIES
@@ -139,19 +176,11 @@ def _bars(bins: Mapping[float, int]) -> str:
 
 
 def _refused(facts: PlanStatistics) -> Iterator[str]:
-    if facts.refused:
-        yield "<h2>Refused</h2>" + html_table(("reason", "samples"), facts.refused.most_common())
+    if facts.refusals:
+        table = html_table(("reason", "samples"), list(facts.refusals.counts.items()))
+        yield f"<h2>Refused</h2>{table}"
 
 
 def _ignored(ignored: Mapping[str, int]) -> Iterator[str]:
     if ignored:
         yield "<h2>Ignored</h2>" + html_table(("what", "number"), list(ignored.items()))
-
-
-def _picture(source: Source, entry: Entry) -> str:
-    try:
-        video_CFHW = source.read(replace(entry, keep=entry.keep[:1])).video_CFHW
-    except RefusedError:
-        return ""  # the plan alone was read, and packing will say why
-    levels_HWC = ((video_CFHW[:, 0].permute(1, 2, 0) + 1) * 127.5).byte().numpy()
-    return picture(Image.fromarray(levels_HWC[..., 0] if levels_HWC.shape[2] == 1 else levels_HWC))

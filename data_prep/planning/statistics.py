@@ -1,20 +1,21 @@
-"""Statistics of a plan: counts, histograms, expected bytes, how full packs get, cropped pixels."""
+"""Statistics of a plan: counts, histograms, expected bytes, how full packs get."""
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from data_prep.inspect.duplicates import Duplicates
 from data_prep.media.clips import Entry
+from data_prep.refusals import Refusals
+from dit.bin_packing import mean_fill
 
 CAPACITIES = (4096, 16384, 32768)  # tokens in one pack, for which packs are simulated
-_BUFFER = 100  # samples that are packed together, as `dataset.packing_buffer_size`
+_BUFFER = 100  # samples that wait for a pack, as `dataset.packing_buffer_size`
 
 
 class Judged(StrEnum):
@@ -34,23 +35,25 @@ class PlanStatistics:
     longest_text: int  # tokens of a caption that are encoded, at most
     text_rows: Callable[[str], int]  # in the shards
     extra_bytes: Callable[..., int]  # of a sample, as `Codec.extra_bytes`
+    patch: int  # latent cells along one side of a token
+    stride: int  # pixels along one side of a cell
     samples: int = 0
     judged_by: Judged = Judged.HEADERS
+    cropped: Mapping[str, Any] = field(default_factory=dict)  # as CropStatistics.summary
     notes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
+    refusals: Refusals = field(default_factory=Refusals)
     sizes: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # frames, height, width
     histograms: dict[str, Counter[float]] = field(default_factory=dict)
     tokens: int = 0
     bytes: float = 0
     cut: int = 0  # captions that are too long, by an estimate of their tokens
     duplicates: Duplicates = field(default_factory=Duplicates)
-    packs: dict[int, list[int]] = field(default_factory=dict)  # capacity -> packs, tokens in them
-    _buffer: list[int] = field(default_factory=list)
+    lengths: Counter[int] = field(default_factory=Counter)  # tokens -> samples
 
     def add(self, entry: Entry) -> None:
         if entry.refused:
-            self.refused[entry.refused] += 1
+            self.refusals.add(entry.source, entry.refused, entry.detail)
             return
         self.samples += entry.repeats
         self.kinds[entry.kind] += 1
@@ -69,27 +72,11 @@ class PlanStatistics:
         bytes_ = entry.tokens * self.latent_bytes + self.text_rows(entry.caption) * self.text_bytes
         bytes_ += self.extra_bytes(frames=frames, height=height, width=width)
         self.bytes += bytes_ * entry.repeats
-        self._buffer.append(entry.tokens)
-        if len(self._buffer) == _BUFFER:
-            self._pack()
+        self.lengths[entry.tokens] += entry.repeats
 
     def _bin(self, name: str, value: float) -> None:
         low = 2 ** math.floor(math.log2(value)) if value > 0 else 0
         self.histograms.setdefault(name, Counter())[low] += 1
-
-    def _pack(self) -> None:
-        for capacity in CAPACITIES:
-            packs = self.packs.setdefault(capacity, [0, 0, 0])
-            fitting = [n for n in self._buffer if n <= capacity]
-            packs[0] += packs_of(fitting, capacity=capacity)
-            packs[1] += sum(fitting)
-            packs[2] += len(self._buffer) - len(fitting)
-        self._buffer.clear()
-
-    def finish(self) -> None:
-        """Packs the rest of the buffer."""
-        if self._buffer:
-            self._pack()
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -97,61 +84,26 @@ class PlanStatistics:
         return {
             "judged_by": str(self.judged_by),
             "samples": self.samples,
-            "refused": dict(self.refused.most_common()),
+            "refused": self.refusals.counts,
             "notes": dict(self.notes.most_common()),
             "tokens": self.tokens,
+            "patch_spatial": self.patch,
             "expected_bytes": round(self.bytes),
+            "cropped": dict(self.cropped),
             **self.duplicates.summary,
         }
 
+    @property
+    def token(self) -> str:
+        """The size of a token, on which all counts of tokens depend, in words."""
+        side = self.patch * self.stride
+        return f"each of {side} x {side} pixels (model.patch_spatial={self.patch})"
+
     def fill(self, capacity: int) -> float:
-        """Mean fraction of a pack that is filled with samples."""
-        packs, tokens, _ = self.packs.get(capacity, [0, 0, 0])
-        return tokens / (packs * capacity) if packs else 0.0
+        """Mean fraction of a pack that is filled with samples, as the loader packs them."""
+        fitting = {n: count for n, count in self.lengths.items() if 0 < n <= capacity}
+        return mean_fill(fitting, capacity=capacity, buffer=_BUFFER) if fitting else 0.0
 
     def too_long(self, capacity: int) -> int:
         """Samples that are longer than a pack of this capacity."""
-        return self.packs.get(capacity, [0, 0, 0])[2]
-
-
-def packs_of(lengths: Iterable[int], *, capacity: int) -> int:
-    """Number of packs that best-fit decreasing needs."""
-    rooms: list[int] = []
-    for length in sorted(lengths, reverse=True):
-        place = bisect.bisect_left(rooms, length)
-        room = rooms.pop(place) if place < len(rooms) else capacity
-        bisect.insort(rooms, room - length)
-    return len(rooms)
-
-
-@dataclass
-class CropStatistics:
-    """How many pixels pictures lose because sides become multiples of a patch."""
-
-    total: int = 0  # samples with a size
-    cropped: int = 0
-    largest: int = 0  # pixels that a side loses
-
-    def add(self, entry: Entry) -> None:
-        """Counts a sample; only those that keep their scale lose pixels by whole patches alone."""
-        if entry.size is None or entry.resized is None:
-            return
-        self.total += 1
-        if tuple(entry.resized) == (entry.width, entry.height):
-            lost = max(a - b for a, b in zip(entry.resized, entry.size, strict=True))
-            self.cropped += lost > 0
-            self.largest = max(self.largest, lost)
-
-    def notices(self, size_multiple: int | None, cell: int) -> list[str]:
-        """A notice with the option that crops less, if any; a latent cell has `cell` pixels."""
-        if not self.cropped or size_multiple is None:
-            return []
-        remedy = (
-            f"; for a model with model.patch_spatial=1, --size_multiple {cell} crops less"
-            if size_multiple > cell
-            else ""
-        )
-        return [
-            f"{self.cropped} of {self.total} samples lose up to {self.largest} pixels of a side,"
-            f" because sides become multiples of --size_multiple {size_multiple}{remedy}"
-        ]
+        return sum(count for n, count in self.lengths.items() if n > capacity)

@@ -33,6 +33,7 @@ from dit.safe_writing import (
 META = ".nv-meta"
 REFUSED_NAME = "refused.jsonl"
 
+TRAIN_NAME = "train.yaml"  # a run that fits the dataset
 LEDGER = ".ledger"
 PLAN_NAME, PAGE_NAME, SUMMARY_NAME = "plan.jsonl", "plan.html", "plan_summary.json"
 
@@ -44,7 +45,7 @@ def _files(*names: str) -> re.Pattern[str]:
 
 _PLANNED = (PLAN_NAME, PAGE_NAME, SUMMARY_NAME, REFUSED_NAME)
 _PLAN = _files(*_PLANNED)
-_OURS = _files(META, LEDGER, CARD_NAME, NULL_TEXT_NAME, README_NAME, *_PLANNED)
+_OURS = _files(META, LEDGER, CARD_NAME, NULL_TEXT_NAME, README_NAME, TRAIN_NAME, *_PLANNED)
 # Index files that `--output_format` writes beside the shards.
 _INDEX = re.compile(r"metadata(_shard_\d+)?\.json(\.tmp)?")
 _SHARDS = r"(shard|rank\d+)-\d+\.tar(\.idx)?"

@@ -17,6 +17,8 @@ from typing import Any
 from PIL import Image
 
 from data_prep.media.clips import Clip
+from data_prep.media.images import to_levels
+from data_prep.planning.cropping import crop_line
 from data_prep.refusals import printable
 from dit.progress import counted
 from dit.safe_writing import write_atomically
@@ -44,8 +46,7 @@ class MadeBy:
 
 def sample_picture(clip: Clip) -> bytes:
     """The first frame of a clip as PNG, scaled down."""
-    levels_HWC = ((clip.video_CFHW[:, 0].permute(1, 2, 0) + 1) * 127.5).round().byte().numpy()
-    image = Image.fromarray(levels_HWC[..., 0] if levels_HWC.shape[2] == 1 else levels_HWC)
+    image = Image.fromarray(to_levels(clip.video_CFHW[:, :1])[0])
     image.thumbnail((_SIDE, _SIDE))
     content = io.BytesIO()
     image.save(content, "png")
@@ -83,6 +84,8 @@ def _facts(card: Mapping[str, Any]) -> str:
         size += f", {one['num_frames']} frames" if one["num_frames"] > 1 else ""
         rows.append((f"of {size}", f"{one['samples']:,}"))
     rows += [(f"refused: {reason}", f"{n:,}") for reason, n in card.get("refused", {}).items()]
+    if line := crop_line(card.get("cropped", {})):
+        rows.append(("cropped", line))
     return _table("what", "value", rows)
 
 

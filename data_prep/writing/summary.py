@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class Summary:
     sizes: list[dict[str, int]]
     measured: Mapping[str, float]  # mean and std of the latents
     psnr: Mapping[str, float]  # least, mean, and number of verified samples
+    cropped: Mapping[str, Any] = field(default_factory=dict)  # as CropStatistics.summary
 
     @property
     def refused(self) -> Mapping[str, int]:

@@ -78,7 +78,8 @@ class DatasetConfig:
     task_encoder_seq_length: OfData[int] = 15360
     """Tokens in one pack, all samples together."""
     packing_buffer_size: OfData[int] = 100
-    """Samples that one round of packing chooses from; 64 are enough."""
+    """Samples that one round of packing chooses from; 64 are enough. Of samples so short that these
+    do not fill a pack, as many as fill one."""
     balance: OfData[Balance] = Balance.NONE
     """How data-parallel ranks get about the same cost per step. `flops_target` forms packs of
     similar cost where samples allow it; `flops` only chooses packs of similar cost for a step."""

@@ -25,6 +25,9 @@ from dit.config.training import (
 )
 from dit.local_path import LocalPath, StoreAddress
 
+GUIDANCE = 2.5
+"""Guidance of networks that have no guidance embedding; docs/small_data.md has figures."""
+
 
 class Weights(StrEnum):
     """Which weights of a checkpoint: the trained ones, or their average (EMA)."""
@@ -167,6 +170,12 @@ class RunConfig:
                 " or other ranks",
             ),
             (
+                # Transformer Engine refuses it for packs, or pays for it with memory of T x T.
+                not (ring and self.train.deterministic),
+                "train.deterministic=true has no kernel for model.cp_comm_type=p2p, Transformer"
+                " Engine's ring; leave it out, or use cp_comm_type=a2a or all_gather",
+            ),
+            (
                 not self.samples or self.objective.flow.covers_all_levels,
                 f"objective.level_range={list(self.objective.flow.level_range or ())} trains the"
                 " expert of these levels alone, and samples need all levels; leave"
@@ -247,6 +256,13 @@ class RunConfig:
         train, c = self.train, self.validation
         validates = train.eval_interval > 0 and train.eval_iters > 0
         return validates and c.samples and self.checkpoint.save is not None
+
+    @property
+    def guidance(self) -> float:
+        """Scale g in uncond + g (cond - uncond) of what is generated, if none is asked for."""
+        if self.validation.guidance is not None:
+            return self.validation.guidance
+        return GUIDANCE if self.objective.guidance is None else 1.0
 
     def _mock_problem(self, geometry: MockGeometry) -> str:
         """Why this mock sample fits in no pack; empty if it fits."""

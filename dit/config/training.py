@@ -20,7 +20,7 @@ class TrainConfig:
     train_iters: Live[int] = 10_000
     """Steps of the run; skipped steps count."""
     epochs: Live[float | None] = None
-    """Passes through the data, instead of `train_iters`; the dataset card has the sizes."""
+    """Passes through the data, instead of `train_iters`; the shards tell how long samples are."""
     global_batch_size: Live[int] = 8
     """Packs in one optimizer step, over all ranks and accumulated micro-batches."""
     micro_batch_size: Refused[int] = 1
@@ -323,8 +323,9 @@ class ValidationConfig:
     """Solver of the sampling ODE: euler, heun, dpm++ or unipc."""
     sampling_steps: Live[int] = 35
     """Steps of the sampler."""
-    guidance: Live[float] = 1.5
-    """g in uncond + g (cond - uncond); 1 is without guidance, at half the cost."""
+    guidance: Live[float | None] = None
+    """g in uncond + g (cond - uncond), also of generation and playground; 1 is without guidance, at
+    half the cost; null is 2.5, or 1 where the network has a guidance embedding."""
     negative_prompt: Live[str] = ""
     """Negative prompt for guidance, where a prompt of the file has none of its own."""
     height: Live[int | None] = None
@@ -363,10 +364,10 @@ class ValidationConfig:
         return [
             (1 <= steps <= 1000, f"sampling_steps={steps} must lie in [1, 1000]; 35 is usual"),
             (
-                math.isfinite(guidance),
+                guidance is None or math.isfinite(guidance),
                 f"guidance={guidance} must be a finite number; 1 is without guidance",
             ),
-            within(self, "guidance", -1000, 1000),
+            *([] if guidance is None else [within(self, "guidance", -1000, 1000)]),
             (
                 0 <= self.num_captions <= 1024,
                 f"num_captions={self.num_captions} must lie in [0, 1024]; 8 make a readable grid",

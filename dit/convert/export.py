@@ -51,7 +51,7 @@ from dit.models.diffusers_names import Pair, pairs, their_tensors
 from dit.models.family import diffusers_form
 from dit.progress import Track, no_progress
 from dit.train.checkpoint.adapters import adapters_of
-from dit.train.checkpoint.paths import STEP, named_checkpoint, saved_card, saved_config
+from dit.train.checkpoint.paths import STEP, named_checkpoint, saved_card, saved_config, verify
 
 MAX_SHARD_SIZE = 5 * 10**9
 _Stored = StoredWeights | MergedWeights
@@ -89,8 +89,6 @@ def check_whole_checkpoint(checkpoint: str | Path) -> Path:
     Raises:
         CheckpointError: there is none, or a file is missing or damaged.
     """
-    from dit.train.checkpoint.state_dict import verify
-
     path = _named(checkpoint)
     verify(path)
     return path

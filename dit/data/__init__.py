@@ -3,11 +3,11 @@
     loader        build_train_loader, validation_groups, build_val_packs; PackLoader
     datasets      folders, splits and the inputs of a sample without caption
     preflight     what can be checked before the first step: shards, indices, the dataset card
+    passes        how many packs a pass through the data makes: `train.epochs`
     tar_reader    where the files of a sample lie in a shard, and how they are read
     records       the two layouts of a record in a shard: ours and DFM's
     cook          head of a record -> its length; record -> LatentSample, or the reason why not
     mock          synthetic samples, which are read like any others
-    bin_packing   which samples share a pack, and which pack is next
     pack          group of samples -> PackedBatch
     rejections    reasons and counts of refused samples; DataError
     energon       our parts of Energon's chain of datasets, and its private members
@@ -28,14 +28,15 @@ from dit.data.loader import (
     validation_groups,
 )
 from dit.data.loader_state import LoaderLayout, places_of
-from dit.data.preflight import (
-    check_data,
+from dit.data.passes import (
     data_lines,
-    dataset_card,
-    listed_lengths,
+    fill_line,
+    forecast_packs,
+    length_shares,
     passes_line,
     steps_of_epochs,
 )
+from dit.data.preflight import check_data, dataset_card
 from dit.data.rejections import DataError, Reject, RejectCounts, sum_counts
 
 __all__ = [
@@ -53,7 +54,9 @@ __all__ = [
     "dataset_card",
     "dataset_sizes",
     "deaths_in_words",
-    "listed_lengths",
+    "fill_line",
+    "forecast_packs",
+    "length_shares",
     "null_inputs",
     "passes_line",
     "places_of",

@@ -1,6 +1,7 @@
 """Shard record -> LatentSample, or the reason why not.
 
 1. measure_sample    the head of a record -> its size in a pack; decodes no tensor
+   size_in_pack      the same of any record
 2. cook              a whole record -> LatentSample, when it is chosen for a pack
 """
 
@@ -96,16 +97,27 @@ def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize |
     payload = parts.get("safetensors")
     if payload is None or is_dfm(parts):
         return None
-    if not isinstance(payload, Head):
-        if len(payload) <= SMALL:
-            return None
-        payload = Head(data=payload[: head_length(payload)], size=len(payload))
+    if not isinstance(payload, Head) and len(payload) <= SMALL:
+        return None
     try:
-        outline = read_outline({**parts, "safetensors": payload}, expected.kinds)
-        sample = _checked(outline, expected, key="")
+        return size_in_pack(parts, expected)
     except SampleRefused:
         return None
-    return SampleSize.of(sample, expected.layout)
+
+
+def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
+    """The size of a sample from its record; only the tensors of DFM's layout are decoded.
+
+    Raises:
+        SampleRefused: the sample does not fit the model or the pack, or its head is damaged.
+    """
+    payload = parts.get("safetensors")
+    if payload is None or is_dfm(parts):
+        return SampleSize.of(cook(parts, expected, key=""), expected.layout)
+    if not isinstance(payload, Head):
+        payload = Head(data=payload[: head_length(payload)], size=len(payload))
+    outline = read_outline({**parts, "safetensors": payload}, expected.kinds)
+    return SampleSize.of(_checked(outline, expected, key=""), expected.layout)
 
 
 def cook(

@@ -19,6 +19,7 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.state import FlexState
 
 from dit.batch import TEXT
+from dit.bin_packing import CANDIDATES
 from dit.config import Balance, DatasetConfig, RunConfig
 from dit.data.cook import Expected
 from dit.data.datasets import META, train_leaves
@@ -26,7 +27,9 @@ from dit.data.energon.internals import buffered_keys, nested_states
 from dit.data.energon.worker_shards import Remaining, SampleId
 from dit.data.rejections import BEGIN_ANEW, DataError, RejectCounts
 
-FORMAT = 3
+FORMAT = 4
+_CAPPED = 3
+"""The format of versions whose packs held no more samples than were buffered, and 256 at most."""
 INPUTS = "inputs of model.family beside the text"
 TEXT_COUNTS = "text counts as tokens of a pack"
 _MEANT_BEFORE: Mapping[str, Any] = {INPUTS: [], TEXT_COUNTS: False}
@@ -123,6 +126,8 @@ class LoaderState:
     """RejectCounts of the readers, by worker."""
     former: dict[str, Any] = field(default_factory=lambda: asdict(RejectCounts()))
     """RejectCounts of readers that a resharding has ended."""
+    format: int = FORMAT
+    """That of the version which has saved it."""
 
     @classmethod
     def start(cls, layout: LoaderLayout, *, rank: int, identity: dict[str, Any]) -> Self:
@@ -163,9 +168,17 @@ class LoaderState:
             _with_new_names(worker.chain)
         return workers
 
+    @property
+    def packs_differ_now(self) -> bool:
+        """Whether this version would not make the packs again that were given since a snapshot."""
+        if self.format != _CAPPED:
+            return False
+        most = min(self.identity["dataset.packing_buffer_size"], CANDIDATES)
+        return any(len(pack) >= most for worker in self.unpickled() for pack in worker.since)
+
     def plain(self) -> dict[str, Any]:
         """The state as plain values, for a file that is read without running code."""
-        return {"format": FORMAT, **asdict(self)}
+        return {**asdict(self), "format": FORMAT}
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Self:
@@ -175,13 +188,13 @@ class LoaderState:
             DataError: another version of the program has written it, or it is damaged.
         """
         found = plain.get("format", 1)
-        if found != FORMAT:
+        if found not in (_CAPPED, FORMAT):
             raise DataError(
                 f"the loader state of the checkpoint has format {found}, this version reads format"
                 f" {FORMAT}; resume with the version that saved it, or {BEGIN_ANEW}"
             )
         _check_types(plain)
-        values = {name: value for name, value in plain.items() if name != "format"}
+        values = dict(plain)
         values["identity"] = {**_MEANT_BEFORE, **plain["identity"]}
         return cls(**values)
 
@@ -191,13 +204,13 @@ _TYPES: dict[str, type] = {
     "readers": bytes,
     "tallies": list,
     "former": dict,
-    **dict.fromkeys(("ranks", "rank", "workers", "packs", "dealt"), int),
+    **dict.fromkeys(("ranks", "rank", "workers", "packs", "dealt", "format"), int),
 }
 
 
 def _check_types(plain: dict[str, Any]) -> None:
     """Raises DataError where fields are missing, unknown or of a wrong type."""
-    wrong = sorted(str(name) for name in plain.keys() ^ {"format", *_TYPES})
+    wrong = sorted(str(name) for name in plain.keys() ^ _TYPES.keys())
     wrong += [n for n, kind in _TYPES.items() if n not in wrong and type(plain[n]) is not kind]
     if not wrong:
         try:

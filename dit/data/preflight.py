@@ -2,9 +2,6 @@
 
 1. check_data      every shard and index is there, and the dataset card fits the model
 2. dataset_card    `dataset_card.json`, which says how the data were made
-3. passes_line     how often the run will see each sample, by the sizes in the card
-4. steps_of_epochs `train.epochs` -> `train.train_iters`
-5. data_lines      what a dry run says of the data
 
 One process checks for all: a thousand ranks that look for ten thousand files are a load on any file
 system.
@@ -14,7 +11,6 @@ system.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,21 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.energon.epathlib import EPath
 
-from dit.config import Problems, RunConfig, TextPadding
-from dit.data.bin_packing import best_fit_decreasing
+from dit.config import RunConfig, TextPadding
 from dit.data.cook import Expected, check_latent
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves, val_leaves
-from dit.data.pack import PatchLayout
 from dit.data.rejections import REMEDIES, DataError, Reject, SampleRefused
 from dit.models.family import family_of
 from dit.parsing import parse_json
-from dit.progress import brief, counted
+from dit.progress import counted
 
-_SIDE_BY_SIDE = 16  # files; a network drive answers each after a millisecond or more
+SIDE_BY_SIDE = 16  # files; a network drive answers each after a millisecond or more
 _SHOWN = 5  # faults in a message
-_DRAWN = 2000  # samples that are packed to see how many share a pack
 CARD_VERSION = 1
 CARD = "dataset_card.json"
 _RESTORE = "restore it, or pack the data again"
@@ -65,7 +57,8 @@ def check_data(config: RunConfig) -> Checked:
             model; the message has the first faults of all that were found.
     """
     leaves, faults, notes = train_leaves(config), [], dict[str, None]()
-    for leaf in dict.fromkeys([*leaves, *_validated(config)]):
+    held_out = [leaf for one in validation_sets(config).values() for leaf in val_leaves(one)]
+    for leaf in dict.fromkeys([*leaves, *held_out]):
         card = read_data_card(leaf)
         if card:
             faults += [f"{leaf.path / CARD}: {fault}" for fault in card_faults(card, config)]
@@ -79,15 +72,17 @@ def check_data(config: RunConfig) -> Checked:
     return Checked(samples=sum(counts), shards=shards, notes=tuple(notes))
 
 
-def _validated(config: RunConfig) -> Iterator[DatasetSplit]:
+def validation_sets(config: RunConfig) -> dict[str, RunConfig]:
+    """The configuration of the data of each validation loss; none where nothing is validated."""
     if not (config.train.eval_interval and config.train.eval_iters):
-        return
-    yield from val_leaves(config)
+        return {}
+    found = {"val_loss": config}
     for one in config.validation.sets:
         only = replace(
             config.dataset, path=one.path, blend=(), mock=False, use_train_split_for_val=False
         )
-        yield from val_leaves(replace(config, dataset=only))
+        found[f"val_{one.name}_loss"] = replace(config, dataset=only)
+    return found
 
 
 def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:
@@ -97,7 +92,7 @@ def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:
         for shard in shards_of(leaf)
         if shard.path.is_local() and shard.count
     ]
-    with ThreadPoolExecutor(_SIDE_BY_SIDE) as threads:
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
         found = threads.map(lambda one: _shard_fault(*one, folder=str(leaf.path)), local)
         yield from filter(None, found)
 
@@ -311,130 +306,3 @@ def _misfit(size: dict[str, int], strides: list[Any], config: RunConfig) -> Samp
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < _SENSIBLE
-
-
-def samples_a_pack(config: RunConfig) -> float | None:
-    """Samples in a pack on average; None for mock data, a blend, or a card that lists no sizes.
-
-    Texts that take room in packs are not counted, so that of such families it is an upper bound.
-    """
-    leaves = train_leaves(config)
-    lengths = listed_lengths(config) if len(leaves) == 1 else []
-    if not lengths:
-        return None
-    capacity = config.dataset.task_encoder_seq_length
-    filled = [
-        sum(lengths[i] for i in members) / capacity
-        for members in best_fit_decreasing(lengths, capacity=capacity)
-    ]
-    # A run has no last pack that waits for more samples.
-    return len(lengths) / (len(filled) - 1 + min(filled))
-
-
-def listed_lengths(config: RunConfig) -> list[int]:
-    """Tokens of samples of each dataset, in the proportions of its card; none where it lists none.
-
-    Too long ones are left out.
-    """
-    found: list[int] = []
-    for leaf in dict.fromkeys(train_leaves(config)):
-        try:
-            found += _lengths(read_data_card(leaf) or {}, config)
-        except (KeyError, TypeError, AttributeError, ZeroDivisionError):
-            continue  # of another tool, or damaged: the check of the data names that
-    return found
-
-
-def _lengths(card: dict[str, Any], config: RunConfig) -> list[int]:
-    """Tokens of `_DRAWN` samples."""
-    layout, latent, sizes = PatchLayout.of(config), card["latent"], card["sizes"]
-    whole = sum(one["samples"] for one in sizes)
-    lengths: list[int] = []
-    for one in sizes:
-        latent_FHW = (
-            1 + (one["num_frames"] - 1) // latent["temporal_stride"],
-            one["height"] // latent["stride"],
-            one["width"] // latent["stride"],
-        )
-        patch = (layout.patch_temporal, layout.patch_spatial, layout.patch_spatial)
-        tokens = math.prod(side // part for side, part in zip(latent_FHW, patch, strict=True))
-        padded = -(-tokens // layout.sample_multiple) * layout.sample_multiple
-        if 0 < padded <= config.dataset.task_encoder_seq_length:
-            lengths += [padded] * max(1, round(_DRAWN * one["samples"] / whole))
-    return lengths
-
-
-FEW_SAMPLES = 32_000
-"""Times that samples are seen: of the quickstart's digits 9% are recognised after 16,000, 86% after
-32,000 (docs/small_data.md)."""
-
-
-def passes_line(config: RunConfig) -> str:
-    """How often each sample is seen, in words; empty where the card does not tell.
-
-    Mock data are seen instead of a dataset, whose path is named then.
-    """
-    if config.dataset.mock and config.dataset.path:
-        return f"mock data: dataset.path={config.dataset.path} is not read (dataset.mock=true)"
-    share = samples_a_pack(config)
-    if share is None:
-        return ""
-    (leaf,) = train_leaves(config)
-    seen = config.train.train_iters * config.train.global_batch_size * share
-    times = seen / max(1, count_samples(leaf))
-    start = config.checkpoint
-    is_new = not (config.lora.enabled or start.load or start.load_hf)
-    return (
-        f"{config.train.train_iters:,} steps see each of the {count_samples(leaf):,} training"
-        f" samples about {brief(times)} times"
-        f" (about {brief(share)} in a pack)"
-        + (is_new and seen < FEW_SAMPLES)
-        * "; few for a run from scratch: docs/small_data.md"
-    )
-
-
-def data_lines(config: RunConfig) -> str:
-    """The lines of a dry run about the data, as comments; empty for mock data or no data.
-
-    A missing folder is no fault here, because often another machine trains.
-
-    Raises:
-        DataError: as `check_data`.
-    """
-    data = config.dataset
-    paths = [entry.path for entry in data.blend] or ([data.path] if data.path else [])
-    if data.mock or not paths:
-        return ""
-    absent = [path for path in paths if not EPath(path).is_dir() and not EPath(path).is_file()]
-    if absent:
-        return f"# {'shards':<14}NOT CHECKED: {absent[0]} does not exist here\n"
-    rows = {"shards": str(check_data(config)), "passes": passes_line(config)}
-    return "".join(f"# {name:<14}{said}\n" for name, said in rows.items() if said)
-
-
-def steps_of_epochs(config: RunConfig) -> RunConfig:
-    """The configuration with the `train_iters` that `train.epochs` asks for, where it is set.
-
-    Raises:
-        Problems: the card does not tell how many samples share a pack, or the other keys do not fit
-            that number of steps.
-    """
-    if config.train.epochs is None:
-        return config
-    share = samples_a_pack(config)
-    if share is None:
-        raise Problems(
-            [
-                f"train.epochs={config.train.epochs:g} counts passes through one dataset whose"
-                " dataset_card.json lists the sizes of its samples, and there is none (mock data, a"
-                " blend, or shards of another tool); set train.train_iters"
-            ]
-        )
-    (leaf,) = train_leaves(config)
-    packs = config.train.epochs * count_samples(leaf) / share
-    steps = max(1, math.ceil(packs / config.train.global_batch_size))
-    try:
-        return replace(config, train=replace(config.train, train_iters=steps))
-    except Problems as error:
-        named = f"train.epochs={config.train.epochs:g} is {counted(steps, 'step')} of these data"
-        raise Problems([f"{named}: {problem}" for problem in error.problems]) from None

@@ -1,7 +1,8 @@
 """Saved loader states on another number of ranks or workers.
 
 1. as many readers    each continues where it stood, on the rank that its packs now belong to
-2. more or fewer      what they had left of their passes is divided anew; then a new pass begins
+2. more or fewer      what they had left of their passes is divided anew; then a new pass begins.
+                      Also where an earlier version saved, which would have made other packs
 """
 
 from __future__ import annotations
@@ -38,19 +39,22 @@ def reshard(
     """
     then = saved[0].layout
     _check_one_step(saved)
-    if then == layout:
+    others = any(state.packs_differ_now for state in saved)
+    if then == layout and not others:
         return Resharded(state=saved[rank], said="")
     change = f"data: {then} when saved, {layout.ranks} x {layout.workers} now"
+    if others:
+        change += ", and packs hold more of such short samples than in the version that saved"
     by_rank = [state.unpickled() for state in saved]
     readers = [by_rank[n % then.ranks][n // then.ranks] for n in range(then.readers)]
-    if then.readers == layout.readers:
+    if then.readers == layout.readers and not others:
         said = f"{change}: the same {then.readers} readers go on, global batches are as before"
         return Resharded(state=_same_readers(saved, readers, layout, rank=rank), said=said)
     if not shards:
+        how = "resume with it" if others else f"choose sizes whose product is {then.readers}"
         raise DataError(
             f"{change}: a metadataset with blend_epochized or shuffle_over_epochs_multiplier goes"
-            f" on with as many readers only; choose sizes whose product is {then.readers}, or"
-            f" {BEGIN_ANEW}"
+            f" on with as many readers only; {how}, or {BEGIN_ANEW}"
         )
     rng = np.random.default_rng(saved[0].seed)  # the same on every rank
     pools = [_pool(shard, number, readers, rng) for number, shard in enumerate(shards)]

@@ -27,6 +27,8 @@ from torch.distributed.rendezvous import rendezvous
 from torch.overrides import TorchFunctionMode
 
 from dit.config import ModelConfig
+from dit.cpu_threads import BY_USER, CGROUP, about_threads, usable_cores
+from dit.distributed.entry import say_notice
 from dit.distributed.group_sharing import sharing_unused_groups
 
 if TYPE_CHECKING:
@@ -92,6 +94,8 @@ def start_processes(
     # Longer than the watchdog's, which names the process that keeps the others waiting.
     timeout = timedelta(seconds=limit_s + 60)
     if not dist.is_initialized():
+        if target.type == "cpu" and not BY_USER:
+            _say_threads()
         launched = "RANK" in os.environ
         dist.init_process_group(
             "nccl" if target.type == "cuda" else "gloo",
@@ -115,6 +119,14 @@ def start_processes(
             distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
         )
     model_parallel_cuda_manual_seed(seed)
+
+
+def _say_threads() -> None:
+    line = about_threads(
+        CGROUP, threads=torch.get_num_threads(), cores=usable_cores(), load=os.getloadavg()[0]
+    )
+    if line is not None:
+        say_notice(line)
 
 
 def process_groups() -> ProcessGroupCollection:

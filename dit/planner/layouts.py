@@ -16,6 +16,8 @@ from dit.planner.traffic import Traffic, traffic
 from dit.progress import Track, no_progress, tracked
 
 _RECOMPUTE = tuple(one for one in Recompute if one is not Recompute.AUTO)
+BATCHES = (1, 2, 4, 8)
+"""Batches that are compared, in those of the run."""
 _MOST_TENSOR, _MOST_CONTEXT, _MOST_STAGES, _MOST_VIRTUAL = 8, 64, 64, 8
 
 
@@ -97,6 +99,33 @@ def plans(
             why = f"needs {plan.memory.total / 1e9:.0f} GB of {room / 1e9:.0f} GB"
             bad.append(Refusal(layout=layout, why=why))
     return sorted(good, key=lambda plan: plan.times.step), bad
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchPlan:
+    """The fastest layout with so many packs in a step."""
+
+    packs: int
+    best: LayoutPlan
+
+
+def batch_plans(
+    config: RunConfig,
+    load: Load,
+    *,
+    world_size: int,
+    device: Device,
+    efficiency: Efficiency,
+    track: Track = no_progress,
+) -> list[BatchPlan]:
+    """The batch of the run and `BATCHES` times as many packs, each where a layout fits."""
+    found = list[BatchPlan]()
+    for times_ in tracked(BATCHES, "planning batches", track):
+        packs = times_ * config.train.global_batch_size
+        larger = replace(config, train=replace(config.train, global_batch_size=packs))
+        good, _ = plans(larger, load, world_size=world_size, device=device, efficiency=efficiency)
+        found += [BatchPlan(packs=packs, best=one) for one in good[:1]]
+    return found
 
 
 def _layouts(world_size: int) -> Iterator[ParallelLayout]:

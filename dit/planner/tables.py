@@ -9,18 +9,29 @@ from typing import Any
 from rich.table import Table
 
 from dit.console import Console
-from dit.planner.layouts import LayoutPlan, Refusal
+from dit.planner.layouts import BatchPlan, LayoutPlan, Refusal
 from dit.planner.times import Times
 from dit.progress import brief
 
+_BATCHES = (
+    "What a larger batch (train.global_batch_size) brings: the best layout of each. The same tokens"
+    " are then fewer updates"
+)
+
 
 def print_tables(
-    title: str, best: list[LayoutPlan], bad: list[Refusal], *, tokens: float, why: bool
+    title: str,
+    best: list[LayoutPlan],
+    bad: list[Refusal],
+    batches: list[BatchPlan],
+    *,
+    tokens: float,
+    why: bool,
 ) -> None:
     """Speed, kinds of cost, memory and traffic of the best layouts, then why others do not work.
 
-    `tokens` are those of the whole training. `why` gives each refused layout its reason; otherwise
-    only their number is printed.
+    Then what larger `batches` bring. `tokens` are those of the whole training. `why` gives each
+    refused layout its reason; otherwise only their number is printed.
     """
     console = wide_console()
     console.print(title)
@@ -36,6 +47,8 @@ def print_tables(
         for heading, rows in tables.items():
             console.print(table_of(heading, rows))
         console.print(_checkpoint(best[0]))
+    if batches:
+        console.print(table_of(_BATCHES, [_batch(one, batches[0], tokens) for one in batches]))
     if why:
         for one in bad:
             console.print(f"{one.layout}: {one.why}")
@@ -45,20 +58,38 @@ def print_tables(
         console.print(f"{counts}; --refused says why for each")
 
 
+def _batch(one: BatchPlan, first: BatchPlan, tokens: float) -> dict[str, str]:
+    plan, rate = one.best, one.best.tokens_per_s
+    updates = tokens / (rate * plan.times.step)
+    return (
+        {"packs a step": f"{one.packs:,}"}
+        | _name(plan)
+        | {
+            "step s": brief(plan.times.step),
+            "MFU": f"{plan.mfu:.1%}",
+            "days": brief(tokens / rate / 86400),
+            "tokens a second": f"{rate / first.best.tokens_per_s - 1:+.1%}",
+            "updates": f"{updates:,.0f}",
+        }
+    )
+
+
 def wide_console() -> Console:
     """Where a terminal is narrower than a table it breaks the lines, and hides no number."""
     return Console(width=200)
 
 
-def as_json(good: list[LayoutPlan], bad: list[Refusal]) -> dict[str, Any]:
-    """All numbers of all layouts, and why the others do not work."""
+def as_json(good: list[LayoutPlan], bad: list[Refusal], batches: list[BatchPlan]) -> dict[str, Any]:
+    """All numbers of all layouts, why the others do not work, and the best of each batch."""
     return {
-        "plans": [
-            asdict(plan) | {"step_s": plan.times.step, "by_kind_s": plan.times.by_kind}
-            for plan in good
-        ],
+        "plans": [_numbers(plan) for plan in good],
         "refused": [asdict(refusal) for refusal in bad],
+        "batches": [{"packs": one.packs} | _numbers(one.best) for one in batches],
     }
+
+
+def _numbers(plan: LayoutPlan) -> dict[str, Any]:
+    return asdict(plan) | {"step_s": plan.times.step, "by_kind_s": plan.times.by_kind}
 
 
 def _speed(plan: LayoutPlan, tokens: float) -> dict[str, str]:

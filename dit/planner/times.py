@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
+from dit.bin_packing import mean_fill
 from dit.config import EmaKind, ModelConfig, Precision, Recompute, RunConfig
 from dit.distributed.device_specs import Device
 from dit.models.cost import (
@@ -48,14 +49,23 @@ class Load:
         )
 
 
-def expected_load(config: RunConfig, *, fill: float = 0.99) -> Load:
-    """The load of a pack of the samples in `dataset.mock_samples`, by their weights."""
-    model, parts = config.model, []
-    for geometry in config.dataset.mock_samples:
+def expected_load(config: RunConfig, *, fill: float | None = None) -> Load:
+    """The load of a pack of the samples in `dataset.mock_samples`, by their weights.
+
+    Packs get as full as the loader makes them, or as `fill` says.
+    """
+    model, data, parts, lengths = config.model, config.dataset, [], dict[int, float]()
+    joint = network_cost(model).attends_jointly
+    for geometry in data.mock_samples:
         tokens = geometry_tokens(model, geometry)
         parts.append((geometry.weight, Load.of(model, [(tokens, geometry.text_length)])))
-    mean = sum(weight * load.tokens for weight, load in parts)
-    times = fill * config.dataset.task_encoder_seq_length / mean
+        taken = config.mock_tokens(geometry) + joint * geometry.text_length
+        taken = min(taken, data.task_encoder_seq_length)  # longer ones are refused
+        lengths[taken] = lengths.get(taken, 0.0) + geometry.weight
+    capacity = data.task_encoder_seq_length
+    if fill is None:
+        fill = mean_fill(lengths, capacity=capacity, buffer=data.packing_buffer_size)
+    times = fill * capacity / sum(taken * weight for taken, weight in lengths.items())
     return Load(
         **{
             one.name: times * sum(weight * getattr(load, one.name) for weight, load in parts)

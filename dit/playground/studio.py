@@ -160,13 +160,17 @@ class Studio:
             opened, [Prompt(text=wish.prompt)], seed=wish.seed, options=options, watch=watch
         )
         frames, settings = made.frames_FHW3, made.settings
+        from dit.codecs.text.vocabulary import unknown_words
+
         fps = settings["fps"] or FPS
+        note = unknown_words([wish.prompt], opened.encoder, opened.card)
         return {
             "picture": data_url(frames, fps=fps),
             **({"still": data_url(frames[:1], fps=fps)} if len(frames) > 1 else {}),
             "height": frames.shape[1],
             "width": frames.shape[2],
             "guidance": settings["guidance"],
+            **({"note": note} if note else {}),
         }
 
 

@@ -12,11 +12,12 @@ from string import Template
 from dit.drawing import Undrawn
 from dit.report import figures
 from dit.report.charts import Curve, chart, style
+from dit.report.comparison import LossGroup, loss_groups, loss_note
 from dit.report.findings import findings, lost_pictures
 from dit.report.lengths import histogram
 from dit.report.pictures import STEPS, generated, slider
 from dit.report.reading import Points, ReportError, RunRecord
-from dit.report.series import ChartPlace, buckets, curves, section_name
+from dit.report.series import ChartPlace, buckets, curves, is_loss, section_name
 
 Section = tuple[str, str]  # heading, HTML; a section without HTML is left out
 _FEW = 2
@@ -103,7 +104,8 @@ def _sections(
     undrawn: list[Undrawn] = []
     pictures = list(_pictures(runs, samples, undrawn))
     losses, *charts = _charts(runs) or [("Loss", "")]
-    yield "Worth a look", _warnings(runs, undrawn, notes)
+    apart = loss_note(runs)
+    yield "Worth a look", _warnings(runs, undrawn, [*notes, *filter(None, [apart])])
     yield "Summary", figures.table(names, [figures.summary_table(run) for run in runs])
     yield losses
     # Pictures of many runs take much space, while their curves share the charts.
@@ -158,45 +160,74 @@ def _all_settings(run: RunRecord) -> str:
 
 
 def _charts(runs: Sequence[RunRecord]) -> list[Section]:
-    """The charts of all runs by section."""
+    """The charts of all runs by section; losses that do not compare are drawn apart."""
     found = [curves(run) for run in runs]
     places = sorted({(at.section, at.title) for of in found for at in of})
-    sections = []
-    for section, group in groupby(places, key=lambda at: at[0]):
-        charts = [c for _, title in group for c in _of_title(runs, found, title)]
+    sections, groups = [], loss_groups(runs)
+    for section, of_section in groupby(places, key=lambda at: at[0]):
+        charts = [
+            drawn
+            for _, title in of_section
+            for name, numbers in _parts(title, groups)
+            for drawn in _of_title(runs, _lines(found, numbers, title), name)
+        ]
         sections.append((section_name(section), f"<div class=charts>{''.join(charts)}</div>"))
     return sections
 
 
-def _of_title(
-    runs: Sequence[RunRecord], found: Sequence[dict[ChartPlace, Points]], title: str
-) -> Iterator[str]:
+def _parts(title: str, groups: Sequence[LossGroup]) -> list[tuple[str, list[int]]]:
+    """Titles of the charts that are drawn apart, and the numbers of their runs."""
+    if is_loss(title) and len(groups) > 1:
+        return [(f"{title}, {group.label}", group.runs) for group in groups]
+    return [(title, [number for group in groups for number in group.runs])]
+
+
+Lines = tuple[int, list[tuple[str, Points]]]
+"""The number of a run, which is its colour, and its curves in a chart by their labels."""
+
+
+def _lines(
+    found: Sequence[dict[ChartPlace, Points]], numbers: Sequence[int], title: str
+) -> list[Lines]:
+    """The curves of each of these runs in a chart; runs without any are left out."""
+    each = [
+        (number, [(at.label, of) for at, of in found[number].items() if at.title == title])
+        for number in sorted(numbers)
+    ]
+    return [one for one in each if one[1]]
+
+
+def _of_title(runs: Sequence[RunRecord], lines: Sequence[Lines], title: str) -> Iterator[str]:
     """The charts of a title: of many runs one for each label, with a curve for each run.
 
     Of two runs there is one chart if each has at most three curves in it, else one for each run.
     """
-    lines = [[(at.label, of[at]) for at in of if at.title == title] for of in found]
     if len(runs) > _FEW:
-        labels = dict.fromkeys(label for of in lines for label, _ in of)
+        labels = dict.fromkeys(label for _, of in lines for label, _ in of)
         for label in labels:
-            each = [(run, dict(of).get(label)) for run, of in zip(runs, lines, strict=True)]
             together = [
-                _line(run, run.name, p, colour) for colour, (run, p) in enumerate(each) if p
+                _line(runs[number], runs[number].name, points, number)
+                for number, of in lines
+                for known, points in of
+                if known == label
             ]
             yield chart(title if len(labels) == 1 else f"{title}: {label}", together)
-        return
-    if len(runs) == 1 or max(map(len, lines)) > 3:
-        for run, of in zip(runs, lines, strict=True):
-            if of:
-                name = title if len(runs) == 1 else f"{title}: {run.name}"
-                yield chart(name, [_line(run, label, p, c) for c, (label, p) in enumerate(of)])
-        return
-    together = [
-        _line(run, f"{run.name} {label}" if len(of) > 1 else run.name, p, colour, dash=nth)
-        for colour, (run, of) in enumerate(zip(runs, lines, strict=True))
-        for nth, (label, p) in enumerate(of)
-    ]
-    yield chart(title, together)
+    elif len(runs) == 1 or any(len(of) > 3 for _, of in lines):
+        for number, of in lines:
+            name = title if len(runs) == 1 else f"{title}: {runs[number].name}"
+            yield chart(name, [_line(runs[number], label, p, c) for c, (label, p) in enumerate(of)])
+    elif lines:
+        together = [
+            _line(runs[number], _called(runs[number], label, of), points, number, dash=nth)
+            for number, of in lines
+            for nth, (label, points) in enumerate(of)
+        ]
+        yield chart(title, together)
+
+
+def _called(run: RunRecord, label: str, of: Sequence[tuple[str, Points]]) -> str:
+    """The name of a curve in a chart of several runs."""
+    return f"{run.name} {label}" if len(of) > 1 else run.name
 
 
 def _line(run: RunRecord, label: str, points: Points, colour: int, *, dash: int = 0) -> Curve:

@@ -1,4 +1,7 @@
-"""Pictures of the page: grids of samples over the steps, and pictures with their prompts."""
+"""Pictures of the page: samples over the steps, and pictures with their prompts.
+
+Each prompt stands beneath its pictures, and as many of them side by side as the window is wide.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dit.drawing import Undrawn, drawing
+from dit.drawing import CELLS, Undrawn, drawing
 from dit.parsing import parse_json
 from dit.report.reading import ReportError, RunRecord
 
@@ -19,6 +22,8 @@ STEPS = 24
 """A page has pictures of at most so many steps of a run, evenly spaced, with the newest."""
 _SIDE = 1600  # pixels; larger pictures are scaled down
 _WHOLE = 300_000  # bytes; smaller files are embedded unchanged
+_SMALL = 8_000  # bytes; larger pictures of a grid are embedded as WebP
+_WIDTHS = (72, 140)  # pixels of a picture on the page
 _MOST_VIDEO = 8_000_000  # bytes
 _MOST_PICTURES = 16  # of a step without a grid
 _WITHOUT = "without_adapter"  # folder of the samples without the adapter, beside those with it
@@ -49,7 +54,7 @@ def _frames(run: RunRecord, undrawn: list[Undrawn], *, most: int) -> list[tuple[
     """Steps and their pictures, as HTML."""
     steps = _spread(_steps(run.folder / "validation_generation"), most)
     images = [
-        (step, "".join(_image(file, undrawn, alt=_said(step, file)) for file in files))
+        (step, "".join(_shown(file, undrawn, said=_said(step, file)) for file in files))
         for step, files in steps
     ]
     return [(step, shown) for step, shown in images if shown]
@@ -97,6 +102,60 @@ def _spread(items: list[Any], most: int) -> list[Any]:
     if len(items) <= most:
         return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def _shown(file: Path, undrawn: list[Undrawn], *, said: str) -> str:
+    """The pictures of a grid above their prompts; the whole of one that does not name them."""
+    if file.name == "grid.png":
+        with drawing(str(file), []):  # what is wrong with the file is said below
+            return _of_grid(file)
+    return _image(file, undrawn, alt=said)
+
+
+Cell = tuple[str, str, int]
+"""A prompt, the HTML of a picture, and its width in pixels."""
+
+
+def _of_grid(file: Path) -> str:
+    """Raises an error of any type where the file names no pictures, or places outside of it."""
+    from PIL import Image
+
+    if not file.is_file():  # reading a pipe would wait for ever
+        raise FileNotFoundError
+    with Image.open(file) as image:
+        named, whole = parse_json(image.info[CELLS]), image.convert("RGB")
+    cells = list[Cell]()
+    for one in named["cells"]:
+        left, top, right, bottom = one["box"]
+        if not (0 <= left < right <= whole.width and 0 <= top < bottom <= whole.height):
+            raise ValueError
+        source, alt = _embedded(whole.crop((left, top, right, bottom))), escape(one["prompt"])
+        cells.append((one["prompt"], f'<img src="{source}" alt="{alt}">', right - left))
+    title = f"<p>{escape(named['title'])}</p>" if named["title"] else ""
+    return f"{title}{_prompts(cells)}"
+
+
+def _embedded(image: Any) -> str:
+    """A data URI: PNG, or WebP where that is much smaller."""
+    content, kind = io.BytesIO(), "png"
+    image.save(content, kind)
+    if content.tell() > _SMALL:
+        content, kind = io.BytesIO(), "webp"
+        image.save(content, kind, quality=85)
+    return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+def _prompts(cells: Sequence[Cell]) -> str:
+    """Pictures above their prompts; neighbours of one prompt stand together."""
+    figures = []
+    for prompt, group in groupby(cells, key=lambda cell: cell[0]):
+        images, widths = zip(*((image, width) for _, image, width in group), strict=True)
+        size = min(max(*widths, _WIDTHS[0]), _WIDTHS[1])
+        shown = f"<div class=pictures>{''.join(images)}</div>"
+        said = f"<figcaption class=prompt>{escape(prompt)}</figcaption>"
+        style = f"--count:{len(images)};--size:{size}px"
+        figures.append(f'<figure style="{style}">{shown}{said}</figure>')
+    return f"<div class=prompts>{''.join(figures)}</div>"
 
 
 def _image(file: Path, undrawn: list[Undrawn], *, alt: str, title: str = "") -> str:
@@ -154,7 +213,7 @@ def _smaller(image: Any) -> bytes:
 
 
 def generated(folder: Path, undrawn: list[Undrawn]) -> str:
-    """Pictures of generate_dit beside their prompts, a line for each, and how they were made.
+    """Pictures of generate_dit above their prompts, and how they were made.
 
     A file that is no picture is added to `undrawn`.
 
@@ -170,14 +229,17 @@ def generated(folder: Path, undrawn: list[Undrawn]) -> str:
         samples = _samples(parse_json(listing.read_bytes()))
     except (ValueError, OSError) as error:
         raise ReportError(f"{listing} is damaged ({error}); generate again") from error
-    lines = [
-        _row(prompt, folder, list(group), undrawn)
-        for prompt, group in groupby(samples, key=lambda sample: sample["prompt"])
+    cells = [
+        (one["prompt"], _sample(folder, one, undrawn), _number(one.get("width"))) for one in samples
     ]
     made = "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in _shared(samples))
     return (
-        f"{''.join(lines)}<details><summary>How they were made</summary><dl>{made}</dl></details>"
+        f"{_prompts(cells)}<details><summary>How they were made</summary><dl>{made}</dl></details>"
     )
+
+
+def _number(value: Any) -> int:
+    return value if type(value) is int else 0
 
 
 def _samples(content: Any) -> list[dict[str, Any]]:
@@ -197,16 +259,9 @@ def _samples(content: Any) -> list[dict[str, Any]]:
     return content
 
 
-def _row(
-    prompt: str, folder: Path, samples: Sequence[dict[str, Any]], undrawn: list[Undrawn]
-) -> str:
-    images = "".join(
-        (_video if one["file"].endswith(".mp4") else _image)(
-            folder / one["file"], undrawn, alt=prompt, title=f"seed {one['seed']}"
-        )
-        for one in samples
-    )
-    return f"<p class=prompt>{escape(prompt)}</p><div class=pictures>{images}</div>"
+def _sample(folder: Path, one: dict[str, Any], undrawn: list[Undrawn]) -> str:
+    draw = _video if one["file"].endswith(".mp4") else _image
+    return draw(folder / one["file"], undrawn, alt=one["prompt"], title=f"seed {one['seed']}")
 
 
 def _shared(samples: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:

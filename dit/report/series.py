@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dit.report.reading import Points, RunRecord
 
 _VAL = r"(val_(?:[A-Za-z0-9-]+_)?loss(?:_ema)?)"
+_OTHER_SETS = "other validation sets"
 _RULES = (  # name of the metric, section, title of the chart, label of the line
     (r"loss", "Loss", "loss", "training"),
     (r"val_loss", "Loss", "loss", "validation"),
@@ -16,7 +17,7 @@ _RULES = (  # name of the metric, section, title of the chart, label of the line
     (r"loss_(q[\d.]+)", "Loss", "training loss by noise level (lowest q: least noise)", r"\1"),
     (rf"{_VAL}_(q[\d.]+)", "Validation", r"\1 by noise level (lowest q: least noise)", r"\2"),
     (rf"{_VAL}_((?:image|video)\d*_\d+)", "Validation", r"\1 by kind of sample", r"\2"),
-    (r"val_([A-Za-z0-9-]+)_loss(_ema)?", "Validation", "other validation sets", r"\1\2"),
+    (r"val_([A-Za-z0-9-]+)_loss(_ema)?", "Validation", _OTHER_SETS, r"\1\2"),
     (r"val_(.+)", "Validation", r"\1", r"\1"),
     (r"grad_norm", "Optimisation", "gradient norm", "whole"),
     (r"grad_norm_(\w+)", "Optimisation", "gradient norm by module", r"\1"),
@@ -71,6 +72,11 @@ def chart_place(name: str) -> ChartPlace:
         if match := re.fullmatch(pattern, name):
             return ChartPlace(_ORDER.index(section), match.expand(title), match.expand(label))
     raise AssertionError(name)
+
+
+def is_loss(title: str) -> bool:
+    """Whether a chart has losses, which compare only between some runs."""
+    return "loss" in title or title == _OTHER_SETS
 
 
 def section_name(index: int) -> str:

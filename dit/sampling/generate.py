@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from dit.batch import TEXT, LatentSample, PackedBatch
+from dit.bin_packing import best_fit_decreasing
 from dit.config import RunConfig, Sampler
-from dit.data.bin_packing import best_fit_decreasing
 from dit.data.cook import Expected, check_inputs
 from dit.data.pack import PatchLayout, SampleSize, pack_samples
 from dit.data.rejections import SampleRefused

@@ -1,23 +1,27 @@
-"""All pictures in one overview: one row for each prompt, with the prompt as its label.
+"""All pictures in one overview, those of a prompt side by side with the prompt beneath them.
 
-Labels are plain text, drawn in fonts that have their characters.
+They wrap into as many columns as a page is wide. Labels are plain text, drawn in fonts that have
+their characters. The file says where each picture stands (`CELLS`), so that a report can arrange
+them anew for a narrow window.
 """
 
-# H W 3 rows, columns, colours of a picture
+# H W 3 rows, columns, colours of a picture; all places are in pixels
 
 from __future__ import annotations
 
 import io
+import json
+import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unicodedata import category, east_asian_width
 
-from dit.drawing import Undrawn
+from dit.drawing import CELLS, Undrawn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,14 +33,19 @@ USUAL = "DejaVu Sans"
 _LINE, _LINES = 40, 3
 _CONTROL, _FORMAT = "Cc", "Cf"  # Unicode's categories
 _DPI = 120
-_LABEL = 2.4  # width of the prompts, in inches
-_CELL = (0.8, 2.4)
-"""Least and greatest height of a picture, in inches."""
-_MOST_ROWS, _MOST_COLUMNS = 64, 16
-_MOST_HEIGHT, _MOST_WIDTH = 100, 50
-"""Limits of the grid, in inches: matplotlib draws at most 65,536 pixels a side."""
+_PAGE = 1248  # width of the report on a large screen
+_CELL = (96, 288)
+"""Least and greatest height of a picture."""
+_LABEL = 156
+"""Least width of a prompt: 20 letters."""
+_POINTS = 8
+_LETTER, _LINE_HEIGHT = 7.8, 18  # of a font of so many points; few texts have wider letters
+_MOST_PROMPTS, _MOST_OF_ONE = 64, 16
+_MOST_HEIGHT = 12_000
+"""Of the grid, about: matplotlib draws at most 65,536 pixels a side."""
 _MOST_ASPECT = 8.0
-_GAP = 6  # pixels
+_GAP = 6
+_LONGEST = 500  # letters of a prompt in the file
 _INK = "#7a8087"
 """Legible on white and on black, because the grid has a transparent background."""
 
@@ -79,20 +88,21 @@ def draw_grid(
 
     `title` is a line of ours above the pictures.
     """
-    rows: dict[str, list[np.ndarray]] = {}
+    of_prompt: dict[str, list[np.ndarray]] = {}
     for picture_HW3, prompt in zip(firsts, prompts, strict=True):
-        rows.setdefault(prompt, []).append(picture_HW3)
-    shown = {prompt: rows[prompt][:_MOST_COLUMNS] for prompt in list(rows)[:_MOST_ROWS]}
+        of_prompt.setdefault(prompt, []).append(picture_HW3)
+    shown = {prompt: of_prompt[prompt][:_MOST_OF_ONE] for prompt in list(of_prompt)[:_MOST_PROMPTS]}
     fonts = fonts_for(shown)
-    path.write_bytes(_drawn(shown, fonts, title))
-    return [*_left_out(rows, shown), *_spelled(fonts)]
+    blocks = _arranged(shown, fonts, top=_LINE_HEIGHT + _GAP if title else 0)
+    path.write_bytes(_drawn(blocks, fonts, title))
+    return [*_left_out(of_prompt, shown), *_spelled(fonts)]
 
 
-def _left_out(rows: dict[str, list], shown: dict[str, list]) -> list[Undrawn]:
-    all_, some = (sum(map(len, each.values())) for each in (rows, shown))
+def _left_out(every: Mapping[str, list], shown: Mapping[str, list]) -> list[Undrawn]:
+    all_, some = (sum(map(len, each.values())) for each in (every, shown))
     if all_ == some:
         return []
-    limit = f"the first {_MOST_ROWS} prompts, {_MOST_COLUMNS} of each"
+    limit = f"the first {_MOST_PROMPTS} prompts, {_MOST_OF_ONE} of each"
     return [Undrawn(what="grid.png", because=f"shows {some} of {all_} samples: {limit}")]
 
 
@@ -108,62 +118,134 @@ def _spelled(fonts: Fonts) -> list[Undrawn]:
     return [Undrawn(what="prompts in grid.png", because=because)]
 
 
-def _drawn(rows: dict[str, list[np.ndarray]], fonts: Fonts, title: str) -> bytes:
-    """A PNG with a transparent background."""
-    from matplotlib.figure import Figure
+Box = tuple[int, int, int, int]
+"""Left, top, right, bottom."""
 
-    canvas_HW4, middles = _canvas(list(rows.values()))
-    height, width = (side / _DPI for side in canvas_HW4.shape[:2])
-    figure = Figure(figsize=(_LABEL + width, height), dpi=_DPI)
-    axes = figure.add_axes((_LABEL / (_LABEL + width), 0, width / (_LABEL + width), 1))
-    axes.set_axis_off()
-    axes.imshow(canvas_HW4, interpolation="nearest", aspect="auto")
-    for prompt, middle in zip(rows, middles, strict=True):
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """The pictures of one prompt in their places, and the label beneath them in its own."""
+
+    prompt: str
+    pictures: list[tuple[Box, Image.Image]]
+    label: str
+    label_box: Box
+
+
+def _arranged(shown: Mapping[str, list[np.ndarray]], fonts: Fonts, *, top: int) -> list[Block]:
+    """Blocks from left to right, and rows of them downwards from `top`."""
+    height, width = _cell(list(shown.values()))
+    # A label has room beneath the narrowest block.
+    width = max(width, math.ceil(_LABEL / min(map(len, shown.values()))))
+    fit = max(1, (_PAGE + _GAP) // (width + _GAP))
+    # More pictures of a prompt than fit side by side stand in rows of one length.
+    columns = {p: math.ceil(len(of) / math.ceil(len(of) / fit)) for p, of in shown.items()}
+    total = sum(columns.values())
+    fit = max(*columns.values(), math.ceil(total / math.ceil(total / fit)))
+    blocks, column, below = list[Block](), 0, top
+    for prompt, pictures in shown.items():
+        if column + columns[prompt] > fit:
+            column, top = 0, below
+        cells = _cells(len(pictures), columns[prompt], (width, height))
+        left = column * (width + _GAP)
+        placed = [
+            _placed(picture_HW3, (left + x, top + y), (width, height))
+            for picture_HW3, (x, y) in zip(pictures, cells, strict=True)
+        ]
+        right = left + columns[prompt] * (width + _GAP) - _GAP
+        under = top + cells[-1][1] + height + _GAP // 2
+        words = label(prompt, fonts, width=int((right - left) / _LETTER))
+        end = under + _LINE_HEIGHT * (words.count("\n") + 1)
+        box = (left, under, right, end)
+        blocks.append(Block(prompt=prompt, pictures=placed, label=words, label_box=box))
+        column, below = column + columns[prompt], max(below, end + 2 * _GAP)
+    return blocks
+
+
+def _cells(count: int, columns: int, cell: tuple[int, int]) -> list[tuple[int, int]]:
+    """Left and top of so many cells, row by row."""
+    width, height = cell
+    return [(i % columns * (width + _GAP), i // columns * (height + _GAP)) for i in range(count)]
+
+
+def _placed(
+    picture_HW3: np.ndarray, corner: tuple[int, int], cell: tuple[int, int]
+) -> tuple[Box, Image.Image]:
+    """The picture at the left of the middle of its cell."""
+    from PIL import Image
+
+    image = _fitted(Image.fromarray(picture_HW3), width=cell[0], height=cell[1])
+    left, top = corner[0], corner[1] + (cell[1] - image.height) // 2
+    return (left, top, left + image.width, top + image.height), image
+
+
+def _drawn(blocks: Sequence[Block], fonts: Fonts, title: str) -> bytes:
+    """A PNG with a transparent background, which names its pictures (`CELLS`)."""
+    import numpy as np
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox, IdentityTransform
+
+    canvas = _canvas(blocks, least=int(len(title) * _LETTER))
+    width, height = canvas.size
+    # matplotlib rounds down, and 803 / 120 * 120 is less than 803.
+    size = (width + 0.01) / _DPI, (height + 0.01) / _DPI
+    figure = Figure(figsize=size, dpi=_DPI)
+    figure.figimage(np.asarray(canvas), origin="upper")
+
+    def write(text: str, box: Box, **options: Any) -> None:
+        left, top, right, bottom = box
         # A prompt is plain text: without these options matplotlib reads $x$ as mathematics.
-        axes.text(
-            -2.5 * _GAP,
-            middle,
-            label(prompt, fonts),
-            ha="right",
-            va="center",
+        figure.text(
+            left,
+            height - top,
+            text,
+            transform=IdentityTransform(),
+            va="top",
             color=_INK,
-            family=list(fonts.families),
             parse_math=False,
             usetex=False,
+            clip_on=True,
+            clip_box=Bbox([[left, height - bottom], [right, height - top]]),
+            **options,
         )
+
     if title:
-        axes.set_title(title, loc="left", color=_INK, fontsize="medium")
+        write(title, (0, 0, width, _LINE_HEIGHT), fontsize=_POINTS)
+    for block in blocks:
+        write(block.label, block.label_box, family=list(fonts.families), fontsize=_POINTS)
     content = io.BytesIO()
-    figure.savefig(content, format="png", bbox_inches="tight", transparent=True)
+    named = json.dumps({"title": title, "cells": _named(blocks)})
+    figure.savefig(content, format="png", transparent=True, metadata={CELLS: named})
     return content.getvalue()
 
 
-def _canvas(rows: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, list[float]]:
-    """All pictures on a transparent canvas [H, W, 4], and the middle of each row, in pixels."""
-    import numpy as np
+def _named(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    return [
+        {"prompt": block.prompt[:_LONGEST], "box": box}
+        for block in blocks
+        for box, _ in block.pictures
+    ]
+
+
+def _canvas(blocks: Sequence[Block], *, least: int) -> Image.Image:
+    """All pictures on a transparent canvas with room for labels, `least` pixels wide or more."""
     from PIL import Image
 
-    height, width = _cell(rows)
-    columns = max(map(len, rows))
-    size = columns * (width + _GAP) - _GAP, len(rows) * (height + _GAP) - _GAP
-    canvas = Image.new("RGBA", size)
-    for i, row in enumerate(rows):
-        for j, picture_HW3 in enumerate(row):
-            image = _fitted(Image.fromarray(picture_HW3), width=width, height=height)
-            left, top = ((a - b) // 2 for a, b in zip((width, height), image.size, strict=True))
-            canvas.paste(image, (j * (width + _GAP) + left, i * (height + _GAP) + top))
-    middles = [i * (height + _GAP) + height / 2 for i in range(len(rows))]
-    return np.asarray(canvas), middles
+    rights, ends = zip(*(block.label_box[2:] for block in blocks), strict=True)
+    canvas = Image.new("RGBA", (max(least, *rights), max(ends)))
+    for block in blocks:
+        for box, image in block.pictures:
+            canvas.paste(image, box)
+    return canvas
 
 
-def _cell(rows: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
-    """Height and width of one cell of the grid, in pixels."""
-    shapes = [picture_HW3.shape for row in rows for picture_HW3 in row]
+def _cell(shown: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
+    """Height and width of the largest picture, as it is drawn."""
+    shapes = [picture_HW3.shape for of in shown for picture_HW3 in of]
     aspect = min(max(1.0, *(width / height for height, width, _ in shapes)), _MOST_ASPECT)
-    cell = min(max(_CELL[0], *(height / _DPI for height, _, _ in shapes)), _CELL[1])
-    widest = _MOST_WIDTH / (max(map(len, rows)) * aspect)
-    cell = min(cell, _MOST_HEIGHT / len(rows), widest)
-    return round(cell * _DPI), round(cell * aspect * _DPI)
+    cell = min(max(_CELL[0], *(height for height, _, _ in shapes)), _CELL[1], _PAGE / aspect)
+    cell = min(cell, math.sqrt(_MOST_HEIGHT * _PAGE / aspect / len(shapes)))
+    return round(cell), round(cell * aspect)
 
 
 def _fitted(image: Image.Image, *, width: int, height: int) -> Image.Image:
@@ -189,10 +271,10 @@ def short_label(caption: str) -> str:
     return plain if len(plain) <= most else plain[: most - 3].rstrip() + "..."
 
 
-def label(caption: str, fonts: Fonts) -> str:
-    """The lines of a label; a character without a font becomes its code point."""
+def label(caption: str, fonts: Fonts, *, width: int = _LINE) -> str:
+    """The lines of a label, of `width` letters; one without a font becomes its code point."""
     text = _each_spelled(short_label(caption), fonts.missing)
-    width = _width(text)
+    width = min(width, _LINE) * _width(text) // _LINE
     most = width * _LINES
     return fill(text if len(text) <= most else text[: most - 3] + "...", width=width)
 

@@ -1,5 +1,6 @@
 """Training: the loop over steps, and all that a run measures, validates and saves.
 
+start_checks           what a start refuses, for a dry run
 trainer                the run: read, step, average, validate, log, save
 train_state            everything that a run holds in memory, and how far it has come
 model_and_optimizer    configuration -> model, optimizer and average of the weights; initial values

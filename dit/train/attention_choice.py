@@ -10,15 +10,14 @@ Kernels round differently, so that ranks that share a layer, and a run that goes
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from random import Random
 
 import torch
 
 from dit.config import AttentionBackend, RunConfig
-from dit.data import listed_lengths
+from dit.data import length_shares
 from dit.distributed.collective_errors import from_first_rank, on_all_ranks
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
@@ -29,7 +28,6 @@ from dit.train.checkpoint.paths import goes_on_from, saved_config
 
 _MOST_TOKENS = 32_768
 """Of the pack that is timed; attention to longer samples takes seconds a layer."""
-_DRAWN = 1000  # samples of a mixture
 
 
 def with_attention(config: RunConfig, *, timed: bool) -> tuple[RunConfig, list[str]]:
@@ -41,10 +39,11 @@ def with_attention(config: RunConfig, *, timed: bool) -> tuple[RunConfig, list[s
         ValueError: the named kernel cannot be used here.
     """
     heartbeat("choice of the attention kernel")
-    samples = from_first_rank(lambda: usual_pack(config))
-    case = AttentionCase.of(config, _capability(), longest=max(n for n, _ in samples))
+    samples = from_first_rank(lambda: usual_pack(config) if _capability() else [])
+    longest = max((tokens for tokens, _ in samples), default=None)
+    case = AttentionCase.of(config, _capability(), longest=longest)
     if config.model.attention_backend is not AttentionBackend.AUTO:
-        _check_named(config.model.attention_backend, case)
+        _refuse(config, next(filter(None, on_all_ranks(lambda: _reason(config, case))), ""))
         return config, []
     ranks = on_all_ranks(lambda: {one: _fault(one, case) for one in fitting(case)})
     working = [one for one in fitting(case) if all(rank.get(one) == "" for rank in ranks)]
@@ -66,33 +65,41 @@ def with_attention(config: RunConfig, *, timed: bool) -> tuple[RunConfig, list[s
 def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
     """(tokens, rows of text) of the samples of a pack, or of as much of it as is timed.
 
-    Data whose cards list no sizes count as `dataset.mock_samples`, which also has the texts.
+    Data that do not tell their sizes count as `dataset.mock_samples`, which also has the texts.
     """
     mixture, text = config.dataset.mock_samples, config.dataset.mock_samples[0].text_length
-    whole = sum(one.weight for one in mixture)
-    lengths = listed_lengths(config) or [
-        config.mock_tokens(one)
-        for one in mixture
-        for _ in range(max(1, round(_DRAWN * one.weight / whole)))
-    ]
+    shares = length_shares(config) or {config.mock_tokens(one): one.weight for one in mixture}
     room = min(config.dataset.task_encoder_seq_length, _MOST_TOKENS)
-    lengths *= -(-room // sum(lengths))
-    random.Random(0).shuffle(lengths)
-    ends = accumulate(lengths)
-    taken = [n for n, end in zip(lengths, ends, strict=True) if end <= room]
-    return [(n, text) for n in taken or [min(lengths[0], room)]]
+    random, taken = Random(0), list[tuple[int, int]]()
+    while (tokens := random.choices([*shares], [*shares.values()])[0]) <= room:
+        taken.append((tokens, text))
+        room -= tokens
+    return taken or [(room, text)]
 
 
 def _capability() -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device()) if torch.cuda.is_available() else None
 
 
-def _check_named(named: AttentionBackend, case: AttentionCase) -> None:
-    ranks = on_all_ranks(lambda: refusal(named, case) or _fault(named, case))
-    if reason := next(filter(None, ranks), ""):
+def check_named(config: RunConfig) -> None:
+    """Checks that `model.attention_backend` can be used on this machine, whatever the samples.
+
+    Raises:
+        ValueError: it names a kernel that does not fit or does not work.
+    """
+    _refuse(config, _reason(config, AttentionCase.of(config, _capability())))
+
+
+def _reason(config: RunConfig, case: AttentionCase) -> str:
+    named = config.model.attention_backend
+    return refusal(named, case) or _fault(named, case)
+
+
+def _refuse(config: RunConfig, reason: str) -> None:
+    if reason:
         raise ValueError(
-            f"model.attention_backend={named} cannot be used: {reason}; set"
-            " model.attention_backend=auto, or name another one"
+            f"model.attention_backend={config.model.attention_backend} cannot be used: {reason};"
+            " set model.attention_backend=auto, or name another one"
         )
 
 

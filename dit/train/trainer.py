@@ -25,23 +25,18 @@ from dit.data import (
     check_data,
     dataset_card,
     deaths_in_words,
+    fill_line,
+    forecast_packs,
     null_inputs,
     passes_line,
 )
-from dit.data.pack import PatchLayout
 from dit.distributed.collective_errors import from_first_rank, on_all_ranks
 from dit.distributed.entry import StopSignals, started_with
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, device_memory, process_groups
 from dit.distributed.watchdog import heartbeat
-from dit.models.family import check_objective_inputs
 from dit.models.recomputation import choose_recomputation
-from dit.objectives import (
-    clean_network_level,
-    sampling_path,
-    training_objective,
-    training_problem,
-)
+from dit.objectives import training_objective, training_problem
 from dit.progress import counted
 from dit.train.attention_choice import with_attention
 from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of, checked_base
@@ -81,6 +76,7 @@ from dit.train.model_and_optimizer import (
     then_from_file,
 )
 from dit.train.optimizer import learning_rate
+from dit.train.start_checks import check_settings
 from dit.train.step import forward_backward, optimizer_step
 from dit.train.train_state import Export, Samples, Start, TrainState
 from dit.train.validation import read_validation_packs, validation_round
@@ -176,17 +172,14 @@ def _prepare(
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
-    check_objective_inputs(config)
-    check_clean_level(config)
+    check_settings(config)
     config, notes = _with_recomputation(config)
-    if config.samples:
-        sampling_path(config.objective)  # refuses an objective that cannot generate
     heartbeat("opening of the data")
     groups = process_groups()
     replica, ranks = Replica(groups), (groups.dp.rank(), groups.dp.size())
     # Data first: their errors show before anything is built or written.
     notes += from_first_rank(lambda: check_data(config)).notes
-    notes += filter(None, [from_first_rank(lambda: passes_line(config))])
+    notes += from_first_rank(lambda: _forecast_notes(config))
     loader = None
     if replica.reads:
         loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
@@ -236,6 +229,12 @@ def _prepare(
     return run
 
 
+def _forecast_notes(config: RunConfig) -> list[str]:
+    """How often samples are seen, and a warning where packs are not full."""
+    forecast = forecast_packs(config)
+    return [line for of in (passes_line, fill_line) if (line := of(config, forecast))]
+
+
 def _base_loader(
     adapted: AdapterRun | None, config: RunConfig, groups: ProcessGroupCollection
 ) -> Load | None:
@@ -283,17 +282,6 @@ def _with_recomputation(config: RunConfig) -> tuple[RunConfig, list[str]]:
     size = min(known, default=None)  # ranks that share a layer must recompute alike
     chosen = choose_recomputation(config, world_size=dist.get_world_size(), device_memory=size)
     return chosen.config, [f"recomputation {chosen.reason}"]
-
-
-def check_clean_level(config: RunConfig) -> None:
-    """Refuses an objective without a level for tokens without noise, where samples may have them.
-
-    Raises:
-        ValueError: as `clean_network_level`.
-    """
-    layout = PatchLayout.of(config)
-    if layout.has_clean_tokens and layout.clean_level is not None:
-        clean_network_level(training_objective(config.objective), layout.clean_level)
 
 
 def _train(run: TrainState, logger: RunLogger, stop_signals: StopSignals) -> ExitCode:

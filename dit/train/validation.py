@@ -23,7 +23,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -34,6 +33,7 @@ import torch.distributed as dist
 from dit.batch import PackedBatch
 from dit.config import ModelConfig, RunConfig
 from dit.data import ValidationPacks, validation_groups
+from dit.data.preflight import validation_sets
 from dit.data.rejections import RefusedSample
 from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.data_parallel import gathered_weights
@@ -59,16 +59,9 @@ def read_validation_packs(
     All ranks call it. Which samples share a pack follows from all samples before them: the first
     rank finds it out from their heads, and each replica reads the samples of its own packs.
     """
-    if not (config.train.eval_interval and config.train.eval_iters):
-        return {}
     indices = range(rank, config.train.eval_iters, world_size)
-    found = {"val_loss": _read_packs(config, replica, indices)}
-    for one in config.validation.sets:
-        only = replace(config.dataset, path=one.path, blend=(), mock=False)
-        only = replace(only, use_train_split_for_val=False)
-        name = f"val_{one.name}_loss"
-        found[name] = _read_packs(replace(config, dataset=only), replica, indices)
-    return found
+    sets = validation_sets(config).items()
+    return {name: _read_packs(one, replica, indices) for name, one in sets}
 
 
 def _read_packs(config: RunConfig, replica: Replica, indices: Sequence[int]) -> ValidationPacks:

@@ -150,7 +150,9 @@ def test_no_sample_fits_the_model(train, digits, tmp_path, setting, values):
 
 def test_text_of_another_width(train, digits, tmp_path):
     wide = "model.crossattn_emb_size=32"
-    _says(train(digits, wide), "text_encoder.width is 64", wide, "set model.crossattn_emb_size=64")
+    _says(
+        train(digits, wide), "text_encoder.width is 256", wide, "set model.crossattn_emb_size=256"
+    )
     shutil.copytree(digits, tmp_path / "data")
     (tmp_path / "data/dataset_card.json").unlink()
     _says(train(tmp_path / "data", wide), wide, ", 64]")

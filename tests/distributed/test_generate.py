@@ -134,6 +134,7 @@ def test_every_name_of_a_checkpoint_and_a_file_of_prompts(generate, enter, train
         flags = ("--prompts_file", file, "--num_steps", 6, "--video_save_path", tmp_path / str(n))
         done = enter("generate_dit", "--checkpoint_path", trained / place, *flags)
         assert done.code == 0, done.said
+        assert "words that no caption of the training data has: x\n" in done.said
         assert np.array_equal(_read(tmp_path / str(n)), pictures)
 
 
@@ -182,14 +183,14 @@ def test_any_number_of_processes_gives_the_same_pictures(generate, trained, tmp_
 
 @pytest.mark.slow
 def test_the_playground_gives_the_picture_of_the_command(generate, trained, tmp_path):
-    (expected, *_), _ = generate("--seed", 5, "--guidance", 2, prompts=PROMPTS[:1])
+    (expected, *_), _ = generate("--seed", 5, "--guidance", 2, prompts=PROMPTS[3:])
     program = [sys.executable, "-m", "dit.playground", trained, trained, "--port", "0"]
     with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             port = int(re.findall(r"127\.0\.0\.1:(\d+)/", server.stdout.readline())[0])
             connection = HTTPConnection("127.0.0.1", port, timeout=60)
-            wish = {"prompt": PROMPTS[0], "seed": 5, "num_steps": 6, "guidance": 2, "variant": 1}
+            wish = {"prompt": PROMPTS[3], "seed": 5, "num_steps": 6, "guidance": 2, "variant": 1}
             kind = {"Content-Type": "application/json"}
             connection.request("POST", "/make", json.dumps(wish), kind)
             messages = [*map(json.loads, connection.getresponse().read().splitlines())]
@@ -197,6 +198,7 @@ def test_the_playground_gives_the_picture_of_the_command(generate, trained, tmp_
             server.send_signal(signal.SIGINT)
             said, _ = server.communicate(timeout=60)
     assert server.returncode == 0 and said == "closed\n"
+    assert messages[-1]["note"] == "words that no caption of the training data has: x"
     assert [m["step"] for m in messages[:-1]] == [1, 2, 3, 4, 5, 6]
     shown = [_decoded(m.get("way") or m["picture"]) for m in messages]
     assert _distance(shown[-1], expected) == 0

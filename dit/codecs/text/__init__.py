@@ -1,7 +1,10 @@
 """Text encoders by name. To add one: subclass `TextEncoder`, and name it in `TEXT_ENCODERS`.
 
 encoder             the interface: caption -> embedding
-byte_table          the text encoder without weights: a fixed vector for each byte
+fixed_vectors       what the two encoders without weights share: options, lengths, positions
+byte_table          `bytes`: a fixed vector for each byte
+word_table          `words`: a fixed vector for each word, alike for words that look alike
+vocabulary          the words of captions, which dataset cards keep, and those of prompts
 pretrained_encoder  text encoders on Transformers
 projection          the text projection of a Diffusers transformer
 families            the text encoders of FLUX, Chroma, SD3, Wan, HunyuanVideo 1.5 and Cosmos
@@ -34,12 +37,20 @@ from dit.codecs.text.qwen_image import (
     QwenImageEditText,
     QwenImageText,
 )
+from dit.codecs.text.word_table import WordTable
 
 TEXT_ENCODERS = Registry(
     TextEncoder,
     (
-        *(ByteTable, FluxText, Sd3Text, WanText, HunyuanText, CosmosText, CosmosPredict25Text),
-        *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, HunyuanImageText, ChromaText),
+        *(WordTable, ByteTable, FluxText, Sd3Text, WanText, HunyuanText, CosmosText),
+        *(
+            CosmosPredict25Text,
+            QwenImageText,
+            QwenImageEditText,
+            QwenImageEditPlusText,
+            HunyuanImageText,
+            ChromaText,
+        ),
         *(HunyuanVideoText, HunyuanVideoImageText),
     ),
     known="those known",
@@ -71,6 +82,7 @@ __all__ = [
     "ByteTable",
     "EncoderPadding",
     "TextEncoder",
+    "WordTable",
     "text_encoder_named",
     "text_encoder_of_card",
 ]

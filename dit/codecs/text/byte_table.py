@@ -1,24 +1,21 @@
-"""The text encoder without weights: one fixed random vector for each byte."""
+"""The text encoder `bytes`: one fixed random vector for each byte.
+
+A network has to learn to read before it can follow such captions; `words` spares it that.
+"""
 
 # L tokens, E width of the embedding
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from dit.codecs.dataset_card import CodecError
-from dit.codecs.text.encoder import TextEncoder, requested_length
+from dit.codecs.text.fixed_vectors import FixedVectors, positions
 
 _SEED = 257
 _BEGIN = 256  # token before the first byte, so that the empty string has a token, too
-_MOST = 4096  # tokens of a caption, unless --max_sequence_length says otherwise
-_PERIOD = 10_000.0  # longest wavelength of the positions over 2 pi (arXiv:1706.03762, Sec. 3.5)
 
 
 @lru_cache
@@ -31,81 +28,22 @@ def byte_table(width: int) -> np.ndarray:
     return (2 * unit - 1) * np.sqrt(3)
 
 
-def byte_positions(length: int, width: int) -> np.ndarray:
-    """[length, width] float64, sines and cosines; each row has a mean square of 1."""
-    frequency = _PERIOD ** -(np.arange(width // 2) / (width // 2))
-    angle = np.arange(length)[:, None] * frequency
-    return np.sqrt(2) * np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
-
-
-class ByteTable(TextEncoder):
+class ByteTable(FixedVectors):
     """The tokens are the UTF-8 bytes of a caption, after one token that begins each text."""
 
     name: ClassVar[str] = "bytes"
-    options: ClassVar[frozenset[str]] = frozenset(
-        ("text_width", "pooled_text", "max_sequence_length")
-    )
-    revision = "1"
+    usual_width: ClassVar[int] = 64
+    most_rows: ClassVar[int] = 4096
 
-    def __init__(self, *, width: int, max_length: int = _MOST, pooled: bool = False):
-        if width < 8 or width % 2:
-            raise CodecError(f"--text_width {width} must be an even number of at least 8")
-        self.width, self.max_length, self.pooled = width, max_length, pooled
-
-    @classmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        group = parser.add_argument_group("text encoder bytes")
-        group.add_argument(
-            "--text_width",
-            type=int,
-            default=64,
-            metavar="NUMBERS",
-            help="Numbers in the embedding of one byte of a caption. (default: %(default)s)",
-        )
-        group.add_argument(
-            "--pooled_text",
-            action="store_true",
-            help="Also store pooled_text, the sum over a caption's bytes, which FLUX reads.",
-        )
-
-    @classmethod
-    def from_arguments(cls, args: Namespace) -> Self:
-        length = requested_length(args, _MOST)
-        return cls(width=args.text_width, max_length=length, pooled=args.pooled_text)
-
-    @classmethod
-    def from_settings(cls, settings: dict[str, Any]) -> Self:
-        return cls(
-            width=int(settings["width"]),
-            max_length=settings.get("max_length", _MOST),
-            pooled=settings.get("pooled", False),
-        )
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        limit = {} if self.max_length == _MOST else {"max_length": self.max_length}
-        # Absent where nobody asks, as in cards of versions without the option.
-        return super().settings | limit | ({"pooled": True} if self.pooled else {})
-
-    def encode(self, caption: str) -> Tensor:
-        """Float16 [1 + bytes that are kept, width]: (byte + position) / sqrt(2), unit variance."""
+    def rows(self, caption: str) -> np.ndarray:
+        """[1 + bytes that are kept, E]: (byte + position) / sqrt(2), unit variance."""
         tokens_L = self._tokens(caption)
-        text_LE = byte_table(self.width)[tokens_L] + byte_positions(len(tokens_L), self.width)
-        return torch.from_numpy((text_LE / np.sqrt(2)).astype(np.float16))
+        text_LE = byte_table(self.width)[tokens_L] + positions(len(tokens_L), self.width)
+        return text_LE / np.sqrt(2)
 
-    def encode_all(self, caption: str) -> dict[str, Tensor]:
-        """`text`, and where it is asked for `pooled_text` [width]: the bytes whatever their order.
-
-        It has unit variance, too.
-        """
-        found = {"text": self.encode(caption)}
-        if self.pooled:
-            tokens_L = self._tokens(caption)
-            sum_E = byte_table(self.width)[tokens_L].sum(0)
-            found["pooled_text"] = torch.from_numpy(
-                (sum_E / len(tokens_L) ** 0.5).astype(np.float16)
-            )
-        return found
+    def pool(self, caption: str) -> np.ndarray:
+        tokens_L = self._tokens(caption)
+        return byte_table(self.width)[tokens_L].sum(0) / len(tokens_L) ** 0.5
 
     def _tokens(self, caption: str) -> np.ndarray:
         """Rows of the table [L], int64."""

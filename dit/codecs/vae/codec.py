@@ -33,7 +33,7 @@ class Codec(DatasetEncoder):
     description: ClassVar[str]
     media: ClassVar[tuple[str, ...]]  # "image", "video" or both
     weights: ClassVar[str]  # hub name of the model that is downloaded, or "none"
-    text_encoder: ClassVar[str] = "bytes"  # the one that its diffusion models were trained with
+    text_encoder: ClassVar[str] = "words"  # the one that its diffusion models were trained with
     patch: ClassVar[int] = 2
     """Latent cells along one side of a token, in the diffusion models that take its latents."""
 
@@ -79,6 +79,9 @@ class Codec(DatasetEncoder):
     def reference_size(width: int, height: int) -> tuple[int, int]:
         """The width and height that its pipeline gives a picture to be edited."""
         raise NotImplementedError("only codecs with edits_pictures have sizes for them")
+
+    is_exact: ClassVar[bool] = False
+    """Whether `decode` gives back the 8-bit pixels that were encoded, without a network."""
 
     whitens_by_dataset: ClassVar[bool] = False
     """Whether the whitening is measured on all clips of the dataset before they are encoded."""

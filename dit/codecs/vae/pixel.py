@@ -1,12 +1,15 @@
-"""The codec without weights: space to depth."""
+"""The codec without weights: space to depth, of pixels or of their frequencies."""
 
-# C colour or latent channels, F frames, H rows, W columns
+# C colour or latent channels, F frames, H rows, W columns, K frequencies
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
 from typing import Any, ClassVar, Self
 
 import torch
@@ -14,27 +17,66 @@ from torch import Tensor
 from torch.nn import functional
 
 from dit.codecs.dataset_card import CodecError
-from dit.codecs.normalization import Whitening
+from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.vae.codec import LATENT_DTYPE, Codec
+
+
+class Basis(StrEnum):
+    """What the channels of a latent cell are."""
+
+    PIXELS = "pixels"  # its pixels, each whitened
+    DCT = "dct"  # its frequencies, each divided by the root of its deviation
+
+
+def cosines(size: int) -> Tensor:
+    """Orthonormal DCT-II [K, size], float64: row k is a cosine of k half periods.
+
+    N. Ahmed, T. Natarajan and K. R. Rao, "Discrete Cosine Transform" (1974), Eq. 1.
+    """
+    k_K1, place = torch.arange(size).double()[:, None], torch.arange(size).double() + 0.5
+    waves = torch.cos(math.pi / size * k_K1 * place) * math.sqrt(2 / size)
+    waves[0] /= math.sqrt(2)
+    return waves
+
+
+@cache
+def frequencies(colours: int, block: int) -> Tensor:
+    """Orthonormal matrix [C, C], float32, from the pixels of a cell to its frequencies.
+
+    Pixels and frequencies are ordered (colour, row, column). The cosines of three colours are
+    (1, 1, 1), (1, 0, -1) and (1, -2, 1) but for their length: grey, red against blue, and green
+    against both.
+    """
+    plane = torch.kron(cosines(block), cosines(block))
+    return torch.kron(cosines(colours), plane).float()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pixel(Codec):
     """Each square of `block` x `block` pixels becomes one latent cell, order (colour, row, column).
 
+    With `basis` dct, channels are the frequencies of the cell (`frequencies`), each divided by the
+    root of its standard deviation, all so that their mean square is 1. Large shapes then stand out
+    of the noise before details, and small noise is small in every pixel; whitened frequencies and
+    pixels have as much noise in the finest detail as in the colour of the whole.
+
     The 256 levels of 8-bit pictures come back exactly: whitening and rounding to half precision
-    change a value by at most 2 * 2**-11, an eighth of the distance between two levels.
+    change a pixel by at most 2 * 2**-11, an eighth of the distance between two levels. Frequencies
+    are rounded by at most 2**-11 of each, so that the root mean square of what it changes in the
+    pixels of a cell is at most 2 * 2**-11 as well, and a pixel's own change is of that size.
     """
 
     name: ClassVar[str] = "pixel"
-    description: ClassVar[str] = "the pixels themselves, space to depth; whitened by the dataset"
+    description: ClassVar[str] = "the pixels themselves, space to depth; scaled by the dataset"
     media: ClassVar[tuple[str, ...]] = ("image", "video")
+    is_exact: ClassVar[bool] = True
     whitens_by_dataset: ClassVar[bool] = True
     weights: ClassVar[str] = "none"
 
     block: int
     colours: int
     image_conditioning: bool = False  # whether shards get what image-to-video models read
+    basis: Basis = Basis.PIXELS
 
     def __post_init__(self) -> None:
         if self.block < 1:
@@ -43,17 +85,25 @@ class Pixel(Codec):
             raise CodecError(f"--pixel_channels {self.colours} must be 1 (grey) or 3 (RGB)")
 
     @classmethod
-    def of(cls, *, block: int, colours: int, image_conditioning: bool = False) -> Self:
+    def of(
+        cls,
+        *,
+        block: int,
+        colours: int,
+        image_conditioning: bool = False,
+        basis: Basis = Basis.PIXELS,
+    ) -> Self:
         """A codec before its whitening is measured."""
         return cls(
             block=block,
             colours=colours,
             image_conditioning=image_conditioning,
+            basis=basis,
             whitening=Whitening.identity(colours * block**2),
         )
 
     options: ClassVar[frozenset[str]] = frozenset(
-        ("pixel_block", "pixel_channels", "whitening_from")
+        ("pixel_block", "pixel_channels", "pixel_basis", "whitening_from")
     )
 
     @classmethod
@@ -73,10 +123,18 @@ class Pixel(Codec):
             metavar="CHANNELS",
             help="Colour channels kept: 3 for RGB, 1 for grey. (default: %(default)s)",
         )
+        group.add_argument(
+            "--pixel_basis",
+            choices=[str(one) for one in Basis],
+            default=str(Basis.DCT),
+            help="Channels of a latent cell: its frequencies, which make cleaner pictures, or its"
+            " pixels. (default: %(default)s)",
+        )
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
-        return cls.of(block=args.pixel_block, colours=args.pixel_channels)
+        basis = Basis(args.pixel_basis)
+        return cls.of(block=args.pixel_block, colours=args.pixel_channels, basis=basis)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
@@ -84,12 +142,14 @@ class Pixel(Codec):
             block=int(settings["block"]),
             colours=int(settings["pixel_channels"]),
             image_conditioning=settings.get("image_conditioning", False),
+            basis=Basis(settings.get("basis", Basis.PIXELS)),  # older cards have none
         )
 
     @property
     def settings(self) -> dict[str, Any]:
         inputs = {"image_conditioning": True} if self.image_conditioning else {}
-        return {"block": self.block, "pixel_channels": self.colours} | inputs
+        basis = {} if self.basis is Basis.PIXELS else {"basis": self.basis.value}
+        return {"block": self.block, "pixel_channels": self.colours} | basis | inputs
 
     @property
     def pixel_channels(self) -> int:
@@ -102,6 +162,14 @@ class Pixel(Codec):
     @property
     def stride(self) -> int:
         return self.block
+
+    def fitted(self, moments: Moments) -> Self:
+        fit = super().fitted(moments)
+        if self.basis is Basis.PIXELS or not moments.count:
+            return fit
+        std_C = torch.tensor(fit.whitening.std, dtype=torch.float64)
+        scale_C = (std_C * std_C.mean()).sqrt()  # mean of (std / scale)^2 is 1
+        return replace(fit, whitening=replace(fit.whitening, std=tuple(scale_C.float().tolist())))
 
     def extra_bytes(self, *, frames: int, height: int, width: int) -> int:
         frame = height * width * self.colours * LATENT_DTYPE.itemsize
@@ -145,8 +213,16 @@ class Pixel(Codec):
 
     def encode_raw(self, video_CFHW: Tensor) -> Tensor:
         frames_FCHW = self._coloured(video_CFHW.transpose(0, 1))  # given pictures are RGB
-        return functional.pixel_unshuffle(frames_FCHW, self.block).transpose(0, 1)
+        cells_FCHW = functional.pixel_unshuffle(frames_FCHW, self.block)
+        return self._turned(cells_FCHW.transpose(0, 1), back=False)
 
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
-        frames_FCHW = latent_CFHW.transpose(0, 1)
+        frames_FCHW = self._turned(latent_CFHW, back=True).transpose(0, 1)
         return functional.pixel_shuffle(frames_FCHW, self.block).transpose(0, 1)
+
+    def _turned(self, cells_CFHW: Tensor, *, back: bool) -> Tensor:
+        """Pixels of cells to the channels of latents, or back."""
+        if self.basis is Basis.PIXELS:
+            return cells_CFHW
+        matrix_CC = frequencies(self.colours, self.block).to(cells_CFHW)
+        return torch.einsum("kc,cfhw->kfhw", matrix_CC.T if back else matrix_CC, cells_CFHW)

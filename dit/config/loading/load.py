@@ -171,6 +171,7 @@ def _checked(
     problems += [] if saved else read_paths(merged, schema)
     config, wrong = checked_config(merged, base, schema)
     said = [notice(config) for notice in notices] if config is not None else []
+    wrong += _refused_by(config, settings, schema) if config is not None else []
     return _Checked(
         config=config,
         notices=[*said, *merged.notices],
@@ -279,6 +280,17 @@ def _sort(
             notices.append((entry.grave, partial(_notice, setting, entry, read)))
     # What changes the whole run comes first.
     return ours, [notice for _, notice in sorted(notices, key=lambda one: not one[0])]
+
+
+def _refused_by(config: RunConfig, settings: list[Setting], schema: Schema) -> list[str]:
+    """Problems of keys of other tools that ask for another run than this one."""
+    found = []
+    for setting in _without_removed_foreign(settings, schema):
+        entry = None if schema.is_known(setting.key) else _foreign(setting.key)
+        if entry is not None and entry.refused is not None and setting.value is not None:
+            why = entry.refused(setting.value, config)
+            found += [f"{_named(setting)}: {why}"] if why else []
+    return found
 
 
 def _without_removed_foreign(settings: list[Setting], schema: Schema) -> list[Setting]:

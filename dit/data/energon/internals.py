@@ -42,8 +42,17 @@ def set_slices(loader: WebdatasetSampleLoaderDataset, slices: Sequence[Sequence[
     loader.workers_slice_offsets = list(slices)
 
 
-class OpenPacking(PackingDataset):
-    """Energon's packing, whose reading buffer can take samples back."""
+class OpenPacking(PackingDataset, ABC):
+    """Energon's packing, whose reading buffer can take samples back, and grows."""
+
+    def __init__(self, dataset: SavableDataset, *, buffer_size: int, capacity: int, **kwargs: Any):
+        """The buffer holds `buffer_size` samples, or as many as fill `capacity` together."""
+        self._at_least, self._capacity = buffer_size, capacity
+        super().__init__(dataset, buffer_size=buffer_size, **kwargs)
+
+    @abstractmethod
+    def length_of(self, sample: Any) -> int:
+        """What a sample takes of the capacity."""
 
     def put_back(self, samples: list[Any]) -> None:
         """Into the reading buffer, which is empty while groups are selected."""
@@ -51,7 +60,15 @@ class OpenPacking(PackingDataset):
 
     def _fill_reading_buffer(self, source_iter: Iterator, log_progress: bool = False) -> bool:
         del log_progress  # every worker would draw a progress bar of its own
-        return super()._fill_reading_buffer(source_iter, log_progress=False)
+        self.buffer_size, measured, held = self._at_least, 0, 0
+        while super()._fill_reading_buffer(source_iter):
+            samples = self._reading_buffer.buffer
+            held += sum(map(self.length_of, samples[measured:]))
+            if held >= self._capacity:
+                return True
+            measured = len(samples)
+            self.buffer_size = measured + 1
+        return False
 
 
 class DatasetOpener(TaskEncoder, ABC):

@@ -1,7 +1,8 @@
 """Reads records from shards, for Energon, whatever the bytes of the shards are.
 
 1. SafeReader     damage becomes a record that says so, not the end of the loader
-2. PlainReader    plain samples: the head of a record now, all of it when it is chosen for a pack
+2. PlainReader    plain samples: the head of a record now (read_head), all of it when it is chosen
+                  for a pack
 3. read_whole     other samples, remote or with unusual headers, by Energon's own reader
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import struct
 import tarfile
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any, Self
 
 from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
@@ -146,20 +148,15 @@ class PlainReader:
         return self._paths[shard]
 
     def _record(self, place: SampleLocation, shard: str, index: int) -> dict[str, Any] | None:
-        window = _Window(place)
-        parts, names, key = {}, [], None
-        for name, at, size in sample_members(window, place.size):
-            stem, extension = split_name(name)
-            if key is None:
-                key, wanted = stem, self._reader.sample_filter
-                if wanted is not None and not wanted(f"{shard}/{stem}"):
-                    return None
-            if stem != key:
-                raise NotPlain(f"{stem} beside {key}")
-            if self._reader.part_filter is None or self._reader.part_filter(extension):
-                whole = place.size <= _WINDOW or extension != "safetensors"
-                parts[extension] = window(at, size) if whole else _head(window, at, size)
-                names.append(name)
+        chosen = self._reader.sample_filter
+        found = read_head(
+            place,
+            sample_filter=chosen and (lambda key: chosen(f"{shard}/{key}")),
+            part_filter=self._reader.part_filter,
+        )
+        if found is None:
+            return None
+        key, names, parts = found
         source = SourceInfo(
             dataset_path=self._reader.base_path,
             index=index,
@@ -174,6 +171,35 @@ class PlainReader:
             **({PLACE: place} if place.size > _WINDOW else {}),
             **parts,
         }
+
+
+def read_head(
+    place: SampleLocation,
+    *,
+    sample_filter: Callable[[str], bool] | None = None,
+    part_filter: Callable[[str], bool] | None = None,
+) -> tuple[str, list[str], dict[str, Any]] | None:
+    """Key, names of the files and parts of a sample; None where the first filter leaves it out.
+
+    Of a sample that is not small, `.safetensors` is a Head.
+
+    Raises:
+        NotPlain: Energon's reader has to read it.
+    """
+    window = _Window(place)
+    parts, names, key = {}, [], ""
+    for name, at, size in sample_members(window, place.size):
+        stem, extension = split_name(name)
+        if not key and sample_filter is not None and not sample_filter(stem):
+            return None
+        key = key or stem
+        if stem != key:
+            raise NotPlain(f"{stem} beside {key}")
+        if part_filter is None or part_filter(extension):
+            whole = place.size <= _WINDOW or extension != "safetensors"
+            parts[extension] = window(at, size) if whole else _head(window, at, size)
+            names.append(name)
+    return key, names, parts
 
 
 class _Window:

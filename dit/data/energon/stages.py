@@ -27,7 +27,7 @@ from megatron.energon.wrappers.base import BaseWrapperDataset
 from megatron.energon.wrappers.buffer import SavableSampleBuffer
 
 from dit.batch import LatentSample, PackedBatch
-from dit.data.bin_packing import (
+from dit.bin_packing import (
     RECENT,
     Turn,
     best_fit_decreasing,
@@ -172,6 +172,8 @@ class SampleGroup(Sample):
 class OldestFirst(OpenPacking):
     """Energon's packing, one group at a time; samples that are not chosen wait for newcomers.
 
+    The order is that of `full_packs` in dit/bin_packing.py.
+
     Energon 7.4 has no hook for that, so those samples go back to its reading buffer, which is saved
     with the state.
     """
@@ -184,12 +186,20 @@ class OldestFirst(OpenPacking):
         at_like_cost: bool = False,
         **kwargs: Any,
     ):
-        self._capacity = capacity
         self._at_like_cost = at_like_cost
-        super().__init__(dataset, pre_packer=self._select, final_packer_stateless=True, **kwargs)
+        super().__init__(
+            dataset,
+            capacity=capacity,
+            pre_packer=self._select,
+            final_packer_stateless=True,
+            **kwargs,
+        )
+
+    def length_of(self, sample: CookedSample) -> int:
+        return sample.size.tokens
 
     def _select(self, samples: list[CookedSample]) -> list[list[CookedSample]]:
-        lengths = [sample.size.tokens for sample in samples]
+        lengths = [self.length_of(sample) for sample in samples]
         if len(samples) < self.buffer_size:  # the stream has ended
             bins = best_fit_decreasing(lengths, capacity=self._capacity)
             return [[samples[index] for index in members] for members in bins]

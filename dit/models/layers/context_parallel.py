@@ -131,7 +131,7 @@ class Context:
 
     def __post_init__(self) -> None:
         if self.comm is ContextComm.P2P:
-            check_ring(self.group)
+            check_ring(self.group.size())
 
     @property
     def share(self) -> SequenceShard:
@@ -199,19 +199,13 @@ def _attend_here(attend: Attend, qkv: tuple[Tensor, Tensor, Tensor], exchange: E
     return exchange.own.restore(attend(q, k, v, exchange.spans))
 
 
-def check_ring(group: dist.ProcessGroup) -> None:
-    """Checks that Transformer Engine's ring attention can run here.
+def check_ring(ranks: int) -> None:
+    """Checks that Transformer Engine's ring attention can run here, on so many ranks.
 
     Raises:
-        ValueError: Transformer Engine, or a GPU, is missing; or kernels must be deterministic,
-            which Transformer Engine refuses for packs, or pays for with memory of T x T.
+        ValueError: Transformer Engine, or a GPU, is missing.
     """
-    if group.size() > 1 and torch.are_deterministic_algorithms_enabled():
-        raise ValueError(
-            "model.cp_comm_type=p2p is Transformer Engine's attention, which has no deterministic"
-            " kernel for long packs; leave out train.deterministic, or use a2a or all_gather"
-        )
-    if group.size() > 1 and not (find_spec("transformer_engine") and torch.cuda.is_available()):
+    if ranks > 1 and not (find_spec("transformer_engine") and torch.cuda.is_available()):
         raise ValueError(
             "model.cp_comm_type=p2p is Transformer Engine's, which needs a GPU and is not installed"
             " here; install the extra `te`, or use a2a or all_gather"

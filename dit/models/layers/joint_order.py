@@ -132,13 +132,13 @@ def text_row(
     return TextRow(row, *to_device(torch.stack((source_L, sample_L)), device))
 
 
-def check_joint_context(context: Context) -> None:
+def check_joint_context(comm: ContextComm, ranks: int) -> None:
     """Checks that context ranks exchange tokens in a way that joint attention knows.
 
     Raises:
         ValueError: they pass keys and values round a ring.
     """
-    if context.comm is ContextComm.P2P and context.group.size() > 1:
+    if comm is ContextComm.P2P and ranks > 1:
         raise ValueError(
             "model.cp_comm_type=p2p sends one row of tokens round, and this network attends to"
             " latents and text in rows of their own; use a2a or all_gather"

@@ -244,6 +244,19 @@ def add_gradients_in_products(model: nn.Module) -> None:
     layers = list(model.modules())
     of_engine: list[Any] = [x for x in layers if hasattr(x, "fuse_wgrad_accumulation")]
     of_core = [x for x in layers if isinstance(x, ColumnParallelLinear | RowParallelLinear)]
+    apex = check_fusion(of_engine=bool(of_engine))
+    for layer in of_engine:
+        layer.fuse_wgrad_accumulation = True
+    for layer in of_core if apex else ():
+        layer.gradient_accumulation_fusion = True
+
+
+def check_fusion(*, of_engine: bool) -> bool:
+    """Whether Apex adds the gradients; `of_engine`: some layers are Transformer Engine's.
+
+    Raises:
+        ValueError: nothing here can add them.
+    """
     apex = find_spec("fused_weight_gradient_mlp_cuda") is not None
     if not (apex or of_engine):
         raise ValueError(
@@ -251,10 +264,7 @@ def add_gradients_in_products(model: nn.Module) -> None:
             " Transformer Engine, and Apex's fused_weight_gradient_mlp_cuda is not installed here;"
             " set it to false, or model.transformer_impl=transformer_engine"
         )
-    for layer in of_engine:
-        layer.fuse_wgrad_accumulation = True
-    for layer in of_core if apex else ():
-        layer.gradient_accumulation_fusion = True
+    return apex
 
 
 class WholeLinear(Adaptable, nn.Linear):

@@ -65,7 +65,7 @@ class JointTransformer(StackedTransformer):
         stacks: Sequence[StackSpec],
     ):
         super().__init__(config, model, groups, vp_stage, stacks)
-        check_joint_context(self.context)
+        check_joint_context(model.cp_comm_type, groups.cp.size())
         self.rotary = None
         layers = (stack.layer for stack in stacks)
         self.attends_alone = any(

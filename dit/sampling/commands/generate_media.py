@@ -23,7 +23,6 @@ from dit.models.family import family_of
 from dit.progress import Track, no_progress, progress_on
 from dit.sampling.commands.options import (
     FPS,
-    GUIDANCE,
     MOST_SAMPLES,
     GenerationOptions,
     check_count,
@@ -242,9 +241,9 @@ def _picture(
 
 
 def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> GenerationOptions:
-    """With both guidance scales, where they were not given.
+    """With both guidance scales, where they were not given: those of the run.
 
-    A guider has a scale of its own. A network that is told one predicts with guidance in one pass.
+    A guider has a scale of its own.
 
     Raises:
         ValueError: one is given that the network is not told.
@@ -255,7 +254,7 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
             f"--distilled_guidance {given}: the network of {opened.path} is told no guidance scale;"
             " leave it out, and use --guidance"
         )
-    usual = GUIDANCE if trained is None else 1.0
+    usual = opened.config.guidance
     if options.guidance is None and options.guider is not None:
         from dit.sampling.guiders import open_guider
 
@@ -334,10 +333,13 @@ def shown_progress() -> Track:
 
 
 def _say(opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]) -> None:
+    from dit.codecs.text.vocabulary import unknown_words
+
     console, stride = Console(), opened.latent_stride
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = map(_size, each), (one.negative_prompt for one in each)
-    notes = [unused(prompts), unguided(negatives, guidance=options.guidance or 0.0)]
+    words = unknown_words((one.text for one in prompts), opened.encoder, opened.card)
+    notes = [words, unused(prompts), unguided(negatives, guidance=options.guidance or 0.0)]
     notes += [rounding(s, stride.pixels(stride.latent(s))) for s in sizes]
     for note in dict.fromkeys(note for note in notes if note):
         console.print(note)

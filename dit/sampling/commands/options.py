@@ -33,8 +33,6 @@ _MOST = {
     "num_video_frames": MOST_PIXELS,
     "num_steps": 1000,
 }
-GUIDANCE = 1.5
-"""g of networks that are told no guidance scale, where nothing is said."""
 MOST_TOLD = 1000
 MOST_SAMPLES = 1_000_000
 """Samples of one call."""
@@ -73,7 +71,7 @@ class GenerationOptions:
     num_video_frames: int | None = None  # pixel frames; 1 is a picture
     fps: float | None = None  # frame rate of a video; None is FPS
     num_steps: int = 35
-    # None is that of a guider, 1.5, or 1 where the network is told a guidance scale
+    # None is that of a guider, or of the run: `RunConfig.guidance`
     guidance: float | None = None
     guider: str | None = None  # folder of a guider of Diffusers, or of a pipeline that has one
     distilled_guidance: float | None = None  # the scale that it is told; None is that of training
@@ -230,7 +228,7 @@ def _add_how(parser: Parser) -> None:
         "--guidance",
         type=float,
         help="g in uncond + g (cond - uncond); 1 means no guidance. (default: that of --guider, or"
-        " 1 if the network has a guidance embedding, else 1.5)",
+        " of the run, validation.guidance: 2.5, or 1 if the network has a guidance embedding)",
     )
     add_path(
         "--guider",

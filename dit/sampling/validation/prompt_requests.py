@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -42,6 +42,16 @@ from dit.sampling.validation.requests import PreparedPrompts, Texts, ValidationR
 from dit.train.train_state import TrainState
 
 
+class _OfData(Protocol):
+    """What a run and a dry run have."""
+
+    @property
+    def config(self) -> RunConfig: ...
+
+    @property
+    def card(self) -> dict[str, Any] | None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class _GivenToPrompt:
     """The pictures of one prompt, which fit the network and can be read."""
@@ -51,7 +61,7 @@ class _GivenToPrompt:
     shown_HW3: np.ndarray | None  # uint8, for the grid
 
     @classmethod
-    def of(cls, prompt: Prompt, run: TrainState) -> _GivenToPrompt:
+    def of(cls, prompt: Prompt, run: _OfData) -> _GivenToPrompt:
         """Of a prompt of the file.
 
         Raises:
@@ -101,23 +111,66 @@ def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPromp
     Raises:
         ValueError: the text encoder of the data, a size or a picture is missing.
     """
-    c = run.config
-    if (asked := _asked(c)) and run.card is None:
-        raise ValueError(
-            f"{asked}: {c.dataset.path} has no dataset_card.json that names the text encoder of the"
-            " data; pack it with `python -m data_prep`, or leave that unset and use"
-            " validation.num_captions, which needs none"
-        )
-    given = [_GivenToPrompt.of(prompt, run) for prompt in prompts]
+    given = check_prompts(run, prompts)
     alone, texts = _encode(prompts, given, run)
     decoder, note = find_decoder(run)
-    stride = _latent_stride(decoder, run.card, c)
+    stride = latent_stride(decoder, run, needed=bool(prompts))
     found = PreparedPrompts(inputs=alone, latent_stride=stride, note=note)
     requests = [
         _request_of_prompt(*each, run=run, found=found, decoder=decoder)
         for each in zip(prompts, texts, given, strict=True)
     ]
     return replace(found, requests=requests)
+
+
+def check_prompts(run: _OfData, prompts: Sequence[Prompt]) -> list[_GivenToPrompt]:
+    """The pictures of prompts whose sizes are known.
+
+    Raises:
+        ValueError: the data do not name their text encoder, or a size or a picture is missing.
+    """
+    if (asked := _asked(run.config)) and run.card is None:
+        raise ValueError(
+            f"{asked}: {run.config.dataset.path} has no dataset_card.json that names the text"
+            " encoder of the data; pack it with `python -m data_prep`, or leave that unset and use"
+            " validation.num_captions, which needs none"
+        )
+    return [_GivenToPrompt.of(prompt, run) for prompt in prompts]
+
+
+def check_encoder(run: _OfData, given: Sequence[_GivenToPrompt]) -> None:
+    """Looks for the text encoder, of which it reads the configuration and the tokenizer alone.
+
+    Raises:
+        ValueError: as `_checked_encoder`.
+    """
+    if asked := _asked(run.config):
+        encoder = _checked_encoder(run, given)
+        with _encoder_is_here(asked):
+            encoder.is_cut("")
+
+
+def _checked_encoder(run: _OfData, given: Sequence[_GivenToPrompt]) -> TextEncoder:
+    """The text encoder of the data, which is not loaded yet.
+
+    Raises:
+        ValueError: it is not on this machine, is another than the network reads, or sees pictures
+            that are not here.
+    """
+    assert run.card is not None
+    c, asked = run.config, _asked(run.config)
+    with _encoder_is_here(asked):
+        place = ModelLocation(cache=c.validation.t5_cache_dir, local_only=True)
+        encoder = text.text_encoder_of_card(run.card, place)
+        width = encoder.width
+    if width != c.model.crossattn_emb_size:
+        raise ValueError(
+            f"{asked}: the text encoder {encoder.name} of the data makes rows of {width} numbers,"
+            f" and model.crossattn_emb_size={c.model.crossattn_emb_size}; use the text encoder that"
+            " the data of the run were packed with"
+        )
+    _check_pictures(encoder, given, c)
+    return encoder
 
 
 def _asked(config: RunConfig) -> str:
@@ -141,12 +194,11 @@ def _encode(
         ValueError: the text encoder of the data is not on this machine, or sees pictures that are
             not here.
     """
-    c, card = run.config, run.card
+    c = run.config
     common, asked = c.validation.negative_prompt, _asked(c)
     alone: dict[str, Mapping[str, Tensor]] = {"": {n: v.cpu() for n, v in run.null.items()}}
     if not asked:
         return alone, []
-    assert card is not None
 
     def without_picture(word: str) -> Mapping[str, Tensor]:
         if word not in alone:
@@ -156,10 +208,7 @@ def _encode(
 
     words = [(prompt.text, _negative(prompt, c)) for prompt in prompts]
     try:
-        with _encoder_is_here(asked):
-            place = ModelLocation(cache=c.validation.t5_cache_dir, local_only=True)
-            encoder = text.text_encoder_of_card(card, place)
-        _check_pictures(encoder, given, c)
+        encoder = _checked_encoder(run, given)
         each = list[PromptTexts]()
         with _encoder_is_here(asked):
             if not encoder.most_pictures:
@@ -207,7 +256,7 @@ def _check_pictures(
         )
 
 
-def find_decoder(run: TrainState) -> tuple[Codec | None, str]:
+def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
     """The decoder with its weights, or a text that says why there is none."""
     named = (run.card or {}).get("processor")
     if run.card is None or not isinstance(named, dict):
@@ -225,18 +274,28 @@ def find_decoder(run: TrainState) -> tuple[Codec | None, str]:
         )
 
 
-def _latent_stride(decoder: Codec | None, card: Any, config: RunConfig) -> LatentStride | None:
+def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> LatentStride | None:
+    """By the decoder, else by the card; None where neither tells and none is needed.
+
+    Raises:
+        ValueError: neither tells.
+    """
+    model, latent = run.config.model, (run.card or {}).get("latent", {})
     if decoder is not None:
-        return LatentStride.of(decoder, config.model)
-    latent = (card or {}).get("latent", {})
-    if "stride" not in latent:
-        return None
-    return LatentStride(
-        stride=latent["stride"],
-        temporal_stride=latent["temporal_stride"],
-        patch_spatial=config.model.patch_spatial,
-        patch_temporal=config.model.patch_temporal,
-    )
+        return LatentStride.of(decoder, model)
+    if "stride" in latent:
+        return LatentStride(
+            stride=latent["stride"],
+            temporal_stride=latent["temporal_stride"],
+            patch_spatial=model.patch_spatial,
+            patch_temporal=model.patch_temporal,
+        )
+    if needed:
+        raise ValueError(
+            "validation.prompts_file: the size of a latent is unknown, for the decoder is not on"
+            " this machine and the dataset card is of an older version; set model.vae_cache_folder"
+        )
+    return None
 
 
 def _request_of_prompt(
@@ -249,11 +308,7 @@ def _request_of_prompt(
     decoder: Codec | None,
 ) -> ValidationRequest:
     stride, c = found.latent_stride, run.config
-    if stride is None:
-        raise ValueError(
-            "validation.prompts_file: the size of a latent is unknown, for the decoder is not on"
-            " this machine and the dataset card is of an older version; set model.vae_cache_folder"
-        )
+    assert stride is not None
     pixels = _size(prompt, run)
     latent = stride.latent(pixels)
     multiple = stride.stride * stride.patch_spatial
@@ -276,7 +331,7 @@ def _request_of_prompt(
     )
 
 
-def _size(prompt: Prompt, run: TrainState) -> Size:
+def _size(prompt: Prompt, run: _OfData) -> Size:
     """Frames, rows and columns of a prompt's sample, in pixels.
 
     Raises:

@@ -79,7 +79,7 @@ def open_samples(run: TrainState) -> Samples:
         for i, one in enumerate(wanted)
     ]
     check_requests([one.request for one in wanted], run.config)
-    said = [unused(prompts), *notes(wanted, found, guidance=c.guidance)]
+    said = [unused(prompts), *notes(wanted, found, guidance=run.config.guidance)]
     run.notes += [f"samples at each validation: {note}" for note in said if note]
     return ValidationSamples(wanted=wanted, decoder=decoder, extractor=extractor)
 
@@ -94,11 +94,16 @@ def _extractor(run: TrainState, decoder: Codec | None) -> FeatureExtractor | Non
     if name is None or not run.replica.reads:
         return None
     if decoder is None:
-        raise ValueError(
-            f"validation.feature_extractor={name} looks at pictures, and the decoder of the data is"
-            " not on this machine; set model.vae_cache_folder, or feature_extractor=null"
-        )
+        raise no_pictures(name)
     return FeatureExtractor(name, device())
+
+
+def no_pictures(extractor: str) -> ValueError:
+    """The error for a network of the quality metrics where nothing decodes the samples."""
+    return ValueError(
+        f"validation.feature_extractor={extractor} looks at pictures, and the decoder of the data"
+        " is not on this machine; set model.vae_cache_folder, or feature_extractor=null"
+    )
 
 
 def _features(decoder: Codec, extractor: FeatureExtractor, latent_CFHW: Tensor) -> Tensor:
@@ -289,7 +294,7 @@ def _folder(run: TrainState) -> Path:
 def settings_of(config: RunConfig) -> SamplingSettings:
     """How the samples of a validation are drawn."""
     c = config.validation
-    return SamplingSettings(num_steps=c.sampling_steps, guidance=c.guidance, sampler=c.sampler)
+    return SamplingSettings(num_steps=c.sampling_steps, guidance=config.guidance, sampler=c.sampler)
 
 
 def _facts(run: TrainState, one: ValidationRequest, *, adapter: bool) -> dict[str, Any]:
@@ -301,7 +306,7 @@ def _facts(run: TrainState, one: ValidationRequest, *, adapter: bool) -> dict[st
         "num_video_frames": frames,
         "fps": c.fps if math.isnan(fps) else fps,
         "num_steps": c.sampling_steps,
-        "guidance": c.guidance,
+        "guidance": run.config.guidance,
         "negative_prompt": one.negative,
         **one.pictures,
         "sampler": str(c.sampler),

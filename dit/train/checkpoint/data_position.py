@@ -1,8 +1,9 @@
 """The loaders' states of a checkpoint, of which every file is read once.
 
 On as many data ranks and loader processes as saved it, each data rank reads its own file, and the
-others tell it only that theirs are of the same step. On others the files are shared out: each data
-rank reads some of them, and all get all, because resharding needs what every reader has left.
+others tell it only that theirs are of the same step. On others, and of an earlier version, the
+files are shared out: each data rank reads some of them, and all get all, because resharding needs
+what every reader has left.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dit.data import LoaderLayout
-from dit.train.checkpoint.paths import CheckpointError, damaged, remedy
+from dit.data import DataError, LoaderLayout, PackLoader, places_of
+from dit.data.loader_state import FORMAT
+from dit.train.checkpoint.paths import CheckpointError, damaged, remedy, saved_config
 
 Position = dict[str, Any]
 """A loader state as plain values."""
@@ -47,7 +49,8 @@ def data_positions(path: Path, layout: LoaderLayout, *, rank: int | None) -> lis
 
     outlines = _exchange(read_own)
     if set(outlines) == set(range(layout.ranks)) and all(
-        (state.get("ranks"), state.get("workers")) == (layout.ranks, layout.workers)
+        (state.get("ranks"), state.get("workers"), state.get("format"))
+        == (layout.ranks, layout.workers, FORMAT)
         for state in outlines.values()
     ):
         return [own.get(n, outlines[n]) for n in range(layout.ranks)]
@@ -60,6 +63,29 @@ def data_positions(path: Path, layout: LoaderLayout, *, rank: int | None) -> lis
 
     states = _exchange(read_share)
     return [states[n] for n in sorted(states)]
+
+
+def read_positions(path: Path) -> list[Position]:
+    """The same of one process, with all readers.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    first = _read(path / loader_file(0))
+    ranks = _saved_ranks(path, {0: first})
+    return [first, *(_read(path / loader_file(rank)) for rank in range(1, ranks))]
+
+
+def restore_position(loader: PackLoader, states: list[Position], path: Path) -> None:
+    """Continues with the positions of a checkpoint.
+
+    Raises:
+        CheckpointError: it is one in other data, or cannot be divided among these ranks.
+    """
+    try:
+        loader.load_state_dict(states, places=places_of(saved_config(path).dataset))
+    except DataError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _large(state: Position) -> Position:

@@ -4,7 +4,7 @@
 2. write             each rank writes its own files, at any time
 3. write_index       all ranks together: .metadata, metadata.json
 
-`load` and `tensor_names` read it.
+`load`, `common_values` and `tensor_names` read it.
 
 Threads of this process write the files. Megatron-Core 0.16 forks its writers, which may deadlock
 next to the threads of gloo, NCCL and CUDA, and when a writer is killed its parent waits for ever.
@@ -115,6 +115,11 @@ def write_format(folder: Path) -> None:
 def load(state: dict[str, Any], folder: Path) -> Any:
     """Loads what Megatron-Core stored for `state`; all ranks call it."""
     return dist_checkpointing.load(state, str(folder))
+
+
+def common_values(folder: Path) -> dict[str, Any]:
+    """What is stored beside the tensors."""
+    return dist_checkpointing.load_common_state_dict(str(folder))
 
 
 def tensor_names(folder: Path) -> list[str]:

@@ -3,7 +3,7 @@
 1. restored   a run on an empty disk gets the newest checkpoint of its mirror
 2. Mirror     after each save, a thread of the first rank brings the store up to date
 
-`check_start` is what a dry run looks at.
+`to_fetch` tells a dry run which one that would be.
 
 The store keeps as many checkpoints as the run folder (`checkpoint.keep_last`, and the one of lowest
 validation loss). Its errors do not end the run: they are said, counted, and the copy is tried again
@@ -32,7 +32,6 @@ from dit.train.checkpoint.paths import (
     STEP,
     CheckpointError,
     find_checkpoint,
-    starting_point,
 )
 
 _LATER = "the run goes on, and tries again at its next save and at its end"
@@ -68,16 +67,17 @@ def restored(config: RunConfig) -> list[str]:
     return [f"fetched {name} from {c.mirror} in {time.perf_counter() - began:.1f} s"]
 
 
-def check_start(config: RunConfig) -> None:
-    """Raises CheckpointError where a start would find no checkpoint to go on from.
+def to_fetch(config: RunConfig) -> str | None:
+    """The checkpoint that a start would fetch; None where the run folder has one, or no mirror.
 
-    A mirror is asked where the run folder has none.
+    Raises:
+        CheckpointError: as `restored`.
     """
     c = config.checkpoint
-    store = CheckpointStore(c.mirror) if c.mirror else None
-    if store and c.save and find_checkpoint(Path(c.save)) is None and store.newest() is not None:
-        return
-    starting_point(config)
+    if not c.mirror or not c.save:
+        return None
+    store = CheckpointStore(c.mirror)
+    return store.newest() if find_checkpoint(Path(c.save)) is None else None
 
 
 def _about_mirror(store: CheckpointStore, own: Path) -> list[str]:

@@ -16,11 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from safetensors import SafetensorError
 
 from dit.config import RunConfig
 from dit.config.loading import read_config
-from dit.distributed.collective_errors import error_in_words
+from dit.distributed.collective_errors import RankError, error_in_words, on_all_ranks
 from dit.local_path import is_address
 from dit.parsing import parse_json
 
@@ -126,6 +127,24 @@ def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)
     return [
         name for name in largest_first[part] if file_digest(folder / name) != manifest.files[name]
     ]
+
+
+def verify(path: Path) -> None:
+    """Compares every file with its checksum; all ranks call it, and each reads some of the files.
+
+    Raises:
+        CheckpointError: a file has changed since it was saved.
+    """
+    manifest = manifest_of(path)
+    if manifest is None:
+        return
+    part = slice(dist.get_rank(), None, dist.get_world_size())
+    try:
+        by_rank = on_all_ranks(lambda: changed_files(path, manifest, part=part))
+    except RankError as error:
+        raise damaged(path, error) from error
+    if names := [name for of_rank in by_rank for name in of_rank]:
+        raise changed(path, names)
 
 
 LATEST = "LATEST"

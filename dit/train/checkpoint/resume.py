@@ -26,17 +26,21 @@ from dit.config import EmaKind, RunConfig, Weights
 from dit.config.loading import changes
 from dit.config.loading.schema import schema_of
 from dit.config.resume import Resume
-from dit.data import DataError, LoaderLayout, PackLoader, places_of
-from dit.data.datasets import META
+from dit.data import DataError, LoaderLayout, PackLoader
 from dit.distributed.collective_errors import on_all_ranks, on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import family_of
 from dit.objectives import REGISTRY
 from dit.safe_writing import FolderInUseError, only_writer
 from dit.train.checkpoint.adapters import adapters_of
-from dit.train.checkpoint.data_position import Position, data_positions
+from dit.train.checkpoint.data_position import Position, data_positions, restore_position
 from dit.train.checkpoint.origin import Origin, saved_origin
-from dit.train.checkpoint.paths import CheckpointError, find_checkpoint, manifest_of, saved_config
+from dit.train.checkpoint.paths import (
+    CheckpointError,
+    find_checkpoint,
+    manifest_of,
+    saved_config,
+)
 from dit.train.checkpoint.state_dict import (
     DataState,
     interval_sums,
@@ -44,6 +48,7 @@ from dit.train.checkpoint.state_dict import (
     start_from,
 )
 from dit.train.metrics.run_logger import RunLogger
+from dit.train.start_checks import check_writable, unwritable
 from dit.train.train_state import TrainState
 
 
@@ -72,20 +77,13 @@ def run_folder(config: RunConfig) -> Iterator[Path | None]:
 
 
 def _make_run_folder(folder: Path) -> None:
-    if (folder / META).is_dir():
-        raise ValueError(
-            f"checkpoint.save={folder} is a dataset, and packing it again would remove the run;"
-            " choose another folder"
-        )
+    check_writable(folder)
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ValueError(
-            f"checkpoint.save={folder} cannot be written ({error}); choose a folder that"
-            " every process may write to"
-        ) from error
+        raise unwritable(folder, error) from error
 
 
 def _lock(folder: Path, held: ExitStack) -> str:
@@ -152,7 +150,7 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
             f" {run.progress.step + 1} on"
         )
     if run.folder is not None:
-        run.notes += _disk_space_notes(path, run.folder)
+        run.notes += disk_space_notes(path, run.folder)
     if _restarts_data(run, path, own=own):
         run.progress = run.progress.with_other_data()
         run.notes.append(
@@ -178,10 +176,7 @@ def _load_data_position(run: TrainState, path: Path) -> None:
     states, loader = _data_positions(run, path), run.loader
     if loader is None:
         return
-    try:
-        loader.load_state_dict(states, places=places_of(saved_config(path).dataset))
-    except DataError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    restore_position(loader, states, path)
     run.notes += [loader.resharded] if loader.resharded else []
 
 
@@ -234,7 +229,7 @@ def _change_notes(
     return lines
 
 
-def _disk_space_notes(path: Path, folder: Path) -> list[str]:
+def disk_space_notes(path: Path, folder: Path) -> list[str]:
     """A warning if there is no space for another checkpoint of this size."""
     manifest, free = manifest_of(path), shutil.disk_usage(folder).free
     needed = sum(digest.bytes for digest in manifest.files.values()) if manifest else 0

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
@@ -34,7 +33,6 @@ from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
 from dit.config.inlining import value_of
 from dit.config.loading.schema import schema_of
 from dit.config.resume import Resume, resume_class
-from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.distributed.data_parallel import (
     load_optimizer_groups,
     optimizer_groups,
@@ -44,15 +42,13 @@ from dit.models.lora.adapter import is_adapter
 from dit.models.lora.targets import attach_adapters
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
 from dit.train.checkpoint.adapters import FrozenBase, adapters_of, diffusers_weights, found_base
-from dit.train.checkpoint.distcp import load, tensor_names
+from dit.train.checkpoint.distcp import common_values, load, tensor_names
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
 from dit.train.checkpoint.paths import (
     CheckpointError,
-    changed,
-    changed_files,
     damaged,
-    manifest_of,
     saved_config,
+    verify,
 )
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.narrow_moments import put_moments
@@ -81,13 +77,8 @@ def load_checkpoint(path: Path, model: ModelAndOptimizer, *, config: RunConfig) 
     Raises:
         CheckpointError: the checkpoint is damaged, belongs to another model, or has weights alone.
     """
-    check_same_model(path, config)
+    check_continues(path, config)
     verify(path)
-    if not any(name.startswith("optimizer.") for name in _stored_names(path)):
-        raise CheckpointError(
-            f"{path} holds weights and no optimizer, as an import does; start a new run from them:"
-            f" checkpoint.finetune=true checkpoint.load={path}"
-        )
     averaged = saved_config(path).ema.kind is not EmaKind.NONE
     values = stored_values(model, averaged=averaged)
     exchange = StateExchange(
@@ -126,7 +117,7 @@ def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> Tr
         CheckpointError: the checkpoint is damaged, of another model, or lacks the average; or it
             does not say how many updates are behind it.
     """
-    check_same_weights(path, config)
+    check_starts_from(path, config)
     verify(path)
     ema = model.ema if config.train.warm_start_ema else None
     goes_on = ema is not None and _has_average(path)
@@ -146,31 +137,7 @@ def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> Tr
     if ema is None:
         return TrainProgress()
     ema.updates_before = loaded.updates_before + loaded.updates
-    if not ema.updates_before and ema.config.kind is EmaKind.POWER:
-        raise CheckpointError(
-            f"{path} does not say how many updates are behind its weights, as no import does, and"
-            " train.warm_start_ema=true with ema.kind=power needs the number; set"
-            " ema.kind=constant, or leave it out"
-        )
     return TrainProgress(updates_before=ema.updates_before)
-
-
-def verify(path: Path) -> None:
-    """Compares every file with its checksum; all ranks call it, and each reads some of the files.
-
-    Raises:
-        CheckpointError: a file has changed since it was saved.
-    """
-    manifest = manifest_of(path)
-    if manifest is None:
-        return
-    part = slice(dist.get_rank(), None, dist.get_world_size())
-    try:
-        by_rank = on_all_ranks(lambda: changed_files(path, manifest, part=part))
-    except RankError as error:
-        raise damaged(path, error) from error
-    if names := [name for of_rank in by_rank for name in of_rank]:
-        raise changed(path, names)
 
 
 def load_weights(
@@ -199,12 +166,62 @@ def _load_weights(path: Path, exchange: StateExchange, *, averaged: bool) -> dic
     Raises:
         CheckpointError: the checkpoint has no average.
     """
-    if averaged and not _has_average(path):
-        raise CheckpointError(f"{path} holds no average of the weights; use --weights model")
+    _check_has(path, averaged=averaged)
     wanted = exchange.wanted(weights=_AVERAGE if averaged else WEIGHT, everywhere=True)
     loaded = _read({"share": wanted}, path)
     exchange.hand_out(loaded.get("share", {}))
     return loaded
+
+
+def check_continues(path: Path, config: RunConfig) -> None:
+    """Refuses a checkpoint that a run cannot go on from; reads none of its tensors.
+
+    Raises:
+        CheckpointError: it belongs to another model, or has weights alone.
+    """
+    check_same_model(path, config)
+    if not any(name.startswith("optimizer.") for name in _stored_names(path)):
+        raise CheckpointError(
+            f"{path} holds weights and no optimizer, as an import does; start a new run from them:"
+            f" checkpoint.finetune=true checkpoint.load={path}"
+        )
+
+
+def check_starts_from(path: Path, config: RunConfig) -> None:
+    """Refuses a checkpoint whose weights, or adapters, a new run cannot have; reads no tensor.
+
+    Raises:
+        CheckpointError: it is of another model, lacks the average, or does not say how many updates
+            are behind it.
+    """
+    check_same_weights(path, config)
+    _check_has(path, averaged=config.checkpoint.finetune_weights is Weights.EMA)
+    if config.train.warm_start_ema and config.ema.kind is EmaKind.POWER:
+        progress = _progress(_common(path))
+        if not progress.updates_before + progress.updates:
+            raise CheckpointError(
+                f"{path} does not say how many updates are behind its weights, as no import does,"
+                " and train.warm_start_ema=true with ema.kind=power needs the number; set"
+                " ema.kind=constant, or leave it out"
+            )
+
+
+def _common(path: Path) -> Mapping[str, Any]:
+    """What a checkpoint stores beside its tensors.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        return common_values(path)
+    except Exception as error:
+        raise damaged(path, error) from error
+
+
+def _check_has(path: Path, *, averaged: bool) -> None:
+    there = _has_average(path)  # finds a damaged index as well
+    if averaged and not there:
+        raise CheckpointError(f"{path} holds no average of the weights; use --weights model")
 
 
 def _has_average(path: Path) -> bool:
@@ -258,9 +275,23 @@ def load_base(
         for module in modules:
             diffusers_weights(base, config).fill(module, config)
     elif base.path is not None:
-        check_same_weights(base.path, config)
+        check_base(base, config)
         verify(base.path)
         load_weights(base.path, modules, groups, averaged=base.averaged)
+
+
+def check_base(base: FrozenBase, config: RunConfig) -> None:
+    """Refuses frozen weights that do not fit, by their checkpoint or folder; reads no tensor.
+
+    Raises:
+        CheckpointError: they are of another model, or their average is missing.
+        ConvertError: they are of another network.
+    """
+    if base.path is not None and base.diffusers:
+        diffusers_weights(base, config)
+    elif base.path is not None:
+        check_same_weights(base.path, config)
+        _check_has(base.path, averaged=base.averaged)
 
 
 def _stored_by(path: Path) -> Callable[[str], bool]:

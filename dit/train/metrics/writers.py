@@ -57,6 +57,7 @@ from dit.progress import DONE_AND_LEFT, Shortened, in_words, one_line
 from dit.train.metrics.interval_metrics import edges_and_counts
 from dit.train.metrics.jsonl import explain_write_errors
 from dit.train.metrics.terminal_pictures import half_blocks
+from dit.train.start_checks import check_wandb
 from dit.train.train_state import DrawnSamples
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Dashboards:
         with self._explain_errors():
             self.board = SummaryWriter(self.place, purge_step=start + 1 if start else None)
         wanted = config.logger.wandb_project and config.logger.wandb_mode is not WandbMode.DISABLED
+        check_wandb(config)
         self.wandb = _wandb_run(config, folder) if wanted else None
 
     def _explain_errors(self) -> AbstractContextManager[None]:
@@ -165,13 +167,8 @@ def _add_histogram(
 
 
 def _wandb_run(config: RunConfig, folder: Path) -> Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise ValueError(
-            f"logger.wandb_project={config.logger.wandb_project} needs the package wandb: install"
-            " the extra `log`, or leave wandb_project unset"
-        ) from error
+    import wandb
+
     mode: Any = config.logger.wandb_mode  # a StrEnum with the names of W&B
     try:
         return wandb.init(

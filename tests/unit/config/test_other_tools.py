@@ -17,6 +17,7 @@ import yaml
 from dit.config.inlining import value_of
 from dit.config.loading import ConfigError, load_config, parse_arguments
 from dit.models.cost import trained_count
+from dit.models.family import FAMILIES
 from dit.objectives import training_objective
 from recipes.runs import RECIPES
 from tests.packs import run_config
@@ -264,9 +265,9 @@ DIFFUSION_PIPE_READ = {
     "logger.wandb_exp_name": "one",
 }
 FILES = {
-    "automodel.yaml": (AUTOMODEL, AUTOMODEL_READ),
-    "fastvideo.yaml": (FASTVIDEO, FASTVIDEO_READ),
-    "main.toml": (DIFFUSION_PIPE, DIFFUSION_PIPE_READ),
+    "automodel.yaml": (AUTOMODEL, AUTOMODEL_READ, "wan"),
+    "fastvideo.yaml": (FASTVIDEO, FASTVIDEO_READ, "dit"),
+    "main.toml": (DIFFUSION_PIPE, DIFFUSION_PIPE_READ, "hunyuan_video"),
 }
 OURS = {"optimizer.lr", "optimizer.weight_decay"}  # diffusion-pipe's names are the same
 
@@ -280,11 +281,12 @@ def leaves(values: Any, prefix: str = "") -> list[str]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_key_is_read_or_named_with_the_reason(name: str, tmp_path: Path, caplog) -> None:
-    text, expected = FILES[name]
+    text, expected, family = FILES[name]
     file = tmp_path / name
     file.write_text(text)
     with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
-        config = load_config(run_config(), config_file=file)
+        words = [f"model.family={family}"]
+        config = load_config(run_config(), config_file=file, overrides=words)
     for key, value in expected.items():
         group, _, field = key.partition(".")
         assert value_of(getattr(config, group), field) == value, key
@@ -340,6 +342,7 @@ def test_our_keys_and_overrides_stand_beside_theirs(tmp_path: Path) -> None:
     file = tmp_path / "both.yaml"
     file.write_text(AUTOMODEL)
     tokens = ["optimizer.lr=1e-3", "--fsdp.tp_size", "1", "~wandb", "model.name=dit_s"]
+    tokens += ["~model.pipeline_spec"]
     argv = ["--config", str(file), *tokens]
     config = parse_arguments(argv, recipes=RECIPES).config
     assert (config.optimizer.lr, config.model.tensor_model_parallel_size) == (1e-3, 1)
@@ -361,6 +364,15 @@ def test_our_keys_and_overrides_stand_beside_theirs(tmp_path: Path) -> None:
         ("cache_only=true", "is not supported: data are packed"),
         ("dataset=folder", "is a group and holds no value; set a key such as dataset.path"),
         ("model.dtype=float16", "model.precision is bf16 or fp32"),
+        (
+            "model.type=wan",
+            "names a network of model.family=wan, and this run trains model.family=d",
+        ),
+        ("model.type=sdxl", "names none that is here, and this run trains model.family=dit"),
+        (
+            "model.pipeline_spec.transformer_cls=FluxTransformer2DModel",
+            "names a network of model.family=flux, and this run trains model.family=dit",
+        ),
         ("adapter.type=lokr", "is not supported: adapters are plain LoRA"),
         ("adapter.alpha=16", "diffusion-pipe has alpha = rank"),
         ("adapter.dtype=float16", "lora.dtype is bf16 or fp32"),
@@ -564,3 +576,12 @@ def test_image_to_video_of_networks_that_take_both(caplog) -> None:
         with pytest.raises(ConfigError) as caught:
             load_config(run_config(), overrides=wrong)
         assert len(caught.value.problems) == 1
+
+
+def test_every_family_is_a_network_of_diffusion_pipe():
+    """And each of its networks that is one of ours is taken for it."""
+    from dit.config.loading.foreign.diffusion_pipe import _FAMILIES
+
+    assert set(_FAMILIES.values()) == set(FAMILIES)
+    config = load_config(run_config(), overrides=["model.type=flux", "model.family=flux"])
+    assert config.model.family == "flux"

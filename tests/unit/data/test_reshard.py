@@ -35,10 +35,14 @@ class Fleet:
 
     def __init__(self, shards, root, kind, opened):
         self.shards, self.root, self.kind, self.opened = shards, root, kind, opened
-        self.states, self.loaders = None, []
+        self.states, self.loaders, self.buffer = None, [], 8
 
     def config(self, workers):
-        small = {"num_workers": workers, "packing_buffer_size": 8, "shuffle_buffer_size": 5}
+        small = {
+            "num_workers": workers,
+            "packing_buffer_size": self.buffer,
+            "shuffle_buffer_size": 5,
+        }
         small |= {"max_bad_fraction": 1.0}
         if self.kind == "mock":
             return self.shards.config(mock=True, **small)
@@ -51,10 +55,10 @@ class Fleet:
             return self.shards.config(self.root / "a", **small, **even)
         return self.shards.config(self.root / self.kind, **small)
 
-    def on(self, ranks, workers):
+    def on(self, ranks, workers, saved_as=FORMAT):
         """Ends the run and starts it again there."""
         if self.loaders:
-            states = [loader.state_dict() for loader in self.loaders]
+            states = [loader.state_dict() | {"format": saved_as} for loader in self.loaders]
             self.states = pickle.loads(pickle.dumps(states))
             for loader in self.loaders:
                 loader.close()
@@ -146,7 +150,7 @@ class Given:
         ("a", 1, [(1, 4), (3, 0)]),  # before every reader has given a pack
         ("a", 14, [(2, 2), (1, 1), (1, 2)]),
         ("even", 14, [(1, 2), (3, 0)]),  # packs in waiting are dealt out as well
-        ("at like cost", 14, [(1, 2), (3, 0)]),
+        ("at like cost", 13, [(1, 2), (3, 0)]),
         ("blend", 6, [(1, 2), (3, 0), (4, 0)]),  # again before the first rest is read
     ],
 )
@@ -216,6 +220,27 @@ def test_a_run_may_move_on_before_its_first_pack(fleet):
     for ranks, workers in ((3, 1), (2, 0), (1, 4)):
         (again, _), _ = run.on(ranks, workers).dealt()
         assert again == dealt
+
+
+@pytest.mark.parametrize(("buffer", "others"), [(3, True), (60, False)])
+def test_packs_that_would_be_other_ones_now_are_not_taken_for_those_given(fleet, buffer, others):
+    """A pack of format 3 held no more samples than were buffered, and is not made again now."""
+    run, given = fleet("a"), Given("a")
+    run.buffer = buffer
+    run.on(1, 2)
+    batches = list(run.steps(10, 2))
+    given.add(batches)
+    assert others == (max(len(keys) for batch in batches for keys in batch) >= buffer)
+    (dealt, _), _ = run.on(1, 2, saved_as=3).dealt()
+    if not others:
+        assert run.loaders[0].resharded == ""
+        return
+    assert "packs hold more of such short samples than in the version that saved: the " in (
+        run.loaders[0].resharded
+    )
+    (times,) = given.times()
+    assert dealt == Counter({i: 1 - n for i, n in enumerate(times)})
+    assert run.on(1, 2).loaders[0].resharded == ""  # saved before any pack was given, and as of now
 
 
 def test_readers_that_are_passes_behind_do_not_catch_up_with_all_of_them(fleet):

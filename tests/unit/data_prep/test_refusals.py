@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from data_prep.cli.parser import main
 from data_prep.media.clips import Entry
-from data_prep.refusals import PrepError, Reason, RefusedError
+from data_prep.refusals import PrepError, Reason, Refusals, RefusedError
 from data_prep.sources.digits import Digits
 from dit.codecs.vae import Pixel
+from tests.media_files import image
 
 
 class Poisoned(Digits):
@@ -43,6 +45,36 @@ def test_refused_samples_are_counted_and_named(tmp_path: Path, read_samples, pac
     assert len(refused) == 18 and len(packed) == 132 and not set(refused) & set(packed)
     card = json.loads((tmp_path / "out/dataset_card.json").read_text())
     assert card["refused"] == summary.refused
+
+
+def test_few_refused_files_are_named_and_of_many_the_first() -> None:
+    refusals = Refusals()
+    for number in (2, 0, 1):
+        refusals.add(f"{number}.png", Reason.DAMAGED, "cut")
+    refusals.add("b.png", Reason.EMPTY, "0 bytes")
+    assert refusals.lines == [
+        "3 x image is damaged or cut short: 0.png (cut), 1.png (cut), 2.png (cut)",
+        "1 x file is empty: b.png (0 bytes)",
+    ]
+    with pytest.raises(PrepError, match=r"4 of 9 files .*0.png .*b.png \(0 bytes\)\), more than"):
+        refusals.check(total=9, max_fraction=0.1)
+    for number in range(5, 7):
+        refusals.add(f"{number}.png", Reason.EMPTY, "0 bytes")
+    assert refusals.lines == [
+        "3 x image is damaged or cut short, such as 0.png (cut)",
+        "3 x file is empty, such as 5.png (0 bytes)",
+    ]
+
+
+def test_a_plan_and_a_packing_name_the_refused_file(tmp_path: Path, capsys) -> None:
+    for name in ("a.png", "b.png"):
+        image(tmp_path / "in" / name)
+    (tmp_path / "in/page.png").write_bytes(b"<html>404 not found</html>")
+    given = ["image", "--image_dir", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out")]
+    given += ["--processor", "pixel", "--num_workers", "0", "--max_bad_fraction", "0.5"]
+    said = "refused: 1 x file is no image of a known format: page.png (it is an HTML page, as"
+    assert main([*given, "--plan"]) == 0 and said in capsys.readouterr().out
+    assert main(given) == 0 and said in capsys.readouterr().out
 
 
 def test_too_many_refusals_publish_nothing(tmp_path: Path, pack_digits) -> None:

@@ -143,5 +143,5 @@ def test_a_ring_of_two_rows_is_refused():
     with pytest.raises(
         ValueError, match=r"cp_comm_type=p2p sends one row .* use a2a or all_gather"
     ):
-        check_joint_context(_context(2, 0, ContextComm.P2P))
-    check_joint_context(_context(1, 0, ContextComm.P2P))
+        check_joint_context(ContextComm.P2P, 2)
+    check_joint_context(ContextComm.P2P, 1)

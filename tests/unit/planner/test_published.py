@@ -18,8 +18,9 @@ from dit.config import (
 from dit.distributed.device_specs import DEVICES
 from dit.models.dit.config import DitConfig
 from dit.models.family import named_model
+from dit.planner import layouts
 from dit.planner.efficiency import FUSED, PUBLISHED
-from dit.planner.layouts import plans
+from dit.planner.layouts import batch_plans, plans
 from dit.planner.times import Load, expected_load, times
 from recipes import plan_run
 from tests.packs import run_config
@@ -119,6 +120,21 @@ def test_virtual_stages_trade_bubbles_for_traffic_and_memory():
         assert parted.memory.activations == pytest.approx(1.25 * whole.memory.activations)
 
 
+def test_larger_batches_are_planned_as_runs_of_their_own(monkeypatch):
+    monkeypatch.setattr(layouts, "BATCHES", (1, 4))
+    config = run_config(train=TrainConfig(global_batch_size=2))
+    load, machine = expected_load(config), {"device": DEVICES["h100"], "efficiency": FUSED}
+    batches = batch_plans(config, load, world_size=8, **machine)
+    assert [one.packs for one in batches] == [2, 8]
+    for one in batches:
+        other = replace(config, train=TrainConfig(global_batch_size=one.packs))
+        assert one.best == plans(other, load, world_size=8, **machine)[0][0]
+    # Two packs cannot keep 8 devices busy by data parallelism alone.
+    assert batches[1].best.tokens_per_s > 1.1 * batches[0].best.tokens_per_s
+    small = replace(DEVICES["h100"], memory=1e6)
+    assert batch_plans(config, load, world_size=2, device=small, efficiency=FUSED) == []
+
+
 def test_load_of_a_pack_adds_up():
     model = DitConfig()
     one, two = Load.of(model, [(100, 7)]), Load.of(model, [(50, 3), (60, 9)])
@@ -142,3 +158,7 @@ def test_command_prints_a_table_and_writes_all_numbers(tmp_path, capsys):
     assert sum(best["by_kind_s"].values()) == pytest.approx(best["step_s"])
     assert "matrix products" in said and "989 TFLOP/s of dense bfloat16" in said
     assert f"{1e3 * best['step_s']:.1f}" in said
+    assert "What a larger batch" in said
+    assert [one["packs"] for one in numbers["batches"]] == [32, 64, 128, 256]
+    updates = round(10e9 / (best["tokens_per_s"] * best["step_s"]))
+    assert f" {updates:,} " in said and f" {round(updates / 8):,} " in said

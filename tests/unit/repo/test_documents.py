@@ -58,10 +58,16 @@ def test_program_exists_and_knows_the_flags(command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [c for c in ours() if "pretrain_dit.py" in str(c) or "sbatch" in str(c)], ids=str
+    "command",
+    [
+        c
+        for c in ours()
+        if ("pretrain_dit.py" in str(c) or "sbatch" in str(c)) and "/train.yaml" not in str(c)
+    ],
+    ids=str,
 )
 def test_configuration_resolves(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is there, every key is known and no rule is broken."""
+    """The file is there, every key is known and no rule is broken; packing writes train.yaml."""
     _, arguments = script_call(command.words) or ([], [])
     monkeypatch.chdir(ROOT)
     parse_arguments(arguments, recipes=RECIPES)

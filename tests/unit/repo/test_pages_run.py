@@ -25,7 +25,10 @@ TINY = {
         *("checkpoint.save_interval=2", "scheduler.lr_warmup_iters=0", "model.num_layers=1"),
         *("dataset.num_workers=0", "dataset.packing_buffer_size=20"),
     ],
+    "-m data_prep image": ["--minutes", "0"],
+    "-m data_prep video": ["--minutes", "0"],
     "recipes/generate_dit.py": ["--num_steps", "2"],
+    "recipes/evaluate_pictures.py": ["--num_steps", "2", "--count", "2"],
     "recipes/check_layouts.py": ["--layouts", "tp2"],
     "recipes/evaluate_digits.py": [
         *("--num_steps", "2", "--per_prompt", "1", "--min_accuracy", "0")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 import dit.report
 from dit.report import read_runs
@@ -16,6 +17,7 @@ from dit.report.__main__ import main
 from dit.report.charts import Axis, Curve, chart, number
 from dit.report.findings import findings, spikes
 from dit.report.series import buckets, chart_place, curves
+from dit.sampling.grid import draw_grid
 from tests.unit.report.pages import (
     Page,
     read_lines,
@@ -98,6 +100,42 @@ def test_samples_with_and_without_the_adapter_are_shown(tmp_path: Path) -> None:
 def _grey(source: str) -> Any:
     content = base64.b64decode(source.partition(",")[2])
     return Image.open(io.BytesIO(content)).convert("L").getpixel((0, 0))
+
+
+def test_a_grid_is_arranged_anew_with_whole_prompts(tmp_path: Path) -> None:
+    """Each picture comes out of the grid as it was, above its prompt; those of one together."""
+    run = write_run(tmp_path / "run")
+    pictures = [np.full((24, 40, 3), 10 * n, np.uint8) for n in range(1, 6)]
+    prompts = ["a fox", "a fox", "a long caption " * 20, "<b>", "a fox"]
+    folder = run / "validation_generation/step_00000040"
+    folder.mkdir(parents=True)
+    draw_grid(pictures, prompts, folder / "grid.png", title="without | with")
+    page = report(run)
+    tags = page.attributes
+    said = [value for tag, name, value in tags if (tag, name) == ("img", "alt")]
+    assert said == ["a fox"] * 3 + ["a long caption " * 20, "<b>"]  # in the order of the grid
+    sources = [value for tag, name, value in tags if (tag, name) == ("img", "src")]
+    assert [_grey(source) for source in sources] == [10, 20, 50, 30, 40]
+    counts = [value for tag, name, value in tags if (tag, name) == ("figure", "style")]
+    assert [one.partition(";")[0] for one in counts] == [f"--count:{n}" for n in (3, 1, 1)]
+    assert page.text.count("a fox") == 1 and "without | with" in page.text
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["", "{", "[]", '{"title": "", "cells": [{"prompt": "p", "box": [0, 0, 9, 9]}]}',
+     '{"title": 1, "cells": []}', '{"title": "", "cells": [{"prompt": 3, "box": "left"}]}'],
+)  # fmt: skip
+def test_a_grid_that_names_no_places_is_shown_whole(tmp_path: Path, named: str) -> None:
+    run = write_run(tmp_path / "run")
+    write_grids(run, range(40, 41))
+    (grid,) = (run / "validation_generation").rglob("grid.png")
+    note = PngInfo()
+    note.add_text("cells", named)
+    Image.fromarray(np.full((8, 8, 3), 77, np.uint8)).save(grid, pnginfo=note)
+    page = report(run)
+    (source,) = (value for tag, name, value in page.attributes if (tag, name) == ("img", "src"))
+    assert _grey(source) == 77 and "cannot be shown" not in page.text
 
 
 @pytest.mark.parametrize(

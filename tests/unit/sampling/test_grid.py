@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from dit.sampling import grid
 from dit.sampling.grid import Fonts, draw_grid, fonts_for, label, short_label
 from tests.hostile import odd_text
 
@@ -32,17 +34,30 @@ PROMPTS = (
 )
 
 
-def _ink(prompt: str, folder: Path) -> tuple[int, int]:
-    """Width of what is written beside a picture, in pixels, and of the whole."""
+def _ink(prompt: str, folder: Path) -> int:
+    """Width of what is written beneath a picture, in pixels."""
     draw_grid([np.zeros((96, 96, 3), np.uint8)], [prompt], folder / "grid.png")
-    alpha_HW = np.asarray(Image.open(folder / "grid.png"))[..., 3]
+    alpha_HW = np.asarray(Image.open(folder / "grid.png"))[96:, :, 3]
     columns = np.flatnonzero(alpha_HW.any(0))
-    return int(columns[-1] - columns[0]), alpha_HW.shape[1]
+    return int(columns[-1] - columns[0])
+
+
+def cells(file: Path) -> tuple[np.ndarray, list[tuple[str, np.ndarray]]]:
+    """The grid [H, W, 4], and prompt and pixels [h, w, 3] of each picture that it names."""
+    with Image.open(file) as image:
+        pixels_HW4, found = np.asarray(image), json.loads(getattr(image, "text")["cells"])  # noqa: B009
+    boxes = [(one["prompt"], one["box"]) for one in found["cells"]]
+    return pixels_HW4, [(prompt, _at(pixels_HW4, box)) for prompt, box in boxes]
+
+
+def _at(pixels_HW4: np.ndarray, box: list[int]) -> np.ndarray:
+    left, top, right, bottom = box
+    return pixels_HW4[top:bottom, left:right, :3]
 
 
 def test_a_prompt_is_never_mathematics(tmp_path):
     """DejaVu's $ is as wide as its digits; as mathematics, it would not be there at all."""
-    plain, mathematics = (_ink(text, tmp_path)[0] for text in ("8xxx8", "$xxx$"))
+    plain, mathematics = (_ink(text, tmp_path) for text in ("8xxx8", "$xxx$"))
     assert abs(plain - mathematics) <= 3
 
 
@@ -52,6 +67,42 @@ def test_any_prompts_are_drawn_in_one_grid(tmp_path):
     with Image.open(tmp_path / "grid.png") as image:
         assert image.mode == "RGBA" and max(image.size) < 4_000
     assert all("stand as code points" in note.because for note in notes)
+
+
+def test_prompts_of_one_picture_wrap_into_columns(tmp_path):
+    """They were rows of their own: 32 pictures of 136 x 128 made a grid 4,098 pixels high."""
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 256, (128, 136, 3), np.uint8) for _ in range(32)]
+    prompts = [f"a fox that looks at the moon, number {i}" for i in range(32)]
+    assert draw_grid(pictures, prompts, tmp_path / "grid.png") == []
+    pixels_HW4, found = cells(tmp_path / "grid.png")
+    assert pixels_HW4.shape[1] <= 1248 and pixels_HW4.shape[0] < 1100
+    assert [prompt for prompt, _ in found] == prompts
+    for picture_HW3, (_, drawn_HW3) in zip(pictures, found, strict=True):
+        np.testing.assert_array_equal(drawn_HW3, picture_HW3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(1, 16), min_size=1, max_size=64),
+    st.sampled_from([(8, 8), (8, 60), (300, 20), (270, 480), (4, 400)]),
+    st.integers(0, 24),
+)
+def test_any_numbers_of_pictures_have_places_of_their_own(counts, shape, top):
+    """Each prompt's stand together and in order; nothing is wider than a page, nor overlaps."""
+    shown = {f"p{i}": [np.zeros((*shape, 3), np.uint8)] * count for i, count in enumerate(counts)}
+    fonts = Fonts(families=("DejaVu Sans",), missing=frozenset())
+    blocks = grid._arranged(shown, fonts, top=top)
+    assert [len(block.pictures) for block in blocks] == counts
+    boxes = [box for one in blocks for box in (*(box for box, _ in one.pictures), one.label_box)]
+    right, bottom = (max(box[side] for box in boxes) for side in (2, 3))
+    taken_HW = np.zeros((bottom, right), bool)
+    for left, above, end, below in boxes:
+        assert end > left and below > above >= top
+        part_HW = taken_HW[above:below, left:end]
+        assert not part_HW.any()
+        part_HW[:] = True
+    assert right <= 1248 and bottom < 30_000
 
 
 def test_a_caption_in_the_middle_of_tex_settings_is_text(tmp_path):

@@ -1,16 +1,22 @@
-"""Options of `generate_dit.py` from a YAML file."""
+"""Options of `generate_dit.py` from a YAML file, and its default of guidance."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dit.config.loading import load_config
+from dit.sampling.commands.generate_media import options_of_network
 from dit.sampling.commands.lora_option import scaled_file
 from dit.sampling.commands.options import GenerationOptions, chosen, parser, with_file
+from dit.sampling.validation.samples import settings_of
+from recipes.runs import RECIPES
 from tests.hostile import damaged, mistaken
 
 OURS = """
@@ -147,3 +153,27 @@ def test_hostile_generation_file(tmp_path_factory, content: bytes) -> None:
         options.parse_args(with_file(["--config", str(file)], options))
     except ValueError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "asked", "used"),
+    [
+        ("dit_debug", [], None, 2.5),
+        ("dit_debug", [], 4.0, 4.0),
+        ("dit_debug", ["validation.guidance=6"], None, 6.0),
+        ("dit_debug", ["validation.guidance=6"], 1.0, 1.0),
+        ("flux_debug", [], None, 1.0),  # the network is told a scale
+        ("flux_debug", ["validation.guidance=3"], None, 3.0),
+    ],
+)
+def test_guidance_is_that_of_the_run_unless_given(
+    repo_root: Path, file: str, overrides: list[str], asked: float | None, used: float
+) -> None:
+    place = repo_root / f"conf/{file}.yaml"
+    config = load_config(RECIPES["dit_xl"](), config_file=place, overrides=overrides)
+    opened: Any = SimpleNamespace(config=config, path=Path("run"))
+    options = GenerationOptions(guidance=asked)
+    assert options_of_network(options, opened).guidance == used
+    assert settings_of(config).guidance == config.guidance  # of validation
+    if asked is None:
+        assert config.guidance == used

@@ -17,7 +17,7 @@ import pytest
 
 from dit.config import CheckpointConfig, RunConfig
 from dit.config.loading import ConfigError, load_config
-from dit.train.checkpoint.mirror import Mirror, check_start, restored
+from dit.train.checkpoint.mirror import Mirror, restored, to_fetch
 from dit.train.checkpoint.object_store import CheckpointStore, fetched_checkpoint
 from dit.train.checkpoint.paths import (
     CheckpointError,
@@ -26,6 +26,7 @@ from dit.train.checkpoint.paths import (
     parse_manifest,
     write_manifest,
 )
+from dit.train.start_checks import check_start
 from tests.packs import run_config
 
 FILES = ("metadata.json", ".metadata", "config.yaml", "null_text.safetensors", "__0_0.distcp")
@@ -283,9 +284,9 @@ def test_a_run_with_checkpoints_of_its_own_goes_on_from_them(run: Run, tmp_path:
 
 def test_an_empty_store_and_one_that_is_not_there(run: Run, tmp_path: Path, monkeypatch) -> None:
     assert restored(run.config) == []
-    check_start(run.config)
+    assert to_fetch(run.config) is None
     other = Run(run.folder, run.store, "msc://no-such-profile/x")
-    for start in (restored, check_start):
+    for start in (restored, to_fetch):
         with pytest.raises(CheckpointError, match=r"msc://no-such-profile/x cannot be used .*MSC_"):
             start(other.config)
 
@@ -308,10 +309,11 @@ def test_a_dry_run_asks_the_store_before_it_misses_a_checkpoint(run: Run, tmp_pa
     config = run_config(
         checkpoint=CheckpointConfig(save=str(run.folder), mirror=run.address, **load)
     )
-    check_start(config)
+    (said,) = check_start(config, world_size=1, with_data=False)
+    assert said.startswith(f"step_00000001 is fetched from {run.address}")
     shutil.rmtree(run.store)
     with pytest.raises(CheckpointError, match="typo holds no checkpoint"):
-        check_start(config)
+        check_start(config, world_size=1, with_data=False)
 
 
 def test_a_mirror_is_read_by_every_name_of_a_checkpoint(run: Run, tmp_path: Path, caplog) -> None:

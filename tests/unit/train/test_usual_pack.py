@@ -35,10 +35,10 @@ def test_a_pack_is_full_of_the_mixture_by_its_weights():
 
 
 def test_sizes_of_the_datas_card_come_first(monkeypatch):
-    monkeypatch.setattr(attention_choice, "listed_lengths", lambda config: [100, 100])
+    monkeypatch.setattr(attention_choice, "length_shares", lambda config: {100: 1.0})
     assert usual_pack(_config(1024)) == [(100, 5)] * 10
 
 
 def test_no_more_is_timed_than_a_second_allows(monkeypatch):
-    monkeypatch.setattr(attention_choice, "listed_lengths", lambda config: [75_600])
+    monkeypatch.setattr(attention_choice, "length_shares", lambda config: {75_600: 1.0})
     assert usual_pack(_config(131_072)) == [(32_768, 5)]

@@ -20,6 +20,7 @@ from dit.config.loading.foreign.entry import (
     betas,
     flow,
     going_on,
+    network_of,
     read_as,
     read_by,
     read_where_legal,
@@ -30,6 +31,15 @@ from dit.config.loading.foreign.optimizers import OPTIMIZER
 
 _FP8 = "model.fp8 with model.transformer_impl=transformer_engine"
 _SAVED = "checkpoints are torch_dist; checkpoint.also_save_hf=true exports each for Diffusers"
+
+
+_CLASSES = {
+    "FluxTransformer2DModel": "flux",
+    "HunyuanVideo15Transformer3DModel": "hunyuan_video_15",
+    "QwenImageTransformer2DModel": "qwen_image",
+    "WanTransformer3DModel": "wan",
+}
+"""Diffusers' classes that its recipes pretrain, and our families."""
 
 
 def _weighting(value: Any) -> dict[str, Any]:
@@ -53,6 +63,7 @@ AUTOMODEL: dict[str, Foreign] = {
     "model.stage": PART,
     "model.model_type": PART,
     "model.pipeline_spec": PART,
+    "model.pipeline_spec.transformer_cls": network_of(_CLASSES),
     "model.pipeline_spec.*": PART,
     "model.cache_dir": unused_key("nothing is fetched from the hub"),
     "model.torch_dtype": unused_key("model.precision decides"),

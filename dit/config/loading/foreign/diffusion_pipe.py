@@ -7,7 +7,6 @@ from typing import Any
 
 from dit.config.loading.foreign.entry import (
     CHOOSE_TARGETS,
-    NETWORK,
     PACKS,
     PART,
     STEPS,
@@ -16,6 +15,7 @@ from dit.config.loading.foreign.entry import (
     betas,
     flow,
     going_on,
+    network_of,
     read_as,
     read_by,
     recompute,
@@ -26,6 +26,22 @@ from dit.config.loading.foreign.optimizers import OPTIMIZER
 _PACKING = "data are packed before training, by `python -m data_prep`"
 _COUNTED = "it counts steps"
 _HUBER = "objective.loss=huber is the pseudo-Huber loss, sqrt(e² + c²) - c, with objective.huber_c"
+
+
+_FAMILIES = {
+    "chroma": "chroma",
+    "cosmos": "dit",
+    "cosmos_predict2": "dit",
+    "flux": "flux",
+    "hunyuan-video": "hunyuan_video",
+    "hunyuan_image": "hunyuan_image",
+    "hunyuan_video_15": "hunyuan_video_15",
+    "qwen_image": "qwen_image",
+    "qwen_image_plus": "qwen_image",
+    "sd3": "sd3",
+    "wan": "wan",
+}
+"""Its networks, and our families; it has others that are not here."""
 
 
 def _dataset_file(value: Any) -> dict[str, Any]:
@@ -159,7 +175,7 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "model.shift": Foreign(joint=_shift),
     "model.flux_shift": Foreign(joint=_shift),
     "model.lumina_shift": Foreign(joint=_shift),
-    "model.type": NETWORK,
+    "model.type": network_of(_FAMILIES),
     "model.*_path": PART,
     "model.transformer_dtype": read_by(
         _base_type, "each row has a factor, which a plain cast to 8 bits lacks"

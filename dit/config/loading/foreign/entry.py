@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dit.config import RunConfig
@@ -29,6 +29,7 @@ class Foreign:
     where_legal: bool = False  # not used, without an error, where our network does not take it
     of_run: Callable[[Any, RunConfig], str] | None = None  # (value, the whole run) -> `instead`
     grave: bool = False  # this run trains another network or method than the file asks for
+    refused: Callable[[Any, RunConfig], str] | None = None  # (value, the whole run) -> why it is
 
     def takes(self, value: object) -> bool:
         """Whether the value is supported; True is not 1."""
@@ -111,6 +112,22 @@ def first_of(key: str) -> Reading:
         return {key: value[0] if isinstance(value, list) else value}
 
     return reading
+
+
+def network_of(families: Mapping[str, str]) -> Foreign:
+    """A key whose values name networks, each of one of our families."""
+
+    def refused(value: Any, config: RunConfig) -> str:
+        family = families.get(str(value))
+        if family == config.model.family:
+            return ""
+        meant = f"names a network of model.family={family}" if family else "names none that is here"
+        return (
+            f"{meant}, and this run trains model.family={config.model.family}; set"
+            " checkpoint.load_hf to its Diffusers folder, or model.family, or take the key out"
+        )
+
+    return replace(NETWORK, refused=refused)
 
 
 NETWORK = unused_key(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dit.codecs import text
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import ByteTable
-from dit.codecs.text.byte_table import byte_positions, byte_table
+from dit.codecs.text.byte_table import byte_table
+from dit.codecs.text.fixed_vectors import positions
 
 CARD = {"format_version": 1, "text_encoder": {"name": "bytes", "width": 64, "revision": "1"}}
 
@@ -58,7 +59,7 @@ def test_tokens_have_unit_variance() -> None:
     everything = ByteTable(width=64).encode("".join(map(chr, range(128))) * 4).double()
     assert abs(everything.square().mean() - 1) < 0.05
     assert abs(byte_table(64).mean()) < 0.02 and abs(byte_table(64).std() - 1) < 0.02
-    np.testing.assert_allclose(np.square(byte_positions(500, 64)).mean(1), 1)
+    np.testing.assert_allclose(np.square(positions(500, 64)).mean(1), 1)
 
 
 def test_order_and_bytes_can_be_told_apart() -> None:

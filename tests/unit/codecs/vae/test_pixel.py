@@ -15,6 +15,7 @@ from dit.codecs import vae
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import STD_MIN, Moments, Whitening
 from dit.codecs.vae import CODECS, Pixel
+from dit.codecs.vae.pixel import Basis, cosines, frequencies
 
 ALL_LEVELS = torch.arange(256, dtype=torch.uint8)
 
@@ -49,17 +50,86 @@ def test_every_8_bit_level_survives_half_precision(mean: float, std: float) -> N
         assert torch.equal(pixels_FHWC[0, :, :, colour], levels_HW)
 
 
-@pytest.mark.parametrize("block", [1, 2, 4, 8])
+@pytest.mark.parametrize("block", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("colours", [1, 3])
-def test_videos_come_back_exactly(block: int, colours: int) -> None:
+@pytest.mark.parametrize("basis", Basis)
+def test_videos_come_back_exactly(block: int, colours: int, basis: Basis) -> None:
     rng = torch.Generator().manual_seed(block)
     video = torch.randint(0, 256, (colours, 3, 2 * block, 5 * block), generator=rng)
-    codec = Pixel.of(block=block, colours=colours)
+    codec = Pixel.of(block=block, colours=colours, basis=basis)
     codec = fitted(codec, [video / 127.5 - 1])
     latent = codec.encode(video / 127.5 - 1)
     assert latent.shape == (colours * block**2, 3, 2, 5) == (codec.channels, 3, 2, 5)
     expected_FHWC = video.permute(1, 2, 3, 0).expand(-1, -1, -1, 3)
     assert torch.equal(codec.decode(latent).long(), expected_FHWC)
+
+
+@pytest.mark.parametrize("colours", [1, 3])
+def test_all_levels_come_back_from_frequencies(colours: int) -> None:
+    """Even cells of each level, steps between black and white, and stripes of single pixels."""
+    levels = ALL_LEVELS.float() / 127.5 - 1
+    even = levels.view(1, 1, 16, 16).expand(colours, 1, 16, 16)
+    even = even.repeat_interleave(8, 2).repeat_interleave(8, 3)
+    place = torch.arange(128)
+    edges = torch.where(place // 5 % 2 == 0, 1.0, -1.0).expand(colours, 1, 128, 128)
+    stripes = torch.where((place[:, None] + place) % 2 == 0, 1.0, -1.0).expand_as(edges)
+    videos = [even, edges, stripes]
+    codec = fitted(Pixel.of(block=8, colours=colours, basis=Basis.DCT), videos[:1])
+    for video in videos:  # the scales are those of even cells: the floor of deviations holds
+        found = codec.decode(codec.encode(video))
+        expected = ((video + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 3, 0)
+        assert torch.equal(found, expected.expand(-1, -1, -1, 3))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_cosines_are_those_of_the_fourier_transform(size: int) -> None:
+    """A DCT-II is the Fourier transform of the signal and its mirror image."""
+    signal = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
+    k = torch.arange(size)
+    turned = torch.fft.fft(torch.cat([signal, signal.flip(0)]))[:size]
+    turned = (turned * torch.exp(-1j * torch.pi * k / (2 * size))).real / (2 * size) ** 0.5
+    turned[0] /= 2**0.5
+    torch.testing.assert_close(cosines(size) @ signal, turned)
+
+
+@pytest.mark.parametrize(("colours", "block"), [(1, 1), (1, 4), (3, 1), (3, 2), (3, 8)])
+def test_frequencies_are_orthonormal(colours: int, block: int) -> None:
+    matrix = frequencies(colours, block)
+    torch.testing.assert_close(matrix @ matrix.T, torch.eye(colours * block**2))
+
+
+def test_frequencies_are_ordered_colour_row_column() -> None:
+    codec = Pixel.of(block=4, colours=3, basis=Basis.DCT)
+    red_to_blue = torch.tensor([1.0, 0, -1]).view(3, 1, 1, 1)
+    wave = cosines(4)[2].float()
+    for along, channel in ((wave.view(1, 1, 4, 1), 16 + 8), (wave.view(1, 1, 1, 4), 16 + 2)):
+        latent = codec.encode_raw((red_to_blue * along).expand(3, 1, 4, 4))
+        assert latent.argmax() == channel
+        assert latent.square().sum() == pytest.approx(latent[channel].square().item())
+
+
+def test_frequencies_are_divided_by_the_root_of_their_deviation() -> None:
+    rng = torch.Generator().manual_seed(0)
+    rows = [torch.randn(3, 1, 8, 8 * n, generator=rng).cumsum(3) / 9 for n in range(1, 9)]
+    raw = Pixel.of(block=4, colours=3, basis=Basis.DCT)
+    codec = fitted(raw, rows)
+    latent = torch.cat([codec.encode(row).flatten(1) for row in rows], dim=1).double()
+    assert latent.mean(1).abs().max() < 1e-3
+    found = latent.std(1, correction=0)
+    assert found.square().mean() == pytest.approx(1, abs=1e-3)
+    before = torch.cat([raw.encode_raw(row).flatten(1) for row in rows], dim=1).double()
+    ratio = found.square() / before.std(1, correction=0)
+    torch.testing.assert_close(ratio / ratio.mean(), torch.ones_like(ratio), rtol=2e-3, atol=0)
+
+
+def test_cards_without_a_basis_hold_pixels() -> None:
+    for basis, kept in (
+        (Basis.PIXELS, {"block": 2, "pixel_channels": 3}),
+        (Basis.DCT, {"block": 2, "pixel_channels": 3, "basis": "dct"}),
+    ):
+        codec = Pixel.of(block=2, colours=3, basis=basis)
+        assert codec.settings == kept and Pixel.from_settings(kept) == codec
+        assert vae.codec_of_card(card_of(codec)) == codec
 
 
 def test_channels_are_ordered_colour_row_column() -> None:

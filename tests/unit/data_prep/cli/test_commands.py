@@ -15,7 +15,7 @@ from PIL import Image
 from data_prep.cli.next_command import training_command
 from data_prep.cli.parser import main
 from dit.codecs import vae
-from dit.codecs.text import ByteTable
+from dit.codecs.text import WordTable
 from dit.command_line import python
 from dit.parsing import parse_yaml
 from tests.warm_python import warm_python
@@ -89,10 +89,10 @@ def test_a_nested_folder_of_images(
         inside = whole[top : top + len(pixels_HWC), left : left + pixels_HWC.shape[1]]
         np.testing.assert_array_equal(pixels_HWC, inside)
     for line in (
-        "refused: 1 x file is no image of a known format",
+        "refused: 1 x image is damaged or cut short: part0/BROKEN.JPG (its header cannot be read)",
         "ignored: 1 x *.mp4",
         "packed: 40 x caption from the file name",
-        "model.in_channels=12 model.crossattn_emb_size=64",
+        "model.in_channels=12 model.crossattn_emb_size=256",
         f"dataset.path={out}",
     ):
         assert line in done.stdout
@@ -167,7 +167,7 @@ def test_grey_pixels_and_a_budget(tmp_path: Path, image_of, read_samples) -> Non
     assert sample["latent"].shape == (64, 1, 48 // 8, 96 // 8)  # 100 x 50 pixels, cropped
     assert (sample["original_height"], sample["original_width"]) == (100, 200)
     assert (sample["height"], sample["width"]) == (48, 96)
-    assert torch.equal(sample["text"], ByteTable(width=32).encode("wide"))
+    assert torch.equal(sample["text"], WordTable(width=32).encode("wide"))
 
 
 def test_upright_size_of_a_rotated_photo(tmp_path: Path, image_of, read_samples) -> None:
@@ -277,8 +277,9 @@ def test_preparing_data_loads_neither_megatron_core_nor_the_model(repo_root: Pat
     program = (
         "import sys, data_prep.cli.parser, dit.codecs.vae, dit.codecs.text\n"
         "bad = {m for m in sys.modules if m.startswith(('dit.', 'megatron.core'))}\n"
-        "shared = ('dit.command_line', 'dit.console', 'dit.local_path', 'dit.other_networks',"
-        " 'dit.parsing', 'dit.progress', 'dit.safe_pickle', 'dit.safe_writing', 'dit.codecs')\n"
+        "shared = ('dit.bin_packing', 'dit.command_line', 'dit.console', 'dit.local_path',"
+        " 'dit.other_networks', 'dit.parsing', 'dit.progress', 'dit.safe_pickle',"
+        " 'dit.safe_writing', 'dit.codecs')\n"
         "bad = {m for m in bad if not m.startswith(shared)}\n"
         "assert not bad, bad\n"
     )

@@ -27,7 +27,7 @@ def packed(tmp_path: Path, *options: str) -> Path:
     [
         (
             ("--vae_cache_folder", "x"),
-            "--vae_cache_folder is not used: it means nothing to 'pixel' and 'bytes'",
+            "--vae_cache_folder is not used: it means nothing to 'pixel' and 'words'",
         ),
         (("--tokenizer_cache_dir", "x"), "--tokenizer_cache_dir is not used"),
         (("--workload_type", "i2v"), "--workload_type is not used"),
@@ -93,13 +93,13 @@ def test_a_long_caption_is_cut_and_counted(tmp_path: Path, read_samples, capsys)
     (tmp_path / "in/a.txt").write_text("long " * 40_000)
     out = packed(tmp_path, "--plan")
     assert (
-        "planned: 1 x caption cut to 4096 tokens (--max_sequence_length)" in capsys.readouterr().out
+        "planned: 1 x caption cut to 1024 tokens (--max_sequence_length)" in capsys.readouterr().out
     )
-    assert "captions of more than 4096 tokens" in (out / "plan.html").read_text()
+    assert "captions of more than 1024 tokens" in (out / "plan.html").read_text()
     packed(tmp_path)
-    assert "packed: 1 x caption cut to 4096 tokens" in capsys.readouterr().out
+    assert "packed: 1 x caption cut to 1024 tokens" in capsys.readouterr().out
     (sample,) = read_samples(out).values()
-    assert len(sample["text"]) == 4096 and len(sample["caption"]) > 100_000
+    assert len(sample["text"]) == 1024 and len(sample["caption"]) > 100_000
     packed(tmp_path, "--overwrite", "--max_sequence_length", "300000")
     assert "caption cut" not in capsys.readouterr().out
     (sample,) = read_samples(out).values()

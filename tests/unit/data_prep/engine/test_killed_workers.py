@@ -37,6 +37,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(pictures: Path, out: Path, workers: int) -> list[str]:
     words = ["image", "--image_dir", pictures, "--output_dir", out, "--num_workers", workers]
     words += ["--shard_size", 40, "--split", "0.7,0.2,0.1", "--text_width", 32]
+    words += ["--minutes", 0]
     return [sys.executable, "-m", "data_prep", *map(str, words)]
 
 

@@ -23,6 +23,7 @@ def launch(folder: Path, out: Path, repo_root: Path, ranks: int) -> None:
     words = ["-m", *(launcher if ranks > 1 else []), "data_prep", "image"]
     words += ["--image_dir", folder, "--output_dir", out, "--num_workers", "0"]
     words += ["--shard_size", "20", "--split", "0.8,0.2,0", "--text_width", "16"]
+    words += ["--minutes", "0"]
     done = subprocess.run(
         [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=250,
         cwd=repo_root,

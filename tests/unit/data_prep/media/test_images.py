@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
 from data_prep.media.images import image_endings, open_image, probe_image, to_rgb, to_video
-from data_prep.media.resizing import Fit
+from data_prep.media.resizing import Fit, Placement
 from data_prep.refusals import PrepError, Reason, RefusedError
 from dit.sampling.given_pictures import read_picture
 
@@ -264,13 +264,23 @@ def test_floats_of_unknown_range_are_refused(value: float, tmp_path: Path) -> No
     assert refusal(save(image, tmp_path / "a.tif")).reason is Reason.PIXELS
 
 
+SMALL = st.integers(8, 200)
+
+
+def cropped_at_its_budget(fit: Fit, width: int, height: int) -> Placement:
+    """Scaled to the budget, whatever its whole patches lose."""
+    size = fit.scaled(width, height)
+    wide, high = (side - side % fit.size_multiple for side in size)
+    return Placement(size, (wide, high))
+
+
 @settings(deadline=None)
 @given(
-    size=st.tuples(st.integers(1, 5000), st.integers(1, 5000)),
-    multiple=st.sampled_from([1, 2, 4, 8, 16]),
-    budget=st.integers(256, 10**6) | st.none(),
+    size=st.tuples(st.integers(1, 5000), st.integers(1, 5000)) | st.tuples(SMALL, SMALL),
+    multiple=st.sampled_from([1, 2, 4, 8, 16, 32]),
+    budget=st.integers(1024, 10**6) | st.sampled_from([1024, 4096, 16384]) | st.none(),
 )
-def test_fitting_never_stretches_and_never_falls_short(
+def test_fitting_loses_no_more_than_a_crop_at_the_budget(
     size: tuple[int, int], multiple: int, budget: int | None
 ) -> None:
     fit = Fit(size_multiple=multiple, max_pixels=budget)
@@ -280,10 +290,36 @@ def test_fitting_never_stretches_and_never_falls_short(
         assert budget < (width + 1) * (height + 1) or (width, height) == size
     if min(width, height) < multiple:
         return
-    resized, (wide, high) = fit.place(*size)
-    assert resized == (width, height)
-    assert wide % multiple == 0 and high % multiple == 0
-    assert 0 <= width - wide < multiple and 0 <= height - high < multiple
+    place, before = fit.place(*size), cropped_at_its_budget(fit, *size)
+    assert place.lost <= before.lost
+    (wide, high), resized = place.size, place.resized
+    assert wide % multiple == high % multiple == 0 < wide * high
+    assert all(a >= b for a, b in zip(resized, place.size, strict=True))
+    if (width, height) == size:  # pictures within the budget keep their scale
+        assert place == before
+        return
+    assert wide * high <= budget
+    assert all(a <= b for a, b in zip(resized, size, strict=True))
+    # Both sides by one factor, to a pixel of one of them; and no smaller than by a patch a side.
+    assert abs(resized[0] * size[1] - resized[1] * size[0]) <= max(size)
+    assert wide >= before.size[0] or high >= before.size[1]
+
+
+@pytest.mark.parametrize(
+    ("file", "multiple", "budget", "size"),
+    [
+        ((136, 128), 8, 1024, (32, 32)),  # a quarter was lost at 32 x 24
+        ((128, 136), 8, 1024, (32, 32)),
+        ((136, 128), 8, 1000, (24, 24)),
+        ((100, 70), 8, 1024, (32, 24)),
+        ((1920, 1080), 16, 256**2, (336, 192)),
+        ((4000, 3000), 16, 512**2, (576, 432)),
+        ((1600, 160), 8, 1024, (80, 8)),
+        ((35, 30), 8, 1024, (32, 24)),  # never enlarged
+    ],
+)
+def test_the_size_next_to_the_budget_that_loses_least(file, multiple, budget, size) -> None:
+    assert Fit(size_multiple=multiple, max_pixels=budget).place(*file).size == size
 
 
 def test_scaling_hits_whole_roots() -> None:
@@ -294,9 +330,9 @@ def test_scaling_hits_whole_roots() -> None:
 def test_a_picture_smaller_than_a_patch_is_refused() -> None:
     fit = Fit(size_multiple=8, max_pixels=None)
     assert fit.place(8, 8).size == (8, 8)
-    with pytest.raises(RefusedError, match="7 x 8 pixels, less than 8"):
+    with pytest.raises(RefusedError, match="7 x 8 pixels, and a side needs 8"):
         fit.place(7, 8)
-    with pytest.raises(RefusedError, match="scaled from 8000 x 80"):
+    with pytest.raises(RefusedError, match="8000 x 80 becomes 80 x 0 pixels"):
         Fit(size_multiple=8, max_pixels=64).place(8000, 80)
     with pytest.raises(PrepError, match="--max_pixels 63 is less than one patch"):
         Fit(size_multiple=8, max_pixels=63)
@@ -312,8 +348,8 @@ def test_pixels_become_numbers_in_minus_one_to_one() -> None:
 
 def test_a_large_picture_is_scaled_as_pillow_scales() -> None:
     fitted = Fit(size_multiple=4, max_pixels=300).place(*COLOURS.size).apply(COLOURS)
-    expected = COLOURS.resize((15, 20), Image.Resampling.LANCZOS).crop((1, 0, 13, 20))
+    expected = COLOURS.resize((12, 16), Image.Resampling.LANCZOS)
     assert fitted.tobytes() == expected.tobytes()
     content = io.BytesIO()
     fitted.save(content, "png")
-    assert Image.open(content).size == (12, 20)
+    assert Image.open(content).size == (12, 16)

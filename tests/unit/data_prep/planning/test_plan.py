@@ -51,7 +51,10 @@ def test_a_plan_decodes_and_promises_what_is_packed(
     assert "decoding" in shown.err  # progress
     refused = {name: entry.refused for name, entry in planned(out).items() if entry.refused}
     assert set(refused) == {"cut.jpg", "hit.mkv"}
+    token = "each of 8 x 8 pixels (model.patch_spatial=2)"
+    assert token in shown.out and token in (out / "plan.html").read_text()
     summary = json.loads((out / "plan_summary.json").read_text())
+    assert summary["patch_spatial"] == 2
     assert (summary["samples"], summary["judged_by"]) == (4, "decoding")
     assert sum(summary["refused"].values()) == 2
     assert "judged by decoding" in (out / "plan.html").read_text()

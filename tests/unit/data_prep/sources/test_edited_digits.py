@@ -44,7 +44,7 @@ def test_pairs_are_packed_with_the_digit_as_reference(
     assert len(samples) == 60 == len(source.entries)
     for entry in source.entries:
         sample, clip = samples[entry.source], source.read(entry)
-        assert sample["caption"] == clip.caption and sample["pooled_text"].shape == (64,)
+        assert sample["caption"] == clip.caption and sample["pooled_text"].shape == (256,)
         for name, video_CFHW in (
             ("latent", clip.video_CFHW),
             ("reference_latent_0", clip.references[0]),

@@ -2,21 +2,24 @@
 
 1. full_with_first, best_fit_decreasing    samples -> full packs
 2. full_at_like_cost                       samples -> full packs that cost about the same
-3. turn, nearest_in_cost                   which pack is next, so that ranks have equal cost
+3. full_packs, mean_fill                   the packs of a stream of samples, and how full they get
+4. turn, nearest_in_cost                   which pack is next, so that ranks have equal cost
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby, islice, repeat, takewhile
 from math import gcd
+from typing import TypeVar
 
 import numpy as np
 
-# Only the oldest samples of a longer buffer are tried: 256 fill packs as well as 4096 do, and four
-# times as fast.
-_CANDIDATES = 256
+# Only the oldest samples of a longer buffer are tried, unless they are so short that all of them
+# fit into one pack: 256 fill packs as well as 4096 do.
+CANDIDATES = 256
 # Packs that differ by less than capacity / 100 count as equally full; with more candidates,
 # by less than capacity / candidates. If the fullest were always taken, samples that leave odd gaps
 # would stay behind until the stream ends: 5% more packs for 430 nasty samples.
@@ -32,6 +35,11 @@ RECENT = 8
 _PULL = 0.2  # part of what waits in the cost that is wanted
 _AS_DEAR = 0.002  # packs that miss it by less than this part of it are taken in their order
 _FIRST_WAITING = 8  # packs in waiting at the first turn; more of them would delay it
+MOST_IN_A_PASS = 2000
+"""Samples of a simulated pass: more of them fill packs alike."""
+_PACKS, _ENOUGH = 300, 30_000  # packs, or samples in them, that tell how full they get
+
+Sample = TypeVar("Sample")
 
 
 def full_with_first(lengths: Sequence[int], *, capacity: int) -> list[int]:
@@ -47,22 +55,38 @@ def full_with_first(lengths: Sequence[int], *, capacity: int) -> list[int]:
     """
     _check(lengths, capacity)
     unit = gcd(*lengths)
-    candidates = range(1, min(len(lengths), _CANDIDATES))
-    order = sorted(candidates, key=lambda i: (lengths[i], -i))
+    together = 1 + sum(1 for _ in takewhile(capacity.__gt__, accumulate(lengths)))
+    candidates = range(1, min(len(lengths), max(CANDIDATES, together)))
+    order = sorted(candidates, key=lambda i: (lengths[i], i))
+    alike = [(n // unit, [*group]) for n, group in groupby(order, key=lengths.__getitem__)]
     room = (capacity - lengths[0]) // unit
-    # Bit n of sums[k] is set if some of the k shortest candidates add up to n units.
+    # Bit n of sums[k] is set if some candidates of the k shortest lengths add up to n units.
     sums, within = [1], (1 << room + 1) - 1
-    for index in order:
-        sums.append(sums[-1] | sums[-1] << lengths[index] // unit & within)
+    for units, group in alike:
+        copies = min(len(group), room // units)
+        sums.append(_with_copies(sums[-1], units, copies=copies) & within)
     empty = max(room + 1 - sums[-1].bit_length(), capacity // max(_AS_FULL, len(order)) // unit)
     chosen = [0]
-    for index, shorter in zip(reversed(order), reversed(sums[:-1]), strict=True):
-        without = room - lengths[index] // unit
-        # Taken if shorter ones can fill the rest, up to the room that may stay empty.
-        if without >= 0 and shorter >> max(without - empty, 0) & (1 << min(without, empty) + 1) - 1:
-            room = without
-            chosen.append(index)
+    for (units, group), shorter in zip(reversed(alike), reversed(sums[:-1]), strict=True):
+        for copies in range(min(len(group), room // units), 0, -1):
+            without = room - units * copies
+            # Taken if shorter ones can fill the rest, up to the room that may stay empty.
+            if shorter >> max(without - empty, 0) & (1 << min(without, empty) + 1) - 1:
+                room = without
+                chosen += group[:copies]
+                break
     return sorted(chosen)
+
+
+def _with_copies(sums: int, units: int, *, copies: int) -> int:
+    """The sums that up to `copies` further numbers of `units` each make with `sums`, as bits."""
+    at_once = 1
+    while copies:
+        at_once = min(at_once, copies)
+        sums |= sums << units * at_once
+        copies -= at_once
+        at_once *= 2
+    return sums
 
 
 def best_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
@@ -193,6 +217,72 @@ def _place(sums: np.ndarray, wanted: int, capacity: int) -> tuple[int, int]:
             if bit:
                 best = min(best, (abs(bit - 1 - wanted), -at, bit - 1))
     return -best[1], best[2]
+
+
+def full_packs(
+    arrivals: Iterator[Sample],
+    *,
+    length: Callable[[Sample], int],
+    cost: Callable[[Sample], float] | None = None,
+    capacity: int,
+    buffer: int,
+) -> Iterator[list[Sample]]:
+    """The packs that a loader makes of an endless stream of samples, of like `cost` where given.
+
+    `buffer` samples wait, or as many as fill a pack where they are so short.
+
+    Raises:
+        ValueError: a length is not in [1, capacity].
+    """
+    waiting: list[Sample] = []
+    while True:
+        waiting += islice(arrivals, max(0, buffer - len(waiting)))
+        lengths = [length(sample) for sample in waiting]
+        held = sum(lengths)
+        while held < capacity:
+            waiting.append(next(arrivals))
+            lengths.append(length(waiting[-1]))
+            held += lengths[-1]
+        if cost is None:
+            chosen = full_with_first(lengths, capacity=capacity)
+        else:
+            costs = [cost(sample) for sample in waiting]
+            chosen = full_at_like_cost(lengths, costs, capacity=capacity)
+        yield [waiting[index] for index in chosen]
+        taken = set(chosen)
+        waiting = [sample for index, sample in enumerate(waiting) if index not in taken]
+
+
+def mean_fill(
+    counts: Mapping[int, float],
+    *,
+    capacity: int,
+    buffer: int,
+    cost: Callable[[int], float] | None = None,
+    one_pass: int = MOST_IN_A_PASS,
+) -> float:
+    """Part of a pack that samples fill on average; `counts` says how often each length is met.
+
+    They come in random order, each of `one_pass` samples before any comes again. The mean length
+    times the samples of a pack is that part of its capacity, so it tells how many packs a pass
+    through the data makes.
+
+    Raises:
+        ValueError: a length is not in [1, capacity].
+    """
+    # One pass: lengths in their proportions, of which a random draw would miss some.
+    lengths = np.array(sorted(counts))
+    ends = np.cumsum([counts[length] for length in sorted(counts)], dtype=float)
+    middles = (np.arange(one_pass) + 0.5) / one_pass * ends[-1]
+    each = lengths[np.searchsorted(ends, middles)]
+    rng = np.random.default_rng(0)
+    arrivals = (length for _ in repeat(0) for length in rng.permutation(each).tolist())
+    packs = samples = tokens = 0
+    for pack in full_packs(arrivals, length=int, cost=cost, capacity=capacity, buffer=buffer):
+        packs, samples, tokens = packs + 1, samples + len(pack), tokens + sum(pack)
+        if samples % one_pass < len(pack) and (packs >= _PACKS or samples >= _ENOUGH):
+            break
+    return tokens / (packs * capacity)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,13 +1,16 @@
-from itertools import chain, combinations
+from itertools import chain, combinations, cycle
+from operator import itemgetter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.data.bin_packing import (
+from dit.bin_packing import (
     best_fit_decreasing,
     full_at_like_cost,
+    full_packs,
     full_with_first,
+    mean_fill,
     nearest_in_cost,
     turn,
 )
@@ -70,6 +73,36 @@ def test_no_choice_with_the_first_sample_is_much_fuller(lengths):
     assert sum(lengths[i] for i in chosen) == max(total for total in sums if total <= 60)
     assert chosen[0] == 0
     assert chosen == sorted(set(chosen))
+
+
+def test_a_pack_holds_as_many_samples_as_fit():
+    """However many of them: 2,000 of one token, or of one and of three."""
+    assert full_with_first([1] * 3000, capacity=2000) == list(range(2000))
+    lengths = [1, 3] * 1000
+    chosen = full_with_first(lengths, capacity=2000)
+    assert sum(lengths[i] for i in chosen) == 2000
+
+
+@given(st.lists(st.sampled_from([1, 2, 3, 40]), min_size=3, max_size=9), st.integers(1, 40))
+def test_a_stream_of_samples_becomes_full_packs_without_a_loss(lengths, buffer):
+    """The last ones wait; less than a pack of them, or than `buffer` of them."""
+    packs = full_packs(enumerate(cycle(lengths)), length=itemgetter(1), capacity=60, buffer=buffer)
+    made = [pack for _, pack in zip(range(50), packs, strict=False)]
+    assert all(sum(n for _, n in pack) <= 60 for pack in made)
+    taken = sorted(number for pack in made for number, _ in pack)
+    assert taken == sorted(set(taken))
+    late = [i for i in range(taken[-1]) if i not in set(taken)]
+    assert len(late) < buffer or sum(lengths[i % len(lengths)] for i in late) < 60 + 40
+
+
+def test_mean_fill_of_packs_that_are_easy_to_count():
+    assert mean_fill({16: 1}, capacity=15_360, buffer=100) == 1
+    assert mean_fill({9_000: 1}, capacity=15_360, buffer=100) == pytest.approx(9 / 15.36)
+    # Long ones are alone, and short ones in pairs: 40 + 28 tokens in a pack and a half.
+    half = mean_fill({40: 2.5, 28: 2.5}, capacity=64, buffer=16)
+    assert half == pytest.approx(68 / 96, rel=0.003)
+    even = mean_fill({16: 1, 30: 1}, capacity=64, buffer=16, cost=float)
+    assert 0.9 < even <= 1
 
 
 def test_long_samples_go_before_short_ones_and_old_before_young():

@@ -1,0 +1,193 @@
+"""Corpus, minutes and seconds of a step -> the run that fits them.
+
+1. drafts    for each network: tokens of a sample, length of a pack, samples of a step
+2. choose    the largest network that sees every sample often enough; else the smallest
+3. warnings  what cannot come of it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dit.config import RunConfig
+from dit.fitting.corpus import Corpus
+from dit.fitting.rules import (
+    FEWEST_PASSES,
+    FEWEST_SAMPLES,
+    NAMED,
+    NAMED_FROM,
+    ON_CPU,
+    ON_GPU,
+    PART_TRAINING,
+    SMALL,
+    WANTED_PASSES,
+    Optimization,
+    Size,
+)
+
+_PATCHES = (4, 2, 1)
+_MULTIPLES = (16, 8, 4, 2, 1)  # to which samples are padded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A run without its number of steps."""
+
+    size: Size
+    by: Optimization
+    patch: int
+    tokens: float
+    """Of a sample, on average, padding included."""
+    multiple: int
+    capacity: int
+    """Tokens in a pack."""
+
+    @property
+    def samples(self) -> float:
+        """Of a pack, on average."""
+        return self.capacity / self.tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A run, how long it takes, and what can come of it."""
+
+    draft: Draft
+    steps: int
+    passes: float
+    """How often each sample is seen."""
+    minutes: float
+    """Expected in all, with validations and checkpoints."""
+    seconds: float
+    """Of a step."""
+    why: str
+    """Of the network."""
+    warnings: tuple[str, ...]
+
+
+Seconds = Callable[[Draft], float]
+"""Seconds of one step."""
+Cost = Callable[[Draft], float]
+"""Operations of one step, in any unit."""
+
+
+def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
+    """The run with each network of the ladder, the smallest first."""
+    by, sizes = (ON_GPU, NAMED) if gpu else (ON_CPU, SMALL)
+    fitting = [p for p in _PATCHES if corpus.divides(p)]
+    tokens = {p: sum(corpus.tokens(p)) / len(corpus.shapes) for p in fitting}
+    patch = next((p for p in fitting if tokens[p] >= by.fewest_tokens), 1)
+    lengths = corpus.tokens(patch)
+    divisor = math.gcd(*lengths)
+    multiple = next(m for m in _MULTIPLES if divisor % m == 0)
+    samples = min(by.samples, max(16, corpus.samples))
+    wanted = min(by.tokens, samples * sum(lengths) / len(lengths))
+    capacity = max(max(lengths), int(wanted)) // multiple * multiple
+    return [
+        Draft(
+            size=size,
+            by=by,
+            patch=patch,
+            tokens=tokens[patch],
+            multiple=multiple,
+            capacity=capacity,
+        )
+        for size in sizes
+    ]
+
+
+def choose(
+    corpus: Corpus, ladder: Sequence[Draft], *, minutes: float, seconds: Seconds, cost: Cost
+) -> Proposal:
+    """The largest network that sees each sample `WANTED_PASSES` times; else the smallest.
+
+    `seconds` is asked for the smallest one, for the one that it makes likely by `cost`, and for
+    smaller ones until one is fast enough.
+    """
+    smallest = ladder[0]
+    known = {smallest: seconds(smallest)}
+
+    def expected(draft: Draft) -> float:
+        return known[smallest] * cost(draft) / cost(smallest)
+
+    for draft in reversed(ladder[1:]):
+        if _passes(corpus, draft, _steps(minutes, expected(draft))) < WANTED_PASSES:
+            continue
+        known[draft] = seconds(draft)
+        if _passes(corpus, draft, _steps(minutes, known[draft])) >= WANTED_PASSES:
+            break
+    else:
+        draft = smallest
+    steps = _steps(minutes, known[draft])
+    enough = _passes(corpus, draft, steps) >= WANTED_PASSES
+    why = (
+        "the largest that sees each sample 140 times in this time"
+        if enough
+        else "the smallest; in this time it sees each sample less than 140 times"
+    )
+    return propose(corpus, draft, steps=steps, seconds=known[draft], why=why)
+
+
+def by_samples(corpus: Corpus, ladder: Sequence[Draft], *, seconds: Seconds) -> Proposal:
+    """The named network for so many samples, for as long as `WANTED_PASSES` take."""
+    number = max(i for i, least in enumerate(NAMED_FROM) if corpus.samples >= least)
+    draft = ladder[number]
+    steps = math.ceil(WANTED_PASSES * corpus.samples / draft.samples)
+    why = f"the size for {corpus.samples:,} samples (a rule of thumb, not measured)"
+    return propose(corpus, draft, steps=steps, seconds=seconds(draft), why=why)
+
+
+def propose(corpus: Corpus, draft: Draft, *, steps: int, seconds: float, why: str) -> Proposal:
+    passes = _passes(corpus, draft, steps)
+    return Proposal(
+        draft=draft,
+        steps=steps,
+        passes=passes,
+        minutes=steps * seconds / 60 / PART_TRAINING,
+        seconds=seconds,
+        why=why,
+        warnings=tuple(warnings(corpus, passes=passes)),
+    )
+
+
+def warnings(corpus: Corpus, *, passes: float) -> list[str]:
+    """What will not come of the run, with the figures behind it."""
+    seen, needed = passes * corpus.samples, ""
+    if passes < WANTED_PASSES:
+        minutes = WANTED_PASSES / max(passes, 1e-9)
+        needed = f"; {minutes:.1f} times as many minutes would be {WANTED_PASSES} passes"
+    if corpus.own_captions:
+        if passes < FEWEST_PASSES:
+            return [
+                f"nothing recognisable can come of {passes:.0f} passes over pictures with captions"
+                f" of their own: after 56, a caption gave its picture in 9 of 100 cases{needed}"
+            ]
+        if passes < WANTED_PASSES:
+            return [f"many captions will give another picture after {passes:.0f} passes{needed}"]
+    elif seen < FEWEST_SAMPLES:
+        return [
+            f"nothing recognisable can come of {seen:,.0f} samples in all: digits need"
+            f" {FEWEST_SAMPLES:,}{needed}"
+        ]
+    return []
+
+
+def _steps(minutes: float, seconds: float) -> int:
+    return max(1, int(minutes * 60 * PART_TRAINING / seconds))
+
+
+def _passes(corpus: Corpus, draft: Draft, steps: int) -> float:
+    return steps * draft.samples / corpus.samples
+
+
+def flops(config: RunConfig, corpus: Corpus) -> float:
+    """Operations of a forward pass of a full pack."""
+    from dit.models.cost import forward_flops
+
+    patch = config.model.patch_spatial
+    tokens = sum(corpus.tokens(patch)) / len(corpus.shapes)
+    count = max(1, round(config.dataset.task_encoder_seq_length / tokens))
+    rows = [max(1, round(corpus.text_rows))] * count
+    return forward_flops(config.model, tokens=[round(tokens)] * count, text=rows)

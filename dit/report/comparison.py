@@ -1,0 +1,131 @@
+"""Runs whose losses compare: those with one measure of error at one distribution of noise levels.
+
+Of two runs that draw other noise levels, the one with the lower loss may have learned less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dit.report.reading import RunRecord
+
+_OBJECTIVE = "objective."
+_EDM = {"name": "edm"}
+_FLOW = {"name": "flow"}
+_BY_TOKENS = ("exponential", "linear")
+# Key of `objective` -> the settings with which it has an effect on the loss.
+MEASURES: dict[str, Mapping[str, Any]] = {
+    "name": {},
+    "loss": {},
+    "huber_c": {"loss": "huber"},
+    "loss_mean": {},
+    "given_frames": {},
+    "image_condition_probability": {},
+    "sigma_data": _EDM,
+    "p_mean": _EDM,
+    "p_std": _EDM,
+    "density": _FLOW,
+    "logit_mean": _FLOW | {"density": "logit_normal"},
+    "logit_std": _FLOW | {"density": "logit_normal"},
+    "mode_scale": _FLOW | {"density": "mode"},
+    "weighting": _FLOW,
+    "level_range": _FLOW,
+    "time_shift_type": _FLOW,
+    "flow_shift": _FLOW | {"time_shift_type": None},
+    "shift_base_tokens": _FLOW | {"time_shift_type": None},
+    "base_shift": _FLOW | {"time_shift_type": _BY_TOKENS},
+    "max_shift": _FLOW | {"time_shift_type": _BY_TOKENS},
+    "base_image_seq_len": _FLOW | {"time_shift_type": _BY_TOKENS},
+    "max_image_seq_len": _FLOW | {"time_shift_type": _BY_TOKENS},
+}
+# Those of samplers alone, of what the network is told, and of which samples lose their inputs:
+# that is part of what a run tries, as its width is.
+OTHERS = {"sigma_min", "sigma_max", "rho", "sampling_levels", "shift_terminal", "timestep_scale"}
+OTHERS |= {"guidance", "text_dropout", "image_dropout"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossGroup:
+    """Runs whose losses compare."""
+
+    runs: list[int]  # numbers of the runs
+    label: str  # by which settings they differ from the other groups; empty of a single group
+
+
+def loss_settings(run: RunRecord) -> dict[str, Any]:
+    """The settings in effect that decide what a loss measures; empty where none are known."""
+    given = {
+        key.removeprefix(_OBJECTIVE): value
+        for key, value in run.settings.items()
+        if key.startswith(_OBJECTIVE)
+    }
+    return {
+        key: given[key]
+        for key, needs in MEASURES.items()
+        if key in given and all(_is(given.get(name), wanted) for name, wanted in needs.items())
+    }
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    return value in wanted if isinstance(wanted, tuple) else value == wanted
+
+
+def loss_groups(runs: Sequence[RunRecord]) -> list[LossGroup]:
+    """The runs in groups, in the order of their first runs."""
+    each = [loss_settings(run) for run in runs]
+    distinct = [one for number, one in enumerate(each) if one not in each[:number]]
+    if len(distinct) == 1:
+        return [LossGroup(runs=list(range(len(runs))), label="")]
+    names = _telling(distinct)
+    return [
+        LossGroup(
+            runs=[number for number, other in enumerate(each) if other == one],
+            label=_label({name: one[name] for name in names if name in one}),
+        )
+        for one in distinct
+    ]
+
+
+def _label(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {shown(value)}" for name, value in settings.items()) or "unknown"
+
+
+def shown(value: Any) -> str:
+    """A setting as YAML has it."""
+    return "null" if value is None else str(value)
+
+
+def _telling(distinct: Sequence[Mapping[str, Any]]) -> list[str]:
+    """As few names as tell the settings apart, in their order."""
+    names = list[str]()
+    for name in MEASURES:
+        if _count(distinct, [*names, name]) > _count(distinct, names):
+            names.append(name)
+    return names
+
+
+def _count(distinct: Sequence[Mapping[str, Any]], names: Sequence[str]) -> int:
+    return len({tuple(repr(one.get(name, ...)) for name in names) for one in distinct})
+
+
+def loss_note(runs: Sequence[RunRecord]) -> str:
+    """What keeps losses of these runs from comparing; empty where they do."""
+    each = [loss_settings(run) for run in runs]
+    differ = [key for key in MEASURES if len({repr(one.get(key, ...)) for one in each}) > 1]
+    if not differ:
+        return ""
+    parts = list[str]()
+    for key in differ:
+        of_value: dict[str, list[str]] = {}
+        for run, one in zip(runs, each, strict=True):
+            if key in one:
+                of_value.setdefault(shown(one[key]), []).append(run.name)
+        values = ", ".join(f"{value} in {' and '.join(names)}" for value, names in of_value.items())
+        parts.append(f"{_OBJECTIVE}{key} is {values}")
+    return (
+        f"losses of these runs do not compare, and are drawn apart: {'; '.join(parts)}. A loss is"
+        " an error at the noise levels that training draws: a lower one does not mean better"
+        " samples. Compare the samples, or val_fid and val_clip_score"
+    )

@@ -1,0 +1,245 @@
+"""What a start refuses, for `--dry-run`: the same checks of the same files, without a network.
+
+1. settings      inputs, noise levels and weights that the network does not have
+   run folder    it can be written, holds no shards, and no other run writes to it
+2. weights       checkpoints, adapters and what they are trained beside
+3. data          readers, null inputs, validation packs, the position of a run that goes on
+4. machine       packages and devices; without a GPU, what asks for one is only said
+
+Checksums of weights are not compared, because that takes as long as to read them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from dit.config import (
+    AttentionBackend,
+    ContextComm,
+    Implementation,
+    ModelConfig,
+    RunConfig,
+    WandbMode,
+)
+from dit.data import build_train_loader, null_inputs, validation_groups
+from dit.data.datasets import META
+from dit.data.pack import PatchLayout
+from dit.data.passes import absent_data, data_paths
+from dit.data.preflight import validation_sets
+from dit.models.family import check_objective_inputs, family_of
+from dit.models.layers.joint_order import check_joint_context
+from dit.models.parameter_groups import group_of_weights
+from dit.models.stacks.joint_transformer import JointTransformer
+from dit.objectives import clean_network_level, sampling_path, training_objective
+from dit.safe_writing import check_no_writer
+from dit.train.checkpoint.mirror import to_fetch
+from dit.train.checkpoint.paths import find_checkpoint, starting_point
+
+
+def start_lines(config: RunConfig, *, world_size: int) -> str:
+    """The lines of a dry run about weights and machine, as comments.
+
+    Data that are not on this machine are not checked, because often another one trains.
+
+    Raises:
+        ValueError: of many kinds, as the start itself.
+    """
+    data = config.dataset.mock or (data_paths(config) and not absent_data(config))
+    lines = check_start(config, world_size=world_size, with_data=bool(data))
+    return "".join(f"# {'start':<14}{line}\n" for line in lines)
+
+
+def check_start(config: RunConfig, *, world_size: int, with_data: bool = True) -> list[str]:
+    """Lines on what a start says, or could not do on this machine.
+
+    Raises:
+        ValueError: of many kinds, as the start itself.
+    """
+    check_settings(config)
+    if config.checkpoint.save:
+        check_run_folder(Path(config.checkpoint.save))
+    found, lines = None, list[str]()
+    if name := to_fetch(config):
+        lines.append(f"{name} is fetched from {config.checkpoint.mirror}, and not looked at before")
+    else:
+        found = starting_point(config)
+        lines += _check_weights(config, found)
+    if with_data:
+        _check_data(config, found if _goes_on(config) else None, world_size=world_size)
+    return [*lines, *_check_machine(config)]
+
+
+def check_settings(config: RunConfig) -> None:
+    """Refuses settings that ask for more than network, samples or sampler have.
+
+    Raises:
+        Problems: names the keys.
+        ValueError: as `clean_network_level` and `check_joint_context`.
+    """
+    check_objective_inputs(config)
+    check_clean_level(config)
+    group_of_weights(config)
+    if attends_jointly(config.model):
+        check_joint_context(config.model.cp_comm_type, config.model.context_parallel_size)
+    if config.samples:
+        sampling_path(config.objective)
+
+
+def attends_jointly(model: ModelConfig) -> bool:
+    """Whether latents and text have rows of their own."""
+    network = family_of(model).network()
+    return isinstance(network, type) and issubclass(network, JointTransformer)
+
+
+def check_clean_level(config: RunConfig) -> None:
+    """Refuses an objective without a level for tokens without noise, where samples may have them.
+
+    Raises:
+        ValueError: as `clean_network_level`.
+    """
+    layout = PatchLayout.of(config)
+    if layout.has_clean_tokens and layout.clean_level is not None:
+        clean_network_level(training_objective(config.objective), layout.clean_level)
+
+
+def check_run_folder(folder: Path) -> None:
+    """Checks a run folder that need not be there yet, and changes nothing.
+
+    Raises:
+        ValueError: it cannot be written, or holds shards.
+        FolderInUseError: another run writes to it.
+    """
+    check_writable(folder)
+    check_no_writer(folder, named=f"checkpoint.save={folder}")
+
+
+def check_writable(folder: Path) -> None:
+    """Checks that a run may be saved into a folder, which need not be there yet.
+
+    Raises:
+        ValueError: it holds shards, or cannot be written.
+    """
+    if (folder / META).is_dir():
+        raise ValueError(
+            f"checkpoint.save={folder} is a dataset, and packing it again would remove the run;"
+            " choose another folder"
+        )
+    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise unwritable(folder, f"{there} is no folder that this user may write to")
+
+
+def unwritable(folder: Path, why: object) -> ValueError:
+    """The error for a run folder that cannot be written."""
+    return ValueError(
+        f"checkpoint.save={folder} cannot be written ({why}); choose a folder that every process"
+        " may write to"
+    )
+
+
+def _goes_on(config: RunConfig) -> bool:
+    """Whether a run with a checkpoint to start from goes on from it."""
+    c = config.checkpoint
+    return not c.finetune or bool(c.save and find_checkpoint(Path(c.save)))
+
+
+def _check_weights(config: RunConfig, found: Path | None) -> Iterator[str]:
+    from dit.models.lora.targets import adapters_by_linear
+    from dit.train.checkpoint.adapters import adapter_run, adapters_of
+    from dit.train.checkpoint.origin import saved_origin
+    from dit.train.checkpoint.resume import disk_space_notes
+    from dit.train.checkpoint.state_dict import (
+        check_base,
+        check_continues,
+        check_starts_from,
+        interval_sums,
+    )
+
+    said = list[str]()
+    adapted = adapter_run(config, found, said.append)
+    yield from said
+    if adapted is not None:
+        adapters_by_linear(config.model, adapted.adapters)
+        check_base(adapted.base, config)
+    if found is None:
+        return
+    if _goes_on(config):
+        check_continues(found, config)
+        interval_sums(found)
+        saved_origin(found)
+        yield from disk_space_notes(found, Path(config.checkpoint.save or found))
+    elif adapted is None or adapters_of(found) is not None:
+        check_starts_from(found, config)
+
+
+def _check_data(config: RunConfig, goes_on_from: Path | None, *, world_size: int) -> None:
+    null_inputs(config)
+    replicas = config.data_parallel_size(world_size)
+    loader = build_train_loader(config, rank=0, world_size=replicas)
+    try:
+        if goes_on_from is not None and config.checkpoint.load_data_position:
+            from dit.train.checkpoint.data_position import read_positions, restore_position
+
+            restore_position(loader, read_positions(goes_on_from), goes_on_from)
+    finally:
+        loader.close()
+    if not config.dataset.mock:
+        for one in validation_sets(config).values():
+            validation_groups(one).plan(config.train.eval_iters).packs([], late=())
+
+
+def _check_machine(config: RunConfig) -> Iterator[str]:
+    check_wandb(config)
+    for check in _checks_of_devices(config):
+        try:
+            check()
+        except ValueError as error:
+            if torch.cuda.is_available():
+                raise
+            yield str(error)  # training is often on another machine than a dry run
+
+
+def check_wandb(config: RunConfig) -> None:
+    """Refuses a record of W&B without its package.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    c = config.logger
+    if c.wandb_project and c.wandb_mode is not WandbMode.DISABLED and find_spec("wandb") is None:
+        raise ValueError(
+            f"logger.wandb_project={c.wandb_project} needs the package wandb: install the extra"
+            " `log`, or leave wandb_project unset"
+        )
+
+
+def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
+    """What layers and optimizer check when they are built, where the configuration asks for it."""
+    from dit.models.layers.per_sample import check_compiler
+    from dit.models.layers.transformer_engine import check_engine
+    from dit.train.narrow_moments import check_moments
+
+    model = config.model
+    of_engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
+    yield partial(check_moments, config.optimizer)
+    yield partial(check_engine, model)
+    if model.compile:
+        yield check_compiler
+    if model.cp_comm_type is ContextComm.P2P:
+        from dit.models.layers.context_parallel import check_ring
+
+        yield partial(check_ring, model.context_parallel_size)
+    if model.attention_backend is not AttentionBackend.AUTO:
+        from dit.train.attention_choice import check_named
+
+        yield partial(check_named, config)
+    if model.gradient_accumulation_fusion:
+        from dit.models.layers.parallel_linear import check_fusion
+
+        yield partial(check_fusion, of_engine=of_engine)

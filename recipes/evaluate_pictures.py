@@ -1,0 +1,11 @@
+"""Measures whether captions give the pictures they stood with, and clean ones; see --help."""
+
+from __future__ import annotations
+
+import sys
+
+from dit.distributed.entry import run
+from dit.sampling.commands.picture_accuracy import main
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,217 @@
+"""train.yaml beside shards: valid for every kind, sized to the minutes, honest about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_prep.cli.parser import main as pack
+from dit.config import RunConfig
+from dit.config.loading import load_config
+from dit.data.rejections import DataError
+from dit.fitting import program
+from dit.fitting.corpus import Corpus
+from dit.fitting.program import fit
+from dit.fitting.proposal import Proposal, by_samples, choose, drafts
+from dit.fitting.rules import NAMED, SMALL, noise_levels
+from dit.fitting.step_time import measured_seconds, planned_seconds
+from dit.fitting.train_yaml import file_text
+from dit.models.cost import forward_flops
+from recipes.runs import RECIPES
+
+DRAWINGS = Corpus(
+    folder=Path("/data/drawings"),
+    samples=1250,
+    has_val=True,
+    channels=48,
+    text_width=256,
+    text_rows=4.0,
+    shapes=((1, 8, 8),) * 20,
+    captions=1.0,
+    side=32.0,
+    colours=3,
+    basis="dct",
+)
+LATENTS = replace(  # of a VAE, of two sizes
+    DRAWINGS,
+    channels=16,
+    text_width=4096,
+    text_rows=77.0,
+    shapes=((1, 64, 48), (1, 48, 64)),
+    side=443.0,
+    colours=None,
+    basis="",
+)
+DIGITS = replace(DRAWINGS, channels=4, shapes=((1, 4, 4),), side=8.0, colours=1, captions=0.0)
+CLIPS = replace(DIGITS, shapes=((9, 8, 8),), side=16.0)
+ODD = replace(DRAWINGS, shapes=((1, 3, 5), (1, 2, 7)), samples=3, has_val=False)
+KINDS = {"drawings": DRAWINGS, "latents": LATENTS, "digits": DIGITS, "clips": CLIPS, "odd": ODD}
+
+
+def chosen(corpus: Corpus, *, minutes: float, seconds: float = 0.2) -> Proposal:
+    """The run on a machine whose smallest network takes so many seconds a step."""
+    ladder = drafts(corpus, gpu=False)
+    cost = {draft: 4.0**i for i, draft in enumerate(ladder)}
+    return choose(
+        corpus,
+        ladder,
+        minutes=minutes,
+        seconds=lambda draft: seconds * cost[draft],
+        cost=cost.__getitem__,
+    )
+
+
+def read(corpus: Corpus, found: Proposal, folder: Path) -> RunConfig:
+    """The configuration that pretrain_dit.py reads of the written file."""
+    place = folder / "train.yaml"
+    place.write_text(file_text(corpus, found, machine="two cores"))
+    return load_config(RECIPES["dit_xl"](), config_file=place)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_is_a_valid_run_for_each_kind_of_shards(kind: str, tmp_path: Path) -> None:
+    corpus = KINDS[kind]
+    found = chosen(corpus, minutes=40)
+    config, draft = read(corpus, found, tmp_path), found.draft
+    assert config.model.in_channels == corpus.channels
+    assert config.model.crossattn_emb_size == corpus.text_width
+    assert config.train.train_iters == found.steps
+    assert config.dataset.path == str(corpus.folder)
+    assert config.checkpoint.save == f"{corpus.folder}_run"
+    assert config.dataset.use_train_split_for_val is not corpus.has_val
+    lengths = corpus.tokens(config.model.patch_spatial)
+    assert config.dataset.task_encoder_seq_length >= max(lengths)  # every sample fits
+    assert corpus.divides(config.model.patch_spatial) and min(lengths) > 0
+    assert all(length % draft.multiple == 0 for length in lengths)  # nothing is padding
+    assert all(
+        "#" in line for line in (tmp_path / "train.yaml").read_text().split("\n") if ": " in line
+    )
+
+
+def test_tokens_and_noise_are_those_that_were_measured() -> None:
+    draft = drafts(DRAWINGS, gpu=False)[0]
+    assert (draft.patch, draft.tokens, draft.capacity, draft.samples) == (2, 16, 1024, 64)
+    assert drafts(DIGITS, gpu=False)[0].patch == 1  # 16 tokens as they are
+    assert noise_levels(colours=1, basis="pixels", side=8).mean == -0.4
+    assert noise_levels(colours=1, basis="pixels", side=32).mean == pytest.approx(1.0, abs=0.03)
+    at_32 = noise_levels(colours=3, basis="dct", side=32).mean
+    at_64 = noise_levels(colours=3, basis="dct", side=64).mean
+    assert at_64 - at_32 == pytest.approx(math.log(2), abs=0.06)
+
+
+def test_steps_follow_the_minutes() -> None:
+    runs = [chosen(DRAWINGS, minutes=m, seconds=3.0) for m in (5, 10, 20, 40)]
+    assert [run.draft.size for run in runs] == [SMALL[0]] * 4  # the slow machine has one choice
+    steps = [run.steps for run in runs]
+    assert [b - 2 * a for a, b in pairwise(steps)] == [0, 0, 0]
+    assert runs[0].minutes == pytest.approx(5, rel=0.02)
+    assert runs[-1].passes == pytest.approx(steps[-1] * 64 / 1250)
+
+
+def test_the_network_grows_with_the_time_and_keeps_its_passes() -> None:
+    times = (1, 8, 20, 60, 480, 2000)
+    runs = [chosen(DRAWINGS, minutes=m, seconds=0.05) for m in times]
+    widths = [run.draft.size.width for run in runs]
+    assert widths == sorted(widths) and set(widths) == {128, 192, 256, 384}
+    for run in runs:
+        assert run.passes >= 140 or run.draft.size == SMALL[0]
+
+
+def test_a_run_that_cannot_succeed_is_warned_of() -> None:
+    def said(corpus: Corpus, minutes: float) -> str:
+        return " ".join(chosen(corpus, minutes=minutes, seconds=0.5).warnings)
+
+    assert "nothing recognisable" in said(DRAWINGS, 2)
+    assert "times as many minutes" in said(DRAWINGS, 2)
+    assert "many captions will give another picture" in said(DRAWINGS, 16)
+    assert said(DRAWINGS, 40) == ""
+    assert "32,000" in said(DIGITS, 1) and said(DIGITS, 8) == ""
+
+
+def test_a_named_size_is_planned_for_a_gpu(tmp_path: Path) -> None:
+    ladder = drafts(LATENTS, gpu=True)
+    assert [draft.size for draft in ladder] == list(NAMED)
+    many = replace(LATENTS, samples=300_000)
+
+    def seconds(draft: program.Draft) -> float:
+        found = planned_seconds(program.configuration(LATENTS, draft), "NVIDIA H100 80GB HBM3")
+        assert found is not None and 0 < found < 60
+        return found
+
+    few, large = (by_samples(one, ladder, seconds=seconds) for one in (LATENTS, many))
+    assert (few.draft.size.name, large.draft.size.name) == ("dit_s", "dit_l")
+    assert few.passes == pytest.approx(140, rel=0.02) and few.minutes < large.minutes
+    config = read(many, large, tmp_path)
+    assert (config.model.name, str(config.model.precision)) == ("dit_l", "bf16")
+    assert planned_seconds(config, "Imagined 9000") is None
+
+
+def drawings(folder: Path, count: int) -> Path:
+    """Pictures of 32 x 32 pixels, each with a caption of its own."""
+    folder.mkdir()
+    for number in range(count):
+        picture = np.full((32, 32, 3), 255, np.uint8)
+        picture[number % 20 : number % 20 + 8, 4:20] = (7 * number % 256, 90, 3 * number)
+        Image.fromarray(picture).save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(f"drawing {number}")
+    return folder
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    source, out = drawings(tmp_path / "in", 30), tmp_path / "data"
+    words = ["image", "--image_dir", source, "--output_dir", out, "--num_workers", 0]
+    assert pack([str(word) for word in words]) == 0
+    return out
+
+
+def clock(step: float) -> Callable[[], float]:
+    """Reads `step` seconds more each time."""
+    now = iter(np.arange(0, 1e6, step))
+    return lambda: float(next(now))
+
+
+def test_real_steps_are_timed_by_the_clock(shards: Path) -> None:
+    asked = list[RunConfig]()
+
+    def seconds(config: RunConfig) -> float:
+        asked.append(config)
+        return measured_seconds(config, clock=clock(8.0))
+
+    runs = [fit(shards, minutes=m, seconds=seconds)[1] for m in (5, 10)]
+    assert [run.seconds for run in runs] == [2.0, 2.0]  # four steps in eight seconds
+    assert runs[1].steps == 2 * runs[0].steps == 270
+    assert asked[0].dataset.path == str(shards)  # with the packs that will be trained on
+
+
+def test_a_long_pack_is_reckoned_from_a_short_one(shards: Path) -> None:
+    corpus, _ = fit(shards, minutes=1, seconds=lambda _: 1.0)
+    long = replace(corpus, shapes=((1, 256, 256),))
+    config = program.configuration(long, drafts(long, gpu=False)[0])
+    model, tokens = config.model, 64 * 64
+    ratio = forward_flops(model, tokens=[tokens], text=[round(long.text_rows)])
+    assert config.dataset.task_encoder_seq_length == tokens
+    config = replace(config, dataset=replace(config.dataset, task_encoder_seq_length=4 * tokens))
+    ratio *= 4 / forward_flops(model, tokens=[1024], text=[round(long.text_rows)])
+    assert measured_seconds(config, clock=clock(4.0)) == pytest.approx(ratio)
+
+
+def test_the_command_writes_the_file_and_names_it(shards: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(program, "measured_seconds", lambda _: 1.0)
+    assert program.main([str(shards), "--minutes", "10"]) == 0
+    said = capsys.readouterr().out
+    assert f"--config-file {shards / 'train.yaml'}" in said.splitlines()[-1]
+    assert "fitted: 540 steps in about 10 minutes" in said
+    config = load_config(RECIPES["dit_xl"](), config_file=shards / "train.yaml")
+    assert config.train.train_iters == 540
+    with pytest.raises(ValueError, match="--minutes 0"):
+        program.main([str(shards), "--minutes", "0"])
+    with pytest.raises(DataError):
+        fit(shards.parent / "nothing", minutes=1)
