@@ -138,7 +138,7 @@ def test_lengths_of_samples_count_alike_for_each_dataset_of_a_blend(shards, tmp_
         for name, lengths in (("a", [4, 4, 4, 12]), ("b", [12] * 9))
     ]
     assert length_shares(shards.config(roots[0])) == {4: 0.75, 12: 0.25}
-    blend = tuple(BlendEntry(name=root.name, path=str(root), weight=1.0) for root in roots)
+    blend = tuple(BlendEntry(path=str(root)) for root in roots)
     both = with_data(shards.config(roots[0]), path=None, blend=blend)
     assert length_shares(both) == {4: 0.75, 12: 1.25}
     assert length_shares(shards.config(mock=True)) == {}
