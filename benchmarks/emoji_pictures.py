@@ -9,7 +9,6 @@ Debian package fonts-noto-color-emoji, as /usr/share/fonts/truetype/noto/NotoCol
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from pathlib import Path
 from unicodedata import name
 
 from fontTools.ttLib import TTFont
+
+from dit.command_line import OptionParser
 
 FONT = Path("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf")
 _DIGITS = 0x100  # characters below are the digits of keycaps, drawn empty
@@ -34,7 +35,7 @@ def emoji(font: Path) -> Iterator[tuple[int, str, bytes]]:
 
 def main(argv: list[str] | None = None) -> int:
     """Writes FOLDER/1f436.png and so on, and FOLDER/captions.jsonl."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = OptionParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="to write into")
     parser.add_argument("--font", type=Path, default=FONT, help="(%(default)s)")
     args = parser.parse_args(argv)

@@ -33,6 +33,7 @@ from dit.command_line import OptionParser  # noqa: E402
 
 EXTRAS = ("pytest", "pytest-timeout", "hypothesis", "diffusers", "accelerate")
 """Of the optional dependencies: what tests/gpu and compare_padded.py import."""
+PINNED = ("megatron-core",)
 GLIBC = (2, 28)
 """Newest C library that a wheel may ask for."""
 _FIXED = re.compile(r"torch|(pytorch-)?triton|(nvidia|cuda)-.*")
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_python(options.python_version)
         present = read_present(options.present)
         with tempfile.TemporaryDirectory() as folder:
-            needed = requirements(ROOT / "pyproject.toml")
+            needed = requirements(ROOT)
             found = resolve(present, needed, Path(folder), pip_flags)
             _refuse_fixed(found, options.present)
             wheels = fetch(found, Path(folder), pip_flags)
@@ -121,12 +122,17 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def requirements(pyproject: Path) -> list[str]:
-    """What the project needs to train, and of its optional dependencies those in EXTRAS."""
-    project = tomllib.loads(pyproject.read_text())["project"]
+def requirements(checkout: Path) -> list[str]:
+    """What the project needs to train, and of its optional dependencies those in EXTRAS.
+
+    Packages of PINNED have the version that the image has, so that both measure one program.
+    """
+    project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
+    pins = (checkout / "docker/requirements.txt").read_text().splitlines()
     optional = [one for extra in project["optional-dependencies"].values() for one in extra]
     by_name = {normalised(re.split(r"[^\w.-]", one)[0]): one for one in optional}
-    return [*project["dependencies"], *(by_name[name] for name in EXTRAS)]
+    pinned = (pin for pin in pins if pin.partition("==")[0] in PINNED)
+    return [*project["dependencies"], *(by_name[name] for name in EXTRAS), *pinned]
 
 
 def resolve(

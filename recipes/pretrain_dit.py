@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dit.config import RunConfig
 from dit.config.loading import parse_arguments
+from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import run, say_once
 from recipes.runs import RECIPES, for_weights
 
@@ -20,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         adapt=for_weights,
     )
     config = arguments.config
+    set_cuda_environment(config.model)  # before an import starts CUDA
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, start_processes, world_size
     from dit.models.cost import check_memory

@@ -18,8 +18,12 @@ import torch.distributed as dist
 from dit.distributed.entry import StopSignals, run, say_once
 from dit.distributed.process_groups import rendezvous_store
 from dit.distributed.watchdog import heartbeat, watchdog
+from dit.distributed.watchdog.monitor import Monitor
+from dit.distributed.watchdog.verdict import Verdict
 
 FAULTY_STEP, LAST_STEP = 20, 40
+LATE_S = 2.5
+"""More than the rounds of the watchdog that a test has."""
 
 
 def _hang() -> None:
@@ -36,6 +40,7 @@ FAULTS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "hang": _hang,
+    "late": _hang,
     "fail": _fail,
 }
 
@@ -58,6 +63,21 @@ def train(fault: str, faulty_rank: int) -> int:
     return 0
 
 
+def _read_late() -> None:
+    """Rank 1 hears of the verdict, and asks whether to show it, as late as on a loaded machine."""
+    judge, show = Monitor._judge, Monitor._show
+
+    def late_judge(monitor: Monitor) -> None:
+        time.sleep(LATE_S)
+        judge(monitor)
+
+    def late_show(monitor: Monitor, verdict: Verdict) -> None:
+        time.sleep(LATE_S)
+        show(monitor, verdict)
+
+    Monitor._judge, Monitor._show = late_judge, late_show
+
+
 def main() -> int:
     """As pretrain_dit.py starts and watches its processes."""
     fault, rank, limit_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
@@ -66,6 +86,8 @@ def main() -> int:
     dist.init_process_group(
         "gloo", store=rendezvous_store(timeout), rank=here, world_size=size, timeout=timeout
     )
+    if fault == "late" and here == 1:
+        _read_late()
     with watchdog(limit_s=limit_s, say=say_once), StopSignals():
         return train(fault, rank)
 

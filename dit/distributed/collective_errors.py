@@ -32,7 +32,8 @@ def on_all_ranks(work: Callable[[], T]) -> list[T]:
     except (OSError, RuntimeError, ValueError) as error:
         mine = (None, error_in_words(error))
     outcomes: list[tuple[T, str]] = [mine] * dist.get_world_size()  # type: ignore[list-item]
-    dist.all_gather_object(outcomes, mine)
+    if len(outcomes) > 1:  # alone, there is nothing that a device without memory would do for it
+        dist.all_gather_object(outcomes, mine)
     first_error = next((text for _, text in outcomes if text), "")
     if first_error:
         raise RankError(first_error)

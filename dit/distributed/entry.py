@@ -12,8 +12,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from dit.command_line import OptionParser, not_an_option
 from dit.console import Console
+from dit.distributed.leaving import leave, leave_after, time_to_close
 
 # Errors that a user can fix. Any other is a fault of this program, shown with its traceback.
 _USER_ERRORS = (ValueError, OSError, FloatingPointError)
@@ -31,6 +32,8 @@ _LOST_PEER = (
 )
 _ANSWER_S = 10.0
 """Seconds without an answer after which the launcher is taken for dead."""
+_DESTROY_S = 30.0
+"""Seconds in which process groups that have done their work end."""
 
 
 class Parser(OptionParser):
@@ -52,30 +55,109 @@ def run(main: Callable[[], int]) -> int:
     """Calls `main` and returns its exit code; 1 after an error, 130 after an early Ctrl-C.
 
     The first process that fails shows one message where a user can fix the error, else its
-    traceback. The others have met the same error or have lost their peer, and exit silently.
+    traceback. The others have met the same error or have lost their peer, and exit silently. After
+    an error, a process that has met others leaves here, for it cannot end their groups alone.
     """
     _silence()
+    _Said.it, _Said.limit, _Said.below_run = None, None, True
     try:
-        return main()
+        code = main()
+    except SystemExit as end:  # --help
+        _stop(end.code if isinstance(end.code, int) else int(end.code is not None))
+        raise
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
             _print(f"interrupted; the same command starts it again: {started_with()}")
-        return 130
-    except Exception as error:
-        if not str(error) and isinstance(error, ConnectionError):
-            return 1  # another process shows why
-        if not _is_first():
-            return 1
-        lost = _is_lost_peer(error)
-        if not isinstance(error, _USER_ERRORS) and not lost:
-            _tell_launcher(f"{type(error).__name__}: {error} (its traceback is above)")
-            raise
-        if "--debug" in sys.argv:
-            traceback.print_exc()
-        _say(_LOST_PEER if lost else str(error))
-        return 1
+        return _leave(130)
+    except Exception as error:  # noqa: BLE001  # shown here, or by another process
+        _show(error)
+        return _leave(1)
     finally:
-        _stop()
+        _Said.below_run = False
+        if _Said.limit is not None:
+            _Said.limit.cancel()
+    _stop(code)
+    return code
+
+
+@contextmanager
+def shown_at_once() -> Iterator[None]:
+    """Inside, an error is shown where it comes up: what is then closed may wait for other ranks.
+
+    For that there is a limit, after which the process leaves. Without `run`, which ends it in any
+    case, there is none, and nothing is shown.
+    """
+    try:
+        yield
+    except Exception as error:
+        # What it means that another process is lost, the watchdog says on the way to `run`.
+        if _Said.below_run and not _is_lost_peer(error):
+            _show(error)
+            _Said.limit = _Said.limit or leave_after(time_to_close(), 1, say=say_below)
+        raise
+
+
+class _Said:
+    """What this process knows of the run's error."""
+
+    it: bool | None = None
+    """Whether this process has shown the error, or another one; None before there is one."""
+    below_run = False
+    limit: threading.Timer | None = None
+    asks = threading.Lock()
+
+
+def _may_say() -> bool:
+    """Whether this process is the one to show the run's error, which it does once."""
+    with _Said.asks:  # the watchdog's thread may ask, too
+        if _Said.it is not None:
+            return False
+        _Said.it = _is_first()
+        return _Said.it
+
+
+def _show(error: Exception) -> None:
+    if not str(error) and isinstance(error, ConnectionError):
+        return  # another process shows why
+    if not _may_say():
+        if _Said.it and isinstance(error, ConnectionError):
+            _debug()  # the watchdog has said what it means
+        return
+    lost = _is_lost_peer(error)
+    if not isinstance(error, _USER_ERRORS) and not lost:
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.stderr.flush()
+        _tell_launcher(f"{type(error).__name__}: {error} (its traceback is above)")
+        return
+    _debug()
+    _say(_LOST_PEER if lost else str(error))
+
+
+def _debug() -> None:
+    if "--debug" in sys.argv:
+        traceback.print_exc()
+
+
+def say_below(message: str) -> None:
+    """Shows a line below the run's error, in the process that has shown it."""
+    if _Said.it:
+        _print(message)
+
+
+def _leave(code: int) -> int:
+    """Ends this process if it has met others, or returns the exit code."""
+    if _has_started():
+        leave(code)
+    return code
+
+
+def _stop(code: int) -> None:
+    """Ends the process groups, or the process where they do not end."""
+    if not _has_started():
+        return
+    limit = leave_after(_DESTROY_S, code, say=say_notice)
+    sys.modules["torch.distributed"].destroy_process_group()
+    limit.cancel()
 
 
 class StopSignals:
@@ -127,8 +209,8 @@ def started_with() -> str:
 
 
 def say_once(message: str) -> None:
-    """Shows an error unless another process of this run has shown one."""
-    if _is_first():
+    """Shows an error unless this process, or another one of this run, has shown one."""
+    if _may_say():
         _say(message)
 
 
@@ -215,8 +297,3 @@ def _has_started() -> bool:
     # Looked up, not imported: --help and the like must not wait for torch.
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_initialized()
-
-
-def _stop() -> None:
-    if _has_started():
-        sys.modules["torch.distributed"].destroy_process_group()

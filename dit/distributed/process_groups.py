@@ -13,9 +13,10 @@ import math
 import os
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,8 +29,10 @@ from torch.overrides import TorchFunctionMode
 
 from dit.config import ModelConfig
 from dit.cpu_threads import BY_USER, CGROUP, about_threads, usable_cores
+from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import say_notice
 from dit.distributed.group_sharing import sharing_unused_groups
+from dit.parsing import cause
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -84,8 +87,8 @@ def start_processes(
     Raises:
         TimeoutError: names the ranks that did not come.
     """
+    set_cuda_environment(model)
     run_megatron_on_cpu()
-    from megatron.core import parallel_state
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
     target = device()
@@ -96,16 +99,43 @@ def start_processes(
     if not dist.is_initialized():
         if target.type == "cpu" and not BY_USER:
             _say_threads()
-        launched = "RANK" in os.environ
-        dist.init_process_group(
-            "nccl" if target.type == "cuda" else "gloo",
-            store=rendezvous_store(timeout) if launched else None,
-            init_method=None if launched else "tcp://127.0.0.1:0",
-            rank=rank(),
-            world_size=world_size(),
-            timeout=timeout,
-            device_id=target if target.type == "cuda" else None,
-        )
+        _join_group(target, timeout)
+    make_groups(model, dp_replicate_size=dp_replicate_size, timeout=timeout)
+    model_parallel_cuda_manual_seed(seed)
+
+
+def _join_group(target: torch.device, timeout: timedelta) -> None:
+    launched = "RANK" in os.environ
+    join = partial(
+        dist.init_process_group,
+        init_method=None if launched else "tcp://127.0.0.1:0",
+        rank=rank(),
+        world_size=world_size(),
+        timeout=timeout,
+    )
+    if launched:
+        # Without `device_id`, with which NCCL makes a communicator for each group at once, used or
+        # not, in calls that all ranks join: about 2,000 on 1,024 of them.
+        join("nccl" if target.type == "cuda" else "gloo", store=rendezvous_store(timeout))
+    elif target.type == "cuda":
+        _join_alone(join, target)
+    else:
+        join("gloo")
+
+
+def _join_alone(join: Callable[..., None], target: torch.device) -> None:
+    """A group of one process, which needs no NCCL: a machine without a network may refuse it."""
+    try:
+        join("nccl", device_id=target)  # NCCL starts now, not at the first collective
+    except RuntimeError as error:
+        say_notice(f"NCCL does not start ({cause(error)}); this one process does without it")
+        join("cpu:gloo,cuda:gloo")
+
+
+def make_groups(model: ModelConfig, *, dp_replicate_size: int = 1, timeout: timedelta) -> None:
+    """Makes Megatron-Core's groups of a layout, in place of those of an earlier one."""
+    from megatron.core import parallel_state
+
     parallel_state.destroy_model_parallel()
     virtual = model.virtual_stages
     with sharing_unused_groups():
@@ -118,7 +148,6 @@ def start_processes(
             create_gloo_process_groups=False,
             distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
         )
-    model_parallel_cuda_manual_seed(seed)
 
 
 def _say_threads() -> None:

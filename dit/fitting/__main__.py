@@ -5,4 +5,5 @@ import sys
 from dit.distributed.entry import run
 from dit.fitting.program import main
 
-sys.exit(run(main))
+if __name__ == "__main__":
+    sys.exit(run(main))

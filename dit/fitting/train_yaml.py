@@ -9,7 +9,13 @@ from typing import Any
 
 from dit.fitting.corpus import Corpus
 from dit.fitting.proposal import Draft, Proposal
-from dit.fitting.rules import LAST_LEVEL, TEXT_DROPOUT, noise_levels
+from dit.fitting.rules import (
+    LAST_LEVEL,
+    LEARNED_GUIDANCE,
+    TEXT_DROPOUT,
+    WANTED_PASSES,
+    noise_levels,
+)
 from dit.progress import brief
 
 NAME = "train.yaml"
@@ -40,10 +46,7 @@ def settings(corpus: Corpus, draft: Draft, *, steps: int) -> dict[str, list[Line
             ("eval_interval", every, "steps between validations"),
             ("eval_iters", 1, "packs in one validation"),
         ],
-        "validation": [
-            ("num_captions", _SHOWN, "pictures made at each validation"),
-            ("sampling_steps", 18, "steps of the sampler"),
-        ],
+        "validation": list(_validation(corpus, passes=steps * draft.samples / corpus.samples)),
         "optimizer": [
             ("lr", by.lr, "measured with these networks; falls to zero at the last step"),
             ("min_lr", 0.0, "where the cosine ends"),
@@ -108,13 +111,30 @@ def _dataset(corpus: Corpus, draft: Draft) -> Iterator[Line]:
 
 
 def _objective(corpus: Corpus) -> Iterator[Line]:
-    levels = noise_levels(colours=corpus.colours, basis=corpus.basis, side=corpus.side)
+    levels = noise_levels(
+        colours=corpus.colours,
+        basis=corpus.basis,
+        side=corpus.side,
+        own_captions=corpus.own_captions,
+    )
     yield "name", "edm", "arXiv:2206.00364"
     yield "p_mean", levels.mean, f"mean of ln(sigma) in training: {levels.why}"
     yield "p_std", levels.std, "its standard deviation"
-    if corpus.colours == 3 and corpus.own_captions:
+    if _is_named_by_captions(corpus):
         yield "sigma_min", LAST_LEVEL, "where the sampler ends: cleaner, and no details below it"
     yield "text_dropout", TEXT_DROPOUT, "samples that train without caption, for guidance"
+
+
+def _validation(corpus: Corpus, *, passes: float) -> Iterator[Line]:
+    yield "num_captions", _SHOWN, "pictures made at each validation"
+    yield "sampling_steps", 18, "steps of the sampler"
+    if _is_named_by_captions(corpus) and passes >= WANTED_PASSES:
+        yield "guidance", LEARNED_GUIDANCE, "none: cleaner where each caption was seen so often"
+
+
+def _is_named_by_captions(corpus: Corpus) -> bool:
+    """Whether a caption says which picture is wanted, so that the one expected is no mean."""
+    return corpus.colours == 3 and corpus.own_captions
 
 
 def tokens(groups: dict[str, list[Line]]) -> list[str]:

@@ -42,7 +42,10 @@ MEASURES: dict[str, Mapping[str, Any]] = {
 }
 # Those of samplers alone, of what the network is told, and of which samples lose their inputs:
 # that is part of what a run tries, as its width is.
-OTHERS = {"sigma_min", "sigma_max", "rho", "sampling_levels", "shift_terminal", "timestep_scale"}
+OTHERS = {
+    *("sigma_min", "sigma_max", "rho", "timestep_scale"),
+    *("sampling_levels", "level_spacing", "shift_terminal"),
+}
 OTHERS |= {"guidance", "text_dropout", "image_dropout"}
 
 

@@ -10,6 +10,7 @@ optimizer              AdamW, its learning rate schedule, and one clipped update
 narrow_moments         Adam's moments in fewer bits, by Transformer Engine
 foreach                one operation on all weights
 validation             held-out packs -> loss; samples of the averaged model
+device_memory          what a full device held, and the keys that need less
 garbage_collection     Python's garbage, collected at fixed steps
 metrics                what is measured, and where it is written
 checkpoint             the run on disk, and how it continues from there

@@ -338,13 +338,14 @@ class Ema:
 
     @contextmanager
     def as_weights(self, chunks: list[ModelChunk]) -> Iterator[None]:
-        """Inside, the model's weights are the averages; afterwards they are its own again."""
+        """Inside, the model's weights are the averages; afterwards they are its own again.
+
+        Not after an error, with which one rank is alone: all gather the weights together.
+        """
         own = [shard.value.detach().clone() for shard in self.shards]
         self._set_weights(self.averages, chunks)
-        try:
-            yield
-        finally:
-            self._set_weights(own, chunks)
+        yield
+        self._set_weights(own, chunks)
 
     @torch.no_grad()
     def _set_weights(self, values: list[Tensor], chunks: list[ModelChunk]) -> None:

@@ -9,19 +9,21 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.optimizer import (
     MegatronOptimizer,
     OptimizerConfig,
     ParamKey,
+    clip_grads,
     get_megatron_optimizer,
     get_standard_config_overrides,
 )
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from torch import Tensor
 from torch.optim.adamw import adamw
 
 from dit.config import Decay, ParameterGroup, Precision, RunConfig
 from dit.distributed.data_parallel import MOMENTS, ModelChunk, chained_optimizers
+from dit.distributed.process_groups import device
 from dit.models.family import family_of
 from dit.models.lora.adapter import CHILD, UP, Adaptable
 from dit.models.parameter_groups import Weight, group_of_weights
@@ -165,18 +167,48 @@ class Update:
     skipped: bool  # loss or norm was not finite, so nothing was changed
 
 
-def clip_and_step(optimizer: MegatronOptimizer, *, clip_grad: float, loss: float = 0.0) -> Update:
-    """Clips and applies the gradients, unless their norm or the loss is NaN or infinite.
+@torch.no_grad()
+def squared_norm(optimizer: MegatronOptimizer) -> Tensor:
+    """The squared norm [1] of the whole gradient, float32, the same on every rank.
 
-    `loss` is that of the global batch, so that all ranks decide alike.
+    It prepares the gradients for the update. Nobody waits for the device, as Megatron-Core's
+    `get_grad_norm_fp32` does, whose operations these are.
     """
     optimizer.prepare_grads()
-    norm = float(optimizer.get_grad_norm())  # the same on every rank
+    gradients = [
+        grad
+        for inner in chained_optimizers(optimizer)
+        for grad in inner.get_main_grads_for_grad_norm()
+    ]
+    total = torch.zeros(1, device=device())
+    if gradients:
+        overflow = torch.zeros(1, dtype=torch.int, device=device())
+        norm, _ = clip_grads.multi_tensor_applier(
+            clip_grads.l2_norm_impl, overflow, [gradients], False
+        )
+        total = norm**2.0
+    dist.all_reduce(total, group=optimizer.get_grad_stats_parallel_group())
+    return total
+
+
+def clip_and_step(
+    optimizer: MegatronOptimizer,
+    *,
+    clip_grad: float,
+    loss: float = 0.0,
+    grad_norm: float | None = None,
+) -> Update:
+    """Clips and applies the gradients, unless their norm or the loss is NaN or infinite.
+
+    `loss` is that of the global batch, so that all ranks decide alike; `grad_norm` is the root of
+    `squared_norm`, which is taken here if it was not before.
+    """
+    norm = grad_norm if grad_norm is not None else squared_norm(optimizer).item() ** 0.5
     if not (math.isfinite(loss) and math.isfinite(norm)):
         return Update(grad_norm=norm, skipped=True)
     if clip_grad > 0:
         for inner in chained_optimizers(optimizer):
-            clip_grad_by_total_norm_fp32(
+            clip_grads.clip_grad_by_total_norm_fp32(
                 inner.get_parameters(), max_norm=clip_grad, total_norm=norm
             )
     for inner in chained_optimizers(optimizer):

@@ -22,10 +22,17 @@ from dit.batch import PackedBatch, Problem
 from dit.config import LossKind, LossMean, ObjectiveConfig, RunConfig
 from dit.distributed.data_parallel import ModelChunk, zero_gradients
 from dit.distributed.model_parallel import Item, rank_part, run_pipeline
+from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.pack_wire import to_device
 from dit.train.metrics.step_metrics import BACKWARD, FORWARD, OPTIMIZER, timed
-from dit.train.optimizer import Update, clip_and_step, learning_rate, set_learning_rate
+from dit.train.optimizer import (
+    Update,
+    clip_and_step,
+    learning_rate,
+    set_learning_rate,
+    squared_norm,
+)
 
 if TYPE_CHECKING:
     from dit.train.model_and_optimizer import ModelAndOptimizer
@@ -42,20 +49,35 @@ def forward_backward(
     return RankLoss.of(losses)
 
 
-def optimizer_step(
-    model: ModelAndOptimizer, *, config: RunConfig, number: int, loss: float
-) -> Update:
-    """Second half of a step: gradients in, updated weights and average out.
+def prepare_update(model: ModelAndOptimizer) -> Tensor:
+    """The squared norm [1] of the gradient; nobody waits for it."""
+    heartbeat("update")
+    with timed(OPTIMIZER):
+        return squared_norm(model.optimizer)
 
-    `number` counts updates from 1; `loss` is that of the global batch. Where the loss or the
-    gradient is not finite, nothing changes on any rank.
+
+def optimizer_step(
+    model: ModelAndOptimizer,
+    *,
+    config: RunConfig,
+    number: int,
+    loss: float,
+    grad_norm: float | None = None,
+) -> Update:
+    """Second half of a step: gradients -> updated weights and average.
+
+    `number` counts updates from 1; `loss` is that of the global batch; `grad_norm` is the root of
+    what `prepare_update` has returned, if it was called. Where the loss or the gradient is not
+    finite, nothing changes on any rank.
     """
     heartbeat("update")
     c = config.optimizer
     with timed(OPTIMIZER):
         rate = learning_rate(config, number)
         set_learning_rate(model.optimizer, rate, weight_decay=c.weight_decay)
-        update = clip_and_step(model.optimizer, clip_grad=c.clip_grad, loss=loss)
+        update = clip_and_step(
+            model.optimizer, clip_grad=c.clip_grad, loss=loss, grad_norm=grad_norm
+        )
         if model.ema is not None and not update.skipped:
             model.ema.update(number)
     return update
@@ -166,19 +188,29 @@ PackLoss = tuple[Loss, PackedBatch]  # this rank's part of a pack and its loss
 class RankLoss:
     """This rank's terms of the sums of a step over all ranks of the run."""
 
-    total: float = 0.0  # error
-    count: float = 0.0  # divisor of the error
-    not_finite: tuple[str, ...] = ()  # keys of the samples whose error is NaN or infinite
-    packs: tuple[PackLoss, ...] = ()
+    sums: Tensor  # float64 [2] on the device: error and its divisor
+    packs: tuple[PackLoss, ...]
 
     @classmethod
     def of(cls, losses: Sequence[PackLoss]) -> RankLoss:
-        if not losses:
-            return cls()
-        numbers = [torch.stack([loss.total, loss.count]) for loss, _ in losses]
-        total, count = torch.stack(numbers).double().sum(0).tolist()
-        keys = () if math.isfinite(total) else _not_finite(losses)
-        return cls(total=total, count=count, not_finite=tuple(keys), packs=tuple(losses))
+        numbers = [torch.stack([loss.total, loss.count]).double() for loss, _ in losses]
+        numbers = numbers or [torch.zeros(2, dtype=torch.float64, device=device())]
+        return cls(sums=torch.stack(numbers).sum(0), packs=tuple(losses))
+
+    @property
+    def total(self) -> float:
+        """The error. Waits for the device, as all below do."""
+        return self.sums[0].item()
+
+    @property
+    def count(self) -> float:
+        """The divisor of the error."""
+        return self.sums[1].item()
+
+    @property
+    def not_finite(self) -> tuple[str, ...]:
+        """Keys of the samples whose error is NaN or infinite."""
+        return () if math.isfinite(self.total) else tuple(_not_finite(self.packs))
 
 
 def _not_finite(losses: Sequence[PackLoss]) -> Iterator[str]:

@@ -31,7 +31,7 @@ from dit.data import (
     passes_line,
 )
 from dit.distributed.collective_errors import from_first_rank, on_all_ranks
-from dit.distributed.entry import StopSignals, started_with
+from dit.distributed.entry import StopSignals, shown_at_once, started_with
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, device_memory, process_groups
 from dit.distributed.watchdog import heartbeat
@@ -52,6 +52,7 @@ from dit.train.checkpoint.resume import (
     save,
 )
 from dit.train.checkpoint.state_dict import load_base
+from dit.train.device_memory import memory_explained
 from dit.train.garbage_collection import collect_after, manual_gc
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
@@ -60,6 +61,7 @@ from dit.train.metrics.step_metrics import (
     SKIPPED_FILE,
     SkippedStep,
     StepMetrics,
+    count_packs,
     elapsed,
     gather_skipped_step,
     step_values,
@@ -77,7 +79,7 @@ from dit.train.model_and_optimizer import (
 )
 from dit.train.optimizer import learning_rate
 from dit.train.start_checks import check_settings
-from dit.train.step import forward_backward, optimizer_step
+from dit.train.step import forward_backward, optimizer_step, prepare_update
 from dit.train.train_state import Export, Samples, Start, TrainState
 from dit.train.validation import read_validation_packs, validation_round
 
@@ -110,14 +112,15 @@ def pretrain(
         ValueError: checkpoint.load_hf is given, and no `start`.
         FloatingPointError: too many steps in a row were skipped, or all of them.
     """
-    with ExitStack() as ends:
+    explained = memory_explained(config)
+    with ExitStack() as ends, shown_at_once(), deaths_in_words(), explained as memory:
         run = _prepare(config, ends, start=start, timed=True)
+        memory.model = run.model
         run.export = export
         run.samples = open_samples(run) if open_samples is not None else None
         ends.enter_context(manual_gc(config.train))
         logger = RunLogger(run)
         stop_signals = ends.enter_context(StopSignals())
-        ends.enter_context(deaths_in_words())
         ends.callback(logger.close)
         if run.loader is not None:
             ends.callback(run.loader.close)
@@ -141,9 +144,10 @@ def measure_steps(
     Raises:
         FloatingPointError: every one of them was skipped, which takes less time than an update.
     """
-    with ExitStack() as ends:
+    explained = memory_explained(config)
+    with ExitStack() as ends, shown_at_once(), deaths_in_words(), explained as memory:
         run, no_signals = _prepare(config, ends, fill=fill), StopSignals()
-        ends.enter_context(deaths_in_words())
+        memory.model = run.model
         if run.loader is not None:
             ends.callback(run.loader.close)
         ends.callback(run.replica.close)
@@ -171,6 +175,8 @@ def _prepare(
     """
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
+        # Nothing here reads memory that it has not written, and each empty tensor would be filled.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
     check_settings(config)
     config, notes = _with_recomputation(config)
@@ -375,17 +381,21 @@ def _step(
         )
         for pack in packs
     ]
+    # Before the device has work of this step: behind it, the device would wait for the host.
+    counts = count_packs(run, [batch for batch, _ in items])
+    if run.loader is not None:
+        run.interval_metrics.add_packs(packs)
     rank_loss = forward_backward(run.model, items, config=c)
-    sums = sum_step_metrics(
-        run, [batch for batch, _ in items], rank_loss, stop=stop_signals.received
-    )
     run.interval_metrics.before_update(step)
-    update = optimizer_step(run.model, config=c, number=update_number, loss=sums.loss)
+    sums = sum_step_metrics(
+        run, counts, rank_loss, prepare_update(run.model), stop=stop_signals.received
+    )
+    update = optimizer_step(
+        run.model, config=c, number=update_number, loss=sums.loss, grad_norm=sums.grad_norm
+    )
     run.progress = run.progress.after(
         samples=int(sums.samples), of_datasets=sums.of_datasets, skipped=update.skipped
     )
-    if run.loader is not None:
-        run.interval_metrics.add_packs(packs)
     skipped = None
     if not update.skipped:
         run.interval_metrics.add_losses(items, rank_loss)

@@ -15,7 +15,7 @@ import pytest
 from tests.launching import ROOT, environment, own_words
 
 SIZE, LIMIT_S = 4, 5
-HANG = 60
+HANG = 240
 """Seconds within which a broken run has to be gone, most of which its start takes."""
 SAYS = {
     "kill": "died; last seen at ",
@@ -23,6 +23,7 @@ SAYS = {
     "hang": "made no progress for 5 s (dist.distributed_timeout_minutes=0.0833333): read of packs"
     " of step 20",
 }
+SAYS["late"] = SAYS["hang"]
 
 
 class Run:
@@ -96,6 +97,7 @@ def start() -> Iterator[type[Run]]:
         ("stop", False, [0]),  # or answers no more
         ("stop", False, range(1, SIZE)),
         ("hang", False, range(1, SIZE)),
+        ("late", False, range(2, SIZE)),  # rank 1 hears of it after rank 0 is done with it
     ],
 )
 def test_the_rank_is_named_and_nothing_is_left(start, fault, launched, ranks):

@@ -21,6 +21,8 @@ COMMANDS = {
     "check_layouts": ["--config-file", "{}.yaml"],
     "generate_dit": ["--checkpoint_path", "{}", "--output_dir", "out", "--prompt", "x"],
     "evaluate_digits": ["--checkpoint_path", "{}"],
+    "evaluate_pictures": ["--checkpoint_path", "{}"],
+    "fit_run": ["{}"],
     "decode_latents": ["--latents", "{}", "--output_dir", "out"],
     f"{PREP} image": ["image", "--image_dir", "{}", "--output_dir", "out"],
     f"{PREP} video": ["video", "--video_dir", "{}", "--output_dir", "out"],

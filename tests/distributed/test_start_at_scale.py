@@ -68,11 +68,11 @@ def test_each_weight_is_drawn_by_one_data_rank_and_is_what_one_rank_alone_draws(
 @pytest.mark.parametrize(
     ("layout", "calls", "own"),
     [
-        ("dp4", 6, 3),  # 50 and 17 where each has its own
-        ("tp2 dp2", 11, 5),  # 41 and 17
-        ("cp2 dp2", 10, 5),  # 48 and 17
-        ("pp2 dp2", 11, 5),  # 45 and 17
-        ("tp2 cp2", 13, 6),  # 41 and 17
+        ("dp4", 3, 3),  # 50 and 17 where each has its own
+        ("tp2 dp2", 8, 5),  # 41 and 17
+        ("cp2 dp2", 7, 5),  # 48 and 17
+        ("pp2 dp2", 8, 5),  # 45 and 17
+        ("tp2 cp2", 10, 6),  # 41 and 17
     ],
 )
 def test_groups_that_nothing_uses_make_no_communicator(ranks, layout, calls, own):

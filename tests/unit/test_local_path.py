@@ -24,7 +24,16 @@ TEXTS = {
     *("mixtures", "model", "models"),
 }
 """Options of which a text is no path. A new option is a path, or belongs here."""
-READ = {"whole", "at_least_one_argument", "_bytes", "_tokens", "_integers", "_positive", "_colour"}
+READ = {
+    "whole",
+    "at_least_one_argument",
+    "_bytes",
+    "_tokens",
+    "_integers",
+    "_positive",
+    "_colour",
+    "minutes",
+}
 """Functions that read an option which is no path: numbers and colours."""
 ADDRESSED = {data_place, checkpoint_place}
 """Functions that accept some addresses, of what is read alone."""

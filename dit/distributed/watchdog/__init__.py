@@ -85,11 +85,13 @@ def watchdog(*, limit_s: float, say: Callable[[str], None], again: str = AGAIN) 
     if "RANK" not in os.environ:
         yield
         return
+    from dit.distributed.entry import shown_at_once
     from dit.distributed.watchdog.monitor import Monitor
 
     monitor = Monitor(limit_s=limit_s, say=say, again=again)
     try:
-        yield
+        with shown_at_once():  # while there is a store that tells which process is the first
+            yield
         heartbeat("end")
         dist.barrier()  # a process that leaves before the others looks dead
     except BaseException as error:

@@ -4,7 +4,11 @@
 2. _judge    rank 0 reads all reports, the other ranks read its report: every process is watched
 3. _leave    all processes end by the first verdict, whatever their main threads wait for
 
-The launcher's store answers a few small requests per process and second. There are no collectives.
+Without a launcher, the store ends with rank 0, which therefore leaves last: all others have then
+settled in the store which of them shows the message.
+
+The launcher's store answers a few small requests per process and round, which is a second, and
+longer with many ranks: rank 0 reads all reports while Python trains. There are no collectives.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
@@ -27,6 +32,7 @@ import psutil
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from dit.distributed.leaving import kill_children, leave
 from dit.distributed.process_groups import store_connection
 from dit.distributed.watchdog import MainThread, PeerError, is_lost_peer
 from dit.distributed.watchdog.verdict import (
@@ -40,7 +46,6 @@ from dit.distributed.watchdog.verdict import (
     find_stuck,
 )
 
-_ROUND_S = 1.0
 _PATIENCE_S = 10.0
 """Wait for a main thread that leaves, or that wants to hear why it must."""
 _ROOT = f"{Path(__file__).parents[3]}/"
@@ -51,6 +56,7 @@ _WAITING = (
     "megatron/core/distributed/",
     "megatron/core/pipeline_parallel/p2p_communication.py",
 )
+_NONE = Verdict()
 _UNKNOWN = f"another process of the run died, or its node is lost; {SUMMARY}"
 
 
@@ -59,9 +65,10 @@ class Monitor:
 
     def __init__(self, *, limit_s: float, say: Callable[[str], None], again: str):
         self.say = say
-        self.round_s = min(_ROUND_S, limit_s / 8)
-        rounds = round(limit_s / self.round_s)
-        self.limit = Limit(seconds=limit_s, rounds=rounds, again=again)
+        self.limit = Limit.of(dist.get_world_size(), seconds=limit_s, again=again)
+        self.round_s = self.limit.round_s
+        # Until rank 0 has judged, and this process has read the verdict.
+        self.patience_s = max(_PATIENCE_S, (self.limit.dead + 3) * self.round_s)
         self.store = PrefixStore("watch", store_connection())
         self.launched = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         self.main = threading.get_ident()
@@ -93,9 +100,9 @@ class Monitor:
         self.departure = Departure.LOST if is_lost_peer(error) else Departure.FAILED
         self.wake.set()
         if self.departure is Departure.FAILED:
-            self.told.wait(_PATIENCE_S)
+            self.told.wait(self.patience_s)
             return
-        self.decided.wait(_PATIENCE_S)
+        self.decided.wait(self.patience_s)
         raise PeerError(self.verdict.text) from error
 
     def stop(self) -> None:
@@ -110,7 +117,7 @@ class Monitor:
                 leaving = self.departure
                 self._report()
                 if leaving is Departure.FAILED:
-                    self._linger()
+                    self._release_store()
                     self.told.set()
                     return
                 self._judge()
@@ -156,15 +163,28 @@ class Monitor:
             self._follow(Verdict.read(self.store.compare_set("verdict", "", found.write())))
         elif self.store.check(["verdict"]):
             self._follow(Verdict.read(self.store.get("verdict")))
+        elif self.heard[0].report.left is Departure.FAILED:
+            self._release_store()  # its loss will say nothing new
 
     def _follow(self, verdict: Verdict) -> None:
-        self._linger()
-        self._leave(verdict)
+        self._show(verdict)
+        self._release_store(verdict)
+        self._leave()
 
-    def _linger(self) -> None:
-        """Gives the others time to read a store that ends with this process."""
+    def _release_store(self, verdict: Verdict = _NONE) -> None:
+        """Says that this process needs the store no more; rank 0, which may keep it, waits for all.
+
+        Not for those that have died or are stopped, nor longer than a loaded machine would take.
+        """
+        self.store.set(_released(self.me.rank), "")
         if self.me.rank == 0 and not self.launched:
-            time.sleep(3 * self.round_s)
+            gone = {report.rank for report in verdict.silent}
+            ranks = (last.report.rank for last in self.heard)
+            with suppress(dist.DistStoreError):  # it took too long
+                self.store.wait(
+                    [_released(rank) for rank in ranks if rank not in gone],
+                    timedelta(seconds=3 * self.patience_s),
+                )
 
     def _lose_store(self) -> None:
         first = self.heard[0].report
@@ -175,24 +195,30 @@ class Monitor:
             who, silent = f"{first}", (first,)
         text = f"{who} died or does not answer; {self.limit.summary}"
         said = first.left is Departure.FAILED
-        self._leave(Verdict() if said else Verdict(text=text, silent=silent))
+        verdict = Verdict() if said else Verdict(text=text, silent=silent)
+        self._show(verdict)
+        self._leave()
 
-    def _leave(self, verdict: Verdict) -> None:
+    def _show(self, verdict: Verdict) -> None:
+        """In this thread, because the main one may wait for ever, or leave much later."""
         self.verdict = verdict
-        self.decided.set()
         for report in verdict.silent:
             if report.host == self.me.host:
                 _kill(report)
-        if self.departure is Departure.LOST:
-            # The main thread shows the message and ends this process. Where the store is gone, it
-            # learns only after `_ANSWER_S` (dit.distributed.entry) that it has to show it.
-            time.sleep(3 * _PATIENCE_S)
-        elif verdict.text:
+        if verdict.text:
             self.say(verdict.text)
+
+    def _leave(self) -> None:
+        self.decided.set()
+        if self.departure is Departure.LOST:
+            time.sleep(self.patience_s)  # the main thread closes what it has open, and ends
         # The main thread may still raise an error about its dead children: that is not the cause.
         sys.excepthook = lambda *_: None
-        _kill_children(psutil.Process())
-        os._exit(1)
+        leave(1)
+
+
+def _released(rank: int) -> str:
+    return f"released/{rank}"
 
 
 def _place(thread: int) -> tuple[str, bool]:
@@ -241,11 +267,5 @@ def _kill(report: Heartbeat) -> None:
     with suppress(psutil.Error):
         process = psutil.Process(report.pid)
         if abs(process.create_time() - report.born) < 1:  # another process may have its pid by now
-            _kill_children(process)
+            kill_children(process)
             process.kill()
-
-
-def _kill_children(process: psutil.Process) -> None:
-    for child in process.children(recursive=True):
-        with suppress(psutil.Error):
-            child.kill()

@@ -7,17 +7,18 @@ clocks of nodes differ, and a machine that was asleep must not accuse others whe
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from textwrap import shorten
 
-_DEAD = 5
-"""Rounds of silence that show which process has died, once a connection is broken."""
 SUMMARY = (
     "the launcher's summary has the exit code of a dead process (-9: killed, most often for want of"
     " memory)"
 )
+_REPORTS_A_SECOND = 200
+"""Rank 0 reads no more of them, at 8 us of Python each; 1,024 ranks report every 5 s."""
 _MOST_SCENES = 6
 """A verdict names at most so many places at which other processes wait."""
 
@@ -86,8 +87,27 @@ class Limit:
     """How long a process may be silent, or make no progress."""
 
     seconds: float
-    rounds: int
+    round_s: float  # seconds from one report and judgement to the next
     again: str  # what becomes of the run; empty where it has no checkpoint
+
+    @classmethod
+    def of(cls, ranks: int, *, seconds: float, again: str) -> Limit:
+        """Rounds of a second, and longer ones where one process reads many reports."""
+        round_s = min(max(1.0, ranks / _REPORTS_A_SECOND), seconds / 8)
+        return cls(seconds=seconds, round_s=round_s, again=again)
+
+    @property
+    def rounds(self) -> int:
+        return round(self.seconds / self.round_s)
+
+    @property
+    def dead(self) -> int:
+        """Rounds of silence that show which process has died, once a connection is broken.
+
+        Five of a second. Three at least, for a report and its reader may each be a round late; all
+        is over before the launcher kills the others, 30 seconds after the first one.
+        """
+        return max(3, min(5, math.ceil(5 / self.round_s)))
 
     @property
     def summary(self) -> str:
@@ -119,9 +139,9 @@ def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdic
     `lost` says that a process has met a broken connection. Then one has died, and a short silence
     shows which.
     """
-    if any(h.report.left is Departure.FAILED and (lost or h.silent > _DEAD) for h in heard):
+    if any(h.report.left is Departure.FAILED and (lost or h.silent > limit.dead) for h in heard):
         return Verdict()
-    patience = min(_DEAD, limit.rounds) if lost else limit.rounds
+    patience = min(limit.dead, limit.rounds) if lost else limit.rounds
     dead = [h.report for h in heard if h.report.left is Departure.NOT and h.silent > patience]
     if not dead:
         return None
@@ -142,7 +162,7 @@ def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
     They are those that do not wait for another process and have made the least progress.
     """
     here = [h for h in heard if h.report.left is Departure.NOT]
-    if any(h.silent > _DEAD for h in here):
+    if any(h.silent > limit.dead for h in here):
         return None  # `find_dead` names it once it has been silent for long enough
     idle = [h.report for h in here if h.still > limit.rounds]
     held = [report for report in idle if not report.waits]

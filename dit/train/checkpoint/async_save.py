@@ -50,6 +50,12 @@ from dit.train.checkpoint.state_dict import INTERVAL, DataState, share_of_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.train_state import TrainProgress
 
+_NOT_OF_THE_DISK = (
+    torch.distributed.DistError,  # another process has died
+    torch.AcceleratorError,
+    torch.OutOfMemoryError,
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedCheckpoint:
@@ -139,6 +145,11 @@ class Saver:
         )
 
     @property
+    def pending(self) -> str | None:
+        """The name of the checkpoint that is being written, if there is one."""
+        return self._pending.final.name if self._pending is not None else None
+
+    @property
     def writing(self) -> bool:
         """Whether this rank still writes files of the pending save."""
         return self._pending is not None and not all(job.done() for job in self._pending.jobs)
@@ -163,8 +174,8 @@ class Saver:
         return SavedCheckpoint(path=pending.final, seconds=time.perf_counter() - pending.began)
 
     def close(self) -> None:
-        """Waits for this rank's threads. A pending save stays unfinished."""
-        self._threads.shutdown()
+        """Waits for this rank's threads, unless a save is pending, which stays unfinished."""
+        self._threads.shutdown(wait=self._pending is None, cancel_futures=True)
 
     def _make_folder(self, partial: Path) -> None:
         self.clear()
@@ -231,8 +242,8 @@ class Saver:
         try:
             yield
         except (CheckpointException, OSError, RuntimeError) as error:  # torch's, at a full disk
-            if "gloo" in str(error) or isinstance(error, torch.distributed.DistError):
-                raise  # another process has died; the disk is not the cause
+            if "gloo" in str(error) or isinstance(error, _NOT_OF_THE_DISK):
+                raise
             if torch.distributed.get_rank() == 0:
                 with suppress(OSError):  # it would hide why the save has failed
                     self.clear()

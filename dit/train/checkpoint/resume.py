@@ -28,6 +28,8 @@ from dit.config.loading.schema import schema_of
 from dit.config.resume import Resume
 from dit.data import DataError, LoaderLayout, PackLoader
 from dit.distributed.collective_errors import on_all_ranks, on_first_rank
+from dit.distributed.entry import say_below
+from dit.distributed.leaving import at_stake
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import family_of
 from dit.objectives import REGISTRY
@@ -289,11 +291,7 @@ def finish_save(run: TrainState, logger: RunLogger) -> None:
     saved = run.saver.finish()
     if saved is not None:
         logger.info(f"saved {saved.path} in {saved.seconds:.1f} s")
-        if run.export is not None:
-            began = time.perf_counter()
-            heartbeat("export of a checkpoint")
-            place = run.export(saved.path)
-            logger.info(f"exported to {place} in {time.perf_counter() - began:.1f} s")
+        _export(run, logger, saved.path)
     if run.mirror is not None:
         if saved is not None:
             run.mirror.start()
@@ -313,18 +311,32 @@ def finish_all(run: TrainState, logger: RunLogger) -> None:
     finish_save(run, logger)
 
 
-def close_saver(run: TrainState, logger: RunLogger) -> None:
-    """Ends the saver's threads; a pending save is finished only where there is one rank.
+def _export(run: TrainState, logger: RunLogger, path: Path) -> None:
+    if run.export is not None:
+        began = time.perf_counter()
+        heartbeat("export of a checkpoint")
+        place = run.export(path)
+        logger.info(f"exported to {place} in {time.perf_counter() - began:.1f} s")
 
-    With several ranks, one of them may have failed, and the others would wait for it.
+
+def close_saver(run: TrainState, logger: RunLogger) -> None:
+    """Ends the saver's threads; a save that an error has interrupted is finished, or named as lost.
+
+    With several ranks it is lost: all of them would have to finish it, and one has failed.
     """
     if run.saver is None:
         return
-    try:
-        if dist.get_world_size() == 1:
-            finish_save(run, logger)
-    finally:
-        run.saver.close()
+    name = run.saver.pending
+    if name is not None and dist.get_world_size() == 1:
+        with at_stake(f"{name}, which was being written,", say=say_below):
+            saved = run.saver.finish()
+            assert saved is not None
+            logger.info(f"saved {saved.path} in {saved.seconds:.1f} s")
+            with at_stake(f"the export of {name}", say=say_below):
+                _export(run, logger, saved.path)
+    elif name is not None:
+        say_below(f"{name}, which was being written, is lost; earlier checkpoints are whole")
+    run.saver.close()
 
 
 def next_commands(config: RunConfig) -> str:

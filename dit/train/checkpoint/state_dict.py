@@ -44,12 +44,7 @@ from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_we
 from dit.train.checkpoint.adapters import FrozenBase, adapters_of, diffusers_weights, found_base
 from dit.train.checkpoint.distcp import common_values, load, tensor_names
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
-from dit.train.checkpoint.paths import (
-    CheckpointError,
-    damaged,
-    saved_config,
-    verify,
-)
+from dit.train.checkpoint.paths import CheckpointError, damaged, saved_config, verify
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.narrow_moments import put_moments
 from dit.train.train_state import TrainProgress

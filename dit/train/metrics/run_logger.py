@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dit.config.loading import to_yaml
 from dit.data import Reject, RejectCounts, sum_counts
+from dit.distributed.cuda_environment import settings_made
 from dit.distributed.data_parallel import gradient_buffers, main_param_shards
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
@@ -217,6 +218,8 @@ def _first_lines(run: TrainState) -> list[str]:
     for name, packs in run.validation.items():
         if packs.counts.refused:
             lines.append(f"refused samples of {name}:{packs.counts.report()}")
+    if made := settings_made():
+        lines.append(f"set in the environment of CUDA: {', '.join(made)}")
     return lines + run.notes
 
 

@@ -20,17 +20,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.distributed.process_groups import device
 from dit.models.cost import network_cost, training_flops
+from dit.pack_wire import to_device
 from dit.progress import counted
 
 if TYPE_CHECKING:
@@ -57,15 +59,16 @@ def synchronize_timers() -> None:
 
 @contextmanager
 def timed(part: str) -> Iterator[None]:
-    """Inside, seconds belong to `part`; it is a decorator, too."""
+    """Inside, seconds belong to `part`; it is a decorator, too.
+
+    Not after an error: what the device has begun with a rank that has left never ends.
+    """
     began = _now()
     _inner.append(0.0)
-    try:
-        yield
-    finally:
-        seconds = _now() - began
-        _seconds[part] += seconds - _inner.pop()
-        _inner[-1] += seconds
+    yield
+    seconds = _now() - began
+    _seconds[part] += seconds - _inner.pop()
+    _inner[-1] += seconds
 
 
 def elapsed() -> dict[str, float]:
@@ -90,43 +93,51 @@ class PackCounts:
     filled: float = 0  # of the capacity of the packs, in tokens
     refused: float = 0  # since the start of the run
     flops: float = 0
+    of_datasets: Mapping[str, int] = field(default_factory=dict)  # samples of each one of a blend
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetrics(PackCounts):
     """Sums of a step, of one rank or over all."""
 
-    error: float
-    count: float  # divisor of `error`
     stops: float  # ranks that have received a signal to stop
     writing: float  # ranks that still write a checkpoint
-    of_datasets: Mapping[str, int]  # samples of each dataset of a blend
+    error: float
+    count: float  # divisor of `error`
+    squared_norm: float  # of the whole gradient, before clipping
 
     @property
     def loss(self) -> float:
         return self.error / self.count
 
+    @property
+    def grad_norm(self) -> float:
+        return self.squared_norm**0.5
+
 
 def sum_step_metrics(
-    run: TrainState, packs: Sequence[PackedBatch], rank_loss: RankLoss, *, stop: bool
+    run: TrainState, counts: PackCounts, rank_loss: RankLoss, squared_norm: Tensor, *, stop: bool
 ) -> StepMetrics:
-    """Adds up what the ranks know of a step: one all-reduce, after which all decide alike."""
+    """Adds up what the ranks know of a step: one all-reduce, after which all decide alike.
+
+    What the device knows goes with it, so that the host waits for the device once a step.
+    `squared_norm` [1] is the same on all ranks: that of the first one counts.
+    """
+    mine = asdict(counts) | {
+        "stops": float(stop),
+        "writing": float(run.saver is not None and run.saver.writing),
+    }
+    norm = squared_norm if dist.get_rank() == 0 else torch.zeros_like(squared_norm)
+    return over_ranks(mine, torch.cat([rank_loss.sums, norm]))
+
+
+def count_packs(run: TrainState, packs: Sequence[PackedBatch]) -> PackCounts:
+    """Counts the packs of a step."""
     names = run.interval_metrics.data_stats.names
-    mine = StepMetrics(
-        **asdict(_count(run, packs)),
-        error=rank_loss.total,
-        count=rank_loss.count,
-        stops=float(stop),
-        writing=float(run.saver is not None and run.saver.writing),
-        of_datasets=samples_of_datasets(packs if run.loader is not None else (), names),
-    )
-    return over_ranks(mine)
-
-
-def _count(run: TrainState, packs: Sequence[PackedBatch]) -> PackCounts:
     if run.loader is None:
-        return PackCounts()
+        return PackCounts(of_datasets=samples_of_datasets((), names))
     return PackCounts(
+        of_datasets=samples_of_datasets(packs, names),
         samples=sum(pack.num_samples for pack in packs),
         tokens=sum(pack.real_tokens for pack in packs),
         filled=sum(map(_taken(run.config), packs)),
@@ -148,26 +159,37 @@ def samples_of_datasets(packs: Iterable[PackedBatch], names: Sequence[str]) -> d
     return {name: found[name] for name in names}
 
 
-def over_ranks(mine: StepMetrics) -> StepMetrics:
-    """Sums the metrics of all ranks in one all-reduce, every number by its name."""
-    numbers = asdict(mine)
+ON_DEVICE = ("error", "count", "squared_norm")
+
+
+def over_ranks(mine: Mapping[str, Any], on_device: Tensor) -> StepMetrics:
+    """Sums the metrics of all ranks in one all-reduce, every number by its name.
+
+    `on_device` has those of ON_DEVICE, float64 [3].
+    """
+    numbers = dict(mine)
     datasets = numbers.pop("of_datasets")
     prefix = "dataset "
-    total = sum_over_ranks(numbers | {f"{prefix}{name}": n for name, n in datasets.items()})
-    of_datasets = {name: int(total[f"{prefix}{name}"]) for name in datasets}
-    return StepMetrics(**{name: total[name] for name in numbers}, of_datasets=of_datasets)
+    numbers |= {f"{prefix}{name}": n for name, n in datasets.items()}
+    total = sum_over_ranks(numbers, dict(zip(ON_DEVICE, on_device.split(1), strict=True)))
+    of_datasets = {name: int(total.pop(f"{prefix}{name}")) for name in datasets}
+    return StepMetrics(**total, of_datasets=of_datasets)
 
 
-def sum_over_ranks(numbers: Mapping[str, float]) -> dict[str, float]:
-    """The sum of each number over all ranks of the run, in float64.
+def sum_over_ranks(
+    numbers: Mapping[str, float], on_device: Mapping[str, Tensor] | None = None
+) -> dict[str, float]:
+    """The sum of each number over all ranks of the run, in float64; the host waits for it once.
 
-    All ranks give the same names, in any order.
+    `on_device` has numbers that only the device knows yet, [1]. All ranks give the same names, in
+    any order.
     """
-    names = sorted(numbers)
-    total = torch.tensor([numbers[n] for n in names], dtype=torch.float64, device=device())
+    names, there = sorted(numbers), on_device or {}
+    mine = torch.tensor([numbers[n] for n in names], dtype=torch.float64)
+    total = torch.cat([to_device(mine, device()), *(there[name] for name in sorted(there))])
     with timed(COMMUNICATION):
         dist.all_reduce(total)
-        return dict(zip(names, total.tolist(), strict=True))
+        return dict(zip([*names, *sorted(there)], total.tolist(), strict=True))
 
 
 def step_values(

@@ -66,6 +66,8 @@ def checkout(tmp_path, monkeypatch) -> Path:
         '[project]\ndependencies = ["alpha>=1"]\n'
         '[project.optional-dependencies]\ndev = ["delta>=1", "beta>=1"]\n'
     )
+    (root / "docker").mkdir()
+    (root / "docker/requirements.txt").write_text("alpha==1.1\nmegatron-core-like==2\n")
     (root / "data.bin").write_bytes(bytes(3_000_000))
     monkeypatch.setattr(wheelhouse, "ROOT", root)
     monkeypatch.setattr(wheelhouse, "EXTRAS", ("delta",))
@@ -115,7 +117,10 @@ def test_faults_of_the_list_and_of_the_python_are_named(tmp_path, index, checkou
 
 
 def test_the_project_asks_for_what_the_run_imports(repo_root):
-    names = {one.split(">")[0].split("=")[0] for one in requirements(repo_root / "pyproject.toml")}
+    needed = requirements(repo_root)
+    (core,) = [one for one in needed if one.startswith("megatron-core==")]
+    assert core in (repo_root / "docker/requirements.txt").read_text().splitlines()
+    names = {one.split(">")[0].split("=")[0] for one in needed}
     assert {"torch", "megatron-core", "megatron-energon", "pytest", "diffusers"} <= names
     present = read_present(repo_root / EXAMPLE)
     assert present["torch"] == "2.11.0" and present["triton"] == "3.6.0"

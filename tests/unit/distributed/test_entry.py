@@ -6,20 +6,24 @@ import os
 import runpy
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 
 import pytest
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from dit.distributed import entry
-from dit.distributed.entry import StopSignals, run
+from dit.distributed import entry, leaving
+from dit.distributed.entry import StopSignals, run, say_below, say_notice, shown_at_once
+from dit.distributed.leaving import at_stake
 from recipes import generate_dit
 
 
 @pytest.fixture(autouse=True)
 def _group_of_other_tests(monkeypatch):
-    """`run` ends the process group of its process, which here belongs to other tests."""
-    monkeypatch.setattr(entry, "_stop", lambda: None)
+    """`run` ends the process group of its process, or leaves; here other tests need both."""
+    monkeypatch.setattr(entry, "_has_started", lambda: False)
 
 
 def _raises(error: BaseException):
@@ -35,9 +39,72 @@ def test_what_a_user_can_mend_is_one_message(capfd, error):
     assert capfd.readouterr() == ("", "error: [b] is no size\n")  # as it is, markup or not
 
 
-def test_a_fault_of_ours_keeps_its_traceback():
-    with pytest.raises(TypeError, match="ours"):
-        run(_raises(TypeError("ours")))
+def test_a_fault_of_ours_keeps_its_traceback(capfd):
+    assert run(_raises(TypeError("ours"))) == 1
+    said = capfd.readouterr().err.replace("[rank0]: ", "").splitlines()  # torch's, in a group
+    assert said[0] == "Traceback (most recent call last):" and said[-1] == "TypeError: ours"
+
+
+def _fails_while_it_closes() -> int:
+    """As a logger that an error has closed too early; the error is shown before that."""
+    with ExitStack() as ends:
+        ends.callback(_raises(ValueError("an error of closing")))
+        ends.callback(lambda: sys.stderr.write("closes\n"))
+        with shown_at_once():
+            raise ValueError("the cause")
+
+
+def test_an_error_is_shown_before_anything_is_closed_and_what_follows_from_it_is_not(capfd):
+    assert run(_fails_while_it_closes) == 1
+    assert capfd.readouterr().err == "error: the cause\ncloses\n"
+
+
+def test_without_run_nothing_is_shown_and_the_process_stays(capfd):
+    with pytest.raises(ValueError, match="an error of closing"):
+        _fails_while_it_closes()
+    assert capfd.readouterr().err == "closes\n"
+
+
+def test_what_an_error_leaves_unfinished_is_named_and_ends_with_the_process(capfd, monkeypatch):
+    """Whatever the main thread waits for."""
+    left = Event()
+    monkeypatch.setattr(leaving, "leave", lambda code: (codes.append(code), left.set()))
+    monkeypatch.setattr(leaving, "_ALONE_S", 0.1)
+    codes: list[int] = []
+
+    def main() -> int:
+        with ExitStack() as ends:
+            ends.callback(finish)
+            with shown_at_once():
+                raise ValueError("the cause")
+
+    def finish() -> None:
+        with at_stake("step_00000002", say=say_below):
+            assert left.wait(60)
+
+    assert run(main) == 1 and codes == [1]
+    said = "error: the cause\nstep_00000002 is lost: it did not end within 0 s\n"
+    assert capfd.readouterr().err == said
+
+
+def test_process_groups_that_do_not_end_do_not_keep_a_run_that_is_done(monkeypatch, capfd):
+    left = Event()
+    monkeypatch.setattr(leaving, "leave", lambda code: (codes.append(code), left.set()))
+    monkeypatch.setattr(entry, "_DESTROY_S", 0.1)
+    monkeypatch.setattr(entry, "_has_started", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: left.wait(60))
+    codes: list[int] = []
+    assert run(lambda: 75) == 75 and codes == [75]
+    assert "waited for 0 s for others to end, and has left" in capfd.readouterr().err
+
+
+def test_a_notice_does_not_take_the_turn_of_an_error(monkeypatch, capfd):
+    """Else the error of another process would be silent."""
+    monkeypatch.setattr(entry, "_is_first", lambda: pytest.fail("asked"))
+    for rank, said in (("0", "a notice\n"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        say_notice("a notice")
+        assert capfd.readouterr().err == said
 
 
 def test_the_death_of_another_process_is_said_in_words(capfd):
@@ -103,14 +170,12 @@ def test_the_launcher_repeats_the_message(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
     assert run(_raises(ValueError("optimizer.lr=$x: wrong\nand more"))) == 1
     assert "traceback : error: optimizer.lr=$x: wrong\n  and more" in _page_of_the_launcher(file)
-    with pytest.raises(TypeError):
-        run(_raises(TypeError("ours")))
+    assert run(_raises(TypeError("ours"))) == 1
     assert "error: TypeError: ours (its traceback is above)" in _page_of_the_launcher(file)
 
 
 def test_a_layout_is_tried_without_a_launcher(monkeypatch, capfd):
     """WORLD_SIZE alone says for how many processes."""
-    monkeypatch.setattr(entry, "_has_started", lambda: False)  # the group of other tests
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.delenv("RANK", raising=False)
     assert run(_raises(ValueError("wrong"))) == 1

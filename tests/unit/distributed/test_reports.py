@@ -8,10 +8,12 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from dit.distributed.watchdog import monitor
+from dit.distributed.watchdog.verdict import Heartbeat, LastHeard, Limit, find_dead
 
 
 class _Tensor:
@@ -41,6 +43,7 @@ def test_a_report_keeps_nothing_of_the_step_that_it_tells_of(steps: int) -> None
 HOLD = """
 import gc, threading, time
 from dit.distributed.watchdog import monitor
+from dit.distributed.watchdog.verdict import Heartbeat, LastHeard, Limit, find_dead
 
 def start_threads():
     while True:
@@ -67,3 +70,24 @@ def test_a_report_does_not_stop_all_threads_where_garbage_is_collected() -> None
     """Python 3.11 collects inside the call that lists the threads' frames, with a lock held."""
     done = subprocess.run([sys.executable, "-c", HOLD], timeout=60, check=False)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 256, 1024])
+def test_the_watchdog_reads_few_reports_a_second_and_finds_the_dead_in_time(ranks: int) -> None:
+    """Before the launcher kills the rest, 30 seconds after the first death; one round is read."""
+    limit = Limit.of(ranks, seconds=600, again="")
+    assert ranks / limit.round_s <= 200
+    reports = [Heartbeat(rank=rank, host="a", pid=1, born=0) for rank in range(ranks)]
+    heard = [LastHeard(report=one, silent=limit.dead) for one in reports]
+    assert find_dead(heard, limit, lost=True) is None
+    read = [replace(one, beat=one.beat + (one.rank != 1)) for one in reports]  # rank 1 has died
+    heard = [last.then(new) for last, new in zip(heard, read, strict=True)]
+    found = find_dead(heard, limit, lost=True)
+    assert found is not None and found.text.startswith("rank 1 (host a, pid 1) died")
+    assert (limit.dead + 2) * limit.round_s < 30
+
+
+def test_few_ranks_and_short_limits_have_the_rounds_that_they_had() -> None:
+    usual = Limit.of(8, seconds=600, again="")
+    assert (usual.round_s, usual.rounds, usual.dead) == (1, 600, 5)
+    assert Limit.of(4, seconds=5, again="").rounds == 8

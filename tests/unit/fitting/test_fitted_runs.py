@@ -20,7 +20,7 @@ from dit.fitting import program
 from dit.fitting.corpus import Corpus
 from dit.fitting.program import fit
 from dit.fitting.proposal import Proposal, by_samples, choose, drafts
-from dit.fitting.rules import NAMED, SMALL, noise_levels
+from dit.fitting.rules import LAST_LEVEL, LEARNED_GUIDANCE, NAMED, SMALL, noise_levels
 from dit.fitting.step_time import measured_seconds, planned_seconds
 from dit.fitting.train_yaml import file_text
 from dit.models.cost import forward_flops
@@ -99,10 +99,12 @@ def test_tokens_and_noise_are_those_that_were_measured() -> None:
     draft = drafts(DRAWINGS, gpu=False)[0]
     assert (draft.patch, draft.tokens, draft.capacity, draft.samples) == (2, 16, 1024, 64)
     assert drafts(DIGITS, gpu=False)[0].patch == 1  # 16 tokens as they are
-    assert noise_levels(colours=1, basis="pixels", side=8).mean == -0.4
-    assert noise_levels(colours=1, basis="pixels", side=32).mean == pytest.approx(1.0, abs=0.03)
-    at_32 = noise_levels(colours=3, basis="dct", side=32).mean
-    at_64 = noise_levels(colours=3, basis="dct", side=64).mean
+    assert noise_levels(colours=1, basis="pixels", side=8, own_captions=False).mean == -0.4
+    assert noise_levels(
+        colours=1, basis="pixels", side=32, own_captions=False
+    ).mean == pytest.approx(1.0, abs=0.03)
+    at_32 = noise_levels(colours=3, basis="dct", side=32, own_captions=True).mean
+    at_64 = noise_levels(colours=3, basis="dct", side=64, own_captions=True).mean
     assert at_64 - at_32 == pytest.approx(math.log(2), abs=0.06)
 
 
@@ -122,6 +124,24 @@ def test_the_network_grows_with_the_time_and_keeps_its_passes() -> None:
     assert widths == sorted(widths) and set(widths) == {128, 192, 256, 384}
     for run in runs:
         assert run.passes >= 140 or run.draft.size == SMALL[0]
+
+
+def test_measured_seconds_decide_where_the_reckoned_ones_were_too_few() -> None:
+    ladder, asked = drafts(DRAWINGS, gpu=False), []
+
+    def seconds(draft: program.Draft) -> float:
+        asked.append(draft.size.width)
+        return 0.05 * 6.0 ** ladder.index(draft)  # larger networks are slower than their work says
+
+    found = choose(
+        DRAWINGS,
+        ladder,
+        minutes=100,
+        seconds=seconds,
+        cost=lambda draft: 3.0 ** ladder.index(draft),
+    )
+    assert found.draft.size.width == 256 and found.passes >= 140
+    assert asked[0] == 128 and asked.count(256) == 2 and asked[1] >= 256  # from above
 
 
 def test_a_run_that_cannot_succeed_is_warned_of() -> None:
@@ -215,3 +235,16 @@ def test_the_command_writes_the_file_and_names_it(shards: Path, capsys, monkeypa
         program.main([str(shards), "--minutes", "0"])
     with pytest.raises(DataError):
         fit(shards.parent / "nothing", minutes=1)
+
+
+def test_pictures_named_by_their_captions_go_without_guidance_once_they_are_learned(
+    tmp_path: Path,
+) -> None:
+    def of(corpus: Corpus, minutes: float) -> tuple[float, float | None]:
+        config = read(corpus, chosen(corpus, minutes=minutes, seconds=0.5), tmp_path)
+        return config.objective.edm.sigma_min, config.validation.guidance
+
+    assert of(DRAWINGS, 40) == (LAST_LEVEL, LEARNED_GUIDANCE)
+    assert of(DRAWINGS, 4) == (LAST_LEVEL, None)  # 2.5, unless the network embeds its own
+    # Many pictures have each caption, and what is expected of one is their mean.
+    assert of(DIGITS, 40) == (0.002, None)

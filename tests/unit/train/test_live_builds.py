@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,7 +180,12 @@ def test_the_process_and_its_records_are_set_up_by_the_new_settings(groups, tmp_
         said.update(kwargs)
         return SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None)
 
-    fake = SimpleNamespace(init=start_record, Error=RuntimeError, Histogram=lambda **_: None)
+    fake = SimpleNamespace(
+        init=start_record,
+        Error=RuntimeError,
+        Histogram=lambda **_: None,
+        __spec__=ModuleSpec("wandb", None),
+    )
     monkeypatch.setitem(sys.modules, "wandb", fake)
 
     def run(steps: int, *tokens: str) -> dict[str, Any]:

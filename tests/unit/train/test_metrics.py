@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 
 import numpy as np
@@ -33,6 +33,7 @@ from dit.train.metrics.interval_metrics import (
     part_of,
 )
 from dit.train.metrics.step_metrics import (
+    ON_DEVICE,
     StepMetrics,
     over_ranks,
     samples_of_datasets,
@@ -206,7 +207,9 @@ def test_every_number_of_a_step_comes_back_under_its_name(groups):
     names = [f.name for f in fields(StepMetrics) if f.name != "of_datasets"]
     numbers = {name: float(2**i) for i, name in enumerate(names)}
     mine = StepMetrics(**numbers, of_datasets={"dogs": 1024, "count": 4096})
-    assert over_ranks(mine) == mine
+    of_host = {name: value for name, value in asdict(mine).items() if name not in ON_DEVICE}
+    on_device = torch.tensor([numbers[name] for name in ON_DEVICE], dtype=torch.float64)
+    assert over_ranks(of_host, on_device) == mine
     turned = sum_over_ranks(dict(reversed(numbers.items())))
     assert turned == numbers and list(turned) == sorted(names)
 

@@ -40,8 +40,13 @@ SMALL = (
 )
 
 
-FITTING = {"num_layers": 1, "in_channels": 2, "out_channels": 2, "text_embed_dim": 8}
-FITTING |= {"attention_head_dim": 12, "max_size": (128, 240, 240), "rope_scale": (1.0, 1.0, 1.0)}
+FITTING: dict[str, Any] = {
+    "num_layers": 1,
+    "in_channels": 2,
+    "out_channels": 2,
+}
+FITTING |= {"text_embed_dim": 8, "attention_head_dim": 12}
+FITTING |= {"max_size": (128, 240, 240), "rope_scale": (1.0, 1.0, 1.0)}
 
 
 @dataclass

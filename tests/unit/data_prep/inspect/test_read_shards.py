@@ -18,6 +18,7 @@ from data_prep.cli.parser import main
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "digits"
     options = ["--num_samples", "60", "--shard_size", "20", "--split", "1,0,0"]
+    options += ["--text_encoder", "bytes"]
     assert main(["digits", "--output_dir", str(folder), *options]) == 0
     return folder
 

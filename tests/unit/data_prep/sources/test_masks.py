@@ -50,7 +50,7 @@ def test_a_mask_is_scaled_and_cropped_like_its_picture(tmp_path: Path, read_samp
     image(tmp_path / "media/d.png", 48, 32)
     mask(tmp_path / "masks/d.png", np.array([0, 255] * 24)[None].repeat(32, axis=0))
     options = ("--image_dir", tmp_path / "media", "--mask_dir", tmp_path / "masks")
-    options += ("--height", 16, "--width", 24, "--resize_mode", "area")
+    options += ("--height", 16, "--width", 24, "--resize_mode", "area", "--pixel_basis", "pixels")
     assert pack(tmp_path / "out", *options) == 0
     found = {Path(name).name: one for name, one in read_samples(tmp_path / "out").items()}
     assert "loss_mask" not in found["c.png"]

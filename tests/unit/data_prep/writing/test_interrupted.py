@@ -77,7 +77,8 @@ def test_a_killed_run_leaves_whole_shards_and_continues_or_is_replaced(
         "def quietly(args, *names): return {'some': 'setting'}\n"
         "commands._settings = quietly\n"
         "parser.main(['digits', '--output_dir', sys.argv[1], '--num_samples', '150', '--overwrite',"
-        " '--split', '0.6,0.3,0.1', '--shard_size', '20', '--text_width', '16'])\n"
+        " '--split', '0.6,0.3,0.1', '--shard_size', '20', '--text_encoder', 'bytes',"
+        " '--text_width', '16'])\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "out")]
     assert subprocess.run(command, timeout=120, check=False, cwd=repo_root).returncode == -9

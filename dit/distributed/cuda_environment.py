@@ -1,0 +1,64 @@
+"""What CUDA and torch's allocator read from the environment once, before CUDA starts.
+
+    PYTORCH_CUDA_ALLOC_CONF       expandable_segments:True; packs differ in length, and segments of
+                                  fixed sizes leave gaps between them
+    CUDA_DEVICE_MAX_CONNECTIONS   1, with tensor parallelism: Megatron-Core starts a collective and
+                                  then the product that hides it, and one queue keeps this order.
+                                  From sm_100 on none is needed
+
+What the user has set stays as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from ctypes import byref, c_int, c_void_p
+
+from dit.config import ModelConfig
+
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Names of one variable: the second is torch's newer one."""
+_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+_NEEDS_NO_ORDER = 10  # compute capability
+_made: dict[str, str] = {}
+
+
+def set_cuda_environment(model: ModelConfig) -> None:
+    """Sets the variables for this process and its children; nothing without a GPU."""
+    capability = _major_capability()
+    if capability is None or _cuda_has_started():
+        return
+    if not any(name in os.environ for name in _ALLOCATOR):
+        _made[_ALLOCATOR[0]] = "expandable_segments:True"
+    overlaps = model.tensor_model_parallel_size > 1 and capability < _NEEDS_NO_ORDER
+    if overlaps and _QUEUES not in os.environ:
+        _made[_QUEUES] = "1"
+    os.environ |= _made
+
+
+def settings_made() -> list[str]:
+    """The variables that `set_cuda_environment` has set, as NAME=VALUE."""
+    return [f"{name}={value}" for name, value in _made.items()]
+
+
+def _cuda_has_started() -> bool:
+    # Looked up, not imported: scripts answer --help without waiting for torch.
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
+def _major_capability() -> int | None:
+    """That of the machine's first GPU, from the driver: torch would start CUDA to tell."""
+    try:
+        driver = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    handle, major, minor = c_void_p(), c_int(), c_int()
+    failed = (
+        driver.nvmlInit_v2()
+        or driver.nvmlDeviceGetHandleByIndex_v2(0, byref(handle))
+        or driver.nvmlDeviceGetCudaComputeCapability(handle, byref(major), byref(minor))
+    )
+    return None if failed else major.value
