@@ -11,7 +11,7 @@ from dit.config import RunConfig
 from dit.config.loading import default_config, load_config
 from dit.console import Console
 from dit.fitting.corpus import Corpus, read_corpus
-from dit.fitting.proposal import Draft, Proposal, by_samples, choose, drafts, flops
+from dit.fitting.proposal import Draft, Proposal, by_samples, choose, drafts
 from dit.fitting.rules import MINUTES
 from dit.fitting.step_time import measured_seconds, planned_seconds
 from dit.fitting.train_yaml import NAME, file_text, settings, tokens
@@ -52,7 +52,6 @@ def fit(
         ladder,
         minutes=MINUTES if minutes is None else minutes,
         seconds=of,
-        cost=lambda draft: flops(configuration(corpus, draft), corpus),
     )
 
 

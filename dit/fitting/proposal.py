@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dit.config import RunConfig
 from dit.fitting.corpus import Corpus
 from dit.fitting.rules import (
     FEWEST_PASSES,
@@ -69,8 +68,6 @@ class Proposal:
 
 Seconds = Callable[[Draft], float]
 """Seconds of one step."""
-Cost = Callable[[Draft], float]
-"""Operations of one step, in any unit."""
 
 
 def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
@@ -99,35 +96,31 @@ def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
 
 
 def choose(
-    corpus: Corpus, ladder: Sequence[Draft], *, minutes: float, seconds: Seconds, cost: Cost
+    corpus: Corpus, ladder: Sequence[Draft], *, minutes: float, seconds: Seconds
 ) -> Proposal:
     """The largest network that sees each sample `WANTED_PASSES` times; else the smallest.
 
-    `seconds` is asked for the smallest one, for the one that it makes likely by `cost`, and for
-    smaller ones until one is fast enough.
+    `seconds` is asked for one network after another, the smallest first, up to the one that is too
+    slow: what a step of a small network takes says little about a larger one, for much of it does
+    not grow with the width.
     """
-    smallest = ladder[0]
-    known = {smallest: seconds(smallest)}
-
-    def expected(draft: Draft) -> float:
-        return known[smallest] * cost(draft) / cost(smallest)
-
-    for draft in reversed(ladder[1:]):
-        if _passes(corpus, draft, _steps(minutes, expected(draft))) < WANTED_PASSES:
-            continue
-        known[draft] = seconds(draft)
-        if _passes(corpus, draft, _steps(minutes, known[draft])) >= WANTED_PASSES:
+    chosen, enough = None, False
+    for draft in ladder:
+        taken = seconds(draft)
+        steps = _steps(minutes, taken)
+        enough = _passes(corpus, draft, steps) >= WANTED_PASSES
+        if enough or chosen is None:
+            chosen = draft, steps, taken, enough
+        if not enough:
             break
-    else:
-        draft = smallest
-    steps = _steps(minutes, known[draft])
-    enough = _passes(corpus, draft, steps) >= WANTED_PASSES
+    assert chosen is not None  # a ladder has rungs
+    draft, steps, taken, enough = chosen
     why = (
         "the largest that sees each sample 140 times in this time"
         if enough
         else "the smallest; in this time it sees each sample less than 140 times"
     )
-    return propose(corpus, draft, steps=steps, seconds=known[draft], why=why)
+    return propose(corpus, draft, steps=steps, seconds=taken, why=why)
 
 
 def by_samples(corpus: Corpus, ladder: Sequence[Draft], *, seconds: Seconds) -> Proposal:
@@ -180,14 +173,3 @@ def _steps(minutes: float, seconds: float) -> int:
 
 def _passes(corpus: Corpus, draft: Draft, steps: int) -> float:
     return steps * draft.samples / corpus.samples
-
-
-def flops(config: RunConfig, corpus: Corpus) -> float:
-    """Operations of a forward pass of a full pack."""
-    from dit.models.cost import forward_flops
-
-    patch = config.model.patch_spatial
-    tokens = sum(corpus.tokens(patch)) / len(corpus.shapes)
-    count = max(1, round(config.dataset.task_encoder_seq_length / tokens))
-    rows = [max(1, round(corpus.text_rows))] * count
-    return forward_flops(config.model, tokens=[round(tokens)] * count, text=rows)
