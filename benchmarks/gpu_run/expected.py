@@ -13,7 +13,7 @@ from dit.distributed.device_specs import Device, device_named
 from dit.models.attention.fit import planned_backend
 from dit.models.cost import memory
 from dit.models.recomputation import USABLE
-from dit.planner.efficiency import FUSED, NEWER, PLAIN, Efficiency
+from dit.planner.efficiency import Efficiency, efficiency_with
 from dit.planner.times import Times, expected_load, times
 
 
@@ -83,4 +83,4 @@ def _with_pack(config: RunConfig, tokens: int) -> RunConfig:
 def _attention_here(config: RunConfig) -> Efficiency:
     """By the kernel that a run without a timing takes here."""
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-    return FUSED if planned_backend(config, capability) in NEWER else PLAIN
+    return efficiency_with(planned_backend(config, capability))

@@ -224,7 +224,8 @@ def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
 def length_shares(config: RunConfig) -> dict[int, float]:
     """Tokens of a sample -> their part of the samples of a dataset; all datasets count alike.
 
-    It is empty for mock data, and for shards elsewhere whose cards list no sizes.
+    Text counts where it takes room in packs. The result is empty for mock data, and for shards
+    elsewhere whose cards list no sizes.
     """
     shares = defaultdict[int, float](float)
     for leaf in dict.fromkeys(train_leaves(config)):

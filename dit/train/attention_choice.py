@@ -23,6 +23,7 @@ from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.models.attention.choice import BUDGET_S, attention_calls, fault, milliseconds
 from dit.models.attention.fit import AttentionCase, fitting, refusal
+from dit.models.cost import network_cost
 from dit.parsing import cause
 from dit.train.checkpoint.paths import goes_on_from, saved_config
 
@@ -66,15 +67,23 @@ def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
     """(tokens, rows of text) of the samples of a pack, or of as much of it as is timed.
 
     Data that do not tell their sizes count as `dataset.mock_samples`, which also has the texts.
+    Where texts take room in packs, the sizes of data count them, and the tokens here do not.
     """
-    mixture, text = config.dataset.mock_samples, config.dataset.mock_samples[0].text_length
-    shares = length_shares(config) or {config.mock_tokens(one): one.weight for one in mixture}
+    mock, joint = config.dataset.mock_samples, network_cost(config.model).attends_jointly
+    sizes = [(config.mock_tokens(one), one.text_length) for one in mock]
+    weights = [one.weight for one in mock]
+    if shares := length_shares(config):
+        text = mock[0].text_length
+        sizes, weights = [(max(1, n - joint * text), text) for n in shares], [*shares.values()]
     room = min(config.dataset.task_encoder_seq_length, _MOST_TOKENS)
     random, taken = Random(0), list[tuple[int, int]]()
-    while (tokens := random.choices([*shares], [*shares.values()])[0]) <= room:
+    while True:
+        tokens, text = random.choices(sizes, weights)[0]
+        filled = tokens + joint * text
+        if filled > room:
+            return taken or [(room, text)]
         taken.append((tokens, text))
-        room -= tokens
-    return taken or [(room, text)]
+        room -= filled
 
 
 def _capability() -> tuple[int, int] | None:
