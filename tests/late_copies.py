@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -11,6 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dit.models.stacks import offload
+from dit.pinned_memory import PinnedRows
+
+_ROWS = set[int]()
+"""Addresses of host memory, which stays mapped."""
 
 
 class LateStream:
@@ -50,6 +55,14 @@ class _Compute:
         event.wait()
 
 
+def _unowned(tensor: Tensor) -> Tensor:
+    """The same memory, where it is a row: a queued copy does not keep that from its next use."""
+    if tensor.untyped_storage().data_ptr() not in _ROWS:
+        return tensor
+    bytes_of_row = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return torch.frombuffer(bytes_of_row, dtype=tensor.dtype).view(tensor.shape)
+
+
 class _Later(TorchDispatchMode):
     """Inside, copies are queued on a stream, and new memory holds NaN."""
 
@@ -59,7 +72,8 @@ class _Later(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.copy_.default:
-            self.stream.queue.append(lambda: args[0].copy_(args[1]))
+            target, source = (_unowned(x) for x in args[:2])
+            self.stream.queue.append(lambda: target.copy_(source))
             return args[0]
         made = func(*args, **(kwargs or {}))
         return made.fill_(torch.nan) if made.is_floating_point() else made
@@ -72,11 +86,9 @@ class LateCopies(offload.StreamCopies):
             Stream=LateStream, stream=_Later, current_stream=lambda: self.compute
         )
         super().__init__(cuda)
+        self.rows = PinnedRows(lambda address, size: _ROWS.add(address))
         self.log: list[str] = []
         self.held = {"out": 0, "compute": 0}
-
-    def _pinned(self, kept: Tensor) -> Tensor:
-        return torch.full_like(kept, torch.nan)
 
     def _used_by(self, tensor: Tensor, stream: object) -> None:
         self.held["out" if stream is self.out else "compute"] += 1

@@ -27,6 +27,7 @@ from dit.distributed.process_groups import device
 from dit.models.family import family_of
 from dit.models.lora.adapter import CHILD, UP, Adaptable
 from dit.models.parameter_groups import Weight, group_of_weights
+from dit.pinned_memory import PinnedRows
 from dit.train import foreach
 from dit.train.checkpoint.shares import entries_of, weight_of
 from dit.train.narrow_moments import first_moments, moment_options, only_decay_unmoved
@@ -34,6 +35,7 @@ from dit.train.narrow_moments import first_moments, moment_options, only_decay_u
 _SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 
+_ROWS = PinnedRows()
 _IDLE = "has_no_gradient"
 """Mark of a weight that nothing reads, such as the text side of a last double-stream layer."""
 
@@ -274,8 +276,8 @@ class GroupStepAdam(torch.optim.Optimizer):
 def _on_host(moment: Tensor, p: Tensor) -> Tensor:
     if moment.device.type == "cpu":
         return moment
-    home = torch.empty_like(moment, device="cpu", pin_memory=p.is_cuda)
-    return home.copy_(moment)
+    empty = _ROWS.empty if p.is_cuda else torch.empty
+    return empty(moment.shape, dtype=moment.dtype).copy_(moment)
 
 
 def _adamw(group: dict[str, Any], params: list[Tensor], moments: list[list[Tensor]]) -> None:

@@ -12,7 +12,7 @@ Checksums of weights are not compared, because that takes as long as to read the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +24,8 @@ from dit.config import (
     ContextComm,
     Implementation,
     ModelConfig,
+    ParameterGroup,
+    Problems,
     RunConfig,
     WandbMode,
 )
@@ -34,7 +36,7 @@ from dit.data.passes import absent_data, data_paths
 from dit.data.preflight import validation_sets
 from dit.models.family import check_objective_inputs, family_of
 from dit.models.layers.joint_order import check_joint_context
-from dit.models.parameter_groups import group_of_weights
+from dit.models.parameter_groups import Weight, group_of_weights
 from dit.models.stacks.joint_transformer import JointTransformer
 from dit.objectives import clean_network_level, sampling_path, training_objective
 from dit.safe_writing import check_no_writer
@@ -84,11 +86,29 @@ def check_settings(config: RunConfig) -> None:
     """
     check_objective_inputs(config)
     check_clean_level(config)
-    group_of_weights(config)
+    groups = group_of_weights(config)
+    if config.model.blocks_to_swap and not config.lora.enabled:
+        check_blocks_are_frozen(groups, config.model.blocks_to_swap)
     if attends_jointly(config.model):
         check_joint_context(config.model.cp_comm_type, config.model.context_parallel_size)
     if config.samples:
         sampling_path(config.objective)
+
+
+def check_blocks_are_frozen(groups: Mapping[Weight, ParameterGroup], swapped: int) -> None:
+    """Refuses blocks that wait on the host where nothing in a block is frozen.
+
+    Raises:
+        Problems: names the keys.
+    """
+    if not any(group.frozen and layer is not None for (_, layer), group in groups.items()):
+        raise Problems(
+            [
+                f"model.blocks_to_swap={swapped} lets frozen matrices of blocks wait on the host,"
+                " and optimizer.groups freezes none of a block; freeze blocks as well, or set"
+                " lora.rank, or model.blocks_to_swap=0"
+            ]
+        )
 
 
 def attends_jointly(model: ModelConfig) -> bool:

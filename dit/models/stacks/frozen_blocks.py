@@ -12,6 +12,7 @@ where is no matter of correctness: a product whose block is not there waits for 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,12 +22,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dit.config import Problems
 from dit.models.lora.adapter import Adaptable
 from dit.models.stacks.offload import Arrival, PlainCopies, copies_of
+from dit.pinned_memory import PinnedRows
 
 _ALIGNMENT = 256
 """Bytes: products read matrices that begin at such addresses as fast as any."""
+_ROWS = PinnedRows()
 _AT_ONCE = 2
 """Places on the device: of the block that is computed, and of the one that comes."""
 
@@ -45,10 +47,8 @@ def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: in
     """Moves the parts of a pipeline stage to the device, less `swapped` blocks of each.
 
     With two more blocks, which take turns in their places, these wait on the host. They lie evenly
-    among the others, so that there is time to copy one while those before it are computed.
-
-    Raises:
-        Problems: a block has no frozen matrix.
+    among those that have frozen matrices, so that there is time to copy one while those before it
+    are computed. All of these wait where they are too few.
     """
     every = [_waiting_blocks(network, swapped) if swapped else {} for network in networks]
     waiting = [block for blocks in every for block in blocks.values()]
@@ -56,7 +56,7 @@ def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: in
         network.to(device)
     if not waiting:
         return
-    most = max(len(blocks) for blocks in every) - swapped
+    most = max(1, max(len(blocks) for blocks in every) - swapped)
     size = max(block.home.numel() for block in waiting)
     places = Places(most, size, device)
     for network, blocks in zip(networks, every, strict=True):
@@ -78,24 +78,15 @@ def _linears(layer: nn.Module) -> Iterator[Adaptable]:
 
 def _waiting_blocks(network: Any, swapped: int) -> dict[int, WaitingBlock]:
     """By the number of the layer on this stage."""
-    layers = _layers(network)
-    count = min(swapped + _AT_ONCE, len(layers))
-    before = [number * count // len(layers) for number in range(len(layers) + 1)]
-    found = {}
-    for number, layer in enumerate(layers):
-        if before[number] == before[number + 1]:
-            continue
-        frozen = [one for one in _linears(layer) if one.is_frozen]
-        if not frozen:
-            raise Problems(
-                [
-                    f"model.blocks_to_swap={swapped} lets frozen matrices wait on the host, and"
-                    f" layer {number} of a stage has none; freeze whole layers with"
-                    " optimizer.groups, or set lora.rank, or model.blocks_to_swap=0"
-                ]
-            )
-        found[number] = WaitingBlock(frozen)
-    return found
+    frozen = [
+        (number, linears)
+        for number, layer in enumerate(_layers(network))
+        if (linears := [one for one in _linears(layer) if one.is_frozen])
+    ]
+    count = min(swapped + _AT_ONCE, len(frozen))
+    # The last of each of `count` stretches.
+    chosen = [frozen[math.ceil((turn + 1) * len(frozen) / count) - 1] for turn in range(count)]
+    return {number: WaitingBlock(linears) for number, linears in chosen}
 
 
 class _Part(NamedTuple):
@@ -121,8 +112,8 @@ class WaitingBlock:
             weight = matrix.weight
             self.parts.append(_Part(slice(end, end + weight.nbytes), weight.dtype, weight.shape))
             end += -(-weight.nbytes // _ALIGNMENT) * _ALIGNMENT
-        pinned = torch.cuda.is_available()
-        self.home = torch.empty(end, dtype=torch.uint8, pin_memory=pinned)
+        empty = _ROWS.empty if torch.cuda.is_available() else torch.empty
+        self.home = empty((end,), dtype=torch.uint8)
         for matrix, part in zip(self.matrices, self.parts, strict=True):
             part.of(self.home).copy_(matrix.weight.detach())
             matrix.weight.data = matrix.weight.new_empty(0)

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from dit.pinned_memory import PinnedRows
+
 _SMALL = 1 << 16
 """Bytes below which a copy costs more than it frees."""
 Arrival = Any
@@ -56,10 +58,12 @@ class StreamCopies(PlainCopies):
     def __init__(self, cuda: Any = torch.cuda):
         self.cuda = cuda
         self.out, self.back = cuda.Stream(), cuda.Stream()
+        self.rows = PinnedRows()
 
     def to_host(self, kept: Tensor) -> tuple[Tensor, Arrival]:
-        home = self._pinned(kept)
-        self.out.wait_stream(self.cuda.current_stream())  # which computes `kept`
+        home = self.rows.empty(kept.shape, kept.dtype)
+        # It computes `kept`, and has waited for copies from what was in this row before.
+        self.out.wait_stream(self.cuda.current_stream())
         with self.cuda.stream(self.out):
             home.copy_(kept, non_blocking=True)
         self._used_by(kept, self.out)
@@ -85,9 +89,6 @@ class StreamCopies(PlainCopies):
         stream = self.cuda.current_stream()
         stream.wait_event(arrival)
         self._used_by(back, stream)
-
-    def _pinned(self, kept: Tensor) -> Tensor:
-        return torch.empty_like(kept, device="cpu", pin_memory=True)
 
     def _used_by(self, tensor: Tensor, stream: Any) -> None:
         """Its memory has no other use before what is queued on `stream` has run."""

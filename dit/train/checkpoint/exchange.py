@@ -40,8 +40,8 @@ _UNUSED = "unused"
 """Stands in the place of a prefix for what is read and not handed out."""
 
 
-# Copies with `non_blocking` go between the device and memory of `SharedWeight.on_host`, which it
-# makes with `pin_memory`; from pageable memory they would wait for the stream.
+# Copies with `non_blocking` go between the device and memory of `SharedWeight.on_host`, which is in
+# PinnedRows; from pageable memory they would wait for the stream.
 class _Route(NamedTuple):
     """The way of a part of the state of a weight, from one data rank to another."""
 

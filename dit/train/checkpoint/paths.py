@@ -350,6 +350,19 @@ def saved_bytes(path: Path, name: str) -> bytes:
         raise damaged(path / name, error) from error
 
 
+def check_index(path: Path) -> None:
+    """Compares with their checksums the files that lead to the tensors, before they are read.
+
+    Two of them are pickles: with one bit turned, one may ask for more memory than there is.
+
+    Raises:
+        CheckpointError: one of them has changed.
+    """
+    for name in (*_CORE_FILES, "common.pt"):  # the last until Megatron-Core 0.16
+        if (path / name).is_file():
+            saved_bytes(path, name)
+
+
 def saved_card(path: Path) -> dict[str, Any] | None:
     """`dataset_card.json` of a checkpoint's data; None where the data have none.
 

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from dit.distributed.data_parallel import Holding
 from dit.models.parameter_groups import Weight, own_name
+from dit.pinned_memory import PinnedRows
 
 _FLOAT32_BYTES = 4
 _MAIN_REPLICA = (0, 0, 0)
+_ROWS = PinnedRows()  # every save has tensors of the same sizes
 
 
 class Place(NamedTuple):
@@ -97,8 +99,8 @@ class SharedWeight:
 
     def on_host(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Host memory for a tensor of the shape of the weight."""
-        pinned = self.weight.is_cuda
-        return torch.empty(self.weight.shape, dtype=dtype, device="cpu", pin_memory=pinned)
+        empty = _ROWS.empty if self.weight.is_cuda else torch.empty
+        return empty(self.weight.shape, dtype=dtype)
 
 
 def share_weights(

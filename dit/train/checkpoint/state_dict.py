@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -44,12 +44,19 @@ from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_we
 from dit.train.checkpoint.adapters import FrozenBase, adapters_of, diffusers_weights, found_base
 from dit.train.checkpoint.distcp import common_values, load, tensor_names
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
-from dit.train.checkpoint.paths import CheckpointError, damaged, saved_config, verify
+from dit.train.checkpoint.paths import (
+    CheckpointError,
+    check_index,
+    damaged,
+    saved_config,
+    verify,
+)
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.narrow_moments import put_moments
 from dit.train.train_state import TrainProgress
 
 INTERVAL = "log_interval.safetensors"
+_T = TypeVar("_T")
 _AVERAGE = "ema."
 """Prefix of the average of a weight."""
 
@@ -175,7 +182,7 @@ def check_continues(path: Path, config: RunConfig) -> None:
         CheckpointError: it belongs to another model, or has weights alone.
     """
     check_same_model(path, config)
-    if not any(name.startswith("optimizer.") for name in _stored_names(path)):
+    if not any(name.startswith("optimizer.") for name in _from_index(path, tensor_names)):
         raise CheckpointError(
             f"{path} holds weights and no optimizer, as an import does; start a new run from them:"
             f" checkpoint.finetune=true checkpoint.load={path}"
@@ -192,25 +199,13 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
     check_same_weights(path, config)
     _check_has(path, averaged=config.checkpoint.finetune_weights is Weights.EMA)
     if config.train.warm_start_ema and config.ema.kind is EmaKind.POWER:
-        progress = _progress(_common(path))
+        progress = _progress(_from_index(path, common_values))
         if not progress.updates_before + progress.updates:
             raise CheckpointError(
                 f"{path} does not say how many updates are behind its weights, as no import does,"
                 " and train.warm_start_ema=true with ema.kind=power needs the number; set"
                 " ema.kind=constant, or leave it out"
             )
-
-
-def _common(path: Path) -> Mapping[str, Any]:
-    """What a checkpoint stores beside its tensors.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
-    try:
-        return common_values(path)
-    except Exception as error:
-        raise damaged(path, error) from error
 
 
 def _check_has(path: Path, *, averaged: bool) -> None:
@@ -220,7 +215,7 @@ def _check_has(path: Path, *, averaged: bool) -> None:
 
 
 def _has_average(path: Path) -> bool:
-    return any(name.startswith(_AVERAGE) for name in _stored_names(path))
+    return any(name.startswith(_AVERAGE) for name in _from_index(path, tensor_names))
 
 
 def load_network(
@@ -308,14 +303,15 @@ def interval_sums(path: Path) -> dict[str, Tensor]:
         raise damaged(file, error) from error
 
 
-def _stored_names(path: Path) -> list[str]:
-    """Names of the tensors in a checkpoint.
+def _from_index(path: Path, read: Callable[[Path], _T]) -> _T:
+    """What `common_values` or `tensor_names` reads of a checkpoint.
 
     Raises:
-        CheckpointError: its index is damaged.
+        CheckpointError: a file that leads to the tensors is damaged.
     """
+    check_index(path)
     try:
-        return tensor_names(path)
+        return read(path)
     except Exception as error:
         raise damaged(path, error) from error
 
@@ -326,7 +322,7 @@ def _read(state: dict[str, Any], path: Path) -> Any:
     Raises:
         CheckpointError: a file is missing or damaged.
     """
-    _stored_names(path)  # raises at a damaged index, for which torch would print tracebacks
+    _from_index(path, tensor_names)  # at a damaged index torch would print tracebacks
     try:
         return load(state, path)
     except CheckpointException as error:

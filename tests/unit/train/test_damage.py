@@ -65,9 +65,7 @@ def test_whatever_is_lost_or_changed_is_named_with_the_checkpoint_to_go_on_from(
         flipped = bytearray(whole)
         flipped[len(whole) // 2] ^= 1
         file.write_bytes(flipped)
-        with pytest.raises(
-            CheckpointError, match=rf"(damaged: {name} changed|is missing or damaged) .*{INSTEAD}"
-        ):
+        with pytest.raises(CheckpointError, match=rf"damaged: {name} changed .*{INSTEAD}"):
             _load(newest.parent, model)
         file.write_bytes(whole)
     _load(newest.parent, model)

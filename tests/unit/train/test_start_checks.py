@@ -208,7 +208,15 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
             )
             and ["checkpoint.finetune=true", f"checkpoint.load={p.run}"]
         ),
-        "cannot be read",
+        "damaged: .metadata changed",
+    ),
+    "blocks wait that are trained": (
+        lambda p: [
+            "model.num_layers=2",
+            "model.blocks_to_swap=1",
+            "optimizer.groups=[{pattern: patch_embed*, frozen: true}]",
+        ],
+        "optimizer.groups freezes none of a block",
     ),
     "finetune nothing": (
         lambda p: ["checkpoint.finetune=true", f"checkpoint.load={p.nowhere}"],
