@@ -36,8 +36,8 @@ EXTRAS = ("pytest", "pytest-timeout", "hypothesis", "diffusers", "accelerate")
 PINNED = ("megatron-core",)
 GLIBC = (2, 28)
 """Newest C library that a wheel may ask for."""
-_FIXED = re.compile(r"torch|(pytorch-)?triton|(nvidia|cuda)-.*")
-"""Packages that are never fetched: they belong to the driver of the machine."""
+_FIXED = re.compile(r"torch|(pytorch-)?triton|(nvidia|cuda)-(?!cutlass-).*")
+"""Packages that are never fetched: they belong to the driver of the machine. CUTLASS does not."""
 _LINE = re.compile(r"([A-Za-z0-9][\w.-]*)==(\S+)")
 
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_python(options.python_version)
         present = read_present(options.present)
         with tempfile.TemporaryDirectory() as folder:
-            needed = requirements(ROOT)
+            needed = requirements(ROOT, options.also)
             found = resolve(present, needed, Path(folder), pip_flags)
             _refuse_fixed(found, options.present)
             wheels = fetch(found, Path(folder), pip_flags)
@@ -80,6 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--present", type=Path, required=True, help="pip list --format=freeze of that machine")
     add("--python-version", help="of that machine, such as 3.12; checked against this Python")
+    text = "also this optional dependency of the project, such as flash-attn-4 (may be repeated)"
+    add("--also", action="append", default=[], metavar="PACKAGE", help=text)
     add("--output", type=Path, default=Path("runs/wheelhouse"), help="folder (%(default)s)")
     add("--limit-mb", type=float, default=55.0, help="wheels and sources together (%(default)s)")
     return parser
@@ -122,17 +124,22 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def requirements(checkout: Path) -> list[str]:
-    """What the project needs to train, and of its optional dependencies those in EXTRAS.
+def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
+    """What the project needs to train, and of its optional dependencies EXTRAS and `also`.
 
     Packages of PINNED have the version that the image has, so that both measure one program.
+
+    Raises:
+        ValueError: one of `also` is no optional dependency.
     """
     project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
     pins = (checkout / "docker/requirements.txt").read_text().splitlines()
     optional = [one for extra in project["optional-dependencies"].values() for one in extra]
     by_name = {normalised(re.split(r"[^\w.-]", one)[0]): one for one in optional}
     pinned = (pin for pin in pins if pin.partition("==")[0] in PINNED)
-    return [*project["dependencies"], *(by_name[name] for name in EXTRAS), *pinned]
+    if unknown := [name for name in also if name not in by_name]:
+        raise ValueError(f"--also {unknown[0]}: pyproject.toml has {', '.join(sorted(by_name))}")
+    return [*project["dependencies"], *(by_name[name] for name in (*EXTRAS, *also)), *pinned]
 
 
 def resolve(

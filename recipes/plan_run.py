@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         others, recipes=RECIPES, program="plan_run.py", adapt=for_weights
     ).config
     load, gpus, name = expected_load(config), options.gpus, options.device
-    efficiency = EFFICIENCIES.get(options.kernels) or efficiency_of(config.model)
+    efficiency = EFFICIENCIES.get(options.kernels) or efficiency_of(config)
     track = progress_on(Console(stderr=True), quiet_s=2.0)
     machine: dict[str, Any] = {"world_size": gpus, "device": DEVICES[name]}
     machine |= {"efficiency": efficiency, "track": track}
@@ -65,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         "--kernels",
         choices=EFFICIENCIES,
         help="attention: plain (FlashAttention-2) or fused (FlashAttention-3 or newer, cuDNN's)."
-        " (default: fused with model.transformer_impl=transformer_engine, else plain)",
+        " (default: by model.attention_backend; auto is plain, or fused with"
+        " model.transformer_impl=transformer_engine)",
     )
     add("--tokens", type=float, default=1000.0, help="billions of real tokens (%(default)g)")
     add("--best", type=int, default=10, help="layouts to show (%(default)s)")

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from dit.models.layers.attention import Offsets, Spans, attend_packed
+from dit.models.attention.packed import Offsets, attend_packed
+from dit.models.attention.spans import Spans
 
 
 def plain_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dit.batch import Grid, PackedBatch
 from dit.config import FlowConfig, ModelConfig, Precision
+from dit.models.attention.spans import Spans
 from dit.models.family import family_of
 from dit.models.flux.model import FluxNetwork
 from dit.models.layer_spec import (
@@ -30,7 +31,6 @@ from dit.models.layer_spec import (
     StackSpec,
     TableModulation,
 )
-from dit.models.layers.attention import Spans
 from dit.models.layers.modulation import (
     TableAdaLN,
     TimestepConditioning,

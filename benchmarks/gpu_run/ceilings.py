@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from measuring.steps import measured_flops, median_seconds
 
+from dit.config import AttentionBackend
 from dit.distributed.process_groups import device
-from dit.models.layers.attention import Spans, attention_for
+from dit.models.attention.choice import attention_for
+from dit.models.attention.spans import Spans
 from gpu_run.parts import Part
 from gpu_run.schedule import Outcome
 
@@ -70,7 +72,7 @@ def _attention(tokens: int, sample: int, width: int, heads: int) -> float:
         torch.randn(tokens, heads, width // heads, device=device()).to(_dtype()) for _ in range(4)
     )
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    attend = attention_for(device(), _dtype())
+    attend = attention_for(AttentionBackend.AUTO, q)
 
     def passes() -> None:
         torch.autograd.grad(attend(q, k, v, spans), leaves, weight)

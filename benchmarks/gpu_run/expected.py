@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any
+
+import torch
 
 from dit.config import RunConfig
 from dit.distributed.device_specs import Device, device_named
+from dit.models.attention.fit import planned_backend
 from dit.models.cost import memory
 from dit.models.recomputation import USABLE
-from dit.planner.efficiency import FUSED, Efficiency, efficiency_of
+from dit.planner.efficiency import Efficiency, efficiency_with
 from dit.planner.times import Times, expected_load, times
 
 
@@ -79,5 +81,6 @@ def _with_pack(config: RunConfig, tokens: int) -> RunConfig:
 
 
 def _attention_here(config: RunConfig) -> Efficiency:
-    """FlashAttention 3 or Transformer Engine's, if one of them is used."""
-    return FUSED if find_spec("flash_attn_interface") else efficiency_of(config.model)
+    """By the kernel that a run without a timing takes here."""
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    return efficiency_with(planned_backend(config, capability))

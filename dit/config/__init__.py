@@ -21,6 +21,7 @@ from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
 from dit.config.lora import BaseType, LoraConfig, LoraTargets
 from dit.config.model import (
     CUSTOM_SIZE,
+    AttentionBackend,
     ContextComm,
     Fp8,
     Fp8Recipe,
@@ -68,6 +69,7 @@ __all__ = [
     "CUSTOM_SIZE",
     "MODE_SCALES",
     "OBJECTIVES",
+    "AttentionBackend",
     "Balance",
     "BaseType",
     "BlendEntry",

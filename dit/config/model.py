@@ -40,10 +40,22 @@ class RecomputeMethod(StrEnum):
 
 
 class Implementation(StrEnum):
-    """Library whose linear layers and attention are used."""
+    """Library whose linear layers are used."""
 
     LOCAL = "local"
     TRANSFORMER_ENGINE = "transformer_engine"
+
+
+class AttentionBackend(StrEnum):
+    """Kernels of attention, those of the newest GPUs first; auto is the best that is here."""
+
+    AUTO = "auto"
+    FLASH_4 = "flash_4"  # the extra `attention`
+    FLASH_3 = "flash_3"
+    TRANSFORMER_ENGINE = "transformer_engine"  # whatever `transformer_impl` is
+    CUDNN = "cudnn"  # for long samples; flash_2 for the others
+    FLASH_2 = "flash_2"  # torch's own
+    SDPA = "sdpa"  # torch's own, sample by sample: on CPUs, and in float32
 
 
 class Fp8(StrEnum):
@@ -158,7 +170,9 @@ class ModelConfig:
     init_method_std: AtStart[float | None] = None
     """Standard deviation of the initial weights; null is 1 / sqrt(inputs) for each matrix."""
     transformer_impl: Live[Implementation] = Implementation.LOCAL
-    """Linear layers and attention of torch and Megatron-Core (local), or of transformer_engine."""
+    """Linear layers of torch and Megatron-Core (local), or of transformer_engine."""
+    attention_backend: Live[AttentionBackend] = AttentionBackend.AUTO
+    """Kernel of attention; auto times those that are here, and the checkpoint keeps its choice."""
     fp8: Live[Fp8 | None] = None
     """Matrix products in 8 bits, e4m3 or hybrid, by Transformer Engine; null has none."""
     fp8_recipe: Live[Fp8Recipe] = Fp8Recipe.TENSORWISE
@@ -272,7 +286,13 @@ class ModelConfig:
 
     def _engine(self) -> list[Rule]:
         engine = self.transformer_impl is Implementation.TRANSFORMER_ENGINE
+        in_float32 = (AttentionBackend.AUTO, AttentionBackend.SDPA)
         return [
+            (
+                self.attention_backend in in_float32 or self.precision is Precision.BF16,
+                f"attention_backend={self.attention_backend} computes in bf16; set precision=bf16,"
+                " or attention_backend=auto",
+            ),
             (
                 not engine or self.precision is Precision.BF16,
                 f"transformer_impl={self.transformer_impl} computes in bf16; set precision=bf16",
@@ -396,6 +416,7 @@ class ModelConfig:
         return replace(
             self,
             transformer_impl=Implementation.LOCAL,
+            attention_backend=AttentionBackend.AUTO,
             fp8=None,
             gradient_accumulation_fusion=False,
             compile=False,

@@ -170,6 +170,12 @@ class RunConfig:
                 " or other ranks",
             ),
             (
+                # Transformer Engine refuses it for packs, or pays for it with memory of T x T.
+                not (ring and self.train.deterministic),
+                "train.deterministic=true has no kernel for model.cp_comm_type=p2p, Transformer"
+                " Engine's ring; leave it out, or use cp_comm_type=a2a or all_gather",
+            ),
+            (
                 not self.samples or self.objective.flow.covers_all_levels,
                 f"objective.level_range={list(self.objective.flow.level_range or ())} trains the"
                 " expert of these levels alone, and samples need all levels; leave"

@@ -32,6 +32,7 @@ from dit.data.passes import (
     data_lines,
     fill_line,
     forecast_packs,
+    length_shares,
     passes_line,
     steps_of_epochs,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "deaths_in_words",
     "fill_line",
     "forecast_packs",
+    "length_shares",
     "null_inputs",
     "passes_line",
     "places_of",

@@ -1,6 +1,7 @@
 """How many packs a pass through the data makes, before the first step.
 
 1. forecast_packs    lengths of samples, read from the heads of some, and how full packs of them get
+   length_shares     the lengths alone
 2. passes_line       how often the run will see each sample
    fill_line         packs that stay empty in part, and which settings fill them
 3. steps_of_epochs   `train.epochs` -> `train.train_iters`
@@ -10,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -218,6 +219,21 @@ def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
             lost += one["samples"]
     known = counts.total()
     return Lengths(counts=counts, usable=known / (known + lost)) if known else None
+
+
+def length_shares(config: RunConfig) -> dict[int, float]:
+    """Tokens of a sample -> their part of the samples of a dataset; all datasets count alike.
+
+    Text counts where it takes room in packs. The result is empty for mock data, and for shards
+    elsewhere whose cards list no sizes.
+    """
+    shares = defaultdict[int, float](float)
+    for leaf in dict.fromkeys(train_leaves(config)):
+        with suppress(DataError):  # the check of the data names that
+            if lengths := _lengths(leaf, config):
+                for length, count in lengths.counts.items():
+                    shares[length.real] += count / lengths.counts.total()
+    return shares
 
 
 def passes_line(config: RunConfig, forecast: PackForecast | None) -> str:

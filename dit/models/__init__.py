@@ -10,6 +10,7 @@ layer_spec/      sizes and choices of layers and stacks, and what each layer cos
 lora/            low-rank adapters beside frozen linears
 weight_marks     what Megatron-Core must know of weights that tensor ranks share
 kernels/         fused kernels for GPUs, of what lies between matrix products
+attention/       attention inside each sample of a pack, and which kernel computes it
 layers/          parts: linears, norms, positions, modulation, attention
 stacks/          layers made of parts, stacks made of layers, networks made of stacks
 joint/           what families with joint attention have in common

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dit.config import Implementation, ModelConfig
+from dit.config import AttentionBackend, Implementation, RunConfig
 from dit.distributed.device_specs import Device
 from dit.models.recomputation import USABLE
 
@@ -58,10 +58,27 @@ HEAD_WIDTHS = (32, 64, 96, 128, 192, 256)
 """For which FlashAttention has kernels; heads of other widths are computed as wider ones."""
 EFFICIENCIES = {"fused": FUSED, "plain": PLAIN}
 
+_NEWER = (
+    AttentionBackend.FLASH_4,
+    AttentionBackend.FLASH_3,
+    AttentionBackend.TRANSFORMER_ENGINE,
+    AttentionBackend.CUDNN,
+)
 
-def efficiency_of(model: ModelConfig) -> Efficiency:
-    """What a run of this configuration reaches where no other package of attention is installed."""
-    return FUSED if model.transformer_impl is Implementation.TRANSFORMER_ENGINE else PLAIN
+
+def efficiency_with(backend: AttentionBackend) -> Efficiency:
+    """What a run with this kernel of attention reaches."""
+    return FUSED if backend in _NEWER else PLAIN
+
+
+def efficiency_of(config: RunConfig) -> Efficiency:
+    """What a run reaches where only the packages are installed that its configuration names."""
+    model, backend = config.model, config.model.attention_backend
+    if backend is AttentionBackend.AUTO:
+        engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
+        engine = engine and not config.train.deterministic
+        backend = AttentionBackend.TRANSFORMER_ENGINE if engine else AttentionBackend.FLASH_2
+    return efficiency_with(backend)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ trainer                the run: read, step, average, validate, log, save
 train_state            everything that a run holds in memory, and how far it has come
 model_and_optimizer    configuration -> model, optimizer and average of the weights; initial values
 step                   packs -> loss and gradients -> updated weights
+attention_choice       the kernel of attention: kept, or the fastest on the first rank
 optimizer              AdamW, its learning rate schedule, and one clipped update
 narrow_moments         Adam's moments in fewer bits, by Transformer Engine
 foreach                one operation on all weights

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from dit.config import (
+    AttentionBackend,
     ContextComm,
     Implementation,
     ModelConfig,
@@ -254,6 +255,10 @@ def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
         from dit.models.layers.context_parallel import check_ring
 
         yield partial(check_ring, model.context_parallel_size)
+    if model.attention_backend is not AttentionBackend.AUTO:
+        from dit.train.attention_choice import check_named
+
+        yield partial(check_named, config)
     if model.gradient_accumulation_fusion:
         from dit.models.layers.parallel_linear import check_fusion
 

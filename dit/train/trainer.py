@@ -38,6 +38,7 @@ from dit.distributed.watchdog import heartbeat
 from dit.models.recomputation import choose_recomputation
 from dit.objectives import training_objective, training_problem
 from dit.progress import counted
+from dit.train.attention_choice import with_attention
 from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of, checked_base
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.mirror import Mirror, restored
@@ -113,7 +114,7 @@ def pretrain(
     """
     explained = memory_explained(config)
     with ExitStack() as ends, shown_at_once(), deaths_in_words(), explained as memory:
-        run = _prepare(config, ends, start=start)
+        run = _prepare(config, ends, start=start, timed=True)
         memory.model = run.model
         run.export = export
         run.samples = open_samples(run) if open_samples is not None else None
@@ -161,9 +162,17 @@ def measure_steps(
 
 
 def _prepare(
-    config: RunConfig, ends: ExitStack, *, fill: Fill | None = None, start: Start | None = None
+    config: RunConfig,
+    ends: ExitStack,
+    *,
+    fill: Fill | None = None,
+    start: Start | None = None,
+    timed: bool = False,
 ) -> TrainState:
-    """Builds all parts and loads the checkpoint; `ends` unlocks the run folder."""
+    """Builds all parts and loads the checkpoint; `ends` unlocks the run folder.
+
+    `timed` says whether attention may be timed.
+    """
     if config.train.deterministic:
         torch.use_deterministic_algorithms(True)
         # Nothing here reads memory that it has not written, and each empty tensor would be filled.
@@ -184,6 +193,8 @@ def _prepare(
     notes += from_first_rank(lambda: restored(config))
     # Drawing takes minutes for a large model; all ranks must agree on it.
     found = from_first_rank(lambda: starting_point(config))
+    config, lines = with_attention(config, timed=timed)
+    notes += lines
     adapted = from_first_rank(lambda: adapter_run(config, found, notes.append))
     if adapted is not None:
         adapted = replace(adapted, base=checked_base(adapted.base, config))

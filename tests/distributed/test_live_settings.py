@@ -212,6 +212,7 @@ def _keys(tokens: Iterable[str]) -> set[str]:
 
 def test_every_live_key_has_a_check():
     checked = {*_long(Path(), Path()), *_elsewhere(Path(), Path()), "train.max_skipped_steps"}
+    checked |= {"model.attention_backend"}  # test_attention_backend.py
     checked |= {"checkpoint.mirror"}  # test_mirror.py
     for tokens, _ in LAYOUTS:
         checked |= _keys(tokens)

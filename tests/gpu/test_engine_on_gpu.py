@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from dit.config import Fp8, Fp8Recipe, Implementation, Precision, Recompute
+from dit.config import AttentionBackend, Fp8, Fp8Recipe, Implementation, Precision, Recompute
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.dit.config import DitConfig
 from dit.models.dit.model import DiT
@@ -23,7 +23,10 @@ pytestmark = [
 MODEL = tiny_model(
     hidden_size=256, num_attention_heads=4, precision=Precision.BF16, crossattn_emb_size=64
 )
-ENGINE = {"transformer_impl": Implementation.TRANSFORMER_ENGINE}
+ENGINE = {
+    "transformer_impl": Implementation.TRANSFORMER_ENGINE,
+    "attention_backend": AttentionBackend.TRANSFORMER_ENGINE,
+}
 
 
 @pytest.fixture(scope="module")

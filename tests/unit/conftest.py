@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dit.batch import PackedBatch
 from dit.distributed.process_groups import process_groups, start_processes
+from dit.models.attention import kernels
 from dit.models.dit.config import DitConfig
 from dit.models.layers import transformer_engine
 from dit.models.stacks import stacked_transformer
@@ -29,10 +30,10 @@ def groups():
 def stand_in(monkeypatch):
     """Transformer Engine's place is taken by `tests/stand_in_engine.py`."""
     monkeypatch.setattr(stacked_transformer, "check_engine", lambda model: None)
-    for cached in (transformer_engine._linear_class, transformer_engine._attention):
+    for cached in (transformer_engine._linear_class, kernels._engine_module):
         cached.cache_clear()
     yield stand_in_engine.install(monkeypatch)
-    for cached in (transformer_engine._linear_class, transformer_engine._attention):
+    for cached in (transformer_engine._linear_class, kernels._engine_module):
         cached.cache_clear()
 
 

@@ -27,6 +27,7 @@ GROUND = {
 BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 # The folders of families are below nobody: the registry imports them by name.
 MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.models.stacks"}
+MODELS |= {"dit.models.attention"}
 MODELS |= {"dit.models.joint", "dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
 STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit.convert.lora"}
 STEP |= {"dit.distributed", "dit.distributed.device_specs"}
@@ -65,10 +66,13 @@ ALLOWED = {
     "dit.models.kernels": set(),
     "dit.models.weight_marks": set(),
     "dit.models.lora": BASE | {"dit.models", "dit.models.kernels", "dit.models.weight_marks"},
+    "dit.models.attention": BASE | {"dit.models", "dit.models.layer_spec"},
     "dit.models.layers": BASE
-    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"},
+    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
+    | {"dit.models.attention"},
     "dit.models.stacks": BASE
-    | {"dit.models.layer_spec", "dit.models.layers", "dit.models.lora", "dit.models.weight_marks"},
+    | {"dit.models.layer_spec", "dit.models.layers", "dit.models.lora", "dit.models.weight_marks"}
+    | {"dit.models.attention"},
     **dict.fromkeys(FAMILIES, BASE | MODELS),
     "dit.config.loading": BASE | {"dit.models", "dit.distributed.device_specs"},
     "dit.data": BASE | {"dit.models"},

@@ -49,6 +49,7 @@ class HunyuanImageNetwork(JointTransformer):
                 heads=model.num_attention_heads,
                 layers=model.num_refiner_layers,
                 dtype=dtype,
+                backend=model.attention_backend,
             )
             inputs, inside = model.glyph_embed_size, model.glyph_hidden_size
             self.glyphs = GlyphEmbedding(inputs, inside, width, dtype=dtype)

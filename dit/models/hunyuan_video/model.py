@@ -50,6 +50,7 @@ class HunyuanVideoNetwork(JointTransformer):
                 heads=model.num_attention_heads,
                 layers=model.num_refiner_layers,
                 dtype=config.params_dtype,
+                backend=model.attention_backend,
             )
             self.told = ConditionEmbedding(
                 config, pooled=model.pooled_size, guidance=model.guidance_embed

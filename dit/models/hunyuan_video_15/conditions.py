@@ -52,6 +52,7 @@ class TextRows(nn.Module):
             heads=model.num_attention_heads,
             layers=model.num_refiner_layers,
             dtype=made,
+            backend=model.attention_backend,
         )
         self.glyphs = GlyphEmbedding(glyphs, model.glyph_hidden_size, width, dtype=made)
         self.image = PictureEmbedding(model)

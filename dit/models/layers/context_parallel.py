@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -30,8 +30,9 @@ from torch.nn.functional import pad
 
 from dit.batch import PackedBatch, SequenceShard
 from dit.config import ContextComm
-from dit.models.layers.attention import Attend, Spans
-from dit.models.layers.transformer_engine import dot_product
+from dit.models.attention.kernels import COUNT_MULTIPLE, dot_product
+from dit.models.attention.packed import filled_up
+from dit.models.attention.spans import Attend, Spans
 from dit.pack_wire import to_device
 
 
@@ -242,11 +243,15 @@ def attend_in_ring(
 
 
 def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
-    """Offsets of the samples of a whole pack without and with their padding, and the longest."""
-    real = torch.tensor((0, *spans.lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    padded = torch.tensor((*spans.starts, spans.total), dtype=torch.int32)
-    longest = int(padded.diff().max())
-    cu, cu_padded = to_device(torch.stack((real, padded)), spans.device)
+    """Offsets of the samples of a whole pack without and with their padding, and the longest.
+
+    Of a multiple of so many samples that each pack finds the graphs of another one.
+    """
+    real = (0, *accumulate(spans.lengths))
+    padded = (*spans.starts, spans.total)
+    longest = max(stop - start for start, stop in pairwise(padded))
+    filled = [filled_up(each, COUNT_MULTIPLE) for each in (real, padded)]
+    cu, cu_padded = to_device(torch.tensor(filled, dtype=torch.int32), spans.device)
     return cu, cu_padded, longest
 
 

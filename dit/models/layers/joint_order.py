@@ -33,7 +33,7 @@ from torch.nn.functional import pad
 
 from dit.batch import PackedBatch, SequenceShard
 from dit.config import ContextComm
-from dit.models.layers.attention import Spans
+from dit.models.attention.spans import Spans
 from dit.models.layers.context_parallel import Context, Exchange, TokenOrder, then_others
 from dit.pack_wire import to_device
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from megatron.core.transformer.module import MegatronModule
@@ -15,14 +14,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from dit.config import Implementation, Recompute
+from dit.config import Recompute
+from dit.models.attention.choice import attention_for
+from dit.models.attention.spans import Spans
 from dit.models.layer_spec import AttentionSpec, QkNorm
-from dit.models.layers.attention import Attend, Spans, attend_packed, attention_for
 from dit.models.layers.context_parallel import Context, Exchange
 from dit.models.layers.parallel_linear import BuildContext, ColumnLinear, split_linear
 from dit.models.layers.per_sample import PerSample, compiled
 from dit.models.layers.queries_and_keys import AcrossHeadsNorm, HeadNorm, fused_parts, rotate
-from dit.models.layers.transformer_engine import engine_kernel
 
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines [T, K], float32."""
@@ -58,7 +57,7 @@ class PackedAttention(MegatronModule):
         model, width = context.model, spec.width
         self.head_width = spec.head_width
         self.recomputed = model.recompute_granularity is Recompute.SELECTIVE
-        self.implementation = model.transformer_impl
+        self.backend = model.attention_backend
         self.context = Context(group=context.groups.cp, comm=model.cp_comm_type)
         if output:
             self.linear_proj = split_linear(width, width, axis=1, context=context, bias=spec.bias)
@@ -116,7 +115,7 @@ class PackedAttention(MegatronModule):
             # This rank's part of the pack is padding. Its gradients are zeros, not missing: the
             # other ranks wait for them.
             return q_THK * 0 + (k_SHK.sum() + v_SHK.sum()) * 0
-        attend = _attention_for(self.implementation, q_THK)
+        attend = attention_for(self.backend, q_THK)
         inputs = (q_THK, k_SHK, v_SHK, spans)
         if self.training and self.recomputed:
             return checkpoint(attend, *inputs, use_reentrant=False)
@@ -125,12 +124,6 @@ class PackedAttention(MegatronModule):
     def exchanged(self, qkv: QKV, exchange: Exchange) -> Tensor:
         """Attention [T, H, K] of this context rank's tokens to all tokens of their samples."""
         return self.context.attend(self.attend, qkv, exchange)
-
-
-def _attention_for(implementation: Implementation, q_THK: Tensor) -> Attend:
-    if implementation is Implementation.TRANSFORMER_ENGINE:
-        return partial(attend_packed, kernel=engine_kernel)
-    return attention_for(q_THK.device, q_THK.dtype)
 
 
 def _turn(x_THK: Tensor, norm: HeadNorm | None, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
+from dit.config import AttentionBackend
+from dit.models.attention.choice import attention_for
+from dit.models.attention.spans import Spans
 from dit.models.layer_spec import LEVEL_WAVES, REFINER_RATIO
-from dit.models.layers.attention import Spans, attention_for
 from dit.models.layers.modulation import sinusoid
 from dit.models.layers.parallel_linear import WholeLinear
 from dit.models.layers.queries_and_keys import hold_key_bias
@@ -55,12 +57,21 @@ class GlyphEmbedding(nn.Module):
 class TokenRefiner(nn.Module):
     """Captions [L, E] -> [L, D], by attention among the tokens of each."""
 
-    def __init__(self, inputs: int, width: int, *, heads: int, layers: int, dtype: torch.dtype):
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        *,
+        heads: int,
+        layers: int,
+        dtype: torch.dtype,
+        backend: AttentionBackend,
+    ):
         super().__init__()
         self.level = WholeTwoLinears(LEVEL_WAVES, width, dtype=dtype)
         self.pooled = WholeTwoLinears(inputs, width, dtype=dtype)
         self.linear_in = WholeLinear(inputs, width, dtype=dtype)
-        made = (RefinerLayer(width, heads, dtype=dtype) for _ in range(layers))
+        made = (RefinerLayer(width, heads, dtype=dtype, backend=backend) for _ in range(layers))
         self.blocks = nn.ModuleList(made)
 
     def forward(self, level_N: Tensor, text_LE: Tensor, starts: Sequence[int]) -> Tensor:
@@ -80,9 +91,9 @@ class TokenRefiner(nn.Module):
 class RefinerLayer(nn.Module):
     """Attention and feed-forward, each gated by level and caption."""
 
-    def __init__(self, width: int, heads: int, *, dtype: torch.dtype):
+    def __init__(self, width: int, heads: int, *, dtype: torch.dtype, backend: AttentionBackend):
         super().__init__()
-        self.heads = heads
+        self.heads, self.backend = heads, backend
         self.norm_1 = nn.LayerNorm(width, eps=1e-6, dtype=dtype)
         self.linear_qkv = WholeLinear(width, 3 * width, dtype=dtype)
         hold_key_bias(self.linear_qkv.bias, width // heads)
@@ -103,9 +114,8 @@ class RefinerLayer(nn.Module):
         )
         attention_LD, mlp_LD = gates_LX.chunk(2, dim=-1)
         x_LHX = self.linear_qkv(self.norm_1(text_LD)).unflatten(-1, (self.heads, -1))
-        attend = attention_for(text_LD.device, text_LD.dtype)
         q_LHK, k_LHK, v_LHK = x_LHX.chunk(3, dim=-1)
-        attended_LHK = attend(q_LHK, k_LHK, v_LHK, spans)
+        attended_LHK = attention_for(self.backend, q_LHK)(q_LHK, k_LHK, v_LHK, spans)
         text_LD = text_LD + self.linear_proj(attended_LHK.flatten(1)) * attention_LD
         made_LD = self.linear_fc2(silu(self.linear_fc1(self.norm_2(text_LD))))
         return text_LD + made_LD * mlp_LD

@@ -1,11 +1,9 @@
-"""Transformer Engine's linear layers, 8-bit products and attention, for GPUs that have it.
+"""Transformer Engine's linear layers and 8-bit products, for GPUs that have it.
 
 These are Transformer Engine's own modules. Megatron-Core's wrappers store the amax history of 8-bit
 products, which would tie a checkpoint to this implementation. Only recipes without a history are
 offered here, so that a run resumes exactly with either implementation.
 """
-
-# T query tokens, S key tokens, H heads, K head width
 
 from __future__ import annotations
 
@@ -21,7 +19,6 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from dit.config import Fp8Recipe, Implementation, ModelConfig
-from dit.models.layers.attention import Offsets
 from dit.models.lora.adapter import Adaptable, TensorSharing
 from dit.models.weight_marks import mark_split
 
@@ -128,34 +125,3 @@ def fp8_products(model: ModelConfig) -> AbstractContextManager[Any]:
     form = recipe.Format[model.fp8.name]
     made = getattr(recipe, recipes[model.fp8_recipe])(fp8_format=form)
     return fp8_autocast(enabled=True, fp8_recipe=made)
-
-
-def engine_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """Attention [T, H, K] of packed samples without padding."""
-    heads, width = q_THK.shape[1:]
-    out_TX = _attention(heads, width)(
-        q_THK.contiguous(),
-        k_SHK.contiguous(),
-        v_SHK.contiguous(),
-        qkv_format="thd",
-        attn_mask_type="padding",
-        cu_seqlens_q=offsets.cu,
-        cu_seqlens_kv=offsets.key_cu,
-        max_seqlen_q=offsets.longest,
-        max_seqlen_kv=offsets.longest_key,
-    )
-    return out_TX.view(len(q_THK), heads, width)
-
-
-@cache
-def _attention(heads: int, width: int) -> Any:
-    """One module for all layers, because it has no weights."""
-    return dot_product(heads, width)
-
-
-def dot_product(heads: int, width: int, **ring: Any) -> Any:
-    """Transformer Engine's attention of packed samples; `ring`: its context-parallel options."""
-    from transformer_engine.pytorch import DotProductAttention  # type: ignore[import-not-found]
-
-    options = {"attention_dropout": 0.0, "qkv_format": "thd", "attn_mask_type": "padding"}
-    return DotProductAttention(heads, width, **options, **ring)

@@ -18,8 +18,8 @@ from megatron.core.transformer.transformer_layer import (
 from torch import Tensor, nn
 
 from dit.config import ModelConfig
+from dit.models.attention.spans import Spans
 from dit.models.layer_spec import CrossLayerSpec, LowRankModulation
-from dit.models.layers.attention import Spans
 from dit.models.layers.context_parallel import Exchange
 from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
 from dit.models.layers.packed_attention import (

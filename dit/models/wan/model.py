@@ -13,7 +13,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.models.layers.attention import Spans
+from dit.models.attention.spans import Spans
 from dit.models.layers.modulation import TableAdaLN, TimestepConditioning
 from dit.models.layers.packed_attention import AttendedRows, RowConditions
 from dit.models.layers.parallel_linear import Replicated, transformer_config

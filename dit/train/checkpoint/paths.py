@@ -226,6 +226,17 @@ def starting_point(config: RunConfig) -> Path | None:
     return named_checkpoint(c.load, named=f"checkpoint.load={c.load}")
 
 
+def goes_on_from(config: RunConfig) -> Path | None:
+    """The checkpoint whose steps `resume` goes on with; None where the run starts at step 0.
+
+    Raises:
+        CheckpointError: as `starting_point`.
+    """
+    c = config.checkpoint
+    own = find_checkpoint(Path(c.save)) if c.save else None
+    return own if own or c.finetune else starting_point(config)
+
+
 def _named_by(pointer: Path) -> str:
     """Name of the checkpoint that LATEST or LOWEST_VAL points to, in the same folder.
 

@@ -71,7 +71,11 @@ def test_expected_here_goes_by_the_device(monkeypatch):
         "memory_gb": plain.memory / 1e9,
         "assumed": PLAIN.of(DEVICES["h200"]),
     }
-    monkeypatch.setattr("gpu_run.expected.find_spec", lambda name: name == "flash_attn_interface")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    assert expected_here(config, "NVIDIA H200") == found
+    installed = {"flash_attn_interface"}
+    monkeypatch.setattr("dit.models.attention.fit.find_spec", lambda name: name in installed)
     assert expected_here(config, "NVIDIA H200") != found
     # MFU by hand: packs are full, of 32 samples of 1,024 tokens.
     flops = 3 * 32 * (28 * 2 * (1024 * 1152**2 * (3 + 1 + 2 + 8)))

@@ -122,10 +122,23 @@ def test_the_project_asks_for_what_the_run_imports(repo_root):
     assert core in (repo_root / "docker/requirements.txt").read_text().splitlines()
     names = {one.split(">")[0].split("=")[0] for one in needed}
     assert {"torch", "megatron-core", "megatron-energon", "pytest", "diffusers"} <= names
+    more = {one.split(">")[0] for one in requirements(repo_root, ["flash-attn-4"])}
+    assert "flash-attn-4" in more and "flash-attn-4" not in names
+    # It needs these: compilers of its kernels, not parts of CUDA.
+    assert not wheelhouse._FIXED.fullmatch("nvidia-cutlass-dsl")
+    assert wheelhouse._FIXED.fullmatch("nvidia-cudnn-cu13")
     present = read_present(repo_root / EXAMPLE)
     assert present["torch"] == "2.11.0" and present["triton"] == "3.6.0"
     assert {"numpy", "safetensors", "transformers", "scikit-learn", "rich"} <= present.keys()
     assert "megatron-core" not in present
+
+
+def test_other_optional_dependencies_are_fetched_if_named(tmp_path, index, checkout, capsys):
+    write_wheel(index, "alpha", "1.1")
+    assert run(tmp_path, index, "torch==2.6\n", "--also", "gamma") == 1
+    assert "--also gamma: pyproject.toml has beta, delta" in capsys.readouterr().err
+    assert "beta>=1" in requirements(checkout, ["beta"])
+    assert "beta>=1" not in requirements(checkout)
 
 
 def test_sources_without_git_are_all_but_hidden_folders(tmp_path, monkeypatch):

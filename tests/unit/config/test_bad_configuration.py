@@ -347,6 +347,13 @@ def test_ring_of_context_ranks_takes_two_pieces_of_a_sample() -> None:
     assert "use dataset.sample_multiple=32" in message
 
 
+def test_no_ring_of_context_ranks_is_deterministic() -> None:
+    split = ("model.context_parallel_size=2", "model.cp_comm_type=p2p")
+    message = only_problem(*split, "train.deterministic=true")
+    assert "no kernel for model.cp_comm_type=p2p" in message
+    assert "use cp_comm_type=a2a or all_gather" in message
+
+
 def test_heads_that_do_not_divide_over_context_ranks_name_the_choice_that_fits() -> None:
     split = ("model.tensor_model_parallel_size=2", "model.context_parallel_size=16")
     message = only_problem(*split)

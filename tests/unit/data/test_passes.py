@@ -15,13 +15,14 @@ import safetensors.torch
 import torch
 from megatron.energon.epathlib import EPath
 
-from dit.config import Balance, Problems
+from dit.config import Balance, BlendEntry, Problems
 from dit.config.loading.describe import describe
 from dit.data import (
     build_train_loader,
     data_lines,
     fill_line,
     forecast_packs,
+    length_shares,
     passes_line,
     steps_of_epochs,
 )
@@ -129,6 +130,18 @@ def test_of_other_disks_the_card_tells(config, monkeypatch) -> None:
     config_without = with_data(config, path=config.dataset.path)
     (Path(config.dataset.path) / "dataset_card.json").unlink()
     assert forecast_packs(config_without) is None
+
+
+def test_lengths_of_samples_count_alike_for_each_dataset_of_a_blend(shards, tmp_path) -> None:
+    roots = [
+        of_columns(shards, tmp_path / name, lengths)
+        for name, lengths in (("a", [4, 4, 4, 12]), ("b", [12] * 9))
+    ]
+    assert length_shares(shards.config(roots[0])) == {4: 0.75, 12: 0.25}
+    blend = tuple(BlendEntry(path=str(root)) for root in roots)
+    both = with_data(shards.config(roots[0]), path=None, blend=blend)
+    assert length_shares(both) == {4: 0.75, 12: 1.25}
+    assert length_shares(shards.config(mock=True)) == {}
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.attention as nn_attention
 
-from dit.models.layers import attention
-from dit.models.layers.attention import (
-    Spans,
-    attend_by_runs,
-    attend_one_by_one,
-    attend_packed,
-    sequences,
-)
+from dit.models.attention import by_runs
+from dit.models.attention.by_runs import attend_by_runs
+from dit.models.attention.packed import attend_packed, sequences
+from dit.models.attention.spans import Spans, attend_one_by_one
+from dit.models.layers import context_parallel
 from tests.plain_kernel import plain_kernel
 
 CPU = torch.device("cpu")
@@ -148,16 +144,53 @@ def test_keys_between_samples_need_a_query():
         sequences(spans, keys=7)
 
 
-@pytest.mark.parametrize(
-    ("generation", "installed", "chosen"), [(9, True, ["FA3"]), (9, False, []), (8, True, [])]
-)
-def test_flash_attention_3_is_chosen_where_it_is_registered(
-    monkeypatch, generation, installed, chosen
-):
-    asked = []
-    nn_attention.register_flash_attention_impl("FA3", register_fn=lambda: asked.append("FA3"))
-    monkeypatch.setattr(attention, "find_spec", lambda name: installed)
-    attention.use_newest_flash.cache_clear()
-    attention.use_newest_flash(generation)
-    attention.use_newest_flash(generation)
-    assert asked == chosen
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_kernels_that_plan_for_a_count_see_few_counts(layout):
+    """Empty sequences behind the others: what they hold is the same."""
+    queries, keys, total, key_total, expected = LAYOUTS[layout]
+    seen = []
+
+    def kernel(q_THK, k_SHK, v_SHK, offsets):
+        seen.append(offsets)
+        return q_THK
+
+    for multiple in (1, 16):
+        spans = Spans.of(queries, keys, total=total, device=CPU)
+        rows = (torch.zeros(n, 1, 2) for n in (total, key_total, key_total))
+        attend_packed(*rows, spans, kernel=kernel, count_multiple=multiple)
+    plain, padded = seen
+    assert (plain.longest, plain.longest_key) == (padded.longest, padded.longest_key)
+    for one, other in ((plain.cu, padded.cu), (plain.key_cu, padded.key_cu)):
+        assert len(one) == len(expected) + 1
+        assert len(other) == 17
+        assert other[: len(one)].tolist() == one.tolist()
+        assert set(other[len(one) :].tolist()) == {int(one[-1])}
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_samples_share_calls_or_have_their_own(monkeypatch, together):
+    shapes = []
+    plain = by_runs.scaled_dot_product_attention
+
+    def counted(q, k, v):
+        shapes.append(q.shape[0])
+        return plain(q, k, v)
+
+    monkeypatch.setattr(by_runs, "scaled_dot_product_attention", counted)
+    spans, total, keys = _spans([5, 5, 5, 4], [7, 7, 7, 2])
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(rows, 3, 8, generator=generator) for rows in (total, keys, keys)]
+    out = attend_by_runs(*inputs, spans, together=together)
+    torch.testing.assert_close(out, attend_one_by_one(*inputs, spans))
+    assert shapes == ([3, 1] if together else [1, 1, 1, 1])
+
+
+def test_the_ring_is_told_few_counts_of_samples():
+    for count in (1, 3, 15):
+        queries = [(8 * i, 5) for i in range(count)]
+        spans = Spans.of(queries, queries, total=8 * count, device=CPU)
+        cu, cu_padded, longest = context_parallel._offsets(spans)
+        expected = [5 * i for i in range(count + 1)]
+        assert len(cu) == len(cu_padded) == 17 and longest == 8
+        assert cu.tolist() == expected + [5 * count] * (16 - count)
+        assert cu_padded.tolist() == [8 * min(i, count) for i in range(17)]

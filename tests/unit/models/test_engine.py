@@ -11,6 +11,7 @@ import torch
 
 from dit.batch import Problem, SequenceShard
 from dit.config import (
+    AttentionBackend,
     ContextComm,
     DatasetConfig,
     Fp8,
@@ -30,7 +31,10 @@ from tests.packs import random_pack, tiny_model
 from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
 
 PRODUCTS = 12  # six in each layer: those of the captions are not in 8 bits
-ENGINE = {"transformer_impl": Implementation.TRANSFORMER_ENGINE}
+ENGINE = {
+    "transformer_impl": Implementation.TRANSFORMER_ENGINE,
+    "attention_backend": AttentionBackend.TRANSFORMER_ENGINE,
+}
 MODEL = tiny_model(hidden_size=64, num_attention_heads=2, precision=Precision.BF16)
 PACK = [(1, 4, 6), (3, 2, 5), (1, 3, 3)]
 

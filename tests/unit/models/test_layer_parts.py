@@ -184,7 +184,7 @@ def test_a_sample_with_clean_tokens_has_two_level_rows(looked_up):
 
 
 def test_cross_attention_of_a_sample_without_text_gives_zeros(context):
-    from dit.models.layers.attention import Spans
+    from dit.models.attention.spans import Spans
 
     spec = AttentionSpec(width=48, heads=4, norm=QkNorm.NONE)
     attention = _randomise(CrossAttention(context, spec, text_width=10))

@@ -60,7 +60,7 @@ def _noise(batch, objective):
 @pytest.mark.parametrize("attend", [None, attend_as_a_gpu], ids=["cpu", "gpu"])
 def test_sample_in_a_pack_equals_sample_alone(groups, monkeypatch, name, changes, attend):
     if attend is not None:
-        monkeypatch.setattr(packed_attention, "attention_for", lambda device, dtype: attend)
+        monkeypatch.setattr(packed_attention, "attention_for", lambda *of: attend)
     model = _model(groups, **changes)
     objective = training_objective(ObjectiveConfig(name=name))
     batch = random_pack(GRIDS, TEXTS, model=MODEL, fps=FPS)

@@ -41,7 +41,7 @@ def _gradients(network, batch, level_N, weight_TC) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_sample_in_a_pack_equals_sample_alone(groups, monkeypatch, name, attend):
     if attend is not None:
-        monkeypatch.setattr(packed_attention, "attention_for", lambda device, dtype: attend)
+        monkeypatch.setattr(packed_attention, "attention_for", lambda *of: attend)
     network, batch = _network(groups, name), _pack(name)
     weight_TC = torch.randn(batch.latent_TC.shape, generator=torch.Generator().manual_seed(2))
     packed = _gradients(network, batch, LEVELS, weight_TC)

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from dit.config import (
+    AttentionBackend,
     BaseType,
     DdpConfig,
     EmaConfig,
     EmaKind,
+    Implementation,
     LoraConfig,
     Precision,
     Recompute,
@@ -23,7 +25,7 @@ from dit.distributed.device_specs import Device
 from dit.models.cost import memory, parameter_count, trained_count
 from dit.models.dit.config import DitConfig
 from dit.models.family import named_model
-from dit.planner.efficiency import Efficiency
+from dit.planner.efficiency import FUSED, PLAIN, Efficiency, efficiency_of
 from dit.planner.times import Load, Times, expected_load, not_modelled, times
 from dit.planner.traffic import traffic
 
@@ -185,3 +187,30 @@ def test_load_of_mixed_samples_fills_the_pack():
     samples = load.tokens / mean
     assert load.samples == pytest.approx(samples * sum(weight for weight, *_ in shares))
     assert load.text == pytest.approx(samples * sum(weight * text for weight, _, text in shares))
+
+
+_AUTO, _ENGINE = AttentionBackend.AUTO, Implementation.TRANSFORMER_ENGINE
+
+
+@pytest.mark.parametrize(
+    ("backend", "linears", "deterministic", "expected"),
+    [
+        (_AUTO, Implementation.LOCAL, False, PLAIN),
+        (_AUTO, _ENGINE, False, FUSED),
+        (_AUTO, _ENGINE, True, PLAIN),
+        (AttentionBackend.FLASH_2, _ENGINE, False, PLAIN),
+        (AttentionBackend.SDPA, _ENGINE, False, PLAIN),
+        (AttentionBackend.FLASH_4, Implementation.LOCAL, False, FUSED),
+        (AttentionBackend.FLASH_3, Implementation.LOCAL, False, FUSED),
+        (AttentionBackend.TRANSFORMER_ENGINE, Implementation.LOCAL, False, FUSED),
+        (AttentionBackend.CUDNN, Implementation.LOCAL, False, FUSED),
+    ],
+)
+def test_attention_goes_by_the_kernel_that_the_run_takes(backend, linears, deterministic, expected):
+    config = RunConfig(
+        model=DitConfig(
+            precision=Precision.BF16, attention_backend=backend, transformer_impl=linears
+        ),
+        train=TrainConfig(deterministic=deterministic),
+    )
+    assert efficiency_of(config) is expected

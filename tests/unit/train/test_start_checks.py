@@ -412,6 +412,9 @@ def test_what_this_machine_lacks(made, tmp_path, capsys, monkeypatch):
     assert main([*narrow, "--dry-run"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# start ")]
     assert "optimizer.exp_avg_dtype=bf16" in lines[0] and "needs Apex" in lines[1]
+    named = place.words("model.attention_backend=flash_2", "model.precision=bf16")
+    assert main([*named, "--dry-run"]) == 0
+    assert "flash_2 cannot be used: it needs an NVIDIA GPU" in capsys.readouterr().out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ValueError, match="need Transformer Engine"):
         main([*narrow, "--dry-run"])

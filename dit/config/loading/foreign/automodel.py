@@ -66,7 +66,6 @@ AUTOMODEL: dict[str, Foreign] = {
     "model.pipeline_spec.transformer_cls": network_of(_CLASSES),
     "model.pipeline_spec.*": PART,
     "model.cache_dir": unused_key("nothing is fetched from the hub"),
-    "model.attention_backend": unused_key("model.transformer_impl decides"),
     "model.torch_dtype": unused_key("model.precision decides"),
     "model.transformer_engine_*": unused_key(_FP8),
     "model.fuse_qkv": unused_key(

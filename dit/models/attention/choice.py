@@ -1,0 +1,195 @@
+"""What a run computes in attention, whether a kernel works at it, and how fast it is.
+
+1. attention_calls   a pack's calls on one rank, by the description of the network's layers
+2. fault             why a kernel that fits does not work here, after a small call
+3. milliseconds      of all calls of a pass, forward and backward
+   first_working     the kernel of a process that chooses for itself: the likely fastest
+"""
+
+# T query tokens, H heads, K head width, X any width
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from dit.config import AttentionBackend, ContextComm, ModelConfig
+from dit.models.attention.fit import LONG, AttentionCase, fitting
+from dit.models.attention.kernels import ATTEND
+from dit.models.attention.spans import Attend, Spans
+from dit.models.cost import network_cost
+from dit.models.layer_spec import RowKind
+from dit.parsing import cause
+
+BUDGET_S = 1.0
+"""For all kernels together, after a first call of each, which compiles it or plans it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionCall:
+    """Attention in a pack on one rank, and how many layers compute it."""
+
+    spans: Spans
+    heads: int
+    width: int  # of a head
+    layers: int
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Queries [T, H, K], keys and values, in bfloat16, and a gradient of the output.
+
+        Values are a part of a wider matrix, as they are in layers: some kernels copy them first.
+        """
+        spans, width = self.spans, self.width
+        keys = spans.key_starts[-1] + spans.key_lengths[-1]
+        drawn = torch.Generator(spans.device).manual_seed(0)  # the run's own is not touched
+        shapes = ((spans.total, width), (keys, width), (keys, 2 * width), (spans.total, width))
+        q, k, kv, gradient = (
+            torch.randn(rows, self.heads, X, generator=drawn, device=spans.device).bfloat16()
+            for rows, X in shapes
+        )
+        return q, k, kv[..., width:], gradient
+
+
+def attention_calls(
+    model: ModelConfig, samples: Sequence[tuple[int, int]], *, device: torch.device
+) -> list[AttentionCall]:
+    """The calls of a pack of `samples`, (tokens, text tokens); none of a ring's own attention."""
+    network = network_cost(model)
+    texts = [max(0, text) for text in network.text([text for _, text in samples])]
+    shares, ranks = model.context_parallel_size, model.tensor_model_parallel_size
+    found: Counter[tuple[RowKind, RowKind, int, int]] = Counter()
+    for stack in network.stacks:
+        for shape in stack.layer.cost.attentions:
+            found[shape.queries, shape.keys, shape.width, shape.times] += stack.count
+    calls = []
+    for (queries, keys, width, times), layers in found.items():
+        among_tokens = bool(keys & RowKind.LATENTS)
+        if among_tokens and shares > 1 and model.cp_comm_type is ContextComm.P2P:
+            continue
+        by_heads = among_tokens and model.cp_comm_type is ContextComm.A2A
+        rows = [
+            (_rows(queries, n, m, times), _rows(keys, n, m, times))
+            for (n, _), m in zip(samples, texts, strict=True)
+        ]
+        spans = _side_by_side(rows, parts=1 if by_heads else shares, device=device)
+        if spans.lengths:  # without texts there is nothing to attend to
+            heads = model.num_attention_heads // ranks // (shares if by_heads else 1)
+            width //= model.num_attention_heads
+            calls.append(AttentionCall(spans=spans, heads=heads, width=width, layers=layers))
+    return calls
+
+
+def _rows(kind: RowKind, tokens: int, text: int, times: int) -> int:
+    if kind == RowKind.SAMPLES:
+        return times
+    return tokens * bool(kind & RowKind.LATENTS) + text * bool(kind & RowKind.TEXT)
+
+
+def _side_by_side(rows: Sequence[tuple[int, int]], *, parts: int, device: torch.device) -> Spans:
+    """Samples of (queries, keys) laid end to end, each with a part of its queries."""
+    queries, keys, at, key_at = [], [], 0, 0
+    for number, key_number in rows:
+        mine = -(-number // parts)
+        queries.append((at, mine))
+        keys.append((key_at, key_number))
+        at, key_at = at + mine, key_at + key_number
+    return Spans.of(queries, keys, total=at, device=device)
+
+
+def _passes(attend: Attend, call: AttentionCall) -> Callable[[], None]:
+    q, k, v, gradient = call.inputs()
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+
+    def passes() -> None:
+        torch.autograd.grad(attend(q, k, v, call.spans), leaves, gradient)
+
+    return passes
+
+
+@cache
+def fault(backend: AttentionBackend, width: int, device: torch.device) -> str:
+    """Why a kernel does not work at heads of this width; empty where it does.
+
+    A package that was built for another torch raises at its import or at its first call, and not
+    all say with the same kind of error.
+    """
+    rows = [(LONG, LONG), (LONG + 24, LONG + 24)]  # long enough for all
+    spans = _side_by_side(rows, parts=1, device=device)
+    call = AttentionCall(spans=spans, heads=2, width=width, layers=1)
+    try:
+        _passes(ATTEND[backend], call)()
+    except Exception as error:  # noqa: BLE001
+        return cause(error)
+    return ""
+
+
+def milliseconds(
+    backend: AttentionBackend, calls: Sequence[AttentionCall], *, budget_s: float
+) -> float:
+    """Of the attention of all layers, forward and backward, on one pack."""
+    total = 0.0
+    for call in calls:
+        passes = _passes(ATTEND[backend], call)
+        passes()
+        once = _seconds(passes, 1, call.spans.device)
+        times = max(1, min(100, int(budget_s / len(calls) / once)))
+        total += 1e3 * _seconds(passes, times, call.spans.device) * call.layers
+    return total
+
+
+def _seconds(passes: Callable[[], None], times: int, device: torch.device) -> float:
+    """Of one of `times` passes, back to back."""
+    _wait(device)
+    began = time.perf_counter()
+    for _ in range(times):
+        passes()
+    _wait(device)
+    return (time.perf_counter() - began) / times
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def attention_for(backend: AttentionBackend, q_THK: Tensor) -> Attend:
+    """The function of a kernel; `auto` is the likely fastest of those that work here."""
+    if backend is AttentionBackend.AUTO or q_THK.is_meta:
+        backend = first_working(
+            q_THK.device,
+            q_THK.dtype,
+            q_THK.shape[-1],
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+    return ATTEND[backend]
+
+
+@cache
+def first_working(
+    device: torch.device, dtype: torch.dtype, width: int, *, deterministic: bool
+) -> AttentionBackend:
+    """The likely fastest kernel that works, for a process that chooses for itself.
+
+    Warns of those that fit and do not work.
+    """
+    half = dtype in (torch.float16, torch.bfloat16)
+    if device.type == "meta" and half:
+        # Tensors without values take a GPU's way: with them its operations are counted and checked.
+        return AttentionBackend.FLASH_2
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    case = AttentionCase(
+        capability=capability, head_width=width, half=half, deterministic=deterministic
+    )
+    *tried, last = fitting(case)
+    for backend in tried:
+        if not (why := fault(backend, width, device)):
+            return backend
+        warnings.warn(f"attention without {backend}, which does not work: {why}", stacklevel=2)
+    return last

@@ -1,0 +1,182 @@
+"""Which kernels of attention fit: what a device, a network and the packages that are here allow.
+
+Nothing is imported to find out, so that plans for other machines need no GPU. Whether a package
+works where it fits, `choice.fault` tries. The limits are those of the kernels' own checks:
+
+    flash_4             flash-attn-4 4.0.0b36, flash_attn/cute/interface.py (`_validate_head_dims`)
+    flash_3             torch 2.11 to 2.13, torch/nn/attention/_fa3.py
+    transformer_engine  2.8 and 2.20.2, dot_product_attention/utils.py (`get_attention_backend`)
+    cudnn, flash_2      torch, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Self
+
+from packaging.version import Version
+
+from dit.config import AttentionBackend, ModelConfig, Precision, RunConfig
+
+LONG = 4096
+"""Tokens from which on a sample fills a GPU by itself. cuDNN builds a graph for each new length."""
+FLASH_4 = "flash-attn-4"
+_SINCE = "4.0.0b36"
+_BY_CHOICE = (
+    AttentionBackend.FLASH_4,
+    AttentionBackend.FLASH_3,
+    AttentionBackend.TRANSFORMER_ENGINE,
+    AttentionBackend.CUDNN,
+    AttentionBackend.FLASH_2,
+    AttentionBackend.SDPA,
+)
+"""What `auto` takes, the likely fastest first."""
+_DETERMINISTIC = (AttentionBackend.FLASH_2, AttentionBackend.SDPA)
+"""What it takes with `train.deterministic`: what torch itself answers for."""
+MOST_WIDTH = 256
+"""Of a head, for all flash kernels."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionCase:
+    """What a kernel has to take."""
+
+    capability: tuple[int, int] | None  # of the GPU; None is a CPU
+    head_width: int
+    half: bool  # 16 bits a number, not 32
+    deterministic: bool = False
+    longest: int | None = None  # tokens of the longest sample; None: nobody knows
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, capability: tuple[int, int] | None, longest: int | None = None
+    ) -> Self:
+        return cls(
+            capability=capability,
+            head_width=_head_width(config.model),
+            half=config.model.precision is Precision.BF16,
+            deterministic=config.train.deterministic,
+            longest=longest,
+        )
+
+
+def _head_width(model: ModelConfig) -> int:
+    return model.hidden_size // model.num_attention_heads
+
+
+def planned_backend(config: RunConfig, capability: tuple[int, int] | None) -> AttentionBackend:
+    """The kernel that a run takes on such a device with the packages of this machine.
+
+    A training without `train.deterministic` times those that fit, and may take another one.
+    """
+    named = config.model.attention_backend
+    if named is not AttentionBackend.AUTO:
+        return named
+    return fitting(AttentionCase.of(config, capability))[0]
+
+
+def fitting(case: AttentionCase) -> list[AttentionBackend]:
+    """What `auto` chooses from, the likely fastest first; never empty."""
+    candidates = _DETERMINISTIC if case.deterministic else _BY_CHOICE
+    return [
+        one
+        for one in candidates
+        if not refusal(one, case) and (one is not AttentionBackend.CUDNN or case.longest)
+    ]
+
+
+def refusal(backend: AttentionBackend, case: AttentionCase) -> str:
+    """Why a kernel does not fit, as a sentence without its end; empty where it does."""
+    if backend is AttentionBackend.SDPA:
+        return ""
+    if case.capability is None:
+        return "it needs an NVIDIA GPU"
+    if not case.half:
+        return "it computes in bfloat16"
+    return next(filter(None, _RULES[backend](case)), "")
+
+
+def _flash_4(case: AttentionCase) -> Iterator[str]:
+    assert case.capability is not None
+    major, _ = case.capability
+    yield _missing_flash_4()
+    yield _generation(case, major >= 9, "9.0 (Hopper) or later")
+    # Blackwell's kernels take up to 128, and 256 by itself.
+    most = MOST_WIDTH if major == 9 or case.head_width == MOST_WIDTH else 128
+    yield _width(case, most)
+    if case.deterministic and major == 12:
+        yield "it has no deterministic backward pass for compute capability 12"
+
+
+def _flash_3(case: AttentionCase) -> Iterator[str]:
+    assert case.capability is not None
+    yield (
+        ""
+        if find_spec("flash_attn_interface")
+        else ("FlashAttention 3 (flash_attn_interface) is not installed")
+    )
+    yield _generation(case, case.capability[0] == 9, "9.0 (Hopper) alone")
+    yield _width(case, MOST_WIDTH - 8 if case.deterministic else MOST_WIDTH)
+
+
+def _engine(case: AttentionCase) -> Iterator[str]:
+    yield (
+        ""
+        if find_spec("transformer_engine")
+        else ("Transformer Engine is not installed; the extra `te` brings it")
+    )
+    if case.deterministic:
+        # On Hopper cuDNN's deterministic backward pass takes 128 bytes for each pair of tokens and
+        # each head. Transformer Engine 2.20 refuses it from 2^30 pairs on, 2.8 does not; on other
+        # GPUs one of them refuses it at once. What is left for them keeps T x T numbers.
+        yield "train.deterministic leaves Transformer Engine kernels whose memory grows with T x T"
+
+
+def _cudnn(case: AttentionCase) -> Iterator[str]:
+    if case.deterministic:
+        yield "cuDNN's attention is not deterministic (train.deterministic)"
+    yield _generation(case, (case.capability or (0, 0)) >= (8, 0), "8.0 or later")
+    yield _width(case, MOST_WIDTH if case.capability == (9, 0) else 128)
+    if case.longest is not None and case.longest < LONG:
+        yield f"it is for samples of {LONG:,} tokens or more, and the longest has {case.longest:,}"
+
+
+def _flash_2(case: AttentionCase) -> Iterator[str]:
+    yield _generation(case, (case.capability or (0, 0)) >= (8, 0), "8.0 (Ampere) or later")
+    yield _width(case, MOST_WIDTH)
+
+
+_RULES: dict[AttentionBackend, Callable[[AttentionCase], Iterator[str]]] = {
+    AttentionBackend.FLASH_4: _flash_4,
+    AttentionBackend.FLASH_3: _flash_3,
+    AttentionBackend.TRANSFORMER_ENGINE: _engine,
+    AttentionBackend.CUDNN: _cudnn,
+    AttentionBackend.FLASH_2: _flash_2,
+}
+
+
+def _generation(case: AttentionCase, fits: bool, wanted: str) -> str:
+    have = ".".join(map(str, case.capability or ()))
+    return "" if fits else f"it needs compute capability {wanted}, and this GPU has {have}"
+
+
+def _width(case: AttentionCase, most: int) -> str:
+    if case.head_width % 8 == 0 and case.head_width <= most:
+        return ""
+    return f"it takes heads of a width that divides by 8, up to {most}, and not {case.head_width}"
+
+
+@cache
+def _missing_flash_4() -> str:
+    """Why FlashAttention 4 is not there; older ones, as in flash-attn 2.8, have other calls."""
+    try:
+        here = version(FLASH_4)
+    except PackageNotFoundError:
+        return f"{FLASH_4} is not installed; the extra `attention` brings it"
+    if Version(here) < Version(_SINCE):
+        return f"{FLASH_4} {here} is older than {_SINCE}; install the extra `attention`"
+    return ""

@@ -1,0 +1,80 @@
+"""Which tokens of a pack attend to which.
+
+One signature, `attend(q_THK, k_SHK, v_SHK, spans) -> [T, H, K]`: token i of a sample attends to all
+real keys of the same sample and to nothing else. Padding gets finite numbers, which mean nothing.
+`tests` hold each implementation against `attend_one_by_one`.
+"""
+
+# T query tokens, S key tokens, H heads, K head width
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spans:
+    """Where the real tokens of each sample lie among queries and among keys."""
+
+    starts: tuple[int, ...]  # first query of each sample
+    lengths: tuple[int, ...]  # real queries of each sample
+    key_starts: tuple[int, ...]
+    key_lengths: tuple[int, ...]
+    total: int  # rows of the query tensor, padding included
+    device: torch.device
+    without_keys: tuple[tuple[int, int], ...] = ()
+    """(first, number) of real queries that have nothing to attend to: their outputs are zeros."""
+    _made: dict[str, object] = field(default_factory=dict)  # index tensors, made at first use
+
+    @classmethod
+    def of(
+        cls,
+        queries: Sequence[tuple[int, int]],
+        keys: Sequence[tuple[int, int]],
+        *,
+        total: int,
+        device: torch.device,
+    ) -> Spans:
+        """From (first row, number of rows) per sample.
+
+        Both ascend. Samples without queries or without keys are left out.
+        """
+        pairs = list(zip(queries, keys, strict=True))
+        both = [(*q, *k) for q, k in pairs if q[1] > 0 and k[1] > 0]
+        starts, lengths, key_starts, key_lengths = zip(*both, strict=True) if both else ((),) * 4
+        return cls(
+            starts=starts,
+            lengths=lengths,
+            key_starts=key_starts,
+            key_lengths=key_lengths,
+            total=total,
+            device=device,
+            without_keys=tuple(q for q, k in pairs if q[1] > 0 and k[1] == 0),
+        )
+
+    def once(self, name: str, make: Callable[[], object]) -> object:
+        """The value of `make()`, made once for all layers."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Spans], Tensor]
+
+
+def attend_one_by_one(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
+    """The plain definition: a softmax per sample, in a loop."""
+    out_THK = torch.zeros_like(q_THK)
+    for start, length, key_start, key_length in zip(
+        spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True
+    ):
+        mine, keys = slice(start, start + length), slice(key_start, key_start + key_length)
+        score_HTS = torch.einsum("thk,shk->hts", q_THK[mine].float(), k_SHK[keys].float())
+        weight_HTS = (score_HTS * q_THK.shape[-1] ** -0.5).softmax(-1)
+        value = torch.einsum("hts,shk->thk", weight_HTS, v_SHK[keys].float())
+        out_THK[mine] = value.type_as(q_THK)
+    return out_THK

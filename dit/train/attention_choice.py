@@ -1,0 +1,161 @@
+"""`model.attention_backend` of a training: one kernel of attention for all ranks.
+
+1. A named kernel that does not fit, or does not work, on any rank ends the run with the reason.
+2. For `auto`, a run that goes on keeps the kernel of its checkpoint while it works on all ranks.
+3. Else the first rank times those that do, unless kernels must be deterministic. The choice stands
+   in the configuration that checkpoints store.
+
+Kernels round differently, so that ranks that share a layer, and a run that goes on, need one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from random import Random
+
+import torch
+
+from dit.config import AttentionBackend, RunConfig
+from dit.data import length_shares
+from dit.distributed.collective_errors import from_first_rank, on_all_ranks
+from dit.distributed.process_groups import device
+from dit.distributed.watchdog import heartbeat
+from dit.models.attention.choice import BUDGET_S, attention_calls, fault, milliseconds
+from dit.models.attention.fit import AttentionCase, fitting, refusal
+from dit.models.cost import network_cost
+from dit.parsing import cause
+from dit.train.checkpoint.paths import goes_on_from, saved_config
+
+_MOST_TOKENS = 32_768
+"""Of the pack that is timed; attention to longer samples takes seconds a layer."""
+
+
+def with_attention(config: RunConfig, *, timed: bool) -> tuple[RunConfig, list[str]]:
+    """The run with its kernel of attention, and lines about it; all ranks call it.
+
+    Unless `timed`, `auto` is the likely fastest.
+
+    Raises:
+        ValueError: the named kernel cannot be used here.
+    """
+    heartbeat("choice of the attention kernel")
+    samples = from_first_rank(lambda: usual_pack(config) if _capability() else [])
+    longest = max((tokens for tokens, _ in samples), default=None)
+    case = AttentionCase.of(config, _capability(), longest=longest)
+    if config.model.attention_backend is not AttentionBackend.AUTO:
+        _refuse(config, next(filter(None, on_all_ranks(lambda: _reason(config, case))), ""))
+        return config, []
+    ranks = on_all_ranks(lambda: {one: _fault(one, case) for one in fitting(case)})
+    working = [one for one in fitting(case) if all(rank.get(one) == "" for rank in ranks)]
+    notes = list(_without(ranks, working))
+    if all(len(rank) == 1 for rank in ranks):
+        return config, notes  # CPUs, or float32: this stays `auto`, for the next machine
+    before = from_first_rank(lambda: _before(config))
+    if before in working:
+        return _with(config, before), notes
+    *fused, last = working
+    chosen, times = (fused or [last])[0], ""
+    if timed and not case.deterministic and len(fused) > 1:
+        chosen, times = from_first_rank(lambda: _fastest(config, fused, samples))
+    gone = before is not AttentionBackend.AUTO
+    why = f"{times}{gone * f'; {before}, as in the checkpoint, cannot be used here'}"
+    return _with(config, chosen), [*notes, f"attention by {chosen}{why}"]
+
+
+def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
+    """(tokens, rows of text) of the samples of a pack, or of as much of it as is timed.
+
+    Data that do not tell their sizes count as `dataset.mock_samples`, which also has the texts.
+    Where texts take room in packs, the sizes of data count them, and the tokens here do not.
+    """
+    mock, joint = config.dataset.mock_samples, network_cost(config.model).attends_jointly
+    sizes = [(config.mock_tokens(one), one.text_length) for one in mock]
+    weights = [one.weight for one in mock]
+    if shares := length_shares(config):
+        text = mock[0].text_length
+        sizes, weights = [(max(1, n - joint * text), text) for n in shares], [*shares.values()]
+    room = min(config.dataset.task_encoder_seq_length, _MOST_TOKENS)
+    random, taken = Random(0), list[tuple[int, int]]()
+    while True:
+        tokens, text = random.choices(sizes, weights)[0]
+        filled = tokens + joint * text
+        if filled > room:
+            return taken or [(room, text)]
+        taken.append((tokens, text))
+        room -= filled
+
+
+def _capability() -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability(device()) if torch.cuda.is_available() else None
+
+
+def check_named(config: RunConfig) -> None:
+    """Checks that `model.attention_backend` can be used on this machine, whatever the samples.
+
+    Raises:
+        ValueError: it names a kernel that does not fit or does not work.
+    """
+    _refuse(config, _reason(config, AttentionCase.of(config, _capability())))
+
+
+def _reason(config: RunConfig, case: AttentionCase) -> str:
+    named = config.model.attention_backend
+    return refusal(named, case) or _fault(named, case)
+
+
+def _refuse(config: RunConfig, reason: str) -> None:
+    if reason:
+        raise ValueError(
+            f"model.attention_backend={config.model.attention_backend} cannot be used: {reason};"
+            " set model.attention_backend=auto, or name another one"
+        )
+
+
+def _fault(backend: AttentionBackend, case: AttentionCase) -> str:
+    """Why a kernel that fits does not work on this rank."""
+    if backend is AttentionBackend.SDPA:
+        return ""
+    return fault(backend, case.head_width, device())
+
+
+def _without(
+    ranks: Sequence[dict[AttentionBackend, str]], working: Sequence[AttentionBackend]
+) -> Iterator[str]:
+    """Lines about kernels that some ranks have, and that not all of them can use."""
+    some = dict.fromkeys(one for rank in ranks for one in rank if one not in working)
+    for one in some:
+        if one is not AttentionBackend.SDPA:
+            faults = (rank.get(one, "not all ranks have it") for rank in ranks)
+            yield f"attention without {one}, which does not work: {next(filter(None, faults))}"
+
+
+def _before(config: RunConfig) -> AttentionBackend:
+    """The kernel of the checkpoint that the run goes on from."""
+    checkpoint = goes_on_from(config)
+    if checkpoint is None:
+        return AttentionBackend.AUTO
+    return saved_config(checkpoint).model.attention_backend
+
+
+def _fastest(
+    config: RunConfig, backends: Sequence[AttentionBackend], samples: list[tuple[int, int]]
+) -> tuple[AttentionBackend, str]:
+    """The fastest kernel, and the times of all."""
+    calls = attention_calls(config.model, samples, device=device())
+    budget, times, failed = BUDGET_S / len(backends), {}, ""
+    for one in backends:
+        heartbeat(f"timing of {one}")
+        try:
+            times[one] = milliseconds(one, calls, budget_s=budget)
+        except Exception as error:  # noqa: BLE001  # each package has its own; the others do
+            failed += f"; {one} fails: {cause(error)}"
+    if device().type == "cuda":
+        torch.cuda.empty_cache()
+    ranked = sorted(times, key=lambda one: times[one]) or [backends[-1]]
+    said = ", ".join(f"{one} {times[one]:.3g}" for one in ranked if one in times)
+    return ranked[0], f" (ms a pack in all layers: {said}{failed})"
+
+
+def _with(config: RunConfig, backend: AttentionBackend) -> RunConfig:
+    return replace(config, model=replace(config.model, attention_backend=backend))
