@@ -44,7 +44,7 @@ _HEAD_WIDTHS = (72, 128)  # of DiT-XL, and of most others
 Call = Callable[[], object]
 
 
-class Bound(NamedTuple):
+class MeasuredBound(NamedTuple):
     """A row of a table: the work of a call, in units times seconds, and a call on new operands."""
 
     name: str
@@ -59,7 +59,7 @@ def bounds(part: Part, *, size: str, **_: Any) -> Outcome:
     return {"found": {f"{one.name}, {one.unit}": _rate(one) for one in rows}}
 
 
-def _rate(bound: Bound) -> float | str:
+def _rate(bound: MeasuredBound) -> float | str:
     try:
         return bound.work / call_seconds([bound.make() for _ in range(_SETS)], device())
     except Exception as error:  # noqa: BLE001  # the other rows are worth having
@@ -68,14 +68,16 @@ def _rate(bound: Bound) -> float | str:
 
 def _ceilings(
     *, tokens: int, square: int, copied: int, products: dict[str, int], **_: Any
-) -> Iterator[Bound]:
-    yield Bound("copy, read and written", "TB/s", 2 * copied / 1e12, partial(_copy, copied))
+) -> Iterator[MeasuredBound]:
+    yield MeasuredBound("copy, read and written", "TB/s", 2 * copied / 1e12, partial(_copy, copied))
     shapes = {"square": (square, square, square)}
     for name, width in products.items():
         for outputs in (3 * width, 4 * width):
             shapes[f"{name}: {tokens} x {width} x {outputs}"] = (tokens, width, outputs)
     for name, (T, n, m) in shapes.items():
-        yield Bound(f"product, {name}", "TFLOP/s", 2 * T * n * m / 1e12, partial(_product, T, n, m))
+        yield MeasuredBound(
+            f"product, {name}", "TFLOP/s", 2 * T * n * m / 1e12, partial(_product, T, n, m)
+        )
 
 
 def _copy(size: int) -> Call:
@@ -88,7 +90,9 @@ def _product(rows: int, inputs: int, outputs: int) -> Call:
     return partial(torch.nn.functional.linear, _random(rows, inputs), _random(outputs, inputs))
 
 
-def _attention(*, tokens: int, heads: int, lengths: Sequence[int], **_: Any) -> Iterator[Bound]:
+def _attention(
+    *, tokens: int, heads: int, lengths: Sequence[int], **_: Any
+) -> Iterator[MeasuredBound]:
     """Both passes apart, counted as MFU counts them: backward twice forward."""
     for width in _HEAD_WIDTHS:
         for length in lengths:
@@ -108,7 +112,7 @@ def _case(width: int, longest: int) -> AttentionCase:
     return AttentionCase(capability=capability, head_width=width, half=on_gpu, longest=longest)
 
 
-def _fused(*, tokens: int, fused: Sequence[tuple[int, int]], **_: Any) -> Iterator[Bound]:
+def _fused(*, tokens: int, fused: Sequence[tuple[int, int]], **_: Any) -> Iterator[MeasuredBound]:
     kinds = {"gated norm": _gated_norm, "norm and rotation of heads": _rotated_heads}
     for width, head in fused:
         for name, kind in kinds.items():
@@ -175,9 +179,9 @@ class _Passes:
 
 def _both(
     name: str, unit: str, work: Sequence[float], make: Callable[[], _Passes]
-) -> Iterator[Bound]:
+) -> Iterator[MeasuredBound]:
     for title, amount in zip(("forward", "backward"), work, strict=True):
-        yield Bound(
+        yield MeasuredBound(
             f"{name}, {title}", unit, amount, lambda pass_=title: getattr(make().ready(), pass_)
         )
 

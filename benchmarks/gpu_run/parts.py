@@ -189,4 +189,9 @@ def known_names() -> list[str]:
 
 def configuration(part: Part, size: str, *, more: Sequence[str] = ()) -> list[str]:
     """The overrides of a part; `more` are the user's."""
-    return [*_COMMON[size], *SHAPES[part.shape][size], *more, *part.keys]
+    return [*shape_keys(part.shape, size), *more, *part.keys]
+
+
+def shape_keys(shape: str, size: str = SIZES[0]) -> list[str]:
+    """The overrides of a network and its packs."""
+    return [*_COMMON[size], *SHAPES[shape][size]]

@@ -17,7 +17,7 @@ from gpu_run import bounds, imports, steps, worker
 from gpu_run.gpu_tests import counted
 from gpu_run.install import install
 from gpu_run.page import page
-from gpu_run.parts import IMPORTS, PARTS, SHAPES, SIZES, Part, chosen, configuration
+from gpu_run.parts import IMPORTS, PARTS, SIZES, Part, chosen, configuration, shape_keys
 from gpu_run.schedule import Results, State, run_parts
 from gpu_run.worker import Worker
 from measuring.steps import call_seconds
@@ -126,7 +126,7 @@ def test_every_configuration_resolves(size):
     ("shape", "name"), [("wan14b", "wan2.1_t2v_14b"), ("flux", "flux1_schnell")]
 )
 def test_shapes_are_those_of_their_networks(shape: str, name: str):
-    ours = load_config(default_config(), overrides=SHAPES[shape]["full"]).model
+    ours = load_config(default_config(), overrides=shape_keys(shape)).model
     theirs = load_config(default_config(), overrides=[f"model.name={name}"]).model
     others = {"num_layers", "num_single_layers", "name", "text_pad_to"}
     for field in {one.name for one in fields(theirs)} - others:
