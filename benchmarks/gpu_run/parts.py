@@ -31,85 +31,50 @@ class Part:
 IMPORTS = Part(name="imports", kind="imports", expected_s=0, limit_s=180)
 """It comes before all others, whatever is chosen."""
 
-_COMMON = {
-    "full": (
-        *("dataset.mock=true", "dataset.task_encoder_seq_length=32768"),
-        *("dataset.packing_buffer_size=64", "dataset.sample_multiple=16", "dataset.num_workers=2"),
-        *("train.global_batch_size=1", "model.precision=bf16"),
-    ),
-    "tiny": (
-        *("dataset.mock=true", "dataset.task_encoder_seq_length=256"),
-        *("dataset.packing_buffer_size=16", "dataset.sample_multiple=16", "dataset.num_workers=0"),
-        *("train.global_batch_size=1", "model.precision=fp32"),
-    ),
+_PACKS = {
+    "full": "dataset.task_encoder_seq_length=32768 dataset.packing_buffer_size=64"
+    " dataset.num_workers=2 model.precision=bf16",
+    "tiny": "dataset.task_encoder_seq_length=256 dataset.packing_buffer_size=16"
+    " dataset.num_workers=0 model.precision=fp32",
 }
-
-
-def _network(layers: int, width: int, heads: int, text: int, *more: str) -> tuple[str, ...]:
-    sizes = f"num_layers={layers} hidden_size={width} num_attention_heads={heads}"
-    keys = ("name=custom", *sizes.split(), f"crossattn_emb_size={text}", *more)
-    return tuple(f"model.{key}" for key in keys)
-
-
-def _samples(frames: int, height: int, width: int, text: int) -> str:
-    kind = f"{{frames: {frames}, height: {height}, width: {width}, text_length: {text}}}"
-    return f"dataset.mock_samples=[{kind}]"
-
-
-_RANK = "adaln_lora_dim="
-_XL = {
-    "full": ("model.name=dit_xl", "model.crossattn_emb_size=1024"),
-    "tiny": _network(2, 48, 2, 32, f"{_RANK}8"),
-}
-_TIGHT = {"full": _samples(1, 64, 64, 128), "tiny": _samples(1, 16, 16, 8)}  # 1,024 and 64 tokens
-_PADDED = {"full": _samples(1, 62, 66, 128), "tiny": _samples(1, 14, 18, 8)}  # one token fewer
-SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "xl": {size: (*_XL[size], _TIGHT[size]) for size in SIZES},
-    # One sample of 32,760 tokens: 81 frames of 480 x 832 pixels. The model has 40 such layers.
-    "wan14b": {
-        "full": (
-            *_network(4, 5120, 40, 4096, "family=wan", "mlp_ratio=2.7"),
-            _samples(21, 60, 104, 512),
-        ),
-        "tiny": (
-            *_network(1, 48, 4, 16, "family=wan", "mlp_ratio=1.5", "text_pad_to=12"),
-            _samples(3, 8, 8, 8),
-        ),
-    },
+_ALWAYS = "dataset.mock=true dataset.sample_multiple=16 train.global_batch_size=1"
+_SMALL = "name=custom num_layers=1 hidden_size=48 num_attention_heads=4 crossattn_emb_size=16"
+_WAN, _FLUX = "name=custom family=wan", "name=custom family=flux guidance_embed=false"
+_XL = ("name=dit_xl crossattn_emb_size=1024", f"{_SMALL} adaln_lora_dim=8")
+_7B = "num_layers=6 hidden_size=4096 num_attention_heads=32"  # of 28 layers: so many fit
+_WAN_14B = "num_layers=4 hidden_size=5120 num_attention_heads=40 mlp_ratio=2.7"  # of 40
+_FLUX_1 = "num_layers=2 num_single_layers=4 hidden_size=3072 num_attention_heads=24"  # of 19 + 38
+_TIGHT = ((1, 64, 64, 128), (1, 16, 16, 8))  # 1,024 and 64 tokens
+SHAPES: Mapping[str, tuple[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    "xl": (_XL, _TIGHT),
+    # One sample of 32,760 tokens: 81 frames of 480 x 832 pixels.
+    "wan14b": (
+        (f"{_WAN} {_WAN_14B} crossattn_emb_size=4096", f"{_SMALL} {_WAN} text_pad_to=12"),
+        ((21, 60, 104, 512), (3, 8, 8, 8)),
+    ),
     # Seven samples of 4,096 image tokens, each with 512 of text in the same attention.
-    "flux": {
-        "full": (
-            *_network(
-                2, 3072, 24, 4096, "family=flux", "num_single_layers=4", "guidance_embed=false"
-            ),
-            _samples(1, 128, 128, 512),
-        ),
-        "tiny": (
-            *_network(
-                1,
-                48,
-                4,
-                16,
-                "family=flux",
-                "num_single_layers=1",
-                "rope_axes=[4, 4, 4]",
-                "guidance_embed=false",
-            ),
-            _samples(1, 8, 8, 8),
-        ),
-    },
-    # A 7B model has 28 such layers; so many fit with optimizer and activations.
-    "7b": {
-        "full": (*_network(6, 4096, 32, 1024, f"{_RANK}256"), _TIGHT["full"]),
-        "tiny": (*_network(1, 64, 2, 32, f"{_RANK}8"), _TIGHT["tiny"]),
-    },
-    "xl-padded": {size: (*_XL[size], _PADDED[size]) for size in SIZES},
+    "flux": (
+        (f"{_FLUX} {_FLUX_1}", f"{_SMALL} {_FLUX} num_single_layers=1 rope_axes=[4,4,4]"),
+        ((1, 128, 128, 512), (1, 8, 8, 8)),
+    ),
+    "7b": (
+        (f"name=custom {_7B} adaln_lora_dim=256 crossattn_emb_size=1024", _XL[1]),
+        _TIGHT,
+    ),
+    "xl-padded": (_XL, ((1, 62, 66, 128), (1, 14, 18, 8))),  # one token fewer
 }
-"""Shape -> size -> overrides."""
+"""Shape -> keys of the network, and (frames, height, width, text) of a sample, by size."""
 
-PADDED_LOOP: Mapping[str, tuple[str, ...]] = {
-    "full": ("--steps", "5", "model.name=dit_xl", "model.precision=bf16"),
-    "tiny": ("--steps", "1", *_network(1, 48, 2, 32)[1:]),
+PADDED_LOOP = {
+    "full": ["--steps", "5", "model.name=dit_xl", "model.precision=bf16"],
+    "tiny": [
+        "--steps",
+        "1",
+        "model.num_layers=1",
+        "model.hidden_size=48",
+        "model.num_attention_heads=2",
+        "model.crossattn_emb_size=32",
+    ],
 }
 """What compare_padded.py is given."""
 
@@ -194,4 +159,9 @@ def configuration(part: Part, size: str, *, more: Sequence[str] = ()) -> list[st
 
 def shape_keys(shape: str, size: str = SIZES[0]) -> list[str]:
     """The overrides of a network and its packs."""
-    return [*_COMMON[size], *SHAPES[shape][size]]
+    networks, samples = SHAPES[shape]
+    which = SIZES.index(size)
+    names = ("frames", "height", "width", "text_length")
+    sample = ", ".join(f"{n}: {v}" for n, v in zip(names, samples[which], strict=True))
+    keys = [*_ALWAYS.split(), *_PACKS[size].split(), f"dataset.mock_samples=[{{{sample}}}]"]
+    return [*keys, *(f"model.{key}" for key in networks[which].split())]
