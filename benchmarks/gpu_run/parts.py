@@ -67,14 +67,7 @@ SHAPES: Mapping[str, tuple[tuple[str, str], tuple[tuple[int, ...], tuple[int, ..
 
 PADDED_LOOP = {
     "full": ["--steps", "5", "model.name=dit_xl", "model.precision=bf16"],
-    "tiny": [
-        "--steps",
-        "1",
-        "model.num_layers=1",
-        "model.hidden_size=48",
-        "model.num_attention_heads=2",
-        "model.crossattn_emb_size=32",
-    ],
+    "tiny": ["--steps", "1", *(f"model.{key}" for key in _SMALL.split()[1:])],
 }
 """What compare_padded.py is given."""
 
