@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_run.expected import ExpectedStep, expected_step
-from gpu_run.parts import SHAPES
+from gpu_run.parts import SHAPES, shape_keys
 
 from dit.command_line import OptionParser
 from dit.config import Recompute, RunConfig
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--devices", nargs="+", choices=DEVICES, default=["h100", "h200"], help="(%(default)s)")
-    add("--shapes", nargs="+", choices=SHAPES["full"], default=["xl", "7b"], help="(%(default)s)")
+    add("--shapes", nargs="+", choices=SHAPES, default=["xl", "7b"], help="(%(default)s)")
     add(
         "--attention",
         choices=EFFICIENCIES,
@@ -70,9 +70,9 @@ def _parser() -> argparse.ArgumentParser:
 def _configurations(shape: str, overrides: Sequence[str], device: Device) -> Iterator[RunConfig]:
     """Eager, fused, and fused with as much recomputation as the device needs."""
     for fused in ("false", "true"):
-        keys = [*SHAPES["full"][shape], f"model.fused_kernels={fused}", *overrides]
+        keys = [*shape_keys(shape), f"model.fused_kernels={fused}", *overrides]
         yield load_config(default_config(), overrides=keys)
-    config = load_config(default_config(), overrides=[*SHAPES["full"][shape], *overrides])
+    config = load_config(default_config(), overrides=[*shape_keys(shape), *overrides])
     chosen = choose_recomputation(config, world_size=1, device_memory=device.memory).config
     if chosen.model.recompute_granularity is not Recompute.NONE:
         yield chosen

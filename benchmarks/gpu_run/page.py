@@ -8,14 +8,25 @@ from typing import Any
 from gpu_run.parts import PARTS
 from gpu_run.schedule import State
 
-_TITLES = {"xl": "DiT-XL", "7b": "7B shape", "xl-padded": "DiT-XL, padded samples"}
+_TITLES = {
+    "xl": "DiT-XL",
+    "wan14b": "Wan 14B, 4 layers",
+    "flux": "FLUX, 2 + 4 layers",
+    "7b": "7B shape",
+    "xl-padded": "DiT-XL, padded samples",
+}
+_BOUNDS = {
+    "ceilings": "Ceilings",
+    "attention": "Attention by kernel",
+    "fused": "Fused kernels, memory traffic",
+}
 
 
 def page(content: dict[str, Any]) -> str:
     """The page of the JSON file's content."""
     about, parts = content["about"], content["parts"]
     lines = [f"# {about.get('device', 'Unknown device')}", "", _intro(about), ""]
-    for section in (_ceilings, _steps, _kernels, _padded, _tests, _others):
+    for section in (_bounds, _steps, _kernels, _padded, _tests, _others):
         if found := list(section(parts)):
             lines += [*found, ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -47,11 +58,12 @@ def _done(parts: dict[str, Any], kind: str) -> Iterator[tuple[str, str, Any]]:
             yield part.name, part.shape, outcome["found"]
 
 
-def _ceilings(parts: dict[str, Any]) -> Iterator[str]:
-    for _, _, found in _done(parts, "ceilings"):
-        yield from ("## Ceilings", "", "| | measured |", "|---|---|")
-        for name, value in found.items():
-            yield f"| {name} | {value if isinstance(value, str) else format(value, '.4g')} |"
+def _bounds(parts: dict[str, Any]) -> Iterator[str]:
+    for name, _, found in _done(parts, "bounds"):
+        yield from (f"## {_BOUNDS[name]}", "", "| | measured |", "|---|---|")
+        for row, value in found.items():
+            yield f"| {row} | {value if isinstance(value, str) else format(value, '.4g')} |"
+        yield ""
 
 
 def _steps(parts: dict[str, Any]) -> Iterator[str]:
@@ -60,7 +72,7 @@ def _steps(parts: dict[str, Any]) -> Iterator[str]:
         columns = (
             *("shape", "configuration", "step, s", "tokens/s", "TFLOP/s"),
             *("MFU, data sheet", "expected", "MFU, measured", "forward", "backward", "optimizer"),
-            *("data", "rest", "memory, GB"),
+            *("data", "rest", "peak memory, GB", "planned"),
         )
         yield from ("## Steps", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
         yield from rows
@@ -81,13 +93,14 @@ def _row(name: str, shape: str, found: dict[str, Any]) -> str:
     rest = shares["other_s"] + shares["communication_s"]
     planned = found.get("expected")
     expected = f"{planned['mfu']:.1%}" if planned else "-"
+    memory = f"{planned['memory_gb']:.3g}" if planned else "-"
     cells = [
         *(_TITLES[shape], name.removeprefix(f"{shape}-"), f"{found['step_time_s']['median']:.4g}"),
         f"{found['tokens_per_s']['median']:,.0f}",
         f"{found['model_tflops']['median']:.4g}",
         *("-" if sheet is None else f"{sheet:.1%}", expected, f"{measured:.1%}"),
         *(f"{shares[f'{one}_s']:.1%}" for one in ("forward", "backward", "optimizer", "data")),
-        *(f"{rest:.1%}", f"{found['peak_memory_gb']:.3g}"),
+        *(f"{rest:.1%}", f"{found['peak_memory_gb']:.3g}", memory),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -133,6 +146,13 @@ def _beside_expected(found: dict[str, Any]) -> Iterator[str]:
     yield from ("| ms a step | expected | measured |", "|---|---|---|")
     for name, pair in rows.items():
         yield f"| {name} | {' | '.join(f'{1e3 * seconds:.1f}' for seconds in pair)} |"
+    rows.pop("step")
+    name, (planned, took) = max(rows.items(), key=lambda row: abs(row[1][1] - row[1][0]))
+    more = "more" if took > planned else "less"
+    yield from (
+        "",
+        f"Furthest off: {name}, {1e3 * abs(took - planned):.1f} ms {more} than expected.",
+    )
 
 
 def _padded(parts: dict[str, Any]) -> Iterator[str]:

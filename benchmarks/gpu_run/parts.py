@@ -18,84 +18,63 @@ class Part:
 
     name: str
     kind: str
-    """imports, ceilings, steps, profile, padded: functions of the worker; tests: pytest."""
+    """imports, bounds, steps, profile, padded: functions of the worker; tests: pytest."""
     expected_s: float
     """It does not begin where less time is left."""
     limit_s: float
     """It is ended after this time."""
     shape: str = ""
     keys: tuple[str, ...] = ()
-    """Overrides of the shape's configuration; the part is not run where one has no such key."""
-    if_known: tuple[str, ...] = ()
-    """Overrides that are left out where the configuration has no such key."""
+    """Overrides of the shape's configuration."""
 
 
 IMPORTS = Part(name="imports", kind="imports", expected_s=0, limit_s=180)
 """It comes before all others, whatever is chosen."""
 
-_COMMON: Mapping[str, tuple[str, ...]] = {
-    "full": (
-        *("dataset.mock=true", "dataset.task_encoder_seq_length=32768"),
-        *("dataset.packing_buffer_size=64", "dataset.sample_multiple=16", "dataset.num_workers=2"),
-        *("train.global_batch_size=1", "model.precision=bf16", "model.crossattn_emb_size=1024"),
-    ),
-    "tiny": (
-        *("dataset.mock=true", "dataset.task_encoder_seq_length=256"),
-        *("dataset.packing_buffer_size=16", "dataset.sample_multiple=16", "dataset.num_workers=0"),
-        *("train.global_batch_size=1", "model.precision=fp32", "model.crossattn_emb_size=32"),
-    ),
+_PACKS = {
+    "full": "dataset.task_encoder_seq_length=32768 dataset.packing_buffer_size=64"
+    " dataset.num_workers=2 model.precision=bf16",
+    "tiny": "dataset.task_encoder_seq_length=256 dataset.packing_buffer_size=16"
+    " dataset.num_workers=0 model.precision=fp32",
 }
-_XL: Mapping[str, tuple[str, ...]] = {
-    "full": ("model.name=dit_xl",),
-    "tiny": (
-        *("model.name=custom", "model.num_layers=2", "model.hidden_size=48"),
-        *("model.num_attention_heads=2", "model.adaln_lora_dim=8"),
+_ALWAYS = "dataset.mock=true dataset.sample_multiple=16 train.global_batch_size=1"
+_SMALL = "name=custom num_layers=1 hidden_size=48 num_attention_heads=4 crossattn_emb_size=16"
+_WAN, _FLUX = "name=custom family=wan", "name=custom family=flux guidance_embed=false"
+_XL = ("name=dit_xl crossattn_emb_size=1024", f"{_SMALL} adaln_lora_dim=8")
+_7B = "num_layers=6 hidden_size=4096 num_attention_heads=32"  # of 28 layers: so many fit
+_WAN_14B = "num_layers=4 hidden_size=5120 num_attention_heads=40 mlp_ratio=2.7"  # of 40
+_FLUX_1 = "num_layers=2 num_single_layers=4 hidden_size=3072 num_attention_heads=24"  # of 19 + 38
+_TIGHT = ((1, 64, 64, 128), (1, 16, 16, 8))  # 1,024 and 64 tokens
+SHAPES: Mapping[str, tuple[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    "xl": (_XL, _TIGHT),
+    # One sample of 32,760 tokens: 81 frames of 480 x 832 pixels.
+    "wan14b": (
+        (f"{_WAN} {_WAN_14B} crossattn_emb_size=4096", f"{_SMALL} {_WAN} text_pad_to=12"),
+        ((21, 60, 104, 512), (3, 8, 8, 8)),
     ),
+    # Seven samples of 4,096 image tokens, each with 512 of text in the same attention.
+    "flux": (
+        (f"{_FLUX} {_FLUX_1}", f"{_SMALL} {_FLUX} num_single_layers=1 rope_axes=[4,4,4]"),
+        ((1, 128, 128, 512), (1, 8, 8, 8)),
+    ),
+    "7b": (
+        (f"name=custom {_7B} adaln_lora_dim=256 crossattn_emb_size=1024", _XL[1]),
+        _TIGHT,
+    ),
+    "xl-padded": (_XL, ((1, 62, 66, 128), (1, 14, 18, 8))),  # one token fewer
 }
-_7B: Mapping[str, tuple[str, ...]] = {
-    # A 7B model has 28 such layers; so many fit with optimizer and activations.
-    "full": (
-        *("model.name=custom", "model.num_layers=6", "model.hidden_size=4096"),
-        *("model.num_attention_heads=32", "model.adaln_lora_dim=256"),
-    ),
-    "tiny": (
-        *("model.name=custom", "model.num_layers=1", "model.hidden_size=64"),
-        *("model.num_attention_heads=2", "model.adaln_lora_dim=8"),
-    ),
-}
+"""Shape -> keys of the network, and (frames, height, width, text) of a sample, by size."""
 
-
-def _samples(height: int, width: int, text: int) -> tuple[str, ...]:
-    kind = f"{{frames: 1, height: {height}, width: {width}, text_length: {text}}}"
-    return (f"dataset.mock_samples=[{kind}]",)
-
-
-_TIGHT = {"full": _samples(64, 64, 128), "tiny": _samples(16, 16, 8)}  # 1,024 and 64 tokens
-_PADDED = {"full": _samples(62, 66, 128), "tiny": _samples(14, 18, 8)}  # one token fewer
-SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    size: {
-        "xl": (*_COMMON[size], *_XL[size], *_TIGHT[size]),
-        "7b": (*_COMMON[size], *_7B[size], *_TIGHT[size]),
-        "xl-padded": (*_COMMON[size], *_XL[size], *_PADDED[size]),
-    }
-    for size in SIZES
-}
-"""Size -> shape -> overrides; full packs have 32 samples, as in the counts of traffic."""
-
-PADDED_LOOP: Mapping[str, tuple[str, ...]] = {
-    "full": ("--steps", "5", "model.name=dit_xl", "model.precision=bf16"),
-    "tiny": (
-        *("--steps", "1", "model.num_layers=1", "model.hidden_size=48"),
-        *("model.num_attention_heads=2", "model.crossattn_emb_size=32"),
-    ),
+PADDED_LOOP = {
+    "full": ["--steps", "5", "model.name=dit_xl", "model.precision=bf16"],
+    "tiny": ["--steps", "1", *(f"model.{key}" for key in _SMALL.split()[1:])],
 }
 """What compare_padded.py is given."""
 
-_OFF = ("model.fused_kernels=false",)
-_MODES: Mapping[str, dict[str, tuple[str, ...]]] = {
-    "eager": {"if_known": _OFF},
-    "fused": {"keys": ("model.fused_kernels=true",)},
-    "compiled": {"keys": ("model.compile=true",), "if_known": _OFF},
+_MODES = {
+    "eager": ("model.fused_kernels=false",),
+    "fused": ("model.fused_kernels=true",),
+    "compiled": ("model.fused_kernels=false", "model.compile=true"),
 }
 _RECOMPUTE = (
     *("model.recompute_granularity=full", "model.recompute_method=uniform"),
@@ -105,30 +84,33 @@ _SECONDS = {"eager": (25, 120), "fused": (30, 150), "compiled": (60, 240)}
 
 
 def _steps(shape: str, mode: str, *, recompute: bool = False) -> Part:
-    settings = _MODES[mode]
     expected, limit = _SECONDS[mode]
     return Part(
-        name=f"{shape}-{mode}" + ("-recompute" if recompute else ""),
+        name=f"{shape}-{mode}" + "-recompute" * recompute,
         kind="steps",
         shape=shape,
-        keys=(*settings.get("keys", ()), *(_RECOMPUTE if recompute else ())),
-        if_known=settings.get("if_known", ()),
+        keys=(*_MODES[mode], *_RECOMPUTE * recompute),
         expected_s=expected,
         limit_s=limit,
     )
 
 
-def _profile(shape: str) -> Part:
+def _profile(shape: str, *keys: str) -> Part:
     name = f"{shape}-profile"
-    return Part(name=name, kind="profile", shape=shape, expected_s=30, limit_s=150)
+    return Part(name=name, kind="profile", shape=shape, keys=keys, expected_s=30, limit_s=150)
 
 
 PARTS: tuple[Part, ...] = (
-    Part(name="ceilings", kind="ceilings", expected_s=10, limit_s=90),
-    *(_steps("xl", mode) for mode in ("eager", "fused")),
-    *(_steps("7b", mode) for mode in ("eager", "fused")),
-    *(_profile(shape) for shape in ("xl", "7b")),
+    Part(name="ceilings", kind="bounds", expected_s=10, limit_s=90),
+    Part(name="attention", kind="bounds", expected_s=40, limit_s=150),
+    Part(name="fused", kind="bounds", expected_s=15, limit_s=90),
+    *(_steps("xl", mode) for mode in ("fused", "eager")),
+    *(_steps("wan14b", mode, recompute=True) for mode in ("fused", "eager")),
+    _steps("flux", "fused"),
+    *(_profile("xl"), _profile("wan14b", *_RECOMPUTE), _profile("flux")),
     Part(name="tests", kind="tests", expected_s=90, limit_s=300),
+    *(_steps("7b", mode) for mode in ("fused", "eager")),
+    _profile("7b"),
     *(_steps(shape, "compiled") for shape in ("xl", "7b")),
     *(
         _steps(shape, mode, recompute=True)
@@ -164,5 +146,15 @@ def known_names() -> list[str]:
 
 
 def configuration(part: Part, size: str, *, more: Sequence[str] = ()) -> list[str]:
-    """The overrides of a part without those of `if_known`; `more` are the user's."""
-    return [*SHAPES[size][part.shape], *more, *part.keys]
+    """The overrides of a part; `more` are the user's."""
+    return [*shape_keys(part.shape, size), *more, *part.keys]
+
+
+def shape_keys(shape: str, size: str = SIZES[0]) -> list[str]:
+    """The overrides of a network and its packs."""
+    networks, samples = SHAPES[shape]
+    which = SIZES.index(size)
+    names = ("frames", "height", "width", "text_length")
+    sample = ", ".join(f"{n}: {v}" for n, v in zip(names, samples[which], strict=True))
+    keys = [*_ALWAYS.split(), *_PACKS[size].split(), f"dataset.mock_samples=[{{{sample}}}]"]
+    return [*keys, *(f"model.{key}" for key in networks[which].split())]

@@ -21,12 +21,7 @@ class State(StrEnum):
     DONE = "done"
     FAILED = "failed"
     ENDED = "ended at its limit"
-    NOT_RUN = "not run"
     NOT_BEGUN = "not begun"
-
-
-class UnknownKey(Exception):  # noqa: N818  # no error: this version has no such option
-    """A part asks for a key that the configuration does not have."""
 
 
 class Results:

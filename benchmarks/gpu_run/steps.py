@@ -21,7 +21,7 @@ from dit.config.loading import default_config, load_config
 from dit.distributed.process_groups import device_memory
 from gpu_run.expected import expected_here, with_fitting_pack
 from gpu_run.parts import PADDED_LOOP, Part, configuration
-from gpu_run.schedule import Outcome, UnknownKey
+from gpu_run.schedule import Outcome
 
 _STEPS = {"full": (3, 10), "tiny": (1, 2)}  # warm-up, measured
 _PROFILED = 3
@@ -109,30 +109,13 @@ def _config(part: Part, size: str, more: Sequence[str]) -> tuple[RunConfig, str]
     """The configuration of a part, and why its packs are smaller than planned.
 
     Those that the user asks for stay.
-
-    Raises:
-        UnknownKey: it asks for a key that there is not.
     """
     torch.compiler.reset()
-    base = default_config()
-    if unknown := [key for key in part.keys if not is_known(base, key)]:
-        raise UnknownKey(f"unknown key: {', '.join(unknown)}")
-    optional = [key for key in part.if_known if is_known(base, key)]
-    overrides = [*configuration(part, size, more=more), *optional]
-    config = benchmark.only_steps(load_config(base, overrides=overrides))
+    overrides = configuration(part, size, more=more)
+    config = benchmark.only_steps(load_config(default_config(), overrides=overrides))
     if any(one.startswith("dataset.task_encoder_seq_length=") for one in more):
         return config, ""
     return with_fitting_pack(config, device_memory())
-
-
-def is_known(config: RunConfig, override: str) -> bool:
-    """Whether the configuration has the key of an override."""
-    value: Any = config
-    for name in override.partition("=")[0].split("."):
-        if not hasattr(value, name):
-            return False
-        value = getattr(value, name)
-    return True
 
 
 def fill_on_device(model: torch.nn.Module, config: RunConfig) -> None:

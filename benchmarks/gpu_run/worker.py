@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpu_run.parts import Part
-from gpu_run.schedule import Outcome, State, UnknownKey
+from gpu_run.schedule import Outcome, State
 
 _TAIL = 3000
 """Characters of the log that are kept with an error."""
@@ -109,9 +109,8 @@ def _outcome(part: Part, settings: dict[str, Any]) -> Outcome:
         return {"state": State.DONE} | _function(part.kind)(part, **settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the part's result
         traceback.print_exc()
-        state = State.NOT_RUN if isinstance(error, UnknownKey) else State.FAILED
-        text = f"{type(error).__name__}: {error}" if state is State.FAILED else str(error)
-        return {"state": state, "why": text, "log": traceback.format_exc()[-_TAIL:]}
+        text = f"{type(error).__name__}: {error}"
+        return {"state": State.FAILED, "why": text, "log": traceback.format_exc()[-_TAIL:]}
 
 
 def _function(kind: str) -> Callable[..., Outcome]:
@@ -120,10 +119,10 @@ def _function(kind: str) -> Callable[..., Outcome]:
         from gpu_run.imports import check_imports
 
         return check_imports
-    if kind == "ceilings":
-        from gpu_run.ceilings import ceilings
+    if kind == "bounds":
+        from gpu_run.bounds import bounds
 
-        return ceilings
+        return bounds
     from gpu_run import steps
 
     return {"steps": steps.steps, "profile": steps.profile, "padded": steps.padded_loop}[kind]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from statistics import fmean, median
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -64,27 +66,44 @@ def _of_fullest(own: float) -> float:
     return float(found)
 
 
-def measured_flops(device: torch.device, dtype: torch.dtype, *, repeats: int = 7) -> float:
-    """Median FLOP/s of a large square matrix product."""
+def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a large square matrix product."""
     side = 8192 if device.type == "cuda" else 1024
-    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    return 2 * side**3 / median_seconds(lambda: torch.mm(a, b), device, repeats=repeats)
+    pairs = [torch.randn(2, side, side, device=device).to(dtype) for _ in range(2)]
+    calls = [partial(torch.mm, *pair) for pair in pairs]
+    return 2 * side**3 / call_seconds(calls, device)
 
 
-def median_seconds(
-    function: Callable[[], object], device: torch.device, *, repeats: int = 7
+def call_seconds(
+    calls: Sequence[Callable[[], object]], device: torch.device, *, least: float = 0.05
 ) -> float:
-    """Median time of a call that fills the device, after two other calls."""
-    seconds = []
-    for _ in range(repeats + 2):
-        _wait(device)
+    """Seconds of one call, of `least` seconds or more of calls made back to back, in turns.
+
+    By the device's own clock, so that the start of a call is hidden by the one before it, as it is
+    in a step. A first call of each, which may compile it, is not counted.
+    """
+    for call in calls:
+        call()
+    turns = 1
+    while (taken := _seconds(calls, turns, device)) < least:
+        turns = math.ceil(turns * min(100, 1.2 * least / max(taken, 1e-9)))
+    return taken / turns / len(calls)
+
+
+def _seconds(calls: Sequence[Callable[[], object]], turns: int, device: torch.device) -> float:
+    if device.type != "cuda":
         began = time.perf_counter()
-        function()
-        _wait(device)
-        seconds.append(time.perf_counter() - began)
-    return median(seconds[2:])
+        _run(calls, turns)
+        return time.perf_counter() - began
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    _run(calls, turns)
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1e3
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _run(calls: Sequence[Callable[[], object]], turns: int) -> None:
+    for _ in range(turns):
+        for call in calls:
+            call()
