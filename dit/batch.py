@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -61,20 +61,29 @@ class LatentSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceShard:
-    """The part of every sample's tokens, padding included, that one context-parallel rank has."""
+    """The tokens, padding included, that one context-parallel rank has: a part of every sample."""
 
     index: int = 0  # of this part
     count: int = 1  # number of parts, all of equal size; 1 is the whole pack
     # Ring attention: two pieces of each sample, one as far from its start as the other from its end
     halves: bool = False
+    contiguous: bool = False  # one piece of the pack, whatever it has of a sample
 
-    def pieces(self, length: int) -> tuple[tuple[int, int], ...]:
-        """(first token, number of tokens) of each piece of a sample of `length` tokens."""
+    def pieces(self, start: int, stop: int, *, total: int) -> tuple[tuple[int, int], ...]:
+        """(first token, number of tokens) of each piece of the sample that has [start, stop).
+
+        They are tokens of the whole pack, which has `total`.
+        """
+        if self.contiguous:
+            size = total // self.count
+            first = max(start, self.index * size)
+            return ((first, max(0, min(stop, (self.index + 1) * size) - first)),)
         if not self.halves:
-            size = length // self.count
-            return ((self.index * size, size),)
-        size = length // (2 * self.count)
-        return (self.index * size, size), ((2 * self.count - 1 - self.index) * size, size)
+            size = (stop - start) // self.count
+            return ((start + self.index * size, size),)
+        size = (stop - start) // (2 * self.count)
+        places = (self.index, 2 * self.count - 1 - self.index)
+        return tuple((start + place * size, size) for place in places)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +222,8 @@ class PackedBatch:
         """For each sample, its first token in the tensors and how many of its tokens are real."""
         # Real tokens come first in a sample, and therefore in its pieces as well.
         here = self._tokens_here([(0, real) for real in self.num_tokens])
-        return tuple((s // self.share.count, n) for s, n in zip(self.starts, here, strict=False))
+        sizes = (sum(size for _, size in pieces) for pieces in self._pieces(self.share))
+        return tuple(zip(accumulate(sizes, initial=0), here, strict=False))
 
     @property
     def shared_loss_tokens(self) -> tuple[int, ...]:
@@ -224,19 +234,22 @@ class PackedBatch:
     def _tokens_here(self, spans: list[tuple[int, int]]) -> tuple[int, ...]:
         """How many of the tokens [first, stop) of each sample `share` has."""
         counts = []
-        for (start, end), (first, stop) in zip(pairwise(self.starts), spans, strict=True):
-            pieces = self.share.pieces(end - start)
-            overlaps = (min(stop, at + size) - max(first, at) for at, size in pieces)
+        samples = zip(self.starts, self._pieces(self.share), spans, strict=False)
+        for start, pieces, (first, stop) in samples:
+            overlaps = (
+                min(start + stop, at + size) - max(start + first, at) for at, size in pieces
+            )
             counts.append(sum(max(overlap, 0) for overlap in overlaps))
         return tuple(counts)
 
+    def _pieces(self, share: SequenceShard) -> list[tuple[tuple[int, int], ...]]:
+        """Those of each sample."""
+        total = self.starts[-1]
+        return [share.pieces(*sample, total=total) for sample in pairwise(self.starts)]
+
     def rows(self, share: SequenceShard) -> Tensor:
         """Indices of the tokens of the whole pack that `share` has, in its order."""
-        pieces = [
-            (start + first, size)
-            for start, stop in pairwise(self.starts)
-            for first, size in share.pieces(stop - start)
-        ]
+        pieces = (piece for sample in self._pieces(share) for piece in sample)
         return torch.cat([torch.arange(first, first + size) for first, size in pieces])
 
 

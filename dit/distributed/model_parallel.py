@@ -41,7 +41,7 @@ def rank_part(module: Any, item: Item) -> Item:
 def split_tokens(
     batch: PackedBatch, problem: Problem, *, share: SequenceShard, multiple: int
 ) -> Item:
-    """A context rank's part of every sample, padded at its end to a `multiple` of tokens.
+    """A context rank's part of a pack, padded at its end to a `multiple` of tokens.
 
     `ModelConfig.token_multiple` says what needs the multiple. All random draws were made for the
     whole pack before, so the numbers are those of a single rank.
@@ -83,7 +83,7 @@ def join_tokens(part_TC: Tensor, batch: PackedBatch, module: Any) -> Tensor:
     dist.all_gather(parts, part_TC, group=module.groups.cp)
     joined_TC = part_TC.new_empty(tokens, part_TC.shape[1])
     for index, part in enumerate(parts):
-        rows_T = batch.rows(SequenceShard(index=index, count=share.count, halves=share.halves))
+        rows_T = batch.rows(replace(share, index=index))
         joined_TC[to_device(rows_T, part.device)] = part
     return joined_TC
 

@@ -1,11 +1,13 @@
-"""Self-attention over context ranks, each of which holds a part of every sample.
+"""Self-attention over context ranks, each of which holds a part of the pack.
 
     a2a         a rank gets all tokens of some heads for all heads of its tokens, and back
     all_gather  a rank keeps its queries and gets the keys and values of all tokens
     p2p         keys and values are passed round a ring by Transformer Engine
 
-The first two attend with the function that a rank alone uses. Where latents and text lie in rows of
-their own, the same exchange brings both into joint order (joint_order.py).
+The first two attend with the function that a rank alone uses. By a2a, ranks hold pieces of the pack
+one after the other, so that nothing has to be put in order. Where latents and text lie in rows of
+their own, each holds a part of every sample, and the same exchange brings both into joint order
+(joint_order.py).
 """
 
 # T tokens of this rank, W = R * T tokens of all R context ranks, H heads, K head width, X any width
@@ -40,11 +42,12 @@ from dit.pack_wire import to_device
 class TokenOrder:
     """Two orders of the same W tokens: the rows that ranks hold, and the one that attention wants.
 
-    With several ranks the rows are those of rank 0, then those of rank 1, and so on.
+    With several ranks the rows are those of rank 0, then those of rank 1, and so on. Both are None
+    where the orders are the same.
     """
 
-    to_pack_W: Tensor  # row, as ranks hold them, of each token in the order of attention
-    to_ranks_W: Tensor  # row in the order of attention of each token, as ranks hold them
+    to_pack_W: Tensor | None  # row, as ranks hold them, of each token in the order of attention
+    to_ranks_W: Tensor | None  # row in the order of attention of each token, as ranks hold them
 
     @classmethod
     def of(
@@ -69,6 +72,8 @@ class TokenOrder:
     @classmethod
     def from_pack(cls, to_pack_W: Tensor, *, device: torch.device) -> TokenOrder:
         """From the rows in the order of attention, as a permutation on the host."""
+        if torch.equal(to_pack_W, torch.arange(len(to_pack_W))):
+            return cls(None, None)
         return cls(*to_device(torch.stack((to_pack_W, to_pack_W.argsort())), device))
 
     def arrange(self, x_WX: Tensor) -> Tensor:
@@ -93,7 +98,9 @@ def side_by_side(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(start, number) for start, (_, number) in zip(ends, spans, strict=False)]
 
 
-def _permuted(x_WX: Tensor, there_W: Tensor, back_W: Tensor) -> Tensor:
+def _permuted(x_WX: Tensor, there_W: Tensor | None, back_W: Tensor | None) -> Tensor:
+    if there_W is None:
+        return x_WX
     out_WX = _Permute.apply(x_WX, there_W, back_W)
     assert isinstance(out_WX, Tensor)
     return out_WX
@@ -128,6 +135,8 @@ class Context:
 
     group: dist.ProcessGroup
     comm: ContextComm
+    of_each_sample: bool = True
+    """Whether attention wants a part of every sample; else a2a takes pieces of the pack."""
 
     def __post_init__(self) -> None:
         if self.comm is ContextComm.P2P:
@@ -136,8 +145,13 @@ class Context:
     @property
     def share(self) -> SequenceShard:
         """Which tokens of a pack are this rank's."""
-        halves = self.comm is ContextComm.P2P and self.group.size() > 1
-        return SequenceShard(index=self.group.rank(), count=self.group.size(), halves=halves)
+        many = self.group.size() > 1
+        return SequenceShard(
+            index=self.group.rank(),
+            count=self.group.size(),
+            halves=many and self.comm is ContextComm.P2P,
+            contiguous=many and self.comm is ContextComm.A2A and not self.of_each_sample,
+        )
 
     def exchange(self, batch: PackedBatch, *, rows: int) -> Exchange:
         """For attention of the latents alone; `rows` as in `TokenOrder.of`."""
@@ -175,14 +189,16 @@ class Context:
             q_THK = q_THK if exchange.own is None else exchange.own.arrange(q_THK)
             out_THK = attend(q_THK, k_WHK, v_WHK, spans)
             return out_THK if exchange.own is None else exchange.own.restore(out_THK)
-        qkv_WHX = everyone.arrange(self._heads_of_all(torch.cat(qkv, dim=-1)))
+        qkv_WHX = everyone.arrange(self._heads_of_all(qkv))
         q_WHK, k_WHK, v_WHK = qkv_WHX.chunk(3, dim=-1)
         out_WHK = attend(q_WHK, k_WHK, v_WHK, spans)
         return self._tokens_of_mine(everyone.restore(out_WHK))
 
-    def _heads_of_all(self, x_THX: Tensor) -> Tensor:
-        """All heads of this rank's tokens -> this rank's heads of all tokens [W, H / R, X]."""
-        x_RTHX = torch.stack(x_THX.chunk(self.group.size(), dim=1))
+    def _heads_of_all(self, qkv: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """All heads of this rank's tokens -> this rank's heads of all tokens [W, H / R, 3 K]."""
+        ranks = self.group.size()
+        by_rank = [x_THK.unflatten(1, (ranks, -1)).transpose(0, 1) for x_THK in qkv]
+        x_RTHX = torch.cat(by_rank, dim=-1).contiguous()  # one copy does both
         return all_to_all(self.group, x_RTHX).flatten(0, 1)
 
     def _tokens_of_mine(self, x_WHK: Tensor) -> Tensor:

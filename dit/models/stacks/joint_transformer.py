@@ -53,6 +53,7 @@ class JointTransformer(StackedTransformer):
     from.
     """
 
+    shares_samples = True
     rotary: RotaryTable | None
     """Set by the family; called with positions of latents and of text. None: nothing is rotated."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from megatron.core.enums import ModelType
@@ -51,6 +51,9 @@ class StackedTransformer(MegatronModule):
     hidden states: `condition_shapes`.
     """
 
+    shares_samples: ClassVar[bool] = False
+    """Whether every context rank needs an equal part of each sample."""
+
     def __init__(
         self,
         config: TransformerConfig,
@@ -70,7 +73,9 @@ class StackedTransformer(MegatronModule):
         self.share_embeddings_and_output_weights = False
         self.vp_stage = vp_stage
         self.input_tensor: Tensor | None = None  # of the stage before
-        self.context = Context(group=groups.cp, comm=model.cp_comm_type)
+        self.context = Context(
+            group=groups.cp, comm=model.cp_comm_type, of_each_sample=self.shares_samples
+        )
         ranks, virtual = groups.pp.size(), model.virtual_stages
         self.plan = pipeline_stages(stacks, ranks * virtual)
         self.stage = (vp_stage or 0) * ranks + groups.pp.rank()

@@ -183,9 +183,14 @@ def test_packs_with_every_input_travel_between_processes() -> None:
                 )
 
 
-@pytest.mark.parametrize(("count", "halves"), [(2, False), (4, False), (2, True)])
+@pytest.mark.parametrize(
+    ("count", "kind"),
+    [(2, {}), (4, {}), (2, {"halves": True}), (2, {"contiguous": True}), (4, {"contiguous": True})],
+)
 @pytest.mark.parametrize("mean", list(LossMean))
-def test_shares_of_a_pack_have_its_losses(count: int, halves: bool, mean: LossMean) -> None:
+def test_shares_of_a_pack_have_its_losses(
+    count: int, kind: dict[str, bool], mean: LossMean
+) -> None:
     pack = pack_samples(SAMPLES, layout_of(multiple=8))
     objective = training_objective(ObjectiveConfig(name="flow"))
     problem = validation_problem(objective, pack, seed=1, quantile=0.5)
@@ -198,7 +203,7 @@ def test_shares_of_a_pack_have_its_losses(count: int, halves: bool, mean: LossMe
         torch.testing.assert_close(whole.total, errors.sum())
     parts = []
     for index in range(count):
-        share = SequenceShard(index=index, count=count, halves=halves)
+        share = SequenceShard(index=index, count=count, **kind)
         mine, part = split_tokens(pack, problem, share=share, multiple=1)
         rows = pack.rows(share)
         assert torch.equal(mine.level_row_T, pack.level_row_T[rows])
