@@ -64,6 +64,9 @@ class LayerLoad:
     """Of a pack."""
     tensor: int = 1
     sequence_parallel: bool = False
+    context: int = 1
+    by_heads: bool = True
+    """Whether context ranks exchange heads (a2a), not keys and values."""
 
 
 def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
@@ -88,6 +91,8 @@ def _cross_layer(layer: CrossLayerSpec, load: LayerLoad) -> tuple[Moved, Moved]:
     width, attention, cross = layer.attention.width, layer.attention, layer.cross_attention
     inside = _queries_and_keys(attention, load, others=1) + _biases(attention, made=3)
     inside += _cross_attention(cross, load) + _feed_forward(layer.feed_forward)
+    if load.context > 1:
+        inside += _exchange(load)
     wide = isinstance(layer.modulation, TableModulation)
     outside = _bias(attention.bias) + _bias(cross.bias) + _bias(layer.feed_forward.bias)
     if layer.gated_cross:
@@ -99,6 +104,18 @@ def _cross_layer(layer: CrossLayerSpec, load: LayerLoad) -> tuple[Moved, Moved]:
     if layer.learned_positions:
         outside += Moved(3, 3)  # added; their gradient is the sum over layers
     return inside, outside
+
+
+def _exchange(load: LayerLoad) -> Moved:
+    """Copies around the exchange of context ranks, of layers with one row of tokens.
+
+    By heads, one copy of queries, keys and values by rank (6), and one of the output (2); in the
+    order of the pack they are already. Else keys and values side by side (4), and those of all
+    ranks in order (4 each). Backward the same, but for the sides, and gradients side by side first.
+    """
+    if load.by_heads:
+        return Moved(6 + 2, 2 + 6 + 6)
+    return Moved(4 + 4 * load.context, (4 + 4) * load.context)
 
 
 def _double_layer(layer: DoubleLayerSpec, load: LayerLoad) -> tuple[Moved, Moved]:

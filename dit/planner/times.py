@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from dit.bin_packing import mean_fill
-from dit.config import EmaKind, ModelConfig, Precision, Recompute, RunConfig
+from dit.config import ContextComm, EmaKind, ModelConfig, Precision, Recompute, RunConfig
 from dit.distributed.device_specs import Device
 from dit.models.cost import (
     attention_flops,
@@ -175,6 +175,8 @@ def _moved(model: ModelConfig, load: Load, again: float) -> float:
         samples=load.samples,
         tensor=model.tensor_model_parallel_size,
         sequence_parallel=model.sequence_parallel,
+        context=model.context_parallel_size,
+        by_heads=model.cp_comm_type is ContextComm.A2A,
     )
     total = head_units(model.hidden_size, here)
     for stack in network_cost(model).stacks:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from measuring.memory_traffic import (
     ATTENTION,
     META,
     WEIGHT_PRODUCTS,
+    OperationCounter,
     PackShape,
     added_traffic,
     layer_traffic,
 )
 
-from dit.config import ModelConfig, Precision
+from dit.config import ContextComm, ModelConfig, Precision
 from dit.models.dit.config import DitConfig
 from dit.models.dit.family import dit_stack
 from dit.models.family import named_model
@@ -31,6 +34,8 @@ from dit.models.layer_spec import (
     SingleLayerSpec,
     TableModulation,
 )
+from dit.models.layers import context_parallel
+from dit.models.layers.context_parallel import Context, Exchange, TokenOrder
 from dit.pack_wire import pack_to
 from dit.planner import layer_traffic as planned
 from dit.planner.layer_traffic import LayerLoad, Moved, layer_units
@@ -173,3 +178,49 @@ def test_gated_units_and_heads_without_norm(groups, monkeypatch):
     one, two = (network(model, groups) for model in (less, more))
     found = added_traffic(one, two, batch, width=768)
     _agree(found, layer_units(layer, LayerLoad(fused=True, text=256 / 1024, samples=8)))
+
+
+class _Given(torch.autograd.Function):
+    """Results and gradients that come from elsewhere: they move nothing here."""
+
+    @staticmethod
+    def forward(ctx, shape, *inputs):
+        ctx.shapes = [x.shape for x in inputs]
+        return inputs[0].new_empty(shape)
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[override]
+        return None, *(gradient.new_empty(shape) for shape in ctx.shapes)
+
+
+@pytest.mark.parametrize("comm", [ContextComm.A2A, ContextComm.ALL_GATHER])
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_copies_around_an_exchange_of_context_ranks(monkeypatch, comm, ranks):
+    tokens, heads, width = 4096, 16, 64
+    group: Any = SimpleNamespace(size=lambda: ranks, rank=lambda: 0)
+    monkeypatch.setattr(context_parallel, "all_to_all", lambda _, x: _Given.apply(x.shape, x))
+    monkeypatch.setattr(
+        context_parallel,
+        "gather_from_sequence_parallel_region",
+        lambda x, group: _Given.apply((ranks * len(x), *x.shape[1:]), x),
+    )
+    place = torch.empty(ranks * tokens, dtype=torch.int64, device=META)
+    gathered = TokenOrder(place, place)
+    order = TokenOrder(None, None) if comm is ContextComm.A2A else gathered
+    exchange = Exchange(spans=None, all_ranks=order)  # type: ignore[arg-type]
+    qkv = [torch.empty(tokens, heads, width, device=META, requires_grad=True) for _ in range(3)]
+    forward, backward = OperationCounter({}), OperationCounter({})
+    with forward:
+        out_THK = Context(group=group, comm=comm).attend(
+            lambda q, k, v, _: _Given.apply(q.shape, q, k, v),  # type: ignore[return-value]
+            (qkv[0], qkv[1], qkv[2]),
+            exchange,
+        )
+    with backward:
+        torch.autograd.grad(out_THK, qkv, torch.empty_like(out_THK))
+    unit = out_THK.nbytes
+    load = replace(TIGHT, context=ranks, by_heads=comm is ContextComm.A2A)
+    planned_units = planned._exchange(load)
+    assert forward.bytes.total() / unit == pytest.approx(planned_units.forward, rel=0.03)
+    assert backward.bytes.total() / unit == pytest.approx(planned_units.backward, rel=0.03)
+    assert layer_units(XL, load) == layer_units(XL, TIGHT) + planned_units
