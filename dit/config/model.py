@@ -150,7 +150,7 @@ class ModelConfig:
     sequence_parallel: Live[bool] = False
     """Tensor ranks also split the tokens between the matrices."""
     context_parallel_size: Live[int] = 1
-    """Ranks over which the tokens of every sample are split."""
+    """Ranks over which the tokens of a pack are split."""
     cp_comm_type: Live[ContextComm] = ContextComm.A2A
     """What context ranks exchange: heads (a2a), or keys and values (all_gather)."""
     pipeline_model_parallel_size: Live[int] = 1
