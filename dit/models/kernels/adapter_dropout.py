@@ -24,22 +24,47 @@ _TILE = {"ROWS": 4, "BLOCK": 1024, "num_warps": 8}
 )
 def adapter_dropout(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int) -> Tensor:
     """Each number times 0 or 1 / (1 - rate), rounded to its type, as its hash says."""
-    x_TI, (rows, channels) = x_TI.contiguous(), x_TI.shape
-    out_TI = torch.empty_like(x_TI)
+    out_TI = torch.empty_like(x_TI, memory_format=torch.contiguous_format)
+    _launch(out_TI, x_TI, place_T, rate, key, first, added=False)
+    return out_TI
+
+
+@torch.library.custom_op(
+    "dit::adapter_dropout_add",
+    mutates_args=("sum",),
+    schema="(Tensor(a!) sum, Tensor x, Tensor place, float rate, int key, int first) -> ()",
+)
+def adapter_dropout_add(
+    sum_TI: Tensor, x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int
+) -> None:
+    """Adds what `adapter_dropout` gives to a sum of the same type."""
+    if not sum_TI.is_contiguous():
+        sum_TI.add_(adapter_dropout(x_TI, place_T, rate, key, first))
+        return
+    _launch(sum_TI, x_TI, place_T, rate, key, first, added=True)
+
+
+def _launch(out_TI: Tensor, x_TI: Tensor, place_T: Tensor, *rest: Any, added: bool) -> None:
+    (rows, channels), (rate, key, first) = x_TI.shape, rest
     if x_TI.numel():
         factor = float(torch.ones((), dtype=x_TI.dtype) / (1 - rate))
         grid = (-(-rows // _TILE["ROWS"]),)
         _kernels().adapter_dropout_masked[grid](
-            *(x_TI, place_T.contiguous(), out_TI, rows, channels),
+            *(x_TI.contiguous(), place_T.contiguous(), out_TI, rows, channels),
             *(key & _WORD, key >> 31, first, round(rate * 2**31), factor),
+            ADDED=added,
             **_TILE,
         )
-    return out_TI
 
 
 @adapter_dropout.register_fake
 def _(x_TI: Tensor, *_others: Any) -> Tensor:
     return torch.empty_like(x_TI, memory_format=torch.contiguous_format)
+
+
+@adapter_dropout_add.register_fake
+def _(*_arguments: Any) -> None:
+    return None
 
 
 def _kernels() -> Any:

@@ -34,6 +34,7 @@ def adapter_dropout_masked(
     first,  # number of the first channel
     threshold,  # hashes below it are dropped
     factor,  # of what stays, float32
+    ADDED: tl.constexpr,  # to what `out` has
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -49,6 +50,10 @@ def adapter_dropout_masked(
         # A product with zero, as in the plain form: it keeps the sign, and what is not finite.
         kept = tl.where(hashed >= threshold, factor, 0.0)
         number = tl.load(x + at, inside, 0.0).to(tl.float32)
-        tl.store(out + at, (number * kept).to(out.dtype.element_ty), inside)
+        result = (number * kept).to(out.dtype.element_ty)
+        if ADDED:
+            before = tl.load(out + at, inside, 0.0).to(tl.float32)
+            result = (before + result.to(tl.float32)).to(out.dtype.element_ty)
+        tl.store(out + at, result, inside)
         column += BLOCK
         begin += BLOCK

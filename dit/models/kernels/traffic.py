@@ -61,12 +61,18 @@ def _adapter_dropout(*arguments: Any) -> int:
     return 2 * _bytes(x) + _bytes(place)
 
 
+def _adapter_dropout_add(*arguments: Any) -> int:
+    total, *rest = arguments
+    return _bytes(total) + _adapter_dropout(*rest)
+
+
 OPERATOR_BYTES: Mapping[str, Callable[..., int]] = {
     "dit::gated_norm": _gated_norm,
     "dit::gated_norm_backward": _gated_norm_backward,
     "dit::rotated_heads": _rotated_heads,
     "dit::rotated_heads_backward": _rotated_heads_backward,
     "dit::adapter_dropout": _adapter_dropout,
+    "dit::adapter_dropout_add": _adapter_dropout_add,
 }
 """By the operator's name; each takes the arguments of a call."""
 

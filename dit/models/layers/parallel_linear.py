@@ -97,8 +97,8 @@ class _ParallelLinear(Adaptable):
 
     def forward(self, x: Tensor) -> Tensor:
         """The output alone, where Megatron-Core's have an (output, bias) pair."""
-        out = super().forward(x)[0] if self.frozen is None else self.frozen_output(x)
-        return self.adapted(out, x)
+        whole: Any = super()
+        return self.adapted(x, lambda x: whole.forward(x)[0])
 
     def tensor_sharing(self) -> TensorSharing:
         own: Any = self
@@ -271,8 +271,7 @@ class WholeLinear(Adaptable, nn.Linear):
     """Linear that every tensor rank holds whole, and whose input is whole on every one, too."""
 
     def forward(self, input: Tensor) -> Tensor:
-        out = self.product(input) if self.frozen is None else self.frozen_output(input)
-        return self.adapted(out, input)
+        return self.adapted(input, self.product)
 
     def product(self, x: Tensor) -> Tensor:
         """The output of the linear alone."""

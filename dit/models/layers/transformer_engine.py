@@ -84,8 +84,7 @@ def _linear_class() -> Any:
                 mark_split(self.bias, axis=0)
 
         def forward(self, x: Tensor) -> Tensor:
-            out = super().forward(x) if self.frozen is None else self.frozen_output(x)
-            return self.adapted(out, x)
+            return self.adapted(x, super().forward)
 
         def tensor_sharing(self) -> TensorSharing:
             sequence = self.sequence_parallel

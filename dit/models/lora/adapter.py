@@ -32,10 +32,11 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from dit.models.lora.dropout import adapter_key, dropout_rows, dropped
 from dit.models.lora.frozen import FrozenMatrix, frozen_product
+from dit.models.lora.products import narrowed, widened
 from dit.models.weight_marks import mark_split
 
 CHILD = "lora"
@@ -119,7 +120,7 @@ class Factors(nn.Module):
 
 
 class Adapter(nn.Module):
-    """The adapters of one linear; `forward` gives what they add to its output."""
+    """The adapters of one linear."""
 
     def __init__(
         self,
@@ -175,29 +176,36 @@ class Adapter(nn.Module):
             mark_split(down, axis=1)
             up.sequence_parallel = sharing.sequence
 
-    def forward(self, x_TI: Tensor) -> Tensor:
-        """What is added to the output of the linear, in the type of the adapters."""
+    def forward(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
+        """The output of the linear, which is `product` of the input, with what adapters add."""
         downs, ups = zip(*(one() for one in self.factors), strict=True)
-        h_TR = self.sharing.exchanged(self._down(x_TI.to(downs[0].dtype), downs))
-        h_parts = h_TR.split([len(down) for down in downs], dim=-1)
-        added = {
-            name: linear(h, up) * one.scale
-            for (name, one), h, up in zip(self._named(), h_parts, ups, strict=True)
-        }
-        if len(self.parts) == 1:
-            return added["0"]
-        every = [
-            added[str(n)] if str(n) in added else h_TR.new_zeros(len(h_TR), outputs)
-            for n, outputs in enumerate(self.parts)
-        ]
-        by_group = [part.unflatten(-1, (self.groups, -1)) for part in every]
-        return torch.cat(by_group, dim=-1).flatten(1)
+        x_TI, h_TR = self._down(x_TI, downs)
+        out_TO = product(x_TI)
+        up_OR, scale = self._up(ups)
+        return widened(out_TO, self.sharing.exchanged(h_TR), up_OR, scale=scale)
 
-    def _down(self, x_TI: Tensor, downs: Sequence[Tensor]) -> Tensor:
-        """A x of all parts, side by side; each part drops other numbers."""
+    def _up(self, ups: Sequence[Tensor]) -> tuple[Tensor, float]:
+        """One B of all parts, whose columns are those of `_down`, and the factor of its product.
+
+        Of a linear of several parts: its rows stand as the outputs, and are zero beside the
+        columns of their own part. So one product reads and writes all outputs.
+        """
+        named = self._named()
+        if len(self.parts) == 1:
+            return ups[0], named[0][1].scale
+        ranks = [up.shape[1] for up in ups]
+        every = [ups[0].new_zeros(outputs, sum(ranks)) for outputs in self.parts]
+        for at, ((name, one), up) in enumerate(zip(named, ups, strict=True)):
+            beside = sum(ranks[:at]), sum(ranks[at + 1 :])
+            every[int(name)] = pad(up * one.scale, beside)
+        by_group = [part.unflatten(0, (self.groups, -1)) for part in every]
+        return torch.cat(by_group, dim=1).flatten(0, 1), 1.0
+
+    def _down(self, x_TI: Tensor, downs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The input, and A x of all parts, side by side; each part drops other numbers."""
         rows = dropout_rows()
         if not (self.training and self.dropout and rows is not None):
-            return linear(x_TI, torch.cat([*downs]) if len(downs) > 1 else downs[0])
+            return narrowed(x_TI, torch.cat([*downs]) if len(downs) > 1 else downs[0])
         sharing, width = self.sharing, x_TI.shape[-1]
         split = sharing.axis == 1 and sharing.group is not None
         where = {
@@ -208,8 +216,9 @@ class Adapter(nn.Module):
         every = []
         for (part, _), down in zip(self._named(), downs, strict=True):
             key = adapter_key(rows.seed, f"{self.name}/{part}")
-            every.append(linear(dropped(x_TI, rate=self.dropout, key=key, **where), down))
-        return torch.cat(every, dim=-1)
+            x_TI, dropped_TI = dropped(x_TI, rate=self.dropout, key=key, **where)
+            every.append(linear(dropped_TI.to(down.dtype), down))
+        return x_TI, torch.cat(every, dim=-1)
 
     def _named(self) -> list[tuple[str, Factors]]:
         return list(self.named_children())  # type: ignore[arg-type]
@@ -251,12 +260,13 @@ class Adaptable(nn.Module):
         """What tensor ranks share of this linear."""
         raise NotImplementedError
 
-    def adapted(self, out_TO: Tensor, x_TI: Tensor) -> Tensor:
-        """The output, plus that of the adapter."""
+    def adapted(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
+        """The output of the linear, by `product` where its matrix is on the device, and adapter."""
         adapter = getattr(self, CHILD, None)
+        product = product if self.frozen is None else self.frozen_output
         if adapter is None or not adapter.enabled:
-            return out_TO
-        return out_TO + adapter(x_TI).to(out_TO.dtype)
+            return product(x_TI)
+        return adapter(x_TI, product)
 
     @property
     def is_frozen(self) -> bool:

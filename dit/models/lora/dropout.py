@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dit.models.kernels import choice
-from dit.models.kernels.adapter_dropout import adapter_dropout
+from dit.models.kernels.adapter_dropout import adapter_dropout, adapter_dropout_add
 
 _ROWS = 4096
 """Rows whose hashes are made at a time: they take eight bytes a number."""
@@ -79,17 +79,20 @@ def dropping(rows: DropoutRows | None) -> Iterator[None]:
 
 def dropped(
     x_TI: Tensor, *, rate: float, key: int, place_T: Tensor, first: int, fused_kernels: bool = False
-) -> Tensor:
-    """The input with each number set to 0 with probability `rate`, and else divided by 1 - rate.
+) -> tuple[Tensor, Tensor]:
+    """The input for one other use, and with each number set to 0, or else divided by 1 - rate.
 
-    `key` is that of pack and adapter (`adapter_key`), `first` the number of the first channel.
-    `fused_kernels` allows our kernel, which runs where `choice` says.
+    `rate` is the probability of 0, `key` that of pack and adapter (`adapter_key`), `first` the
+    number of the first channel. `fused_kernels` allows our kernel, which runs where `choice` says.
+
+    To the gradient of the other use, which nothing else may have, that of this one is added.
     """
     fused = fused_kernels and choice.kernels_run_on(x_TI.device)
-    masked = adapter_dropout if fused else _masked
-    out = _Dropped.apply(x_TI, masked, place_T, (rate, key, first))
-    assert isinstance(out, Tensor)
-    return out
+    masked, rest = _KERNELS if fused else _PLAIN, (place_T, rate, key, first)
+    if not x_TI.requires_grad:  # what a function returns would
+        return x_TI, masked.of(x_TI, *rest)
+    both: Any = _Dropped.apply(x_TI, masked, *rest)
+    return both
 
 
 def adapter_key(seed: int, name: str) -> int:
@@ -98,25 +101,33 @@ def adapter_key(seed: int, name: str) -> int:
     return int.from_bytes(digest, "little") >> 2
 
 
+class _Masked(NamedTuple):
+    """One form of the arithmetic; both take x, place_T, rate, key and first."""
+
+    of: Callable[..., Tensor]
+    add: Callable[..., None]  # to a sum, which stands before them
+
+
 class _Dropped(torch.autograd.Function):
     """Saves no mask: the way back makes it again."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x_TI: Tensor,
-        masked: Callable[..., Tensor],
-        place_T: Tensor,
-        rest: tuple[float, int, int],
-    ) -> Tensor:
+        ctx: Any, x_TI: Tensor, masked: _Masked, place_T: Tensor, *rest: Any
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(place_T)
         ctx.masked, ctx.rest = masked, rest
-        return masked(x_TI, place_T, *rest)
+        return x_TI, masked.of(x_TI, place_T, *rest)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (place_T,) = ctx.saved_tensors
-        return ctx.masked(gradients[0], place_T, *ctx.rest), None, None, None
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        (place_T,), (to_x_TI, to_dropped_TI) = ctx.saved_tensors, gradients
+        if to_dropped_TI is not None and to_x_TI is None:
+            to_x_TI = ctx.masked.of(to_dropped_TI, place_T, *ctx.rest)
+        elif to_dropped_TI is not None:
+            ctx.masked.add(to_x_TI, to_dropped_TI, place_T, *ctx.rest)
+        return to_x_TI, *[None] * 5
 
 
 def _masked(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int) -> Tensor:
@@ -126,6 +137,13 @@ def _masked(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int) ->
         kept = _kept(place_T[rows], x_TI.shape[1], rate=rate, key=key, first=first)
         torch.mul(x_TI[rows], kept.to(x_TI.dtype) / (1 - rate), out=out_TI[rows])
     return out_TI
+
+
+def _add_masked(sum_TI: Tensor, *arguments: Any) -> None:
+    sum_TI.add_(_masked(*arguments))
+
+
+_PLAIN, _KERNELS = _Masked(_masked, _add_masked), _Masked(adapter_dropout, adapter_dropout_add)
 
 
 def _kept(place_T: Tensor, channels: int, *, rate: float, key: int, first: int) -> Tensor:

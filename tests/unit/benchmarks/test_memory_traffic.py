@@ -133,5 +133,9 @@ def test_dropout_of_adapters_reads_and_writes_each_input_once(groups):
     assert sum(one.units() for one in dropped) - sum(one.units() for one in plain) <= 45
     # Queries, keys and values drop other numbers; text needs no gradient.
     calls = 3 + 1 + 1 + 1 + 1 + 1
-    assert [one.count["adapter_dropout"] for one in dropped] == [calls + 2, calls]
-    assert not any("adapter_dropout" in one.count for one in plain)
+    assert dropped[0].count["adapter_dropout"] == calls + 2
+    assert dropped[1].count["adapter_dropout_add"] == calls
+    assert not any("adapter_dropout" in name for one in plain for name in one.count)
+    # Products of adapters add to what their linear computes, both ways.
+    linears = 7  # text needs no gradient
+    assert [one.count["addmm_"] for one in plain] == [linears, linears - 1]

@@ -122,9 +122,10 @@ def test_dropout_has_the_bits_of_torch(rate, dtype, monkeypatch):
     monkeypatch.setattr(choice, "kernels_run_on", lambda device: True)
     each = []
     for fused in (True, False):
-        out_TI = dropped(x_TI, **where, fused_kernels=fused)
-        (gradient_TI,) = torch.autograd.grad(out_TI, x_TI, to_out_TI)
-        each.append((out_TI.detach().view(bits), gradient_TI.view(bits)))
+        other_TI, out_TI = dropped(x_TI, **where, fused_kernels=fused)
+        (gradient_TI,) = torch.autograd.grad(out_TI, x_TI, to_out_TI, retain_graph=True)
+        (sum_TI,) = torch.autograd.grad([other_TI * 3, out_TI], x_TI, [to_out_TI, to_out_TI])
+        each.append([x.detach().view(bits) for x in (out_TI, gradient_TI, sum_TI)])
     for mine, plain in zip(*each, strict=True):
         assert torch.equal(mine, plain)
 
@@ -264,6 +265,7 @@ def test_traffic_of_dropout_is_what_its_kernel_moves(moved):
     x_TI = torch.ones(9, 1030, dtype=BF16)
     arguments = (x_TI, torch.arange(9), 0.1, adapter_key(7, "a"), 0)
     _check_traffic(moved, adapter_dropout.adapter_dropout, arguments)
+    _check_traffic(moved, adapter_dropout.adapter_dropout_add, (x_TI.clone(), *arguments))
     check = {"test_utils": ("test_schema", "test_faketensor")}
     torch.library.opcheck(adapter_dropout.adapter_dropout, arguments, **check)
 

@@ -125,6 +125,7 @@ def test_every_kernel_compiles_for_hopper(launches, shape):
     HeadsCall.of((2, heads, head_width), others=(head_width,), dtype=bf16).results(fused=True)
     x_TI = torch.zeros(2, width, dtype=bf16)
     adapter_dropout.adapter_dropout(x_TI, torch.arange(2), 0.1, 2**61 + 1, 0)
+    adapter_dropout.adapter_dropout_add(x_TI, x_TI, torch.arange(2), 0.1, 2**61 + 1, 0)
     found = launches.binaries()
     names = [name for name, _ in found]
     # Of adaLN with and without gate and norm, and with no gradient from beside the norm.
@@ -134,7 +135,7 @@ def test_every_kernel_compiles_for_hopper(launches, shape):
         "gated_norm_add_row_parts": 1,
         "rotated_heads_forward": 1,
         "rotated_heads_backward": 1,
-        "adapter_dropout_masked": 1,
+        "adapter_dropout_masked": 2,
     }
     for name, made in found:
         ptx = made.asm["ptx"]

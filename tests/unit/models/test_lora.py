@@ -18,6 +18,7 @@ from dit.models.lora.dropout import (
     dropped,
     dropping,
 )
+from dit.models.lora.products import narrowed
 from dit.models.lora.targets import (
     adaptable_pairs,
     adapters_by_linear,
@@ -31,6 +32,7 @@ from tests.packs import run_config
 from tests.wan_networks import wan_model
 
 QKV = "blocks.layers.1.self_attention.linear_qkv"
+OUT_OF_TEXT = "blocks.0.attn2.to_out.0"
 SHAPES = {
     "blocks.1.attn1.to_q": AdapterShape(rank=3, alpha=6.0),
     "blocks.1.attn1.to_v": AdapterShape(rank=5, alpha=1.0),
@@ -61,6 +63,38 @@ def test_a_fused_linear_adds_the_product_of_each_of_its_parts(groups):
         assert (got - wanted).abs().max() <= 1e-5 * wanted.square().mean().sqrt()
     assert not added[:, :, 1].any()  # keys have no adapter
     assert list(parts) == ["0", "2"]
+
+
+@pytest.mark.parametrize("shapes", [SHAPES, {OUT_OF_TEXT: AdapterShape(rank=3, alpha=2.0)}])
+def test_gradients_are_those_of_products_of_their_own(groups, shapes):
+    network = _network(groups)
+    attach_adapters(network, shapes, precision=Precision.FP32)
+    randomise(network, seed=2)
+    linear: Any = next(m for m in network.modules() if getattr(m, "lora", None) is not None)
+    heads, parts = linear.lora.groups, len(linear.lora.parts)
+    x = torch.randn(7, linear.weight.shape[1], requires_grad=True)
+    weights = {n: p for n, p in linear.named_parameters() if p.requires_grad}
+    added = x.new_zeros(7, heads, parts, linear.weight.shape[0] // (heads * parts))
+    for name, one in linear.lora._named():
+        own = one.scale * x @ one.A.T @ one.B.T
+        added = added.index_add(2, torch.tensor([int(name)]), own.view(7, heads, 1, -1))
+    wanted = torch.nn.functional.linear(x, linear.weight, linear.bias) + added.flatten(1)
+    to_out = torch.randn_like(wanted)
+    each = [
+        (out, *torch.autograd.grad(out, [x, *weights.values()], to_out))
+        for out in (linear(x), wanted)
+    ]
+    for name, got, right in zip(["output", "input", *weights], *each, strict=True):
+        assert (got - right).abs().max() <= 1e-6 * right.abs().max(), name
+
+
+def test_an_input_without_a_gradient_is_given_none():
+    """Text needs none: the product with the whole matrix, which would make it, is not computed."""
+    x, down = torch.randn(4, 6), torch.nn.Parameter(torch.randn(2, 6))
+    for wanted in (False, True):
+        for_linear, h = narrowed(x.requires_grad_(wanted), down)
+        assert for_linear.requires_grad == wanted and h.requires_grad
+        assert torch.equal(h, x @ down.T)
 
 
 def test_adapters_alone_are_trained_and_start_at_nothing(groups):
@@ -98,7 +132,7 @@ def test_checkpoints_name_each_layer_s_adapters(groups):
 def test_dropout_is_a_function_of_seed_adapter_place_and_channel(rate: float):
     place, ones = torch.arange(400), torch.ones(400, 96, dtype=torch.float64)
     where = {"rate": rate, "place_T": place, "first": 0}
-    whole = dropped(ones, key=adapter_key(5, "a"), **where)
+    _, whole = dropped(ones, key=adapter_key(5, "a"), **where)
     kept = whole != 0
     assert whole[kept].unique().tolist() == [pytest.approx(1 / (1 - rate))]
     spread = (rate * (1 - rate) / kept.numel()) ** 0.5
@@ -106,15 +140,15 @@ def test_dropout_is_a_function_of_seed_adapter_place_and_channel(rate: float):
     assert abs(kept.double().mean(0) - (1 - rate)).max() < 5 * spread * 96**0.5 * 20**0.5
     # Neither neighbours, nor another adapter, nor another pack, know of it.
     for other in (
-        dropped(ones, key=adapter_key(5, "b"), **where) != 0,
-        dropped(ones, key=adapter_key(6, "a"), **where) != 0,
+        dropped(ones, key=adapter_key(5, "b"), **where)[1] != 0,
+        dropped(ones, key=adapter_key(6, "a"), **where)[1] != 0,
         kept.roll(1, 0),
         kept.roll(1, 1),
     ):
         both = (kept & other).double().mean()
         assert abs(both - (1 - rate) ** 2) < 6 * spread
     # Any part of rows and channels has the numbers of the whole.
-    part = dropped(
+    _, part = dropped(
         ones[37:90, :40], rate=rate, key=adapter_key(5, "a"), place_T=place[37:90], first=24
     )
     assert torch.equal(part, whole[37:90, 24:64])
@@ -123,7 +157,12 @@ def test_dropout_is_a_function_of_seed_adapter_place_and_channel(rate: float):
 def test_the_way_back_through_dropout_drops_the_same(groups):
     x = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
     where = {"rate": 0.4, "key": 3, "place_T": torch.arange(9), "first": 0}
-    assert torch.autograd.gradcheck(lambda x: dropped(x, **where), (x,))
+    assert torch.autograd.gradcheck(lambda x: dropped(x, **where)[1], (x,))
+    # Beside another use of the input, whose gradient becomes the sum.
+    other, kept = dropped(x, **where)
+    (both,) = torch.autograd.grad([other * 2, kept], x, [torch.ones(9, 8).double()] * 2)
+    (own,) = torch.autograd.grad(dropped(x, **where)[1], x, torch.ones(9, 8).double())
+    assert torch.equal(both, own + 2)
 
 
 def test_adapters_drop_in_training_alone_and_parts_drop_other_numbers(groups):
@@ -144,7 +183,7 @@ def test_adapters_drop_in_training_alone_and_parts_drop_other_numbers(groups):
         assert not torch.allclose(linear(x), first)
     queries = dict(linear.lora._named())["0"].A
     with dropping(rows):
-        made = linear.lora._down(x, [queries, queries])
+        made = linear.lora._down(x, [queries, queries])[1]
     assert not torch.allclose(made[:, :3], made[:, 3:])  # as PEFT's modules, each of its own
     assert torch.equal(first, again) and not torch.allclose(first, calm)
     assert torch.equal(linear(x), calm)
