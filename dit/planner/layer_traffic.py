@@ -89,12 +89,14 @@ def head_units(width: int, load: LayerLoad) -> Moved:
 
 def _cross_layer(layer: CrossLayerSpec, load: LayerLoad) -> tuple[Moved, Moved]:
     width, attention, cross = layer.attention.width, layer.attention, layer.cross_attention
-    inside = _queries_and_keys(attention, load, others=1) + _biases(attention, made=3)
-    inside += _cross_attention(cross, load) + _feed_forward(layer.feed_forward)
+    inside = _queries_and_keys(attention, load, others=1) + _biases(attention, load, made=3)
+    inside += _cross_attention(cross, load) + _feed_forward(layer.feed_forward, load)
     if load.context > 1:
         inside += _exchange(load)
     wide = isinstance(layer.modulation, TableModulation)
-    outside = _bias(attention.bias) + _bias(cross.bias) + _bias(layer.feed_forward.bias)
+    outside = (
+        _bias(attention.bias, load) + _bias(cross.bias, load) + _bias(layer.feed_forward.bias, load)
+    )
     if layer.gated_cross:
         outside += _modulation(width, load, norms=1, both=2, gates=1, wide=wide)
     else:
@@ -120,19 +122,21 @@ def _exchange(load: LayerLoad) -> Moved:
 
 def _double_layer(layer: DoubleLayerSpec, load: LayerLoad) -> tuple[Moved, Moved]:
     width, attention = layer.attention.width, layer.attention
-    inside = _queries_and_keys(attention, load, others=1) + _biases(attention, made=3)
-    inside += _feed_forward(layer.feed_forward)
+    inside = _queries_and_keys(attention, load, others=1) + _biases(attention, load, made=3)
+    inside += _feed_forward(layer.feed_forward, load)
     # Queries, keys and values of both rows: joined (6), side by side (6), in joint order (6), and
     # the output back (2); backward, the halves of the output are joined as well (2).
     inside += Moved(6 + 6 + 6 + 2, 6 + 6 + 2 + 2)
     wide = isinstance(layer.modulation, TableModulation)
     outside = _modulation(width, load, norms=1, both=1, gates=1, wide=wide)
-    outside += _bias(attention.bias) + _bias(layer.feed_forward.bias)
+    outside += _bias(attention.bias, load) + _bias(layer.feed_forward.bias, load)
     # A last layer that does not update its text moves less: one of many, not told apart here.
     inside, outside = inside.times(1 + load.text), outside.times(1 + load.text)
     if layer.second_attention:
-        inside += _queries_and_keys(attention, load, others=1) + _biases(attention, made=3)
-        outside += _modulation(width, load, norms=1, gates=1, wide=wide) + _bias(attention.bias)
+        inside += _queries_and_keys(attention, load, others=1) + _biases(attention, load, made=3)
+        outside += _modulation(width, load, norms=1, gates=1, wide=wide) + _bias(
+            attention.bias, load
+        )
     return inside, outside
 
 
@@ -140,11 +144,11 @@ def _single_layer(layer: SingleLayerSpec, load: LayerLoad) -> tuple[Moved, Moved
     width, attention, inner = layer.attention.width, layer.attention, layer.feed_forward
     made = inner.hidden * inner.activation.inputs / width
     inside = _queries_and_keys(attention, load, others=1 + made)
-    inside += _biases(attention, made=3 + made) + _activation(inner)
+    inside += _biases(attention, load, made=3 + made) + _activation(inner)
     # Attention and hidden units are laid side by side.
     inside += Moved(2 * (1 + inner.hidden / width), 0)
     wide = isinstance(layer.modulation, TableModulation)
-    outside = _modulation(width, load, norms=1, gates=1, wide=wide) + _bias(attention.bias)
+    outside = _modulation(width, load, norms=1, gates=1, wide=wide) + _bias(attention.bias, load)
     return inside.times(1 + load.text), outside.times(1 + load.text)
 
 
@@ -208,13 +212,13 @@ def _head_norm(attention: AttentionSpec, *, copied: bool) -> Moved:
 def _cross_attention(cross: AttentionSpec, load: LayerLoad) -> Moved:
     queries, keys = (_head_norm(cross, copied=copied) for copied in (False, True))
     # Gradients of keys and values are joined.
-    text = keys + Moved(0, 4) + _biases(cross, made=2)
-    return queries + _biases(cross, made=1) + text.times(load.text)
+    text = keys + Moved(0, 4) + _biases(cross, load, made=2)
+    return queries + _biases(cross, load, made=1) + text.times(load.text)
 
 
-def _feed_forward(spec: FeedForwardSpec) -> Moved:
+def _feed_forward(spec: FeedForwardSpec, load: LayerLoad) -> Moved:
     made = spec.hidden * spec.activation.inputs / spec.width
-    return _activation(spec) + _bias(spec.bias).times(made)
+    return _activation(spec) + _bias(spec.bias, load).times(made)
 
 
 def _activation(spec: FeedForwardSpec) -> Moved:
@@ -226,11 +230,11 @@ def _activation(spec: FeedForwardSpec) -> Moved:
     return Moved(2, 3).times(inner)
 
 
-def _biases(attention: AttentionSpec, *, made: float) -> Moved:
+def _biases(attention: AttentionSpec, load: LayerLoad, *, made: float) -> Moved:
     """Of a product with so many outputs for each number of the width."""
-    return _bias(attention.bias).times(made)
+    return _bias(attention.bias, load).times(made)
 
 
-def _bias(bias: bool) -> Moved:
-    """Added to D outputs of a product; backward, the sum over tokens."""
-    return Moved(2, 1) if bias else Moved()
+def _bias(bias: bool, load: LayerLoad) -> Moved:
+    """Added to D outputs, on one tensor rank by the product; backward, the sum over tokens."""
+    return Moved(2 * (load.tensor > 1), 1) if bias else Moved()

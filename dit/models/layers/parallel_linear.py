@@ -97,8 +97,16 @@ class _ParallelLinear(Adaptable):
 
     def forward(self, x: Tensor) -> Tensor:
         """The output alone, where Megatron-Core's have an (output, bias) pair."""
-        whole: Any = super()
-        return self.adapted(x, lambda x: whole.forward(x)[0])
+        return self.adapted(x, self.product)
+
+    def product(self, x: Tensor) -> Tensor:
+        """The output of the linear alone."""
+        own: Any = self
+        if own.tp_group.size() > 1 or own.gradient_accumulation_fusion:
+            base: Any = super()
+            return base.forward(x)[0]
+        # The product adds the bias, for which Megatron-Core reads and writes the output once more.
+        return nn.functional.linear(x, own.weight, own.bias)
 
     def tensor_sharing(self) -> TensorSharing:
         own: Any = self
