@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from dit.models.layers.per_sample import PerSample
-from dit.models.layers.queries_and_keys import HeadNorm, fused_parts, rotate
+from dit.models.layers.queries_and_keys import (
+    AcrossHeadsNorm,
+    HeadNorm,
+    fused_across_heads,
+    fused_parts,
+    rotate,
+)
 
 ROWS = {
     "equal": [0] * 20 + [1] * 20,
@@ -136,6 +142,119 @@ class HeadsCall:
         outputs += others
         gradients = [x.double() for x in self.to_out]
         return [*outputs, *torch.autograd.grad(outputs, (x_THX, *weights), gradients)]
+
+
+class OneRank:
+    """Stands for the group of one tensor rank."""
+
+    def size(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class AcrossCall:
+    """Queries, keys and values of self-attention in one row, or of cross-attention in several."""
+
+    rows: tuple[Tensor, ...]  # [T, H, X]; one of 3 K; or of K, and of 2 K for text and an image
+    scales: tuple[Tensor, ...]
+    angles: tuple[Tensor, Tensor] | None
+    twisted: bool
+    to_out: tuple[Tensor, ...]
+
+    @classmethod
+    def of(
+        cls,
+        lengths: tuple[int, ...],
+        heads: tuple[int, int],
+        *,
+        dtype: torch.dtype,
+        angles: str = "of tokens",
+        device: str = "cpu",
+    ) -> AcrossCall:
+        """`heads`: their number and width; with one length there are `angles` of a kind.
+
+        "of tokens", "of heads", either also "twisted": halves that are not alike.
+        """
+        rng, (number, width) = torch.Generator().manual_seed(2), heads
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=rng).to(device, dtype)
+
+        widths = [3] if len(lengths) == 1 else [1] + [2] * (len(lengths) - 1)
+        xs = [random(t, number, n * width) for t, n in zip(lengths, widths, strict=True)]
+        xs[0][-1:] *= 1e-3  # the norm's epsilon counts
+        scales = [random(number * width) for _ in range(max(2, len(lengths)))]
+        both = None
+        if len(lengths) == 1:
+            shape = (*lengths, number) if "heads" in angles else lengths
+            angle = torch.rand(*shape, width, generator=rng).to(device) * 100
+            if "twisted" not in angles:
+                angle = angle[..., : width // 2].repeat(*[1] * len(shape), 2)
+            both = angle.cos(), angle.sin()
+        # Gradients whose heads come first, as those of attention may.
+        to_out = [
+            random(number, t, width).transpose(0, 1)
+            for t, n in zip(lengths, widths, strict=True)
+            for _ in range(n)
+        ]
+        return cls(tuple(xs), tuple(scales), both, "twisted" in angles, tuple(to_out))
+
+    def norm(self, group: Any = None) -> AcrossHeadsNorm:
+        """On one tensor rank, or on those of `group`."""
+        group, part = group or OneRank(), len(self.scales[0])
+        made = AcrossHeadsNorm(
+            part * group.size(),
+            eps=1e-6,
+            dtype=self.scales[0].dtype,
+            group=group,
+            image=len(self.rows) == 3,
+        ).to(self.rows[0].device)
+        for mine, given in zip(made.parameters(), self.scales, strict=True):
+            mine.data.copy_(given)
+        return made
+
+    def results(self, *, fused: bool = False, group: Any = None) -> list[Tensor]:
+        """Queries, keys and values of each row; gradients of rows and of weights."""
+        norm, width = self.norm(group), self.to_out[0].shape[-1]
+        rows = [x.detach().requires_grad_() for x in self.rows]
+        if fused:
+            normed = 2 if len(rows) == 1 else 1
+            given = [(x, normed, [width] * (x.shape[-1] // width - normed)) for x in rows]
+            outputs = fused_across_heads(norm, given, self.angles, twisted=self.twisted)
+        else:
+            outputs = self._outputs(rows, norm, rotate)
+        inputs = [*rows, *norm.parameters()]
+        return [*outputs, *torch.autograd.grad(outputs, inputs, self.to_out)]
+
+    def exact(self) -> list[Tensor]:
+        """The same in float64 by autograd."""
+        rows, scales = (
+            [x.double().requires_grad_() for x in given] for given in (self.rows, self.scales)
+        )
+
+        def normed(*heads: Tensor) -> list[Tensor]:
+            flat = [(x.flatten(1), w) for x, w in zip(heads, scales, strict=True)]
+            made = [x / (x.square().mean(1, keepdim=True) + 1e-6).sqrt() * w for x, w in flat]
+            return [x.view_as(one) for x, one in zip(made, heads, strict=True)]
+
+        def turned(x_THK: Tensor, *angles: Tensor) -> Tensor:
+            cos, sin = (x.double().view(len(x_THK), -1, x.shape[-1]).chunk(2, -1) for x in angles)
+            (low, high) = x_THK.chunk(2, dim=-1)
+            turns = low * cos[0] - high * sin[0], high * cos[1] + low * sin[1]
+            return torch.cat(turns, dim=-1)
+
+        outputs = self._outputs(rows, normed, turned)
+        gradients = [x.double() for x in self.to_out]
+        return [*outputs, *torch.autograd.grad(outputs, [*rows, *scales], gradients)]
+
+    def _outputs(self, rows: Sequence[Tensor], norm: Any, turn: Any) -> list[Tensor]:
+        width = self.to_out[0].shape[-1]
+        parts = [x.split(width, dim=-1) for x in rows]
+        if len(rows) == 1:
+            q, k, v = parts[0]
+            return [*(turn(x, *(self.angles or ())) for x in norm(q, k)), v]
+        heads = norm(*(cut[0] for cut in parts))
+        return [x for mine, cut in zip(heads, parts, strict=True) for x in (mine, *cut[1:])]
 
 
 def errors(

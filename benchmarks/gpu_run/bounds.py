@@ -18,7 +18,7 @@ from dit.models.attention.choice import AttentionCall
 from dit.models.attention.fit import AttentionCase, fitting
 from dit.models.attention.kernels import ATTEND
 from dit.models.attention.spans import Spans
-from dit.models.kernels import gated_norm, rotated_heads
+from dit.models.kernels import across_heads, gated_norm, rotated_heads
 from dit.models.kernels.row_chunks import RowChunks
 from dit.models.kernels.traffic import OPERATOR_BYTES
 from gpu_run.parts import Part
@@ -113,7 +113,11 @@ def _case(width: int, longest: int) -> AttentionCase:
 
 
 def _fused(*, tokens: int, fused: Sequence[tuple[int, int]], **_: Any) -> Iterator[MeasuredBound]:
-    kinds = {"gated norm": _gated_norm, "norm and rotation of heads": _rotated_heads}
+    kinds = {
+        "gated norm": _gated_norm,
+        "norm and rotation of heads": _rotated_heads,
+        "norm across heads and rotation": _across_heads,
+    }
     for width, head in fused:
         for name, kind in kinds.items():
             moved = kind(tokens, width, head, torch.device("meta")).moved()
@@ -143,6 +147,19 @@ def _rotated_heads(tokens: int, width: int, head: int, where: torch.device) -> _
         return rotated_heads.queries_and_keys(x, weights, angles, eps=1e-6, others=(head,))  # type: ignore[arg-type]
 
     shapes = (tokens, width // head, 3 * head), (head,), (head,)
+    return _Passes(function, [_random(*shape, where=where) for shape in shapes])
+
+
+def _across_heads(tokens: int, width: int, head: int, where: torch.device) -> _Passes:
+    """Those of an attention that normalises all heads of a token together."""
+    angles = _random(tokens, head, where=where), _random(tokens, head, where=where)
+    how = across_heads.Across(eps=1e-6, numbers=width, summed=lambda sums: sums)
+
+    def function(x: Tensor, *weights: Tensor) -> Any:
+        row = across_heads.NormedRow(x_THX=x, parts=2, widths=(head,))
+        return across_heads.normalised([row], weights, angles, how)
+
+    shapes = (tokens, width // head, 3 * head), (width,), (width,)
     return _Passes(function, [_random(*shape, where=where) for shape in shapes])
 
 

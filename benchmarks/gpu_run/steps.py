@@ -30,7 +30,8 @@ _KINDS = {
     "communication": r"nccl|multimem",
     "attention": r"flash|fmha|sdpa|attention|attn",
     "matrix products": r"gemm|gemv|nvjet|cutlass|cublas|splitk|wgmma|\bmm\b|addmm|matmul",
-    "norms, rotation, dropout": r"gated_norm|rotated_heads|adapter_dropout|layer_?norm|rms_?norm",
+    "norms, rotation, dropout": r"gated_norm|rotated_heads|across_heads|adapter_dropout|"
+    r"layer_?norm|rms_?norm",
     "optimizer": r"adam|multi_tensor",
     "copies": r"memcpy|memset|copy",
 }

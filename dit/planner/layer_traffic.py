@@ -186,9 +186,13 @@ def _fused_modulation(*, norms: int, both: int, gates: int, row: float) -> Moved
 def _queries_and_keys(attention: AttentionSpec, load: LayerLoad, *, others: float) -> Moved:
     """Norm and rotation; `others` are the widths beside them in the product, over D."""
     angles = attention.head_width / attention.width
+    read = 2 * angles * ceil(attention.heads / HEADS)
     if load.fused and attention.norm is QkNorm.PER_HEAD:
-        read = 2 * angles * ceil(attention.heads / HEADS)
         return Moved(4 + read, 6 + 2 * others + read)
+    if load.fused and attention.norm is QkNorm.ACROSS_HEADS:
+        # Queries and keys, one after the other, each read angles.
+        each = _across_heads() + Moved(read, read)
+        return each.times(2) + Moved(0, 2 * others)
     # Into float32 (3), cosines (4), sines on both halves (6), and back (3).
     rotation = Moved(16 + 4 * angles, 16 + 4 * angles)
     each = rotation + _head_norm(attention, copied=True)
@@ -209,7 +213,16 @@ def _head_norm(attention: AttentionSpec, *, copied: bool) -> Moved:
             return Moved(3 + 4 + 2 + 8 + 3, 3 + 30 + 4 + 4 + 6 + 3)
 
 
+def _across_heads() -> Moved:
+    """Fused, of queries or keys: the sums read them before the kernel that normalises does."""
+    return Moved(1 + 2, 2 + 3)
+
+
 def _cross_attention(cross: AttentionSpec, load: LayerLoad) -> Moved:
+    if load.fused and cross.norm is QkNorm.ACROSS_HEADS:
+        # Gradients of values are written beside those of keys.
+        text = _across_heads() + Moved(0, 2) + _biases(cross, load, made=2)
+        return _across_heads() + _biases(cross, load, made=1) + text.times(load.text)
     queries, keys = (_head_norm(cross, copied=copied) for copied in (False, True))
     # Gradients of keys and values are joined.
     text = keys + Moved(0, 4) + _biases(cross, load, made=2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dit.models.kernels.choice import kernels_run_on
-from tests.fused_kernels import CALLS, ROWS, AdaLNCall, HeadsCall, errors
+from tests.fused_kernels import CALLS, ROWS, AcrossCall, AdaLNCall, HeadsCall, errors
 
 pytestmark = pytest.mark.gpu
 
@@ -45,4 +45,11 @@ def test_queries_and_keys_err_no_more_than_torch(shape, tokens):
     (width, heads), dtype = shape, torch.bfloat16
     head_width = width // heads
     call = HeadsCall.of((tokens, heads, head_width), others=(head_width,), dtype=dtype, device=CUDA)
+    _check(call, call.exact())
+
+
+@pytest.mark.parametrize("angles", ["of tokens", "of heads, twisted"])
+@pytest.mark.parametrize("lengths", [(0,), (1,), (5000,), (5000, 512), (900, 512, 257)])
+def test_norms_across_heads_err_no_more_than_torch(lengths, angles):
+    call = AcrossCall.of(lengths, (40, 128), dtype=torch.bfloat16, angles=angles, device=CUDA)
     _check(call, call.exact())

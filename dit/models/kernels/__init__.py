@@ -12,5 +12,7 @@ adapter_dropout       dropout on the input of adapters
 adapter_dropout_triton  its kernel
 rotated_heads         RMSNorm of each head and rotary positions of queries and keys
 rotated_heads_triton  its kernels
+across_heads          RMSNorm over all heads of a token, with or without rotary positions
+across_heads_triton   its kernels
 traffic               bytes that the loads and stores of each operator move
 """

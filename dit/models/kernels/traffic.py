@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dit.models.kernels import across_heads
 from dit.models.kernels.gated_norm import PARTS_BLOCK
 from dit.models.kernels.rotated_heads import grid_of
 
@@ -50,10 +51,29 @@ def _rotated_heads_backward(*arguments: Any) -> int:
     total = _angles_and_weights(x, weight, cos) + 6 * _heads(x, weight)
     total += 2 * sum(map(_bytes, to_others))
     programs, groups = grid_of(*x.shape[:2])
-    sums = 2 * len(weight) * _NUMBER
-    # Parts of the sums are written by the kernel; torch reads them, writes the sums and rounds.
-    rounding = 0 if weight.element_size() == _NUMBER else sums + 2 * _bytes(weight)
-    return total + 2 * programs * groups * sums + sums + rounding
+    return total + 2 * _added_parts(weight, programs * groups)
+
+
+def _across_heads_sums(*arguments: Any) -> int:
+    a, b = arguments
+    return _bytes(a) + (0 if b is None else _bytes(b)) + len(a) * _NUMBER
+
+
+def _across_heads(*arguments: Any) -> int:
+    x, weight, _, cos, _, twisted, *_ = arguments
+    programs, groups = across_heads.grid_of(*x.shape[:2])
+    total = 2 * _bytes(x) + groups * len(x) * _NUMBER + programs * _bytes(weight)
+    return total + _angles(cos, twisted, groups)
+
+
+def _across_heads_backward(*arguments: Any) -> int:
+    to_out, to_others, x, weights, _, _, cos, _, twisted, *_ = arguments
+    programs, groups = across_heads.grid_of(*x.shape[:2])
+    total = 3 * sum(map(_bytes, to_out)) + 2 * sum(map(_bytes, to_others))
+    for weight in weights:
+        total += 2 * groups * len(x) * _NUMBER + programs * _bytes(weight)
+        total += _angles(cos, twisted, groups) + _added_parts(weight, programs)
+    return total
 
 
 def _adapter_dropout(*arguments: Any) -> int:
@@ -71,6 +91,9 @@ OPERATOR_BYTES: Mapping[str, Callable[..., int]] = {
     "dit::gated_norm_backward": _gated_norm_backward,
     "dit::rotated_heads": _rotated_heads,
     "dit::rotated_heads_backward": _rotated_heads_backward,
+    "dit::across_heads_sums": _across_heads_sums,
+    "dit::across_heads": _across_heads,
+    "dit::across_heads_backward": _across_heads_backward,
     "dit::adapter_dropout": _adapter_dropout,
     "dit::adapter_dropout_add": _adapter_dropout_add,
 }
@@ -94,6 +117,20 @@ def _places(tokens: Tensor, slots: Tensor) -> int:
 
 def _stats(tokens: Tensor) -> int:
     return 2 * len(tokens) * _NUMBER
+
+
+def _angles(cos: Tensor | None, twisted: bool, groups: int) -> int:
+    """Cosines and sines, half of them if halves are alike, for each group of heads or head."""
+    if cos is None:
+        return 0
+    return (1 + twisted) * (groups if cos.dim() == 2 else 1) * _bytes(cos)
+
+
+def _added_parts(weight: Tensor, programs: int) -> int:
+    """Programs write parts of the weight's gradient; torch adds them, and rounds the sums."""
+    sums = len(weight) * _NUMBER
+    rounding = 0 if weight.element_size() == _NUMBER else sums + _bytes(weight)
+    return (2 * programs + 1) * sums + rounding
 
 
 def _angles_and_weights(x: Tensor, weight: Tensor, cos: Tensor) -> int:

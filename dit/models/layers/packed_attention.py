@@ -21,7 +21,13 @@ from dit.models.layer_spec import AttentionSpec, QkNorm
 from dit.models.layers.context_parallel import Context, Exchange
 from dit.models.layers.parallel_linear import BuildContext, ColumnLinear, split_linear
 from dit.models.layers.per_sample import PerSample, compiled
-from dit.models.layers.queries_and_keys import AcrossHeadsNorm, HeadNorm, fused_parts, rotate
+from dit.models.layers.queries_and_keys import (
+    AcrossHeadsNorm,
+    HeadNorm,
+    fused_across_heads,
+    fused_parts,
+    rotate,
+)
 
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines [T, K], float32."""
@@ -72,19 +78,13 @@ class PackedAttention(MegatronModule):
                 width, eps=eps, dtype=dtype, group=group, image=image
             )
 
-    def heads(self, x_TX: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """Splits [T, heads * parts * K], ordered head by head, into `parts` of [T, heads, K]."""
-        x_THX = x_TX.view(x_TX.shape[0], -1, parts * self.head_width)
-        # The way back through a cut copies, even where there is one part.
-        return (x_THX,) if parts == 1 else x_THX.chunk(parts, dim=-1)
-
-    def normalised(self, q_THK: Tensor, k_SHK: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys without rotation."""
+    def normalised(self, *heads: Tensor) -> tuple[Tensor, ...]:
+        """Queries and keys without rotation; keys of an image if the norm is across heads."""
         if self.across_heads is not None:
-            q_THK, k_SHK = self.across_heads(q_THK, k_SHK)
-            return q_THK, k_SHK
+            return self.across_heads(*heads)
         if self.q_layernorm is None or self.k_layernorm is None:
-            return q_THK, k_SHK
+            return heads
+        q_THK, k_SHK = heads
         return self.q_layernorm(q_THK), self.k_layernorm(k_SHK)
 
     def positioned(self, q_THK: Tensor, k_THK: Tensor, row: RowConditions) -> tuple[Tensor, Tensor]:
@@ -92,7 +92,9 @@ class PackedAttention(MegatronModule):
         if self.q_layernorm is None:  # normalised beforehand: a collective cannot be compiled
             q_THK, k_THK = self.normalised(q_THK, k_THK)
         if row.angles_TK is None:
-            return (q_THK, k_THK) if self.q_layernorm is None else self.normalised(q_THK, k_THK)
+            if self.q_layernorm is not None:
+                q_THK, k_THK = self.normalised(q_THK, k_THK)
+            return q_THK, k_THK
         turn = compiled(_turn) if row.per_sample.compiled else _turn
         angles = row.angles_TK
         return turn(q_THK, self.q_layernorm, *angles), turn(k_THK, self.k_layernorm, *angles)
@@ -102,8 +104,9 @@ class PackedAttention(MegatronModule):
     ) -> tuple[Tensor, ...]:
         """Queries and keys of each head, positioned, and the parts that follow, as they are."""
         norms, angles = (self.q_layernorm, self.k_layernorm), row.angles_TK
-        # Without a norm or rotation, or with a norm across heads, which asks other ranks, the plain
-        # form stays.
+        if row.per_sample.fused and self.across_heads is not None:
+            return fused_across_heads(self.across_heads, [(x_THX, 2, widths[2:])], angles)
+        # Of heads without a norm or rotation the plain form stays.
         if row.per_sample.fused and angles and norms[0] is not None and norms[1] is not None:
             return fused_parts(x_THX, widths, (norms[0], norms[1]), angles)
         q_THK, k_THK, *others = x_THX.split(list(widths), dim=-1)
@@ -186,30 +189,42 @@ class CrossAttention(PackedAttention):
         self.linear_image_kv = keys_and_values() if image else None
 
     def forward(
-        self, x_TD: Tensor, text_LE: Tensor, spans: Spans, image: AttendedRows | None = None
+        self,
+        x_TD: Tensor,
+        text_LE: Tensor,
+        spans: Spans,
+        image: AttendedRows | None = None,
+        *,
+        fused: bool = False,
     ) -> Tensor:
+        """`fused`: a norm across heads is that of our own kernels."""
         empty = not len(text_LE)
         if empty:
             # Not a new row: what made the text gets gradients of zeros, too.
             text_LE = pad(text_LE, (0, 0, 0, 1))
-        (q,) = self.heads(self.linear_q(x_TD), 1)
-        k, v = self.heads(self.linear_kv(text_LE), 2)
+        products = [self.linear_q(x_TD), self.linear_kv(text_LE)]
         if image is not None:
-            return self._with_image((q, k, v), spans, image)
-        q, k = self.normalised(q, k)
+            assert self.linear_image_kv is not None
+            products.append(self.linear_image_kv(image.rows_LE))
+        q, k, v, *of_image = self._normalised(products, fused=fused)
         # Nothing to attend to in the whole pack: zeros, to which all weights are tied, because
         # Megatron-Core's DDP waits for the gradient of each.
         attended = 0 * (q + k + v) if empty else self.attend(q, k, v, spans)
+        if image is not None:  # which has rows in every sample
+            image_k, image_v = of_image
+            attended = attended + self.attend(q, image_k, image_v, image.spans)
         return self.linear_proj(attended.flatten(1))
 
-    def _with_image(self, qkv: QKV, spans: Spans, image: AttendedRows) -> Tensor:
-        """Attention to text, plus attention to the image. Both have rows in every sample."""
-        assert self.linear_image_kv is not None and self.across_heads is not None
-        q, k, v = qkv
-        image_k, image_v = self.heads(self.linear_image_kv(image.rows_LE), 2)
-        q, k, image_k = self.across_heads(q, k, image_k)
-        attended = self.attend(q, k, v, spans) + self.attend(q, image_k, image_v, image.spans)
-        return self.linear_proj(attended.flatten(1))
+    def _normalised(self, products: Sequence[Tensor], *, fused: bool) -> Sequence[Tensor]:
+        """Queries, then keys and values of text and of an image."""
+        heads = products[0].shape[-1] // self.head_width
+        q, *both = (x_TX.unflatten(-1, (heads, -1)) for x_TX in products)
+        if fused and self.across_heads is not None:
+            rows = [(q, 1, ()), *((x_LHX, 1, (self.head_width,)) for x_LHX in both)]
+            return fused_across_heads(self.across_heads, rows, None)
+        keys, values = zip(*(x_LHX.chunk(2, dim=-1) for x_LHX in both), strict=True)
+        q, *keys = self.normalised(q, *keys)
+        return [q, *(x for pair in zip(keys, values, strict=True) for x in pair)]
 
 
 def joint_attention(

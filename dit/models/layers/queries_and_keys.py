@@ -5,7 +5,8 @@
    rotate           turns queries and keys by them
 
 `hold_key_bias` is for keys without a norm.
-`fused_parts` is the norm of each head and the rotation in one kernel of `dit/models/kernels`.
+`fused_parts` is the norm of each head and the rotation in one kernel of `dit/models/kernels`,
+`fused_across_heads` the norm across heads with or without it.
 """
 
 # T query tokens, S key tokens, A axes, H heads of this tensor rank, K head width, X numbers of a
@@ -103,7 +104,12 @@ class AcrossHeadsNorm(nn.Module):
             mark_split(scale, axis=0)
 
     def forward(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Queries [T, H, K], keys [S, H, K], and where there are any the keys of an image."""
+        """Queries [T, H, K], keys [S, H, K], and where there are any the keys of an image.
+
+        Of nothing it is the weights, for kernels that do the rest, as with `HeadNorm`.
+        """
+        if not heads:
+            return tuple(self.parameters())
         wide = [x_THK.float() for x_THK in heads]
         squares = torch.cat([x.square().sum((1, 2)) for x in wide])
         whole = _SumOverRanks.apply(squares, self.group)
@@ -205,30 +211,37 @@ class RotaryTable(nn.Module):
 
 
 class _Rotate(torch.autograd.Function):
-    """Keeps nothing of x: the way back is the rotation by the opposite angles."""
+    """Keeps nothing of x: the way back is the transposed rotation."""
 
     @staticmethod
-    def forward(ctx: Any, x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-        ctx.save_for_backward(cos_TK, sin_TK)
-        return _turned(x_THK, cos_TK, sin_TK, sign=1)
+    def forward(ctx: Any, x_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x_THK, cos, sin.chunk(2, dim=-1), sign=1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _turned(*gradients, *ctx.saved_tensors, sign=-1), None, None
+        cos, sin = ctx.saved_tensors
+        low, high = sin.chunk(2, dim=-1)
+        (gradient_THK,) = gradients
+        return _turned(gradient_THK, cos, (high, low), sign=-1), None, None
 
 
-def _turned(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor, *, sign: int) -> Tensor:
-    half = x_THK.shape[-1] // 2
-    wide_THK, sin = x_THK.float(), sin_TK[:, None, :half]
-    out_THK = wide_THK * cos_TK[:, None]
-    out_THK[..., :half].addcmul_(wide_THK[..., half:], sin, value=-sign)
-    out_THK[..., half:].addcmul_(wide_THK[..., :half], sin, value=sign)
+def _turned(x_THK: Tensor, cos: Tensor, sines: Sequence[Tensor], *, sign: int) -> Tensor:
+    half, wide_THK = x_THK.shape[-1] // 2, x_THK.float()
+    cos, low, high = (x if x.dim() == 3 else x[:, None] for x in (cos, *sines))
+    out_THK = wide_THK * cos
+    out_THK[..., :half].addcmul_(wide_THK[..., half:], low, value=-sign)
+    out_THK[..., half:].addcmul_(wide_THK[..., :half], high, value=sign)
     return out_THK.type_as(x_THK)
 
 
-def rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    """Turns each pair (i, i + K/2) of a head by the token's angles, in float32."""
-    turned_THK = _Rotate.apply(x_THK, cos_TK, sin_TK)
+def rotate(x_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns each pair (i, i + K/2) of a head by the token's angles, in float32.
+
+    Cosines and sines are [T, K], or [T, H, K] where heads have their own; (a, b) becomes
+    (cos a - sin b, cos' b + sin' a), where the second half may have others than the first.
+    """
+    turned_THK = _Rotate.apply(x_THK, cos, sin)
     assert isinstance(turned_THK, Tensor)
     return turned_THK
 
@@ -246,3 +259,27 @@ def fused_parts(
     eps, others = norms[0].eps, widths[2:]
     assert eps is not None
     return rotated_heads.queries_and_keys(x_THX, weights_K, angles_TK, eps=eps, others=others)
+
+
+def fused_across_heads(
+    norm: AcrossHeadsNorm,
+    rows: Sequence[tuple[Tensor, int, Sequence[int]]],
+    angles: tuple[Tensor, Tensor] | None,
+    *,
+    twisted: bool = False,
+) -> tuple[Tensor, ...]:
+    """Of each row its parts normalised, and rotated if there are `angles`; then what follows them.
+
+    A row is [T, H, X], how many parts of a head the norm has, and the widths of the others.
+    `twisted`: the two halves of a head have angles of their own.
+    """
+    from dit.models.kernels import across_heads
+
+    given = [across_heads.NormedRow(x_THX=x, parts=n, widths=tuple(rest)) for x, n, rest in rows]
+    how = across_heads.Across(
+        eps=norm.eps,
+        numbers=norm.width,
+        summed=lambda sums: _summed(sums, norm.group),
+        twisted=twisted,
+    )
+    return across_heads.normalised(given, norm(), angles, how)

@@ -105,17 +105,21 @@ class CrossLayer(MegatronModule, BaseTransformerLayer):
         if self.norm_cross is None:
             cross = next(parts)
             h_TD, x_TD = own.add_and_branch(h_TD, x_TD, per_sample, then=cross)
-            x_TD = self.cross_attention(x_TD, c.text_LE, c.cross_spans, c.image)
+            x_TD = self._cross(x_TD, c)
             mlp = next(parts)
             h_TD, x_TD = cross.add_and_branch(h_TD, x_TD, per_sample, then=mlp)
         else:
             h_TD = own.add(h_TD, x_TD, per_sample)
             # torch's kernels: this norm has weights, and its part is added without a gate.
             x_TD = self.norm_cross(h_TD)
-            h_TD = h_TD + self.cross_attention(x_TD, c.text_LE, c.cross_spans, c.image)
+            h_TD = h_TD + self._cross(x_TD, c)
             mlp = next(parts)
             h_TD, x_TD = mlp.branch(h_TD, per_sample)
         return mlp.add(h_TD, self.mlp(x_TD), per_sample)
+
+    def _cross(self, x_TD: Tensor, c: CrossConditions) -> Tensor:
+        fused = c.tokens.per_sample.fused
+        return self.cross_attention(x_TD, c.text_LE, c.cross_spans, c.image, fused=fused)
 
     def _adaln(self, timestep: TimestepConditioning) -> Iterator[AdaLN]:
         """Of the modulated parts in turn."""

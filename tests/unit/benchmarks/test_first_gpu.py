@@ -320,6 +320,7 @@ def test_kernels_are_summed_by_kind_and_the_longest_come_first():
         # Triton: ours, and inductor's
         ("gated_norm_backward", "norms, rotation, dropout"),
         ("rotated_heads_forward", "norms, rotation, dropout"),
+        ("across_heads_sums", "norms, rotation, dropout"),
         ("adapter_dropout_masked", "norms, rotation, dropout"),
         ("triton_red_fused_add_mul_native_layer_norm_3", "norms, rotation, dropout"),
         ("triton_poi_fused_gelu_2", "everything else"),

@@ -100,6 +100,17 @@ def test_fused_kernels_move_what_their_loads_and_stores_do(groups):
     assert not {"native_layer_norm", "addcmul"} & {n for n, count in forward.count.items() if count}
 
 
+def test_the_norm_across_heads_of_wan_14b_moves_at_most_30_units(groups):
+    model = replace(named_model("wan2.1_t2v_14b"), precision=Precision.BF16)
+    shape = PackShape(samples=1, grid=(20, 32, 52), text=512)
+    forward, backward = layer_traffic(model, shape, groups, fused=True)
+    norm = {"across_heads", "across_heads_sums", "across_heads_backward"}
+    every = [(name, n / one.unit) for one in (forward, backward) for name, n in one.bytes.items()]
+    assert 17 < sum(units for name, units in every if name in norm) < 30
+    assert not {"addcmul_", "pow", "rsqrt"} & {n for n, count in forward.count.items() if count}
+    assert backward.units() < 75
+
+
 def test_the_program(tmp_path, capsys):
     file = tmp_path / "found.json"
     small = ["--models", "dit_s", "--samples", "2", "--grid", "1", "4", "4", "--text", "3"]

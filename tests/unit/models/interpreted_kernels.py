@@ -12,22 +12,33 @@ import os
 from collections import Counter
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.multiprocessing import start_processes  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dit.config import Recompute
 from dit.models.dit.model import DiT
-from dit.models.kernels import adapter_dropout, choice, gated_norm, rotated_heads
+from dit.models.kernels import across_heads, adapter_dropout, choice, gated_norm, rotated_heads
 from dit.models.kernels.row_chunks import RowChunks
 from dit.models.kernels.traffic import OPERATOR_BYTES
 from dit.models.lora.dropout import adapter_key, dropped
 from dit.train.model_and_optimizer import randomise
-from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AdaLNCall, HeadsCall, errors
+from tests.fused_kernels import (
+    CALLS,
+    LEVEL_ROWS,
+    ROWS,
+    AcrossCall,
+    AdaLNCall,
+    HeadsCall,
+    errors,
+)
 from tests.packs import random_pack, tiny_model
 from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
 
@@ -45,6 +56,16 @@ HEADS = {
     "one token": ((1, 2, 8), (8,)),
     "no token": ((0, 2, 8), (8,)),
 }
+ACROSS = {
+    "wan": ((5,), (40, 128)),
+    "part of a group of heads": ((4,), (3, 12)),
+    "one token": ((1,), (2, 8)),
+    "no token": ((0,), (2, 8)),
+    "text": ((6, 3), (20, 8)),
+    "text and image": ((4, 1, 3), (3, 12)),
+    "no token beside text": ((0, 2), (2, 8)),
+}
+ANGLES = ("of tokens", "of heads", "of tokens, twisted", "of heads, twisted")
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +86,7 @@ def rounding(monkeypatch):
 def few_programs(monkeypatch):
     """So that a program has several tokens."""
     monkeypatch.setattr(rotated_heads, "PROGRAMS", 2)
+    monkeypatch.setattr(across_heads, "PROGRAMS", 2)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +128,55 @@ def test_queries_and_keys_in_bfloat16_err_no_more_than_torch():
     call = HeadsCall.of((40, 3, 72), others=(72,), dtype=BF16)
     for mine, plain, size in errors(call.results(fused=True), call.results(), call.exact()):
         assert mine <= MOST * plain + 1e-6 * size
+
+
+@pytest.mark.parametrize("shape", ACROSS.values(), ids=ACROSS)
+def test_norm_across_heads_is_that_of_torch(shape):
+    call = AcrossCall.of(*shape, dtype=FP32)
+    for mine, plain in zip(call.results(fused=True), call.results(), strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("angles", ANGLES)
+def test_rotations_after_a_norm_across_heads_are_exact(angles):
+    """Of both forms, also by angles that each head or half of a head has of its own."""
+    call = AcrossCall.of((5,), (20, 12), dtype=FP32, angles=angles)
+    for fused in (True, False):
+        for mine, exact in zip(call.results(fused=fused), call.exact(), strict=True):
+            torch.testing.assert_close(mine, exact.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [((40,), (3, 72)), ((40, 9), (3, 72))])
+def test_norm_across_heads_in_bfloat16_errs_no_more_than_torch(shape):
+    call = AcrossCall.of(*shape, dtype=BF16)
+    for mine, plain, size in errors(call.results(fused=True), call.results(), call.exact()):
+        assert mine <= MOST * plain + 1e-6 * size
+
+
+@pytest.mark.parametrize("lengths", [(5,), (4, 3, 2)])
+def test_tensor_ranks_that_share_heads_agree_with_one_that_has_all(lengths, tmp_path):
+    whole = AcrossCall.of(lengths, (4, 12), dtype=FP32)
+    start_processes(_share_of_rank, (whole, tmp_path), nprocs=2, start_method="fork")
+    ranks = [torch.load(tmp_path / str(rank)) for rank in range(2)]
+    for *mine, one in zip(*ranks, whole.results(fused=True), strict=True):
+        # Heads are the second axis of tokens, and the only one of weights.
+        found = torch.cat(mine, dim=min(one.dim() - 1, 1))
+        torch.testing.assert_close(found, one, rtol=1e-5, atol=1e-5)
+
+
+def _share_of_rank(rank: int, whole: AcrossCall, folder: Path) -> None:
+    """What one rank of two makes of its heads."""
+    torch.set_num_threads(1)  # a fork has no other threads
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    part = replace(
+        whole,
+        rows=tuple(x.chunk(2, dim=1)[rank] for x in whole.rows),
+        scales=tuple(x.chunk(2)[rank] for x in whole.scales),
+        to_out=tuple(x.chunk(2, dim=1)[rank] for x in whole.to_out),
+    )
+    results = part.results(fused=True, group=dist.group.WORLD)
+    torch.save([x.detach() for x in results], folder / str(rank))
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
@@ -198,8 +269,11 @@ def test_other_kinds_of_layers_give_the_same(groups, monkeypatch, name):
     networks = [NETWORKS[name](m, groups) for m in (model, replace(model, fused_kernels=False))]
     _, calls = _assert_same(*networks, batch, levels, monkeypatch)
     assert calls["gated_norm"] and calls["gated_norm"] == calls["gated_norm_backward"]
-    # A norm across heads asks the other ranks.
     assert bool(calls["rotated_heads"]) == (name != "cross")
+    if name == "cross":  # queries and keys, of tokens and of text
+        each = model.num_layers
+        assert calls["across_heads"] == 4 * each
+        assert calls["across_heads_sums"] == 8 * each and calls["across_heads_backward"] == 3 * each
 
 
 @pytest.fixture
@@ -261,6 +335,25 @@ def test_traffic_of_queries_and_keys_is_what_their_kernels_move(moved, dtype):
     _check_traffic(moved, rotated_heads.rotated_heads_backward, arguments, beside=copied + added)
 
 
+@pytest.mark.parametrize("angles", [*ANGLES, None])
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_traffic_of_a_norm_across_heads_is_what_its_kernels_move(moved, dtype, angles):
+    call = AcrossCall.of((5,), (20, 12), dtype=dtype, angles=angles or "")
+    (x_THX,), (q, *_), (weight, _) = call.rows, call.to_out, call.scales
+    x_THK = x_THX[..., :12]
+    for other in (None, q):
+        squares = _check_traffic(moved, across_heads.across_heads_sums, (x_THK, other))
+    how = (*(call.angles if angles and call.angles else (None, None)), call.twisted, 240, 1e-6)
+    _check_traffic(moved, across_heads.across_heads, (x_THK, weight, squares.abs(), *how))
+    *to_out, other = call.to_out
+    # torch copies values, adds parts of two programs, twice, and rounds.
+    copied = 2 * other.numel() * other.element_size()
+    added = 2 * ((2 + 1) * 240 * 4 + (240 * (4 + 2) if dtype is BF16 else 0))
+    arguments = (to_out, [other], x_THX, [weight] * 2, *[squares.abs().repeat(2)] * 2, *how)
+    operator = across_heads.across_heads_backward
+    _check_traffic(moved, operator, arguments, beside=copied + added)
+
+
 def test_traffic_of_dropout_is_what_its_kernel_moves(moved):
     x_TI = torch.ones(9, 1030, dtype=BF16)
     arguments = (x_TI, torch.arange(9), 0.1, adapter_key(7, "a"), 0)
@@ -292,3 +385,13 @@ def test_operators_say_what_they_give():
     to_q, to_k, *to_others = heads.to_out
     arguments = (to_q, to_k, to_others, *inputs)
     torch.library.opcheck(rotated_heads.rotated_heads_backward, arguments, **check)
+    across = AcrossCall.of((3,), (2, 8), dtype=BF16, angles="of heads, twisted")
+    (x_THX,), (*to_out, other), squares_T = across.rows, across.to_out, torch.ones(3)
+    for b in (None, to_out[0]):
+        torch.library.opcheck(across_heads.across_heads_sums, (x_THX[..., :8], b), **check)
+    how = (*(across.angles or ()), True, 16, 1e-6)
+    inputs = (x_THX[..., :8], across.scales[0], squares_T, *how)
+    torch.library.opcheck(across_heads.across_heads, inputs, **check)
+    sums = [squares_T.repeat(2)] * 2
+    arguments = (to_out, [other], x_THX, [*across.scales], *sums, *how)
+    torch.library.opcheck(across_heads.across_heads_backward, arguments, **check)

@@ -15,11 +15,12 @@ import torch
 import triton
 from torch import Tensor
 
+from dit.config import ModelConfig
 from dit.models.family import families, named_model
-from dit.models.kernels import adapter_dropout, choice, gated_norm, rotated_heads
+from dit.models.kernels import across_heads, adapter_dropout, choice, gated_norm, rotated_heads
 from dit.models.kernels.row_chunks import CHUNK, RowChunks, slots_of
 from dit.models.layers.per_sample import PerSample
-from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AdaLNCall, HeadsCall
+from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AcrossCall, AdaLNCall, HeadsCall
 from tests.launching import ROOT, run_cold
 
 INTERPRETED = Path(__file__).with_name("interpreted_kernels.py")
@@ -106,7 +107,7 @@ def _compiled(
 def launches(monkeypatch, tmp_path) -> Launches:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     every = Launches(None)
-    for operators in (gated_norm, rotated_heads, adapter_dropout):
+    for operators in (gated_norm, rotated_heads, across_heads, adapter_dropout):
         kernels = Launches(operators._kernels())
         kernels.made = every.made
         monkeypatch.setattr(operators, "_kernels", lambda kernels=kernels: kernels)
@@ -123,6 +124,8 @@ def test_every_kernel_compiles_for_hopper(launches, shape):
         AdaLNCall.of(name, [0, 0, 1], width, tokens=bf16, levels=bf16).results(fused=True)
     head_width = width // heads
     HeadsCall.of((2, heads, head_width), others=(head_width,), dtype=bf16).results(fused=True)
+    for lengths in ((2,), (2, 3)):
+        AcrossCall.of(lengths, (heads, head_width), dtype=bf16).results(fused=True)
     x_TI = torch.zeros(2, width, dtype=bf16)
     adapter_dropout.adapter_dropout(x_TI, torch.arange(2), 0.1, 2**61 + 1, 0)
     adapter_dropout.adapter_dropout_add(x_TI, x_TI, torch.arange(2), 0.1, 2**61 + 1, 0)
@@ -135,6 +138,10 @@ def test_every_kernel_compiles_for_hopper(launches, shape):
         "gated_norm_add_row_parts": 1,
         "rotated_heads_forward": 1,
         "rotated_heads_backward": 1,
+        # Of squares and of products; with rotation and without.
+        "across_heads_sums": 2,
+        "across_heads_forward": 2,
+        "across_heads_backward": 2,
         "adapter_dropout_masked": 2,
     }
     for name, made in found:
@@ -149,6 +156,11 @@ LEAST_THREADS = 768  # of a multiprocessor at once, which has room for 65536 reg
 ARCHITECTURES = (80, 90, 100)
 
 
+def heads_of(model: ModelConfig) -> tuple[int, int]:
+    """Their number and width."""
+    return model.num_attention_heads, model.hidden_size // model.num_attention_heads
+
+
 def _launch_named_sizes() -> None:
     """What a layer of each named size launches with most tensors, in the types it has there."""
     bf16 = torch.bfloat16
@@ -159,16 +171,20 @@ def _launch_named_sizes() -> None:
         call.results(fused=True)
     # More heads are more programs of the same kernel.
     most = rotated_heads.HEADS
-    heads = {(m.num_attention_heads, m.hidden_size // m.num_attention_heads) for m in named}
+    heads = set(map(heads_of, named))
     for number, width in sorted({(min(number, most), width) for number, width in heads}):
         HeadsCall.of((2, number, width), others=(width,), dtype=bf16).results(fused=True)
+    for number, width in sorted({heads_of(m) for m in named if m.family == "wan"}):
+        for lengths, angles in (((2,), ""), ((2,), "of heads, twisted"), ((2, 3), "")):
+            call = AcrossCall.of(lengths, (number, width), dtype=bf16, angles=angles)
+            call.results(fused=True)
 
 
 def _holds_sums_or_is_wide(launch: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> bool:
     """Backward kernels, and forward ones of the widest tokens: others need fewer registers."""
     kernel, _, sizes = launch
     if kernel.__name__.endswith("_forward"):
-        return sizes.get("D") == 5120 or sizes.get("X") == 3 * 128
+        return sizes.get("D") == 5120 or 128 in (sizes.get("X", 0) // 3, 2 * sizes.get("HALF", 0))
     return kernel.__name__.endswith("_backward")
 
 

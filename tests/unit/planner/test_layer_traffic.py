@@ -22,6 +22,7 @@ from dit.config import ContextComm, ModelConfig, Precision
 from dit.models.dit.config import DitConfig
 from dit.models.dit.family import dit_stack
 from dit.models.family import named_model
+from dit.models.kernels import across_heads
 from dit.models.kernels.rotated_heads import HEADS
 from dit.models.kernels.row_chunks import CHUNK
 from dit.models.layer_spec import (
@@ -105,7 +106,7 @@ def _agree(found: Any, units: Moved) -> None:
 
 
 def test_chunks_and_heads_are_those_of_the_kernels():
-    assert (planned.CHUNK, planned.HEADS) == (CHUNK, HEADS)
+    assert (planned.CHUNK, planned.HEADS) == (CHUNK, HEADS) and across_heads.HEADS == HEADS
 
 
 SIZES: dict[str, Any] = {
@@ -152,10 +153,10 @@ KINDS = {"cross": _cross, "double": _double, "single": _single}
 def test_the_counter_finds_as_much_in_other_layers(groups, kind, fused):
     less, more, layer = KINDS[kind]()
     network = NETWORKS["cross" if kind == "cross" else "joint"]
-    batch = pack_to(toy_pack(less, [(1, 32, 32)] * 8, [256] * 8, multiple=16), META)
+    batch = pack_to(toy_pack(less, [(1, 32, 32)] * 32, [256] * 32, multiple=16), META)
     one, two = (network(replace(m, fused_kernels=fused), groups) for m in (less, more))
     found = added_traffic(one, two, batch, width=768)
-    _agree(found, layer_units(layer, LayerLoad(fused=fused, text=256 / 1024, samples=8)))
+    _agree(found, layer_units(layer, LayerLoad(fused=fused, text=256 / 1024, samples=32)))
 
 
 def test_gated_units_and_heads_without_norm(groups, monkeypatch):

@@ -1,0 +1,285 @@
+"""RMSNorm over all heads of a token and rotary positions, of queries and keys.
+
+1. across_heads_sums       squares of a token; tensor ranks, which share its heads, add up theirs
+2. across_heads            scaled, and rotated if there are angles
+3. across_heads_sums       backward: of results times their gradients, which ranks add up as well
+4. across_heads_backward
+
+Queries and keys are read where the matrix product wrote them, beside the values of their head, and
+their gradients are written there: nothing cuts the product's output apart or joins its gradient.
+"""
+
+# T tokens, H heads of this tensor rank, K head width, X numbers of a head in the product, P parts
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PROGRAMS = 512
+"""Tokens that are worked on side by side, in each group of heads. Each reads the weights once, and
+adds up a part of their gradients, both as wide as a token. Few groups fill an H100 as well."""
+HEADS = 16
+"""Heads of a program at most, so that wide models need no more registers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NormedRow:
+    """In each head of [T, H, X] `parts` of K numbers are normalised; others of `widths` follow."""
+
+    x_THX: Tensor
+    parts: int
+    widths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Across:
+    """How parts are normalised."""
+
+    eps: float
+    numbers: int
+    """Of a token on all tensor ranks."""
+    summed: Callable[[Tensor], Tensor]
+    """The sum over tensor ranks."""
+    twisted: bool = False
+    """Whether the two halves of a head have cosines and sines of their own."""
+
+
+def normalised(
+    rows: Sequence[NormedRow],
+    weights: Sequence[Tensor],
+    angles: tuple[Tensor, Tensor] | None,
+    across: Across,
+) -> tuple[Tensor, ...]:
+    """Of each row the parts, normalised, and rotated by `angles`, then the others as views.
+
+    `weights` [H * K] are those of all parts in turn; `angles` cosines and sines in float32, [T, K]
+    or for each head [T, H, K], which rotate the pairs (i, i + K/2): (a, b) becomes
+    (cos a - sin b, cos' b + sin' a), with (cos', sin') those of the second half.
+    """
+    layout = tuple((row.parts, row.widths) for row in rows)
+    xs = [row.x_THX for row in rows]
+    return _AcrossHeads.apply(across, layout, *(angles or (None, None)), *weights, *xs)  # type: ignore[return-value]
+
+
+class _AcrossHeads(torch.autograd.Function):
+    """Not the operators' own gradient formulas: other ranks are asked, and values are views."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        across: Across,
+        layout: tuple[tuple[int, tuple[int, ...]], ...],
+        cos: Tensor | None,
+        sin: Tensor | None,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        rows = len(layout)
+        weights, xs = tensors[:-rows], [x.contiguous() for x in tensors[-rows:]]
+        width = len(weights[0]) // xs[0].shape[1]
+        parts = [
+            x for row in zip(xs, layout, strict=True) for x in _parts(row[0], row[1][0], width)
+        ]
+        squares = across.summed(torch.cat([across_heads_sums(x, None) for x in parts]))
+        each = zip(parts, weights, squares.split([len(x) for x in parts]), strict=True)
+        how = cos, sin, across.twisted, across.numbers, across.eps
+        out = [across_heads(*one, *how) for one in each]
+        ctx.save_for_backward(cos, sin, squares, *weights, *xs, *out)
+        ctx.across, ctx.layout = across, layout
+        made, every = iter(out), []
+        for x, (count, widths) in zip(xs, layout, strict=True):
+            every += [next(made) for _ in range(count)]
+            every += x[..., count * width :].split(widths, dim=-1) if widths else ()
+        return tuple(every)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        across, layout, given = ctx.across, ctx.layout, iter(gradients)
+        cos, sin, squares, *kept = ctx.saved_tensors
+        count = sum(parts for parts, _ in layout)
+        weights, xs, out = kept[:count], kept[count:-count], iter(kept[-count:])
+        to_rows = [
+            ([next(given) for _ in range(parts)], [next(given) for _ in widths])
+            for parts, widths in layout
+        ]
+        to_out = [one for to_parts, _ in to_rows for one in to_parts]
+        products = across.summed(
+            torch.cat([across_heads_sums(*pair) for pair in zip(to_out, out, strict=True)])
+        )
+        lengths = [len(x) * parts for x, (parts, _) in zip(xs, layout, strict=True)]
+        sums = zip(squares.split(lengths), products.split(lengths), strict=True)
+        how = cos, sin, across.twisted, across.numbers, across.eps
+        to_xs, to_weights, own = [], [], iter(weights)
+        for x, to_row, of_row in zip(xs, to_rows, sums, strict=True):
+            scales = [next(own) for _ in to_row[0]]
+            to_x, *made = across_heads_backward(*to_row, x, scales, *of_row, *how)
+            to_xs.append(to_x)
+            to_weights += made
+        return None, None, None, None, *to_weights, *to_xs
+
+
+def _parts(x_THX: Tensor, count: int, width: int) -> Iterator[Tensor]:
+    """Views of the first parts of each head."""
+    return (x_THX[..., part * width : (part + 1) * width] for part in range(count))
+
+
+@torch.library.custom_op(
+    "dit::across_heads_sums", mutates_args=(), schema="(Tensor a, Tensor? b) -> Tensor"
+)
+def across_heads_sums(a_THK: Tensor, b_THK: Tensor | None) -> Tensor:
+    """Sums [T] in float32 of the products of all numbers of a token; without `b` of squares."""
+    a_THK, b_THK = _columns(a_THK), None if b_THK is None else _columns(b_THK)
+    tokens, heads, width = a_THK.shape
+    sums_T = a_THK.new_empty(tokens, dtype=torch.float32)
+    if tokens:
+        rows, block = _tile(heads, width)
+        _kernels().across_heads_sums[(tokens,)](
+            *(a_THK, b_THK, sums_T, *a_THK.stride()[:2]),
+            *((0, 0) if b_THK is None else b_THK.stride()[:2]),
+            **{"H": heads, "WIDTH": width, "HEADS": rows, "BLOCK": block},
+            num_warps=min(max(rows * block // 256, 1), 8),
+        )
+    return sums_T
+
+
+@across_heads_sums.register_fake
+def _(a_THK: Tensor, b_THK: Tensor | None) -> Tensor:  # noqa: ARG001
+    return a_THK.new_empty(len(a_THK), dtype=torch.float32)
+
+
+@torch.library.custom_op(
+    "dit::across_heads",
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor squares, Tensor? cos, Tensor? sin, bool twisted,"
+    " int numbers, float eps) -> Tensor",
+)
+def across_heads(  # noqa: PLR0913  # what an operator takes is flat
+    x_THK: Tensor,
+    weight_X: Tensor,
+    squares_T: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    twisted: bool,
+    numbers: int,
+    eps: float,
+) -> Tensor:
+    """Queries, or keys, [T, H, K], contiguous."""
+    x_THK, (tokens, heads, width) = _columns(x_THK), x_THK.shape
+    out_THK = x_THK.new_empty(x_THK.shape)
+    if tokens:
+        angles, how = _angles(cos, sin), _how(cos, twisted, numbers, eps)
+        _kernels().across_heads_forward[grid_of(tokens, heads)](
+            *(x_THK, weight_X, squares_T, *angles, out_THK, tokens, *x_THK.stride()[:2]),
+            **how,
+            **_sizes(heads, width),
+        )
+    return out_THK
+
+
+@across_heads.register_fake
+def _(x_THK: Tensor, *_others: Any) -> Tensor:
+    return x_THK.new_empty(x_THK.shape)
+
+
+@torch.library.custom_op(
+    "dit::across_heads_backward",
+    mutates_args=(),
+    schema="(Tensor[] to_out, Tensor[] to_others, Tensor x, Tensor[] weights, Tensor squares,"
+    " Tensor products, Tensor? cos, Tensor? sin, bool twisted, int numbers, float eps)"
+    " -> Tensor[]",
+)
+def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
+    to_out: list[Tensor],
+    to_others: list[Tensor],
+    x_THX: Tensor,
+    weights: list[Tensor],
+    squares: Tensor,
+    products: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    twisted: bool,
+    numbers: int,
+    eps: float,
+) -> list[Tensor]:
+    """Gradients of `x`, where those of `to_others` are copied to, and of the weights."""
+    (tokens, heads, _), (*_, width) = x_THX.shape, to_out[0].shape
+    to_x_THX, place = torch.empty_like(x_THX), len(to_out) * width
+    for one in to_others:
+        to_x_THX[..., place : place + one.shape[-1]].copy_(one)
+        place += one.shape[-1]
+    if not tokens:
+        return [to_x_THX, *(torch.zeros_like(weight) for weight in weights)]
+    angles, how = _angles(cos, sin), _how(cos, twisted, numbers, eps)
+    grid, to_weights = grid_of(tokens, heads), []
+    sums = squares.view(-1, tokens), products.view(-1, tokens)
+    views = (_parts(x, len(to_out), width) for x in (x_THX, to_x_THX))
+    for to_one, weight, square, product, x, to_x in zip(
+        map(_columns, to_out), weights, *sums, *views, strict=True
+    ):
+        parts_PX = x.new_empty(grid[0], heads * width, dtype=torch.float32)
+        _kernels().across_heads_backward[grid](
+            *(to_one, x, weight, square, product, *angles, to_x, parts_PX, tokens),
+            *(*to_one.stride()[:2], *x.stride()[:2]),
+            **how,
+            **_sizes(heads, width),
+        )
+        to_weights.append(parts_PX.sum(0).to(weight.dtype))
+    return [to_x_THX, *to_weights]
+
+
+@across_heads_backward.register_fake
+def _(
+    to_out: list[Tensor],  # noqa: ARG001
+    to_others: list[Tensor],  # noqa: ARG001
+    x_THX: Tensor,
+    weights: list[Tensor],
+    *_others: Any,
+) -> list[Tensor]:
+    return [torch.empty_like(x_THX), *map(torch.empty_like, weights)]
+
+
+def grid_of(tokens: int, heads: int) -> tuple[int, int]:
+    """Programs, and groups of heads."""
+    return min(tokens, PROGRAMS), -(-heads // HEADS)
+
+
+def _columns(x_THK: Tensor) -> Tensor:
+    """Heads whose numbers are neighbours."""
+    return x_THK if x_THK.stride(-1) == 1 else x_THK.contiguous()
+
+
+def _angles(*both: Tensor | None) -> list[Tensor | None]:
+    return [one if one is None else one.contiguous() for one in both]
+
+
+def _how(cos: Tensor | None, twisted: bool, numbers: int, eps: float) -> dict[str, Any]:
+    of_heads = cos is not None and cos.dim() == 3
+    return {"EPS": eps, "NUMBERS": numbers, "OF_HEADS": of_heads, "TWISTED": twisted}
+
+
+def _kernels() -> Any:
+    """The module that needs Triton."""
+    from dit.models.kernels import across_heads_triton
+
+    return across_heads_triton
+
+
+def _tile(heads: int, width: int) -> tuple[int, int]:
+    """Heads and numbers of a tile: the least powers of two that suffice."""
+    rows, block = (1 << max(size - 1, 1).bit_length() for size in (min(heads, HEADS), width))
+    return rows, block
+
+
+def _sizes(heads: int, width: int) -> dict[str, int]:
+    """How programs cut a token: 4 numbers of each half in a thread, which is one wide load.
+
+    1024 threads of a multiprocessor run at once.
+    """
+    rows, block = _tile(heads, width // 2)
+    warps = min(max(rows * block // 128, 1), 16)
+    sizes = {"H": heads, "HALF": width // 2, "HEADS": rows, "BLOCK": block}
+    return {**sizes, "num_warps": warps, "maxnreg": 64}
