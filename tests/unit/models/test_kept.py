@@ -62,7 +62,8 @@ def _kept(model: ModelConfig, batch: PackedBatch, groups) -> int:
 
 
 def _pack(model: ModelConfig) -> PackedBatch:
-    return pack_to(random_pack([GRID], [TEXT], model=model, guidance=1.0), META)
+    """Two samples: with one, latents and text are in joint order already, and nothing is copied."""
+    return pack_to(random_pack([GRID] * 2, [TEXT] * 2, model=model, guidance=1.0), META)
 
 
 @pytest.mark.parametrize("fused", [True, False])
