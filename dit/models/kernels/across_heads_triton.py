@@ -33,7 +33,7 @@ def across_heads_sums(
     token = tl.program_id(0).to(tl.int64)
     head, column = tl.arange(0, HEADS), tl.arange(0, BLOCK)
     total = tl.zeros([HEADS, BLOCK], tl.float32)
-    for first in tl.static_range(0, H, HEADS):
+    for first in tl.static_range(0, H, HEADS):  # type: ignore[misc]
         inside = (first + head < H)[:, None] & (column < WIDTH)[None, :]
         at = token * a_token_stride + (first + head)[:, None] * a_head_stride + column[None, :]
         one = tl.load(a + at, inside, 0.0).to(tl.float32)
