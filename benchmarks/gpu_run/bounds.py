@@ -19,6 +19,7 @@ from dit.models.attention.fit import AttentionCase, fitting
 from dit.models.attention.kernels import ATTEND
 from dit.models.attention.spans import Spans
 from dit.models.kernels import across_heads, gated_norm, rotated_heads
+from dit.models.kernels.adapter_dropout import adapter_dropout
 from dit.models.kernels.row_chunks import RowChunks
 from dit.models.kernels.traffic import OPERATOR_BYTES
 from gpu_run.parts import Part
@@ -123,6 +124,14 @@ def _fused(*, tokens: int, fused: Sequence[tuple[int, int]], **_: Any) -> Iterat
             moved = kind(tokens, width, head, torch.device("meta")).moved()
             make = partial(kind, tokens, width, head, device())
             yield from _both(f"{name}, width {width}", "GB/s", [n / 1e9 for n in moved], make)
+        drop = partial(_dropout, tokens, width)
+        work = OPERATOR_BYTES["dit::adapter_dropout"](*drop(torch.device("meta")).args) / 1e9
+        yield MeasuredBound(f"dropout of adapters, width {width}", "GB/s", work, drop)
+
+
+def _dropout(tokens: int, width: int, where: torch.device | None = None) -> partial[Tensor]:
+    place_T = torch.arange(tokens, device=where or device())
+    return partial(adapter_dropout, _random(tokens, width, where=where), place_T, 0.1, 1, 0)
 
 
 def _gated_norm(tokens: int, width: int, _head: int, where: torch.device) -> _Passes:
