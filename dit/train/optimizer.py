@@ -27,7 +27,7 @@ from dit.distributed.process_groups import device
 from dit.models.family import family_of
 from dit.models.lora.adapter import CHILD, UP, Adaptable
 from dit.models.parameter_groups import Weight, group_of_weights
-from dit.pinned_memory import PinnedRows
+from dit.models.stacks.pinned_memory import PinnedRows
 from dit.train import foreach
 from dit.train.checkpoint.shares import entries_of, weight_of
 from dit.train.narrow_moments import first_moments, moment_options, only_decay_unmoved

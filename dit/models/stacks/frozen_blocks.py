@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from dit.models.lora.adapter import Adaptable
 from dit.models.stacks.offload import Arrival, PlainCopies, copies_of
-from dit.pinned_memory import PinnedRows
+from dit.models.stacks.pinned_memory import PinnedRows
 
 _ALIGNMENT = 256
 """Bytes: products read matrices that begin at such addresses as fast as any."""

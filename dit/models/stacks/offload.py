@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from dit.pinned_memory import PinnedRows
+from dit.models.stacks.pinned_memory import PinnedRows
 
 _SMALL = 1 << 16
 """Bytes below which a copy costs more than it frees."""
