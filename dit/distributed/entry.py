@@ -240,10 +240,12 @@ def _say(message: str) -> None:
 def _tell_launcher(message: str) -> None:
     """Lets torch.distributed.run repeat the message as the root cause in its final summary.
 
-    The file is that of torch's `record` without the traceback, which the summary would prefer.
+    The file is that of torch's `record` without the traceback, which the summary would prefer. The
+    root cause is the earliest in whole seconds, and other processes may leave in the same one.
     """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        note = {"message": f"error: {message}", "extraInfo": {"timestamp": str(int(time.time()))}}
+        earlier = str(int(time.time()) - 1)
+        note = {"message": f"error: {message}", "extraInfo": {"timestamp": earlier}}
         Path(file).write_text(json.dumps({"message": note}))
 
 

@@ -51,8 +51,8 @@ def attend_packed(
         f"held by {count_multiple}",
         lambda: _Held.of(spans, keys=len(k_SHK), count_multiple=count_multiple),
     )
-    if held.keys < len(k_SHK):
-        k_SHK, v_SHK = k_SHK[: held.keys], v_SHK[: held.keys]
+    if held.keys != slice(0, len(k_SHK)):
+        k_SHK, v_SHK = k_SHK[held.keys], v_SHK[held.keys]
     out_THK = kernel(q_THK, k_SHK, v_SHK, held.offsets)
     return out_THK if held.zeros_T11 is None else out_THK.masked_fill(held.zeros_T11, 0)
 
@@ -62,11 +62,12 @@ class _Held:
     """What a kernel is told of a pack."""
 
     offsets: Offsets
-    keys: int  # those behind are padding that no query is left for
+    keys: slice  # no query asks those before, and for those behind none is left
     zeros_T11: Tensor | None  # True on real queries without keys; None where there are none
 
     @classmethod
     def of(cls, spans: Spans, *, keys: int, count_multiple: int) -> _Held:
+        first = first_key(spans)
         lengths, key_lengths = zip(*sequences(spans, keys=keys), strict=True)
         ends = [
             filled_up((0, *accumulate(each)), count_multiple) for each in (lengths, key_lengths)
@@ -79,12 +80,20 @@ class _Held:
             for start, length in spans.without_keys:
                 zeros_T11[start : start + length] = True
             zeros_T11 = to_device(zeros_T11, spans.device)
-        return cls(offsets, ends[1][-1], zeros_T11)
+        return cls(offsets, slice(first, first + ends[1][-1]), zeros_T11)
 
 
 def filled_up(offsets: tuple[int, ...], multiple: int) -> tuple[int, ...]:
     """Offsets, of a multiple of that many sequences: those at the end are empty."""
     return offsets + offsets[-1:] * (-(len(offsets) - 1) % multiple)
+
+
+def first_key(spans: Spans) -> int:
+    """The first one that a sequence holds.
+
+    A context rank has the text of samples that lie on the ranks before it, and no query for it.
+    """
+    return 0 if spans.starts[0] else spans.key_starts[0]
 
 
 def sequences(spans: Spans, *, keys: int) -> list[tuple[int, int]]:
@@ -96,7 +105,7 @@ def sequences(spans: Spans, *, keys: int) -> list[tuple[int, int]]:
     """
     found: list[tuple[int, int]] = []
     longest = max(spans.lengths), max(spans.key_lengths)
-    row = key_row = 0
+    row, key_row = 0, first_key(spans)
     for start, length, key_start, key_length in zip(
         spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True
     ):

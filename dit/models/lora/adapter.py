@@ -285,17 +285,18 @@ class Adaptable(nn.Module):
         return self.frozen
 
     def frozen_output(self, x_TI: Tensor) -> Tensor:
-        """The output of the linear with its frozen matrix, in the order of Megatron-Core's sums."""
+        """The output of the linear with its frozen matrix, in the order of its own sums."""
         assert self.frozen is not None
         sharing, bias = self.tensor_sharing(), getattr(self, "bias", None)
-        if sharing.axis is None:
+        # Transformer Engine's linears without a bias have one without numbers.
+        bias = None if bias is None or not bias.numel() else bias
+        if sharing.group is None or sharing.group.size() == 1:
             return frozen_product(x_TI, self.frozen, bias)
         if sharing.axis == 0:
             out_TO = frozen_product(sharing.exchanged(x_TI), self.frozen)
         else:
             out_TO = sharing.exchanged(frozen_product(x_TI, self.frozen))
-        # Transformer Engine's linears without a bias have one without numbers.
-        return out_TO if bias is None or not bias.numel() else out_TO + bias
+        return out_TO if bias is None else out_TO + bias
 
     def adapt(
         self,
