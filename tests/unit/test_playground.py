@@ -159,7 +159,8 @@ def test_a_browser_generates_compares_and_says_what_failed(ask: Any, tmp_path: P
         tab.open(ask.url)
         tab.until("document.querySelectorAll('#variants input').length === 2")
         assert tab.run(LABELLED) == 0
-        tab.write("a cat")  # the prompt has the focus
+        tab.until("document.activeElement === by('prompt')")  # a busy machine focuses it later
+        tab.write("a cat")
         tab.press("Enter", code=13, modifiers=2)
         tab.until("by('status').textContent === 'Done'")
         assert tab.run(LABELLED) == tab.sideways() == 0
