@@ -61,7 +61,10 @@ class LatentSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceShard:
-    """The tokens, padding included, that one context-parallel rank has: a part of every sample."""
+    """The tokens, padding included, that one context-parallel rank has.
+
+    An equal part of every sample, unless it says otherwise.
+    """
 
     index: int = 0  # of this part
     count: int = 1  # number of parts, all of equal size; 1 is the whole pack

@@ -135,8 +135,8 @@ class Context:
 
     group: dist.ProcessGroup
     comm: ContextComm
-    of_each_sample: bool = True
-    """Whether attention wants a part of every sample; else a2a takes pieces of the pack."""
+    shares_samples: bool = True
+    """Whether every rank needs an equal part of each sample; else a2a takes pieces of the pack."""
 
     def __post_init__(self) -> None:
         if self.comm is ContextComm.P2P:
@@ -150,7 +150,7 @@ class Context:
             index=self.group.rank(),
             count=self.group.size(),
             halves=many and self.comm is ContextComm.P2P,
-            contiguous=many and self.comm is ContextComm.A2A and not self.of_each_sample,
+            contiguous=many and self.comm is ContextComm.A2A and not self.shares_samples,
         )
 
     def exchange(self, batch: PackedBatch, *, rows: int) -> Exchange:

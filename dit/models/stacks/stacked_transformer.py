@@ -74,7 +74,7 @@ class StackedTransformer(MegatronModule):
         self.vp_stage = vp_stage
         self.input_tensor: Tensor | None = None  # of the stage before
         self.context = Context(
-            group=groups.cp, comm=model.cp_comm_type, of_each_sample=self.shares_samples
+            group=groups.cp, comm=model.cp_comm_type, shares_samples=self.shares_samples
         )
         ranks, virtual = groups.pp.size(), model.virtual_stages
         self.plan = pipeline_stages(stacks, ranks * virtual)
