@@ -2,9 +2,12 @@
 
 start_checks           what a start refuses, for a dry run
 trainer                the run: read, step, average, validate, log, save
-train_state            everything that a run holds in memory, and how far it has come
+train_state            everything that a run holds in memory
+train_progress         how far it has come
 model_and_optimizer    configuration -> model, optimizer and average of the weights; initial values
 step                   packs -> loss and gradients -> updated weights
+loss                   the error of a prediction, weighted as the objective says
+timers                 the seconds of the parts of a step
 attention_choice       the kernel of attention: kept, or the fastest on the first rank
 optimizer              AdamW, its learning rate schedule, and one clipped update
 narrow_moments         Adam's moments in fewer bits, by Transformer Engine

@@ -40,9 +40,9 @@ from dit.models.lora.targets import Adapters, adaptable_pairs, attach_adapters
 from dit.models.registry import family_of
 from dit.models.stacks.frozen_blocks import place_networks, round_blocks
 from dit.train import foreach
-from dit.train.metrics.step_metrics import COMMUNICATION, timed
 from dit.train.narrow_moments import check_moments
 from dit.train.optimizer import build_optimizer, freeze_groups
+from dit.train.timers import COMMUNICATION, timed
 
 Fill = Callable[[MegatronModule, RunConfig], None]
 """Gives the weights of a model their first values."""

@@ -18,7 +18,7 @@ from dit.train.checkpoint.data_position import data_positions
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
 from dit.train.checkpoint.state_dict import load_checkpoint, load_weights, start_from
 from dit.train.model_and_optimizer import build_model_and_optimizer
-from dit.train.train_state import TrainProgress
+from dit.train.train_progress import TrainProgress
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
 
 ALONE = LoaderLayout(ranks=1, workers=0)
