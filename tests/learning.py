@@ -12,7 +12,7 @@ from dit.objectives import training_objective, training_problem
 from dit.train.checkpoint.state_dict import DataState
 from dit.train.loss import RankLoss
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.optimizer import clip_and_step, set_learning_rate
+from dit.train.optimizer.update import clip_and_step, set_learning_rate
 from dit.train.step import run_schedule
 from tests.packs import random_pack, tiny_model
 

@@ -205,7 +205,7 @@ def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
     """What layers and optimizer check when they are built, where the configuration asks for it."""
     from dit.models.layers.per_sample import check_compiler
     from dit.models.layers.transformer_engine import check_engine
-    from dit.train.narrow_moments import check_moments
+    from dit.train.optimizer.narrow_moments import check_moments
 
     model = config.model
     of_engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE

@@ -22,7 +22,7 @@ from dit.distributed.data_parallel import ModelChunk, zero_gradients
 from dit.distributed.model_parallel import Item, rank_part, run_pipeline
 from dit.distributed.watchdog import heartbeat
 from dit.train.loss import Loss, PackLoss, RankLoss, loss_of
-from dit.train.optimizer import (
+from dit.train.optimizer.update import (
     Update,
     clip_and_step,
     learning_rate,

@@ -74,7 +74,7 @@ from dit.train.model_and_optimizer import (
     leave_to_checkpoint,
     then_from_file,
 )
-from dit.train.optimizer import learning_rate
+from dit.train.optimizer.update import learning_rate
 from dit.train.start_checks import check_settings
 from dit.train.step import forward_backward, optimizer_step, prepare_update
 from dit.train.timers import DATA, elapsed, timed

@@ -23,11 +23,6 @@ from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
 from dit.config.inlining import value_of
 from dit.config.resume import Resume, resume_class
 from dit.config_loading.schema import schema_of
-from dit.distributed.data_parallel import (
-    load_optimizer_groups,
-    optimizer_groups,
-    optimizer_values,
-)
 from dit.models.lora.adapter import is_adapter
 from dit.models.lora.targets import attach_adapters
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
@@ -42,7 +37,8 @@ from dit.train.checkpoint.paths import (
     verify,
 )
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.narrow_moments import put_moments
+from dit.train.optimizer.narrow_moments import put_moments
+from dit.train.optimizer.states import load_optimizer_groups, optimizer_groups, optimizer_values
 from dit.train.train_progress import TrainProgress
 
 INTERVAL = "log_interval.safetensors"
