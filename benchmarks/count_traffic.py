@@ -7,15 +7,19 @@
 
     python benchmarks/count_traffic.py --models dit_xl
     python benchmarks/count_traffic.py --models wan2.1_t2v_14b lora.rank=32 lora.dropout=0.1
+    python benchmarks/count_traffic.py --table dit/planner/layer_units.json
 
-Attention kernels and products with a weight are left out: other figures tell of them.
+The last one writes what the planner reads. Attention kernels and products with a weight are left
+out: other figures tell of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +31,48 @@ from measuring.memory_traffic import (
     PackShape,
     layer_traffic,
 )
+from megatron.core.process_groups_config import ProcessGroupCollection
 from rich.table import Table
 
 from dit.command_line import OptionParser
+from dit.config import Precision
 from dit.config_loading import default_config, load_config
 from dit.console import Console
 from dit.distributed.process_groups import process_groups, start_processes
+from dit.models.registry import named_model
+
+LAYERS: Mapping[str, tuple[str, Mapping[str, int], Mapping[str, int]]] = {
+    "cross": ("dit_xl", {"num_layers": 1}, {"num_layers": 2}),
+    "cross, learned positions": ("cosmos_7b", {"num_layers": 1}, {"num_layers": 2}),
+    "cross, table": ("wan2.1_t2v_14b", {"num_layers": 1}, {"num_layers": 2}),
+    "double": (
+        "flux1_schnell",
+        {"num_layers": 1, "num_single_layers": 1},
+        {"num_layers": 2, "num_single_layers": 1},
+    ),
+    "double, no norm": ("sd3", {"num_layers": 2}, {"num_layers": 3}),
+    "double, second attention": (
+        "sd3.5_medium",
+        {"num_layers": 3, "dual_attention_layers": 1},
+        {"num_layers": 4, "dual_attention_layers": 2},
+    ),
+    "single": (
+        "flux1_schnell",
+        {"num_layers": 1, "num_single_layers": 1},
+        {"num_layers": 1, "num_single_layers": 2},
+    ),
+}
+"""Rows of the planner's table (`dit.planner.layer_traffic.row_of`): a named size with such a layer,
+and the numbers of layers of two networks, the second of which has it once more."""
+_SHAPE = PackShape(samples=8, text=128)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options, overrides = _parser().parse_known_args(arguments)
+    if options.table:
+        start_processes(seed=1, model=named_model("dit_xl"))
+        write_table(options.table, process_groups())
+        return
     left_out = [ATTENTION, WEIGHT_PRODUCTS]
     left_out += [ONE_HOT_PRODUCTS] if options.without_products else []
     tight = PackShape(samples=options.samples, grid=tuple(options.grid), text=options.text)
@@ -71,7 +107,49 @@ def _parser() -> argparse.ArgumentParser:
         help="leave one-hot products out as well (the sums over the tokens of a sample)",
     )
     add("--json", type=Path, help="file for the numbers")
+    add("--table", type=Path, help="file for the units of all kinds of layers; prints nothing")
     return parser
+
+
+def write_table(file: Path, groups: ProcessGroupCollection) -> None:
+    """What the planner reads, one line for each layer."""
+    lines = []
+    for name in LAYERS:
+        columns = {kind: layer_columns(name, kind, groups) for kind in ("eager", "fused")}
+        lines.append(f"{json.dumps(name)}: {json.dumps(columns)}")
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def layer_columns(
+    name: str, kernels: str, groups: ProcessGroupCollection
+) -> dict[str, dict[str, float]]:
+    """Units of a layer of `LAYERS`, for each pass: what they are in proportion to.
+
+    latents  for each latent token, beside the hidden units
+    text     for each text token, beside the hidden units
+    hidden   for each hidden unit of the feed-forward, over the width, of a token that it computes
+    """
+    size, *counts = LAYERS[name]
+    share, ratio = _SHAPE.text / math.prod(_SHAPE.grid), 4  # text tokens for each latent token
+    joint = not name.startswith("cross")  # whether text passes the feed-forward
+
+    def units(*, text: int = 1, hidden: int = 1) -> list[float]:
+        keys = {"mlp_ratio": ratio * hidden, "text_pad_to": None, "precision": Precision.BF16}
+        model = replace(named_model(size), name="custom", **keys)
+        shape = replace(_SHAPE, text=text * _SHAPE.text)
+        found = layer_traffic(model, shape, groups, fused=kernels == "fused", counts=counts)
+        return [one.units() for one in found]
+
+    columns = {}
+    for way, one, wide, long in zip(
+        ("forward", "backward"), units(), units(hidden=2), units(text=2), strict=True
+    ):
+        hidden = (wide - one) / ratio / (1 + joint * share)
+        text = (long - one) / share - joint * ratio * hidden
+        latents = one - text * share - hidden * ratio * (1 + joint * share)
+        found = {"latents": latents, "text": text, "hidden": hidden}
+        columns[way] = {column: round(value, 2) for column, value in found.items()}
+    return columns
 
 
 def _rows(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 from dit.batch import Grid, LatentSample, PackedBatch
 from dit.config import LoraConfig, ModelConfig
 from dit.data.pack import PatchLayout, pack_samples
+from dit.models.family import InputKind
 from dit.models.kernels import choice
 from dit.models.kernels.traffic import OPERATOR_BYTES
 from dit.models.lora.targets import attach_adapters, chosen_adapters
@@ -159,13 +160,15 @@ class PackShape:
         frames, rows, columns = self.grid
         tall, wide = model.patch_temporal, model.patch_spatial
         size = (model.in_channels, frames * tall, rows * wide, columns * wide)
+        family = family_of(model)
+        vectors = [i for i in family.inputs(model) if i.kind is InputKind.VECTOR and i.required]
         one = LatentSample(
             key="",
             latent_CFHW=torch.zeros(size),
             text_LE=torch.zeros(self.text, model.crossattn_emb_size),
             fps=math.nan,
+            others={vector.name: torch.zeros(vector.width) for vector in vectors},
         )
-        family = family_of(model)
         layout = PatchLayout(
             patch_temporal=tall,
             patch_spatial=wide,
@@ -206,16 +209,18 @@ def layer_traffic(
     *,
     fused: bool = False,
     lora: LoraConfig | None = None,
+    counts: Sequence[Mapping[str, int]] = ({"num_layers": 1}, {"num_layers": 2}),
 ) -> tuple[LayerTraffic, LayerTraffic]:
     """Forward and backward pass of one layer in the model's precision on one device.
 
     With the kernels of `dit/models/kernels` if `fused`, else with torch's operations. `lora` with a
-    rank: with its adapters, beside weights that are frozen.
+    rank: with its adapters, beside weights that are frozen. `counts` are keys of the model for two
+    networks, the second of which has the layer more.
     """
     model = replace(model, name="custom", fused_kernels=fused)
     network = family_of(model).network()
     with META:  # no time for numbers that nobody looks at
-        one, two = (network(replace(model, num_layers=layers), groups) for layers in (1, 2))
+        one, two = (network(replace(model, **keys), groups) for keys in counts)
         if lora is not None and lora.rank is not None:
             for made in (one, two):
                 chosen: Any = chosen_adapters(made.model, lora)

@@ -18,7 +18,7 @@ from dit.models.cost import (
     trained_here,
 )
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
-from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, head_units, layer_units
+from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, layer_units
 from dit.planner.traffic import exposed_part, recomputed_part, traffic
 
 
@@ -30,7 +30,6 @@ class Load:
     """Real tokens."""
     text: float
     """Text tokens that the layers see."""
-    samples: float
     flops: float
     """FLOPs of a forward pass."""
     attention: float
@@ -43,7 +42,6 @@ class Load:
         return cls(
             tokens=sum(tokens),
             text=sum(network_cost(model).text(text)),
-            samples=len(samples),
             flops=forward_flops(model, tokens=tokens, text=text),
             attention=attention_flops(model, tokens=tokens, text=text),
         )
@@ -172,13 +170,12 @@ def _moved(model: ModelConfig, load: Load, again: float) -> float:
     here = LayerLoad(
         fused=_is_fused(model),
         text=load.text / load.tokens,
-        samples=load.samples,
         tensor=model.tensor_model_parallel_size,
         sequence_parallel=model.sequence_parallel,
         context=model.context_parallel_size,
         by_heads=model.cp_comm_type is ContextComm.A2A,
     )
-    total = head_units(model.hidden_size, here)
+    total = Moved()
     for stack in network_cost(model).stacks:
         layer = layer_units(stack.layer, here)
         total += (layer + Moved(again * layer.forward)).times(stack.count)

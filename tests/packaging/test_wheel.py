@@ -70,7 +70,7 @@ def test_wheel_holds_all_code_and_nothing_else(wheel: Path, repo_root: Path) -> 
     names = [n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n]
     settings = [f"recipes/conf/{f.name}" for f in (repo_root / "conf").glob("*.yaml")]
     pages = ["dit/report/page.html", "dit/report/page.js", "dit/playground/page.html"]
-    pages.append("data_prep/inspect/page.html")
+    pages += ["data_prep/inspect/page.html", "dit/planner/layer_units.json"]
     assert sorted(names) == sorted([*modules(repo_root), *settings, *pages])
 
 

@@ -22,10 +22,11 @@ from dit.config import (
     TrainConfig,
 )
 from dit.device_specs import Device
-from dit.models.cost import memory, parameter_count, trained_count
+from dit.models.cost import memory, network_cost, parameter_count, trained_count
 from dit.models.dit.config import DitConfig
 from dit.models.registry import named_model
 from dit.planner.efficiency import FUSED, PLAIN, Efficiency, efficiency_of
+from dit.planner.layer_traffic import LayerLoad, Moved, layer_units
 from dit.planner.times import Load, Times, expected_load, not_modelled, times
 from dit.planner.traffic import traffic
 
@@ -39,7 +40,7 @@ HALF = Efficiency(
     links=0.5,
     gap_s=1.0,
 )
-LOAD = Load(tokens=1000.0, text=125.0, samples=0.0, flops=70.0, attention=20.0)
+LOAD = Load(tokens=1000.0, text=125.0, flops=70.0, attention=20.0)
 
 
 def spent(
@@ -64,16 +65,19 @@ def test_products_and_attention():
     assert replace(selective, attention=plain.attention) == plain
 
 
-# 28 layers and the head, in units; see test_layer_traffic.
-EAGER, HEAD = (90.0, 147.375), (8.0, 18.0)
 UNIT = 1000 * 1152 * 2
 
 
-def test_memory_traffic_is_that_of_layers_and_head():
-    forward, backward = (28 * one + head for one, head in zip(EAGER, HEAD, strict=True))
-    eager = spent(fused_kernels=False)
-    assert eager.memory == pytest.approx(UNIT * (forward + backward))
-    fused = spent()
+def xl_units(*, fused: bool) -> Moved:
+    (stack,) = network_cost(DitConfig()).stacks
+    return layer_units(stack.layer, LayerLoad(fused=fused, text=125 / 1000))
+
+
+def test_memory_traffic_is_that_of_layers():
+    units = [xl_units(fused=fused) for fused in (False, True)]
+    eager, fused = spent(fused_kernels=False), spent()
+    for found, moved in zip((eager, fused), units, strict=True):
+        assert found.memory == pytest.approx(UNIT * 28 * (moved.forward + moved.backward))
     assert fused.memory == pytest.approx(0.305 * eager.memory, rel=0.01)
     assert spent(fused_kernels=False, compile=True).memory == fused.memory
     assert (eager.launches, fused.launches) == (28 * 190, 28 * 90)
@@ -88,7 +92,7 @@ def test_what_is_recomputed_moves_its_forward_pass_again():
         "recompute_num_layers": 7,
     }
     more, plain = spent(fused_kernels=False, **block), spent(fused_kernels=False)
-    assert more.memory - plain.memory == pytest.approx(UNIT * 7 * EAGER[0])
+    assert more.memory - plain.memory == pytest.approx(UNIT * 7 * xl_units(fused=False).forward)
     assert more.matrices == pytest.approx((3 + 1 / 4) * 50)
     assert more.launches == pytest.approx(plain.launches * (1 + 1 / 12))
     assert more.update == plain.update
@@ -184,9 +188,8 @@ def test_load_of_mixed_samples_fills_the_pack():
         for one in config.dataset.mock_samples
     ]
     mean = sum(weight * tokens for weight, tokens, _ in shares)
-    samples = load.tokens / mean
-    assert load.samples == pytest.approx(samples * sum(weight for weight, *_ in shares))
-    assert load.text == pytest.approx(samples * sum(weight * text for weight, _, text in shares))
+    text = load.tokens / mean * sum(weight * text for weight, _, text in shares)
+    assert load.text == pytest.approx(text)
 
 
 _AUTO, _ENGINE = AttentionBackend.AUTO, Implementation.TRANSFORMER_ENGINE
