@@ -60,7 +60,8 @@ def profile(part: Part, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
     times: dict[str, tuple[float, int]] = {}
     for event in trace.key_averages():
-        if event.device_type is wanted and not event.is_user_annotation:
+        # Compared by ==, since `is` finds no two of torch's device types the same.
+        if event.device_type == wanted and not event.is_user_annotation:
             seconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
             times[event.key] = (seconds / 1e6, event.count)
     step_s = found["step_time_s"]["median"]

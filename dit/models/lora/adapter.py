@@ -290,13 +290,10 @@ class Adaptable(nn.Module):
         sharing, bias = self.tensor_sharing(), getattr(self, "bias", None)
         # Transformer Engine's linears without a bias have one without numbers.
         bias = None if bias is None or not bias.numel() else bias
-        if sharing.group is None or sharing.group.size() == 1:
-            return frozen_product(x_TI, self.frozen, bias)
-        if sharing.axis == 0:
-            out_TO = frozen_product(sharing.exchanged(x_TI), self.frozen)
-        else:
-            out_TO = sharing.exchanged(frozen_product(x_TI, self.frozen))
-        return out_TO if bias is None else out_TO + bias
+        if sharing.axis != 1 or sharing.group is None or sharing.group.size() == 1:
+            return frozen_product(sharing.exchanged(x_TI), self.frozen, bias)
+        out_TO = sharing.exchanged(frozen_product(x_TI, self.frozen))
+        return out_TO if bias is None else out_TO + bias  # once, after the sum
 
     def adapt(
         self,
