@@ -18,9 +18,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from dit.batch import PackedBatch
 from dit.config import ContextComm, ModelConfig, Precision, Recompute
 from dit.models.cost import kept_by_layer, network_cost
-from dit.models.family import families, family_of, named_model
 from dit.models.kernels import choice
 from dit.models.layers import context_parallel
+from dit.models.registry import families, family_of, named_model
 from dit.pack_wire import pack_to
 from tests.packs import random_pack
 
