@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from dit.config import RunConfig
-from dit.models.lora.targets import chosen_adapters
+from dit.lora.targets import chosen_adapters
 from dit.objectives import training_objective, training_problem
 from dit.train.checkpoint.adapters import AdapterRun, FrozenBase
 from dit.train.checkpoint.async_save import Saver

@@ -13,8 +13,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dit.config import RunConfig, Weights
-from dit.convert.adapters.export import export_lora
-from dit.convert.adapters.merged import MergedWeights, open_merged
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.cards import (
     DATA_CARD,
@@ -36,6 +34,8 @@ from dit.convert.diffusers_checkpoint import (
 from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
 from dit.convert.diffusers_json import write_json
 from dit.convert.errors import ConvertError
+from dit.convert.lora.export import export_lora
+from dit.convert.lora.merged import MergedWeights, open_merged
 from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
 from dit.convert.pipeline import (
     SCHEDULER,

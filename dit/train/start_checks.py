@@ -171,7 +171,7 @@ def _goes_on(config: RunConfig) -> bool:
 
 
 def _check_weights(config: RunConfig, found: Path | None) -> Iterator[str]:
-    from dit.models.lora.targets import adapters_by_linear
+    from dit.lora.targets import adapters_by_linear
     from dit.train.checkpoint.adapters import adapter_run, adapters_of
     from dit.train.checkpoint.origin import saved_origin
     from dit.train.checkpoint.resume import disk_space_notes

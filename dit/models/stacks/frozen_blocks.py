@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dit.models.lora.adapter import Adaptable
+from dit.lora.adapter import Adaptable
 from dit.models.stacks.offload import Arrival, PlainCopies, copies_of
 from dit.models.stacks.pinned_memory import PinnedRows
 

@@ -22,6 +22,7 @@ from megatron.core.transformer.transformer_block import (
 from torch.utils.checkpoint import checkpoint
 
 from dit.config import Recompute, RecomputeMethod
+from dit.lora.dropout import DropoutRows, dropout_rows, dropping
 from dit.models.layer_spec import (
     CrossLayerSpec,
     DoubleLayerSpec,
@@ -30,7 +31,6 @@ from dit.models.layer_spec import (
 )
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
-from dit.models.lora.dropout import DropoutRows, dropout_rows, dropping
 from dit.models.stacks.frozen_blocks import BlockTurns
 from dit.models.stacks.offload import OffloadedLayer, on_host, when_reached
 

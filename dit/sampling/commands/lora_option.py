@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dit.convert.lora import LoraFactors, check_fits, read_lora
-from dit.models.lora.adapter import AdapterShape, is_adapter
-from dit.models.lora.factors import FactorPair, to_stored
-from dit.models.lora.targets import adaptable_pairs, attach_adapters
+from dit.lora.adapter import AdapterShape, is_adapter
+from dit.lora.factors import LoraFactors, check_fits
+from dit.lora.read import read_lora
+from dit.lora.stored import FactorPair, to_stored
+from dit.lora.targets import adaptable_pairs, attach_adapters
 
 
 class ScaledFile(NamedTuple):

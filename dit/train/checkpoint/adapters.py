@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
 from dit.config import Problems, RunConfig, Weights
-from dit.convert.lora import LoraFactors, check_fits, read_lora
-from dit.models.lora.adapter import AdapterShape
-from dit.models.lora.targets import Adapters, chosen_adapters
+from dit.lora.adapter import AdapterShape
+from dit.lora.factors import LoraFactors, check_fits
+from dit.lora.read import read_lora
+from dit.lora.targets import Adapters, chosen_adapters
 from dit.train.checkpoint.paths import (
     CheckpointError,
     damaged,

@@ -25,10 +25,10 @@ from dit.config import (
     Recompute,
     RecomputeMethod,
 )
+from dit.lora.adapter import Adaptable, is_adapter
+from dit.lora.targets import attach_adapters, chosen_adapters
 from dit.models.dit.model import DiT
-from dit.models.lora.adapter import Adaptable, is_adapter
-from dit.models.lora.frozen import FrozenMatrix, frozen_product, restored, rounded
-from dit.models.lora.targets import attach_adapters, chosen_adapters
+from dit.models.layers.frozen_matrix import FrozenMatrix, frozen_product, restored, rounded
 from dit.models.stacks import frozen_blocks
 from dit.models.stacks.frozen_blocks import place_networks, round_blocks
 from dit.models.wan.model import WanNetwork

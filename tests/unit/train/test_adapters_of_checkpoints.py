@@ -11,8 +11,8 @@ from torch import nn
 
 from dit.config import LoraConfig
 from dit.config_loading import save_config
-from dit.convert.lora import LoraFileError, linear_shapes
-from dit.models.lora.adapter import AdapterShape
+from dit.lora.adapter import AdapterShape
+from dit.lora.factors import LoraFileError, linear_shapes
 from dit.train.checkpoint.adapters import (
     ADAPTERS,
     AdapterRun,

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from dit.config import RunConfig, Weights
-from dit.convert.adapters.stored import StoredAdapters, open_adapters
 from dit.convert.diffusers_checkpoint import DiffusersFolder, open_folder
 from dit.convert.errors import ConvertError
-from dit.convert.lora import LoraFactors
+from dit.convert.lora.stored import StoredAdapters, open_adapters
 from dit.convert.megatron_checkpoint import StoredWeights
+from dit.lora.factors import LoraFactors
+from dit.lora.targets import their_modules
 from dit.models.diffusers_names import Pair
-from dit.models.lora.targets import their_modules
 from dit.models.registry import pairs
 from dit.train.checkpoint.adapters import FrozenBase, checked_base, found_base
 

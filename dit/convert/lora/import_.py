@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dit.config import LoraConfig, RunConfig, Weights
-from dit.convert.adapters.stored import write_adapters
 from dit.convert.atomic_folder import new_folder
 from dit.convert.diffusers_checkpoint import is_diffusers_folder, open_folder
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import checked_table, found_model, found_objective, stored_precision
 from dit.convert.load_hf.start import origin_of
-from dit.convert.lora import LoraFactors, check_fits, read_lora
+from dit.convert.lora.stored import write_adapters
 from dit.distributed.collective_errors import on_first_rank
-from dit.models.lora.adapter import AdapterShape
+from dit.lora.adapter import AdapterShape
+from dit.lora.factors import LoraFactors, check_fits
+from dit.lora.read import read_lora
 from dit.train.checkpoint.adapters import AdapterRun, FrozenBase, adapters_of, digest_of
 from dit.train.checkpoint.paths import find_checkpoint, saved_config
 

@@ -29,15 +29,17 @@ from torch import Tensor
 
 from dit.batch import LatentSample, PackedBatch, Problem
 from dit.config import LoraConfig, MockGeometry, Problems, RunConfig, Weights
-from dit.convert.adapters.export import export_lora
-from dit.convert.adapters.import_ import import_lora
-from dit.convert.adapters.stored import open_adapters
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights, open_stored
 from dit.convert.import_ import import_weights
-from dit.convert.lora import LoraFileError, read_lora, write_lora
+from dit.convert.lora.export import export_lora
+from dit.convert.lora.import_ import import_lora
+from dit.convert.lora.stored import open_adapters
 from dit.data.pack import PatchLayout, pack_samples
+from dit.lora.factors import LoraFileError
+from dit.lora.read import read_lora
+from dit.lora.write import write_lora
 from dit.models.family import InputKind
 from dit.models.registry import diffusers_form, family_of, pairs
 from dit.objectives import training_problem

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from dit.config import ModelConfig
-from dit.convert.lora.factors import LoraFactors
+from dit.lora.factors import LoraFactors
 from dit.models.registry import diffusers_families
 
 SWAPPED = "~"

@@ -23,9 +23,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dit.convert.lora.factors import LoraFactors, in_order
-from dit.convert.lora.original_names import in_original_names
-from dit.convert.lora.read import DIFFUSERS_FILE, METADATA, NETWORK, PEFT_CONFIG, PEFT_FILE
+from dit.lora.factors import LoraFactors, in_order
+from dit.lora.original_names import in_original_names
+from dit.lora.read import DIFFUSERS_FILE, METADATA, NETWORK, PEFT_CONFIG, PEFT_FILE
 
 COMFYUI_FILE = Path("comfyui") / "lora.safetensors"
 

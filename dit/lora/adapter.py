@@ -34,9 +34,9 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from dit.models.lora.dropout import adapter_key, dropout_rows, dropped
-from dit.models.lora.frozen import FrozenMatrix, frozen_product
-from dit.models.lora.products import narrowed, widened
+from dit.lora.dropout import adapter_key, dropout_rows, dropped
+from dit.lora.products import narrowed, widened
+from dit.models.layers.frozen_matrix import FrozenMatrix, frozen_product
 from dit.models.weight_marks import mark_split
 
 CHILD = "lora"

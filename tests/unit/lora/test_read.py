@@ -16,13 +16,9 @@ from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 
-from dit.convert.lora import (
-    LoraFileError,
-    check_fits,
-    linear_shapes,
-    read_lora,
-)
-from dit.convert.lora.original_names import to_original
+from dit.lora.factors import LoraFileError, check_fits, linear_shapes
+from dit.lora.original_names import to_original
+from dit.lora.read import read_lora
 from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
 from dit.models.wan.original_names import WAN_NAMES
 from tests.lora_files import TINY, Tiny, comfyui, kohya, linears, merged, random_factors

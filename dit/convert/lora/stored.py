@@ -9,10 +9,10 @@ from pathlib import Path
 from dit.config import RunConfig, Weights
 from dit.config_loading import save_config
 from dit.convert.errors import ConvertError
-from dit.convert.lora import LoraFactors
 from dit.convert.megatron_checkpoint import StoredWeights, write_tensors
-from dit.models.lora.factors import FactorPair, from_stored, to_stored
-from dit.models.lora.targets import adaptable_pairs
+from dit.lora.factors import LoraFactors
+from dit.lora.stored import FactorPair, from_stored, to_stored
+from dit.lora.targets import adaptable_pairs
 from dit.train.checkpoint.adapters import ADAPTERS, AdapterRun, adapters_of
 from dit.train.checkpoint.paths import (
     named_checkpoint,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dit.config import ModelConfig
-from dit.convert.lora.factors import LoraFileError
-from dit.convert.lora.original_names import OriginalNames
+from dit.lora.factors import LoraFileError
+from dit.lora.original_names import OriginalNames
 
 
 class Factor(StrEnum):

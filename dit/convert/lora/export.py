@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 from dit.config import Weights
-from dit.convert.adapters.stored import StoredAdapters, open_adapters
 from dit.convert.atomic_folder import new_folder
 from dit.convert.cards import LoraCard, PictureCode, RunFacts, write_card
-from dit.convert.lora import COMFYUI_FILE, LoraFactors, write_lora
+from dit.convert.lora.stored import StoredAdapters, open_adapters
 from dit.distributed.collective_errors import on_first_rank
+from dit.lora.factors import LoraFactors
+from dit.lora.write import COMFYUI_FILE, write_lora
 from dit.models.registry import diffusers_form
 from dit.train.checkpoint.paths import saved_card
 

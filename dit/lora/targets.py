@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from dit.config import LoraConfig, LoraTargets, ModelConfig, Precision, Problems
+from dit.lora.adapter import CHILD, Adaptable, AdapterShape, OutputParts, freeze
 from dit.models.diffusers_names import Convolution, Pair
-from dit.models.lora.adapter import CHILD, Adaptable, AdapterShape, OutputParts, freeze
 from dit.models.registry import pairs
 
 Adapters = Mapping[str, AdapterShape]

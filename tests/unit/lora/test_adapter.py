@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dit.config import LoraConfig, LoraTargets, Precision, Problems
-from dit.models.lora.adapter import AdapterShape, freeze, is_adapter, is_up
-from dit.models.lora.dropout import (
+from dit.lora.adapter import AdapterShape, freeze, is_adapter, is_up
+from dit.lora.dropout import (
     TOKENS,
     DropoutRows,
     TokenPlaces,
@@ -18,8 +18,8 @@ from dit.models.lora.dropout import (
     dropped,
     dropping,
 )
-from dit.models.lora.products import narrowed
-from dit.models.lora.targets import (
+from dit.lora.products import narrowed
+from dit.lora.targets import (
     adaptable_pairs,
     adapters_by_linear,
     attach_adapters,

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from torch import Tensor
 
 from dit.config import ModelConfig
-from dit.models.lora.targets import adaptable_pairs, their_modules
+from dit.lora.targets import adaptable_pairs, their_modules
 
 
 class LoraFileError(ValueError):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from dit.convert.lora.factors import LoraFileError
+from dit.lora.factors import LoraFileError
 
 _Number = TypeVar("_Number", int, float)
 _SUPPORTED: Mapping[str, tuple[Any, ...]] = {

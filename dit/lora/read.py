@@ -18,10 +18,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dit.config import ModelConfig
-from dit.convert.lora.factors import LoraFactors, LoraFileError, in_order
-from dit.convert.lora.keys import Factor, LoraKey, is_of_text_encoder, parse_keys
-from dit.convert.lora.original_names import SWAPPED, swapped
-from dit.convert.lora.patterns import PeftConfig, peft_config
+from dit.lora.factors import LoraFactors, LoraFileError, in_order
+from dit.lora.keys import Factor, LoraKey, is_of_text_encoder, parse_keys
+from dit.lora.original_names import SWAPPED, swapped
+from dit.lora.patterns import PeftConfig, peft_config
 from dit.parsing import parse_json
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
