@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dit.lora.adapter import DOWN, UP
 from dit.lora.targets import stored_name, their_modules
 from dit.models.diffusers_names import Pair
+from dit.models.layers.adaptable import DOWN, UP
 
 _ByModule = Mapping[str, "FactorPair"]
 

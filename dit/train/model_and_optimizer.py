@@ -33,9 +33,9 @@ from dit.distributed.data_parallel import (
     wrap,
 )
 from dit.distributed.process_groups import broadcast, device
-from dit.lora.adapter import is_adapter, is_up
 from dit.lora.stored import FactorPair, to_stored
 from dit.lora.targets import Adapters, adaptable_pairs, attach_adapters
+from dit.models.layers.adaptable import is_adapter, is_up
 from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.models.registry import family_of
 from dit.models.stacks.frozen_blocks import place_networks, round_blocks

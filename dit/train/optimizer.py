@@ -24,9 +24,10 @@ from torch.optim.adamw import adamw
 from dit.config import Decay, ParameterGroup, Precision, RunConfig
 from dit.distributed.data_parallel import MOMENTS, ModelChunk, chained_optimizers
 from dit.distributed.process_groups import device
-from dit.lora.adapter import CHILD, UP, Adaptable
+from dit.models.layers.adaptable import CHILD, UP, Adaptable
 from dit.models.parameter_groups import Weight, group_of_weights
 from dit.models.registry import family_of
+from dit.models.stacks.frozen_blocks import freeze_matrix
 from dit.models.stacks.pinned_memory import PinnedRows
 from dit.train import foreach
 from dit.train.checkpoint.shares import entries_of, weight_of
@@ -135,7 +136,7 @@ def freeze_groups(module: Any, config: RunConfig) -> None:
     # Megatron-Core's product with a frozen matrix has no gradient for the bias.
     for linear in module.modules() if config.optimizer.groups else ():
         if isinstance(linear, Adaptable) and linear.is_frozen:
-            linear.freeze_matrix()
+            freeze_matrix(linear)
 
 
 def learning_rate(config: RunConfig, step: int) -> float:

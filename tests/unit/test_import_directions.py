@@ -61,15 +61,15 @@ ALLOWED = {
     "dit.models.joint": BASE | {"dit.models", "dit.models.layer_spec"},
     "dit.models.kernels": set(),
     "dit.models.weight_marks": set(),
-    "dit.lora": BASE | MODELS,
     "dit.models.attention": BASE | {"dit.models", "dit.models.layer_spec"},
     "dit.models.layers": BASE
-    | {"dit.models.layer_spec", "dit.models.kernels", "dit.lora", "dit.models.weight_marks"}
+    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.weight_marks"}
     | {"dit.models.attention"},
     "dit.models.stacks": BASE
-    | {"dit.models.layer_spec", "dit.models.layers", "dit.lora", "dit.models.weight_marks"}
+    | {"dit.models.layer_spec", "dit.models.layers", "dit.models.weight_marks"}
     | {"dit.models.attention"},
-    **dict.fromkeys(FAMILIES, BASE | MODELS | {"dit.lora"}),
+    **dict.fromkeys(FAMILIES, BASE | MODELS),
+    "dit.lora": BASE | MODELS,
     "dit.config_loading": BASE | {"dit.models"},
     "dit.data": BASE | {"dit.models"},
     "dit.planner": BASE | {"dit.models", "dit.models.layer_spec", "dit.config_loading"},

@@ -13,10 +13,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
-from dit.lora.dropout import TOKENS
 from dit.models.attention.spans import Spans
 from dit.models.dit.config import DitConfig, ExtraPosition
 from dit.models.dit.family import dit_stack
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.modulation import (
     LowRankAdaLN,
     TimestepConditioning,

@@ -10,10 +10,10 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.lora.dropout import TOKENS
 from dit.models.hunyuan_image.config import HunyuanImageConfig
 from dit.models.hunyuan_image.family import GLYPHS, TEXT
 from dit.models.joint.layers import double_then_single
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable

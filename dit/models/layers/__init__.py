@@ -1,7 +1,7 @@
 """Parts that the networks of all families are made of.
 
+adaptable           what linears and networks know of the adapters that `dit.lora` gives them
 parallel_linear     the choice of linear, which is where tensor parallelism enters; feed-forward
-frozen_matrix       the frozen matrix of a linear, in 8 bits or in host memory
 transformer_engine  Transformer Engine's linears and 8-bit products
 modulation          timestep embedding, and adaLN in its published forms
 per_sample          scale, shift and gate of a level row, taken by its tokens

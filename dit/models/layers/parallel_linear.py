@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 from dit.config import Implementation, ModelConfig, Precision
-from dit.lora.adapter import Adaptable, TensorSharing
-from dit.lora.dropout import TOKENS
 from dit.models.layer_spec import Activation, FeedForwardSpec
+from dit.models.layers.adaptable import TOKENS, Adaptable, TensorSharing
 from dit.models.layers.transformer_engine import engine_linear
 from dit.models.weight_marks import mark_split, sees_part_of_tokens
 

@@ -10,7 +10,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
-from dit.lora.dropout import TOKENS
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.sd3.config import Sd3Config

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from dit.lora.dropout import TOKENS
 from dit.models.layer_spec import DoubleLayerSpec, StackSpec
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.joint_order import (
     JointOrder,
     TextRow,

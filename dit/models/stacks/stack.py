@@ -22,13 +22,13 @@ from megatron.core.transformer.transformer_block import (
 from torch.utils.checkpoint import checkpoint
 
 from dit.config import Recompute, RecomputeMethod
-from dit.lora.dropout import DropoutRows, dropout_rows, dropping
 from dit.models.layer_spec import (
     CrossLayerSpec,
     DoubleLayerSpec,
     LayerSpec,
     StackSpec,
 )
+from dit.models.layers.adaptable import DropoutRows, dropout_rows, dropping
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
 from dit.models.stacks.frozen_blocks import BlockTurns

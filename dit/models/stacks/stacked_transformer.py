@@ -25,8 +25,8 @@ from torch.nn.functional import pad
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from dit.lora.dropout import TOKENS, DropoutRows, TokenPlaces, dropping
 from dit.models.layer_spec import StackSpec
+from dit.models.layers.adaptable import TOKENS, DropoutRows, TokenPlaces, dropping
 from dit.models.layers.context_parallel import Context
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.per_sample import PerSample, check_compiler

@@ -25,8 +25,8 @@ from megatron.core.transformer.transformer_layer import (
 from torch import Tensor, nn
 
 from dit.config import ModelConfig
-from dit.lora.dropout import TOKENS
 from dit.models.layer_spec import DoubleLayerSpec, QkNorm, SingleLayerSpec
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.context_parallel import Exchange
 from dit.models.layers.joint_order import JointOrder
 from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation

@@ -13,8 +13,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.lora.dropout import TOKENS
 from dit.models.attention.spans import Spans
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.modulation import TableAdaLN, TimestepConditioning
 from dit.models.layers.packed_attention import AttendedRows, RowConditions
 from dit.models.layers.parallel_linear import Replicated, transformer_config

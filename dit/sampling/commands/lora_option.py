@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dit.lora.adapter import AdapterShape, is_adapter
+from dit.lora.adapter import AdapterShape
 from dit.lora.factors import LoraFactors, check_fits
 from dit.lora.read import read_lora
 from dit.lora.stored import FactorPair, to_stored
 from dit.lora.targets import adaptable_pairs, attach_adapters
+from dit.models.layers.adaptable import is_adapter
 
 
 class ScaledFile(NamedTuple):

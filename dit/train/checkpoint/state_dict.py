@@ -38,8 +38,8 @@ from dit.distributed.data_parallel import (
     optimizer_groups,
     optimizer_values,
 )
-from dit.lora.adapter import is_adapter
 from dit.lora.targets import attach_adapters
+from dit.models.layers.adaptable import is_adapter
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
 from dit.train.checkpoint.adapters import FrozenBase, adapters_of, diffusers_weights, found_base
 from dit.train.checkpoint.distcp import common_values, load, tensor_names

@@ -9,15 +9,8 @@ import pytest
 import torch
 
 from dit.config import LoraConfig, LoraTargets, Precision, Problems
-from dit.lora.adapter import AdapterShape, freeze, is_adapter, is_up
-from dit.lora.dropout import (
-    TOKENS,
-    DropoutRows,
-    TokenPlaces,
-    adapter_key,
-    dropped,
-    dropping,
-)
+from dit.lora.adapter import AdapterShape, freeze
+from dit.lora.dropout import adapter_key, dropped
 from dit.lora.products import narrowed
 from dit.lora.targets import (
     adaptable_pairs,
@@ -25,6 +18,14 @@ from dit.lora.targets import (
     attach_adapters,
     chosen_adapters,
     linear_name,
+)
+from dit.models.layers.adaptable import (
+    TOKENS,
+    DropoutRows,
+    TokenPlaces,
+    dropping,
+    is_adapter,
+    is_up,
 )
 from dit.models.wan.model import WanNetwork
 from dit.train.model_and_optimizer import initialise_adapters, randomise

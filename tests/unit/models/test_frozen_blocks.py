@@ -25,12 +25,19 @@ from dit.config import (
     Recompute,
     RecomputeMethod,
 )
-from dit.lora.adapter import Adaptable, is_adapter
 from dit.lora.targets import attach_adapters, chosen_adapters
 from dit.models.dit.model import DiT
-from dit.models.layers.frozen_matrix import FrozenMatrix, frozen_product, restored, rounded
+from dit.models.layers.adaptable import Adaptable, is_adapter
 from dit.models.stacks import frozen_blocks
-from dit.models.stacks.frozen_blocks import place_networks, round_blocks
+from dit.models.stacks.frozen_blocks import (
+    FrozenMatrix,
+    freeze_matrix,
+    frozen_product,
+    place_networks,
+    restored,
+    round_blocks,
+    rounded,
+)
 from dit.models.wan.model import WanNetwork
 from dit.train.model_and_optimizer import randomise
 from tests import toy_networks
@@ -207,7 +214,7 @@ def test_blocks_of_two_kinds_take_turns_in_places_of_the_larger(groups, monkeypa
         for layer in frozen_blocks._layers(network)[every - 1 :: every]:
             for module in frozen_blocks._linears(layer):
                 module.weight.requires_grad_(False)
-                module.freeze_matrix()
+                freeze_matrix(module)
         place_networks([network], CPU, swapped=swapped)
         network(
             batch.latent_TC, level_rows(torch.tensor([0.1, -0.3]), batch), batch

@@ -16,8 +16,8 @@ from dit.config import (
     SchedulerConfig,
     TrainConfig,
 )
-from dit.lora.adapter import is_up
 from dit.lora.targets import chosen_adapters
+from dit.models.layers.adaptable import is_up
 from dit.train.checkpoint.adapters import AdapterRun, FrozenBase
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.paths import CheckpointError
