@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.samples:
         from dit.sampling.validation.samples import open_samples
     from dit.distributed.collective_errors import from_first_rank
-    from dit.distributed.watchdog import watchdog
+    from dit.distributed.watchdog.monitor import watchdog
 
     limit_s = 60 * config.dist.distributed_timeout_minutes
     start_processes(

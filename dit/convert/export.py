@@ -51,7 +51,8 @@ from dit.models.diffusers_names import Pair, their_tensors
 from dit.models.registry import diffusers_form, pairs
 from dit.progress import Track, no_progress
 from dit.train.checkpoint.adapters import adapters_of
-from dit.train.checkpoint.paths import STEP, named_checkpoint, saved_card, saved_config, verify
+from dit.train.checkpoint.paths import STEP, saved_card, saved_config, verify
+from dit.train.checkpoint.starting_point import named_checkpoint
 
 MAX_SHARD_SIZE = 5 * 10**9
 _Stored = StoredWeights | MergedWeights

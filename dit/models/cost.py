@@ -149,7 +149,7 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     trained = trained_here(config)
     shards = config.optimizer_ranks(replicas)
     wide = model.precision is Precision.FP32
-    hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.moment_bytes
+    hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.states.bytes
     return Memory(
         weights=_weights(config),
         gradients=trained * (4 if wide or config.ddp.grad_reduce_in_fp32 else 2),

@@ -72,12 +72,8 @@ def open_checkpoint(
         ValueError: there is no checkpoint, it was trained without a text encoder or on a part of
             the noise levels, or the decoder is needed and cannot be opened.
     """
-    from dit.train.checkpoint.paths import (
-        CheckpointError,
-        named_checkpoint,
-        saved_card,
-        saved_config,
-    )
+    from dit.train.checkpoint.paths import CheckpointError, saved_card, saved_config
+    from dit.train.checkpoint.starting_point import named_checkpoint
 
     options = options or LoadOptions()
     path = named_checkpoint(checkpoint_path, named=f"--checkpoint_path {checkpoint_path}")
@@ -126,7 +122,8 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
     """
     from dit.objectives import check_covers_all_levels
     from dit.sampling.experts import boundary_of
-    from dit.train.checkpoint.paths import named_checkpoint, saved_config
+    from dit.train.checkpoint.paths import saved_config
+    from dit.train.checkpoint.starting_point import named_checkpoint
 
     if options.checkpoint_path_low is None:
         for name in ("offload_experts", "lora_low"):

@@ -39,10 +39,10 @@ from dit.models.layers.adaptable import is_adapter, is_up
 from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.models.registry import family_of
 from dit.models.stacks.frozen_blocks import place_networks, round_blocks
-from dit.train import foreach
-from dit.train.metrics.step_metrics import COMMUNICATION, timed
-from dit.train.narrow_moments import check_moments
-from dit.train.optimizer import build_optimizer, freeze_groups
+from dit.train.optimizer import foreach
+from dit.train.optimizer.build import build_optimizer, freeze_groups
+from dit.train.optimizer.narrow_moments import check_moments
+from dit.train.timers import COMMUNICATION, timed
 
 Fill = Callable[[MegatronModule, RunConfig], None]
 """Gives the weights of a model their first values."""

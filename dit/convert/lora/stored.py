@@ -14,12 +14,8 @@ from dit.lora.factors import LoraFactors
 from dit.lora.stored import FactorPair, from_stored, to_stored
 from dit.lora.targets import adaptable_pairs
 from dit.train.checkpoint.adapters import ADAPTERS, AdapterRun, adapters_of
-from dit.train.checkpoint.paths import (
-    named_checkpoint,
-    saved_config,
-    sync_and_digest,
-    write_manifest,
-)
+from dit.train.checkpoint.paths import saved_config, sync_and_digest, write_manifest
+from dit.train.checkpoint.starting_point import named_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

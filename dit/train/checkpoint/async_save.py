@@ -48,7 +48,7 @@ from dit.train.checkpoint.paths import (
 )
 from dit.train.checkpoint.state_dict import INTERVAL, DataState, share_of_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.train_state import TrainProgress
+from dit.train.train_progress import TrainProgress
 
 _NOT_OF_THE_DISK = (
     torch.distributed.DistError,  # another process has died

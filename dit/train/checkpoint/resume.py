@@ -43,6 +43,7 @@ from dit.train.checkpoint.paths import (
     manifest_of,
     saved_config,
 )
+from dit.train.checkpoint.starting_point import check_writable, unwritable
 from dit.train.checkpoint.state_dict import (
     DataState,
     interval_sums,
@@ -50,7 +51,6 @@ from dit.train.checkpoint.state_dict import (
     start_from,
 )
 from dit.train.metrics.run_logger import RunLogger
-from dit.train.start_checks import check_writable, unwritable
 from dit.train.train_state import TrainState
 
 

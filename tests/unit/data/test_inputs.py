@@ -39,8 +39,8 @@ from dit.objectives import training_objective, training_problem, validation_prob
 from dit.pack_wire import flatten_pack, unflatten_pack
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.unpatchify import sample_inputs, unpack_latents
+from dit.train.loss import loss_of
 from dit.train.start_checks import check_clean_level
-from dit.train.step import loss_of
 from tests.packs import random_pack, run_config
 from tests.toy_family import PLACE, ToyConfig
 from tests.wan_networks import wan_model
