@@ -68,7 +68,7 @@ def run_export_lora(args: argparse.Namespace, say: Say) -> int:
 
     from dit.config import Weights
     from dit.convert.export import check_whole_checkpoint
-    from dit.convert.lora.export import export_lora
+    from dit.convert.lora.checkpoints import export_lora
 
     path = check_whole_checkpoint(args.megatron_path)
     done = export_lora(
@@ -87,7 +87,7 @@ def run_export_lora(args: argparse.Namespace, say: Say) -> int:
 
 
 def run_import_lora(args: argparse.Namespace, say: Say) -> int:
-    from dit.convert.lora.import_ import import_lora
+    from dit.convert.lora.checkpoints import import_lora
 
     done = import_lora(
         args.hf_path,

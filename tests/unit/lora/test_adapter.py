@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from dit.config import LoraConfig, LoraTargets, Precision, Problems
-from dit.lora.adapter import AdapterShape, freeze
+from dit.lora.adapter import AdapterShape, freeze, narrowed
 from dit.lora.dropout import adapter_key, dropped
-from dit.lora.products import narrowed
 from dit.lora.targets import (
     adaptable_pairs,
     adapters_by_linear,
@@ -28,7 +27,8 @@ from dit.models.layers.adaptable import (
     is_up,
 )
 from dit.models.wan.model import WanNetwork
-from dit.train.model_and_optimizer import initialise_adapters, randomise
+from dit.train.checkpoint.adapters import initialise_adapters
+from dit.train.model_and_optimizer import randomise
 from tests.packs import run_config
 from tests.wan_networks import wan_model
 

@@ -26,9 +26,8 @@ from diffusers.loaders.lora_conversion_utils import (
 from safetensors.torch import save_file
 
 from dit.lora.factors import LoraFileError
-from dit.lora.original_names import in_original_names
-from dit.lora.read import read_lora
-from dit.lora.write import write_lora
+from dit.lora.files import read_lora, write_lora
+from dit.lora.names import in_original_names
 from dit.models.hunyuan_image import original_names as image
 from dit.models.hunyuan_video import original_names as first
 from dit.models.hunyuan_video_15 import original_names as second

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from dit.lora.factors import LoraFileError
-from dit.lora.read import read_lora
+from dit.lora.files import read_lora
 
 DOWN, UP = torch.ones(2, 6), torch.ones(4, 2)
 A, B = (

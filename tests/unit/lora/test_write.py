@@ -16,10 +16,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dit.convert.cards import LoraCard, RunFacts, ShownPicture
-from dit.convert.lora.export import write_folder
+from dit.convert.lora.checkpoints import write_folder
 from dit.lora.factors import LoraFactors
-from dit.lora.read import read_lora
-from dit.lora.write import write_lora
+from dit.lora.files import read_lora, write_lora
 from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
 from dit.models.wan.original_names import WAN_NAMES
 from tests.lora_files import TINY, Tiny, linears, merged, random_factors

@@ -20,7 +20,7 @@ from dit.config import ObjectiveConfig, Precision, RunConfig, Sampler
 from dit.data.pack import PatchLayout, pack_samples
 from dit.lora.adapter import Adapter
 from dit.lora.factors import linear_shapes
-from dit.lora.write import write_lora
+from dit.lora.files import write_lora
 from dit.models.dit.config import DitConfig
 from dit.models.dit.family import FAMILY
 from dit.sampling.commands.generate_media import generate_opened

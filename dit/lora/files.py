@@ -1,35 +1,57 @@
-"""A folder or file of adapters -> factors by Diffusers' names of modules.
+"""Files of adapters -> factors by Diffusers' names of modules, and back.
+
+Reading a folder or file:
 
 1. find     which safetensors file of a folder, and which configuration goes with it
-2. parse    each key: module and factor                                    (keys.py)
-3. check    types, shapes, finite numbers; rank and alpha                  (patterns.py)
+2. parse    each key: module and factor                                    (names.py)
+3. check    types, shapes, finite numbers; rank and alpha                  (peft_config.py)
+
+Written is one folder that Diffusers, peft and ComfyUI read:
+
+    pytorch_lora_weights.safetensors   Diffusers, with peft's configuration as metadata
+    adapter_model.safetensors          peft, with adapter_config.json
+    comfyui/lora.safetensors           ComfyUI and diffusion-pipe, in the original project's names
+
+alpha / r is multiplied into B and alpha = r is written, so that a reader who finds no
+configuration, and takes alpha as r, is right, too.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dit.config import ModelConfig
-from dit.lora.factors import LoraFactors, LoraFileError, in_order
-from dit.lora.keys import Factor, LoraKey, is_of_text_encoder, parse_keys
-from dit.lora.original_names import SWAPPED, swapped
-from dit.lora.patterns import PeftConfig, peft_config
+from dit.lora.factors import FactorsByModule, LoraFactors, LoraFileError, in_order
+from dit.lora.names import (
+    SWAPPED,
+    Factor,
+    LoraKey,
+    in_original_names,
+    is_of_text_encoder,
+    parse_keys,
+)
+from dit.lora.peft_config import PeftConfig, config_content, peft_config
 from dit.parsing import parse_json
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+COMFYUI_FILE = Path("comfyui") / "lora.safetensors"
 METADATA = "lora_adapter_metadata"
 """Key of the file's metadata under which Diffusers keeps peft's configuration, as JSON."""
 NETWORK = "transformer"
 _PEFT = "base_model.model."
+_COMFYUI = "diffusion_model."
 _TYPES = {"F32", "BF16", "F16"}
 _ALPHA_TYPES = {"F64", "I64", "I32"}
 """Of alphas alone: some scripts store the number as Python has it."""
@@ -80,7 +102,7 @@ def _apart(modules: str, one: LoraFactors, file: Path) -> dict[str, LoraFactors]
     They share A; each but the last has as many outputs as inputs.
     """
     if modules.endswith(SWAPPED):
-        return {modules.removesuffix(SWAPPED): swapped(one)}
+        return {modules.removesuffix(SWAPPED): one.swapped()}
     names = modules.split()
     if len(names) == 1:
         return {modules: one}
@@ -154,8 +176,7 @@ def _tensor(file: Path, name: str, opened: Any) -> Tensor:
     return tensor.clone()
 
 
-@dataclass(frozen=True, slots=True)
-class _Alphas:
+class _Alphas(NamedTuple):
     """The configuration beside a file's tensors."""
 
     config: PeftConfig
@@ -258,3 +279,66 @@ def _stored_alpha(file: Path, key: str, tensors: Mapping[str, Tensor]) -> float:
             f"{file}: {key} has shape {list(tensors[key].shape)}, and alpha is one number"
         )
     return float(torch.as_tensor(tensors[key]).reshape(()))
+
+
+def write_lora(
+    folder: Path,
+    factors: FactorsByModule,
+    *,
+    base: str | None = None,
+    comfyui_names: Mapping[str, str] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> list[Path]:
+    """Fills an existing folder and returns the files of weights. Not atomic: see `new_folder`.
+
+    `base` is the name that the weights below have on the hub, for peft's configuration.
+    `comfyui_names` is the table of the names that ComfyUI has; None, or a table that lacks a
+    module, writes no file for it.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    ordered = in_order(factors)
+    tensors = _folded(ordered, dtype)
+    content = config_content(ordered, base)
+    own = {f"{NETWORK}.{key}": value for key, value in content.items()}
+    config = folder / PEFT_CONFIG
+    config.write_text(json.dumps(content, indent=2) + "\n")
+    told = {"format": "pt", METADATA: json.dumps(own)}
+    _save(folder / DIFFUSERS_FILE, _prefixed(f"{NETWORK}.", tensors), told, like=config)
+    _save(folder / PEFT_FILE, _prefixed(_PEFT, tensors), like=config)
+    files = [folder / DIFFUSERS_FILE, folder / PEFT_FILE]
+    renamed = None if comfyui_names is None else in_original_names(ordered, comfyui_names)
+    if renamed is not None:
+        files.append(folder / COMFYUI_FILE)
+        files[-1].parent.mkdir()
+        _save(files[-1], _prefixed(_COMFYUI, _folded(renamed, dtype)), like=config)
+    return files
+
+
+def _folded(factors: FactorsByModule, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Both factors of each module, with alpha / r in the second."""
+    found = {}
+    for module, one in factors.items():
+        # Clones: factors may share memory, which safetensors refuses.
+        found[f"{module}.lora_A.weight"] = one.down.to(dtype).contiguous().clone()
+        found[f"{module}.lora_B.weight"] = one.folded().up.to(dtype).contiguous()
+    return found
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+def _save(
+    file: Path,
+    tensors: dict[str, Tensor],
+    metadata: dict[str, str] | None = None,
+    *,
+    like: Path,
+) -> None:
+    try:
+        save_file(tensors, file, metadata=metadata or {"format": "pt"})
+    except SafetensorError as error:  # for example, the disk is full
+        raise OSError(str(error)) from error
+    shutil.copymode(like, file)  # `save_file` makes files that only the owner can read
