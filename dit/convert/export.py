@@ -322,7 +322,8 @@ def exporter(config: RunConfig) -> Callable[[Path], Path]:
     def export(checkpoint: Path) -> Path:
         on_first_rank(lambda: tidy(checkpoint))
         if config.lora.enabled:
-            return export_lora(checkpoint, place / checkpoint.name).path
+            export_lora(checkpoint, place / checkpoint.name)
+            return place / checkpoint.name
         return export_weights(checkpoint, place / checkpoint.name).path
 
     return export

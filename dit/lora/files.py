@@ -24,7 +24,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -176,14 +176,7 @@ def _tensor(file: Path, name: str, opened: Any) -> Tensor:
     return tensor.clone()
 
 
-class _Alphas(NamedTuple):
-    """The configuration beside a file's tensors."""
-
-    config: PeftConfig
-    place: str
-
-
-def _config(file: Path, metadata: Mapping[str, str]) -> _Alphas | None:
+def _config(file: Path, metadata: Mapping[str, str]) -> PeftConfig | None:
     """The configuration that goes with a file; None where nothing tells ranks and alphas."""
     beside = file.with_name(PEFT_CONFIG)
     if METADATA in metadata:
@@ -202,7 +195,7 @@ def _config(file: Path, metadata: Mapping[str, str]) -> _Alphas | None:
         raise LoraFileError(f"{place} holds no JSON object; save the adapter again")
     # Diffusers' pipelines write the name of the network before each key.
     own = {k.removeprefix(f"{NETWORK}."): v for k, v in content.items()}
-    return _Alphas(peft_config(own, place=place), place)
+    return peft_config(own, place=place)
 
 
 def _by_module(keys: list[LoraKey], file: Path) -> dict[str, dict[Factor, LoraKey]]:
@@ -221,7 +214,7 @@ def _factors(
     file: Path,
     parts: dict[Factor, LoraKey],
     tensors: dict[str, Tensor],
-    told: _Alphas | None,
+    told: PeftConfig | None,
 ) -> LoraFactors:
     some = next(iter(parts.values()))
     if lost := [part for part in (Factor.DOWN, Factor.UP) if part not in parts]:
@@ -229,18 +222,22 @@ def _factors(
     down, up = (tensors[parts[part].key] for part in (Factor.DOWN, Factor.UP))
     _check_shapes(file, parts, down, up)
     rank = down.shape[0]
-    if told is not None and (said := told.config.rank(some.written)) != rank:
+    if told is not None and (said := told.rank(some.written)) != rank:
         raise LoraFileError(
             f"{told.place} says rank {said} of {some.written}, and {parts[Factor.DOWN].key} has"
             f" {rank}; they are of two adapters, or two of its patterns fit this module (peft sorts"
             " them in saving): write the module's whole name there"
         )
-    alpha = float(rank) if told is None else told.config.alpha(some.written)
+    alpha = float(rank) if told is None else told.alpha(some.written)
     if Factor.ALPHA not in parts:
         place = "" if told is None else f"{told.place}, of {some.written}"
         return LoraFactors(down=down, up=up, alpha=_positive(alpha, place))
     key = parts[Factor.ALPHA].key
-    stored = _positive(_stored_alpha(file, key, tensors), f"{file}: {key}")
+    if tensors[key].numel() != 1:
+        raise LoraFileError(
+            f"{file}: {key} has shape {list(tensors[key].shape)}, and alpha is one number"
+        )
+    stored = _positive(tensors[key].item(), f"{file}: {key}")
     if told is not None and not math.isclose(stored, alpha, rel_tol=1e-2):  # bfloat16 has 3 digits
         raise LoraFileError(
             f"{told.place} says alpha {alpha:g} of {some.written}, and {key} {stored:g}; take one"
@@ -273,14 +270,6 @@ def _check_shapes(file: Path, parts: dict[Factor, LoraKey], down: Tensor, up: Te
         )
 
 
-def _stored_alpha(file: Path, key: str, tensors: Mapping[str, Tensor]) -> float:
-    if tensors[key].numel() != 1:
-        raise LoraFileError(
-            f"{file}: {key} has shape {list(tensors[key].shape)}, and alpha is one number"
-        )
-    return float(torch.as_tensor(tensors[key]).reshape(()))
-
-
 def write_lora(
     folder: Path,
     factors: FactorsByModule,
@@ -305,14 +294,14 @@ def write_lora(
     config = folder / PEFT_CONFIG
     config.write_text(json.dumps(content, indent=2) + "\n")
     told = {"format": "pt", METADATA: json.dumps(own)}
-    _save(folder / DIFFUSERS_FILE, _prefixed(f"{NETWORK}.", tensors), told, like=config)
-    _save(folder / PEFT_FILE, _prefixed(_PEFT, tensors), like=config)
+    _save(folder / DIFFUSERS_FILE, f"{NETWORK}.", tensors, told, like=config)
+    _save(folder / PEFT_FILE, _PEFT, tensors, like=config)
     files = [folder / DIFFUSERS_FILE, folder / PEFT_FILE]
     renamed = None if comfyui_names is None else in_original_names(ordered, comfyui_names)
     if renamed is not None:
         files.append(folder / COMFYUI_FILE)
         files[-1].parent.mkdir()
-        _save(files[-1], _prefixed(_COMFYUI, _folded(renamed, dtype)), like=config)
+        _save(files[-1], _COMFYUI, _folded(renamed, dtype), like=config)
     return files
 
 
@@ -326,19 +315,17 @@ def _folded(factors: FactorsByModule, dtype: torch.dtype) -> dict[str, Tensor]:
     return found
 
 
-def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
-
-
 def _save(
     file: Path,
-    tensors: dict[str, Tensor],
+    prefix: str,
+    tensors: Mapping[str, Tensor],
     metadata: dict[str, str] | None = None,
     *,
     like: Path,
 ) -> None:
+    named = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
     try:
-        save_file(tensors, file, metadata=metadata or {"format": "pt"})
+        save_file(named, file, metadata=metadata or {"format": "pt"})
     except SafetensorError as error:  # for example, the disk is full
         raise OSError(str(error)) from error
     shutil.copymode(like, file)  # `save_file` makes files that only the owner can read

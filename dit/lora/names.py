@@ -1,7 +1,7 @@
 """Names in files of adapters: what each key is, and what a module is called in Diffusers.
 
 1. parse_keys         key of a file -> module, and which of its factors
-2. OriginalNames      modules as the original projects name them -> those of Diffusers
+2. tables_of          modules as the original projects name them -> those of Diffusers
 3. in_original_names  adapters by Diffusers' names -> those of an original project
 
 The same adapter is written as `transformer.blocks.0.attn1.to_q.lora_A.weight` by Diffusers, with
@@ -99,8 +99,8 @@ def parse_keys(
     names, adapters = list(names), set[str]()
     matches = [match for match in map(_FACTOR.fullmatch, names) if match is not None]
     written = dict.fromkeys(_without_prefix(match["module"]) for match in matches)
-    original = OriginalNames((_flat_name(module) or module for module in written), model)
-    found = [_parsed(name, original, adapters, place) for name in names]
+    tables = tables_of([_flat_name(module) or module for module in written], model)
+    found = [_parsed(name, tables, adapters, place) for name in names]
     if len(adapters) > 1:
         raise LoraFileError(
             f"{place} holds several adapters ({', '.join(sorted(adapters))}); save each in a file"
@@ -114,7 +114,7 @@ def is_of_text_encoder(key: str) -> bool:
     return _TEXT_ENCODER.match(key) is not None
 
 
-def _parsed(key: str, original: OriginalNames, adapters: set[str], place: object) -> LoraKey:
+def _parsed(key: str, tables: list[_Names], adapters: set[str], place: object) -> LoraKey:
     for pattern, reason in _REFUSED:
         if re.match(pattern, key):
             raise LoraFileError(f"{place}: {key} {reason}")
@@ -132,7 +132,7 @@ def _parsed(key: str, original: OriginalNames, adapters: set[str], place: object
             " alpha, of a module); is it a file of adapters?"
         )
     written = _without_prefix(match["module"])
-    module = _module(written, original)
+    module = _module(written, tables)
     if module is None:
         raise LoraFileError(
             f"{place}: {key}: {match['module']} is a linear of no network that is known here; this"
@@ -152,11 +152,14 @@ def _flat_name(written: str) -> str | None:
     return next((written.removeprefix(one) for one in _FLAT if written.startswith(one)), None)
 
 
-def _module(written: str, original: OriginalNames) -> str | None:
-    """Diffusers' name, or names with spaces; None for an unknown one with underscores."""
+def _module(written: str, tables: list[_Names]) -> str | None:
+    """Diffusers' name, or names with spaces; None for an unknown one with underscores.
+
+    Another name that no table has is as it is.
+    """
     if (flat := _flat_name(written)) is not None:
-        return original.flat(flat)
-    name = original.dotted(written)
+        return next(filter(None, (_translated(flat, names.flat) for names in tables)), None)
+    name = next(filter(None, (_translated(written, names.dotted) for names in tables)), written)
     if (former := _FORMER.fullmatch(name)) is None:
         return name
     linear = {"to_out": "to_out.0"}.get(former["linear"], former["linear"])
@@ -168,37 +171,27 @@ SWAPPED = "~"
 other way round."""
 
 
-class OriginalNames:
-    """The tables of all families that Diffusers has, for the modules of one file.
+def tables_of(modules: Sequence[str], model: ModelConfig | None) -> list[_Names]:
+    """The tables of all families that Diffusers has, in the order in which a file's modules ask.
 
-    Files of the original projects, of ComfyUI and of diffusion-pipe write these names with dots,
-    those of kohya's scripts with underscores for dots. Some projects have the same name for linears
-    that Diffusers names differently (`time_in` of all Hunyuan models). The family of `model` is
-    asked first, then the one that knows most of a file's modules.
+    Some projects have the same name for linears that Diffusers names differently (`time_in` of all
+    Hunyuan models). The family of `model` is asked first, then the one that knows most modules.
     """
-
-    def __init__(self, modules: Iterable[str] = (), model: ModelConfig | None = None) -> None:
-        names, own = list(modules), None if model is None else model.family
-        found: list[tuple[bool, int, _Names]] = []
-        for family in diffusers_families().values():
-            if family.diffusers is not None:
-                tables = _Names.of(family.diffusers().original_names)
-                found.append((family.name == own, tables.knows(names), tables))
-        self._families = [one[2] for one in sorted(found, key=lambda one: one[:2], reverse=True)]
-
-    def dotted(self, module: str) -> str:
-        """Diffusers' name of a module, or names with spaces; a name of no table as it is."""
-        found = (_translated(module, family.dotted) for family in self._families)
-        return next(filter(None, found), module)
-
-    def flat(self, module: str) -> str | None:
-        """Diffusers' name of a module that is written with underscores; None for an unknown one."""
-        found = (_translated(module, family.flat) for family in self._families)
-        return next(filter(None, found), None)
+    found: list[tuple[bool, int, _Names]] = []
+    for family in diffusers_families().values():
+        if family.diffusers is not None:
+            names = _Names.of(family.diffusers().original_names)
+            own = model is not None and family.name == model.family
+            found.append((own, names.knows(modules), names))
+    return [names for *_, names in sorted(found, key=lambda one: one[:2], reverse=True)]
 
 
 class _Names(NamedTuple):
-    """The tables of one family, by names with dots and with underscores."""
+    """The tables of one family.
+
+    Files of the original projects, of ComfyUI and of diffusion-pipe write names with dots, those of
+    kohya's scripts with underscores for dots.
+    """
 
     dotted: _Table
     flat: _Table

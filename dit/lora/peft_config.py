@@ -48,6 +48,7 @@ class PeftConfig(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
+    place: str  # where it stands, for messages
     r: PositiveInt = 8
     lora_alpha: float = 8
     use_rslora: bool = False
@@ -79,7 +80,7 @@ def peft_config(content: Mapping[str, Any], *, place: object) -> PeftConfig:
     """
     values = {key: value for key, value in content.items() if value is not None}
     try:
-        config = PeftConfig.model_validate(values)
+        config = PeftConfig.model_validate(values | {"place": str(place)})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))

@@ -92,16 +92,6 @@ def open_adapters(checkpoint: Path, weights: Weights | None = None) -> StoredAda
     return StoredAdapters(path=path, config=config, run=run, weights=chosen, factors=factors)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportedLora:
-    """A folder with the adapters of a checkpoint."""
-
-    path: Path
-    weights: Weights
-    modules: int
-    numbers: int
-
-
 def export_lora(
     checkpoint: Path,
     target: Path,
@@ -109,8 +99,8 @@ def export_lora(
     weights: Weights | None = None,
     dtype: torch.dtype = torch.float32,
     base_model: str | None = None,
-) -> ExportedLora:
-    """Writes the folder `target`. Collective; the first process writes.
+) -> StoredAdapters:
+    """Writes the folder `target`, and returns what is in it. Collective; the first process writes.
 
     `base_model` is the name that the base has on the hub, for the card and for peft.
 
@@ -127,10 +117,7 @@ def export_lora(
                 folder, opened.factors, _card(opened, base_model), comfyui_names=names, dtype=dtype
             )
         )
-    numbers = sum(one.down.numel() + one.up.numel() for one in opened.factors.values())
-    return ExportedLora(
-        path=target, weights=opened.weights, modules=len(opened.factors), numbers=numbers
-    )
+    return opened
 
 
 def write_folder(
@@ -242,15 +229,6 @@ def _stored_base(base: FrozenBase, opened: StoredAdapters) -> StoredWeights | _D
     return stored
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportedLora:
-    """A checkpoint of adapters."""
-
-    path: Path
-    modules: int
-    ranks: tuple[int, ...]
-
-
 def import_lora(
     file: Path,
     base: Path,
@@ -258,7 +236,7 @@ def import_lora(
     *,
     base_weights: Weights = Weights.MODEL,
     without_text_encoder: Callable[[str], None] | None = None,
-) -> ImportedLora:
+) -> dict[str, LoraFactors]:
     """Writes the checkpoint `target` of the adapters in `file`, for the weights of `base`.
 
     `base` is a checkpoint, or a Diffusers folder; `without_text_encoder` is that of `read_lora`.
@@ -276,8 +254,7 @@ def import_lora(
     adapted = replace(config, lora=_described(factors))
     with new_folder(target, option="--megatron-path") as folder:
         on_first_rank(lambda: write_adapters(folder, factors, run, adapted))
-    ranks = tuple(sorted({one.rank for one in factors.values()}))
-    return ImportedLora(path=target, modules=len(factors), ranks=ranks)
+    return factors
 
 
 def _base(base: Path, *, averaged: bool) -> tuple[FrozenBase, RunConfig]:
