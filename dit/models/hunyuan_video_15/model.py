@@ -15,11 +15,11 @@ from dit.models.hunyuan_video_15.conditions import TextRows
 from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
 from dit.models.hunyuan_video_15.family import GLYPHS, IMAGE, TEXT, hunyuan_video_15_stack
 from dit.models.layer_spec import LEVEL_WAVES
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.modulation import PerBlockAdaLN, sinusoid
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.token_refiner import WholeTwoLinears
-from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
 

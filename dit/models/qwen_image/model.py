@@ -11,10 +11,10 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.modulation import PerBlockAdaLN, sinusoid
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.lora.dropout import TOKENS
 from dit.models.qwen_image.config import QwenImageConfig
 from dit.models.qwen_image.family import LEVEL_WAVES, SCALE, qwen_image_stack
 from dit.models.qwen_image.positions import text_positions

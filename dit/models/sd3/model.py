@@ -10,9 +10,9 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
-from dit.models.lora.dropout import TOKENS
 from dit.models.sd3.config import Sd3Config
 from dit.models.sd3.family import POOLED, sd3_stacks
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer

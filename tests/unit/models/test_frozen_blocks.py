@@ -25,12 +25,19 @@ from dit.config import (
     Recompute,
     RecomputeMethod,
 )
+from dit.lora.targets import attach_adapters, chosen_adapters
 from dit.models.dit.model import DiT
-from dit.models.lora.adapter import Adaptable, TensorSharing, is_adapter
-from dit.models.lora.frozen import FrozenMatrix, frozen_product, restored, rounded
-from dit.models.lora.targets import attach_adapters, chosen_adapters
+from dit.models.layers.adaptable import Adaptable, TensorSharing, is_adapter
 from dit.models.stacks import frozen_blocks
-from dit.models.stacks.frozen_blocks import place_networks, round_blocks
+from dit.models.stacks.frozen_blocks import (
+    FrozenMatrix,
+    freeze_matrix,
+    frozen_product,
+    place_networks,
+    restored,
+    round_blocks,
+    rounded,
+)
 from dit.models.wan.model import WanNetwork
 from dit.train.model_and_optimizer import randomise
 from tests import toy_networks
@@ -91,9 +98,9 @@ class _SplitOutputs(Adaptable):
 
 def test_a_frozen_linear_with_split_outputs_adds_its_bias_in_the_product() -> None:
     split, x_TI = _SplitOutputs(), torch.randn(8, 16).bfloat16()
-    split.freeze_matrix()
+    freeze_matrix(split)
     once = torch.nn.functional.linear(x_TI, split.weight, split.bias)
-    assert torch.equal(split.frozen_output(x_TI), once)
+    assert torch.equal(split.frozen.output_of(split, x_TI), once)
     assert not torch.equal(x_TI @ split.weight.T + split.bias, once)  # which rounds twice
 
 
@@ -228,7 +235,7 @@ def test_blocks_of_two_kinds_take_turns_in_places_of_the_larger(groups, monkeypa
         for layer in frozen_blocks._layers(network)[every - 1 :: every]:
             for module in frozen_blocks._linears(layer):
                 module.weight.requires_grad_(False)
-                module.freeze_matrix()
+                freeze_matrix(module)
         place_networks([network], CPU, swapped=swapped)
         network(
             batch.latent_TC, level_rows(torch.tensor([0.1, -0.3]), batch), batch

@@ -1,18 +1,22 @@
-"""Rank and alpha of a module, by the rules of peft's `LoraConfig`, as files hold it.
+"""peft's `LoraConfig`, as files hold it: rank and alpha of each module.
 
 It is peft's adapter_config.json, and the entry `lora_adapter_metadata` of Diffusers' files.
+
+1. peft_config     a file's content, checked
+2. config_content  the content of a file for adapters of ours
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from dit.convert.lora.factors import LoraFileError
+from dit.lora.factors import FactorsByModule, LoraFileError
 
 _Number = TypeVar("_Number", int, float)
 _SUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -44,6 +48,7 @@ class PeftConfig(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
+    place: str  # where it stands, for messages
     r: PositiveInt = 8
     lora_alpha: float = 8
     use_rslora: bool = False
@@ -75,7 +80,7 @@ def peft_config(content: Mapping[str, Any], *, place: object) -> PeftConfig:
     """
     values = {key: value for key, value in content.items() if value is not None}
     try:
-        config = PeftConfig.model_validate(values)
+        config = PeftConfig.model_validate(values | {"place": str(place)})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
@@ -118,3 +123,36 @@ def _check_pattern(pattern: str, place: object) -> None:
             f"{place}: the pattern {pattern!r:.60} of ranks or alphas is no regular expression"
             f" ({error})"
         ) from error
+
+
+def config_content(factors: FactorsByModule, base: str | None) -> dict[str, Any]:
+    """adapter_config.json: the commonest rank, and the others by pattern; alpha is the rank.
+
+    peft matches names by their ends, so that `proj_out` alone would be every `*.proj_out`, too:
+    `^` holds a pattern to the whole name, and one regular expression holds all targets where one of
+    them has no dot.
+    """
+    ranks = {module: one.rank for module, one in factors.items()}
+    rank = Counter(ranks.values()).most_common(1)[0][0]
+    others = {f"^{re.escape(module)}": r for module, r in ranks.items() if r != rank}
+    targets: list[str] | str = list(factors)
+    if any("." not in module for module in factors):
+        targets = "|".join(map(re.escape, factors))
+    return {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": rank,
+        "lora_dropout": 0.0,
+        "target_modules": targets,
+        "rank_pattern": others,
+        "alpha_pattern": others,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "use_dora": False,
+        "use_rslora": False,
+    }

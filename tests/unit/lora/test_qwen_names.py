@@ -12,7 +12,7 @@ from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_qwen_
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dit.convert.lora import read_lora, write_lora
+from dit.lora.files import read_lora, write_lora
 from dit.models.qwen_image.diffusers import LINEARS
 from tests.lora_files import linears, merged, random_factors
 from tests.qwen_pipelines import random_qwen_image

@@ -25,8 +25,9 @@ from diffusers.loaders.lora_conversion_utils import (
 )
 from safetensors.torch import save_file
 
-from dit.convert.lora import LoraFileError, read_lora, write_lora
-from dit.convert.lora.original_names import in_original_names
+from dit.lora.factors import LoraFileError
+from dit.lora.files import read_lora, write_lora
+from dit.lora.names import in_original_names
 from dit.models.hunyuan_image import original_names as image
 from dit.models.hunyuan_video import original_names as first
 from dit.models.hunyuan_video_15 import original_names as second

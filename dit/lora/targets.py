@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from dit.config import LoraConfig, LoraTargets, ModelConfig, Precision, Problems
+from dit.lora.adapter import Adapter, AdapterShape, OutputParts, freeze
 from dit.models.diffusers_names import Convolution, Pair
-from dit.models.lora.adapter import CHILD, Adaptable, AdapterShape, OutputParts, freeze
+from dit.models.layers.adaptable import CHILD, Adaptable
 from dit.models.registry import pairs
 
 Adapters = Mapping[str, AdapterShape]
@@ -143,7 +144,9 @@ def attach_adapters(
             heads = network.model.num_attention_heads // network.groups.tp.size()
             groups = heads if len(parts) > 1 else 1
             outputs = OutputParts(parts=parts, groups=groups)
-            linear.adapt(shapes, name=name, outputs=outputs, **made)
+            sharing = linear.tensor_sharing()
+            at = {"name": name, "outputs": outputs, "sharing": sharing}
+            linear.lora = Adapter(linear.weight, shapes, **at, **made)  # type: ignore[arg-type]
     network.adapter_dropout = dropout
     freeze(network)
 

@@ -67,8 +67,8 @@ def run_export_lora(args: argparse.Namespace, say: Say) -> int:
     import torch
 
     from dit.config import Weights
-    from dit.convert.adapters.export import export_lora
     from dit.convert.export import check_whole_checkpoint
+    from dit.convert.lora.checkpoints import export_lora
 
     path = check_whole_checkpoint(args.megatron_path)
     done = export_lora(
@@ -79,26 +79,28 @@ def run_export_lora(args: argparse.Namespace, say: Say) -> int:
         base_model=args.base_model,
     )
     which = {Weights.EMA: "averages of the adapters", Weights.MODEL: "adapters"}[done.weights]
+    numbers = sum(one.down.numel() + one.up.numel() for one in done.factors.values())
     say(
-        f"{which} of {path} are in {done.path}: {done.modules} linears, {done.numbers / 1e6:.2f}"
-        " million numbers; README.md there says how to load them"
+        f"{which} of {path} are in {args.hf_path}: {len(done.factors)} linears,"
+        f" {numbers / 1e6:.2f} million numbers; README.md there says how to load them"
     )
     return 0
 
 
 def run_import_lora(args: argparse.Namespace, say: Say) -> int:
-    from dit.convert.adapters.import_ import import_lora
+    from dit.convert.lora.checkpoints import import_lora
 
-    done = import_lora(
+    factors = import_lora(
         args.hf_path,
         args.base_path,
         args.megatron_path,
         without_text_encoder=say if args.ignore_text_encoder else None,
     )
-    ranks = ", ".join(map(str, done.ranks))
-    say(f"adapters of {done.modules} linears, of rank {ranks}, are in {done.path}")
+    path = args.megatron_path
+    ranks = ", ".join(map(str, sorted({one.rank for one in factors.values()})))
+    say(f"adapters of {len(factors)} linears, of rank {ranks}, are in {path}")
     say(
-        f"start a run with --config-file {done.path / 'config.yaml'} checkpoint.load={done.path}"
+        f"start a run with --config-file {path / 'config.yaml'} checkpoint.load={path}"
         " checkpoint.finetune=true checkpoint.save=... dataset.path=..."
     )
     return 0

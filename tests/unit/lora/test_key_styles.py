@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dit.convert.lora import LoraFactors, LoraFileError, linear_shapes, read_lora
+from dit.lora.factors import LoraFactors, LoraFileError, linear_shapes
+from dit.lora.files import read_lora
 from dit.models.registry import diffusers_families
 from tests.lora_files import random_factors
 

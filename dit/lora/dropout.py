@@ -11,10 +11,7 @@ kernel for it (`dit.models.kernels.adapter_dropout`), which gives the same bits.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -25,56 +22,6 @@ from dit.models.kernels.adapter_dropout import adapter_dropout, adapter_dropout_
 
 _ROWS = 4096
 """Rows whose hashes are made at a time: they take eight bytes a number."""
-
-
-TOKENS = "hidden"
-"""The row of latent tokens; networks with joint attention have others beside it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TokenPlaces:
-    """Where the tokens of one row stand in the pack, int64."""
-
-    whole_T: Tensor  # of those that a linear on whole rows sees
-    own_T: Tensor  # of those that this rank holds between two matrices
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DropoutRows:
-    """One pack at one step: what its dropped numbers follow from."""
-
-    seed: int  # 63 bits
-    places: Mapping[str, TokenPlaces]  # by the name of a row of tokens (`TOKENS`)
-    fused_kernels: bool = False  # allows our kernel, which runs where `choice` says
-
-    def places_of(self, x_TI: Tensor, *, token_row: str | None) -> Tensor:
-        """Place of each row of the input of a linear on `token_row`.
-
-        None is for text and level rows that every rank has whole.
-        """
-        rows = len(x_TI)
-        if token_row is None:
-            return torch.arange(rows, device=x_TI.device)
-        places = self.places[token_row]
-        return places.own_T if len(places.own_T) == rows else places.whole_T
-
-
-_current: ContextVar[DropoutRows | None] = ContextVar("dropout rows", default=None)
-
-
-def dropout_rows() -> DropoutRows | None:
-    """Of the pack that is computed now; None where nothing is dropped."""
-    return _current.get()
-
-
-@contextmanager
-def dropping(rows: DropoutRows | None) -> Iterator[None]:
-    """Inside, adapters drop numbers of their input as `rows` says."""
-    token = _current.set(rows)
-    try:
-        yield
-    finally:
-        _current.reset(token)
 
 
 def dropped(

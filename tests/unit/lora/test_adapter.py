@@ -9,25 +9,26 @@ import pytest
 import torch
 
 from dit.config import LoraConfig, LoraTargets, Precision, Problems
-from dit.models.lora.adapter import AdapterShape, freeze, is_adapter, is_up
-from dit.models.lora.dropout import (
-    TOKENS,
-    DropoutRows,
-    TokenPlaces,
-    adapter_key,
-    dropped,
-    dropping,
-)
-from dit.models.lora.products import narrowed
-from dit.models.lora.targets import (
+from dit.lora.adapter import AdapterShape, freeze, narrowed
+from dit.lora.dropout import adapter_key, dropped
+from dit.lora.targets import (
     adaptable_pairs,
     adapters_by_linear,
     attach_adapters,
     chosen_adapters,
     linear_name,
 )
+from dit.models.layers.adaptable import (
+    TOKENS,
+    DropoutRows,
+    TokenPlaces,
+    dropping,
+    is_adapter,
+    is_up,
+)
 from dit.models.wan.model import WanNetwork
-from dit.train.model_and_optimizer import initialise_adapters, randomise
+from dit.train.checkpoint.adapters import initialise_adapters
+from dit.train.model_and_optimizer import randomise
 from tests.packs import run_config
 from tests.wan_networks import wan_model
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dit.convert.lora import LoraFileError, read_lora
+from dit.lora.factors import LoraFileError
+from dit.lora.files import read_lora
 
 DOWN, UP = torch.ones(2, 6), torch.ones(4, 2)
 A, B = (

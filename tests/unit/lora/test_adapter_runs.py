@@ -11,23 +11,22 @@ from torch import nn
 
 from dit.config import LoraConfig
 from dit.config_loading import save_config
-from dit.convert.lora import LoraFileError, linear_shapes
-from dit.models.lora.adapter import AdapterShape
+from dit.lora.adapter import AdapterShape
+from dit.lora.factors import LoraFileError, linear_shapes
 from dit.train.checkpoint.adapters import (
-    ADAPTERS,
+    DRAWN,
     AdapterRun,
-    FrozenBase,
     adapter_run,
     adapters_of,
+    load_adapted,
 )
-from dit.train.checkpoint.paths import CheckpointError
-from dit.train.checkpoint.state_dict import load_network
+from dit.train.checkpoint.paths import ADAPTERS, CheckpointError
 from tests.lora_files import random_factors
 from tests.packs import run_config
 
 RUN = AdapterRun(
     adapters={"transformer_blocks.0.attn1.to_q": AdapterShape(rank=2, alpha=3.0)},
-    base=FrozenBase(),
+    base=DRAWN,
 )
 
 
@@ -43,7 +42,7 @@ def test_a_checkpoint_of_adapters_says_what_they_are(tmp_path):
 def test_weights_that_are_in_no_file_show_nothing(tmp_path):
     (tmp_path / ADAPTERS).write_text(RUN.as_json())
     with pytest.raises(CheckpointError, match="are in no file: they show nothing"):
-        load_network(tmp_path, nn.Linear(1, 1), None, averaged=False)
+        load_adapted(tmp_path, nn.Linear(1, 1), None, averaged=False)
 
 
 def test_adapters_alone_are_no_weights_to_train(tmp_path):

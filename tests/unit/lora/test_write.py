@@ -15,9 +15,10 @@ from peft import LoraConfig, PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from dit.convert.adapters.export import write_folder
 from dit.convert.cards import LoraCard, RunFacts, ShownPicture
-from dit.convert.lora import LoraFactors, read_lora, write_lora
+from dit.convert.lora.checkpoints import write_folder
+from dit.lora.factors import LoraFactors
+from dit.lora.files import read_lora, write_lora
 from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
 from dit.models.wan.original_names import WAN_NAMES
 from tests.lora_files import TINY, Tiny, linears, merged, random_factors

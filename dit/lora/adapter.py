@@ -10,88 +10,43 @@ them, as PEFT has, so that an adapter of one is an adapter of the other.
 | replicated | whole               | whole                | nothing                           |
 
 So no rank needs to divide by the number of tensor ranks.
+
+The two products of an adapter add to what its linear computes in the same memory: `narrowed` (A x,
+whose part of dL/dx is added on the way back) and `widened` (the output of the linear plus B h).
+Products that add their result move [T, O] and [T, I] twice each: they read and write them. With
+additions of their own (and a factor alpha / r) these would be moved six and four times.
 """
 
-# T rows, I inputs, O outputs of a part (of this tensor rank), R rank, G groups of outputs, P parts
+# T rows, I inputs, O outputs (of this tensor rank), R rank, of all parts together in products
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
-from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
-    gather_from_sequence_parallel_region,
-    reduce_from_tensor_model_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
-)
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from dit.models.lora.dropout import adapter_key, dropout_rows, dropped
-from dit.models.lora.frozen import FrozenMatrix, frozen_product
-from dit.models.lora.products import narrowed, widened
+from dit.lora.dropout import adapter_key, dropped
+from dit.models.layers.adaptable import DOWN, UP, TensorSharing, dropout_rows, is_adapter
 from dit.models.weight_marks import mark_split
-
-CHILD = "lora"
-"""Name of the adapter in its linear. Names of frozen weights do not change."""
-DOWN, UP = "A", "B"
-
-
-def is_adapter(name: str) -> bool:
-    """Whether a weight, by its name in a network or a checkpoint, is one of an adapter."""
-    return f".{CHILD}." in name
-
-
-def is_up(name: str) -> bool:
-    """Whether it is a B, which starts at zero."""
-    return is_adapter(name) and name.endswith(f".{UP}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterShape:
     """One adapter, as PEFT counts them."""
 
-    rank: int
-    alpha: float
+    rank: PositiveInt
+    alpha: PositiveFloat
 
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorSharing:
-    """What tensor ranks share of a linear, and of its input."""
-
-    axis: int | None = None  # of the weight that they share: 0 outputs, 1 inputs; None: nothing
-    group: dist.ProcessGroup | None = None  # tensor ranks
-    sequence: bool = False  # each rank sees its own rows of the input (axis 0) or output (axis 1)
-    partial: bool = False  # gradients of the input are parts of a sum that others complete
-    token_row: str | None = None  # its input is this row of tokens, which ranks may share
-
-    def exchanged(self, rows: Tensor) -> Tensor:
-        """Rows on their way to a product, where outputs are split, or from it, where inputs are.
-
-        Each tensor rank that needs them gets them complete.
-        """
-        if self.axis is None or self.group is None or self.group.size() == 1:
-            return rows
-        if self.axis == 1:
-            if self.sequence:
-                return reduce_scatter_to_sequence_parallel_region(rows, group=self.group)
-            return reduce_from_tensor_model_parallel_region(rows, group=self.group)
-        if self.sequence:
-            return gather_from_sequence_parallel_region(rows, group=self.group)
-        if self.partial:
-            return rows
-        return copy_to_tensor_model_parallel_region(rows, group=self.group)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,100 +201,58 @@ class Adapter(nn.Module):
         )
 
 
-class Adaptable(nn.Module):
-    """What a linear has for an adapter; it stands before the class of the linear itself."""
-
-    lora: Adapter | None
-    frozen: FrozenMatrix | None = None
-    """The weight, where it is frozen and not kept whole on the device."""
-    token_row: str | None = None
-    """Its input is this row of tokens, which context and tensor ranks may share; None: rows of
-    text or levels that each of them has whole."""
-
-    def tensor_sharing(self) -> TensorSharing:
-        """What tensor ranks share of this linear."""
-        raise NotImplementedError
-
-    def adapted(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """The output of the linear, by `product` where its matrix is on the device, and adapter."""
-        adapter = getattr(self, CHILD, None)
-        product = product if self.frozen is None else self.frozen_output
-        if adapter is None or not adapter.enabled:
-            return product(x_TI)
-        return adapter(x_TI, product)
-
-    @property
-    def is_frozen(self) -> bool:
-        """Whether no step changes the matrix."""
-        return not self.weight.requires_grad  # type: ignore[union-attr]
-
-    @property
-    def columns(self) -> dist.ProcessGroup | None:
-        """The tensor ranks that share the columns of the matrix; None where rows are whole."""
-        sharing = self.tensor_sharing()
-        return sharing.group if sharing.axis == 1 else None
-
-    def freeze_matrix(self) -> FrozenMatrix:
-        """From now on products ask for the matrix, whose bytes may then lie elsewhere."""
-        self.frozen = self.frozen or FrozenMatrix(self.weight)  # type: ignore[arg-type]
-        return self.frozen
-
-    def frozen_output(self, x_TI: Tensor) -> Tensor:
-        """The output of the linear with its frozen matrix, in the order of its own sums."""
-        assert self.frozen is not None
-        sharing, bias = self.tensor_sharing(), getattr(self, "bias", None)
-        # Transformer Engine's linears without a bias have one without numbers.
-        bias = None if bias is None or not bias.numel() else bias
-        if sharing.axis != 1 or sharing.group is None or sharing.group.size() == 1:
-            return frozen_product(sharing.exchanged(x_TI), self.frozen, bias)
-        out_TO = sharing.exchanged(frozen_product(x_TI, self.frozen))
-        return out_TO if bias is None else out_TO + bias  # once, after the sum
-
-    def adapt(
-        self,
-        shapes: Sequence[AdapterShape | None],
-        *,
-        name: str,
-        outputs: OutputParts,
-        dtype: torch.dtype,
-        dropout: float = 0.0,
-    ) -> None:
-        """Gives the linear adapters; see `Adapter` for the arguments."""
-        made: Any = {"name": name, "outputs": outputs, "dtype": dtype, "dropout": dropout}
-        self.lora = Adapter(self.weight, shapes, sharing=self.tensor_sharing(), **made)  # type: ignore[arg-type]
-
-    def with_adapter(
-        self,
-        frozen: Mapping[str, Any],
-        prefix: str,
-        sharded_offsets: Any,
-        metadata: Any,
-    ) -> ShardedStateDict:
-        """The linear's own sharded state, without what it says of its adapter, and the adapter's.
-
-        Megatron-Core's linears list all that `state_dict` has, which includes the adapter.
-        """
-        own = {name: value for name, value in frozen.items() if not is_adapter(f".{name}")}
-        adapter = getattr(self, CHILD, None)
-        if adapter is None:
-            return own
-        return own | adapter.sharded_state_dict(f"{prefix}{CHILD}.", sharded_offsets, metadata)
-
-
 def freeze(network: nn.Module, *, trained: Callable[[str], bool] = is_adapter) -> None:
     """Leaves only the weights that `trained` accepts by name to be trained."""
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(trained(name))
 
 
-@contextmanager
-def adapters_off(network: nn.Module) -> Iterator[None]:
-    """Inside, each linear of `network` gives what it would give without its adapter."""
-    adapters = [module for module in network.modules() if isinstance(module, Adapter)]
-    for adapter in adapters:
-        adapter.enabled = False
-    try:
-        yield
-    finally:
-        for adapter in adapters:
-            adapter.enabled = True
+def narrowed(x_TI: Tensor, down_RI: Tensor) -> tuple[Tensor, Tensor]:
+    """The input, of which the linear alone computes its output, and A x in the type of A."""
+    if not x_TI.requires_grad:  # what a function returns would
+        return x_TI, linear(x_TI.to(down_RI.dtype), down_RI)
+    both: Any = _Narrowed.apply(x_TI, down_RI)
+    return both
+
+
+def widened(out_TO: Tensor, h_TR: Tensor, up_OR: Tensor, *, scale: float) -> Tensor:
+    """`out_TO` + scale · B h, in its memory: of a linear's output that nothing else has."""
+    out = _Widened.apply(out_TO, h_TR, up_OR, scale)
+    assert isinstance(out, Tensor)
+    return out
+
+
+class _Narrowed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TI: Tensor, down_RI: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x_TI, down_RI)
+        return x_TI, linear(x_TI.to(down_RI.dtype), down_RI)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (x_TI, down_RI), (to_x_TI, to_h_TR) = ctx.saved_tensors, gradients
+        # The linear has just made this gradient, and nothing else has it.
+        to_x_TI.addmm_(to_h_TR.to(to_x_TI.dtype), down_RI.to(to_x_TI.dtype))
+        of_down = ctx.needs_input_grad[1]
+        return to_x_TI, to_h_TR.t().matmul(x_TI.to(to_h_TR.dtype)) if of_down else None
+
+
+class _Widened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out_TO: Tensor, h_TR: Tensor, up_OR: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(h_TR, up_OR)
+        ctx.scale = scale
+        h_TR, up_OR = h_TR.to(out_TO.dtype), up_OR.to(out_TO.dtype)
+        # Autograd refuses to change what another function gave as it was, as sums over one rank do.
+        return out_TO.detach().addmm_(h_TR, up_OR.t(), alpha=scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (h_TR, up_OR), (to_out_TO,) = ctx.saved_tensors, gradients
+        narrow_TO, (_, of_h, of_up, _) = to_out_TO.to(h_TR.dtype), ctx.needs_input_grad
+        return (
+            to_out_TO,
+            narrow_TO.matmul(up_OR).mul_(ctx.scale) if of_h else None,
+            narrow_TO.t().matmul(h_TR).mul_(ctx.scale) if of_up else None,
+            None,
+        )

@@ -16,13 +16,9 @@ from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 
-from dit.convert.lora import (
-    LoraFileError,
-    check_fits,
-    linear_shapes,
-    read_lora,
-)
-from dit.convert.lora.original_names import to_original
+from dit.lora.factors import LoraFileError, check_fits, linear_shapes
+from dit.lora.files import read_lora
+from dit.lora.names import to_original
 from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
 from dit.models.wan.original_names import WAN_NAMES
 from tests.lora_files import TINY, Tiny, comfyui, kohya, linears, merged, random_factors
@@ -100,7 +96,7 @@ def test_files_without_metadata_have_alpha_as_rank(tiny: Tiny, tmp_path: Path) -
     tensors = {"transformer.a.b.lora_A.weight": one.down, "transformer.a.b.lora_B.weight": one.up}
     save_file(tensors, tmp_path / "pytorch_lora_weights.safetensors")
     read = read_lora(tmp_path)["a.b"]
-    assert (read.alpha, read.scale) == (3, 1)
+    assert (read.alpha, read.shape.scale) == (3, 1)
     assert torch.equal(read.down, one.down)
     assert torch.equal(read.up, one.up)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.convert.lora import linear_shapes
+from dit.lora.factors import from_stored, linear_shapes, shapes_of, to_stored
+from dit.lora.targets import adaptable_pairs, stored_name, their_modules
 from dit.models.dit.config import DitConfig
-from dit.models.lora.factors import FactorPair, from_stored, to_stored
-from dit.models.lora.targets import adaptable_pairs, stored_name, their_modules
 from tests.flux_networks import flux_model
 from tests.lora_files import random_factors
 from tests.wan_networks import CONDITIONS, wan_model
@@ -38,14 +37,14 @@ def case(request):
     # Ranks of q, k and v differ, and one of them has no adapter.
     del shapes[next(name for name in shapes if name.endswith(("attn1.to_k", "attn.to_k")))]
     made = random_factors(shapes, ranks={"to_q": 3, "to_v": 5})
-    return pairs, {name: FactorPair(one.down, one.up) for name, one in made.items()}
+    return model, made
 
 
 def test_the_product_of_ours_is_the_arranged_product_of_theirs(case) -> None:
-    pairs, factors = case
-    stored = to_stored(factors, pairs)
+    model, factors = case
+    stored = to_stored(factors, model)
     assert len(stored) == 2 * len(factors)
-    for pair in pairs:
+    for pair in adaptable_pairs(model):
         names, shapes = their_modules(pair), pair.their_shapes.values()
         theirs = [
             factors[name].up.double() @ factors[name].down.double()
@@ -66,9 +65,10 @@ def test_the_product_of_ours_is_the_arranged_product_of_theirs(case) -> None:
 
 
 def test_the_way_back_gives_every_bit(case) -> None:
-    pairs, factors = case
-    back = from_stored(factors, pairs, to_stored(factors, pairs).__getitem__)
+    model, factors = case
+    stored = to_stored(factors, model)
+    back = from_stored(shapes_of(factors), model, stored.__getitem__)
     assert back.keys() == factors.keys()
     for name, one in back.items():
         assert torch.equal(one.down, factors[name].down)
-        assert torch.equal(one.up, factors[name].up)
+        assert torch.equal(one.up, factors[name].up) and one.alpha == factors[name].alpha

@@ -1,35 +1,57 @@
-"""A folder or file of adapters -> factors by Diffusers' names of modules.
+"""Files of adapters -> factors by Diffusers' names of modules, and back.
+
+Reading a folder or file:
 
 1. find     which safetensors file of a folder, and which configuration goes with it
-2. parse    each key: module and factor                                    (keys.py)
-3. check    types, shapes, finite numbers; rank and alpha                  (patterns.py)
+2. parse    each key: module and factor                                    (names.py)
+3. check    types, shapes, finite numbers; rank and alpha                  (peft_config.py)
+
+Written is one folder that Diffusers, peft and ComfyUI read:
+
+    pytorch_lora_weights.safetensors   Diffusers, with peft's configuration as metadata
+    adapter_model.safetensors          peft, with adapter_config.json
+    comfyui/lora.safetensors           ComfyUI and diffusion-pipe, in the original project's names
+
+alpha / r is multiplied into B and alpha = r is written, so that a reader who finds no
+configuration, and takes alpha as r, is right, too.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dit.config import ModelConfig
-from dit.convert.lora.factors import LoraFactors, LoraFileError, in_order
-from dit.convert.lora.keys import Factor, LoraKey, is_of_text_encoder, parse_keys
-from dit.convert.lora.original_names import SWAPPED, swapped
-from dit.convert.lora.patterns import PeftConfig, peft_config
+from dit.lora.factors import FactorsByModule, LoraFactors, LoraFileError, in_order
+from dit.lora.names import (
+    SWAPPED,
+    Factor,
+    LoraKey,
+    in_original_names,
+    is_of_text_encoder,
+    parse_keys,
+)
+from dit.lora.peft_config import PeftConfig, config_content, peft_config
 from dit.parsing import parse_json
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+COMFYUI_FILE = Path("comfyui") / "lora.safetensors"
 METADATA = "lora_adapter_metadata"
 """Key of the file's metadata under which Diffusers keeps peft's configuration, as JSON."""
 NETWORK = "transformer"
 _PEFT = "base_model.model."
+_COMFYUI = "diffusion_model."
 _TYPES = {"F32", "BF16", "F16"}
 _ALPHA_TYPES = {"F64", "I64", "I32"}
 """Of alphas alone: some scripts store the number as Python has it."""
@@ -80,7 +102,7 @@ def _apart(modules: str, one: LoraFactors, file: Path) -> dict[str, LoraFactors]
     They share A; each but the last has as many outputs as inputs.
     """
     if modules.endswith(SWAPPED):
-        return {modules.removesuffix(SWAPPED): swapped(one)}
+        return {modules.removesuffix(SWAPPED): one.swapped()}
     names = modules.split()
     if len(names) == 1:
         return {modules: one}
@@ -154,15 +176,7 @@ def _tensor(file: Path, name: str, opened: Any) -> Tensor:
     return tensor.clone()
 
 
-@dataclass(frozen=True, slots=True)
-class _Alphas:
-    """The configuration beside a file's tensors."""
-
-    config: PeftConfig
-    place: str
-
-
-def _config(file: Path, metadata: Mapping[str, str]) -> _Alphas | None:
+def _config(file: Path, metadata: Mapping[str, str]) -> PeftConfig | None:
     """The configuration that goes with a file; None where nothing tells ranks and alphas."""
     beside = file.with_name(PEFT_CONFIG)
     if METADATA in metadata:
@@ -181,7 +195,7 @@ def _config(file: Path, metadata: Mapping[str, str]) -> _Alphas | None:
         raise LoraFileError(f"{place} holds no JSON object; save the adapter again")
     # Diffusers' pipelines write the name of the network before each key.
     own = {k.removeprefix(f"{NETWORK}."): v for k, v in content.items()}
-    return _Alphas(peft_config(own, place=place), place)
+    return peft_config(own, place=place)
 
 
 def _by_module(keys: list[LoraKey], file: Path) -> dict[str, dict[Factor, LoraKey]]:
@@ -200,7 +214,7 @@ def _factors(
     file: Path,
     parts: dict[Factor, LoraKey],
     tensors: dict[str, Tensor],
-    told: _Alphas | None,
+    told: PeftConfig | None,
 ) -> LoraFactors:
     some = next(iter(parts.values()))
     if lost := [part for part in (Factor.DOWN, Factor.UP) if part not in parts]:
@@ -208,18 +222,22 @@ def _factors(
     down, up = (tensors[parts[part].key] for part in (Factor.DOWN, Factor.UP))
     _check_shapes(file, parts, down, up)
     rank = down.shape[0]
-    if told is not None and (said := told.config.rank(some.written)) != rank:
+    if told is not None and (said := told.rank(some.written)) != rank:
         raise LoraFileError(
             f"{told.place} says rank {said} of {some.written}, and {parts[Factor.DOWN].key} has"
             f" {rank}; they are of two adapters, or two of its patterns fit this module (peft sorts"
             " them in saving): write the module's whole name there"
         )
-    alpha = float(rank) if told is None else told.config.alpha(some.written)
+    alpha = float(rank) if told is None else told.alpha(some.written)
     if Factor.ALPHA not in parts:
         place = "" if told is None else f"{told.place}, of {some.written}"
         return LoraFactors(down=down, up=up, alpha=_positive(alpha, place))
     key = parts[Factor.ALPHA].key
-    stored = _positive(_stored_alpha(file, key, tensors), f"{file}: {key}")
+    if tensors[key].numel() != 1:
+        raise LoraFileError(
+            f"{file}: {key} has shape {list(tensors[key].shape)}, and alpha is one number"
+        )
+    stored = _positive(tensors[key].item(), f"{file}: {key}")
     if told is not None and not math.isclose(stored, alpha, rel_tol=1e-2):  # bfloat16 has 3 digits
         raise LoraFileError(
             f"{told.place} says alpha {alpha:g} of {some.written}, and {key} {stored:g}; take one"
@@ -252,9 +270,62 @@ def _check_shapes(file: Path, parts: dict[Factor, LoraKey], down: Tensor, up: Te
         )
 
 
-def _stored_alpha(file: Path, key: str, tensors: Mapping[str, Tensor]) -> float:
-    if tensors[key].numel() != 1:
-        raise LoraFileError(
-            f"{file}: {key} has shape {list(tensors[key].shape)}, and alpha is one number"
-        )
-    return float(torch.as_tensor(tensors[key]).reshape(()))
+def write_lora(
+    folder: Path,
+    factors: FactorsByModule,
+    *,
+    base: str | None = None,
+    comfyui_names: Mapping[str, str] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> list[Path]:
+    """Fills an existing folder and returns the files of weights. Not atomic: see `new_folder`.
+
+    `base` is the name that the weights below have on the hub, for peft's configuration.
+    `comfyui_names` is the table of the names that ComfyUI has; None, or a table that lacks a
+    module, writes no file for it.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    ordered = in_order(factors)
+    tensors = _folded(ordered, dtype)
+    content = config_content(ordered, base)
+    own = {f"{NETWORK}.{key}": value for key, value in content.items()}
+    config = folder / PEFT_CONFIG
+    config.write_text(json.dumps(content, indent=2) + "\n")
+    told = {"format": "pt", METADATA: json.dumps(own)}
+    _save(folder / DIFFUSERS_FILE, f"{NETWORK}.", tensors, told, like=config)
+    _save(folder / PEFT_FILE, _PEFT, tensors, like=config)
+    files = [folder / DIFFUSERS_FILE, folder / PEFT_FILE]
+    renamed = None if comfyui_names is None else in_original_names(ordered, comfyui_names)
+    if renamed is not None:
+        files.append(folder / COMFYUI_FILE)
+        files[-1].parent.mkdir()
+        _save(files[-1], _COMFYUI, _folded(renamed, dtype), like=config)
+    return files
+
+
+def _folded(factors: FactorsByModule, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Both factors of each module, with alpha / r in the second."""
+    found = {}
+    for module, one in factors.items():
+        # Clones: factors may share memory, which safetensors refuses.
+        found[f"{module}.lora_A.weight"] = one.down.to(dtype).contiguous().clone()
+        found[f"{module}.lora_B.weight"] = one.folded().up.to(dtype).contiguous()
+    return found
+
+
+def _save(
+    file: Path,
+    prefix: str,
+    tensors: Mapping[str, Tensor],
+    metadata: dict[str, str] | None = None,
+    *,
+    like: Path,
+) -> None:
+    named = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+    try:
+        save_file(named, file, metadata=metadata or {"format": "pt"})
+    except SafetensorError as error:  # for example, the disk is full
+        raise OSError(str(error)) from error
+    shutil.copymode(like, file)  # `save_file` makes files that only the owner can read
