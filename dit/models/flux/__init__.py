@@ -4,5 +4,4 @@ family          the entry of the registry; the layers, from which parameters and
 config          the family's own fields, named sizes and rules
 model           the network: double-stream layers, then single-stream ones
 diffusers       names of tensors, config.json and pipelines of `FluxTransformer2DModel`
-original_names  names of linears in FLUX's own code
 """

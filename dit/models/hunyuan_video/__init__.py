@@ -4,5 +4,4 @@ family          the entry of the registry; the layers, from which parameters and
 config          the family's own fields, named sizes and rules
 model           the network: the token refiner, double-stream layers, then single-stream ones
 diffusers       names of tensors, config.json and pipelines
-original_names  names of linears in its own code, and in ComfyUI's
 """

@@ -5,5 +5,4 @@ config          the family's own fields, named sizes and rules
 conditions      text, words in quotation marks and picture -> one row of text; the token refiner
 model           the network: double-stream layers alone
 diffusers       names of tensors, config.json and pipelines
-original_names  names of linears in its own code, and in ComfyUI's
 """

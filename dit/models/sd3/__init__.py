@@ -4,5 +4,4 @@ family          the entry of the registry; the layers, from which parameters and
 config          the family's own fields, named sizes and rules
 model           the network: double-stream layers, behind a table of positions
 diffusers       names of tensors, config.json and pipeline of `SD3Transformer2DModel`
-original_names  names of linears in the published code
 """

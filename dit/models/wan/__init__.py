@@ -5,5 +5,4 @@ config          the family's own fields, named sizes and rules
 conditions      what the network is told beside noisy latents: level, text, image, given frames
 model           the network: one row of latents, cross-attention to text and image, table modulation
 diffusers       names of tensors, config.json and pipelines of `WanTransformer3DModel`
-original_names  names of linears in Wan's own code
 """

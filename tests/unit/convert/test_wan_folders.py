@@ -105,8 +105,8 @@ def test_images_beside_another_number_of_text_rows_are_no_network_of_diffusers()
 def test_pipelines_fit_what_a_network_is_shown(kind: str, pipeline: str, words: list) -> None:
     for pad_to in (512, None):
         model: WanConfig = wan_model(kind, text_pad_to=pad_to)
-        form = diffusers_form(model)
-        assert form.pipelines[pipeline] == "flow"
-        found = form.pipeline_misfits(model, pipeline)
+        runs = diffusers_form(model).pipelines[pipeline]
+        assert runs.samples == "flow"
+        found = runs.misfits(model)
         assert len(found) == (pad_to is None) + bool(words)
         assert all(word in found[-1] for word in words)
