@@ -70,6 +70,17 @@ class SampleInput:
     """Text encoder (`dit.codecs.text`) of the published weights; None for inputs that have none."""
 
 
+def text_input(model: ModelConfig, *, encoder: str, may_be_empty: bool = False) -> SampleInput:
+    """The caption, as the main text encoder has it."""
+    return SampleInput(
+        name="text",
+        kind=InputKind.TEXT,
+        width=model.crossattn_emb_size,
+        may_be_empty=may_be_empty,
+        encoder=encoder,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConventions:
     """What an objective must know of a family's networks."""

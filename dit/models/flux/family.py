@@ -1,18 +1,26 @@
-"""What the family `flux` says of itself; `dit.models.registry` asks here."""
+"""The family `flux`, FLUX.1: its fields, sizes and rules, and what else it says of itself."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dit.config import Precision, TextPadding
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
 from dit.models.family import (
     Family,
     InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    text_input,
 )
-from dit.models.flux.config import TINY, FluxConfig
-from dit.models.joint.layers import (
+from dit.models.joint.family import (
     ADALN_ZERO,
     JOINT_PARTS,
+    DoubleSingleConfig,
     double_then_single,
     embedder_cost,
     grid_positions,
@@ -25,15 +33,59 @@ POOLED = "pooled_text"
 GUIDANCE = 1.0
 """What networks with a guidance embedding are told in training: to predict without guidance."""
 
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "flux1_dev": {},
+    "flux1_schnell": {"guidance_embed": False},
+    "flux1_kontext": {"reference_latents": 1},
+}
+"""What each `model.name` sets: Diffusers' scripts/convert_flux_to_diffusers.py."""
+_TINY = {
+    "num_layers": 4,
+    "num_single_layers": 4,
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "in_channels": 4,
+    "crossattn_emb_size": 16,
+    "pooled_size": 10,
+    "rope_axes": (4, 4, 4),
+    "text_pad_to": TextPadding.STORED,
+    "precision": Precision.FP32,
+}
+TINY: Mapping[str, Mapping[str, Any]] = {"flux1_schnell": _TINY, "flux1_kontext": _TINY}
+"""Named size -> what makes it tiny (`Family.tiny`). A network of dev is one of kontext."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxConfig(DoubleSingleConfig):
+    """The network: sizes, conditions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    takes_stored_padding: ClassVar[bool] = True
+
+    name: str = "flux1_dev"
+    """A named size (flux1_dev, flux1_schnell, flux1_kontext) or `custom`."""
+    family: str = "flux"
+    text_pad_to: TextPadding | None = None
+    """stored: shards hold the states of padding, which published weights attend to; null: none."""
+    pooled_size: Refused[int] = bounded(768, most=2**20)
+    """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
+    guidance_embed: Refused[bool] = True
+    """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
+    reference_latents: Refused[int] = bounded(0, most=64, at_least_one=False)
+    """Reference pictures that a sample may have, as tokens beside its own (Kontext: 1)."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            *DoubleSingleConfig.own_sizes(self),
+            (
+                self.reference_latents >= 0,
+                f"reference_latents={self.reference_latents} must not be negative",
+            ),
+        ]
+
 
 def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
-    text = SampleInput(
-        name="text",
-        kind=InputKind.TEXT,
-        width=model.crossattn_emb_size,
-        may_be_empty=True,
-        encoder="flux",
-    )
+    text = text_input(model, encoder="flux", may_be_empty=True)
     pooled = SampleInput(
         name=POOLED, kind=InputKind.VECTOR, width=model.pooled_size, encoder="flux"
     )

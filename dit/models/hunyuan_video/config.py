@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from dit.config import Precision
 from dit.config.checks import Rule, at_least_one
 from dit.config.resume import Refused
-from dit.models.joint.config import DoubleSingleConfig, attends_to_no_padding
+from dit.models.joint.family import DoubleSingleConfig, attends_to_no_padding
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 
 

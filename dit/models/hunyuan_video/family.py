@@ -6,7 +6,7 @@ from typing import Any
 
 from dit.models.family import Family, InputKind, ObjectiveConventions, SampleInput, WeightRules
 from dit.models.hunyuan_video.config import TINY, FirstFrame, HunyuanVideoConfig
-from dit.models.joint.layers import (
+from dit.models.joint.family import (
     ADALN_ZERO,
     JOINT_PARTS,
     double_then_single,

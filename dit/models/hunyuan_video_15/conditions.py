@@ -45,18 +45,9 @@ class TextRows(nn.Module):
 
     def __init__(self, model: HunyuanVideo15Config):
         super().__init__()
-        made, width, glyphs = dtype(model), model.hidden_size, model.glyph_embed_size
-        self.refiner = TokenRefiner(
-            model.crossattn_emb_size,
-            width,
-            heads=model.num_attention_heads,
-            layers=model.num_refiner_layers,
-            dtype=made,
-            backend=model.attention_backend,
-        )
-        self.glyphs = GlyphEmbedding(glyphs, model.glyph_hidden_size, width, dtype=made)
+        self.refiner, self.glyphs = TokenRefiner(model), GlyphEmbedding(model)
         self.image = PictureEmbedding(model)
-        self.kind = nn.Parameter(torch.zeros(3, width, dtype=made))
+        self.kind = nn.Parameter(torch.zeros(3, model.hidden_size, dtype=dtype(model)))
 
     def forward(
         self,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from dit.config import ModelConfig, Precision
 from dit.config.checks import Rule, at_least_one
 from dit.config.resume import Refused
-from dit.models.joint.config import attends_to_no_padding, axes_fill_heads, even_axes
+from dit.models.joint.family import attends_to_no_padding, axes_fill_heads, even_axes
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hunyuanvideo_15": {}}

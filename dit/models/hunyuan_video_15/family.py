@@ -11,7 +11,7 @@ from dit.models.family import (
     WeightRules,
 )
 from dit.models.hunyuan_video_15.config import TINY, HunyuanVideo15Config
-from dit.models.joint.layers import (
+from dit.models.joint.family import (
     ADALN_ZERO,
     JOINT_PARTS,
     grid_positions,

@@ -15,8 +15,8 @@ from dit.models.hunyuan_video_15.conditions import TextRows
 from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
 from dit.models.hunyuan_video_15.family import GLYPHS, IMAGE, TEXT, hunyuan_video_15_stack
 from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.layers.modulation import PerBlockAdaLN, sinusoid
-from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.models.layers.modulation import sinusoid
+from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.token_refiner import WholeTwoLinears
 from dit.models.lora.dropout import TOKENS
@@ -48,10 +48,7 @@ class HunyuanVideo15Network(JointTransformer):
             self.step_end = told if model.use_meanflow else None
             self.text = TextRows(model)
         self.build_stacks()
-        if self.post_process:
-            context = BuildContext(model=model, config=config, groups=groups)
-            self.modulate_out = PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
-            self.proj_out = Replicated(width, model.output_features, **of_tokens)
+        self.build_head(TOKENS)
 
     def embed(
         self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
@@ -72,6 +69,3 @@ class HunyuanVideo15Network(JointTransformer):
             "text_hidden": self.my_tokens(layout.text.of(text_LD)),
             T_EMB: t_emb_MD,
         }
-
-    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
-        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)

@@ -16,7 +16,7 @@ from dit.batch import LatentSample
 from dit.config import ModelConfig, RunConfig
 from dit.config.checks import Rule
 from dit.models.config_keys import Kept, Key, heads_of, same
-from dit.models.joint.config import DoubleSingleConfig
+from dit.models.joint.family import DoubleSingleConfig
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 from dit.models.patches import patchify, unpatchify
 from dit.models.positions import GridPositions

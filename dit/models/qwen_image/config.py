@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from dit.config import ModelConfig, Precision
 from dit.config.checks import Rule
 from dit.config.resume import Refused
-from dit.models.joint.config import attends_to_no_padding, axes_fill_heads, even_axes
+from dit.models.joint.family import attends_to_no_padding, axes_fill_heads, even_axes
 
 MOST_REFERENCES = 3
 """Pictures that a sample may bring to be edited; `QwenImageEditPlusPipeline` knows no bound."""

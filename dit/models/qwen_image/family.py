@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dit.models.family import Family, InputKind, ObjectiveConventions, SampleInput, WeightRules
-from dit.models.joint.layers import JOINT_PARTS, joint_head_cost, joint_layer_parts
+from dit.models.joint.family import JOINT_PARTS, joint_head_cost, joint_layer_parts
 from dit.models.layer_spec import (
     Cost,
     DoubleLayerSpec,

@@ -11,8 +11,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
-from dit.models.layers.modulation import PerBlockAdaLN, sinusoid
-from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.models.layers.modulation import sinusoid
+from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.lora.dropout import TOKENS
 from dit.models.qwen_image.config import QwenImageConfig
@@ -48,10 +48,7 @@ class QwenImageNetwork(JointTransformer):
             sees_part_of_tokens(self.text_norm, config)
             self.text_in = Replicated(text, width, **of_levels | {"token_row": TEXT_TOKENS})
         self.build_stacks()
-        if self.post_process:
-            context = BuildContext(model=model, config=config, groups=groups)
-            self.modulate_out = PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
-            self.proj_out = Replicated(width, model.output_features, **of_tokens)
+        self.build_head(TOKENS)
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
         references = batch.references or ((),) * batch.num_samples
@@ -71,6 +68,3 @@ class QwenImageNetwork(JointTransformer):
             "text_hidden": self.text_in(self.text_norm(text_LE)),
             T_EMB: self.level_out(nn.functional.silu(self.level_in(wave_MX))),
         }
-
-    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
-        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)

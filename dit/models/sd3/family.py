@@ -11,7 +11,7 @@ from dit.models.family import (
     SampleInput,
     WeightRules,
 )
-from dit.models.joint.layers import ADALN_ZERO, JOINT_PARTS, joint_head_cost
+from dit.models.joint.family import ADALN_ZERO, JOINT_PARTS, joint_head_cost
 from dit.models.layer_spec import (
     Activation,
     AttentionSpec,

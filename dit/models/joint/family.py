@@ -1,14 +1,42 @@
-"""Sizes of networks with joint attention, and the rules that they obey."""
+"""Sizes and rules of networks with joint attention, their layers and head, and what these cost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig
-from dit.config.checks import Rule, at_least_one
+from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
+from dit.models.layer_spec import (
+    Activation,
+    AttentionSpec,
+    Cost,
+    DoubleLayerSpec,
+    FeedForwardSpec,
+    PerBlockModulation,
+    RowKind,
+    SingleLayerSpec,
+    StackSpec,
+    WholeLayerModulation,
+    replicated,
+)
+
+if TYPE_CHECKING:
+    from dit.models.positions import PositionRule
+
+JOINT_PARTS: Mapping[str, str] = {
+    "modulate_out": "head",
+    "proj_out": "head",
+    "modulation": "modulation",
+    "attention": "attention",
+    "mlp": "mlp",
+}
+"""`Family.parts` of double-stream layers and the head."""
+ADALN_ZERO = ("*modul*.linear.weight", "*proj_out.weight")
+"""`WeightRules.zero`: each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2),
+and the output of the network as 0."""
 
 
 def even_axes(model: Any) -> Rule:
@@ -55,24 +83,23 @@ def attends_to_no_padding(model: Any, title: str) -> Rule:
 class DoubleSingleConfig(ModelConfig):
     """The network: sizes, precision and how it is spread over devices."""
 
-    most: ClassVar[Mapping[str, float]] = {"num_single_layers": 2**14, "rope_axes": 2**17}
     shown_before: ClassVar[Mapping[str, str]] = {"num_single_layers": "hidden_size"}
 
     num_layers: int = 19
     """Double-stream layers: latents and text have weights of their own, and attention over both."""
-    num_single_layers: Refused[int] = 38
+    num_single_layers: Refused[int] = bounded(38, most=2**14)
     """Single-stream layers after the double-stream ones, on latents and text together."""
     hidden_size: int = 3072
     num_attention_heads: int = 24
     """Heads of attention over latents and text."""
     crossattn_emb_size: int = 4096
-    rope_axes: Refused[tuple[int, int, int]] = (16, 56, 56)
+    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**17, at_least_one=False)
     """Widths of a head rotated by frame or reference, row and column; their sum is its width."""
 
     own_stages = ModelConfig.enough_layers
 
     def own_sizes(self) -> list[Rule]:
-        return [*at_least_one(self, "num_single_layers"), even_axes(self)]
+        return [even_axes(self)]
 
     def own_shapes(self) -> list[Rule]:
         return [axes_fill_heads(self), heads_share_mlp(self)]
@@ -90,3 +117,57 @@ class DoubleSingleConfig(ModelConfig):
     def input_features(self) -> int:
         """Numbers in one token of what the network is fed."""
         return self.patch_features
+
+
+def grid_positions(_: ModelConfig) -> PositionRule:
+    """`Family.positions`: indices of frames, whatever their rate, of rows and of columns."""
+    from dit.models.positions import GridPositions
+
+    return GridPositions()
+
+
+def joint_layer_parts(model: Any) -> dict[str, Any]:
+    """Attention and feed-forward of the layers of either kind."""
+    width, hidden = model.hidden_size, model.ffn_hidden_size
+    return {
+        "attention": AttentionSpec(width=width, heads=model.num_attention_heads, bias=True),
+        "feed_forward": FeedForwardSpec(
+            width=width, hidden=hidden, activation=Activation.GELU_TANH, bias=True
+        ),
+    }
+
+
+_PER_BLOCK = PerBlockModulation()
+
+
+def double_then_single(
+    model: Any,
+    *,
+    double: WholeLayerModulation = _PER_BLOCK,
+    single: WholeLayerModulation = _PER_BLOCK,
+) -> tuple[StackSpec, ...]:
+    """`num_layers` double-stream layers, then `num_single_layers` single-stream ones.
+
+    `double` and `single` are the modulations of either kind.
+    """
+    parts = joint_layer_parts(model)
+    first = DoubleLayerSpec(**parts, modulation=double)
+    then = SingleLayerSpec(**parts, modulation=single)
+    return (
+        StackSpec(name="double_blocks", count=model.num_layers, layer=first),
+        StackSpec(name="single_blocks", count=model.num_single_layers, layer=then),
+    )
+
+
+def embedder_cost(model: Any) -> Cost:
+    """Of the linears of patches and of one text."""
+    width = model.hidden_size
+    total = replicated(model.patch_features, width, bias=True)
+    return total + replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
+
+
+def joint_head_cost(model: Any) -> Cost:
+    """Of the modulated norm and the linear behind the layers."""
+    width = model.hidden_size
+    outputs = replicated(width, model.output_features, bias=True)
+    return PerBlockModulation().cost(width, 2) + outputs
