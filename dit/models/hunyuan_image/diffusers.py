@@ -22,8 +22,7 @@ from dit.config.checks import Rule
 from dit.models.config_keys import ConfigKeys, Key, same
 from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import Convolution, NameTable, Row, linear_rows
-from dit.models.hunyuan_image.config import HunyuanImageConfig
-from dit.models.hunyuan_image.family import GLYPHS
+from dit.models.hunyuan_image.family import GLYPHS, HunyuanImageConfig
 from dit.models.joint.diffusers import glyph_misfit, hunyuan_keys, hunyuan_rules, text_inputs
 from dit.models.joint.linear_names import (
     FLUX,

@@ -10,8 +10,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.models.hunyuan_image.config import HunyuanImageConfig
-from dit.models.hunyuan_image.family import GLYPHS, TEXT
+from dit.models.hunyuan_image.family import GLYPHS, TEXT, HunyuanImageConfig
 from dit.models.joint.family import double_then_single
 from dit.models.layers.modulation import ConditionEmbedding
 from dit.models.layers.parallel_linear import Replicated, transformer_config

@@ -20,8 +20,7 @@ from dit.config.checks import Rule
 from dit.models.config_keys import ConfigKeys, Key, same
 from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import Convolution, NameTable, Row, linear_rows
-from dit.models.hunyuan_video.config import FirstFrame, HunyuanVideoConfig
-from dit.models.hunyuan_video.family import FIRST_FRAME, POOLED
+from dit.models.hunyuan_video.family import FIRST_FRAME, POOLED, FirstFrame, HunyuanVideoConfig
 from dit.models.joint.diffusers import hunyuan_keys, hunyuan_rules
 from dit.models.joint.linear_names import (
     FLUX,

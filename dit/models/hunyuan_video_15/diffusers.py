@@ -27,8 +27,7 @@ from dit.models.diffusers_names import (
     TensorSplit,
     linear_rows,
 )
-from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
-from dit.models.hunyuan_video_15.family import FIRST_FRAME, GLYPHS, IMAGE
+from dit.models.hunyuan_video_15.family import FIRST_FRAME, GLYPHS, IMAGE, HunyuanVideo15Config
 from dit.models.joint.diffusers import glyph_misfit, hunyuan_keys, hunyuan_rules, text_inputs
 from dit.models.joint.linear_names import (
     FLUX,
