@@ -16,6 +16,7 @@ from dit.models.layer_spec import (
     DoubleLayerSpec,
     FeedForwardSpec,
     PerBlockModulation,
+    QkNorm,
     RowKind,
     SingleLayerSpec,
     StackSpec,
@@ -126,11 +127,11 @@ def grid_positions(_: ModelConfig) -> PositionRule:
     return GridPositions()
 
 
-def joint_layer_parts(model: Any) -> dict[str, Any]:
-    """Attention and feed-forward of the layers of either kind."""
-    width, hidden = model.hidden_size, model.ffn_hidden_size
+def joint_layer_parts(model: Any, *, norm: QkNorm = QkNorm.PER_HEAD) -> dict[str, Any]:
+    """Attention, with `norm` of queries and keys, and feed-forward of the layers of either kind."""
+    width, hidden, heads = model.hidden_size, model.ffn_hidden_size, model.num_attention_heads
     return {
-        "attention": AttentionSpec(width=width, heads=model.num_attention_heads, bias=True),
+        "attention": AttentionSpec(width=width, heads=heads, bias=True, norm=norm),
         "feed_forward": FeedForwardSpec(
             width=width, hidden=hidden, activation=Activation.GELU_TANH, bias=True
         ),

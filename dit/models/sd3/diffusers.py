@@ -40,8 +40,7 @@ from dit.models.joint.tensor_names import (
     modulation_rows,
     stream_sizes,
 )
-from dit.models.sd3.config import Sd3Config
-from dit.models.sd3.family import POOLED, TABLE, ends_dual
+from dit.models.sd3.family import POOLED, TABLE, Sd3Config, ends_dual
 
 CLASS = "SD3Transformer2DModel"
 _RMS = "rms_norm"

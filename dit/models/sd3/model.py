@@ -13,8 +13,7 @@ from dit.batch import PackedBatch
 from dit.models.layers.modulation import ConditionEmbedding
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.lora.dropout import TOKENS
-from dit.models.sd3.config import Sd3Config
-from dit.models.sd3.family import POOLED, sd3_stacks
+from dit.models.sd3.family import POOLED, Sd3Config, sd3_stacks
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
 from dit.models.stacks.stream_layers import TEXT_TOKENS
