@@ -28,8 +28,7 @@ from dit.models.diffusers_names import (
 )
 from dit.models.joint.tensor_names import HEAD_ROWS, double_stream_rows, stream_sizes
 from dit.models.patches import patchify, unpatchify
-from dit.models.qwen_image.config import MOST_REFERENCES, QwenImageConfig
-from dit.models.qwen_image.family import REFERENCE, SCALE
+from dit.models.qwen_image.family import MOST_REFERENCES, REFERENCE, SCALE, QwenImageConfig
 
 CLASS = "QwenImageTransformer2DModel"
 _LONGEST_SIDE = 2 * 4096  # in patches: its table of angles has 4096 rows for either sign
