@@ -30,8 +30,14 @@ from dit.models.diffusers_names import (
     TensorSplit,
     linear_rows,
 )
-from dit.models.wan.config import MASK_CHANNELS, ImageCondition, WanConfig
-from dit.models.wan.family import CONDITION, FIRST_FRAME, IMAGE
+from dit.models.wan.family import (
+    CONDITION,
+    FIRST_FRAME,
+    IMAGE,
+    MASK_CHANNELS,
+    ImageCondition,
+    WanConfig,
+)
 
 CLASS = "WanTransformer3DModel"
 _TEXT_ROWS = 512  # of the published weights; fixed in Diffusers where there are images

@@ -26,7 +26,7 @@ from dit.config_loading.describe import describe
 from dit.models.cost import memory, network_cost, parameter_count
 from dit.models.dit.config import DitConfig, ExtraPosition
 from dit.models.registry import FAMILIES, named_model
-from dit.models.wan.config import WanConfig
+from dit.models.wan.family import WanConfig
 from tests.packs import run_config
 
 COUNTS = {

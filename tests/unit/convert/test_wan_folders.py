@@ -16,7 +16,7 @@ from dit.convert.errors import ConvertError
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward, compare_tensors
 from dit.models.registry import diffusers_form
-from dit.models.wan.config import ImageCondition, WanConfig
+from dit.models.wan.family import ImageCondition, WanConfig
 from tests.wan_networks import CONDITIONS, publish_wan, random_wan, wan_model
 
 IMAGE = {"image_dim": 10, "added_kv_proj_dim": 48}
