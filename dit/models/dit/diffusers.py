@@ -31,7 +31,7 @@ from dit.models.diffusers_names import (
     TensorSplit,
     linear_rows,
 )
-from dit.models.dit.config import CLEAN_LEVEL, PREDICT2_OBJECTIVE, DitConfig, ExtraPosition
+from dit.models.dit.family import CLEAN_LEVEL, PREDICT2_OBJECTIVE, DitConfig, ExtraPosition
 from dit.models.family import InputKind
 from dit.models.registry import family_of
 

@@ -31,7 +31,7 @@ from dit.config_loading import (
 )
 from dit.config_loading.schema import hints
 from dit.models.cost import forward_flops, parameter_count
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.models.lora.targets import chosen_adapters
 from dit.models.registry import (
     FAMILIES,

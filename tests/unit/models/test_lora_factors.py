@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dit.convert.lora import linear_shapes
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.models.lora.factors import FactorPair, from_stored, to_stored
 from dit.models.lora.targets import adaptable_pairs, stored_name, their_modules
 from tests.flux_networks import flux_model
