@@ -116,8 +116,6 @@ class ModelConfig:
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The named sizes of a family: what each `model.name` sets."""
-    most: ClassVar[Mapping[str, float]] = {}
-    """The largest values of a family's own fields, beyond any network."""
     takes_stored_padding: ClassVar[bool] = False
     """Whether `text_pad_to` may be `stored`: published weights attend to the encoder's padding."""
     shown_before: ClassVar[Mapping[str, str]] = {}
@@ -224,7 +222,7 @@ class ModelConfig:
             *positive(self, "mlp_ratio", *given(self, "init_method_std")),
             *at_least_one(self, *given(self, *whole_of_family)),
             *self.own_sizes(),
-            *numbers(self, **{**_MOST, **self.most, **most}),
+            *numbers(self, **_MOST | most),
         ]
 
     def _text_padding(self) -> list[Rule]:

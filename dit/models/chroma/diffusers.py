@@ -27,18 +27,8 @@ from dit.models.joint.diffusers import (
     patch_rules,
     run_on_sample,
 )
-from dit.models.joint.linear_names import (
-    EMBEDDERS,
-    FLUX,
-    double_block_names,
-    single_block_names,
-)
-from dit.models.joint.tensor_names import (
-    EMBEDDER_ROWS,
-    stack_layers,
-    stack_rows,
-    stream_sizes,
-)
+from dit.models.joint.linear_names import EMBEDDERS, FLUX, double_block_names, single_block_names
+from dit.models.joint.tensor_names import EMBEDDER_ROWS, stack_layers, stack_rows, stream_sizes
 
 CLASS = "ChromaTransformer2DModel"
 _THEIRS = "distilled_guidance_layer"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dit.config import Precision
 from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
 from dit.models.family import (
@@ -14,13 +13,15 @@ from dit.models.family import (
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    grid_positions,
     text_input,
 )
 from dit.models.joint.family import (
+    EVEN_STEPS,
+    TINY_DOUBLE_SINGLE,
     DoubleSingleConfig,
     double_then_single,
     embedder_cost,
-    grid_positions,
 )
 from dit.models.layer_spec import (
     Cost,
@@ -39,17 +40,13 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {"chroma": {}}
 """What each `model.name` sets; Chroma1 HD, Base and Flash are one size."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "chroma": {
-        "num_layers": 4,
-        "num_single_layers": 4,
+        **TINY_DOUBLE_SINGLE,
         "hidden_size": 48,
-        "num_attention_heads": 4,
-        "in_channels": 4,
         "crossattn_emb_size": 16,
         "rope_axes": (4, 4, 4),
         "approximator_channels": 8,
         "approximator_hidden_size": 20,
         "approximator_layers": 2,
-        "precision": Precision.FP32,
     }
 }
 """Named size -> what makes it tiny (`Family.tiny`)."""
@@ -148,8 +145,7 @@ FAMILY = Family(
         zero=("told.linear_out.weight", "proj_out.weight"),
     ),
     objective=ObjectiveConventions(
-        # The pipeline hands its scheduler even steps from 1 to 1 / number of steps.
-        settings={"name": "flow", "sampling_levels": "even"},
+        settings=EVEN_STEPS,
         of_size={"chroma": {"time_shift_type": "exponential"}},
         clean_level=None,
     ),

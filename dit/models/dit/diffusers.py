@@ -23,14 +23,7 @@ from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.config_keys import VIDEO_PATCH, ConfigKeys, Kept, Key, heads_of, never, same
 from dit.models.diffusers_form import DiffusersForm, FrozenTextProjection, Pipeline, StackedSamples
-from dit.models.diffusers_names import (
-    ByHead,
-    Features,
-    NameTable,
-    Row,
-    TensorSplit,
-    linear_rows,
-)
+from dit.models.diffusers_names import ByHead, Features, NameTable, Row, TensorSplit, linear_rows
 from dit.models.dit.family import CLEAN_LEVEL, PREDICT2_OBJECTIVE, DitConfig, ExtraPosition
 from dit.models.family import InputKind
 from dit.models.registry import family_of

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dit.config import ModelConfig, Precision
+from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded, given, positive
 from dit.config.resume import Refused
 from dit.models.family import (
+    TINY_NETWORK,
     Family,
     InputKind,
     ObjectiveConventions,
@@ -101,14 +102,11 @@ scripts/convert_cosmos_to_diffusers.py ("Cosmos-1.0-Diffusion-7B-Text2World" and
 """
 
 _TINY = {
-    "num_layers": 4,
+    **TINY_NETWORK,
     "hidden_size": 48,
-    "num_attention_heads": 4,
     "mlp_ratio": 2.0,
     "adaln_lora_dim": 8,
-    "in_channels": 4,
     "crossattn_emb_size": 16,
-    "precision": Precision.FP32,
 }
 _PROJECTED = {**_TINY, "crossattn_emb_size": 24, "crossattn_proj_size": 16}
 TINY: Mapping[str, Mapping[str, Any]] = {

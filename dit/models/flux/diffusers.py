@@ -20,7 +20,8 @@ from dit.config.checks import Rule
 from dit.models.config_keys import ConfigKeys, Kept, Key
 from dit.models.diffusers_form import DiffusersForm, Pipeline, StackedSamples
 from dit.models.diffusers_names import NameTable
-from dit.models.flux.family import POOLED, FluxConfig
+from dit.models.family import POOLED
+from dit.models.flux.family import FluxConfig
 from dit.models.joint.diffusers import (
     DOUBLE_SINGLE_KEYS,
     KEPT_PATCH,

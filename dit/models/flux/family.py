@@ -6,30 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dit.config import Precision, TextPadding
+from dit.config import TextPadding
 from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
 from dit.models.family import (
     Family,
-    InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    grid_positions,
+    pooled_input,
+    reference_inputs,
     text_input,
 )
 from dit.models.joint.family import (
     ADALN_ZERO,
+    EVEN_STEPS,
     JOINT_PARTS,
+    TINY_DOUBLE_SINGLE,
     DoubleSingleConfig,
     double_then_single,
     embedder_cost,
-    grid_positions,
     joint_head_cost,
 )
 from dit.models.layer_spec import NetworkCost, condition_cost
 from dit.models.registry import imported
 
-POOLED = "pooled_text"
 GUIDANCE = 1.0
 """What networks with a guidance embedding are told in training: to predict without guidance."""
 
@@ -40,16 +42,12 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
 }
 """What each `model.name` sets: Diffusers' scripts/convert_flux_to_diffusers.py."""
 _TINY = {
-    "num_layers": 4,
-    "num_single_layers": 4,
+    **TINY_DOUBLE_SINGLE,
     "hidden_size": 48,
-    "num_attention_heads": 4,
-    "in_channels": 4,
     "crossattn_emb_size": 16,
     "pooled_size": 10,
     "rope_axes": (4, 4, 4),
     "text_pad_to": TextPadding.STORED,
-    "precision": Precision.FP32,
 }
 TINY: Mapping[str, Mapping[str, Any]] = {"flux1_schnell": _TINY, "flux1_kontext": _TINY}
 """Named size -> what makes it tiny (`Family.tiny`). A network of dev is one of kontext."""
@@ -85,21 +83,11 @@ class FluxConfig(DoubleSingleConfig):
 
 
 def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
-    text = text_input(model, encoder="flux", may_be_empty=True)
-    pooled = SampleInput(
-        name=POOLED, kind=InputKind.VECTOR, width=model.pooled_size, encoder="flux"
+    return (
+        text_input(model, encoder="flux", may_be_empty=True),
+        pooled_input(model, encoder="flux"),
+        *reference_inputs(model, clean=False),
     )
-    references = (
-        SampleInput(
-            name=f"reference_latent_{number}",
-            kind=InputKind.REFERENCE,
-            width=model.in_channels,
-            required=False,
-            clean=False,
-        )
-        for number in range(model.reference_latents)
-    )
-    return (text, pooled, *references)
 
 
 def flux_cost(model: FluxConfig) -> NetworkCost:
@@ -128,8 +116,7 @@ FAMILY = Family(
     positions=grid_positions,  # a picture has frame 0, its references 1, 2, ...
     weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
-        # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
-        settings={"name": "flow", "sampling_levels": "even"},
+        settings=EVEN_STEPS,
         of_size={
             "flux1_dev": _DISTILLED,
             "flux1_schnell": {"guidance": None, "time_shift_type": None},

@@ -8,7 +8,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.models.flux.family import POOLED, FluxConfig
+from dit.models.family import POOLED
+from dit.models.flux.family import FluxConfig
 from dit.models.joint.family import double_then_single
 from dit.models.layers.modulation import ConditionEmbedding
 from dit.models.stacks.double_single_transformer import DoubleSingleTransformer

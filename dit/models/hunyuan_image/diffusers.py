@@ -22,8 +22,9 @@ from dit.config.checks import Rule
 from dit.models.config_keys import ConfigKeys, Key, same
 from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import Convolution, NameTable, Row, linear_rows
-from dit.models.hunyuan_image.family import GLYPHS, HunyuanImageConfig
+from dit.models.hunyuan_image.family import HunyuanImageConfig
 from dit.models.joint.diffusers import glyph_misfit, hunyuan_keys, hunyuan_rules, text_inputs
+from dit.models.joint.family import GLYPHS
 from dit.models.joint.linear_names import (
     FLUX,
     GLYPH_LINEARS,
@@ -167,11 +168,7 @@ def _run_network(
 
 FORM = DiffusersForm(
     class_name=CLASS,
-    table=NameTable(
-        rows=_ROWS,
-        sizes=_sizes,
-        layers=stack_layers,
-    ),
+    table=NameTable(rows=_ROWS, sizes=_sizes, layers=stack_layers),
     keys=KEYS,
     inexpressible=lambda config: glyph_misfit(config, CLASS),
     original_names=(HUNYUAN_IMAGE_NAMES, KOHYA_NAMES, COMFYUI_NAMES),

@@ -6,25 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dit.config import Precision
 from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
 from dit.models.family import (
     Family,
-    InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    grid_positions,
     text_input,
 )
 from dit.models.joint.family import (
     ADALN_ZERO,
+    EVEN_STEPS,
     JOINT_PARTS,
+    TINY_DOUBLE_SINGLE,
     DoubleSingleConfig,
     attends_to_no_padding,
     double_then_single,
-    grid_positions,
+    glyph_input,
     joint_head_cost,
+    learns_pictures,
 )
 from dit.models.layer_spec import (
     MOST_REFINER_LAYERS,
@@ -37,7 +39,6 @@ from dit.models.layer_spec import (
 )
 from dit.models.registry import imported
 
-TEXT, GLYPHS = "text", "text_2"
 _ENCODER = "hunyuanimage"
 GUIDANCE = 3.25
 """What the published distilled network is told, `distilled_guidance_scale` of its pipeline."""
@@ -50,19 +51,15 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
 }
 TINY: Mapping[str, Mapping[str, Any]] = {
     "hunyuanimage_21": {
-        "num_layers": 4,
-        "num_single_layers": 4,
+        **TINY_DOUBLE_SINGLE,
         "hidden_size": 64,
-        "num_attention_heads": 4,
         "mlp_ratio": 2.0,
-        "in_channels": 4,
         "crossattn_emb_size": 24,
         "glyph_embed_size": 20,
         "glyph_hidden_size": 32,
         "patch_spatial": 2,
         "num_refiner_layers": 1,
         "rope_axes": (8, 8),
-        "precision": Precision.FP32,
     }
 }
 """Named size -> what makes it tiny (`Family.tiny`); the distilled network is not trained here."""
@@ -102,10 +99,7 @@ class HunyuanImageConfig(DoubleSingleConfig):
         return [
             *DoubleSingleConfig.own_sizes(self),
             attends_to_no_padding(self, "HunyuanImage"),
-            (
-                self.patch_temporal == 1,
-                f"patch_temporal={self.patch_temporal}: HunyuanImage learns pictures; set it to 1",
-            ),
+            learns_pictures(self, "HunyuanImage"),
         ]
 
     @property
@@ -121,12 +115,7 @@ class HunyuanImageConfig(DoubleSingleConfig):
 
 
 def _inputs(model: HunyuanImageConfig) -> tuple[SampleInput, ...]:
-    quoted: Any = {"required": False, "may_be_empty": True, "encoder": _ENCODER}
-    width = model.glyph_embed_size
-    return (
-        text_input(model, encoder=_ENCODER),
-        SampleInput(name=GLYPHS, kind=InputKind.TEXT, width=width, **quoted),
-    )
+    return (text_input(model, encoder=_ENCODER), glyph_input(model, encoder=_ENCODER))
 
 
 def hunyuan_image_cost(model: HunyuanImageConfig) -> NetworkCost:
@@ -156,8 +145,7 @@ FAMILY = Family(
     positions=grid_positions,  # frame 0, which nothing turns with
     weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
-        # Diffusers' pipeline hands its scheduler even steps from 1 to 1 / number of steps.
-        settings={"name": "flow", "sampling_levels": "even"},
+        settings=EVEN_STEPS,
         of_size={
             # The shift is sd-scripts' default.
             "hunyuanimage_21": {"guidance": None, "flow_shift": 5.0},

@@ -9,9 +9,9 @@ from typing import Any
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from dit.batch import PackedBatch
-from dit.models.hunyuan_image.family import GLYPHS, TEXT, HunyuanImageConfig
-from dit.models.joint.family import double_then_single
+from dit.batch import TEXT, PackedBatch
+from dit.models.hunyuan_image.family import HunyuanImageConfig
+from dit.models.joint.family import GLYPHS, double_then_single
 from dit.models.layers.modulation import ConditionEmbedding
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable

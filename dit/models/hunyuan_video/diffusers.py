@@ -20,7 +20,8 @@ from dit.config.checks import Rule
 from dit.models.config_keys import ConfigKeys, Key, same
 from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import Convolution, NameTable, Row, linear_rows
-from dit.models.hunyuan_video.family import FIRST_FRAME, POOLED, FirstFrame, HunyuanVideoConfig
+from dit.models.family import POOLED
+from dit.models.hunyuan_video.family import FIRST_FRAME, FirstFrame, HunyuanVideoConfig
 from dit.models.joint.diffusers import hunyuan_keys, hunyuan_rules
 from dit.models.joint.linear_names import (
     FLUX,
@@ -175,11 +176,7 @@ def _run_network(
 
 FORM = DiffusersForm(
     class_name=CLASS,
-    table=NameTable(
-        rows=_ROWS,
-        sizes=_sizes,
-        layers=stack_layers,
-    ),
+    table=NameTable(rows=_ROWS, sizes=_sizes, layers=stack_layers),
     keys=KEYS,
     original_names=(HUNYUAN_VIDEO_NAMES, COMFYUI_NAMES),
     comfyui_names=lambda _: COMFYUI_NAMES,

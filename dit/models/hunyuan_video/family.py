@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from dit.config import Precision
 from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
 from dit.models.family import (
@@ -16,15 +15,18 @@ from dit.models.family import (
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    grid_positions,
+    pooled_input,
     text_input,
 )
 from dit.models.joint.family import (
     ADALN_ZERO,
+    EVEN_STEPS,
     JOINT_PARTS,
+    TINY_DOUBLE_SINGLE,
     DoubleSingleConfig,
     attends_to_no_padding,
     double_then_single,
-    grid_positions,
     joint_head_cost,
 )
 from dit.models.layer_spec import (
@@ -36,7 +38,7 @@ from dit.models.layer_spec import (
 )
 from dit.models.registry import imported
 
-POOLED, FIRST_FRAME = "pooled_text", "first_frame_latent"
+FIRST_FRAME = "first_frame_latent"
 GUIDANCE = 1.0
 """What networks with a guidance embedding are told in training: to predict without guidance."""
 
@@ -59,17 +61,13 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
 }
 """What each `model.name` sets: Diffusers' scripts/convert_hunyuan_video_to_diffusers.py."""
 _TINY = {
-    "num_layers": 4,
-    "num_single_layers": 4,
+    **TINY_DOUBLE_SINGLE,
     "hidden_size": 64,
-    "num_attention_heads": 4,
     "mlp_ratio": 2.0,
-    "in_channels": 4,
     "crossattn_emb_size": 24,
     "pooled_size": 12,
     "num_refiner_layers": 1,
     "rope_axes": (4, 4, 8),
-    "precision": Precision.FP32,
 }
 TINY: Mapping[str, Mapping[str, Any]] = {
     "hunyuanvideo_i2v": _TINY,
@@ -136,11 +134,8 @@ def _codec(model: HunyuanVideoConfig) -> str:
 
 
 def _inputs(model: HunyuanVideoConfig) -> tuple[SampleInput, ...]:
-    pooled: Any = {"width": model.pooled_size, "encoder": _codec(model)}
-    inputs = (
-        text_input(model, encoder=_codec(model)),
-        SampleInput(name=POOLED, kind=InputKind.VECTOR, **pooled),
-    )
+    encoder = _codec(model)
+    inputs = (text_input(model, encoder=encoder), pooled_input(model, encoder=encoder))
     kind = _KINDS.get(model.image_condition)
     if kind is None:
         return inputs
@@ -170,8 +165,7 @@ FAMILY = Family(
     positions=grid_positions,  # indices of frames, whatever their rate
     weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
-        # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
-        settings={"name": "flow", "sampling_levels": "even"},
+        settings=EVEN_STEPS,
         of_size={
             "hunyuanvideo": {"guidance": GUIDANCE, "flow_shift": 7.0},
             "hunyuanvideo_i2v": {"guidance": GUIDANCE, "flow_shift": 7.0},

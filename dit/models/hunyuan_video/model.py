@@ -11,7 +11,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.models.hunyuan_video.family import POOLED, HunyuanVideoConfig
+from dit.models.family import POOLED
+from dit.models.hunyuan_video.family import HunyuanVideoConfig
 from dit.models.joint.family import double_then_single
 from dit.models.layers.modulation import ConditionEmbedding
 from dit.models.layers.parallel_linear import Replicated, transformer_config

@@ -20,15 +20,10 @@ from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.config_keys import ConfigKeys, Key, never, same
 from dit.models.diffusers_form import DiffusersForm, Pipeline
-from dit.models.diffusers_names import (
-    Convolution,
-    NameTable,
-    Row,
-    TensorSplit,
-    linear_rows,
-)
-from dit.models.hunyuan_video_15.family import FIRST_FRAME, GLYPHS, IMAGE, HunyuanVideo15Config
+from dit.models.diffusers_names import Convolution, NameTable, Row, TensorSplit, linear_rows
+from dit.models.hunyuan_video_15.family import FIRST_FRAME, IMAGE, HunyuanVideo15Config
 from dit.models.joint.diffusers import glyph_misfit, hunyuan_keys, hunyuan_rules, text_inputs
+from dit.models.joint.family import GLYPHS
 from dit.models.joint.linear_names import (
     FLUX,
     GLYPH_LINEARS,
@@ -165,11 +160,7 @@ def _run_network(
 
 FORM = DiffusersForm(
     class_name=CLASS,
-    table=NameTable(
-        rows=_ROWS,
-        sizes=_sizes,
-        layers=lambda model: {"blocks": model.num_layers},
-    ),
+    table=NameTable(rows=_ROWS, sizes=_sizes, layers=lambda model: {"blocks": model.num_layers}),
     keys=KEYS,
     inexpressible=lambda config: glyph_misfit(config, CLASS),
     original_names=(HUNYUAN_NAMES, COMFYUI_NAMES),

@@ -6,54 +6,54 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dit.config import ModelConfig, Precision
+from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
 from dit.models.family import (
+    TINY_NETWORK,
     Family,
     InputKind,
     NullInput,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    grid_positions,
     text_input,
 )
 from dit.models.joint.family import (
     ADALN_ZERO,
+    EVEN_STEPS,
     JOINT_PARTS,
     attends_to_no_padding,
     axes_fill_heads,
     even_axes,
-    grid_positions,
+    glyph_input,
     joint_head_cost,
     joint_layer_parts,
 )
 from dit.models.layer_spec import (
-    LEVEL_WAVES,
     MOST_REFINER_LAYERS,
     Cost,
     DoubleLayerSpec,
     NetworkCost,
-    RowKind,
     StackSpec,
     WeightShape,
+    condition_cost,
     glyph_weights,
     refiner_cost,
     replicated,
 )
 from dit.models.registry import imported
 
-TEXT, GLYPHS, IMAGE, FIRST_FRAME = "text", "text_2", "image_embed", "first_frame_latent"
+IMAGE, FIRST_FRAME = "image_embed", "first_frame_latent"
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hunyuanvideo_15": {}}
 """One network makes video of text, and of text and a first frame."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "hunyuanvideo_15": {
-        "num_layers": 4,
+        **TINY_NETWORK,
         "hidden_size": 64,
-        "num_attention_heads": 4,
         "mlp_ratio": 2.0,
-        "in_channels": 4,
         "crossattn_emb_size": 24,
         "glyph_embed_size": 20,
         "glyph_hidden_size": 32,
@@ -61,7 +61,6 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "patch_spatial": 2,
         "num_refiner_layers": 1,
         "rope_axes": (4, 4, 8),
-        "precision": Precision.FP32,
     }
 }
 """Named size -> what makes it tiny (`Family.tiny`)."""
@@ -121,14 +120,7 @@ class HunyuanVideo15Config(ModelConfig):
 def _inputs(model: HunyuanVideo15Config) -> tuple[SampleInput, ...]:
     return (
         text_input(model, encoder="hunyuan"),
-        SampleInput(
-            name=GLYPHS,
-            kind=InputKind.TEXT,
-            width=model.glyph_embed_size,
-            required=False,
-            may_be_empty=True,
-            encoder="hunyuan",
-        ),
+        glyph_input(model, encoder="hunyuan"),
         SampleInput(
             name=IMAGE,
             kind=InputKind.TEXT,
@@ -169,10 +161,9 @@ def hunyuan_video_15_cost(model: HunyuanVideo15Config) -> NetworkCost:
 
 def _before(model: HunyuanVideo15Config) -> Cost:
     """Patches, levels, and the row of text."""
-    width, one_row = model.hidden_size, {"rows": RowKind.SAMPLES, "bias": True}
+    width = model.hidden_size
     total = replicated(model.input_features, width, bias=True)
-    for _ in range(1 + model.use_meanflow):  # of the noise level, of where a step ends
-        total += replicated(LEVEL_WAVES, width, **one_row) + replicated(width, width, **one_row)
+    total += condition_cost(width, step_end=model.use_meanflow)
     text, image = model.crossattn_emb_size, model.image_embed_size
     total += refiner_cost(width, text=text, layers=model.num_refiner_layers)
     inputs, inside = model.glyph_embed_size, model.glyph_hidden_size
@@ -192,8 +183,7 @@ FAMILY = Family(
     positions=grid_positions,  # indices of frames, whatever their rate
     weights=WeightRules(zero=ADALN_ZERO, no_decay=("text.kind",)),
     objective=ObjectiveConventions(
-        # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
-        settings={"name": "flow", "sampling_levels": "even"},
+        settings=EVEN_STEPS,
         of_size={"hunyuanvideo_15": {"flow_shift": 5.0}},  # of the published scheduler at 480p
         clean_level=None,
     ),

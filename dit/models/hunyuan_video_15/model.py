@@ -13,14 +13,9 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from dit.batch import PackedBatch
-from dit.models.hunyuan_video_15.family import (
-    GLYPHS,
-    IMAGE,
-    TEXT,
-    HunyuanVideo15Config,
-    hunyuan_video_15_stack,
-)
+from dit.batch import TEXT, PackedBatch
+from dit.models.hunyuan_video_15.family import IMAGE, HunyuanVideo15Config, hunyuan_video_15_stack
+from dit.models.joint.family import GLYPHS
 from dit.models.layer_spec import LEVEL_WAVES
 from dit.models.layers.modulation import sinusoid
 from dit.models.layers.parallel_linear import Replicated, WholeLinear, dtype, transformer_config

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
+from dit.models.family import TINY_NETWORK, InputKind, SampleInput
 from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
@@ -24,9 +25,7 @@ from dit.models.layer_spec import (
     replicated,
 )
 
-if TYPE_CHECKING:
-    from dit.models.positions import PositionRule
-
+GLYPHS = "text_2"
 JOINT_PARTS: Mapping[str, str] = {
     "modulate_out": "head",
     "proj_out": "head",
@@ -38,6 +37,11 @@ JOINT_PARTS: Mapping[str, str] = {
 ADALN_ZERO = ("*modul*.linear.weight", "*proj_out.weight")
 """`WeightRules.zero`: each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2),
 and the output of the network as 0."""
+
+
+EVEN_STEPS: Mapping[str, Any] = {"name": "flow", "sampling_levels": "even"}
+"""Keys of `objective`: pipelines hand their scheduler even steps from 1 to 1 / number of steps."""
+TINY_DOUBLE_SINGLE: Mapping[str, Any] = {**TINY_NETWORK, "num_single_layers": 4}
 
 
 def even_axes(model: Any) -> Rule:
@@ -80,6 +84,20 @@ def attends_to_no_padding(model: Any, title: str) -> Rule:
     )
 
 
+def learns_pictures(model: Any, title: str) -> Rule:
+    """Of families without video."""
+    return (
+        model.patch_temporal == 1,
+        f"patch_temporal={model.patch_temporal}: {title} learns pictures; set it to 1",
+    )
+
+
+def glyph_input(model: Any, *, encoder: str) -> SampleInput:
+    """ByT5's rows of words in quotation marks."""
+    optional: Any = {"required": False, "may_be_empty": True, "encoder": encoder}
+    return SampleInput(name=GLYPHS, kind=InputKind.TEXT, width=model.glyph_embed_size, **optional)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoubleSingleConfig(ModelConfig):
     """The network: sizes, precision and how it is spread over devices."""
@@ -118,13 +136,6 @@ class DoubleSingleConfig(ModelConfig):
     def input_features(self) -> int:
         """Numbers in one token of what the network is fed."""
         return self.patch_features
-
-
-def grid_positions(_: ModelConfig) -> PositionRule:
-    """`Family.positions`: indices of frames, whatever their rate, of rows and of columns."""
-    from dit.models.positions import GridPositions
-
-    return GridPositions()
 
 
 def joint_layer_parts(model: Any, *, norm: QkNorm = QkNorm.PER_HEAD) -> dict[str, Any]:

@@ -20,15 +20,11 @@ from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.config_keys import ConfigKeys, Kept, Key, heads_of, never, same
 from dit.models.diffusers_form import DiffusersForm, Pipeline
-from dit.models.diffusers_names import (
-    NameTable,
-    Row,
-    TensorSplit,
-    linear_rows,
-)
+from dit.models.diffusers_names import NameTable, Row, TensorSplit, linear_rows
+from dit.models.family import REFERENCE
 from dit.models.joint.tensor_names import HEAD_ROWS, double_stream_rows, stream_sizes
 from dit.models.patches import patchify, unpatchify
-from dit.models.qwen_image.family import MOST_REFERENCES, REFERENCE, SCALE, QwenImageConfig
+from dit.models.qwen_image.family import MOST_REFERENCES, SCALE, QwenImageConfig
 
 CLASS = "QwenImageTransformer2DModel"
 _LONGEST_SIDE = 2 * 4096  # in patches: its table of angles has 4096 rows for either sign
@@ -159,9 +155,7 @@ def _run_network(
 FORM = DiffusersForm(
     class_name=CLASS,
     table=NameTable(
-        rows=_ROWS,
-        sizes=stream_sizes,
-        layers=lambda model: {"blocks": model.num_layers},
+        rows=_ROWS, sizes=stream_sizes, layers=lambda model: {"blocks": model.num_layers}
     ),
     keys=KEYS,
     inexpressible=_inexpressible,

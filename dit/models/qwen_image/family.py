@@ -6,24 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dit.config import ModelConfig, Precision
+from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
 from dit.models.family import (
+    TINY_NETWORK,
     Family,
     InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    reference_inputs,
     text_input,
 )
 from dit.models.joint.family import (
+    EVEN_STEPS,
     JOINT_PARTS,
     attends_to_no_padding,
     axes_fill_heads,
     even_axes,
     joint_head_cost,
     joint_layer_parts,
+    learns_pictures,
 )
 from dit.models.layer_spec import (
     Cost,
@@ -32,6 +36,7 @@ from dit.models.layer_spec import (
     RowKind,
     StackSpec,
     WeightShape,
+    condition_cost,
     replicated,
 )
 from dit.models.registry import imported
@@ -39,10 +44,6 @@ from dit.models.registry import imported
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
-REFERENCE = "reference_latent"
-"""How the names of the latents of pictures to edit begin."""
-LEVEL_WAVES = 256
-"""Cosines and sines of the noise level that its embedding is made of; fixed in Diffusers."""
 SCALE = 1000
 """Of the level that the network is told, over t, as in all schedulers of Diffusers."""
 
@@ -55,14 +56,11 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     "qwen_image_edit_2511": {"reference_latents": MOST_REFERENCES, "clean_references": True},
 }
 _TINY = {
-    "num_layers": 4,
+    **TINY_NETWORK,
     "hidden_size": 64,
-    "num_attention_heads": 4,
     "mlp_ratio": 2.0,
-    "in_channels": 4,
     "crossattn_emb_size": 24,
     "rope_axes": (4, 4, 8),
-    "precision": Precision.FP32,
 }
 TINY: Mapping[str, Mapping[str, Any]] = {
     "qwen_image": _TINY,
@@ -109,10 +107,7 @@ class QwenImageConfig(ModelConfig):
         return [
             axes_fill_heads(self),
             attends_to_no_padding(self, "Qwen-Image"),
-            (
-                self.patch_temporal == 1,
-                f"patch_temporal={self.patch_temporal}: Qwen-Image learns pictures; set it to 1",
-            ),
+            learns_pictures(self, "Qwen-Image"),
         ]
 
 
@@ -131,16 +126,7 @@ def _codec(model: QwenImageConfig) -> str:
 
 def _inputs(model: QwenImageConfig) -> tuple[SampleInput, ...]:
     text = text_input(model, encoder=_codec(model), may_be_empty=True)
-    references = [
-        SampleInput(
-            name=f"{REFERENCE}_{number}",
-            kind=InputKind.REFERENCE,
-            width=model.in_channels,
-            required=False,
-            clean=model.clean_references,
-        )
-        for number in range(model.reference_latents)
-    ]
+    references = reference_inputs(model, clean=model.clean_references)
     null = SampleInput(
         name="null_text",
         kind=InputKind.NULL_TEXT,
@@ -159,10 +145,9 @@ def qwen_image_stack(model: QwenImageConfig) -> StackSpec:
 
 def qwen_image_cost(model: QwenImageConfig) -> NetworkCost:
     """The network; its arithmetic is that of Diffusers' `QwenImageTransformer2DModel`."""
-    width, text, level = model.hidden_size, model.crossattn_emb_size, RowKind.SAMPLES
+    width, text = model.hidden_size, model.crossattn_emb_size
     before = replicated(model.patch_features, width, bias=True)
-    before += replicated(LEVEL_WAVES, width, rows=level, bias=True)
-    before += replicated(width, width, rows=level, bias=True)
+    before += condition_cost(width)
     before += replicated(text, width, rows=RowKind.TEXT, bias=True)
     before += Cost(weights=(WeightShape(numbers=text),))
     return NetworkCost(
@@ -198,8 +183,7 @@ FAMILY = Family(
     # Gates and the last layer start closed, as is usual of adaLN-Zero (arXiv:2212.09748).
     weights=WeightRules(zero=("*modulation.linear.weight", "*proj_out.weight")),
     objective=ObjectiveConventions(
-        # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
-        settings={"name": "flow", "sampling_levels": "even"},
+        settings=EVEN_STEPS,
         of_size=dict.fromkeys(MODEL_SIZES, _PUBLISHED),
         keeps_norm=True,
     ),

@@ -29,6 +29,7 @@ from dit.models.diffusers_names import (
     TensorSplit,
     linear_rows,
 )
+from dit.models.family import POOLED
 from dit.models.joint.diffusers import mlp_misfit
 from dit.models.joint.tensor_names import (
     LATENTS,
@@ -40,7 +41,7 @@ from dit.models.joint.tensor_names import (
     modulation_rows,
     stream_sizes,
 )
-from dit.models.sd3.family import POOLED, TABLE, Sd3Config, ends_dual
+from dit.models.sd3.family import TABLE, Sd3Config, ends_dual
 
 CLASS = "SD3Transformer2DModel"
 _RMS = "rms_norm"

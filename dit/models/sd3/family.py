@@ -6,18 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dit.config import ModelConfig, Precision, TextPadding
+from dit.config import ModelConfig, TextPadding
 from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
 from dit.models.family import (
+    TINY_NETWORK,
     Family,
-    InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    pooled_input,
     text_input,
 )
-from dit.models.joint.family import ADALN_ZERO, JOINT_PARTS, joint_head_cost, joint_layer_parts
+from dit.models.joint.family import (
+    ADALN_ZERO,
+    JOINT_PARTS,
+    joint_head_cost,
+    joint_layer_parts,
+    learns_pictures,
+)
 from dit.models.layer_spec import (
     DoubleLayerSpec,
     NetworkCost,
@@ -32,7 +39,7 @@ from dit.models.registry import imported
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
-POOLED, TABLE = "pooled_text", "positions.table"
+TABLE = "positions.table"
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {
     "sd3": {},
@@ -46,16 +53,13 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
 }
 """What each `model.name` sets: Diffusers' scripts/convert_sd3_to_diffusers.py."""
 _TINY = {
-    "num_layers": 4,
+    **TINY_NETWORK,
     "hidden_size": 64,
-    "num_attention_heads": 4,
-    "in_channels": 4,
     "crossattn_emb_size": 16,
     "pooled_size": 10,
     "max_size": (1, 24, 24),
     "sample_size": 16,
     "text_pad_to": TextPadding.STORED,
-    "precision": Precision.FP32,
 }
 TINY: Mapping[str, Mapping[str, Any]] = {
     "sd3": _TINY,
@@ -111,10 +115,7 @@ class Sd3Config(ModelConfig):
 
     def own_shapes(self) -> list[Rule]:
         return [
-            (
-                self.patch_temporal == 1,
-                f"patch_temporal={self.patch_temporal}: SD3 learns pictures; set it to 1",
-            ),
+            learns_pictures(self, "SD3"),
             (
                 self.max_size[1] % self.patch_spatial == 0,
                 f"max_size={list(self.max_size)} does not divide into patches of"
@@ -162,8 +163,7 @@ def _positions(model: Sd3Config) -> PositionRule:
 
 def _inputs(model: Sd3Config) -> tuple[SampleInput, ...]:
     text = text_input(model, encoder="sd3", may_be_empty=True)
-    pooled = SampleInput(name=POOLED, kind=InputKind.VECTOR, width=model.pooled_size, encoder="sd3")
-    return (text, pooled)
+    return (text, pooled_input(model, encoder="sd3"))
 
 
 def sd3_stacks(model: Sd3Config) -> tuple[StackSpec, ...]:

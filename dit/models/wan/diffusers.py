@@ -30,6 +30,7 @@ from dit.models.diffusers_names import (
     TensorSplit,
     linear_rows,
 )
+from dit.models.joint.tensor_names import layer_norm_rows
 from dit.models.wan.family import (
     CONDITION,
     FIRST_FRAME,
@@ -51,13 +52,6 @@ _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorS
 
 def _has_image(model: WanConfig) -> bool:
     return model.image_embed_size is not None
-
-
-def _norm(ours: str, theirs: str, width: str, **options: Any) -> tuple[Row, Row]:
-    return (
-        Row(f"{ours}.weight", (f"{theirs}.weight",), _REPLICATED, (width,), **options),
-        Row(f"{ours}.bias", (f"{theirs}.bias",), _REPLICATED, (width,), **options),
-    )
 
 
 def _heads_norm(ours: str, theirs: str, **options: Any) -> Row:
@@ -87,14 +81,14 @@ _IMAGE_EMBEDDER: tuple[Row, ...] = (
         LeadingOne(),
         exists=lambda model: model.image_embed_positions,
     ),
-    *_norm("image_embedder.norm_in", f"{_THEIR_IMAGE}.norm1", "I", exists=_has_image),
+    *layer_norm_rows("image_embedder.norm_in", f"{_THEIR_IMAGE}.norm1", "I", exists=_has_image),
     *linear_rows(
         "image_embedder.linear_1", f"{_THEIR_IMAGE}.ff.net.0.proj", "I", "I", exists=_has_image
     ),
     *linear_rows(
         "image_embedder.linear_2", f"{_THEIR_IMAGE}.ff.net.2", "D", "I", exists=_has_image
     ),
-    *_norm("image_embedder.norm_out", f"{_THEIR_IMAGE}.norm2", "D", exists=_has_image),
+    *layer_norm_rows("image_embedder.norm_out", f"{_THEIR_IMAGE}.norm2", "D", exists=_has_image),
 )
 
 
@@ -115,7 +109,7 @@ _LAYERS: tuple[Row, ...] = (
     _heads_norm(f"{_SELF}.across_heads.query", f"{_BLOCK}.attn1.norm_q", arrangement=RotaryPairs()),
     _heads_norm(f"{_SELF}.across_heads.key", f"{_BLOCK}.attn1.norm_k", arrangement=RotaryPairs()),
     *linear_rows(f"{_SELF}.linear_proj", f"{_BLOCK}.attn1.to_out.0", "D", "D", split=_ROW),
-    *_norm(f"{_LAYER}.norm_cross", f"{_BLOCK}.norm2", "D"),
+    *layer_norm_rows(f"{_LAYER}.norm_cross", f"{_BLOCK}.norm2", "D"),
     *linear_rows(f"{_CROSS}.linear_q", f"{_BLOCK}.attn2.to_q", "D", "D", split=_COLUMN),
     *linear_rows(
         f"{_CROSS}.linear_kv",

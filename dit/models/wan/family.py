@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from dit.config import ModelConfig, Precision
+from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
 from dit.models.family import (
+    TINY_NETWORK,
     Family,
     InputKind,
     NullInput,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    grid_positions,
     text_input,
 )
 from dit.models.layer_spec import (
@@ -34,9 +36,6 @@ from dit.models.layer_spec import (
     replicated,
 )
 from dit.models.registry import imported
-
-if TYPE_CHECKING:
-    from dit.models.positions import PositionRule
 
 CONDITION, IMAGE, FIRST_FRAME = "condition_latent", "image_embed", "first_frame_latent"
 
@@ -89,15 +88,12 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
 TRANSFORMER_CONFIGS of Diffusers' scripts/convert_wan_to_diffusers.py.
 """
 _TINY = {
-    "num_layers": 4,
+    **TINY_NETWORK,
     "hidden_size": 48,
-    "num_attention_heads": 4,
     "mlp_ratio": 1.5,
-    "in_channels": 4,
     "crossattn_emb_size": 16,
     "text_pad_to": 12,
     "freq_dim": 16,
-    "precision": Precision.FP32,
 }
 _TINY_CLIP = {**_TINY, "image_embed_size": 10}
 TINY: Mapping[str, Mapping[str, Any]] = {
@@ -181,12 +177,6 @@ class WanConfig(ModelConfig):
     def cost_sizes(self) -> list[int]:
         sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
         return [*sizes, self.crossattn_emb_size, self.input_features, self.image_rows or 0]
-
-
-def _positions(_: WanConfig) -> PositionRule:
-    from dit.models.positions import GridPositions
-
-    return GridPositions()  # indices of frames, whatever their rate
 
 
 def _inputs(model: WanConfig) -> tuple[SampleInput, ...]:
@@ -288,7 +278,7 @@ FAMILY = Family(
     },
     diffusers=imported("dit.models.wan.diffusers:FORM"),
     inputs=_inputs,
-    positions=_positions,
+    positions=grid_positions,  # indices of frames, whatever their rate
     weights=WeightRules(
         # As in Wan's published code, where tables are normal with 1 / sqrt(width).
         zero=("*proj_out.weight", "*image_embedder.positions"),
