@@ -21,7 +21,8 @@ planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 
 What all folders may use: bin_packing, command_line, console, drawing, local_path, local_server,
-other_networks, parsing, progress, safe_pickle, safe_writing. `cpu_threads` is in effect for all.
+other_networks, parsing, progress, safe_pickle, safe_writing, stored_samples. `cpu_threads` is in
+effect for all.
 """
 
 import os

@@ -20,6 +20,7 @@ GROUND = {
     "dit.parsing",
     "dit.safe_pickle",
     "dit.safe_writing",
+    "dit.stored_samples",
     "dit.drawing",
     "dit.progress",
 }
@@ -51,6 +52,7 @@ ALLOWED = {
     "dit.other_networks": set(),
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),
+    "dit.stored_samples": {"dit.parsing"},
     "dit.batch": set(),
     "dit.pack_wire": {"dit.batch"},
     "dit.config": {"dit.local_path"},
@@ -109,6 +111,7 @@ PURE = {
     "dit.report": ("torch", "megatron"),
     "dit.data": ("torch.distributed", "megatron.core"),
     "dit.safe_pickle": ("torch.distributed", "megatron"),
+    "dit.stored_samples": ("torch.distributed", "megatron"),
     "dit.objectives": ("torch.distributed", "megatron"),
 }
 # The one module that meets the other launched processes.
