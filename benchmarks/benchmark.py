@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dit.config import RunConfig
-from dit.config.loading import parse_arguments
-from dit.config.loading.describe import describe
+from dit.config_loading import parse_arguments
+from dit.config_loading.describe import describe
 from dit.distributed.entry import Parser, run, say_once
 from recipes.runs import RECIPES, for_weights
 
@@ -73,7 +73,7 @@ def measure(
     `fill` gives the weights other values than those that training starts from.
     """
     from dit.distributed.process_groups import start_processes
-    from dit.distributed.watchdog import watchdog
+    from dit.distributed.watchdog.monitor import watchdog
 
     limit_s = 60 * config.dist.distributed_timeout_minutes
     start_processes(
@@ -85,7 +85,7 @@ def measure(
     with watchdog(limit_s=limit_s, say=say_once, again=""):
         from measuring.steps import step_summary
 
-        from dit.train.metrics.step_metrics import synchronize_timers
+        from dit.train.timers import synchronize_timers
         from dit.train.trainer import measure_steps
 
         synchronize_timers()

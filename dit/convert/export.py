@@ -47,11 +47,12 @@ from dit.convert.pipeline import (
 from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.cost import parameter_count
-from dit.models.diffusers_names import Pair, pairs, their_tensors
-from dit.models.family import diffusers_form
+from dit.models.diffusers_names import Pair, their_tensors
+from dit.models.registry import diffusers_form, pairs
 from dit.progress import Track, no_progress
 from dit.train.checkpoint.adapters import adapters_of
-from dit.train.checkpoint.paths import STEP, named_checkpoint, saved_card, saved_config, verify
+from dit.train.checkpoint.paths import STEP, saved_card, saved_config, verify
+from dit.train.checkpoint.starting_point import named_checkpoint
 
 MAX_SHARD_SIZE = 5 * 10**9
 _Stored = StoredWeights | MergedWeights

@@ -72,12 +72,8 @@ def open_checkpoint(
         ValueError: there is no checkpoint, it was trained without a text encoder or on a part of
             the noise levels, or the decoder is needed and cannot be opened.
     """
-    from dit.train.checkpoint.paths import (
-        CheckpointError,
-        named_checkpoint,
-        saved_card,
-        saved_config,
-    )
+    from dit.train.checkpoint.paths import CheckpointError, saved_card, saved_config
+    from dit.train.checkpoint.starting_point import named_checkpoint
 
     options = options or LoadOptions()
     path = named_checkpoint(checkpoint_path, named=f"--checkpoint_path {checkpoint_path}")
@@ -126,7 +122,8 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
     """
     from dit.objectives import check_covers_all_levels
     from dit.sampling.experts import boundary_of
-    from dit.train.checkpoint.paths import named_checkpoint, saved_config
+    from dit.train.checkpoint.paths import saved_config
+    from dit.train.checkpoint.starting_point import named_checkpoint
 
     if options.checkpoint_path_low is None:
         for name in ("offload_experts", "lora_low"):
@@ -162,7 +159,7 @@ def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any
     if options.t5_cache_dir is None or not (Path(options.t5_cache_dir) / "vae").is_dir():
         return None
     from dit.config import TextPadding
-    from dit.models.family import family_of
+    from dit.models.registry import family_of
 
     stored = model.text_pad_to is TextPadding.STORED
     named = family_of(model).vae(model)
@@ -261,7 +258,7 @@ def _load(
 ) -> FullForward:
     from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
-    from dit.models.family import family_of
+    from dit.models.registry import family_of
     from dit.sampling.commands.lora_option import add_adapters
     from dit.train.checkpoint.state_dict import load_network
 

@@ -33,16 +33,16 @@ from dit.distributed.data_parallel import (
     wrap,
 )
 from dit.distributed.process_groups import broadcast, device
-from dit.models.family import family_of
 from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.models.lora.adapter import is_adapter, is_up
 from dit.models.lora.factors import FactorPair, to_stored
 from dit.models.lora.targets import Adapters, adaptable_pairs, attach_adapters
+from dit.models.registry import family_of
 from dit.models.stacks.frozen_blocks import place_networks, round_blocks
-from dit.train import foreach
-from dit.train.metrics.step_metrics import COMMUNICATION, timed
-from dit.train.narrow_moments import check_moments
-from dit.train.optimizer import build_optimizer, freeze_groups
+from dit.train.optimizer import foreach
+from dit.train.optimizer.build import build_optimizer, freeze_groups
+from dit.train.optimizer.narrow_moments import check_moments
+from dit.train.timers import COMMUNICATION, timed
 
 Fill = Callable[[MegatronModule, RunConfig], None]
 """Gives the weights of a model their first values."""

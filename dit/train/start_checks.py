@@ -11,10 +11,8 @@ Checksums of weights are not compared, because that takes as long as to read the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -27,21 +25,21 @@ from dit.config import (
     ParameterGroup,
     Problems,
     RunConfig,
-    WandbMode,
 )
 from dit.data import build_train_loader, null_inputs, validation_groups
-from dit.data.datasets import META
 from dit.data.pack import PatchLayout
 from dit.data.passes import absent_data, data_paths
 from dit.data.preflight import validation_sets
-from dit.models.family import check_objective_inputs, family_of
 from dit.models.layers.joint_order import check_joint_context
 from dit.models.parameter_groups import Weight, group_of_weights
+from dit.models.registry import family_of
 from dit.models.stacks.joint_transformer import JointTransformer
+from dit.models.training_checks import check_objective_inputs
 from dit.objectives import clean_network_level, sampling_path, training_objective
 from dit.safe_writing import check_no_writer
 from dit.train.checkpoint.mirror import to_fetch
-from dit.train.checkpoint.paths import find_checkpoint, starting_point
+from dit.train.checkpoint.paths import find_checkpoint
+from dit.train.checkpoint.starting_point import check_writable, starting_point
 
 
 def start_lines(config: RunConfig, *, world_size: int) -> str:
@@ -139,30 +137,6 @@ def check_run_folder(folder: Path) -> None:
     check_no_writer(folder, named=f"checkpoint.save={folder}")
 
 
-def check_writable(folder: Path) -> None:
-    """Checks that a run may be saved into a folder, which need not be there yet.
-
-    Raises:
-        ValueError: it holds shards, or cannot be written.
-    """
-    if (folder / META).is_dir():
-        raise ValueError(
-            f"checkpoint.save={folder} is a dataset, and packing it again would remove the run;"
-            " choose another folder"
-        )
-    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise unwritable(folder, f"{there} is no folder that this user may write to")
-
-
-def unwritable(folder: Path, why: object) -> ValueError:
-    """The error for a run folder that cannot be written."""
-    return ValueError(
-        f"checkpoint.save={folder} cannot be written ({why}); choose a folder that every process"
-        " may write to"
-    )
-
-
 def _goes_on(config: RunConfig) -> bool:
     """Whether a run with a checkpoint to start from goes on from it."""
     c = config.checkpoint
@@ -215,6 +189,8 @@ def _check_data(config: RunConfig, goes_on_from: Path | None, *, world_size: int
 
 
 def _check_machine(config: RunConfig) -> Iterator[str]:
+    from dit.train.metrics.writers import check_wandb
+
     check_wandb(config)
     for check in _checks_of_devices(config):
         try:
@@ -225,25 +201,11 @@ def _check_machine(config: RunConfig) -> Iterator[str]:
             yield str(error)  # training is often on another machine than a dry run
 
 
-def check_wandb(config: RunConfig) -> None:
-    """Refuses a record of W&B without its package.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    c = config.logger
-    if c.wandb_project and c.wandb_mode is not WandbMode.DISABLED and find_spec("wandb") is None:
-        raise ValueError(
-            f"logger.wandb_project={c.wandb_project} needs the package wandb: install the extra"
-            " `log`, or leave wandb_project unset"
-        )
-
-
 def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
     """What layers and optimizer check when they are built, where the configuration asks for it."""
     from dit.models.layers.per_sample import check_compiler
     from dit.models.layers.transformer_engine import check_engine
-    from dit.train.narrow_moments import check_moments
+    from dit.train.optimizer.narrow_moments import check_moments
 
     model = config.model
     of_engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE

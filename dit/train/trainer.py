@@ -42,7 +42,6 @@ from dit.train.attention_choice import with_attention
 from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of, checked_base
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.mirror import Mirror, restored
-from dit.train.checkpoint.paths import starting_point
 from dit.train.checkpoint.resume import (
     close_saver,
     finish_all,
@@ -51,22 +50,20 @@ from dit.train.checkpoint.resume import (
     run_folder,
     save,
 )
+from dit.train.checkpoint.starting_point import starting_point
 from dit.train.checkpoint.state_dict import load_base
 from dit.train.device_memory import memory_explained
 from dit.train.garbage_collection import collect_after, manual_gc
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
 from dit.train.metrics.step_metrics import (
-    DATA,
     SKIPPED_FILE,
     SkippedStep,
     StepMetrics,
     count_packs,
-    elapsed,
     gather_skipped_step,
     step_values,
     sum_step_metrics,
-    timed,
 )
 from dit.train.model_and_optimizer import (
     Fill,
@@ -77,9 +74,10 @@ from dit.train.model_and_optimizer import (
     leave_to_checkpoint,
     then_from_file,
 )
-from dit.train.optimizer import learning_rate
+from dit.train.optimizer.update import learning_rate
 from dit.train.start_checks import check_settings
 from dit.train.step import forward_backward, optimizer_step, prepare_update
+from dit.train.timers import DATA, elapsed, timed
 from dit.train.train_state import Export, Samples, Start, TrainState
 from dit.train.validation import read_validation_packs, validation_round
 

@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dit.config import RunConfig, Weights
-from dit.config.loading import save_config
+from dit.config_loading import save_config
 from dit.convert.errors import ConvertError
 from dit.convert.lora import LoraFactors
 from dit.convert.megatron_checkpoint import StoredWeights, write_tensors
 from dit.models.lora.factors import FactorPair, from_stored, to_stored
 from dit.models.lora.targets import adaptable_pairs
 from dit.train.checkpoint.adapters import ADAPTERS, AdapterRun, adapters_of
-from dit.train.checkpoint.paths import (
-    named_checkpoint,
-    saved_config,
-    sync_and_digest,
-    write_manifest,
-)
+from dit.train.checkpoint.paths import saved_config, sync_and_digest, write_manifest
+from dit.train.checkpoint.starting_point import named_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import WriteResult
 
 from dit.config import RunConfig
-from dit.config.loading import save_config
+from dit.config_loading import save_config
 from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
 from dit.distributed.data_parallel import gathered_weights
 from dit.models.parameter_groups import frozen_weights
@@ -48,7 +48,7 @@ from dit.train.checkpoint.paths import (
 )
 from dit.train.checkpoint.state_dict import INTERVAL, DataState, share_of_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.train_state import TrainProgress
+from dit.train.train_progress import TrainProgress
 
 _NOT_OF_THE_DISK = (
     torch.distributed.DistError,  # another process has died

@@ -1,16 +1,6 @@
 """What a checkpoint holds and how it loads: weights, averages, optimizer, position in the data.
 
-RUN/checkpoints/step_00000500/   one checkpoint; it appears when it is complete
-metadata.json, common.pt, *.distcp          Megatron-Core's sharded checkpoint
-config.yaml                                 the resolved configuration
-lora.json                                   of adapters: their ranks, and where their base is
-loader_00000.pt                             the loader's position, one per data rank
-log_interval.safetensors                    sums since the last log step, by rank
-dataset_card.json, null_text.safetensors    what generation needs of the dataset
-origin.json                                 files of the weights that it started from, if any
-manifest.json                               format, sizes and checksums of all these
-RUN/checkpoints/LATEST           name of the newest complete checkpoint
-RUN/checkpoints/LOWEST_VAL       name of the one with the lowest validation loss, which is kept
+The files are listed in `dit.train.checkpoint`.
 """
 
 from __future__ import annotations
@@ -31,13 +21,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dit.batch import NullInputs
 from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
 from dit.config.inlining import value_of
-from dit.config.loading.schema import schema_of
 from dit.config.resume import Resume, resume_class
-from dit.distributed.data_parallel import (
-    load_optimizer_groups,
-    optimizer_groups,
-    optimizer_values,
-)
+from dit.config_loading.schema import schema_of
 from dit.models.lora.adapter import is_adapter
 from dit.models.lora.targets import attach_adapters
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
@@ -52,8 +37,9 @@ from dit.train.checkpoint.paths import (
     verify,
 )
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.narrow_moments import put_moments
-from dit.train.train_state import TrainProgress
+from dit.train.optimizer.narrow_moments import put_moments
+from dit.train.optimizer.states import load_optimizer_groups, optimizer_groups, optimizer_values
+from dit.train.train_progress import TrainProgress
 
 INTERVAL = "log_interval.safetensors"
 _T = TypeVar("_T")

@@ -17,13 +17,10 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from dit.config import MomentType, OptimizerConfig
-from dit.distributed.data_parallel import (
-    MOMENTS,
-    chained_optimizers,
-    main_param_shards_of,
-    state_prefix,
-)
-from dit.train import foreach
+from dit.config.training import MOMENTS
+from dit.distributed.data_parallel import chained_optimizers, main_param_shards_of
+from dit.train.optimizer import foreach
+from dit.train.optimizer.states import state_prefix
 
 _TORCH = {
     MomentType.FP32: torch.float32,
