@@ -175,7 +175,7 @@ def relocate(folder: Path) -> int:
     for name in _shards(folder):
         try:
             rows = automodel_rows(folder / name)
-            shards[name] = [{**row, "cache_file": str(_local(folder, row))} for row in rows]
+            shards[name] = [row | {"cache_file": str(_local(folder, row))} for row in rows]
         except (OSError, ValueError) as error:
             raise PrepError(f"{folder / name}: {printable(str(error))}") from None
     for name, rows in shards.items():
