@@ -259,14 +259,23 @@ def _load(
     from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
     from dit.models.registry import family_of
-    from dit.sampling.commands.lora_option import add_adapters
-    from dit.train.checkpoint.state_dict import load_network
+    from dit.train.checkpoint.paths import has_adapters
+    from dit.train.checkpoint.state_dict import load_weights
 
     start_processes(seed=config.rng.seed, model=config.model)
     network = family_of(config.model).network()
     groups = process_groups()
     model = network(config.model, groups).to(device())
-    load_network(path, model, groups, averaged=averaged)
-    ignored = say_notice if options.ignore_text_encoder else None
-    add_adapters(model, lora, option="--lora", without_text_encoder=ignored)
+    if has_adapters(path):
+        from dit.convert.load_hf.start import weights_of_folder
+        from dit.train.checkpoint.adapters import load_adapted
+
+        load_adapted(path, model, groups, averaged=averaged, read_folder=weights_of_folder)
+    else:
+        load_weights(path, [model], groups, averaged=averaged)
+    if lora:
+        from dit.sampling.commands.lora_option import add_adapters
+
+        ignored = say_notice if options.ignore_text_encoder else None
+        add_adapters(model, lora, option="--lora", without_text_encoder=ignored)
     return FullForward([model]).eval()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 MANIFEST = "manifest.json"
+ADAPTERS = "lora.json"
 FORMAT = 1
 """Rises when earlier versions would misread what this one writes; 0 without a manifest."""
 _LONGEST_NAME = 255  # bytes; the limit of file systems
@@ -259,6 +260,11 @@ def manifest_of(path: Path) -> Manifest | None:
         return read_manifest(path)
     except (ValueError, OSError) as error:
         raise damaged(path / MANIFEST, error) from error
+
+
+def has_adapters(path: Path | None) -> bool:
+    """Whether a checkpoint holds adapters alone, and no weights beside which they are trained."""
+    return path is not None and (path / ADAPTERS).is_file()
 
 
 def saved_config(path: Path) -> RunConfig:
