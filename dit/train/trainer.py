@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dit.batch import PackedBatch
+from dit.checkpoint_paths import has_adapters
 from dit.config import Recompute, RunConfig
 from dit.data import (
     PackLoader,
@@ -39,7 +40,6 @@ from dit.progress import counted
 from dit.train.attention_choice import with_attention
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.mirror import Mirror, restored
-from dit.train.checkpoint.paths import has_adapters
 from dit.train.checkpoint.resume import (
     close_saver,
     finish_all,

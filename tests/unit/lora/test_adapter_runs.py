@@ -9,18 +9,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from dit.checkpoint_paths import ADAPTERS, CheckpointError
 from dit.config import LoraConfig
 from dit.config_loading import save_config
 from dit.lora.adapter import AdapterShape
+from dit.lora.checkpoint import DRAWN, AdapterRun, adapter_run, adapters_of
 from dit.lora.factors import LoraFileError, linear_shapes
-from dit.train.checkpoint.adapters import (
-    DRAWN,
-    AdapterRun,
-    adapter_run,
-    adapters_of,
-    load_adapted,
-)
-from dit.train.checkpoint.paths import ADAPTERS, CheckpointError
+from dit.train.checkpoint.adapters import load_adapted
 from tests.lora_files import random_factors
 from tests.packs import run_config
 
