@@ -102,8 +102,7 @@ def pretrain(
     folder are opened by `read_folder`. The process group is initialised (`start_processes`).
 
     Raises:
-        ValueError: checkpoint.load_hf is given, and no `start`; or there is such a folder of frozen
-            weights, and no `read_folder`.
+        ValueError: checkpoint.load_hf is given, and no `start`.
         FloatingPointError: too many steps in a row were skipped, or all of them.
     """
     explained = memory_explained(config)

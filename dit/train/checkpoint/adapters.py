@@ -105,15 +105,10 @@ def opened_folder(
 
     Raises:
         ConvertError: it is damaged, or of another network.
-        ValueError: the program that calls has nothing to read it with.
     """
     if base.path is None or not base.diffusers:
         return None
-    if read_folder is None:
-        raise ValueError(
-            f"the frozen weights are those of the Diffusers folder {base.path}, which this program"
-            " does not read; recipes/pretrain_dit.py does"
-        )
+    assert read_folder is not None, "a program that trains adapters hands it down"
     return read_folder(base.path, config)
 
 
@@ -165,7 +160,7 @@ def load_adapted(
     groups: ProcessGroupCollection,
     *,
     averaged: bool,
-    read_folder: ReadFolder | None = None,
+    read_folder: ReadFolder,
 ) -> None:
     """Loads a checkpoint of adapters and its base into a new network; all ranks call it.
 

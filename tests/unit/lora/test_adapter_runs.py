@@ -37,7 +37,7 @@ def test_a_checkpoint_of_adapters_says_what_they_are(tmp_path):
 def test_weights_that_are_in_no_file_show_nothing(tmp_path):
     (tmp_path / ADAPTERS).write_text(RUN.as_json())
     with pytest.raises(CheckpointError, match="are in no file: they show nothing"):
-        load_adapted(tmp_path, nn.Linear(1, 1), None, averaged=False)
+        load_adapted(tmp_path, nn.Linear(1, 1), None, averaged=False, read_folder=None)
 
 
 def test_adapters_alone_are_no_weights_to_train(tmp_path):
