@@ -19,6 +19,7 @@ joint/           what families with joint attention have in common
 cost             parameters, operations and memory of a network, from its description
 parameter_groups weights with settings of their own, or frozen, by patterns of names
 recomputation    what a device of so much memory has to compute again in the backward pass
+config_keys      config.json of Diffusers' networks, key by key
 diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in a table
 
 Each other folder is a family:

@@ -20,6 +20,7 @@ GROUND = {
     "dit.parsing",
     "dit.safe_pickle",
     "dit.safe_writing",
+    "dit.stored_samples",
     "dit.drawing",
     "dit.progress",
 }
@@ -49,6 +50,7 @@ ALLOWED = {
     "dit.local_server": {"dit.console"},
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),
+    "dit.stored_samples": {"dit.parsing"},
     "dit.batch": set(),
     "dit.pack_wire": {"dit.batch"},
     "dit.config": {"dit.local_path"},
@@ -107,6 +109,7 @@ PURE = {
     "dit.report": ("torch", "megatron"),
     "dit.data": ("torch.distributed", "megatron.core"),
     "dit.safe_pickle": ("torch.distributed", "megatron"),
+    "dit.stored_samples": ("torch.distributed", "megatron"),
     "dit.objectives": ("torch.distributed", "megatron"),
 }
 # The one module that meets the other launched processes.

@@ -14,14 +14,9 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.models.attention.spans import Spans
-from dit.models.dit.config import DitConfig, ExtraPosition
-from dit.models.dit.family import dit_stack
+from dit.models.dit.family import DitConfig, ExtraPosition, dit_stack
 from dit.models.layers.adaptable import TOKENS
-from dit.models.layers.modulation import (
-    LowRankAdaLN,
-    TimestepConditioning,
-    TimestepEmbedding,
-)
+from dit.models.layers.modulation import LowRankAdaLN, TimestepConditioning, TimestepEmbedding
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.parallel_linear import (
     Replicated,

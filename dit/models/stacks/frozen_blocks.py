@@ -88,13 +88,10 @@ class FrozenMatrix:
         sharing, bias = linear.tensor_sharing(), getattr(linear, "bias", None)
         # Transformer Engine's linears without a bias have one without numbers.
         bias = None if bias is None or not bias.numel() else bias
-        if sharing.group is None or sharing.group.size() == 1:
-            return frozen_product(x_TI, self, bias)
-        if sharing.axis == 0:
-            out_TO = frozen_product(sharing.exchanged(x_TI), self)
-        else:
-            out_TO = sharing.exchanged(frozen_product(x_TI, self))
-        return out_TO if bias is None else out_TO + bias
+        if sharing.axis != 1 or sharing.group is None or sharing.group.size() == 1:
+            return frozen_product(sharing.exchanged(x_TI), self, bias)
+        out_TO = sharing.exchanged(frozen_product(x_TI, self))
+        return out_TO if bias is None else out_TO + bias  # once, after the sum
 
     def __call__(self) -> Tensor:
         """The matrix [O, I] on the device, in the type of the network."""

@@ -11,7 +11,6 @@ it.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -43,6 +42,7 @@ from dit.config_loading import save_config
 from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
 from dit.distributed.data_parallel import gathered_weights
 from dit.models.parameter_groups import frozen_weights
+from dit.safe_writing import sync_folder
 from dit.train.checkpoint.data_position import loader_file
 from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, plan_files
 from dit.train.checkpoint.origin import ORIGIN, Origin
@@ -219,7 +219,7 @@ class Saver:
         old = [final] if final.exists() else []  # from before a return to an earlier checkpoint
         renamed = [_rename_for_removal(path) for path in old]
         pending.partial.rename(final)
-        _sync(self.checkpoints)
+        sync_folder(self.checkpoints)
         for name in names:
             self._new(name).replace(self.checkpoints / name)
         # Checkpoints of later steps are also from before such a return: they stay until replaced.
@@ -322,12 +322,3 @@ def _rename_for_removal(path: Path) -> Path:
 def _remove(folders: list[Path]) -> None:
     for folder in folders:
         shutil.rmtree(folder)
-
-
-def _sync(folder: Path) -> None:
-    """Brings the renames in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -31,7 +31,7 @@ from dit.data.rejections import (
     sum_counts,
 )
 from dit.distributed.model_parallel import split_tokens
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.models.family import InputKind, NullInput, SampleInput
 from dit.models.patches import unpack_latents
 from dit.models.positions import GridPositions

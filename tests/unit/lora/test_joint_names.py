@@ -28,9 +28,9 @@ from safetensors.torch import save_file
 from dit.lora.factors import LoraFileError
 from dit.lora.files import read_lora, write_lora
 from dit.lora.names import in_original_names
-from dit.models.hunyuan_image import original_names as image
-from dit.models.hunyuan_video import original_names as first
-from dit.models.hunyuan_video_15 import original_names as second
+from dit.models.hunyuan_image import diffusers as image
+from dit.models.hunyuan_video import diffusers as first
+from dit.models.hunyuan_video_15 import diffusers as second
 from dit.models.registry import named_model
 from tests import (
     chroma_pipelines,

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from dit.lora.factors import LoraFileError, check_fits, linear_shapes
 from dit.lora.files import read_lora
 from dit.lora.names import to_original
-from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
-from dit.models.wan.original_names import WAN_NAMES
+from dit.models.dit.diffusers import COSMOS1_NAMES, PREDICT2_NAMES
+from dit.models.wan.diffusers import WAN_NAMES
 from tests.lora_files import TINY, Tiny, comfyui, kohya, linears, merged, random_factors
 from tests.wan_networks import TINY as TINY_WAN
 from tests.wan_networks import wan_model

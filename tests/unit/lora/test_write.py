@@ -19,8 +19,8 @@ from dit.convert.cards import LoraCard, RunFacts, ShownPicture
 from dit.convert.lora.checkpoints import write_folder
 from dit.lora.factors import LoraFactors
 from dit.lora.files import read_lora, write_lora
-from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
-from dit.models.wan.original_names import WAN_NAMES
+from dit.models.dit.diffusers import COSMOS1_NAMES, PREDICT2_NAMES
+from dit.models.wan.diffusers import WAN_NAMES
 from tests.lora_files import TINY, Tiny, linears, merged, random_factors
 
 DIFFUSERS, PEFT = "pytorch_lora_weights.safetensors", "adapter_model.safetensors"

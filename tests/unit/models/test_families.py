@@ -32,7 +32,7 @@ from dit.config_loading import (
 from dit.config_loading.schema import hints
 from dit.lora.targets import chosen_adapters
 from dit.models.cost import forward_flops, parameter_count
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.models.registry import (
     FAMILIES,
     VARIABLE,

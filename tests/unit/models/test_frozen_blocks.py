@@ -27,7 +27,7 @@ from dit.config import (
 )
 from dit.lora.targets import attach_adapters, chosen_adapters
 from dit.models.dit.model import DiT
-from dit.models.layers.adaptable import Adaptable, is_adapter
+from dit.models.layers.adaptable import Adaptable, TensorSharing, is_adapter
 from dit.models.stacks import frozen_blocks
 from dit.models.stacks.frozen_blocks import (
     FrozenMatrix,
@@ -81,6 +81,27 @@ def test_a_matrix_is_rounded_row_by_row(scale: float) -> None:
     assert ((back - weight).norm() / weight.norm() < 0.03) == (scale > 1e-20)
     # What is rounded already stays.
     assert torch.equal(restored(*rounded(back), torch.float32), back)
+
+
+class _SplitOutputs(Adaptable):
+    """The part of a linear that one of two tensor ranks holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(24, 16).bfloat16(), requires_grad=False)
+        self.bias = torch.nn.Parameter(torch.randn(24).bfloat16(), requires_grad=False)
+
+    def tensor_sharing(self) -> TensorSharing:
+        group: Any = SimpleNamespace(size=lambda: 2)
+        return TensorSharing(axis=0, group=group, partial=True)
+
+
+def test_a_frozen_linear_with_split_outputs_adds_its_bias_in_the_product() -> None:
+    split, x_TI = _SplitOutputs(), torch.randn(8, 16).bfloat16()
+    freeze_matrix(split)
+    once = torch.nn.functional.linear(x_TI, split.weight, split.bias)
+    assert torch.equal(split.frozen.output_of(split, x_TI), once)
+    assert not torch.equal(x_TI @ split.weight.T + split.bias, once)  # which rounds twice
 
 
 def test_the_largest_number_of_a_row_fits_and_uses_the_range() -> None:
