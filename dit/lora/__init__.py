@@ -3,8 +3,7 @@
 Only runs with adapters import this folder; what networks know of it is in
 `dit.models.layers.adaptable`.
 
-dropout      on the input of adapters, the same on every layout
-adapter      A and B beside a linear, on every layout
+adapter      A and B beside a linear, on every layout: products, dropout of their input
 targets      which linears get an adapter, by Diffusers' names; adding adapters to a network
 factors      A, B and alpha by Diffusers' modules, as our linears have them, and their fit
 names        keys of files, and names of modules in the original projects
