@@ -64,8 +64,22 @@ def test_keys_of_text_encoders_are_left_out_where_the_run_says_so(tmp_path):
     assert [line for line in said if "1 of 3 keys are of text encoders" in line] == said != []
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"base": 1, "adapters": {}}'])
+BASE = '{"path": null, "averaged": false, "digest": ""}'
+DAMAGED = {
+    "empty": "",
+    "no keys": "{}",
+    "base": '{"base": 1, "adapters": {}}',
+    "half a base": '{"base": {"path": null}, "adapters": {}}',
+    "key": f'{{"base": {BASE}, "adapters": {{}}, "more": 1}}',
+    "rank": f'{{"base": {BASE}, "adapters": {{"a": {{"rank": 0, "alpha": 1.0}}}}}}',
+    "alpha": f'{{"base": {BASE}, "adapters": {{"a": {{"rank": 1, "alpha": Infinity}}}}}}',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / ADAPTERS).write_text(content)
     with pytest.raises(CheckpointError, match=ADAPTERS):
         adapters_of(tmp_path)
+    (tmp_path / ADAPTERS).write_text(f'{{"base": {BASE}, "adapters": {{}}}}')
+    assert adapters_of(tmp_path) == AdapterRun(base=DRAWN, adapters={})
