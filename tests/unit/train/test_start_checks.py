@@ -419,7 +419,7 @@ def test_what_this_machine_lacks(made, tmp_path, capsys, monkeypatch):
     with pytest.raises(ValueError, match="need Transformer Engine"):
         main([*narrow, "--dry-run"])
     monkeypatch.undo()
-    monkeypatch.setattr("dit.train.start_checks.find_spec", lambda name: None)
+    monkeypatch.setattr("dit.train.metrics.writers.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs the package wandb"):
         main([*place.words("logger.wandb_project=x"), "--dry-run"])
 
