@@ -30,7 +30,7 @@ MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.model
 MODELS |= {"dit.models.attention"}
 MODELS |= {"dit.models.joint", "dit.models.kernels", "dit.models.weight_marks"}
 STEP = BASE | MODELS | {"dit.config_loading", "dit.data", "dit.objectives", "dit.lora"}
-STEP |= {"dit.distributed"}
+STEP |= {"dit.distributed", "dit.checkpoint_paths"}
 FAMILIES = {
     f"dit.models.{name}"
     for name in (
@@ -71,12 +71,14 @@ ALLOWED = {
     | {"dit.models.layer_spec", "dit.models.layers", "dit.models.weight_marks"}
     | {"dit.models.attention"},
     **dict.fromkeys(FAMILIES, BASE | MODELS),
-    "dit.lora": BASE | MODELS,
     "dit.config_loading": BASE | {"dit.models"},
+    "dit.checkpoint_paths": BASE | {"dit.config_loading", "dit.distributed"},
+    "dit.lora": BASE | MODELS | {"dit.checkpoint_paths"},
     "dit.data": BASE | {"dit.models"},
     "dit.planner": BASE | {"dit.models", "dit.models.layer_spec", "dit.config_loading"},
     "dit.train": STEP,
-    "dit.convert.cards": BASE | {"dit.codecs", "dit.models", "dit.objectives", "dit.train"},
+    "dit.convert.cards": BASE
+    | {"dit.checkpoint_paths", "dit.codecs", "dit.models", "dit.objectives", "dit.train"},
     "dit.convert": STEP | {"dit.train", "dit.convert.cards"},
     "dit.sampling": STEP | {"dit.codecs", "dit.train", "dit.convert"},
     "dit.playground": STEP | {"dit.local_server", "dit.codecs", "dit.sampling", "dit.train"},
