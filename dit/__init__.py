@@ -11,6 +11,7 @@ codecs        VAEs and text encoders: pixels and captions <-> latents and text
 data          shards -> packs
 objectives    pack -> regression problem
 models        noisy tokens -> prediction
+lora          low-rank adapters beside frozen linears, and their files
 distributed   process groups, sending packs, running without CUDA
 train         the step, the loop, checkpoints, metrics
 sampling      noise -> latents -> pictures

@@ -10,7 +10,6 @@ training_checks  what of a run its network refuses
 positions        rules that give tokens their positions
 patches          latents <-> tokens, one sample at a time
 layer_spec/      sizes and choices of layers and stacks, and what each layer costs
-lora/            low-rank adapters beside frozen linears
 weight_marks     what Megatron-Core must know of weights that tensor ranks share
 kernels/         fused kernels for GPUs, of what lies between matrix products
 attention/       attention inside each sample of a pack, and which kernel computes it

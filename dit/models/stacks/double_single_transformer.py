@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.models.layer_spec import StackSpec
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
 from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS

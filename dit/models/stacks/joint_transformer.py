@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.layer_spec import DoubleLayerSpec, StackSpec
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.joint_order import (
     JointOrder,
     TextRow,
@@ -27,7 +28,6 @@ from dit.models.layers.packed_attention import Angles, RowConditions
 from dit.models.layers.parallel_linear import BuildContext, Replicated
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
 

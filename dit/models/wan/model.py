@@ -16,13 +16,13 @@ from torch.nn.functional import gelu, linear, silu
 
 from dit.batch import PackedBatch
 from dit.models.attention.spans import Spans
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.modulation import TableAdaLN, TimestepConditioning, sinusoid
 from dit.models.layers.packed_attention import AttendedRows, RowConditions
 from dit.models.layers.parallel_linear import Replicated, WholeLinear, dtype, transformer_config
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.text_padding import pad_text, padded_rows
-from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.wan.family import IMAGE, MASK_CHANNELS, ImageCondition, WanConfig, wan_stack
