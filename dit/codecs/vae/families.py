@@ -386,3 +386,11 @@ class QwenImageEditPlus(QwenImageEdit):
         "conf/qwen_image_lora.yaml",
         "model.name=qwen_image_edit_2511",
     )
+
+
+AUTOENCODERS: tuple[type[Autoencoder], ...] = (
+    *(Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
+    *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
+    HunyuanVideoI2V,
+)
+"""All of them; `CODECS` has the codec without weights, too."""

@@ -72,6 +72,7 @@ _EMBEDDERS: tuple[Row, ...] = (
     *linear_rows("text_embedder.linear_2", "condition_embedder.text_embedder.linear_2", "D", "D"),
 )
 _THEIR_IMAGE = "condition_embedder.image_embedder"
+_IMAGE_MLP = f"{_THEIR_IMAGE}.ff.net"
 _IMAGE_EMBEDDER: tuple[Row, ...] = (
     Row(
         "image_embedder.positions",
@@ -82,12 +83,8 @@ _IMAGE_EMBEDDER: tuple[Row, ...] = (
         exists=lambda model: model.image_embed_positions,
     ),
     *layer_norm_rows("image_embedder.norm_in", f"{_THEIR_IMAGE}.norm1", "I", exists=_has_image),
-    *linear_rows(
-        "image_embedder.linear_1", f"{_THEIR_IMAGE}.ff.net.0.proj", "I", "I", exists=_has_image
-    ),
-    *linear_rows(
-        "image_embedder.linear_2", f"{_THEIR_IMAGE}.ff.net.2", "D", "I", exists=_has_image
-    ),
+    *linear_rows("image_embedder.linear_1", f"{_IMAGE_MLP}.0.proj", "I", "I", exists=_has_image),
+    *linear_rows("image_embedder.linear_2", f"{_IMAGE_MLP}.2", "D", "I", exists=_has_image),
     *layer_norm_rows("image_embedder.norm_out", f"{_THEIR_IMAGE}.norm2", "D", exists=_has_image),
 )
 
