@@ -23,7 +23,7 @@ from dit.config import RunConfig
 from dit.config_loading import parse_arguments
 from dit.config_loading.describe import describe
 from dit.distributed.entry import Parser, run, say_once
-from recipes.runs import RECIPES, for_weights
+from recipes.runs import RECIPES, for_weights, read_folder
 
 if TYPE_CHECKING:
     from dit.train.model_and_optimizer import Fill
@@ -89,7 +89,8 @@ def measure(
         from dit.train.trainer import measure_steps
 
         synchronize_timers()
-        found = measure_steps(config, warm_up=warm_up, steps=steps, around=around, fill=fill)
+        told = {"fill": fill, "read_folder": read_folder}
+        found = measure_steps(config, warm_up=warm_up, steps=steps, around=around, **told)
         return step_summary(config, found), found
 
 

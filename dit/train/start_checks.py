@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from dit.checkpoint_paths import find_checkpoint, has_adapters
 from dit.config import (
     AttentionBackend,
     ContextComm,
@@ -38,11 +39,13 @@ from dit.models.training_checks import check_objective_inputs
 from dit.objectives import clean_network_level, sampling_path, training_objective
 from dit.safe_writing import check_no_writer
 from dit.train.checkpoint.mirror import to_fetch
-from dit.train.checkpoint.paths import find_checkpoint
 from dit.train.checkpoint.starting_point import check_writable, starting_point
+from dit.train.train_state import ReadFolder
 
 
-def start_lines(config: RunConfig, *, world_size: int) -> str:
+def start_lines(
+    config: RunConfig, *, world_size: int, read_folder: ReadFolder | None = None
+) -> str:
     """The lines of a dry run about weights and machine, as comments.
 
     Data that are not on this machine are not checked, because often another one trains.
@@ -51,11 +54,19 @@ def start_lines(config: RunConfig, *, world_size: int) -> str:
         ValueError: of many kinds, as the start itself.
     """
     data = config.dataset.mock or (data_paths(config) and not absent_data(config))
-    lines = check_start(config, world_size=world_size, with_data=bool(data))
+    lines = check_start(
+        config, world_size=world_size, with_data=bool(data), read_folder=read_folder
+    )
     return "".join(f"# {'start':<14}{line}\n" for line in lines)
 
 
-def check_start(config: RunConfig, *, world_size: int, with_data: bool = True) -> list[str]:
+def check_start(
+    config: RunConfig,
+    *,
+    world_size: int,
+    with_data: bool = True,
+    read_folder: ReadFolder | None = None,
+) -> list[str]:
     """Lines on what a start says, or could not do on this machine.
 
     Raises:
@@ -69,7 +80,7 @@ def check_start(config: RunConfig, *, world_size: int, with_data: bool = True) -
         lines.append(f"{name} is fetched from {config.checkpoint.mirror}, and not looked at before")
     else:
         found = starting_point(config)
-        lines += _check_weights(config, found)
+        lines += _check_weights(config, found, read_folder)
     if with_data:
         _check_data(config, found if _goes_on(config) else None, world_size=world_size)
     return [*lines, *_check_machine(config)]
@@ -143,24 +154,17 @@ def _goes_on(config: RunConfig) -> bool:
     return not c.finetune or bool(c.save and find_checkpoint(Path(c.save)))
 
 
-def _check_weights(config: RunConfig, found: Path | None) -> Iterator[str]:
-    from dit.models.lora.targets import adapters_by_linear
-    from dit.train.checkpoint.adapters import adapter_run, adapters_of
+def _check_weights(
+    config: RunConfig, found: Path | None, read_folder: ReadFolder | None
+) -> Iterator[str]:
     from dit.train.checkpoint.origin import saved_origin
     from dit.train.checkpoint.resume import disk_space_notes
-    from dit.train.checkpoint.state_dict import (
-        check_base,
-        check_continues,
-        check_starts_from,
-        interval_sums,
-    )
+    from dit.train.checkpoint.state_dict import check_continues, check_starts_from, interval_sums
 
-    said = list[str]()
-    adapted = adapter_run(config, found, said.append)
-    yield from said
-    if adapted is not None:
-        adapters_by_linear(config.model, adapted.adapters)
-        check_base(adapted.base, config)
+    if config.lora.enabled or has_adapters(found):
+        from dit.train.checkpoint.adapters import check_adapters
+
+        yield from check_adapters(config, found, read_folder)
     if found is None:
         return
     if _goes_on(config):
@@ -168,7 +172,7 @@ def _check_weights(config: RunConfig, found: Path | None) -> Iterator[str]:
         interval_sums(found)
         saved_origin(found)
         yield from disk_space_notes(found, Path(config.checkpoint.save or found))
-    elif adapted is None or adapters_of(found) is not None:
+    elif has_adapters(found) or not config.lora.enabled:
         check_starts_from(found, config)
 
 

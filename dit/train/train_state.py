@@ -51,6 +51,10 @@ class Start(Protocol):
         ...
 
 
+ReadFolder = Callable[[Path, RunConfig], Start]
+"""Opens a Diffusers folder of frozen weights, which fits the network of the run."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnSamples:
     """The samples of one validation."""

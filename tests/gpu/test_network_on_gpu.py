@@ -9,7 +9,7 @@ import torch
 
 from dit.config import ObjectiveConfig, Precision, Recompute
 from dit.distributed.process_groups import process_groups, start_processes
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.models.dit.model import DiT
 from dit.objectives import training_objective
 from dit.objectives.training_target import draw_problem

@@ -17,9 +17,10 @@ from megatron.core.optimizer import (
 
 from dit.config import ParameterGroup, Precision, RunConfig
 from dit.distributed.data_parallel import ModelChunk, chained_optimizers
-from dit.models.lora.adapter import CHILD, UP, Adaptable
+from dit.models.layers.adaptable import CHILD, UP, Adaptable
 from dit.models.parameter_groups import Weight, group_of_weights
 from dit.models.registry import family_of
+from dit.models.stacks.frozen_blocks import freeze_matrix
 from dit.train.checkpoint.shares import entries_of, weight_of
 from dit.train.optimizer import foreach
 from dit.train.optimizer.adamw import install_adam
@@ -127,4 +128,4 @@ def freeze_groups(module: Any, config: RunConfig) -> None:
     # Megatron-Core's product with a frozen matrix has no gradient for the bias.
     for linear in module.modules() if config.optimizer.groups else ():
         if isinstance(linear, Adaptable) and linear.is_frozen:
-            linear.freeze_matrix()
+            freeze_matrix(linear)

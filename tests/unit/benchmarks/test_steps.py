@@ -6,7 +6,7 @@ import pytest
 from measuring.steps import step_summary
 
 from dit.config import Precision, RunConfig
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.train.timers import TIMED_PARTS
 
 

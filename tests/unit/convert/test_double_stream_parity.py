@@ -30,8 +30,8 @@ from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.models.diffusers_names import Pair, their_tensors
 from dit.models.hunyuan_video.diffusers import without_first_frame
+from dit.models.patches import unpatchify
 from dit.models.registry import family_of, pairs
-from dit.sampling.unpatchify import unpatchify
 from dit.train.checkpoint.state_dict import load_weights
 from tests.packs import random_pack, single
 from tests.quick import few_quick

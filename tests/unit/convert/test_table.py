@@ -15,7 +15,7 @@ from dit.config import DatasetConfig, Precision, RunConfig
 from dit.convert.diffusers_config import diffusers_transformer_config, model_config
 from dit.convert.megatron_checkpoint import stored_shape
 from dit.models.cost import parameter_count
-from dit.models.dit.config import MODEL_SIZES, DitConfig
+from dit.models.dit.family import MODEL_SIZES, DitConfig
 from dit.models.dit.model import DiT
 from dit.models.registry import pairs
 from tests.packs import tiny_model

@@ -30,9 +30,9 @@ from dit.config_loading import (
     to_yaml,
 )
 from dit.config_loading.schema import hints
+from dit.lora.targets import chosen_adapters
 from dit.models.cost import forward_flops, parameter_count
-from dit.models.dit.config import DitConfig
-from dit.models.lora.targets import chosen_adapters
+from dit.models.dit.family import DitConfig
 from dit.models.registry import (
     FAMILIES,
     VARIABLE,

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Precision, Recompute
-from dit.models.dit.config import ExtraPosition
+from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.objectives import training_objective, with_null_inputs
 from dit.objectives.training_target import insert_padding

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Recompute, RecomputeMethod
-from dit.models.dit.config import ExtraPosition
+from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.layers import packed_attention
 from dit.objectives import training_objective

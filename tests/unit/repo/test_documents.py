@@ -24,7 +24,8 @@ TEXT = {".py", ".md", ".yaml", ".toml", ".txt", ".sbatch", ""}
 
 def project_files() -> list[Path]:
     """Text files of the project, without what installing and running leaves behind."""
-    places = ("dit", "data_prep", "recipes", "benchmarks", "conf", "tests", "docs", "docker", ".ci")
+    places = ("dit", "data_prep", "recipes", "benchmarks", "tools", "conf", "tests", "docs")
+    places += ("docker", ".ci")
     inside = [file for place in places for file in (ROOT / place).rglob("*") if file.is_file()]
     found = [file for file in (*ROOT.iterdir(), *inside) if file.is_file()]
     return [f for f in found if f.suffix in TEXT and "__pycache__" not in f.parts]

@@ -17,11 +17,11 @@ from PIL import Image
 
 from dit.codecs.vae.families import CosmosPredict2
 from dit.config import ObjectiveConfig, Precision, RunConfig, Sampler
-from dit.convert.lora import linear_shapes, write_lora
 from dit.data.pack import PatchLayout, pack_samples
-from dit.models.dit.config import DitConfig
-from dit.models.dit.family import FAMILY
-from dit.models.lora.adapter import Adapter
+from dit.lora.adapter import Adapter
+from dit.lora.factors import linear_shapes
+from dit.lora.files import write_lora
+from dit.models.dit.family import FAMILY, DitConfig
 from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.commands.options import GenerationOptions

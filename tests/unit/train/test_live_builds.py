@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from dit.checkpoint_paths import ADAPTERS
 from dit.codecs import text, vae
 from dit.config import RunConfig
 from dit.config_loading import load_config
@@ -23,11 +25,11 @@ from dit.data import build_train_loader
 from dit.data.loader_state import LoaderState
 from dit.distributed import process_groups
 from dit.distributed.data_parallel import gradient_buffers
+from dit.lora.checkpoint import DRAWN, AdapterRun, adapter_run
 from dit.models.layers import per_sample
 from dit.models.stacks import stacked_transformer
 from dit.sampling.validation import prompt_requests
 from dit.train import garbage_collection
-from dit.train.checkpoint.adapters import ADAPTERS, AdapterRun, FrozenBase, adapter_run
 from dit.train.optimizer import adamw
 from dit.train.trainer import pretrain
 from recipes import pretrain_dit
@@ -162,7 +164,8 @@ def test_frozen_weights_are_found_and_wait_where_the_new_settings_say(groups, tm
         (stack,) = model.modules[0].stacks.values()
         waiting.append(len(stack.turns.blocks) if stack.turns else 0)
     assert waiting[0] == 0 < waiting[1]
-    run = AdapterRun(adapters={}, base=FrozenBase(path=tmp_path / "gone", diffusers=True))
+    base = replace(DRAWN, path=tmp_path / "gone", diffusers=True)
+    run = AdapterRun(adapters={}, base=base)
     (tmp_path / ADAPTERS).write_text(run.as_json())
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -19,7 +19,7 @@ from dit.config import (
     SchedulerConfig,
     TrainConfig,
 )
-from dit.models.dit.config import ExtraPosition
+from dit.models.dit.family import ExtraPosition
 from dit.train.model_and_optimizer import build_model_and_optimizer, decay_at, power_exponent
 from dit.train.optimizer.adamw import GroupStepAdam
 from dit.train.optimizer.update import clip_and_step, learning_rate, set_learning_rate
