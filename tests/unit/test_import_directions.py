@@ -43,7 +43,6 @@ ALLOWED = {
     "dit.parsing": set(),
     "dit.drawing": {"dit.parsing"},
     "dit.progress": {"dit.console"},
-    "dit.local_server": {"dit.console"},
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),
     "dit.stored_samples": {"dit.parsing"},
@@ -77,10 +76,10 @@ ALLOWED = {
     | {"dit.checkpoint_paths", "dit.codecs", "dit.models", "dit.objectives", "dit.train"},
     "dit.convert": STEP | {"dit.train", "dit.convert.cards"},
     "dit.sampling": STEP | {"dit.codecs", "dit.train", "dit.convert"},
-    "dit.playground": STEP | {"dit.local_server", "dit.codecs", "dit.sampling", "dit.train"},
+    "dit.playground": STEP | {"dit.report", "dit.codecs", "dit.sampling", "dit.train"},
     "dit.fitting": STEP | {"dit.planner", "dit.train"},
     "dit.layout_check": STEP | {"dit.train"},
-    "dit.report": GROUND | {"dit.local_server", "dit.config", "dit.config_loading", "dit.models"},
+    "dit.report": GROUND | {"dit.config", "dit.config_loading", "dit.models"},
     "data_prep": GROUND | {"dit.codecs"},
     "recipes": STEP
     | {
