@@ -90,7 +90,7 @@ def test_other_commands_name_what_exists(command: Command) -> None:
         assert wanted in extras["optional-dependencies"]
     elif program == "hf":
         assert arguments[0] == "download"
-        assert arguments[1] in {codec.weights for codec in CODECS.values()}
+        assert arguments[1] in {codec.default_model for codec in CODECS.values()}
     elif program == "mkdocs":
         assert arguments == ["serve"] and (ROOT / "mkdocs.yml").is_file()
     elif program == "source":
@@ -157,4 +157,4 @@ def test_readme_ends_within_two_screens_after_the_networks() -> None:
 def test_way_to_eight_gpus_names_what_each_codec_downloads() -> None:
     page = (ROOT / "docs" / "eight_gpus.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (?:`(.+?)`|none)", page, re.MULTILINE))
-    assert rows == {name: "" if name == "pixel" else c.weights for name, c in CODECS.items()}
+    assert rows == {name: "" if name == "pixel" else c.default_model for name, c in CODECS.items()}
