@@ -22,6 +22,7 @@ GROUND = {
     "dit.parsing",
     "dit.safe_pickle",
     "dit.safe_writing",
+    "dit.stored_samples",
     "dit.drawing",
     "dit.progress",
 }
@@ -31,7 +32,7 @@ MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.model
 MODELS |= {"dit.models.attention"}
 MODELS |= {"dit.models.joint", "dit.models.kernels", "dit.models.weight_marks"}
 STEP = BASE | MODELS | {"dit.config_loading", "dit.data", "dit.objectives", "dit.lora"}
-STEP |= {"dit.distributed"}
+STEP |= {"dit.distributed", "dit.checkpoint_paths"}
 FAMILIES = {place.partition(".family:")[0] for place in registry.FAMILIES.values()}
 # A part may import itself and these. A new part must say here where it stands.
 ALLOWED = {
@@ -42,9 +43,9 @@ ALLOWED = {
     "dit.parsing": set(),
     "dit.drawing": {"dit.parsing"},
     "dit.progress": {"dit.console"},
-    "dit.local_server": {"dit.console"},
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),
+    "dit.stored_samples": {"dit.parsing"},
     "dit.batch": set(),
     "dit.pack_wire": {"dit.batch"},
     "dit.config": {"dit.local_path"},
@@ -65,18 +66,20 @@ ALLOWED = {
     | {"dit.models.layer_spec", "dit.models.layers", "dit.models.weight_marks"}
     | {"dit.models.attention"},
     **dict.fromkeys(FAMILIES, BASE | MODELS),
-    "dit.lora": BASE | MODELS,
     "dit.config_loading": BASE | {"dit.models"},
+    "dit.checkpoint_paths": BASE | {"dit.config_loading", "dit.distributed"},
+    "dit.lora": BASE | MODELS | {"dit.checkpoint_paths"},
     "dit.data": BASE | {"dit.models"},
     "dit.planner": BASE | {"dit.models", "dit.models.layer_spec", "dit.config_loading"},
     "dit.train": STEP,
-    "dit.convert.cards": BASE | {"dit.codecs", "dit.models", "dit.objectives", "dit.train"},
+    "dit.convert.cards": BASE
+    | {"dit.checkpoint_paths", "dit.codecs", "dit.models", "dit.objectives", "dit.train"},
     "dit.convert": STEP | {"dit.train", "dit.convert.cards"},
     "dit.sampling": STEP | {"dit.codecs", "dit.train", "dit.convert"},
-    "dit.playground": STEP | {"dit.local_server", "dit.codecs", "dit.sampling", "dit.train"},
+    "dit.playground": STEP | {"dit.report", "dit.codecs", "dit.sampling", "dit.train"},
     "dit.fitting": STEP | {"dit.planner", "dit.train"},
     "dit.layout_check": STEP | {"dit.train"},
-    "dit.report": GROUND | {"dit.local_server", "dit.config", "dit.config_loading", "dit.models"},
+    "dit.report": GROUND | {"dit.config", "dit.config_loading", "dit.models"},
     "data_prep": GROUND | {"dit.codecs"},
     "recipes": STEP
     | {
@@ -101,6 +104,7 @@ PURE = {
     "dit.report": ("torch", "megatron"),
     "dit.data": ("torch.distributed", "megatron.core"),
     "dit.safe_pickle": ("torch.distributed", "megatron"),
+    "dit.stored_samples": ("torch.distributed", "megatron"),
     "dit.objectives": ("torch.distributed", "megatron"),
 }
 # The one module that meets the other launched processes.

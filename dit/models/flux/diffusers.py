@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.config.checks import Rule
-from dit.models.config_keys import ConfigKeys, Kept, Key
+from dit.models.config_keys import ConfigKeys, Key, OwnKey
 from dit.models.diffusers_form import DiffusersForm, Pipeline, StackedSamples
 from dit.models.diffusers_names import NameTable
 from dit.models.family import POOLED
@@ -91,8 +91,8 @@ KEYS = ConfigKeys(
     ),
     kept=(
         *KEPT_PATCH,
-        Kept("text_pad_to", TextPadding | None, published=lambda _: TextPadding.STORED),
-        Kept("reference_latents", int, published=lambda _: 0),
+        OwnKey("text_pad_to", TextPadding | None, published=lambda _: TextPadding.STORED),
+        OwnKey("reference_latents", int, published=lambda _: 0),
     ),
     rules=double_single_rules,
 )

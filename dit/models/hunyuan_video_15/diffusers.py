@@ -5,7 +5,7 @@ Its class is `HunyuanVideo15Transformer3DModel`.
 
 # D model width, F width of the MLP, R that of the refiner's, W cosines and sines of the level
 # E text width, G width of words in quotation marks, S width inside their layers, I image width
-# K head width, P numbers in a token that is fed, C of one that is predicted
+# K head width, P input channels of a token, C output channels
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import ModelConfig, RunConfig
 from dit.config.checks import Rule
-from dit.models.config_keys import Kept, Key, heads_of, same
+from dit.models.config_keys import Key, OwnKey, heads_of, same
 from dit.models.joint.family import DoubleSingleConfig
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 from dit.models.patches import patchify, unpatchify
@@ -54,8 +54,8 @@ DOUBLE_SINGLE_KEYS = (
 )
 """What `FluxTransformer2DModel` and `ChromaTransformer2DModel` have in config.json."""
 KEPT_PATCH = (
-    Kept("patch_spatial", PositiveInt, published=lambda _: PATCH),
-    Kept("patch_temporal", PositiveInt, published=lambda _: 1),
+    OwnKey("patch_spatial", PositiveInt, published=lambda _: PATCH),
+    OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),
 )
 """What these have no place for."""
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.config_keys import VIDEO_PATCH, ConfigKeys, Kept, Key, heads_of, same
+from dit.models.config_keys import VIDEO_PATCH, ConfigKeys, Key, OwnKey, heads_of, same
 from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import (
     ByHead,
@@ -262,9 +262,9 @@ KEYS = ConfigKeys(
         ),
     ),
     kept=(
-        Kept("text_pad_to", PositiveInt | None, published=lambda _: _TEXT_ROWS),
-        Kept("image_condition", str, published=_condition, read=ImageCondition),
-        Kept(
+        OwnKey("text_pad_to", PositiveInt | None, published=lambda _: _TEXT_ROWS),
+        OwnKey("image_condition", str, published=_condition, read=ImageCondition),
+        OwnKey(
             "image_embed_length",
             PositiveInt,
             published=lambda t: t.pos_embed_seq_len or WanConfig().image_embed_length,

@@ -1,6 +1,6 @@
 """Hashes of the first packs of training loaders; `parity.py` runs it with a tree's modules.
 
-    python -P tests/parity_packs.py RUN=DATA_RANKS ...
+    python -P tools/parity_packs.py RUN=DATA_RANKS ...
 
 The working directory has the run folders; RUN.packs gets the hashes, or the error. A field that
 gets another name is found missing until `FIELDS` and the recording say the same.
@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent))  # behind the tree's own m
 from parity_results import fingerprint
 
 PLACES = {
-    "read_config": ("dit.config_loading", "dit.configuring"),
+    "read_config": ("dit.config_loading", "dit.config.loading", "dit.configuring"),
     "build_train_loader": ("dit.data", "dit.data.loader"),
 }
 """Modules that may have a function, the newest first."""

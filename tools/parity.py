@@ -1,9 +1,9 @@
 """Runs two trees of this project on the same small problems and compares all numbers bit for bit.
 
-    python tests/parity.py OLD_TREE NEW_TREE            records both in a temporary folder, compares
-    python tests/parity.py --record TREE DIR            one of them; DIR is kept
-    python tests/parity.py --compare DIR DIR            two recordings
-    python tests/parity.py --list                       what each run covers
+    python -m tools.parity OLD_TREE NEW_TREE            records both in a temporary folder, compares
+    python -m tools.parity --record TREE DIR            one of them; DIR is kept
+    python -m tools.parity --compare DIR DIR            two recordings
+    python -m tools.parity --list                       what each run covers
 
 Run by hand where code is moved or renamed and no number may change. Each run is the commands that
 users type, in the recording's folder, with the tree first on the module path; what the commands
@@ -33,9 +33,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from parity_data import damage, draw_media
-from parity_results import Values, read_run, sha, text_of
-from parity_runs import RUNS
+from tools.parity_data import damage, draw_media
+from tools.parity_results import Values, read_run, sha, text_of
+from tools.parity_runs import RUNS
 
 MAY_GAIN = {"configuration": r" model\.family$", "loader states": r"\.identity\."}
 """By kind, names that the second tree may have and the first may not."""

@@ -55,7 +55,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is run as a script
 
-from tests.source_tree import (
+from tools.source_tree import (
     SPECIAL,
     TOPS,
     Function,

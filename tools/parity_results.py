@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed.checkpoint as dcp
 import yaml
 from PIL import Image
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 
 Values = dict[str, Any]
 """Numbers and hashes by name."""
@@ -69,7 +70,7 @@ def _under(prefix: str, values: Values) -> Values:
 
 def tensors_in(checkpoint: Path) -> Values:
     """The hash of each tensor of a checkpoint of Megatron-Core; of objects the names."""
-    reader = dcp.FileSystemReader(checkpoint)
+    reader = FileSystemReader(checkpoint)
     about = reader.read_metadata().state_dict_metadata
     tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -77,7 +78,7 @@ def tensors_in(checkpoint: Path) -> Values:
         if isinstance(entry, TensorStorageMetadata)
     }
     with warnings.catch_warnings(action="ignore"):  # that one process alone reads
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
+        load(tensors, storage_reader=reader, no_dist=True)
     others = {name: "object" for name in about if name not in tensors}
     return {name: fingerprint(t) for name, t in tensors.items()} | others
 
@@ -118,7 +119,6 @@ def config_of(checkpoint: Path) -> Values:
 
 def files_in(folder: Path) -> Iterator[tuple[str, Any]]:
     """Tensors, pixels and settings in the files of a folder."""
-
     for file in sorted(folder.rglob("*")):
         name = str(file.relative_to(folder.parent))
         if file.suffix == ".safetensors":
@@ -152,7 +152,6 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def fingerprint(value: Any) -> Any:
     """Something short that JSON holds and that only the same bits give."""
-
     if isinstance(value, torch.Tensor):
         raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {list(value.shape)} {sha(raw)}"

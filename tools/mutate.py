@@ -1,7 +1,7 @@
 """Breaks the code in many small ways and says which ones no test sees. Run by hand: it takes hours.
 
-    python tests/mutate.py --count 60 --seed 1            some places of what decides the numbers
-    python tests/mutate.py dit/objectives/edm.py           every place of a file
+    python -m tools.mutate --count 60 --seed 1            some places of what decides the numbers
+    python -m tools.mutate dit/objectives/edm.py           every place of a file
 
 A change is first tried on the tests that mirror its file, and where those pass on `WIDER`. What
 survives both wants a test, or a reason why it is no fault: an equal formula, a matter of speed, a
