@@ -57,17 +57,17 @@ def test_every_layout_gives_the_numbers_of_one_process(tmp_path):
 
 MUTANT = """
 import sys
-import dit.models.dit.model
+import dit.models.stacks.cross_transformer
 from recipes import check_layouts
 
 def hangs_in_the_second_stage():
     import time
     import torch.distributed as dist
-    plain = dit.models.dit.model.pad_text
+    plain = dit.models.stacks.cross_transformer.pad_text
     def sleepy(*arguments):
         time.sleep(600 * dist.get_rank())
         return plain(*arguments)
-    dit.models.dit.model.pad_text = sleepy
+    dit.models.stacks.cross_transformer.pad_text = sleepy
 
 def waits_for_what_never_comes():
     from dit.distributed.model_parallel import StageLink

@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
-from dit.models.attention.spans import Spans
 from dit.models.dit.family import DitConfig, ExtraPosition, dit_stack
 from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.modulation import LowRankAdaLN, TimestepConditioning, TimestepEmbedding
-from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.parallel_linear import (
     Replicated,
     WholeLinear,
@@ -28,12 +24,13 @@ from dit.models.layers.parallel_linear import (
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.row_lookup import look_up
-from dit.models.layers.text_padding import pad_text, padded_rows
+from dit.models.layers.text_padding import padded_rows
 from dit.models.stacks.cross_layer import CrossConditions
-from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
+from dit.models.stacks.cross_transformer import CrossTransformer, axis_widths
+from dit.models.stacks.stacked_transformer import Blocks, Shapes
 
 
-class DiT(StackedTransformer):
+class DiT(CrossTransformer):
     """Noisy tokens, noise level and text of a pack -> raw network output for each token.
 
     The arithmetic is that of Diffusers' `CosmosTransformer3DModel`.
@@ -62,9 +59,6 @@ class DiT(StackedTransformer):
                 width, model.output_features, config=config, token_row=TOKENS
             )
 
-    def prepared(self, batch: PackedBatch) -> PackedBatch:
-        return pad_text(batch, self.model.text_pad_to)
-
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
         model, width, levels = self.model, self.config.hidden_size, batch.num_levels
         shapes = {"t_emb": (levels, width), "adaln_shift": (levels, 3 * width)}
@@ -74,9 +68,6 @@ class DiT(StackedTransformer):
             rows = padded_rows(batch, model.text_pad_to)
             shapes["text"] = (rows, model.crossattn_proj_size)
         return shapes
-
-    def layout(self, batch: PackedBatch) -> PerSample:
-        return self.per_sample(self.my_tokens(batch.level_row_T))
 
     def embed(
         self,
@@ -105,16 +96,12 @@ class DiT(StackedTransformer):
         return nn.functional.pad(x_TC, (0, zeros))
 
     def conditions(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> CrossConditions:
-        angles_TK = self.rotary(batch.position_TA)
-        rows, ends = len(batch.segment_T), batch.text_starts
-        captions = [(a, b - a) for a, b in pairwise(ends)]
-        text_LE = batch.text_LE.to(self.config.params_dtype)
-        return CrossConditions(
+        text_LD = blocks.get("text", batch.text_LE.to(self.config.params_dtype))
+        return self.cross_conditions(
+            batch,
+            layout,
             timestep=_timestep(blocks),
-            tokens=RowConditions(per_sample=layout, angles_TK=angles_TK),
-            exchange=self.context.exchange(batch, rows=rows),
-            text_LE=blocks.get("text", text_LE),
-            cross_spans=Spans.of(batch.shared_spans, captions, total=rows, device=text_LE.device),
+            text_LD=text_LD,
             position_TD=blocks.get("position"),
         )
 
@@ -138,16 +125,10 @@ class TextProjection(WholeLinear):
 
 
 class Rotary(RotaryTable):
-    """3-D rotary positions with NTK scaling for each axis (Cosmos).
-
-    Rows and columns get a third of a head's width each, rounded down to an even number; frames get
-    the rest.
-    """
+    """3-D rotary positions with NTK scaling for each axis (Cosmos)."""
 
     def __init__(self, model: DitConfig):
-        width = model.hidden_size // model.num_attention_heads
-        spatial = width // 6 * 2
-        widths = (width - 2 * spatial, spatial, spatial)
+        widths = axis_widths(model.hidden_size // model.num_attention_heads)
         scales = zip(widths, model.rope_scale, strict=True)
         super().__init__(widths, [10_000.0 * scale ** (w / (w - 2)) for w, scale in scales])
 

@@ -7,6 +7,7 @@ pinned_memory        page-locked host memory, from and to which a GPU copies bes
 offload              activations that wait in host memory
 frozen_blocks        frozen matrices in 8 bits, and blocks of them that wait in host memory
 stacked_transformer  embed, stacks, head, and what pipeline stages hand on
+cross_transformer    the same for networks of one row of latents, with cross-attention to text
 joint_transformer    the same for networks that attend to latents and text together
 double_single_transformer  of these, double-stream layers and then single-stream ones (FLUX, Chroma)
 """

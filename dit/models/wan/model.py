@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,21 +14,21 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, silu
 
 from dit.batch import PackedBatch
-from dit.models.attention.spans import Spans
 from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.modulation import TableAdaLN, TimestepConditioning, sinusoid
-from dit.models.layers.packed_attention import AttendedRows, RowConditions
+from dit.models.layers.packed_attention import AttendedRows
 from dit.models.layers.parallel_linear import Replicated, WholeLinear, dtype, transformer_config
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.layers.text_padding import pad_text, padded_rows
+from dit.models.layers.text_padding import padded_rows
 from dit.models.stacks.cross_layer import CrossConditions
-from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
+from dit.models.stacks.cross_transformer import CrossTransformer, axis_widths, spans_of
+from dit.models.stacks.stacked_transformer import Blocks, Shapes
 from dit.models.wan.family import IMAGE, MASK_CHANNELS, ImageCondition, WanConfig, wan_stack
 from dit.pack_wire import to_device
 
 
-class WanNetwork(StackedTransformer):
+class WanNetwork(CrossTransformer):
     """Noisy tokens, noise level, text and pictures of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `WanTransformer3DModel`.
@@ -41,9 +40,7 @@ class WanNetwork(StackedTransformer):
         config = transformer_config(model)
         super().__init__(config, model, groups, vp_stage, [wan_stack(model)])
         width = model.hidden_size
-        head = width // model.num_attention_heads
-        spatial = head // 6 * 2
-        widths = (head - 2 * spatial, spatial, spatial)
+        widths = axis_widths(width // model.num_attention_heads)
         # Angles in float64, as in Diffusers.
         self.rotary = RotaryTable(widths, (10_000.0,) * 3, dtype=torch.float64)
         self.image_embedder = None
@@ -59,9 +56,6 @@ class WanNetwork(StackedTransformer):
             self.modulate_out = TableAdaLN(config, width, parts=1, gated=False)
             self.proj_out = Replicated(width, model.output_features, **of_tokens, bias=True)
 
-    def prepared(self, batch: PackedBatch) -> PackedBatch:
-        return pad_text(batch, self.model.text_pad_to)
-
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
         width, levels = self.config.hidden_size, batch.num_levels
         text = padded_rows(batch, self.model.text_pad_to)
@@ -69,9 +63,6 @@ class WanNetwork(StackedTransformer):
         if self.model.image_embed_size is not None:
             shapes["image"] = (batch.text_offsets[IMAGE][-1], width)
         return shapes
-
-    def layout(self, batch: PackedBatch) -> PerSample:
-        return self.per_sample(self.my_tokens(batch.level_row_T))
 
     def embed(
         self,
@@ -98,21 +89,13 @@ class WanNetwork(StackedTransformer):
         return torch.cat((x_TC, mask_TC.to(x_TC), batch.condition_TC.to(x_TC)), dim=1)
 
     def conditions(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> CrossConditions:
-        angles_TK = self.rotary(batch.position_TA)
         image = None
         if "image" in blocks:
-            spans = _spans(batch, batch.text_offsets[IMAGE])
+            spans = spans_of(batch, batch.text_offsets[IMAGE])
             image = AttendedRows(rows_LE=blocks["image"], spans=spans)
-        return CrossConditions(
-            timestep=TimestepConditioning(
-                t_emb_ND=blocks["t_emb"], adaln_shift_NX=blocks["shared"]
-            ),
-            tokens=RowConditions(per_sample=layout, angles_TK=angles_TK),
-            exchange=self.context.exchange(batch, rows=len(batch.segment_T)),
-            text_LE=blocks["text"],
-            cross_spans=_spans(batch, batch.text_starts),
-            image=image,
-        )
+        timestep = TimestepConditioning(t_emb_ND=blocks["t_emb"], adaln_shift_NX=blocks["shared"])
+        text_LD = blocks["text"]
+        return self.cross_conditions(batch, layout, timestep=timestep, text_LD=text_LD, image=image)
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> Tensor:  # noqa: ARG002
         # Both rows of the table are added to the embedding itself, which SiLU has not changed.
@@ -120,13 +103,6 @@ class WanNetwork(StackedTransformer):
         timestep = TimestepConditioning(t_emb_ND=blocks["t_emb"], adaln_shift_NX=twice_MX)
         (adaln,) = self.modulate_out(timestep)
         return self.all_tokens(self.proj_out(adaln.modulate(blocks["hidden"], layout)))
-
-
-def _spans(batch: PackedBatch, starts: tuple[int, ...]) -> Spans:
-    """Of the tokens here, and of the rows of their samples that begin at `starts`."""
-    rows = [(first, stop - first) for first, stop in pairwise(starts)]
-    tokens, device = len(batch.segment_T), batch.segment_T.device
-    return Spans.of(batch.shared_spans, rows, total=tokens, device=device)
 
 
 class LevelEmbedding(nn.Module):

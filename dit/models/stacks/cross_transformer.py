@@ -1,0 +1,69 @@
+"""Networks with one row of latents, whose layers see text by cross-attention (DiT, Wan)."""
+
+# T packed tokens, L text tokens, D model width
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor
+
+from dit.batch import PackedBatch
+from dit.models.attention.spans import Spans
+from dit.models.layers.modulation import TimestepConditioning
+from dit.models.layers.packed_attention import RowConditions
+from dit.models.layers.per_sample import PerSample
+from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.layers.text_padding import pad_text
+from dit.models.stacks.cross_layer import CrossConditions
+from dit.models.stacks.stacked_transformer import StackedTransformer
+
+
+def axis_widths(head: int) -> tuple[int, int, int]:
+    """Parts of a head that frames, rows and columns turn.
+
+    Rows and columns get a third each, rounded down to an even number, and frames the rest.
+    """
+    spatial = head // 6 * 2
+    return head - 2 * spatial, spatial, spatial
+
+
+class CrossTransformer(StackedTransformer):
+    """A network of `CrossLayer`s; captions are filled up with zeros to `model.text_pad_to`."""
+
+    rotary: RotaryTable
+    """Set by the family."""
+
+    def prepared(self, batch: PackedBatch) -> PackedBatch:
+        return pad_text(batch, self.model.text_pad_to)
+
+    def layout(self, batch: PackedBatch) -> PerSample:
+        return self.per_sample(self.my_tokens(batch.level_row_T))
+
+    def cross_conditions(
+        self,
+        batch: PackedBatch,
+        layout: PerSample,
+        *,
+        timestep: TimestepConditioning,
+        text_LD: Tensor,
+        **others: Any,
+    ) -> CrossConditions:
+        """What every layer sees; `others` are fields of `CrossConditions` of one family alone."""
+        angles_TK = self.rotary(batch.position_TA)
+        return CrossConditions(
+            timestep=timestep,
+            tokens=RowConditions(per_sample=layout, angles_TK=angles_TK),
+            exchange=self.context.exchange(batch, rows=len(batch.segment_T)),
+            text_LE=text_LD,
+            cross_spans=spans_of(batch, batch.text_starts),
+            **others,
+        )
+
+
+def spans_of(batch: PackedBatch, starts: tuple[int, ...]) -> Spans:
+    """Of the tokens here, and of the rows of their samples that begin at `starts`."""
+    rows = [(first, stop - first) for first, stop in pairwise(starts)]
+    tokens, device = len(batch.segment_T), batch.segment_T.device
+    return Spans.of(batch.shared_spans, rows, total=tokens, device=device)
