@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dit.config import RunConfig
-from dit.config.loading import parse_arguments
-from dit.config.loading.describe import describe
+from dit.config_loading import parse_arguments
+from dit.config_loading.describe import describe
 from dit.distributed.entry import Parser, run, say_once
 from recipes.runs import RECIPES, for_weights
 

@@ -26,10 +26,10 @@ from rich.table import Table
 
 from dit.command_line import OptionParser
 from dit.config import EmaKind, MockGeometry, ObjectiveName, Precision, RunConfig
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.console import Console
 from dit.distributed.entry import run
-from dit.models.family import default_family
+from dit.models.registry import default_family
 from dit.pack_wire import pack_to
 
 OURS = "packed, ours"
@@ -218,7 +218,8 @@ def _samples(config: RunConfig) -> Iterator[Any]:
     import torch
 
     from dit.batch import TEXT, LatentSample
-    from dit.models.family import InputKind, family_of
+    from dit.models.family import InputKind
+    from dit.models.registry import family_of
 
     model = config.model
     kinds = [g for g in config.dataset.mock_samples for _ in range(2 * round(g.weight))]

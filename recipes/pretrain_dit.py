@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dit.config import RunConfig
-from dit.config.loading import parse_arguments
+from dit.config_loading import parse_arguments
 from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import run, say_once
 from recipes.runs import RECIPES, for_weights
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, start_processes, world_size
     from dit.models.cost import check_memory
-    from dit.models.family import check_trainable
+    from dit.models.training_checks import check_trainable
 
     # What is wrong is said before any process waits.
     check_trainable(config)
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _describe(config: RunConfig, *, world_size: int, notes: Sequence[str], check: bool) -> None:
     """Prints what would run; raises what the start would raise, if asked to `check` it."""
-    from dit.config.loading.describe import describe
+    from dit.config_loading.describe import describe
 
     if config.train.epochs is not None:
         from dit.data import steps_of_epochs

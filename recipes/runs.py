@@ -18,8 +18,8 @@ from dit.config import (
     RunConfig,
     TrainConfig,
 )
-from dit.config.loading.load import ForWeights
-from dit.models.family import named_model
+from dit.config_loading.load import ForWeights
+from dit.models.registry import named_model
 
 # Nasty on purpose: captions of one token, samples longer than half a pack of 512 tokens (285), and
 # padding in nine samples of ten. Packs are full to 0.98 with a buffer of 100.

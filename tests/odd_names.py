@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from dit.models.diffusers_form import DiffusersForm
 from dit.models.diffusers_names import (
     ByHead,
     Convolution,
@@ -15,7 +16,6 @@ from dit.models.diffusers_names import (
     SwappedHalves,
     TensorSplit,
 )
-from dit.models.family import DiffusersForm
 
 _LAYER, _BLOCK = "single.layers.*", "single_blocks.*"
 ROTATED = ByHead(rotated=(0, 1))

@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent))  # behind the tree's own m
 from parity_results import fingerprint
 
 PLACES = {
-    "read_config": ("dit.config.loading", "dit.configuring"),
+    "read_config": ("dit.config_loading", "dit.configuring"),
     "build_train_loader": ("dit.data", "dit.data.loader"),
 }
 """Modules that may have a function, the newest first."""

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from dit.config import RunConfig
-from dit.config.loading import parse_arguments
+from dit.config_loading import parse_arguments
 from dit.data import LoaderLayout, build_train_loader, build_val_packs
 from dit.data.energon import task_encoder
 from dit.distributed.pack_broadcast import Replica
@@ -86,7 +86,7 @@ def _validated(config: RunConfig, rank: int, ranks: int) -> dict[str, Any]:
 
 def _drawn(config: RunConfig) -> dict[str, Any]:
     """Numbers that this rank draws for the weights, and whether all are those of a rank alone."""
-    from dit.models.family import family_of
+    from dit.models.registry import family_of
     from dit.train.model_and_optimizer import draw_weights
 
     groups, drawn = process_groups(), []

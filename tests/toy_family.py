@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch
 from dit.config import ModelConfig, Precision
 from dit.config.resume import Refused
-from dit.models.cost import NetworkCost
 from dit.models.family import (
     Family,
     InputKind,
@@ -29,6 +28,7 @@ from dit.models.layer_spec import (
     AttentionSpec,
     DoubleLayerSpec,
     FeedForwardSpec,
+    NetworkCost,
     PerBlockModulation,
     RowKind,
     SingleLayerSpec,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dit.config import RunConfig
-from dit.distributed.device_specs import Device, device_named
+from dit.device_specs import Device, device_named
 from dit.models.attention.fit import planned_backend
 from dit.models.cost import memory
 from dit.models.recomputation import USABLE

@@ -17,7 +17,7 @@ import torch
 from torch.profiler import DeviceType
 
 from dit.config import RunConfig
-from dit.config.loading import default_config, load_config
+from dit.config_loading import default_config, load_config
 from dit.distributed.process_groups import device_memory
 from gpu_run.expected import expected_here, with_fitting_pack
 from gpu_run.parts import PADDED_LOOP, Part, configuration

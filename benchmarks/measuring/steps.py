@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dit.config import RunConfig
-from dit.distributed.device_specs import peak_flops
+from dit.device_specs import peak_flops
 from dit.distributed.process_groups import device
 from dit.models.layers.parallel_linear import dtype
 from dit.train.metrics.step_metrics import TIMED_PARTS

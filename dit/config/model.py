@@ -106,6 +106,8 @@ _MOST = {
 
 CUSTOM_SIZE = "custom"
 """The `model.name` that sets nothing."""
+OTHER_NETWORKS = "docs/families.md says what networks that are not trained here need"
+"""The end of errors about unknown networks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,7 +209,10 @@ class ModelConfig:
         whole += ("pipeline_model_parallel_size",)
         names = (*self.sizes, CUSTOM_SIZE)
         return [
-            (self.name in names, f"name={self.name} is no known size; use {', '.join(names)}"),
+            (
+                self.name in names,
+                f"name={self.name} is no known size; use {', '.join(names)}. {OTHER_NETWORKS}",
+            ),
             self._own_family(),
             *at_least_one(self, *whole),
             *self._text_padding(),

@@ -13,6 +13,7 @@ from typing import Any
 
 from dit.config import (
     CUSTOM_SIZE,
+    OTHER_NETWORKS,
     ModelConfig,
     ObjectiveConfig,
     Precision,
@@ -20,17 +21,16 @@ from dit.config import (
     SamplingLevels,
     TextPadding,
 )
-from dit.config.loading import default_config, load_config
+from dit.config_loading import default_config, load_config
 from dit.convert.diffusers_json import (
     OUR_KEY,
     PrivateKeys,
     checked_json,
 )
 from dit.convert.errors import ConvertError, listed
-from dit.models.family import diffusers_families, diffusers_form, family_of
+from dit.models.registry import diffusers_families, diffusers_form, family_of
 from dit.objectives.diffusers_schedulers import SchedulerFile
 from dit.objectives.registry import REGISTRY
-from dit.other_networks import why_not_trained
 
 
 class Unsaid(Enum):
@@ -57,10 +57,9 @@ def model_config(
     known = diffusers_families()
     family = known.get(str(content.get("_class_name")))
     if family is None:
-        lacking = why_not_trained(str(content.get("_class_name")))
         raise ConvertError(
             f"{place} is of class {content.get('_class_name')!r}; only {listed(known)} can be"
-            " imported" + (f". {lacking}" if lacking else "")
+            f" imported. {OTHER_NETWORKS}"
         )
     form = diffusers_form(family.default())
     if quantized := content.get("quantization_config"):

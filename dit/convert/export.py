@@ -47,8 +47,8 @@ from dit.convert.pipeline import (
 from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.cost import parameter_count
-from dit.models.diffusers_names import Pair, pairs, their_tensors
-from dit.models.family import diffusers_form
+from dit.models.diffusers_names import Pair, their_tensors
+from dit.models.registry import diffusers_form, pairs
 from dit.progress import Track, no_progress
 from dit.train.checkpoint.adapters import adapters_of
 from dit.train.checkpoint.paths import STEP, named_checkpoint, saved_card, saved_config, verify

@@ -19,7 +19,7 @@ from dit.config.inlining import value_of
 from dit.convert.diffusers_checkpoint import CONFIG, PIPELINE_INDEX, SECOND, level_range
 from dit.convert.diffusers_json import read_json, write_json
 from dit.convert.errors import ConvertError, listed
-from dit.models.family import diffusers_form
+from dit.models.registry import diffusers_form
 from dit.objectives.registry import REGISTRY
 
 TRANSFORMER, SCHEDULER = "transformer", "scheduler"

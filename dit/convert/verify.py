@@ -19,8 +19,9 @@ from dit.convert.errors import ConvertError
 from dit.convert.export import open_stored
 from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
 from dit.data.pack import PatchLayout, pack_samples
-from dit.models.diffusers_names import pairs, their_tensors
-from dit.models.family import InputKind, diffusers_form, family_of
+from dit.models.diffusers_names import their_tensors
+from dit.models.family import InputKind
+from dit.models.registry import diffusers_form, family_of, pairs
 from dit.progress import Track, no_progress
 from dit.sampling.unpatchify import unpack_latents
 

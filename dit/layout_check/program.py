@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dit.config import OBJECTIVES, RunConfig
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.distributed.entry import Parser, say_once
 from dit.layout_check.kinds import chosen_sizes, kind_settings
 from dit.layout_check.names import LAYOUTS, MATRIX, ONE, WORDS, NamedLayout, parse_layout

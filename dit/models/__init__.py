@@ -3,7 +3,10 @@
 A network is a list of stacks, each with layers of one kind; pipeline stages cut the list. What is
 described here is written for one device: nothing asks for a rank.
 
-family           what a family says of itself, and the registry of all families
+family           what a family says of itself
+registry         the table of all families
+diffusers_form   the networks of a family as Diffusers has them
+training_checks  what of a run its network refuses
 positions        rules that give tokens their positions
 patches          latents <-> tokens, one sample at a time
 layer_spec/      sizes and choices of layers and stacks, and what each layer costs

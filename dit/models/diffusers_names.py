@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from dit.config import ModelConfig
-from dit.models.family import diffusers_form
 
 
 class StrictKeys(BaseModel):
@@ -332,9 +331,8 @@ class Pair:
         return self.arrangement.split(whole, self.model, len(self.theirs))
 
 
-def pairs(model: ModelConfig) -> list[Pair]:
+def pairs_of(table: NameTable, model: ModelConfig) -> list[Pair]:
     """The table for one model, stack after stack: each tensor of both sides exactly once."""
-    table = diffusers_form(model).table
     sizes, stacks = table.sizes(model), table.layers(model)
     rows = [row for row in table.rows if row.exists(model)]
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from dit.bin_packing import mean_fill
 from dit.config import ContextComm, EmaKind, ModelConfig, Precision, Recompute, RunConfig
-from dit.distributed.device_specs import Device
+from dit.device_specs import Device
 from dit.models.cost import (
     attention_flops,
     forward_flops,

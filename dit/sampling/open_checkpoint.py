@@ -162,7 +162,7 @@ def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any
     if options.t5_cache_dir is None or not (Path(options.t5_cache_dir) / "vae").is_dir():
         return None
     from dit.config import TextPadding
-    from dit.models.family import family_of
+    from dit.models.registry import family_of
 
     stored = model.text_pad_to is TextPadding.STORED
     named = family_of(model).vae(model)
@@ -261,7 +261,7 @@ def _load(
 ) -> FullForward:
     from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
-    from dit.models.family import family_of
+    from dit.models.registry import family_of
     from dit.sampling.commands.lora_option import add_adapters
     from dit.train.checkpoint.state_dict import load_network
 

@@ -33,11 +33,11 @@ from dit.distributed.data_parallel import (
     wrap,
 )
 from dit.distributed.process_groups import broadcast, device
-from dit.models.family import family_of
 from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.models.lora.adapter import is_adapter, is_up
 from dit.models.lora.factors import FactorPair, to_stored
 from dit.models.lora.targets import Adapters, adaptable_pairs, attach_adapters
+from dit.models.registry import family_of
 from dit.models.stacks.frozen_blocks import place_networks, round_blocks
 from dit.train import foreach
 from dit.train.metrics.step_metrics import COMMUNICATION, timed

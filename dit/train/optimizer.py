@@ -24,9 +24,9 @@ from torch.optim.adamw import adamw
 from dit.config import Decay, ParameterGroup, Precision, RunConfig
 from dit.distributed.data_parallel import MOMENTS, ModelChunk, chained_optimizers
 from dit.distributed.process_groups import device
-from dit.models.family import family_of
 from dit.models.lora.adapter import CHILD, UP, Adaptable
 from dit.models.parameter_groups import Weight, group_of_weights
+from dit.models.registry import family_of
 from dit.models.stacks.pinned_memory import PinnedRows
 from dit.train import foreach
 from dit.train.checkpoint.shares import entries_of, weight_of

@@ -34,10 +34,11 @@ from dit.data.datasets import META
 from dit.data.pack import PatchLayout
 from dit.data.passes import absent_data, data_paths
 from dit.data.preflight import validation_sets
-from dit.models.family import check_objective_inputs, family_of
 from dit.models.layers.joint_order import check_joint_context
 from dit.models.parameter_groups import Weight, group_of_weights
+from dit.models.registry import family_of
 from dit.models.stacks.joint_transformer import JointTransformer
+from dit.models.training_checks import check_objective_inputs
 from dit.objectives import clean_network_level, sampling_path, training_objective
 from dit.safe_writing import check_no_writer
 from dit.train.checkpoint.mirror import to_fetch

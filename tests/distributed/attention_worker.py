@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dit.config import AttentionBackend, RunConfig
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.distributed.process_groups import start_processes
 from dit.models.attention import choice, fit
 from dit.models.attention.by_runs import attend_by_runs

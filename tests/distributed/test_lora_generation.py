@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from data_prep.cli.parser import main as data_prep
-from dit.config.loading import read_config
+from dit.config_loading import read_config
 from dit.convert.lora import linear_shapes, read_lora, write_lora
 from tests.entering import Enter
 from tests.launching import ROOT, SMALL, run

@@ -16,7 +16,7 @@ GROUND = {
     "dit.command_line",
     "dit.local_path",
     "dit.console",
-    "dit.other_networks",
+    "dit.device_specs",
     "dit.parsing",
     "dit.safe_pickle",
     "dit.safe_writing",
@@ -28,8 +28,8 @@ BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.models.stacks"}
 MODELS |= {"dit.models.attention"}
 MODELS |= {"dit.models.joint", "dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
-STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit.convert.lora"}
-STEP |= {"dit.distributed", "dit.distributed.device_specs"}
+STEP = BASE | MODELS | {"dit.config_loading", "dit.data", "dit.objectives", "dit.convert.lora"}
+STEP |= {"dit.distributed"}
 FAMILIES = {
     f"dit.models.{name}"
     for name in (
@@ -41,14 +41,12 @@ FAMILIES = {
 ALLOWED = {
     "dit.bin_packing": set(),
     "dit.command_line": {"dit.local_path"},
-    "dit.cpu_threads": set(),
     "dit.local_path": set(),
     "dit.console": set(),
     "dit.parsing": set(),
     "dit.drawing": {"dit.parsing"},
     "dit.progress": {"dit.console"},
     "dit.local_server": {"dit.console"},
-    "dit.other_networks": set(),
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),
     "dit.batch": set(),
@@ -56,8 +54,8 @@ ALLOWED = {
     "dit.config": {"dit.local_path"},
     "dit.codecs": GROUND,
     "dit.objectives": BASE,
-    "dit.distributed": BASE | {"dit.cpu_threads"},
-    "dit.distributed.device_specs": set(),
+    "dit.distributed": BASE,
+    "dit.device_specs": set(),
     "dit.models": BASE | {"dit.models.layer_spec"},
     "dit.models.layer_spec": set(),
     "dit.models.joint": BASE | {"dit.models", "dit.models.layer_spec"},
@@ -72,10 +70,9 @@ ALLOWED = {
     | {"dit.models.layer_spec", "dit.models.layers", "dit.models.lora", "dit.models.weight_marks"}
     | {"dit.models.attention"},
     **dict.fromkeys(FAMILIES, BASE | MODELS),
-    "dit.config.loading": BASE | {"dit.models", "dit.distributed.device_specs"},
+    "dit.config_loading": BASE | {"dit.models"},
     "dit.data": BASE | {"dit.models"},
-    "dit.planner": BASE
-    | {"dit.models", "dit.models.layer_spec", "dit.config.loading", "dit.distributed.device_specs"},
+    "dit.planner": BASE | {"dit.models", "dit.models.layer_spec", "dit.config_loading"},
     "dit.train": STEP,
     "dit.sampling": STEP | {"dit.codecs", "dit.train"},
     "dit.convert.cards": BASE | {"dit.codecs", "dit.models", "dit.objectives", "dit.train"},
@@ -84,7 +81,7 @@ ALLOWED = {
     "dit.playground": STEP | {"dit.local_server", "dit.codecs", "dit.sampling", "dit.train"},
     "dit.fitting": STEP | {"dit.planner", "dit.train"},
     "dit.layout_check": STEP | {"dit.train"},
-    "dit.report": GROUND | {"dit.local_server", "dit.config", "dit.config.loading", "dit.models"},
+    "dit.report": GROUND | {"dit.local_server", "dit.config", "dit.config_loading", "dit.models"},
     "data_prep": GROUND | {"dit.codecs"},
     "recipes": STEP
     | {
@@ -104,7 +101,7 @@ PURE = {
     "dit.batch": ("torch.distributed", "megatron"),
     "dit.pack_wire": ("torch.distributed", "megatron"),
     "dit.config": ("torch", "megatron"),
-    "dit.distributed.device_specs": ("torch", "megatron"),
+    "dit.device_specs": ("torch", "megatron"),
     "dit.planner": ("torch", "megatron"),
     "dit.report": ("torch", "megatron"),
     "dit.data": ("torch.distributed", "megatron.core"),
@@ -115,10 +112,8 @@ PURE = {
 LAUNCHED = {"data_prep.engine.ranks"}
 # Folders with floors of their own.
 SPLIT = {
-    "dit.config.loading",
     "dit.convert.cards",
     "dit.convert.lora",
-    "dit.distributed.device_specs",
     *FAMILIES,
 }
 SPLIT |= MODELS - {"dit.models"}
@@ -196,7 +191,7 @@ def test_model_and_loader_never_ask_for_a_rank(repo_root: Path) -> None:
         (
             (
                 "dit.config",
-                "dit.config.loading",
+                "dit.config_loading",
                 "dit.convert.cli",
                 "dit.report.__main__",
                 "recipes.runs",

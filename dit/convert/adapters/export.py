@@ -14,7 +14,7 @@ from dit.convert.atomic_folder import new_folder
 from dit.convert.cards import LoraCard, PictureCode, RunFacts, write_card
 from dit.convert.lora import COMFYUI_FILE, LoraFactors, write_lora
 from dit.distributed.collective_errors import on_first_rank
-from dit.models.family import diffusers_form
+from dit.models.registry import diffusers_form
 from dit.train.checkpoint.paths import saved_card
 
 _ADAPTERS = ("lora.rank", "lora.alpha", "lora.targets", "lora.dropout")

@@ -14,8 +14,9 @@ from dit.convert.diffusers_checkpoint import DiffusersFolder, open_folder
 from dit.convert.errors import ConvertError
 from dit.convert.lora import LoraFactors
 from dit.convert.megatron_checkpoint import StoredWeights
-from dit.models.diffusers_names import Pair, pairs
+from dit.models.diffusers_names import Pair
 from dit.models.lora.targets import their_modules
+from dit.models.registry import pairs
 from dit.train.checkpoint.adapters import FrozenBase, checked_base, found_base
 
 

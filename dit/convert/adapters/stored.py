@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dit.config import RunConfig, Weights
-from dit.config.loading import save_config
+from dit.config_loading import save_config
 from dit.convert.errors import ConvertError
 from dit.convert.lora import LoraFactors
 from dit.convert.megatron_checkpoint import StoredWeights, write_tensors

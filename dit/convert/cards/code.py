@@ -15,7 +15,7 @@ from typing import Any
 from dit.codecs.vae import codec_named, usual_size
 from dit.codecs.vae.autoencoder import Autoencoder
 from dit.config import FlowConfig, ObjectiveName, RunConfig, SamplingLevels
-from dit.models.family import diffusers_form, family_of
+from dit.models.registry import diffusers_form, family_of
 from dit.objectives.diffusers_schedulers import EDM_SCHEDULER, FLOW_SCHEDULER, UNIPC_SCHEDULER
 
 DATA_CARD = "dataset_card.json"

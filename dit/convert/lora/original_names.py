@@ -16,7 +16,7 @@ import torch
 
 from dit.config import ModelConfig
 from dit.convert.lora.factors import LoraFactors
-from dit.models.family import diffusers_families
+from dit.models.registry import diffusers_families
 
 SWAPPED = "~"
 """Ends the name of a modulation that may be a shift and a scale alone; Diffusers has those two the

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.models.chroma.config import MOST_APPROXIMATOR_LAYERS, ChromaConfig
+from dit.models.diffusers_form import DiffusersForm
 from dit.models.diffusers_names import NameTable, Row, TensorSplit, linear_rows
-from dit.models.family import DiffusersForm
 from dit.models.joint.flux_form import (
     DoubleSingleKeys,
     PatchKeys,

@@ -1,28 +1,22 @@
-"""What the family `chroma` says of itself; `dit.models.family` asks here."""
+"""What the family `chroma` says of itself; `dit.models.registry` asks here."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dit.models.chroma.config import TINY, ChromaConfig
-from dit.models.cost import NetworkCost
-from dit.models.family import (
-    Family,
-    InputKind,
-    ObjectiveConventions,
-    SampleInput,
-    WeightRules,
-    imported,
-)
+from dit.models.family import Family, InputKind, ObjectiveConventions, SampleInput, WeightRules
 from dit.models.joint.layers import double_then_single, embedder_cost, grid_positions
 from dit.models.layer_spec import (
     Cost,
     GivenModulation,
+    NetworkCost,
     RowKind,
     StackSpec,
     WeightShape,
     replicated,
 )
+from dit.models.registry import imported
 
 
 def _inputs(model: ChromaConfig) -> tuple[SampleInput, ...]:

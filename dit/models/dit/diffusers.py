@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig
+from dit.models.diffusers_form import DiffusersForm, FrozenTextProjection, StackedSamples
 from dit.models.diffusers_names import (
     ByHead,
     Features,
@@ -35,13 +36,8 @@ from dit.models.dit.pipelines import (
     pipeline_misfits,
     sampling_settings,
 )
-from dit.models.family import (
-    DiffusersForm,
-    FrozenTextProjection,
-    InputKind,
-    StackedSamples,
-    family_of,
-)
+from dit.models.family import InputKind
+from dit.models.registry import family_of
 
 CLASS = "CosmosTransformer3DModel"
 _BASE_FPS = 24.0  # fixed in Diffusers

@@ -1,19 +1,16 @@
-"""What the family `dit` says of itself; `dit.models.family` asks here."""
+"""What the family `dit` says of itself; `dit.models.registry` asks here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dit.models.cost import NetworkCost
 from dit.models.dit.config import CLEAN_LEVEL, OBJECTIVES_OF_SIZES, TINY, DitConfig
 from dit.models.family import (
     Family,
     InputKind,
     ObjectiveConventions,
-    Padding,
     SampleInput,
     WeightRules,
-    imported,
 )
 from dit.models.layer_spec import (
     AttentionSpec,
@@ -21,11 +18,13 @@ from dit.models.layer_spec import (
     CrossLayerSpec,
     FeedForwardSpec,
     LowRankModulation,
+    NetworkCost,
     RowKind,
     StackSpec,
     WeightShape,
     replicated,
 )
+from dit.models.registry import imported
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
@@ -47,13 +46,10 @@ def _vae(model: DitConfig) -> str:
 
 def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
     projected = model.crossattn_proj_size is not None
-    padding = Padding.STORED if projected else Padding.NONE
     text = SampleInput(
         name="text",
         kind=InputKind.TEXT,
         width=model.crossattn_emb_size,
-        padding=padding if model.text_pad_to is None else Padding.ZEROS,
-        length=model.text_pad_to,
         encoder="cosmos_predict25" if projected else "cosmos",
     )
     if not model.condition_mask:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig, TextPadding
+from dit.models.diffusers_form import DiffusersForm, StackedSamples
 from dit.models.diffusers_names import NameTable
-from dit.models.family import DiffusersForm, StackedSamples
 from dit.models.flux.config import FluxConfig
 from dit.models.flux.family import POOLED
 from dit.models.flux.original_names import FLUX_NAMES, XLABS_NAMES

@@ -1,16 +1,13 @@
-"""What the family `flux` says of itself; `dit.models.family` asks here."""
+"""What the family `flux` says of itself; `dit.models.registry` asks here."""
 
 from __future__ import annotations
 
-from dit.models.cost import NetworkCost
 from dit.models.family import (
     Family,
     InputKind,
     ObjectiveConventions,
-    Padding,
     SampleInput,
     WeightRules,
-    imported,
 )
 from dit.models.flux.config import TINY, FluxConfig
 from dit.models.joint.layers import (
@@ -21,7 +18,8 @@ from dit.models.joint.layers import (
     grid_positions,
     joint_head_cost,
 )
-from dit.models.layer_spec import condition_cost
+from dit.models.layer_spec import NetworkCost, condition_cost
+from dit.models.registry import imported
 
 POOLED = "pooled_text"
 GUIDANCE = 1.0
@@ -34,7 +32,6 @@ def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
         kind=InputKind.TEXT,
         width=model.crossattn_emb_size,
         may_be_empty=True,
-        padding=Padding.NONE if model.text_pad_to is None else Padding.STORED,
         encoder="flux",
     )
     pooled = SampleInput(

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
+from dit.models.diffusers_form import DiffusersForm
 from dit.models.diffusers_names import Convolution, NameTable, Row, linear_rows
-from dit.models.family import DiffusersForm
 from dit.models.hunyuan_image.config import HunyuanImageConfig
 from dit.models.hunyuan_image.family import GLYPHS
 from dit.models.hunyuan_image.original_names import COMFYUI_NAMES, HUNYUAN_IMAGE_NAMES, KOHYA_NAMES

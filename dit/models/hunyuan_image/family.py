@@ -1,18 +1,10 @@
-"""What the family `hunyuan_image` says of itself; `dit.models.family` asks here."""
+"""What the family `hunyuan_image` says of itself; `dit.models.registry` asks here."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dit.models.cost import NetworkCost
-from dit.models.family import (
-    Family,
-    InputKind,
-    ObjectiveConventions,
-    SampleInput,
-    WeightRules,
-    imported,
-)
+from dit.models.family import Family, InputKind, ObjectiveConventions, SampleInput, WeightRules
 from dit.models.hunyuan_image.config import TINY, HunyuanImageConfig
 from dit.models.joint.layers import (
     ADALN_ZERO,
@@ -21,7 +13,15 @@ from dit.models.joint.layers import (
     grid_positions,
     joint_head_cost,
 )
-from dit.models.layer_spec import Cost, condition_cost, glyph_weights, refiner_cost, replicated
+from dit.models.layer_spec import (
+    Cost,
+    NetworkCost,
+    condition_cost,
+    glyph_weights,
+    refiner_cost,
+    replicated,
+)
+from dit.models.registry import imported
 
 TEXT, GLYPHS = "text", "text_2"
 GUIDANCE = 3.25

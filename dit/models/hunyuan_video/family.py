@@ -1,18 +1,10 @@
-"""What the family `hunyuan_video` says of itself; `dit.models.family` asks here."""
+"""What the family `hunyuan_video` says of itself; `dit.models.registry` asks here."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dit.models.cost import NetworkCost
-from dit.models.family import (
-    Family,
-    InputKind,
-    ObjectiveConventions,
-    SampleInput,
-    WeightRules,
-    imported,
-)
+from dit.models.family import Family, InputKind, ObjectiveConventions, SampleInput, WeightRules
 from dit.models.hunyuan_video.config import TINY, FirstFrame, HunyuanVideoConfig
 from dit.models.joint.layers import (
     ADALN_ZERO,
@@ -21,7 +13,8 @@ from dit.models.joint.layers import (
     grid_positions,
     joint_head_cost,
 )
-from dit.models.layer_spec import condition_cost, refiner_cost, replicated
+from dit.models.layer_spec import NetworkCost, condition_cost, refiner_cost, replicated
+from dit.models.registry import imported
 
 POOLED, FIRST_FRAME = "pooled_text", "first_frame_latent"
 GUIDANCE = 1.0

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
+from dit.models.diffusers_form import DiffusersForm
 from dit.models.diffusers_names import (
     Convolution,
     NameTable,
@@ -24,7 +25,6 @@ from dit.models.diffusers_names import (
     TensorSplit,
     linear_rows,
 )
-from dit.models.family import DiffusersForm
 from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
 from dit.models.hunyuan_video_15.family import FIRST_FRAME, GLYPHS, IMAGE
 from dit.models.hunyuan_video_15.original_names import COMFYUI_NAMES, HUNYUAN_NAMES

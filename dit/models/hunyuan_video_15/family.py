@@ -1,8 +1,7 @@
-"""What the family `hunyuan_video_15` says of itself; `dit.models.family` asks here."""
+"""What the family `hunyuan_video_15` says of itself; `dit.models.registry` asks here."""
 
 from __future__ import annotations
 
-from dit.models.cost import NetworkCost
 from dit.models.family import (
     Family,
     InputKind,
@@ -10,7 +9,6 @@ from dit.models.family import (
     ObjectiveConventions,
     SampleInput,
     WeightRules,
-    imported,
 )
 from dit.models.hunyuan_video_15.config import TINY, HunyuanVideo15Config
 from dit.models.joint.layers import (
@@ -24,6 +22,7 @@ from dit.models.layer_spec import (
     LEVEL_WAVES,
     Cost,
     DoubleLayerSpec,
+    NetworkCost,
     RowKind,
     StackSpec,
     WeightShape,
@@ -31,6 +30,7 @@ from dit.models.layer_spec import (
     refiner_cost,
     replicated,
 )
+from dit.models.registry import imported
 
 TEXT, GLYPHS, IMAGE, FIRST_FRAME = "text", "text_2", "image_embed", "first_frame_latent"
 

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from dit.config import LoraConfig, LoraTargets, ModelConfig, Precision, Problems
-from dit.models.diffusers_names import Convolution, Pair, pairs
+from dit.models.diffusers_names import Convolution, Pair
 from dit.models.lora.adapter import CHILD, Adaptable, AdapterShape, OutputParts, freeze
+from dit.models.registry import pairs
 
 Adapters = Mapping[str, AdapterShape]
 """Name of a module of Diffusers' network -> its adapter."""

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
+from dit.models.diffusers_form import DiffusersForm
 from dit.models.diffusers_names import (
     NameTable,
     Row,
@@ -24,7 +25,6 @@ from dit.models.diffusers_names import (
     TensorSplit,
     linear_rows,
 )
-from dit.models.family import DiffusersForm
 from dit.models.joint.tensor_names import HEAD_ROWS, double_stream_rows, stream_sizes
 from dit.models.patches import patchify, unpatchify
 from dit.models.qwen_image.config import MOST_REFERENCES, QwenImageConfig

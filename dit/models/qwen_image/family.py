@@ -1,28 +1,22 @@
-"""What the family `qwen_image` says of itself; `dit.models.family` asks here."""
+"""What the family `qwen_image` says of itself; `dit.models.registry` asks here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dit.models.cost import NetworkCost
-from dit.models.family import (
-    Family,
-    InputKind,
-    ObjectiveConventions,
-    SampleInput,
-    WeightRules,
-    imported,
-)
+from dit.models.family import Family, InputKind, ObjectiveConventions, SampleInput, WeightRules
 from dit.models.joint.layers import JOINT_PARTS, joint_head_cost, joint_layer_parts
 from dit.models.layer_spec import (
     Cost,
     DoubleLayerSpec,
+    NetworkCost,
     RowKind,
     StackSpec,
     WeightShape,
     replicated,
 )
 from dit.models.qwen_image.config import MODEL_SIZES, TINY, QwenImageConfig
+from dit.models.registry import imported
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dit.batch import LatentSample
 from dit.config import RunConfig, TextPadding
+from dit.models.diffusers_form import DiffusersForm
 from dit.models.diffusers_names import (
     Convolution,
     Features,
@@ -27,7 +28,6 @@ from dit.models.diffusers_names import (
     TensorSplit,
     linear_rows,
 )
-from dit.models.family import DiffusersForm
 from dit.models.joint.tensor_names import (
     LATENTS,
     TEXT,

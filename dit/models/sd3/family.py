@@ -1,18 +1,15 @@
-"""What the family `sd3` says of itself; `dit.models.family` asks here."""
+"""What the family `sd3` says of itself; `dit.models.registry` asks here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dit.models.cost import NetworkCost
 from dit.models.family import (
     Family,
     InputKind,
     ObjectiveConventions,
-    Padding,
     SampleInput,
     WeightRules,
-    imported,
 )
 from dit.models.joint.layers import ADALN_ZERO, JOINT_PARTS, joint_head_cost
 from dit.models.layer_spec import (
@@ -20,12 +17,14 @@ from dit.models.layer_spec import (
     AttentionSpec,
     DoubleLayerSpec,
     FeedForwardSpec,
+    NetworkCost,
     QkNorm,
     RowKind,
     StackSpec,
     condition_cost,
     replicated,
 )
+from dit.models.registry import imported
 from dit.models.sd3.config import MODEL_SIZES, TINY, Sd3Config
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ def _inputs(model: Sd3Config) -> tuple[SampleInput, ...]:
         kind=InputKind.TEXT,
         width=model.crossattn_emb_size,
         may_be_empty=True,
-        padding=Padding.NONE if model.text_pad_to is None else Padding.STORED,
         encoder="sd3",
     )
     pooled = SampleInput(name=POOLED, kind=InputKind.VECTOR, width=model.pooled_size, encoder="sd3")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
+from dit.models.diffusers_form import DiffusersForm
 from dit.models.diffusers_names import (
     ByHead,
     Convolution,
@@ -28,7 +29,6 @@ from dit.models.diffusers_names import (
     TensorSplit,
     linear_rows,
 )
-from dit.models.family import DiffusersForm
 from dit.models.wan.config import MASK_CHANNELS, ImageCondition, WanConfig
 from dit.models.wan.family import CONDITION, FIRST_FRAME, IMAGE
 from dit.models.wan.original_names import WAN_NAMES

@@ -1,19 +1,16 @@
-"""What the family `wan` says of itself; `dit.models.family` asks here."""
+"""What the family `wan` says of itself; `dit.models.registry` asks here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dit.models.cost import NetworkCost
 from dit.models.family import (
     Family,
     InputKind,
     NullInput,
     ObjectiveConventions,
-    Padding,
     SampleInput,
     WeightRules,
-    imported,
 )
 from dit.models.layer_spec import (
     Activation,
@@ -21,6 +18,7 @@ from dit.models.layer_spec import (
     Cost,
     CrossLayerSpec,
     FeedForwardSpec,
+    NetworkCost,
     QkNorm,
     RowKind,
     StackSpec,
@@ -28,6 +26,7 @@ from dit.models.layer_spec import (
     WeightShape,
     replicated,
 )
+from dit.models.registry import imported
 from dit.models.wan.config import MODEL_SIZES, TINY, ImageCondition, WanConfig
 
 if TYPE_CHECKING:
@@ -43,14 +42,11 @@ def _positions(_: WanConfig) -> PositionRule:
 
 
 def _inputs(model: WanConfig) -> tuple[SampleInput, ...]:
-    zeros = model.text_pad_to is not None
     found = [
         SampleInput(
             name="text",
             kind=InputKind.TEXT,
             width=model.crossattn_emb_size,
-            padding=Padding.ZEROS if zeros else Padding.NONE,
-            length=model.text_pad_to,
             encoder="wan",
         )
     ]
@@ -157,7 +153,6 @@ FAMILY = Family(
         # As in Wan's published code, where tables are normal with 1 / sqrt(width).
         zero=("*proj_out.weight", "*image_embedder.positions"),
         no_decay=("*.table", "*image_embedder.positions"),
-        float32=("*.table", "level.*"),
     ),
     objective=ObjectiveConventions(
         settings={"name": "flow"},

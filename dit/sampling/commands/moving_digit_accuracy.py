@@ -194,7 +194,7 @@ def wanted(
 
 def evaluate(args: argparse.Namespace) -> int:
     """Exit code 0, or 1 where less than is demanded is right."""
-    from dit.models.family import family_of
+    from dit.models.registry import family_of
     from dit.sampling.commands.generate_media import generate_opened, shown_progress
     from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
 

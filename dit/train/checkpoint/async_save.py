@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import WriteResult
 
 from dit.config import RunConfig
-from dit.config.loading import save_config
+from dit.config_loading import save_config
 from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
 from dit.distributed.data_parallel import gathered_weights
 from dit.models.parameter_groups import frozen_weights

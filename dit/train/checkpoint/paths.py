@@ -20,7 +20,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from dit.config import RunConfig
-from dit.config.loading import read_config
+from dit.config_loading import read_config
 from dit.distributed.collective_errors import RankError, error_in_words, on_all_ranks
 from dit.local_path import is_address
 from dit.parsing import parse_json

@@ -23,15 +23,15 @@ import torch.distributed as dist
 
 from dit.command_line import python
 from dit.config import EmaKind, RunConfig, Weights
-from dit.config.loading import changes
-from dit.config.loading.schema import schema_of
 from dit.config.resume import Resume
+from dit.config_loading import changes
+from dit.config_loading.schema import schema_of
 from dit.data import DataError, LoaderLayout, PackLoader
 from dit.distributed.collective_errors import on_all_ranks, on_first_rank
 from dit.distributed.entry import say_below
 from dit.distributed.leaving import at_stake
 from dit.distributed.watchdog import heartbeat
-from dit.models.family import family_of
+from dit.models.registry import family_of
 from dit.objectives import REGISTRY
 from dit.safe_writing import FolderInUseError, only_writer
 from dit.train.checkpoint.adapters import adapters_of

@@ -31,8 +31,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dit.batch import NullInputs
 from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
 from dit.config.inlining import value_of
-from dit.config.loading.schema import schema_of
 from dit.config.resume import Resume, resume_class
+from dit.config_loading.schema import schema_of
 from dit.distributed.data_parallel import (
     load_optimizer_groups,
     optimizer_groups,

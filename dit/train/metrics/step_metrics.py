@@ -226,7 +226,7 @@ def peak_tflops() -> float | None:
     """bfloat16 TFLOP/s on the device's data sheet; None for devices that the table lacks."""
     if not torch.cuda.is_available():
         return None
-    from dit.distributed.device_specs import peak_flops
+    from dit.device_specs import peak_flops
 
     flops = peak_flops(torch.cuda.get_device_name())
     return None if flops is None else flops / 1e12

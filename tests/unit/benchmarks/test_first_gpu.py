@@ -22,7 +22,7 @@ from gpu_run.schedule import Results, State, run_parts
 from gpu_run.worker import Worker
 from measuring.steps import call_seconds
 
-from dit.config.loading import default_config, load_config
+from dit.config_loading import default_config, load_config
 from dit.models.cost import memory
 from tests.tiny_wheels import write_wheel
 

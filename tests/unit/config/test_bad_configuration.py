@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dit.config import OptimizerConfig, Problems, RunConfig, TrainConfig
-from dit.config.loading import ConfigError, load_config
+from dit.config_loading import ConfigError, load_config
 from dit.models.dit.config import DitConfig
 from tests.packs import run_config
 

@@ -14,7 +14,7 @@ from diffusers.pipelines.cosmos.pipeline_cosmos_text2world import CosmosTextToWo
 from transformers import T5Config, T5EncoderModel, T5TokenizerFast
 
 from dit.config import EdmConfig, ObjectiveConfig, ObjectiveName, Sampler
-from dit.config.loading import save_config
+from dit.config_loading import save_config
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights

@@ -15,7 +15,7 @@ from dit.convert.diffusers_config import diffusers_transformer_config
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward, compare_tensors
-from dit.models.family import diffusers_form
+from dit.models.registry import diffusers_form
 from dit.models.wan.config import ImageCondition, WanConfig
 from tests.wan_networks import CONDITIONS, publish_wan, random_wan, wan_model
 

@@ -32,8 +32,9 @@ from dit.data.rejections import (
 )
 from dit.distributed.model_parallel import split_tokens
 from dit.models.dit.config import DitConfig
-from dit.models.family import VARIABLE, InputKind, NullInput, SampleInput
+from dit.models.family import InputKind, NullInput, SampleInput
 from dit.models.positions import GridPositions
+from dit.models.registry import VARIABLE
 from dit.objectives import training_objective, training_problem, validation_problem
 from dit.pack_wire import flatten_pack, unflatten_pack
 from dit.sampling.generate import Request, SamplingSettings, generate_latents

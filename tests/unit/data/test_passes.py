@@ -16,7 +16,7 @@ import torch
 from megatron.energon.epathlib import EPath
 
 from dit.config import Balance, BlendEntry, Problems
-from dit.config.loading.describe import describe
+from dit.config_loading.describe import describe
 from dit.data import (
     build_train_loader,
     data_lines,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dit.config import Problems, RunConfig, TextPadding
-from dit.config.loading import ConfigError, load_config, read_config, save_config
+from dit.config_loading import ConfigError, load_config, read_config, save_config
 from dit.convert.cli import _tokens
 from dit.data import DataError, check_data, data_lines
-from dit.models.family import VARIABLE
+from dit.models.registry import VARIABLE
 from tests.packs import run_config, tiny_model
 from tests.toy_family import PLACE, ToyConfig
 

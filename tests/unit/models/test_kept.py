@@ -16,8 +16,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from dit.batch import PackedBatch
 from dit.config import ModelConfig, Precision, Recompute
 from dit.models.cost import kept_by_layer, network_cost
-from dit.models.family import families, family_of, named_model
 from dit.models.kernels import choice
+from dit.models.registry import families, family_of, named_model
 from dit.pack_wire import pack_to
 from tests.packs import random_pack
 

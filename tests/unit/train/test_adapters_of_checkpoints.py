@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dit.config import LoraConfig
-from dit.config.loading import save_config
+from dit.config_loading import save_config
 from dit.convert.lora import LoraFileError, linear_shapes
 from dit.models.lora.adapter import AdapterShape
 from dit.train.checkpoint.adapters import (

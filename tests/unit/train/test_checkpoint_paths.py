@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dit.config.loading import save_config
+from dit.config_loading import save_config
 from dit.train.checkpoint.paths import CheckpointError, find_checkpoint, saved_config
 from tests.packs import run_config
 

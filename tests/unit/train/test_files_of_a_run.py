@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.config.loading import save_config
+from dit.config_loading import save_config
 from dit.data.loader_state import LoaderLayout, LoaderState
 from dit.data.rejections import DataError
 from dit.train.checkpoint.data_position import data_positions, loader_file

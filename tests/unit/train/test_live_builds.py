@@ -17,8 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from dit.codecs import text, vae
 from dit.config import RunConfig
-from dit.config.loading import load_config
-from dit.config.loading.load import default_config
+from dit.config_loading import load_config
+from dit.config_loading.load import default_config
 from dit.data import build_train_loader
 from dit.data.loader_state import LoaderState
 from dit.distributed import process_groups

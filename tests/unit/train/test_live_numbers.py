@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dit.config import RunConfig
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.distributed.model_parallel import FullForward
 from dit.models.wan.config import WanConfig
 from dit.sampling.generate import Request, generate_latents

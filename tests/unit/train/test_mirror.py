@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dit.config import CheckpointConfig, RunConfig
-from dit.config.loading import ConfigError, load_config
+from dit.config_loading import ConfigError, load_config
 from dit.train.checkpoint.mirror import Mirror, restored, to_fetch
 from dit.train.checkpoint.object_store import CheckpointStore, fetched_checkpoint
 from dit.train.checkpoint.paths import (

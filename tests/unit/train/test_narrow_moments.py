@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dit.config import DdpConfig, MomentType, OptimizerConfig, Precision, Problems, RunConfig
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.models.cost import memory, parameter_count
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.state_dict import load_checkpoint

@@ -23,7 +23,7 @@ from dit.config import (
     RunConfig,
     Weights,
 )
-from dit.config.loading import changes, save_config
+from dit.config_loading import changes, save_config
 from dit.distributed.data_parallel import main_param_shards
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.paths import CheckpointError

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from dit.config import EmaConfig, EmaKind, OptimizerConfig, ParameterGroup, Problems, RunConfig
-from dit.config.loading.describe import describe
+from dit.config_loading.describe import describe
 from dit.convert.megatron_checkpoint import StoredWeights
 from dit.models.cost import memory, parameter_count, trained_count
-from dit.models.diffusers_names import pairs
 from dit.models.parameter_groups import own_name
+from dit.models.registry import pairs
 from dit.planner.checkpoints import checkpoint_bytes
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.paths import CheckpointError

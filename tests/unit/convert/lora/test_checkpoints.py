@@ -38,8 +38,8 @@ from dit.convert.export import ExportOptions, export_weights, open_stored
 from dit.convert.import_ import import_weights
 from dit.convert.lora import LoraFileError, read_lora, write_lora
 from dit.data.pack import PatchLayout, pack_samples
-from dit.models.diffusers_names import pairs
-from dit.models.family import InputKind, diffusers_form, family_of
+from dit.models.family import InputKind
+from dit.models.registry import diffusers_form, family_of, pairs
 from dit.objectives import training_problem
 from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.unpatchify import sample_inputs, unpack_latents

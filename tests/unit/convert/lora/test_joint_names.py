@@ -27,10 +27,10 @@ from safetensors.torch import save_file
 
 from dit.convert.lora import LoraFileError, read_lora, write_lora
 from dit.convert.lora.original_names import in_original_names
-from dit.models.family import named_model
 from dit.models.hunyuan_image import original_names as image
 from dit.models.hunyuan_video import original_names as first
 from dit.models.hunyuan_video_15 import original_names as second
+from dit.models.registry import named_model
 from tests import (
     chroma_pipelines,
     hunyuan_image_pipelines,

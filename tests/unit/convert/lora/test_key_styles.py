@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dit.convert.lora import LoraFactors, LoraFileError, linear_shapes, read_lora
-from dit.models.family import diffusers_families
+from dit.models.registry import diffusers_families
 from tests.lora_files import random_factors
 
 Style = Callable[[str], tuple[str, str, str | None]]

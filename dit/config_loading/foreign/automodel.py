@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dit.config.loading.foreign.entry import (
+from dit.config_loading.foreign.entry import (
     BUCKETS,
     CHOOSE_TARGETS,
     CONVERT,
@@ -27,7 +27,7 @@ from dit.config.loading.foreign.entry import (
     recompute,
     unused_key,
 )
-from dit.config.loading.foreign.optimizers import OPTIMIZER
+from dit.config_loading.foreign.optimizers import OPTIMIZER
 
 _FP8 = "model.fp8 with model.transformer_impl=transformer_engine"
 _SAVED = "checkpoints are torch_dist; checkpoint.also_save_hf=true exports each for Diffusers"

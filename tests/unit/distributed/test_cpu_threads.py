@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dit.cpu_threads import about_threads, choose_threads, cpu_quota
+from dit.distributed.cpu_threads import about_threads, choose_threads, cpu_quota
 
 # Ends where torch would be loaded, and says what OpenMP would read.
 PROGRAM = """

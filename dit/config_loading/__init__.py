@@ -14,8 +14,8 @@ is one `ConfigError`, raised before any work starts. Nothing here imports torch.
     reference_page  `docs/configuration.md`; likewise
 """
 
-from dit.config.loading.cli import Arguments, parse_arguments
-from dit.config.loading.load import (
+from dit.config_loading.cli import Arguments, parse_arguments
+from dit.config_loading.load import (
     ConfigError,
     changes,
     default_config,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dit.config.loading.foreign.entry import Foreign
+from dit.config_loading.foreign.entry import Foreign
 
 _OFF = (None, False)
 _ON_OR_OFF = (*_OFF, True)

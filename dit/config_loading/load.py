@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import OmegaConf
 
 from dit.config import ModelConfig, ObjectiveConfig, Problems, RunConfig
-from dit.config.loading.schema import (
+from dit.config_loading.schema import (
     Schema,
     hints,
     is_group,
@@ -28,7 +28,7 @@ from dit.config.loading.schema import (
     record_type,
     schema_of,
 )
-from dit.config.loading.settings import (
+from dit.config_loading.settings import (
     Setting,
     escaped,
     legible,
@@ -38,13 +38,13 @@ from dit.config.loading.settings import (
     shown,
     value_of,
 )
-from dit.config.loading.validate import checked_config, plain, plain_group, read_paths
+from dit.config_loading.validate import checked_config, plain, plain_group, read_paths
 from dit.local_path import PathError
-from dit.models.family import Family, default_family, families, family_named, family_of_size
-from dit.other_networks import why_not_trained
+from dit.models.family import Family
+from dit.models.registry import default_family, families, family_named, family_of_size
 
 if TYPE_CHECKING:
-    from dit.config.loading.foreign import Foreign
+    from dit.config_loading.foreign import Foreign
 
 _SECRET = re.compile("api_key|secret|password|token$")
 NO_GUESS = (
@@ -217,8 +217,6 @@ def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list
         where = f" ({named.origin})" if named else ""
         raise ConfigError([*problems, *(f"{text}{where}" for text in error.problems)]) from None
     other = family_of_size(str(size.value), first=family.name) if size else None
-    if size is not None and other is None and (lacking := why_not_trained(str(size.value))):
-        raise ConfigError([*problems, f"model.name={size.value} ({size.origin}): {lacking}"])
     if size is None or other is None or other is family:
         return family
     if named is None:
@@ -247,7 +245,7 @@ def _of_another_family(
 
 def _foreign(key: str) -> Foreign | None:
     """What stands for a key of another tool, whose tables are not read for keys of ours."""
-    from dit.config.loading.foreign import foreign
+    from dit.config_loading.foreign import foreign
 
     return foreign(key)
 
@@ -306,7 +304,7 @@ def _without_removed_foreign(settings: list[Setting], schema: Schema) -> list[Se
 
 
 def _is_foreign(key: str) -> bool:
-    from dit.config.loading.foreign import is_foreign_group
+    from dit.config_loading.foreign import is_foreign_group
 
     return _foreign(key) is not None or is_foreign_group(key)
 

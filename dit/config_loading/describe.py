@@ -6,8 +6,8 @@ The tree is YAML and all else is comments, so the whole output is a configuratio
 from __future__ import annotations
 
 from dit.config import Decay, EmaKind, Precision, Recompute, RunConfig
-from dit.config.loading.load import to_yaml
-from dit.distributed.device_specs import DEVICES
+from dit.config_loading.load import to_yaml
+from dit.device_specs import DEVICES
 from dit.models.cost import memory, parameter_count, trained_count
 from dit.models.recomputation import choose_recomputation
 

@@ -1,6 +1,6 @@
 """`docs/configuration.md`: every key with type, default, meaning and the files that set it.
 
-python -m dit.config.loading.reference_page conf --output docs/configuration.md
+python -m dit.config_loading.reference_page conf --output docs/configuration.md
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 from dit.command_line import OptionParser
 from dit.config import ModelConfig
 from dit.config.inlining import value_of
-from dit.config.loading.load import default_config
-from dit.config.loading.schema import (
+from dit.config.resume import RESUMED, resume_class
+from dit.config_loading.load import default_config
+from dit.config_loading.schema import (
     as_typed,
     expected,
     hints,
@@ -22,9 +23,8 @@ from dit.config.loading.schema import (
     schema_of,
     sentences,
 )
-from dit.config.loading.settings import read_file
-from dit.config.resume import RESUMED, resume_class
-from dit.models.family import default_family, families, family_of_size
+from dit.config_loading.settings import read_file
+from dit.models.registry import default_family, families, family_of_size
 
 Files = Mapping[str, Mapping[str, Any]]
 """Name of a configuration file -> the dotted keys that it sets, with their values."""
@@ -41,7 +41,7 @@ to choose. In paths `~/` and `~user/` are expanded, and `null` stands for none. 
 from the code:
 
 ```bash
-python -m dit.config.loading.reference_page conf --output docs/configuration.md
+python -m dit.config_loading.reference_page conf --output docs/configuration.md
 ```
 
 The column *resume* says what another value does to a run that

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from dit.config.loading.foreign.automodel import AUTOMODEL
-from dit.config.loading.foreign.dfm import DFM
-from dit.config.loading.foreign.diffusion_pipe import DIFFUSION_PIPE
-from dit.config.loading.foreign.diffusion_pipe import FLAGS as DIFFUSION_PIPE_FLAGS
-from dit.config.loading.foreign.entry import Foreign
-from dit.config.loading.foreign.fastvideo import FASTVIDEO
-from dit.config.loading.foreign.fastvideo import FLAGS as FASTVIDEO_FLAGS
+from dit.config_loading.foreign.automodel import AUTOMODEL
+from dit.config_loading.foreign.dfm import DFM
+from dit.config_loading.foreign.diffusion_pipe import DIFFUSION_PIPE
+from dit.config_loading.foreign.diffusion_pipe import FLAGS as DIFFUSION_PIPE_FLAGS
+from dit.config_loading.foreign.entry import Foreign
+from dit.config_loading.foreign.fastvideo import FASTVIDEO
+from dit.config_loading.foreign.fastvideo import FLAGS as FASTVIDEO_FLAGS
 
 FOREIGN: dict[str, Foreign] = {**DIFFUSION_PIPE, **FASTVIDEO, **AUTOMODEL, **DFM}
 # Two of the tools use this key, one for the name of a scheduler, the other for a group of keys.

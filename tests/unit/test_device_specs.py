@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dit.distributed.device_specs import DEVICES, device_named, peak_flops
+from dit.device_specs import DEVICES, device_named, peak_flops
 
 
 @pytest.mark.parametrize(

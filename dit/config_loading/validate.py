@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dit.config import Problems, RunConfig
 from dit.config.inlining import flattened, key_path, nested
-from dit.config.loading.schema import (
+from dit.config_loading.schema import (
     Schema,
     expected,
     hints,
@@ -34,9 +34,9 @@ from dit.config.loading.schema import (
     path_keys,
     record_type,
 )
-from dit.config.loading.settings import Merged, shown
+from dit.config_loading.settings import Merged, shown
 from dit.local_path import PathError, not_none
-from dit.models.family import check_objective_inputs
+from dit.models.training_checks import check_objective_inputs
 
 RECIPE = "recipe"
 """Origin of what no person set."""

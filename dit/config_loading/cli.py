@@ -18,9 +18,9 @@ from typing import NoReturn
 
 from dit.command_line import OptionParser
 from dit.config import RunConfig
-from dit.config.loading.load import NO_GUESS, Adapt, ConfigError, load_config
-from dit.config.loading.schema import Schema, schema_of
-from dit.config.loading.settings import COMMAND_LINE
+from dit.config_loading.load import NO_GUESS, Adapt, ConfigError, load_config
+from dit.config_loading.schema import Schema, schema_of
+from dit.config_loading.settings import COMMAND_LINE
 from dit.local_path import data_place
 
 _OVERRIDES = """\
@@ -141,7 +141,7 @@ def _is_foreign_flag(name: str) -> bool:
     """Whether the command line of another tool has it; their tables are read for unknown flags."""
     if not name.startswith("--") or name in (*_WITH_VALUE, *_SWITCHES, "--help"):
         return False
-    from dit.config.loading.foreign import FLAGS
+    from dit.config_loading.foreign import FLAGS
 
     return name[2:] in FLAGS
 

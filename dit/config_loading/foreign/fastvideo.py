@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dit.config.loading.foreign.entry import (
+from dit.config_loading.foreign.entry import (
     BUCKETS,
     CONVERT,
     GOING_ON,

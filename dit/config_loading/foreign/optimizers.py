@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dit.config import RunConfig
-from dit.config.loading.foreign.entry import Foreign
+from dit.config_loading.foreign.entry import Foreign
 from dit.models.cost import trained_count
 
 _ADAMW = ("adam", "adamw", "adamwoptimi", "fusedadam")

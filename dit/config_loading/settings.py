@@ -28,8 +28,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from dit.config import Problems
-from dit.config.loading.schema import Schema
-from dit.models.family import default_family
+from dit.config_loading.schema import Schema
+from dit.models.registry import default_family
 from dit.parsing import MOST_BYTES, YamlError, parse_toml, parse_yaml
 
 COMMAND_LINE = "command line"
@@ -117,7 +117,7 @@ def _is_group(key: str) -> bool:
     ours = Schema(default_family().config)
     if ours.is_known(key):
         return ours.is_known_group(key)
-    from dit.config.loading.foreign import is_foreign_group
+    from dit.config_loading.foreign import is_foreign_group
 
     return is_foreign_group(key)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dit.config.loading.foreign.entry import (
+from dit.config_loading.foreign.entry import (
     CHOOSE_TARGETS,
     PACKS,
     PART,
@@ -21,7 +21,7 @@ from dit.config.loading.foreign.entry import (
     recompute,
     unused_key,
 )
-from dit.config.loading.foreign.optimizers import OPTIMIZER
+from dit.config_loading.foreign.optimizers import OPTIMIZER
 
 _PACKING = "data are packed before training, by `python -m data_prep`"
 _COUNTED = "it counts steps"
