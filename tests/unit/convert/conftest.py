@@ -3,7 +3,7 @@
 import pytest
 from diffusers.models.transformers import transformer_cosmos
 
-from tests.published import NearestResize
+from tests.families.dit import NearestResize
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from dit.models.lora.targets import (
 )
 from dit.models.wan.model import WanNetwork
 from dit.train.model_and_optimizer import initialise_adapters, randomise
+from tests.families.wan import wan_model
 from tests.packs import run_config
-from tests.wan_networks import wan_model
 
 QKV = "blocks.layers.1.self_attention.linear_qkv"
 OUT_OF_TEXT = "blocks.0.attn2.to_out.0"

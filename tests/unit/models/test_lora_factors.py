@@ -9,9 +9,9 @@ from dit.convert.lora import linear_shapes
 from dit.models.dit.config import DitConfig
 from dit.models.lora.factors import FactorPair, from_stored, to_stored
 from dit.models.lora.targets import adaptable_pairs, stored_name, their_modules
-from tests.flux_networks import flux_model
+from tests.families.flux import flux_model
+from tests.families.wan import CONDITIONS, wan_model
 from tests.lora_files import random_factors
-from tests.wan_networks import CONDITIONS, wan_model
 
 DIT = {
     "name": "custom",

@@ -19,8 +19,8 @@ from dit.convert.verify import compare_forward
 from dit.models.registry import family_of
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
-from tests.chroma_pipelines import pipeline
-from tests.cosmos_predict import gap
+from tests.families.case import gap
+from tests.families.chroma import pipeline
 from tests.given_noise import from_noise
 
 PROMPT, NEGATIVE = "a red fox & a hen", ""

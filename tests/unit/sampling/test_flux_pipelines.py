@@ -25,8 +25,8 @@ from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
 from dit.sampling.prompts import Prompt
-from tests.cosmos_predict import gap
-from tests.flux_pipelines import STEPS, made_by, pipeline
+from tests.families.case import gap
+from tests.families.flux import STEPS, made_by, pipeline
 from tests.given_noise import from_noise
 
 PROMPT, NEGATIVE = "a red fox & a hen", "blurry"

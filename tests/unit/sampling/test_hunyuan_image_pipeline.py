@@ -19,9 +19,9 @@ from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.guiders import open_guiders
 from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
 from dit.sampling.prompts import Prompt
-from tests.cosmos_predict import gap
+from tests.families.case import gap
+from tests.families.hunyuan_image import GUIDER, OF_QUOTED, SHIFT, STEPS, made_by, pipeline
 from tests.given_noise import from_noise
-from tests.hunyuan_image_pipelines import GUIDER, OF_QUOTED, SHIFT, STEPS, made_by, pipeline
 
 QUOTED, PLAIN, NEGATIVE = 'a sign says "open" and “shut”', "a red fox & a hen", "blurry"
 ROWS, COLUMNS = 6, 4  # of a latent

@@ -26,8 +26,8 @@ from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.guiders import open_guider
 from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
 from dit.sampling.prompts import Prompt
-from tests.cosmos_predict import gap
-from tests.hunyuan_pipelines import SCALE, SHIFT, STEPS, made_by, pipeline
+from tests.families.case import gap
+from tests.families.hunyuan_video_15 import SCALE, SHIFT, STEPS, made_by, pipeline
 
 PROMPT, NEGATIVE = 'a sign says "open" and “shut”', "blurry"
 FRAMES, ROWS, COLUMNS = 3, 4, 6  # of a latent

@@ -23,9 +23,9 @@ from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
 from dit.sampling.pipeline_card import card_of_pipeline
 from dit.sampling.prompts import Prompt
-from tests.cosmos_predict import gap
+from tests.families.case import gap
+from tests.families.hunyuan_video import SHIFT, STEPS, latents_of, made_by, pipeline
 from tests.given_noise import from_noise
-from tests.hunyuan_video_pipelines import SHIFT, STEPS, latents_of, made_by, pipeline
 
 PROMPT, NEGATIVE = "a red fox & a hen", "blurry"
 FRAMES, ROWS, COLUMNS = 3, 4, 6  # of a latent

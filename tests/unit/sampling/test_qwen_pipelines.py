@@ -21,9 +21,9 @@ from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
 from dit.sampling.prompts import Prompt
-from tests.cosmos_predict import gap
+from tests.families.case import gap
+from tests.families.qwen_image import SCHEDULER, STEPS, made_by, pipeline
 from tests.given_noise import from_noise
-from tests.qwen_pipelines import SCHEDULER, STEPS, made_by, pipeline
 
 PROMPT, NEGATIVE = "a red fox & a hen", "blurry"
 ROWS, COLUMNS = 6, 4  # of a latent

@@ -13,9 +13,9 @@ from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
-from tests.cosmos_predict import gap
+from tests.families.case import gap
+from tests.families.sd3 import pipeline
 from tests.given_noise import from_noise
-from tests.sd3_pipelines import pipeline
 
 PROMPT, NEGATIVE = "a red fox & a hen", "blurry"
 STEPS = 4

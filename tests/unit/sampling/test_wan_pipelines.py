@@ -24,9 +24,8 @@ from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
 from dit.sampling.prompts import Prompt
-from tests.cosmos_predict import gap
-from tests.wan_networks import random_wan
-from tests.wan_pipelines import NETWORKS, made_by, pipeline
+from tests.families.case import gap
+from tests.families.wan import NETWORKS, made_by, pipeline, random_wan
 
 PROMPT, NEGATIVE = "a  red fox &amp; a hen", "blurry"
 FRAMES, ROWS, COLUMNS = 3, 4, 6  # of a latent

@@ -26,8 +26,8 @@ from dit.distributed.data_parallel import (
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.optimizer import learning_rate
 from dit.train.step import optimizer_step
+from tests.families.wan import wan_model
 from tests.resuming import built, resumed, saved
-from tests.wan_networks import wan_model
 
 STEPS = 3
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1, "clip_grad": 0.0}

@@ -1,0 +1,7 @@
+"""The families in Diffusers, tiny and random: what the contracts of tests/contract ask of each.
+
+case             what a family brings: its class, configurations, how Diffusers calls it
+table            the cases of all families
+dit ... chroma   a family each, with folders of its pipelines where Diffusers has some
+pipeline_parts   text encoders, tokenizers, VAEs of pipelines
+"""
