@@ -3,5 +3,6 @@
 case             what a family brings: its class, configurations, how Diffusers calls it
 table            the cases of all families
 dit ... chroma   a family each, with folders of its pipelines where Diffusers has some
+generation       our generation from the noise that a pipeline has
 pipeline_parts   text encoders, tokenizers, VAEs of pipelines
 """

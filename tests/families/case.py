@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,6 +82,38 @@ class Case:
         network = self.network(**{**self.tiny, **changes}).eval()
         fill_random(network, seed=seed)
         return network
+
+
+PICTURE: Grid = (1, 6, 4)
+VIDEO: Grid = (3, 4, 6)
+"""Frames, rows and columns of a latent."""
+STEPS = 4
+PROMPT, NEGATIVE = "a red fox & a hen", "blurry"
+Texts = Mapping[str, Mapping[str, Tensor]]
+"""`prompt`, `negative_prompt` -> what our encoder makes of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """A pipeline that makes pictures or videos of texts."""
+
+    pipeline: Callable[[Path], Any]
+    """Its folder with random parts, `pipeline` in the one that it is given."""
+    made_by: Callable[..., Tensor]
+    """(pipeline, noise, texts, arguments of the call) -> latent [C, F, H, W]."""
+    size: Grid = PICTURE
+    channels: int = 4
+    objective: Mapping[str, Any]
+    """Keys of `objective`, or of its flow, that an import has."""
+    encoded: Callable[[Any, Texts], Sequence[tuple[Tensor, Tensor]]] = lambda *_: ()
+    """(pipeline, texts) -> pairs of our rows and those of its encoders, in bfloat16."""
+    calls: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+    """Arguments of theirs and options of ours; each makes another picture than the first."""
+    prompt: str = PROMPT
+    negative: str = NEGATIVE
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of ours in every call."""
+    slow: bool = True
 
 
 COUNTED: Grid = (3, 4, 5)

@@ -15,6 +15,7 @@ from diffusers import (
     FluxPipeline,
 )
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AutoTokenizer, T5EncoderModel
 
 from dit.batch import PackedBatch
@@ -24,7 +25,11 @@ from tests.families.case import (
     AXES,
     COUNTED,
     COUNTED_TEXT,
+    PROMPT,
+    STEPS,
     Case,
+    Generation,
+    Texts,
     latent_of,
     mixed_pack,
     picture,
@@ -133,3 +138,46 @@ def pipeline(folder: Path) -> ChromaPipeline:
     opened.set_progress_bar_config(disable=True)
     opened.save_pretrained(folder / "pipeline")
     return opened
+
+
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+    """Latent [C, 1, H, W] of the pipeline from `noise_CFHW` and texts as our encoder has them.
+
+    With masks of booleans: those of ones and zeros that the pipeline makes of a caption are added
+    to the products of attention, and hide no padding.
+    """
+    embeds: dict[str, Any] = {}
+    for name, text in texts.items():
+        padded = pad(text["text"].float(), (0, 0, 0, 5), value=1.0)
+        embeds[f"{name}_embeds"] = padded[None]
+        embeds[f"{name}_attention_mask"] = torch.arange(len(padded))[None] < len(text["text"])
+    pipe.to(torch.float32)
+    height, width = (side * pipe.vae_scale_factor for side in noise_CFHW.shape[2:])
+    (found,) = pipe(
+        **embeds, height=height, width=width, num_inference_steps=STEPS,
+        latents=packed_by_pipeline(noise_CFHW), output_type="latent", return_dict=False, **call,
+    )  # fmt: skip
+    return ChromaPipeline._unpack_latents(found, height, width, pipe.vae_scale_factor)[0][:, None]
+
+
+def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
+    """A token for each letter, the end, and one of padding."""
+    found = []
+    for caption, name in ((PROMPT, "prompt"), ("", "negative_prompt")):
+        states, _, mask, *_ = pipe.encode_prompt(caption, do_classifier_free_guidance=False)
+        text = texts[name]["text"]
+        assert len(text) == len(caption) + 2 == int(mask.sum())
+        found.append((text, states[0][mask[0] > 0]))
+    return found
+
+
+GENERATIONS = {
+    "chroma": Generation(
+        pipeline=pipeline,
+        made_by=made_by,
+        objective={"time_shift_type": "exponential", "sampling_levels": "even"},
+        encoded=_encoded,
+        calls=[({"guidance_scale": scale}, {"guidance": scale}) for scale in (1.0, 4.0)],
+        negative="",
+    )
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,19 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.registry import family_named
-from tests.families.case import AXES, COUNTED, COUNTED_TEXT, GUIDANCE, Case, latent_of, text_of
+from tests.families.case import (
+    AXES,
+    COUNTED,
+    COUNTED_TEXT,
+    GUIDANCE,
+    PROMPT,
+    STEPS,
+    Case,
+    Generation,
+    Texts,
+    latent_of,
+    text_of,
+)
 from tests.packs import random_pack
 
 TINY = {
@@ -159,7 +170,6 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
     "dev": {"shift": 3.0, "use_dynamic_shifting": True},
     "schnell": {"shift": 1.0, "use_dynamic_shifting": False},
 }
-STEPS = 4
 
 
 def pipeline(folder: Path, kind: str) -> Any:
@@ -192,34 +202,57 @@ def pipeline(folder: Path, kind: str) -> Any:
     return opened
 
 
-def made_by(
-    pipe: Any,
-    noise_CHW: Tensor,
-    *,
-    prompt: Mapping[str, Tensor],
-    negative_prompt: Mapping[str, Tensor],
-    **call: Any,
-) -> Tensor:
-    """Latents [C, H, W] of a pipeline from `noise_CHW` and prompts as our text encoder has them."""
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+    """Latent [C, 1, H, W] of a pipeline from `noise_CFHW` and texts as our encoder has them."""
     from diffusers import FluxPipeline
 
-    channels, rows, columns = noise_CHW.shape
-    texts: dict[str, Any] = {}
-    for prefix, text in (("", prompt), ("negative_", negative_prompt)):
+    embeds: dict[str, Any] = {}
+    for name, text in texts.items():
         # In float32 as the network is; the pipeline's own are of the type of its text encoders.
-        texts[f"{prefix}prompt_embeds"] = text["text"][None].float()
-        texts[f"{prefix}pooled_prompt_embeds"] = text["pooled_text"][None].float()
+        embeds[f"{name}_embeds"] = text["text"][None].float()
+        embeds[f"{name.removesuffix('prompt')}pooled_prompt_embeds"] = text["pooled_text"][
+            None
+        ].float()
     pipe.text_encoder.float()  # positions of text have its type
-    height, width = (side * pipe.vae_scale_factor for side in (rows, columns))
+    height, width = (side * pipe.vae_scale_factor for side in noise_CFHW.shape[2:])
     (found,) = pipe(
-        **texts,
+        **embeds,
         height=height,
         width=width,
         num_inference_steps=STEPS,
-        latents=FluxPipeline._pack_latents(noise_CHW[None], 1, channels, rows, columns),
+        latents=packed_by_pipeline(noise_CFHW),
         output_type="latent",
         return_dict=False,
         **call,
     )
     pipe.text_encoder.bfloat16()
-    return FluxPipeline._unpack_latents(found, height, width, pipe.vae_scale_factor)[0]
+    return FluxPipeline._unpack_latents(found, height, width, pipe.vae_scale_factor)[0][:, None]
+
+
+def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
+    states, pooled, _ = pipe.encode_prompt(prompt=PROMPT, prompt_2=None)
+    assert torch.equal(texts["prompt"]["pooled_text"], pooled[0])
+    return [(texts["prompt"]["text"], states[0])]
+
+
+def _generation(kind: str) -> Generation:
+    dev = kind == "dev"
+    told = {"sampling_levels": "even", "time_shift_type": "exponential" if dev else None}
+    scales = ((3.5, 1.0), (1.0, 1.0), (3.5, 2.5)) if dev else ((3.5, 1.0), (1.0, 2.5))
+    return Generation(
+        pipeline=lambda folder: pipeline(folder, kind),
+        made_by=made_by,
+        objective={"name": "flow", "guidance": 1.0 if dev else None, **told},
+        encoded=_encoded,
+        calls=[
+            (
+                {"guidance_scale": told, "true_cfg_scale": scale},
+                {"guidance": scale, **({"distilled_guidance": told} if dev else {})},
+            )
+            for told, scale in scales
+        ],
+        slow=False,
+    )
+
+
+GENERATIONS = {"dev": _generation("dev"), "schnell": _generation("schnell")}

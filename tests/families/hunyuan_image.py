@@ -29,8 +29,12 @@ from tests.families.case import (
     AXES,
     COUNTED,
     COUNTED_TEXT,
+    NEGATIVE,
     ONES_OF_REFINER,
+    STEPS,
     Case,
+    Generation,
+    Texts,
     latent_of,
     mixed_pack,
     picture,
@@ -39,7 +43,7 @@ from tests.families.case import (
     text_of,
 )
 
-SHIFT, STEPS = 5.0, 4
+SHIFT = 5.0
 TINY = {
     "in_channels": 4,
     "out_channels": 4,
@@ -160,16 +164,44 @@ def pipeline(folder: Path, *, distilled: bool = False) -> Any:
     return opened
 
 
-def made_by(pipe: Any, noise_CHW: Tensor, **call: Any) -> Tensor:
-    """Latents [C, H, W] of a pipeline from `noise_CHW`."""
-    height, width = (side * pipe.vae_scale_factor for side in noise_CHW.shape[1:])
+def made_by(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
+    """Latent [C, 1, H, W] of a pipeline from `noise_CFHW`."""
+    height, width = (side * pipe.vae_scale_factor for side in noise_CFHW.shape[2:])
     (found,) = pipe(
         height=height,
         width=width,
         num_inference_steps=STEPS,
-        latents=noise_CHW[None],
+        latents=noise_CFHW.transpose(0, 1),
         output_type="latent",
         return_dict=False,
         **call,
     )
-    return found[0]
+    return found[0][:, None]
+
+
+QUOTED = 'a sign says "open" and “shut”'
+
+
+def _of_text(pipe: Any, noise_CFHW: Tensor, _: Texts, *, guided: bool) -> Tensor:
+    if guided:
+        return made_by(pipe, noise_CFHW, prompt=QUOTED, negative_prompt=NEGATIVE)
+    pipe.guider, pipe.ocr_guider = (pipe.guider.new(guidance_scale=1.0) for _ in range(2))
+    return made_by(pipe, noise_CFHW, prompt=QUOTED)
+
+
+def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
+    states, mask, glyphs, glyph_mask = pipe.encode_prompt(QUOTED)
+    kept = (("text", states[mask.bool()]), ("text_2", glyphs[glyph_mask.bool()]))
+    return [(texts["prompt"][name], rows) for name, rows in kept]
+
+
+GENERATIONS = {
+    "hunyuan_image": Generation(
+        pipeline=pipeline,
+        made_by=_of_text,
+        objective={"flow_shift": SHIFT, "sampling_levels": "even", "timestep_scale": 1000},
+        encoded=_encoded,
+        calls=[({"guided": True}, {"guider": "pipeline"}), ({"guided": False}, {"guidance": 1.0})],
+        prompt=QUOTED,
+    )
+}

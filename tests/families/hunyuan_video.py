@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,12 @@ from tests.families.case import (
     COUNTED_TEXT,
     GUIDANCE,
     ONES_OF_REFINER,
+    STEPS,
+    VIDEO,
     VIDEOS,
     Case,
+    Generation,
+    Texts,
     latent_of,
     mixed_pack,
     rows_of,
@@ -44,7 +47,7 @@ from tests.families.case import (
     text_of,
 )
 
-SHIFT, STEPS = 7.0, 4
+SHIFT = 7.0
 TINY = {
     "in_channels": 4,
     "out_channels": 4,
@@ -195,21 +198,15 @@ def pipeline(folder: Path, shown: str | None = None) -> Any:
     return opened
 
 
-def made_by(
-    pipe: Any,
-    noise_CFHW: Tensor,
-    *,
-    prompt: Mapping[str, Tensor],
-    negative_prompt: Mapping[str, Tensor],
-    **call: Any,
-) -> Tensor:
-    """Latents [C, F, H, W] of a pipeline from `noise_CFHW`, of prompts as our encoder has them."""
-    texts: dict[str, Any] = {}
-    for prefix, text in (("", prompt), ("negative_", negative_prompt)):
-        texts[f"{prefix}prompt_embeds"] = text["text"][None].float()
-        texts[f"{prefix}prompt_attention_mask"] = torch.ones(1, len(text["text"]))
-        texts[f"{prefix}pooled_prompt_embeds"] = text["pooled_text"][None].float()
-    return latents_of(pipe, noise_CFHW, **texts, **call)
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+    """Latents [C, F, H, W] of a pipeline from `noise_CFHW`, of texts as our encoder has them."""
+    embeds: dict[str, Any] = {}
+    for name, text in texts.items():
+        prefix = name.removesuffix("prompt")
+        embeds[f"{name}_embeds"] = text["text"][None].float()
+        embeds[f"{name}_attention_mask"] = torch.ones(1, len(text["text"]))
+        embeds[f"{prefix}pooled_prompt_embeds"] = text["pooled_text"][None].float()
+    return latents_of(pipe, noise_CFHW, **embeds, **call)
 
 
 def latents_of(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
@@ -227,3 +224,22 @@ def latents_of(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
         **call,
     )
     return found[0]
+
+
+GENERATIONS = {
+    "hunyuan_video": Generation(
+        pipeline=pipeline,
+        made_by=made_by,
+        size=VIDEO,
+        objective={
+            **{"name": "flow", "guidance": 1.0, "flow_shift": SHIFT, "sampling_levels": "even"},
+        },
+        calls=[
+            (
+                {"guidance_scale": told, "true_cfg_scale": scale},
+                {"guidance": scale, "distilled_guidance": told},
+            )
+            for told, scale in ((6.0, 1.0), (1.0, 1.0), (6.0, 2.5))
+        ],
+    )
+}

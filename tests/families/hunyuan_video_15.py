@@ -32,11 +32,16 @@ from tests.families.case import (
     AXES,
     COUNTED,
     COUNTED_TEXT,
+    NEGATIVE,
     ONES_OF_REFINER,
+    STEPS,
     TEXT_OF_LAST_BLOCK,
     UNREAD_TEXT,
+    VIDEO,
     VIDEOS,
     Case,
+    Generation,
+    Texts,
     last_text,
     latent_of,
     mixed_pack,
@@ -45,7 +50,7 @@ from tests.families.case import (
     text_of,
 )
 
-SHIFT, SCALE, STEPS = 5.0, 6.0, 4
+SHIFT, SCALE = 5.0, 6.0
 TINY = {
     "in_channels": 9,
     "out_channels": 4,
@@ -184,3 +189,23 @@ def made_by(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
         **call,
     )
     return found[0]
+
+
+QUOTED = 'a sign says "open" and “shut”'
+
+
+def _of_text(pipe: Any, noise_CFHW: Tensor, _: Texts, scale: float) -> Tensor:
+    pipe.guider = pipe.guider.new(guidance_scale=scale)
+    return made_by(pipe, noise_CFHW, prompt=QUOTED, negative_prompt=NEGATIVE)
+
+
+GENERATIONS = {
+    "hunyuan_video_15": Generation(
+        pipeline=pipeline,
+        made_by=_of_text,
+        size=VIDEO,
+        objective={"flow_shift": SHIFT, "sampling_levels": "even"},
+        calls=[({"scale": scale}, {"guidance": scale}) for scale in (SCALE, 1.0)],
+        prompt=QUOTED,
+    )
+}

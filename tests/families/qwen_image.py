@@ -25,9 +25,13 @@ from tests.families.case import (
     AXES,
     COUNTED,
     COUNTED_TEXT,
+    PROMPT,
+    STEPS,
     TEXT_OF_LAST_BLOCK,
     UNREAD_TEXT,
     Case,
+    Generation,
+    Texts,
     last_text,
     latent_of,
     mixed_pack,
@@ -62,7 +66,6 @@ SCHEDULER = {
     "time_shift_type": "exponential",
 }
 """scheduler_config.json of the published weights."""
-STEPS = 4
 
 
 def _configuration(number: int) -> dict[str, Any]:
@@ -168,22 +171,41 @@ def pipeline(folder: Path, size: str) -> Any:
     return opened
 
 
-def made_by(
-    pipe: Any, noise_CHW: Tensor, *, prompt: Tensor, negative_prompt: Tensor, **call: Any
-) -> Tensor:
-    """Latents [C, H, W] of a pipeline from `noise_CHW` and texts [L, E] as our encoder has them."""
-    channels, rows, columns = noise_CHW.shape
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+    """Latent [C, 1, H, W] of a pipeline from `noise_CFHW` and texts as our encoder has them."""
+    channels, _, rows, columns = noise_CFHW.shape
     height, width = (side * pipe.vae_scale_factor for side in (rows, columns))
+    noise = noise_CFHW.transpose(0, 1)
     (found,) = pipe(
-        prompt_embeds=prompt[None].float(),
-        negative_prompt_embeds=negative_prompt[None].float(),
+        **{f"{name}_embeds": text["text"][None].float() for name, text in texts.items()},
         height=height,
         width=width,
         num_inference_steps=STEPS,
-        latents=QwenImagePipeline._pack_latents(noise_CHW[None], 1, channels, rows, columns),
+        latents=QwenImagePipeline._pack_latents(noise, 1, channels, rows, columns),
         output_type="latent",
         return_dict=False,
         **call,
     )
-    unpacked = QwenImagePipeline._unpack_latents(found, height, width, pipe.vae_scale_factor)
-    return unpacked[0, :, 0]
+    return QwenImagePipeline._unpack_latents(found, height, width, pipe.vae_scale_factor)[0]
+
+
+def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
+    states, _ = pipe.encode_prompt(prompt=PROMPT)
+    return [(texts["prompt"]["text"], states[0])]
+
+
+GENERATIONS = {
+    "qwen_image": Generation(
+        pipeline=lambda folder: pipeline(folder, "qwen_image"),
+        made_by=made_by,
+        channels=16,
+        # Of the scheduler what we have of it, too.
+        objective={
+            **{"sampling_levels": "even", "timestep_scale": 1000, "base_shift": 0.5},
+            **{"max_shift": 0.9, "base_image_seq_len": 256, "max_image_seq_len": 8192},
+            **{"shift_terminal": 0.02, "time_shift_type": "exponential"},
+        },
+        encoded=_encoded,
+        calls=[({"true_cfg_scale": scale}, {"guidance": scale}) for scale in (1.0, 4.0)],
+    )
+}

@@ -28,7 +28,12 @@ from tests.families import pipeline_parts
 from tests.families.case import (
     COUNTED,
     COUNTED_TEXT,
+    NEGATIVE,
+    PROMPT,
+    STEPS,
     Case,
+    Generation,
+    Texts,
     last_text,
     latent_of,
     mixed_pack,
@@ -164,3 +169,40 @@ def pipeline(folder: Path) -> StableDiffusion3Pipeline:
     opened.set_progress_bar_config(disable=True)
     opened.save_pretrained(folder / "pipeline")
     return opened
+
+
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+    """Latent [C, 1, H, W] of the pipeline from `noise_CFHW` and texts as our encoder has them."""
+    embeds: dict[str, Any] = {}
+    for name, text in texts.items():
+        embeds[f"{name}_embeds"] = text["text"][None].float()
+        embeds[f"{name.removesuffix('prompt')}pooled_prompt_embeds"] = text["pooled_text"][
+            None
+        ].float()
+    pipe.to(torch.float32)
+    height, width = (side * pipe.vae_scale_factor for side in noise_CFHW.shape[2:])
+    (found,) = pipe(
+        **embeds, height=height, width=width, num_inference_steps=STEPS,
+        latents=noise_CFHW.transpose(0, 1), output_type="latent", return_dict=False, **call,
+    )  # fmt: skip
+    return found[0][:, None]
+
+
+def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
+    states = pipe.encode_prompt(PROMPT, None, None, negative_prompt=NEGATIVE)
+    found = []
+    for text, rows, pooled in zip(texts.values(), states[:2], states[2:], strict=True):
+        found += [(text["text"], rows[0]), (text["pooled_text"], pooled[0])]
+    return found
+
+
+GENERATIONS = {
+    "sd3": Generation(
+        pipeline=pipeline,
+        made_by=made_by,
+        objective={"flow_shift": 3.0},
+        encoded=_encoded,
+        calls=[({"guidance_scale": scale}, {"guidance": scale}) for scale in (1.0, 3.0)],
+        slow=False,
+    )
+}

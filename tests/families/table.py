@@ -13,7 +13,7 @@ from tests.families import (
     sd3,
     wan,
 )
-from tests.families.case import Case
+from tests.families.case import Case, Generation
 
 CASES: dict[str, Case] = {
     "dit": dit.CASE,
@@ -27,3 +27,14 @@ CASES: dict[str, Case] = {
     "chroma": chroma.CASE,
 }
 """`model.family` -> its case."""
+GENERATIONS: dict[str, Generation] = {
+    **chroma.GENERATIONS,
+    **flux.GENERATIONS,
+    **hunyuan_image.GENERATIONS,
+    **hunyuan_video.GENERATIONS,
+    **hunyuan_video_15.GENERATIONS,
+    **qwen_image.GENERATIONS,
+    **sd3.GENERATIONS,
+    **wan.GENERATIONS,
+}
+"""Pipelines that make pictures and videos of texts."""

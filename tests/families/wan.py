@@ -18,7 +18,17 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.registry import family_named
-from tests.families.case import COUNTED, VIDEOS, Case, latent_of, rows_of, text_of
+from tests.families.case import (
+    COUNTED,
+    NEGATIVE,
+    VIDEO,
+    VIDEOS,
+    Case,
+    Generation,
+    latent_of,
+    rows_of,
+    text_of,
+)
 from tests.packs import random_pack
 
 TINY = {
@@ -265,3 +275,21 @@ def made_by(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
         **call,
     )
     return found[0]
+
+
+def _generation(scheduler: str) -> Generation:
+    words = {"prompt": "a  red fox &amp; a hen", "negative_prompt": NEGATIVE}
+    return Generation(
+        pipeline=lambda folder: pipeline(folder, "t2v", scheduler=scheduler),
+        made_by=lambda pipe, noise, _, **call: made_by(pipe, noise, **words, **call),
+        size=VIDEO,
+        channels=16,
+        objective={"name": "flow", "flow_shift": SHIFT},
+        calls=[({"guidance_scale": scale}, {"guidance": scale}) for scale in (1.0, 3.5)],
+        prompt=words["prompt"],
+        options={"sampler": scheduler},
+        slow=False,
+    )
+
+
+GENERATIONS = {f"wan {scheduler}": _generation(scheduler) for scheduler in SCHEDULERS}
