@@ -42,8 +42,8 @@ from tests.families.table import CASES
 from tests.lora_files import linears, merged, random_factors
 from tests.quick import few_quick
 
-# Wan first, which `make test` has. Others have fused matrices, layers of which the last and the first
-# differ, a network that makes all modulations.
+# Wan first, which `make test` has. Others have fused matrices, layers of which the last and the
+# first differ, a network that makes all modulations.
 FAMILIES = few_quick(["wan", *(name for name in CASES if name != "wan")], 1)
 LEVELS = (0.3, 0.8)
 SIZES = ((1, 4, 6), (3, 2, 4))
