@@ -67,6 +67,16 @@ def groups() -> Any:
     return process_groups()
 
 
+@pytest.fixture
+def resize(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision's part in Diffusers' forward pass of Cosmos, where there is no torchvision."""
+    from diffusers.models.transformers import transformer_cosmos
+
+    from tests.families.dit import NearestResize
+
+    monkeypatch.setattr(transformer_cosmos, "transforms", NearestResize, raising=False)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:

@@ -136,7 +136,7 @@ def test_settings_survive_the_way_through_config_json(size: str) -> None:
     [(name, *one) for name, case in CASES.items() for one in case.counted],
 )
 def test_operations_are_those_of_diffusers(
-    groups, name: str, size: str, changes: Mapping[str, Any]
+    groups, resize, name: str, size: str, changes: Mapping[str, Any]
 ) -> None:
     case, model = CASES[name], exportable(size, **changes)
     network = family_of(model).network()(model, groups)

@@ -38,7 +38,7 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_are_those_of_diffusers_and_torch(groups, tmp_path, name):
+def test_losses_are_those_of_diffusers_and_torch(groups, resize, tmp_path, name):
     case, folder = CASES[name], tmp_path / "hf"
     case.random(seed=1, **case.trained).save_pretrained(folder)
     words = (*SETTINGS, *case.training, f"checkpoint.load_hf={folder}")

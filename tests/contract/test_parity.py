@@ -36,7 +36,9 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("name", "number"), NUMBERS)
-def test_forward_gradients_and_the_way_back(groups, tmp_path: Path, name: str, number: int) -> None:
+def test_forward_gradients_and_the_way_back(
+    groups, resize, tmp_path: Path, name: str, number: int
+) -> None:
     case = CASES[name]
     theirs = case.random(seed=number, **case.configuration(number))
     theirs.save_pretrained(tmp_path / "hf")
