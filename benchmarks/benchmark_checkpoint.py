@@ -103,7 +103,7 @@ def measure(model: ModelAndOptimizer, config: RunConfig, folder: Path, bucket: i
     from dit.train.checkpoint import exchange
     from dit.train.checkpoint.async_save import save_checkpoint
     from dit.train.checkpoint.state_dict import DataState, load_checkpoint, stored_values
-    from dit.train.train_state import TrainProgress
+    from dit.train.train_progress import TrainProgress
 
     exchange.BUCKET_BYTES = bucket
     values = stored_values(model)

@@ -51,6 +51,12 @@ _TOLERANCE = {Precision.FP32: 1e-3, Precision.BF16: 3e-2}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    compare(argv)
+    return 0
+
+
+def compare(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """What is printed, of each mixture of samples."""
     options, overrides = _parser().parse_known_args(argv)
     small = load_config(_base(), overrides=SMALL[options.family])
     base = load_config(small, config_file=options.config_file, overrides=overrides)
@@ -63,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print(found)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
-    return 0
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:

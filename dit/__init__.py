@@ -11,6 +11,7 @@ codecs        VAEs and text encoders: pixels and captions <-> latents and text
 data          shards -> packs
 objectives    pack -> regression problem
 models        noisy tokens -> prediction
+lora          low-rank adapters beside frozen linears, and their files
 distributed   process groups, sending packs, running without CUDA
 train         the step, the loop, checkpoints, metrics
 sampling      noise -> latents -> pictures
@@ -22,7 +23,7 @@ planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 
 What all folders may use: bin_packing, command_line, console, device_specs, drawing, local_path,
-local_server, parsing, progress, safe_pickle, safe_writing.
+local_server, parsing, progress, safe_pickle, safe_writing, stored_samples.
 """
 
 import os

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dit.convert.lora import LoraFactors
+from dit.lora.factors import LoraFactors
 from tests.families.table import CASES
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
-
+from dit.models.config_keys import ConfigKeys
 from dit.models.diffusers_form import DiffusersForm
 from dit.models.diffusers_names import (
     ByHead,
@@ -71,15 +70,9 @@ FORM = DiffusersForm(
     table=NameTable(
         rows=ROWS, sizes=_sizes, layers=lambda model: {"single": model.num_single_layers}
     ),
-    config_keys=BaseModel,
-    private_keys=BaseModel,
-    unsupported=lambda _: [],
-    settings=lambda *_: {},
+    keys=ConfigKeys(keys=()),
     inexpressible=lambda _: [],
-    content=lambda _: {},
-    text_pad_to=None,
     pipelines={},
-    pipeline_misfits=lambda *_: [],
     largest_latent=lambda _: (1, 1, 1),
     run_network=None,  # type: ignore[arg-type]
 )

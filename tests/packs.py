@@ -11,7 +11,7 @@ import torch
 from dit.batch import TEXT, Grid, LatentSample, PackedBatch
 from dit.config import ModelConfig, Precision, RunConfig
 from dit.data.pack import PatchLayout, pack_identity, pack_samples
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.models.family import Family, InputKind, SampleInput
 from dit.models.registry import family_of
 

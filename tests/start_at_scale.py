@@ -20,7 +20,7 @@ from dit.data import LoaderLayout, build_train_loader, build_val_packs
 from dit.data.energon import task_encoder
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import process_groups, start_processes
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.train.checkpoint.data_position import data_positions, loader_file
 from dit.train.validation import read_validation_packs
 from recipes.runs import RECIPES

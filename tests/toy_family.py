@@ -117,9 +117,6 @@ class ToyNetwork(JointTransformer):
             T_EMB: nn.functional.silu(self.level(wave_MD)) + pooled_MD,
         }
 
-    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:
-        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)
-
 
 def _cost(model: ToyConfig) -> NetworkCost:
     width, one_row = model.hidden_size, {"rows": RowKind.SAMPLES, "bias": True}

@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
-from dit.config.checks import Rule, at_least_one, check, given, numbers, positive
+from dit.config.checks import Rule, at_least_one, bounds, check, given, numbers, positive
 from dit.config.resume import AtStart, Live, Refused
 from dit.local_path import LocalPath
 
@@ -116,8 +116,6 @@ class ModelConfig:
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The named sizes of a family: what each `model.name` sets."""
-    most: ClassVar[Mapping[str, float]] = {}
-    """The largest values of a family's own fields, beyond any network."""
     takes_stored_padding: ClassVar[bool] = False
     """Whether `text_pad_to` may be `stored`: published weights attend to the encoder's padding."""
     shown_before: ClassVar[Mapping[str, str]] = {}
@@ -207,7 +205,9 @@ class ModelConfig:
         whole += ("in_channels", "patch_spatial", "patch_temporal", "crossattn_emb_size")
         whole += ("tensor_model_parallel_size", "context_parallel_size", "recompute_num_layers")
         whole += ("pipeline_model_parallel_size",)
-        names = (*self.sizes, CUSTOM_SIZE)
+        names, own = (*self.sizes, CUSTOM_SIZE), bounds(type(self))
+        whole_of_family = [name for name, bound in own.items() if bound["at_least_one"]]
+        most = {name: bound["most"] for name, bound in own.items()}
         return [
             (
                 self.name in names,
@@ -220,8 +220,9 @@ class ModelConfig:
             *self._offloading(),
             *self._engine(),
             *positive(self, "mlp_ratio", *given(self, "init_method_std")),
+            *at_least_one(self, *given(self, *whole_of_family)),
             *self.own_sizes(),
-            *numbers(self, **{**_MOST, **self.most}),
+            *numbers(self, **_MOST | most),
         ]
 
     def _text_padding(self) -> list[Rule]:

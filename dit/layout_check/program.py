@@ -228,7 +228,7 @@ def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int
 
 def _watching(layout: NamedLayout, config: RunConfig) -> AbstractContextManager[None]:
     """Inside, the watchdog ends the check if a process hangs or dies, and names it."""
-    from dit.distributed.watchdog import watchdog
+    from dit.distributed.watchdog.monitor import watchdog
 
     def say(message: str) -> None:
         say_once(f"layout {layout.name}, {training_name(config)}: {message}")

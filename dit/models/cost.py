@@ -15,10 +15,19 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dit.config import EmaKind, ModelConfig, Precision, Recompute, RecomputeMethod, RunConfig
+from dit.config import (
+    ContextComm,
+    EmaKind,
+    ModelConfig,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+    RunConfig,
+)
 from dit.config.checks import check
 from dit.config.data import MockGeometry
 from dit.models.layer_spec import Cost, NetworkCost
+from dit.models.layer_spec.kept import NOTHING, gathered
 from dit.models.registry import family_of
 
 if TYPE_CHECKING:
@@ -149,7 +158,7 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     trained = trained_here(config)
     shards = config.optimizer_ranks(replicas)
     wide = model.precision is Precision.FP32
-    hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.moment_bytes
+    hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.states.bytes
     return Memory(
         weights=_weights(config),
         gradients=trained * (4 if wide or config.ddp.grad_reduce_in_fp32 else 2),
@@ -283,6 +292,11 @@ def _kept_in(layer: Cost, model: ModelConfig, text: float) -> float:
     tensor, size = model.tensor_model_parallel_size, _size(model)
     fused = model.fused_kernels and not model.compile
     split = {"tensor": tensor, "sequence_parallel": model.sequence_parallel}
-    rows = (layer.kept, 1.0), (layer.kept_of_text, text)
+    rows = [(layer.kept, 1.0), (layer.kept_of_text, text)]
+    ranks = model.context_parallel_size
+    if ranks > 1 and layer.kept_exchanged != NOTHING and model.cp_comm_type is not ContextComm.P2P:
+        rows.append((layer.kept_exchanged, 1.0))
+        if model.cp_comm_type is ContextComm.ALL_GATHER:
+            rows.append((gathered(ranks), 1.0))
     # Attention that is computed again frees nothing: the next linear keeps what it makes.
     return sum((of.fused if fused else of.eager).bytes(size, **split) * n for of, n in rows)

@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dit.config import ModelConfig, RunConfig, TextPadding
+from dit.config import ModelConfig, RunConfig
+from dit.config.checks import Rule
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pydantic import BaseModel
     from torch import Tensor, nn
 
     from dit.batch import LatentSample
+    from dit.models.config_keys import ConfigKeys
     from dit.models.diffusers_names import NameTable
 
 
@@ -30,6 +31,26 @@ class FrozenTextProjection:
     """(network of projected texts, numbers of a row before it) -> the network with it."""
     removed: Callable[[Any], ModelConfig]
     """The network with it -> that of projected texts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline:
+    """A pipeline of Diffusers, and what it feeds the networks that it runs."""
+
+    samples: str = "flow"
+    """Name of the objective that it samples."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the family that its networks have and config.json does not tell."""
+    objective: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of `objective` that its loop fixes, whatever its scheduler says."""
+    sampling: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
+    """Where its loop fixes any: scheduler_config.json -> keys for the samplers."""
+    rules: Callable[[Any], list[Rule]] = lambda _: []
+    """What of a network it feeds as in training, and the words if it does not."""
+
+    def misfits(self, model: ModelConfig) -> list[str]:
+        """What it feeds a network otherwise than in training, in words."""
+        return [message for holds, message in self.rules(model) if not holds]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,20 +75,10 @@ class DiffusersForm:
     """`_class_name` of config.json, by which a folder is known to be of this family."""
     table: NameTable
     """Which tensors of theirs are which of ours."""
-    config_keys: type[BaseModel]
-    """The keys of config.json with Diffusers' own defaults; others are kept in `model_extra`."""
-    private_keys: type[BaseModel]
-    """What an export keeps in config.json that Diffusers has no place for."""
-    unsupported: Callable[[Any], list[str]]
-    """What of `config_keys` our network has no counterpart for, in words; not unknown keys."""
-    settings: Callable[[Any, Any, Any], dict[str, Any]]
-    """(`config_keys`, `private_keys` if ours wrote them, text_pad_to) -> fields of the family."""
+    keys: ConfigKeys
+    """The keys of config.json, and what of our configuration says the same."""
     inexpressible: Callable[[RunConfig], list[str]] = lambda _: []
     """What of a run Diffusers' network has no counterpart for, in words."""
-    content: Callable[[RunConfig], dict[str, Any]]
-    """config.json of a run's network, without private keys."""
-    text_pad_to: Callable[[Any], int | TextPadding | None] = lambda _: None
-    """`config_keys` -> `model.text_pad_to` of the published weights."""
     text_projection: FrozenTextProjection | None = None
     """None: no shards hold projected texts of the family."""
     ignored: tuple[str, ...] = ()
@@ -79,16 +90,8 @@ class DiffusersForm:
     last has as many outputs as inputs. `~`: shift and scale have changed places, if alone."""
     comfyui_names: Callable[[Any], Mapping[str, str]] | None = None
     """The one of `original_names` that ComfyUI has of a network; None: it reads Diffusers'."""
-    pipelines: Mapping[str, str]
-    """Pipeline that runs these networks -> name of the objective that it samples."""
-    settings_of_pipelines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Pipeline -> fields of the family that its networks have and config.json does not tell."""
-    pipeline_objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Pipeline -> keys of `objective` that its loop fixes, whatever its scheduler says."""
-    sampling_settings: Callable[[str, Mapping[str, Any]], dict[str, Any]] = lambda *_: {}
-    """(one of `pipeline_objectives`, its scheduler_config.json) -> keys for the samplers."""
-    pipeline_misfits: Callable[[Any, str], list[str]] = lambda *_: []
-    """(network, pipeline) -> what the pipeline feeds otherwise than in training, in words."""
+    pipelines: Mapping[str, Pipeline]
+    """The pipelines that run these networks, by class."""
     largest_latent: Callable[[Any], tuple[int, int, int]] = lambda _: (2**20, 2**20, 2**20)
     """Latent frames, rows and columns that Diffusers' network takes at most; default: any."""
     call: Callable[[Any], str | None] = lambda _: None
@@ -98,9 +101,9 @@ class DiffusersForm:
     run_stacked: Callable[[nn.Module, StackedSamples, RunConfig], Tensor] | None = None
     """The same of samples side by side -> [B, C, F, H, W], by which speeds are compared."""
 
-    def private(self, model: ModelConfig) -> dict[str, Any]:
-        """The values of `private_keys`."""
-        return {name: getattr(model, name) for name in self.private_keys.model_fields}
+    def content(self, config: RunConfig) -> dict[str, Any]:
+        """config.json of a run's network, without private keys."""
+        return self.keys.content(config)
 
     def open_network(self, folder: Path) -> nn.Module:
         """Diffusers' network of a folder, in float32.

@@ -16,16 +16,9 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from dit.config import ModelConfig
-
-
-class StrictKeys(BaseModel):
-    """Keys of a config.json, typed as in JSON: 1.0 is no integer, 1 no boolean, NaN no number."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 class TensorSplit(StrEnum):

@@ -14,12 +14,23 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from dit.config import ModelConfig
+from dit.config import ModelConfig, Precision
 
 if TYPE_CHECKING:
     from dit.models.diffusers_form import DiffusersForm
     from dit.models.layer_spec import NetworkCost
     from dit.models.positions import PositionRule
+
+
+POOLED, REFERENCE = "pooled_text", "reference_latent"
+"""Name of pooled text in a shard, and how those of reference latents begin."""
+TINY_NETWORK: Mapping[str, Any] = {
+    "num_layers": 4,
+    "num_attention_heads": 4,
+    "in_channels": 4,
+    "precision": Precision.FP32,
+}
+"""What `Family.tiny` sets of most networks."""
 
 
 class InputKind(StrEnum):
@@ -68,6 +79,39 @@ class SampleInput:
     """Given pictures that the codec makes it of: 1, the first frame; 2, the last one, too."""
     encoder: str | None = None
     """Text encoder (`dit.codecs.text`) of the published weights; None for inputs that have none."""
+
+
+def text_input(model: ModelConfig, *, encoder: str, may_be_empty: bool = False) -> SampleInput:
+    """The caption, as the main text encoder has it."""
+    return SampleInput(
+        name="text",
+        kind=InputKind.TEXT,
+        width=model.crossattn_emb_size,
+        may_be_empty=may_be_empty,
+        encoder=encoder,
+    )
+
+
+def pooled_input(model: Any, *, encoder: str) -> SampleInput:
+    """A second text encoder's output for the caption."""
+    width = model.pooled_size
+    return SampleInput(name=POOLED, kind=InputKind.VECTOR, width=width, encoder=encoder)
+
+
+def reference_inputs(model: Any, *, clean: bool) -> list[SampleInput]:
+    """Pictures that a sample may bring beside its own, told the clean level or the sample's."""
+    kind, width = InputKind.REFERENCE, model.in_channels
+    return [
+        SampleInput(name=f"{REFERENCE}_{n}", kind=kind, width=width, required=False, clean=clean)
+        for n in range(model.reference_latents)
+    ]
+
+
+def grid_positions(_: ModelConfig) -> PositionRule:
+    """`Family.positions`: indices of frames, whatever their rate, of rows and of columns."""
+    from dit.models.positions import GridPositions
+
+    return GridPositions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -247,14 +247,14 @@ def _update(config: RunConfig, packs: int, replicas: int) -> float:
     """Bytes of a step that weights, gradients and the states of the optimizer move.
 
     Each pack adds its gradients to their sums, which are zeroed before and read for their norm. The
-    rank that updates a weight reads its gradient, two moments and the main weight, writes all but
-    the first, reads the main weight again, and writes weight and average.
+    rank that updates a weight reads its gradient, the optimizer's states and the main weight,
+    writes all but the first, reads the main weight again, and writes weight and average.
     """
     size = _number(config.model)
     total = 4 if config.ddp.grad_reduce_in_fp32 else size
     here = trained_here(config)
     average = 3 * 4 * (config.ema.kind is not EmaKind.NONE)
-    updated = total + total + 6 * 4 + 4 + size + average
+    updated = total + total + config.optimizer.states.update_bytes + 4 + size + average
     added = packs * (size + 2 * total) * (not config.model.gradient_accumulation_fusion)
     return here * (total + added + updated / config.optimizer_ranks(replicas))
 

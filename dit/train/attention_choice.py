@@ -25,7 +25,8 @@ from dit.models.attention.choice import BUDGET_S, attention_calls, fault, millis
 from dit.models.attention.fit import AttentionCase, fitting, refusal
 from dit.models.cost import network_cost
 from dit.parsing import cause
-from dit.train.checkpoint.paths import goes_on_from, saved_config
+from dit.train.checkpoint.paths import saved_config
+from dit.train.checkpoint.starting_point import goes_on_from
 
 _MOST_TOKENS = 32_768
 """Of the pack that is timed; attention to longer samples takes seconds a layer."""

@@ -19,24 +19,25 @@ from torch import Tensor
 
 from dit.batch import LatentSample, PackedBatch, Problem
 from dit.config import LoraConfig, MockGeometry, Problems, RunConfig, Weights
-from dit.convert.adapters.export import export_lora
-from dit.convert.adapters.import_ import import_lora
-from dit.convert.adapters.stored import open_adapters
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights, open_stored
 from dit.convert.import_ import import_weights
-from dit.convert.lora import LoraFileError, read_lora, write_lora
+from dit.convert.load_hf.start import weights_of_folder
+from dit.convert.lora.checkpoints import export_lora, import_lora, open_adapters
 from dit.data.pack import PatchLayout, pack_samples
+from dit.lora.factors import LoraFileError
+from dit.lora.files import read_lora, write_lora
 from dit.models.family import InputKind
+from dit.models.patches import unpack_latents
 from dit.models.registry import diffusers_form, family_of, pairs
 from dit.objectives import training_problem
 from dit.sampling.commands.lora_option import add_adapters
-from dit.sampling.unpatchify import sample_inputs, unpack_latents
+from dit.sampling.unpatchify import sample_inputs
 from dit.train import trainer
-from dit.train.checkpoint.adapters import adapters_of
-from dit.train.checkpoint.paths import saved_config
-from dit.train.checkpoint.state_dict import load_network
+from dit.train.checkpoint.adapters import adapters_of, load_adapted
+from dit.train.checkpoint.paths import has_adapters, saved_config
+from dit.train.checkpoint.state_dict import load_weights
 from tests.families.case import IMAGES, Case
 from tests.families.table import CASES
 from tests.lora_files import linears, merged, random_factors
@@ -96,7 +97,11 @@ def ours(checkpoint: Path, groups: Any, files: Sequence[str] = ()) -> list[Tenso
     config = saved_config(checkpoint)
     model = config.model
     network = family_of(model).network()(model, groups).eval()
-    load_network(checkpoint, network, groups, averaged=False)
+    if has_adapters(checkpoint):
+        at: Any = {"averaged": False, "read_folder": weights_of_folder}
+        load_adapted(checkpoint, network, groups, **at)
+    else:
+        load_weights(checkpoint, [network], groups, averaged=False)
     add_adapters(network, files, option="--lora")
     batch = pack_samples(samples(model), PatchLayout.of(config))
     made_TC = network(batch.latent_TC, torch.tensor(LEVELS), batch)
@@ -151,7 +156,7 @@ def test_our_folder_computes_it_in_diffusers_and_peft(made) -> None:
     case, folder, wanted = made
     config = saved_config(folder / "base")
     done = export_lora(folder / "lora", folder / "out", base_model="Org/Base")
-    assert done.modules == len(read_lora(folder / "peft"))
+    assert len(done.factors) == len(read_lora(folder / "peft"))
     network = network_of(case)
     network.load_lora_adapter(folder / "out", prefix="transformer", use_safetensors=True)
     assert_close(theirs(network, config), wanted)
@@ -323,10 +328,11 @@ def test_training_goes_on_from_the_loss_of_diffusers_network(
         return seen[-1]
 
     monkeypatch.setattr(trainer, "training_problem", recorded)
-    (values,) = trainer.measure_steps(config, warm_up=0, steps=1, around=nullcontext())
+    told: Any = {"warm_up": 0, "steps": 1, "read_folder": weights_of_folder}
+    (values,) = trainer.measure_steps(config, around=nullcontext(), **told)
     model = PeftModel.from_pretrained(network_of(case), str(folder / "peft"))
     wanted = torch.cat([errors_of(model, *one, config) for one in seen]).mean()
     assert values["loss"] == pytest.approx(float(wanted), rel=1e-5)
     wrong = replace(config, lora=replace(config.lora, rank=9))
     with pytest.raises(Problems, match=r"lora\.rank=9: the adapters of lora\.init_from"):
-        trainer.measure_steps(wrong, warm_up=0, steps=1, around=nullcontext())
+        trainer.measure_steps(wrong, around=nullcontext(), **told)

@@ -25,7 +25,8 @@ from dit.models.attention import choice, fit
 from dit.models.attention.by_runs import attend_by_runs
 from dit.models.attention.kernels import ATTEND
 from dit.train import attention_choice, trainer
-from dit.train.checkpoint.paths import named_checkpoint, saved_config
+from dit.train.checkpoint.paths import saved_config
+from dit.train.checkpoint.starting_point import named_checkpoint
 from tests.learning import tiny_run
 
 FASTEST = AttentionBackend.FLASH_3, AttentionBackend.FLASH_4

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 
 ABSENT = ("transformer_engine", "triton")
 

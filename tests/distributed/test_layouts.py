@@ -177,7 +177,7 @@ if __name__ == "__main__":
 """
 COMPARE = """
 import sys, torch
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.distributed.process_groups import start_processes
 if __name__ == "__main__":
     start_processes(seed=1, model=DitConfig())

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")
-FOLDERS = ("dit", "data_prep", "recipes", "benchmarks", "conf")  # a wheel has no benchmarks
+FOLDERS = ("dit", "data_prep", "recipes", "conf")
+FOLDERS += ("benchmarks", "tools")  # a wheel has none of them
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ GROUND = {
     "dit.parsing",
     "dit.safe_pickle",
     "dit.safe_writing",
+    "dit.stored_samples",
     "dit.drawing",
     "dit.progress",
 }
@@ -27,8 +28,8 @@ BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 # The folders of families are below nobody: the registry imports them by name.
 MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.models.stacks"}
 MODELS |= {"dit.models.attention"}
-MODELS |= {"dit.models.joint", "dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
-STEP = BASE | MODELS | {"dit.config_loading", "dit.data", "dit.objectives", "dit.convert.lora"}
+MODELS |= {"dit.models.joint", "dit.models.kernels", "dit.models.weight_marks"}
+STEP = BASE | MODELS | {"dit.config_loading", "dit.data", "dit.objectives", "dit.lora"}
 STEP |= {"dit.distributed"}
 FAMILIES = {
     f"dit.models.{name}"
@@ -49,6 +50,7 @@ ALLOWED = {
     "dit.local_server": {"dit.console"},
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),
+    "dit.stored_samples": {"dit.parsing"},
     "dit.batch": set(),
     "dit.pack_wire": {"dit.batch"},
     "dit.config": {"dit.local_path"},
@@ -61,23 +63,22 @@ ALLOWED = {
     "dit.models.joint": BASE | {"dit.models", "dit.models.layer_spec"},
     "dit.models.kernels": set(),
     "dit.models.weight_marks": set(),
-    "dit.models.lora": BASE | {"dit.models", "dit.models.kernels", "dit.models.weight_marks"},
     "dit.models.attention": BASE | {"dit.models", "dit.models.layer_spec"},
     "dit.models.layers": BASE
-    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
+    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.weight_marks"}
     | {"dit.models.attention"},
     "dit.models.stacks": BASE
-    | {"dit.models.layer_spec", "dit.models.layers", "dit.models.lora", "dit.models.weight_marks"}
+    | {"dit.models.layer_spec", "dit.models.layers", "dit.models.weight_marks"}
     | {"dit.models.attention"},
     **dict.fromkeys(FAMILIES, BASE | MODELS),
+    "dit.lora": BASE | MODELS,
     "dit.config_loading": BASE | {"dit.models"},
     "dit.data": BASE | {"dit.models"},
     "dit.planner": BASE | {"dit.models", "dit.models.layer_spec", "dit.config_loading"},
     "dit.train": STEP,
-    "dit.sampling": STEP | {"dit.codecs", "dit.train"},
     "dit.convert.cards": BASE | {"dit.codecs", "dit.models", "dit.objectives", "dit.train"},
-    "dit.convert.lora": BASE | {"dit.models", "dit.models.lora"},
-    "dit.convert": STEP | {"dit.sampling", "dit.train", "dit.convert.lora", "dit.convert.cards"},
+    "dit.convert": STEP | {"dit.train", "dit.convert.cards"},
+    "dit.sampling": STEP | {"dit.codecs", "dit.train", "dit.convert"},
     "dit.playground": STEP | {"dit.local_server", "dit.codecs", "dit.sampling", "dit.train"},
     "dit.fitting": STEP | {"dit.planner", "dit.train"},
     "dit.layout_check": STEP | {"dit.train"},
@@ -106,6 +107,7 @@ PURE = {
     "dit.report": ("torch", "megatron"),
     "dit.data": ("torch.distributed", "megatron.core"),
     "dit.safe_pickle": ("torch.distributed", "megatron"),
+    "dit.stored_samples": ("torch.distributed", "megatron"),
     "dit.objectives": ("torch.distributed", "megatron"),
 }
 # The one module that meets the other launched processes.
@@ -113,7 +115,6 @@ LAUNCHED = {"data_prep.engine.ranks"}
 # Folders with floors of their own.
 SPLIT = {
     "dit.convert.cards",
-    "dit.convert.lora",
     *FAMILIES,
 }
 SPLIT |= MODELS - {"dit.models"}

@@ -34,7 +34,7 @@ def _said(value: Any, config: RunConfig) -> str:
     theirs, ours, count = _MOMENTS.get(_name(value)), config.optimizer, trained_count(config)
     if theirs is None:
         return f"read as AdamW, with moments in {ours.exp_avg_dtype} and {ours.exp_avg_sq_dtype}"
-    each = ours.moment_bytes
+    each = ours.states.bytes
     return (
         f"read as AdamW: its two moments take {each} bytes for each of {count:,} trained numbers,"
         f" {_size(each * count)} over all ranks that share them, about"

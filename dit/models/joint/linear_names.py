@@ -53,7 +53,7 @@ HUNYUAN = Words(
     pooled=("linear_1", "linear_2"),
 )
 """Of the Hunyuan models' own code, as far as they have queries, keys and values in one linear."""
-GLYPHS = {f"byt5_in.fc{n}": f"context_embedder_2.linear_{n}" for n in (1, 2, 3)}
+GLYPH_LINEARS = {f"byt5_in.fc{n}": f"context_embedder_2.linear_{n}" for n in (1, 2, 3)}
 """The embedding of ByT5's rows."""
 HEAD = {"final_layer.linear": "proj_out", "final_layer.adaLN_modulation.1": "norm_out.linear~"}
 EMBEDDERS = {"img_in": "x_embedder", "txt_in": "context_embedder"}

@@ -1,4 +1,4 @@
-"""Which checkpoint a path means, whether its files are as they were saved, and what to do if not.
+"""The files of a checkpoint: whether they are as they were saved, and what the small ones say.
 
 manifest.json has the format of a checkpoint, and size and `sha256sum` of each of its files:
 
@@ -22,7 +22,6 @@ from safetensors import SafetensorError
 from dit.config import RunConfig
 from dit.config_loading import read_config
 from dit.distributed.collective_errors import RankError, error_in_words, on_all_ranks
-from dit.local_path import is_address
 from dit.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 
 MANIFEST = "manifest.json"
+ADAPTERS = "lora.json"
 FORMAT = 1
 """Rises when earlier versions would misread what this one writes; 0 without a manifest."""
 _LONGEST_NAME = 255  # bytes; the limit of file systems
@@ -185,58 +185,6 @@ def find_checkpoint(path: Path) -> Path | None:
     return None
 
 
-def named_checkpoint(place: str | Path, *, named: str) -> Path:
-    """The checkpoint that a path means, which errors call by `named`.
-
-    Of one in an object store (checkpoint.mirror) it is a copy on this machine.
-
-    Raises:
-        CheckpointError: there is none, or it is not complete.
-    """
-    if isinstance(place, str) and is_address(place):
-        from dit.train.checkpoint.object_store import fetched_checkpoint
-
-        found = fetched_checkpoint(place)
-    else:
-        found = Path(place)
-    path = find_checkpoint(found) if found is not None else None
-    if path is None:
-        raise CheckpointError(
-            f"{named} holds no checkpoint; give a run folder, a checkpoints/step_... folder or a"
-            " LATEST file"
-        )
-    return path
-
-
-def starting_point(config: RunConfig) -> Path | None:
-    """The checkpoint that a run starts from; None where it draws its own weights.
-
-    It is the newest one of the run itself, else that of `checkpoint.load`. Only the run's own
-    folder may hold none yet.
-
-    Raises:
-        CheckpointError: there is one, of which no checkpoint can be told.
-    """
-    c = config.checkpoint
-    own = find_checkpoint(Path(c.save)) if c.save else None
-    if own is not None or not c.load:
-        return own
-    if c.save and Path(c.load).resolve() == Path(c.save).resolve():
-        return None
-    return named_checkpoint(c.load, named=f"checkpoint.load={c.load}")
-
-
-def goes_on_from(config: RunConfig) -> Path | None:
-    """The checkpoint whose steps `resume` goes on with; None where the run starts at step 0.
-
-    Raises:
-        CheckpointError: as `starting_point`.
-    """
-    c = config.checkpoint
-    own = find_checkpoint(Path(c.save)) if c.save else None
-    return own if own or c.finetune else starting_point(config)
-
-
 def _named_by(pointer: Path) -> str:
     """Name of the checkpoint that LATEST or LOWEST_VAL points to, in the same folder.
 
@@ -312,6 +260,11 @@ def manifest_of(path: Path) -> Manifest | None:
         return read_manifest(path)
     except (ValueError, OSError) as error:
         raise damaged(path / MANIFEST, error) from error
+
+
+def has_adapters(path: Path | None) -> bool:
+    """Whether a checkpoint holds adapters alone, and no weights beside which they are trained."""
+    return path is not None and (path / ADAPTERS).is_file()
 
 
 def saved_config(path: Path) -> RunConfig:

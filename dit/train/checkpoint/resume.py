@@ -34,15 +34,16 @@ from dit.distributed.watchdog import heartbeat
 from dit.models.registry import family_of
 from dit.objectives import REGISTRY
 from dit.safe_writing import FolderInUseError, only_writer
-from dit.train.checkpoint.adapters import adapters_of
 from dit.train.checkpoint.data_position import Position, data_positions, restore_position
 from dit.train.checkpoint.origin import Origin, saved_origin
 from dit.train.checkpoint.paths import (
     CheckpointError,
     find_checkpoint,
+    has_adapters,
     manifest_of,
     saved_config,
 )
+from dit.train.checkpoint.starting_point import check_writable, unwritable
 from dit.train.checkpoint.state_dict import (
     DataState,
     interval_sums,
@@ -50,7 +51,6 @@ from dit.train.checkpoint.state_dict import (
     start_from,
 )
 from dit.train.metrics.run_logger import RunLogger
-from dit.train.start_checks import check_writable, unwritable
 from dit.train.train_state import TrainState
 
 
@@ -112,7 +112,7 @@ def resume(run: TrainState) -> None:
         _continue_from(run, own, own=True)
     elif c.load and (other := find_checkpoint(Path(c.load))):
         if c.finetune:
-            if run.model.adapters is None or adapters_of(other) is not None:
+            if run.model.adapters is None or has_adapters(other):
                 run.progress = start_from(other, run.model, config=run.config)
             run.notes += _finetune_notes(other, run.config)
             if run.progress.updates_before:

@@ -10,7 +10,7 @@ import pytest
 from dit.config_loading import ConfigError, load_config
 from dit.config_loading.foreign import FOREIGN
 from dit.config_loading.schema import Schema
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from tests.packs import run_config
 
 SCHEMA = Schema(DitConfig)

@@ -24,9 +24,9 @@ from dit.config import (
 from dit.config_loading import load_config
 from dit.config_loading.describe import describe
 from dit.models.cost import memory, network_cost, parameter_count
-from dit.models.dit.config import DitConfig, ExtraPosition
+from dit.models.dit.family import DitConfig, ExtraPosition
 from dit.models.registry import FAMILIES, named_model
-from dit.models.wan.config import WanConfig
+from dit.models.wan.family import WanConfig
 from tests.packs import run_config
 
 COUNTS = {

@@ -14,7 +14,7 @@ from dit.config_loading.schema import Schema, hints, item_type, record_type
 from dit.config_loading.settings import Merged
 from dit.config_loading.validate import checked_config, plain
 from dit.models.cost import check_memory
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from tests.packs import run_config
 
 SCHEMA = Schema(DitConfig)

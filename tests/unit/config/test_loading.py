@@ -24,7 +24,7 @@ from dit.config import (
 )
 from dit.config.inlining import value_of
 from dit.config_loading import load_config, read_config, save_config, to_yaml
-from dit.models.dit.config import MODEL_SIZES, ExtraPosition
+from dit.models.dit.family import MODEL_SIZES, ExtraPosition
 from recipes.runs import RECIPES, dit_b, dit_s
 from tests.packs import run_config
 

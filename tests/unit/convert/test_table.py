@@ -8,7 +8,7 @@ import pytest
 
 from dit.config import DatasetConfig, Precision, RunConfig
 from dit.convert.diffusers_config import diffusers_transformer_config, model_config
-from dit.models.dit.config import MODEL_SIZES, DitConfig
+from dit.models.dit.family import MODEL_SIZES, DitConfig
 from tests.families.dit import NETWORKS, random_model
 
 # TRANSFORMER_CONFIGS of Diffusers' scripts/convert_cosmos_to_diffusers.py (read on 2026-11-22),

@@ -27,7 +27,7 @@ from dit.data import (
     steps_of_epochs,
 )
 from dit.data.passes import FEW_SAMPLES
-from dit.models.flux.config import FluxConfig
+from dit.models.flux.family import FluxConfig
 from tests.unit.data.conftest import SIZES
 
 COUNT = 42  # six samples of each size

@@ -31,7 +31,7 @@ import os
 os.getloadavg = lambda: (99.0, 0.0, 0.0)
 import torch
 torch.set_num_threads(2)
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.distributed.process_groups import start_processes
 for _ in range(2):
     start_processes(seed=1, model=DitConfig())

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from dit.models.qwen_image.positions import CentredPositions, text_positions
+from dit.models.positions import CentredPositions
+from dit.models.qwen_image.model import text_positions
 from dit.models.registry import diffusers_form, family_of
 from dit.train.model_and_optimizer import initialise_weights
 from tests.contract.test_description import tiny

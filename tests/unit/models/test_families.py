@@ -23,7 +23,7 @@ from dit.config_loading import (
     to_yaml,
 )
 from dit.models.cost import forward_flops, parameter_count
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.models.registry import (
     VARIABLE,
     family_named,

@@ -14,8 +14,8 @@ from dit.config_loading import ConfigError, load_config
 from dit.data.cook import Expected, cook
 from dit.data.mock import mock_record
 from dit.data.pack import PatchLayout
+from dit.lora.targets import chosen_adapters
 from dit.models.flux.model import FluxNetwork
-from dit.models.lora.targets import chosen_adapters
 from dit.models.registry import family_of
 from dit.models.training_checks import check_objective_inputs
 from dit.train.checkpoint.state_dict import _fixed

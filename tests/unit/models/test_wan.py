@@ -12,7 +12,7 @@ from dit.data.cook import Expected, cook
 from dit.data.mock import mock_record
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.registry import family_of
-from dit.models.wan.config import WanConfig
+from dit.models.wan.family import WanConfig
 from dit.models.wan.model import WanNetwork
 from dit.train.model_and_optimizer import initialise_weights, randomise
 from tests.families.wan import wan_model

@@ -19,8 +19,7 @@ from measuring.memory_traffic import (
 )
 
 from dit.config import ContextComm, ModelConfig, Precision
-from dit.models.dit.config import DitConfig
-from dit.models.dit.family import dit_stack
+from dit.models.dit.family import DitConfig, dit_stack
 from dit.models.kernels import across_heads
 from dit.models.kernels.rotated_heads import HEADS
 from dit.models.kernels.row_chunks import CHUNK

@@ -16,7 +16,7 @@ from dit.config import (
     TrainConfig,
 )
 from dit.device_specs import DEVICES
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.models.registry import named_model
 from dit.planner import layouts
 from dit.planner.efficiency import FUSED, PUBLISHED

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.source_tree import (
+from tools.source_tree import (
     Source,
     classes,
     family_leaks,
@@ -59,7 +59,7 @@ def test_folders_are_small(sources: list[Source]) -> None:
 def test_private_members_of_a_dependency_are_touched_in_one_file(sources: list[Source]) -> None:
     found = private_members(sources)
     unknown = found.pop("?", {})
-    assert not unknown, f"add them to PRIVATE in tests/source_tree.py, under their owner: {unknown}"
+    assert not unknown, f"add them to PRIVATE in tools/source_tree.py, under their owner: {unknown}"
     wide = {dependency: files for dependency, files in found.items() if len(files) > 1}
     wrong = [f"{name}: {wide[name]}" for name in sorted(wide.keys() - SPREAD.keys())]
     assert not wrong, "\n".join(wrong)

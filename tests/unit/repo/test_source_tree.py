@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.source_tree import (
+from tools.source_tree import (
     classes,
     family_leaks,
     files_per_folder,

@@ -13,7 +13,7 @@ from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.paths import MANIFEST, CheckpointError, find_checkpoint, saved_config
 from dit.train.checkpoint.state_dict import load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer
-from dit.train.train_state import TrainProgress
+from dit.train.train_progress import TrainProgress
 from tests.learning import DATA, tiny_run
 
 CONFIG = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=0))

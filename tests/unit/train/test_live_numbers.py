@@ -13,7 +13,7 @@ from torch import Tensor
 from dit.config import RunConfig
 from dit.config_loading import load_config
 from dit.distributed.model_parallel import FullForward
-from dit.models.wan.config import WanConfig
+from dit.models.wan.family import WanConfig
 from dit.sampling.generate import Request, generate_latents
 from dit.sampling.validation.samples import settings_of
 from dit.train.checkpoint import state_dict

@@ -22,10 +22,10 @@ from dit.train.checkpoint.object_store import CheckpointStore, fetched_checkpoin
 from dit.train.checkpoint.paths import (
     CheckpointError,
     changed_files,
-    named_checkpoint,
     parse_manifest,
     write_manifest,
 )
+from dit.train.checkpoint.starting_point import named_checkpoint
 from dit.train.start_checks import check_start
 from tests.packs import run_config
 

@@ -1,0 +1,8 @@
+"""What developers run by hand, each as `python -m tools.NAME`; no wheel has it.
+
+parity          two checkouts on 17 small problems, every number bit for bit; of it
+                parity_runs (the problems), parity_data, parity_packs and parity_results
+mutate          breaks the code in small ways and lists the changes that no test sees
+measure_house   sizes and imports of the code, and which files a run opens
+source_tree     the code as syntax trees, for these measures and for tests of the layout
+"""
