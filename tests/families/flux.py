@@ -142,7 +142,7 @@ CASE = Case(
     },
     configuration=_configuration,
     cases=15,
-    quick=4,
+    quick=3,
     pack=_pack,
     theirs=_theirs,
     unread=_unread,

@@ -174,7 +174,7 @@ CASE = Case(
     },
     configuration=_configuration,
     cases=25,
-    quick=6,
+    quick=5,
     options=_options,
     pack=_pack,
     theirs=_theirs,
