@@ -1,4 +1,4 @@
-"""The seam for model families: their keys, sizes and errors, and a family that tests register."""
+"""The seam for model families: keys, sizes and errors of one that tests register."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLUX's network on one process: what each input moves, and what its description counts."""
+"""What FLUX alone has: angles at far places, a told scale, words for adapters, optional inputs."""
 
 from __future__ import annotations
 

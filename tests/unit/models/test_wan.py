@@ -1,4 +1,4 @@
-"""Wan's network on one process: what each input moves, and what its description counts."""
+"""What Wan alone has: levels of given frames, marks of frames, its first values, refused samples."""
 
 from __future__ import annotations
 
