@@ -1,4 +1,4 @@
-"""What Wan alone has: levels of given frames, marks of frames, its first values, refused samples."""
+"""What Wan alone has: levels of given frames, marks of frames, first values, refused samples."""
 
 from __future__ import annotations
 
