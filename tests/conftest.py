@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -54,6 +55,26 @@ def pytest_sessionfinish() -> None:
 def repo_root() -> Path:
     """The checkout under test."""
     return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def groups() -> Any:
+    """One process group for all tests of a pytest process that ask for it."""
+    from dit.config_loading import default_config
+    from dit.distributed.process_groups import process_groups, start_processes
+
+    start_processes(seed=1, model=default_config().model)
+    return process_groups()
+
+
+@pytest.fixture
+def resize(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision's part in Diffusers' forward pass of Cosmos, where there is no torchvision."""
+    from diffusers.models.transformers import transformer_cosmos
+
+    from tests.families.dit import NearestResize
+
+    monkeypatch.setattr(transformer_cosmos, "transforms", NearestResize, raising=False)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -108,3 +109,18 @@ def numbers(folder: Path) -> list[dict]:
     timed |= {"validation_s", "sampling_s"}
     timed |= {"data_s", "forward_s", "backward_s", "communication_s", "optimizer_s"}
     return [{k: v for k, v in line.items() if k not in timed} for line in metrics(folder)]
+
+
+def back_to_step_2(folder: Path, to: Path) -> Path:
+    """A copy of a run of four steps as it was after two."""
+    shutil.copytree(folder, to)
+    shutil.rmtree(to / "checkpoints/step_00000004")
+    (to / "checkpoints/LATEST").write_text("step_00000002")
+    return to
+
+
+def stored_tensors(folder: Path) -> dict[str, bytes]:
+    """Files of weights, moments and averages of the checkpoint after step 4."""
+    files = sorted((folder / "checkpoints/step_00000004").glob("*.distcp"))
+    assert files
+    return {file.name: file.read_bytes() for file in files}

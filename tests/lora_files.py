@@ -9,15 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dit.lora.factors import LoraFactors
-from tests.chroma_pipelines import random_chroma
-from tests.flux_networks import random_flux
-from tests.hunyuan_image_pipelines import random_hunyuan_image
-from tests.hunyuan_pipelines import random_hunyuan
-from tests.hunyuan_video_pipelines import random_hunyuan_video
-from tests.published import random_model
-from tests.qwen_pipelines import random_qwen_image
-from tests.sd3_pipelines import random_sd3
-from tests.wan_networks import random_wan
+from tests.families.table import CASES
 
 
 def linears(network: nn.Module) -> dict[str, tuple[int, int]]:
@@ -92,17 +84,8 @@ class Tiny:
         self.class_name, self.changes = class_name, changes
 
     def network(self) -> Any:
-        builders = {
-            "WanTransformer3DModel": random_wan,
-            "FluxTransformer2DModel": random_flux,
-            "HunyuanVideoTransformer3DModel": random_hunyuan_video,
-            "HunyuanVideo15Transformer3DModel": random_hunyuan,
-            "HunyuanImageTransformer2DModel": random_hunyuan_image,
-            "QwenImageTransformer2DModel": random_qwen_image,
-            "SD3Transformer2DModel": random_sd3,
-            "ChromaTransformer2DModel": random_chroma,
-        }
-        return builders.get(self.class_name, random_model)(**self.changes)
+        named = {case.network.__name__: case for case in CASES.values()}
+        return named[self.class_name].random(**self.changes)
 
     @torch.no_grad()
     def output(self, network: Any) -> Tensor:

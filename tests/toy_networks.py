@@ -45,10 +45,10 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransfo
 from dit.models.wan.model import WanNetwork
 from dit.objectives import with_clean_level
 from dit.objectives.flow_matching import FlowMatching
-from tests.flux_networks import flux_model
+from tests.families.flux import flux_model
+from tests.families.wan import wan_model
 from tests.packs import random_pack, tiny_model
 from tests.toy_family import FAMILY, ToyConfig, ToyNetwork
-from tests.wan_networks import wan_model
 
 
 def toy_parts(model: ModelConfig, **attention: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tests import tiny_pipelines
+from tests.families import pipeline_parts
 from tests.launching import ROOT, SMALL, run
 
 
@@ -51,7 +51,7 @@ def _packed(folder: Path) -> Path:
     for number in range(30):
         pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(pictures / f"a_picture_{number}.png")
-    model = tiny_pipelines.flux(folder / "flux")
+    model = pipeline_parts.flux(folder / "flux")
     packing = ["image", "--image_dir", pictures, "--processor", "flux", "--model_name", model]
     packing += ["--num_workers", 0, "--split", "0.7,0.3,0", "--output_dir", folder / "data"]
     done = run([sys.executable, "-m", "data_prep", *map(str, packing)])

@@ -32,13 +32,13 @@ ROOT = Path(__file__).resolve().parents[1]
 # What is broken by default, and the tests meant for it.
 MIRRORS = {
     "dit/objectives": ["tests/unit/objectives"],
-    "dit/models": ["tests/unit/models"],
+    "dit/models": ["tests/unit/models", "tests/contract"],
     "dit/train": ["tests/unit/train"],
     "dit/data/pack": ["tests/unit/data/test_pack.py", "tests/unit/test_bin_packing.py"],
 }
 WIDER = [
     *("tests/unit/objectives", "tests/unit/models", "tests/unit/train", "tests/unit/data"),
-    *("tests/unit/convert", "tests/unit/sampling/test_generate.py"),
+    *("tests/contract", "tests/unit/convert", "tests/unit/sampling/test_generate.py"),
     *("tests/distributed/test_golden_losses.py", "tests/distributed/test_layouts.py"),
 ]
 _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {

@@ -16,8 +16,8 @@ from diffusers import WanTransformer3DModel
 from dit.convert.diffusers_checkpoint import open_folder
 from dit.convert.lora.checkpoints import open_adapters
 from dit.convert.megatron_checkpoint import StoredWeights
+from tests.families.wan import publish_wan, random_wan
 from tests.launching import command, metrics, run
-from tests.wan_networks import publish_wan, random_wan
 
 SETTINGS = (
     *("--recipe", "dit_debug", "--mock", "checkpoint.save_interval=2", "train.eval_interval=0"),

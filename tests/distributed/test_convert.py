@@ -20,9 +20,9 @@ from dit.convert.diffusers_config import model_config
 from dit.models.patches import unpack_latents
 from tests.distributed.convert_worker import LAYOUTS
 from tests.entering import Enter
+from tests.families.dit import PROJECTED, NearestResize, publish, random_model
 from tests.launching import ROOT, SMALL, metrics, pretrain, run
 from tests.packs import random_pack
-from tests.published import PROJECTED, NearestResize, publish, random_model
 
 LEVELS = torch.tensor([-2.1, 0.3, 437.5])
 GRIDS, CAPTIONS, FPS = [(1, 3, 5), (4, 2, 3), (2, 5, 1)], [7, 1, 12], [math.nan, 16.0, 30.0]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from tests.families.dit import PROJECTED, publish, random_model
+from tests.families.wan import random_wan
 from tests.launching import run
-from tests.published import PROJECTED, publish, random_model
-from tests.wan_networks import random_wan
 
 PACKAGES = ("megatron-bridge==0.3.1", "einops")
 COSMOS = {"extra_pos_embed_type": "learnable", "concat_padding_mask": True, **PROJECTED}

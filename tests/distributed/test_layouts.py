@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launching import ROOT, command, metrics, pretrain, run
+from tests.launching import ROOT, back_to_step_2, command, metrics, pretrain, run
 
 IN_CI = (
     *("full", "tp2", "tp2+sp", "cp2", "cp2+ag", "pp2", "pp2+vpp2", "dp2+overlap"),
@@ -141,13 +140,6 @@ def _same(folder: Path, other: Path) -> None:
             assert two.get(name, 0) == pytest.approx(one.get(name, 0), rel=1e-5)
 
 
-def _back_to_step_2(folder: Path, to: Path) -> Path:
-    shutil.copytree(folder, to)
-    shutil.rmtree(to / "checkpoints/step_00000004")
-    (to / "checkpoints/LATEST").write_text("step_00000002")
-    return to
-
-
 @pytest.mark.slow
 def test_a_run_moves_between_layouts(alone, tmp_path):
     """Validation included; and a checkpoint of any layout goes on at any other."""
@@ -159,7 +151,7 @@ def test_a_run_moves_between_layouts(alone, tmp_path):
         (tmp_path / "all", (*CONTEXT, "model.precision=fp32"), 2),
     ]
     for number, (origin, layout, nproc) in enumerate(moves):
-        folder = _back_to_step_2(origin, tmp_path / str(number))
+        folder = back_to_step_2(origin, tmp_path / str(number))
         assert "continuing after step 2" in _train(folder, *layout, nproc=nproc)
         _same(alone, folder)
 

@@ -12,9 +12,9 @@ import pytest
 from safetensors import safe_open
 
 from tests.entering import Enter
+from tests.families.dit import PROJECTED, publish, random_model
+from tests.families.wan import publish_wan, random_wan
 from tests.launching import ROOT, metrics, numbers, run
-from tests.published import PROJECTED, publish, random_model
-from tests.wan_networks import publish_wan, random_wan
 
 QUICK = (
     *("--recipe", "dit_debug", "train.train_iters=4", "checkpoint.save_interval=2"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from data_prep.planning.splits import Split
 from data_prep.writing.dataset_folder import publish
 from data_prep.writing.tar_shards import ShardSeries, sample_parts
 from dit.models.registry import VARIABLE
-from tests.launching import ROOT, command, metrics, numbers, run
+from tests.launching import ROOT, back_to_step_2, command, metrics, numbers, run, stored_tensors
 from tests.toy_family import PLACE
 
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), VARIABLE: PLACE}
@@ -74,20 +73,6 @@ def alone(data, tmp_path_factory) -> Path:
     return folder
 
 
-def _back_to_step_2(folder: Path, to: Path) -> Path:
-    shutil.copytree(folder, to)
-    shutil.rmtree(to / "checkpoints/step_00000004")
-    (to / "checkpoints/LATEST").write_text("step_00000002")
-    return to
-
-
-def _tensors(folder: Path) -> dict[str, bytes]:
-    """Weights, moments and averages of the last checkpoint."""
-    files = sorted((folder / "checkpoints/step_00000004").glob("*.distcp"))
-    assert files
-    return {file.name: file.read_bytes() for file in files}
-
-
 @pytest.mark.slow
 def test_it_trains_validates_and_makes_pictures(alone):
     lines = metrics(alone)
@@ -103,10 +88,10 @@ def test_it_trains_validates_and_makes_pictures(alone):
 
 @pytest.mark.slow
 def test_a_run_that_is_ended_goes_on_bit_for_bit(alone, data, tmp_path):
-    folder = _back_to_step_2(alone, tmp_path / "again")
+    folder = back_to_step_2(alone, tmp_path / "again")
     assert "continuing after step 2" in _train(folder, data)
     assert numbers(folder) == numbers(alone)
-    assert _tensors(folder) == _tensors(alone)
+    assert stored_tensors(folder) == stored_tensors(alone)
 
 
 @pytest.mark.slow
@@ -119,7 +104,7 @@ def test_a_run_that_is_ended_goes_on_bit_for_bit(alone, data, tmp_path):
     ids=["tensor", "stages"],
 )
 def test_a_run_goes_on_at_another_layout(alone, data, tmp_path, layout):
-    folder = _back_to_step_2(alone, tmp_path / "moved")
+    folder = back_to_step_2(alone, tmp_path / "moved")
     assert "continuing after step 2" in _train(folder, data, *layout, nproc=2)
     for one, two in zip(metrics(alone), metrics(folder), strict=True):
         for name in ("loss", "grad_norm", "val_loss", "val_loss_ema"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT, command, metrics, numbers, run
+from tests.launching import ROOT, command, metrics, numbers, run, stored_tensors
 
 SHORT = (
     *("train.train_iters=4", "train.eval_interval=2", "checkpoint.save_interval=2"),
@@ -21,12 +21,6 @@ def _train(folder: Path, *changes: str) -> str:
     done = run(command("pretrain_dit.py", *settings))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def _tensors(folder: Path) -> dict[str, bytes]:
-    files = sorted((folder / "checkpoints/step_00000004").glob("*.distcp"))
-    assert files
-    return {file.name: file.read_bytes() for file in files}
 
 
 @pytest.mark.slow
@@ -43,4 +37,4 @@ def test_the_debug_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     (again / "checkpoints/LATEST").write_text("step_00000002")
     assert "continuing after step 2" in _train(again)
     assert numbers(again) == numbers(alone)
-    assert _tensors(again) == _tensors(alone)
+    assert stored_tensors(again) == stored_tensors(alone)

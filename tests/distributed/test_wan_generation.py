@@ -12,10 +12,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.cosmos_predict import gap
+from tests.families.case import gap
+from tests.families.wan import NETWORKS, pipeline, random_wan
 from tests.launching import ROOT, run
-from tests.wan_networks import random_wan
-from tests.wan_pipelines import NETWORKS, pipeline
 
 LAYOUTS = {
     "tp2+sp": ("--tensor_model_parallel_size", "2", "--sequence_parallel"),

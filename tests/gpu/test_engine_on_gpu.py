@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from dit.config import AttentionBackend, Fp8, Fp8Recipe, Implementation, Precision, Recompute
-from dit.distributed.process_groups import process_groups, start_processes
-from dit.models.dit.family import DitConfig
 from dit.models.dit.model import DiT
 from dit.pack_wire import pack_to
 from dit.train.model_and_optimizer import randomise
@@ -27,12 +25,6 @@ ENGINE = {
     "transformer_impl": Implementation.TRANSFORMER_ENGINE,
     "attention_backend": AttentionBackend.TRANSFORMER_ENGINE,
 }
-
-
-@pytest.fixture(scope="module")
-def groups():
-    start_processes(seed=1, model=DitConfig())
-    return process_groups()
 
 
 @pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL])

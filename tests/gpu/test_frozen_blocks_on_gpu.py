@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from dit.config import LoraConfig, Precision, Recompute
-from dit.distributed.process_groups import device, process_groups, start_processes
+from dit.distributed.process_groups import device
 from dit.lora.targets import attach_adapters, chosen_adapters
-from dit.models.dit.family import DitConfig
 from dit.models.dit.model import DiT
 from dit.models.stacks.frozen_blocks import place_networks, round_blocks
 from dit.pack_wire import pack_to
@@ -18,12 +17,6 @@ from tests.packs import random_pack, tiny_model
 pytestmark = pytest.mark.gpu
 
 SIZES = {"hidden_size": 1024, "num_attention_heads": 8, "num_layers": 8}
-
-
-@pytest.fixture(scope="module")
-def groups():
-    start_processes(seed=1, model=DitConfig())
-    return process_groups()
 
 
 def _network(groups, *, swapped: int, narrow: bool, **changes):

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from dit.config import ObjectiveConfig, Precision, Recompute
-from dit.distributed.process_groups import process_groups, start_processes
-from dit.models.dit.family import DitConfig
 from dit.models.dit.model import DiT
 from dit.objectives import training_objective
 from dit.objectives.training_target import draw_problem
@@ -32,12 +30,6 @@ PATHS = {
     "compiled and offloaded": {"compile": True, "cpu_offloading_num_layers": 2},
 }
 PACKS = ([(1, 16, 16), (4, 8, 9), (1, 3, 5)], [(2, 12, 12)], [(1, 8, 8)] * 6)
-
-
-@pytest.fixture(scope="module")
-def groups():
-    start_processes(seed=1, model=DitConfig())
-    return process_groups()
 
 
 def _pack(grids, model):

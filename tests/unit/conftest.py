@@ -1,4 +1,4 @@
-"""One process group for all tests of a pytest process, and packs built by hand."""
+"""Transformer Engine's stand-in, and packs built by hand."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.attention import kernels
-from dit.models.dit.family import DitConfig
 from dit.models.layers import transformer_engine
 from dit.models.stacks import stacked_transformer
 from dit.train import model_and_optimizer
@@ -18,12 +16,6 @@ from tests import stand_in_engine
 
 Grid = tuple[int, int, int]
 MakePack = Callable[..., PackedBatch]
-
-
-@pytest.fixture(scope="session")
-def groups():
-    start_processes(seed=1, model=DitConfig())
-    return process_groups()
 
 
 @pytest.fixture

@@ -1,14 +1,19 @@
 """Every file in conf/ and every recipe: known keys, comments, and the resolved run as text.
 
-A change of a default shows here as a difference in tests/golden. If it is meant, write the files
-anew:
+The resolved `conf/*_debug.yaml` of a family lies whole in tests/golden; its other files and recipes
+lie there as the keys whose values differ from it. A change of a default shows here as a difference
+in tests/golden. If it is meant, write the files anew:
 UPDATE_GOLDEN=1 python -m pytest tests/unit/config/test_conf_files.py
 """
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -31,8 +36,22 @@ MIXTURES = [
 ]
 
 
-def resolved(name: str) -> RunConfig:
-    return load_config(dit_xl(), config_file=FILES[name])
+@cache
+def resolved(name: str, *overrides: str) -> RunConfig:
+    return load_config(dit_xl(), config_file=FILES[name], overrides=list(overrides))
+
+
+RUNS: dict[str, Callable[[], RunConfig]] = {
+    **{f"conf_{name}": lambda name=name: resolved(name) for name in FILES},
+    **{f"recipe_{name}": recipe for name, recipe in RECIPES.items()},
+}
+
+
+@cache
+def wholes() -> dict[str, str]:
+    """Family -> the name in `RUNS` of the run that lies whole in tests/golden."""
+    names = [name for name in RUNS if name.startswith("conf_") and name.endswith("_debug")]
+    return {RUNS[name]().model.family: name for name in names}
 
 
 def test_the_files_of_the_readme_are_there() -> None:
@@ -49,28 +68,44 @@ def test_the_files_of_the_readme_are_there() -> None:
     assert set(FILES) == sizes | digits | wan | flux | double
 
 
-def compare_with_golden(name: str, text: str) -> None:
-    path = GOLDEN / f"{name}.yaml"
+def by_dotted_keys(text: str) -> dict[str, str]:
+    """Dotted key -> value as JSON, in which 1 and 1.0 differ. A difference has dotted keys."""
+
+    def leaves(tree: Mapping[str, Any], before: str) -> Iterator[tuple[str, str]]:
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                yield from leaves(value, f"{before}{key}.")
+            else:
+                yield before + key, json.dumps(value)
+
+    return dict(leaves(yaml.safe_load(text), ""))
+
+
+def difference(text: str, whole: str) -> str:
+    """YAML of the keys of a resolved run whose values differ from those of its family's whole."""
+    usual = by_dotted_keys(whole)
+    own = {k: json.loads(v) for k, v in by_dotted_keys(text).items() if usual.get(k) != v}
+    return yaml.safe_dump(own, sort_keys=False, default_flow_style=None, width=100)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_resolved_run(name: str) -> None:
+    text, base = to_yaml(RUNS[name]()), wholes()[RUNS[name]().model.family]
+    path, whole = GOLDEN / f"{name}.yaml", GOLDEN / f"{base}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(text)
+        whole.write_text(to_yaml(RUNS[base]()))
+        if name != base:
+            path.write_text(difference(text, whole.read_text()))
     assert path.exists(), "run again with UPDATE_GOLDEN=1 to write it"
-    assert text == path.read_text(), "if the change is meant, run again with UPDATE_GOLDEN=1"
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_resolved_file(name: str) -> None:
-    compare_with_golden(f"conf_{name}", to_yaml(resolved(name)))
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_resolved_recipe(name: str) -> None:
-    compare_with_golden(f"recipe_{name}", to_yaml(RECIPES[name]()))
+    golden = by_dotted_keys(whole.read_text()) | by_dotted_keys(path.read_text())
+    assert by_dotted_keys(text) == golden, "if the change is meant, run again with UPDATE_GOLDEN=1"
+    if name == base:
+        assert text == path.read_text()
 
 
 def test_no_golden_file_is_left_over() -> None:
-    wanted = {f"conf_{name}.yaml" for name in FILES} | {f"recipe_{name}.yaml" for name in RECIPES}
-    found = {path.name for kind in ("conf", "recipe") for path in GOLDEN.glob(f"{kind}_*.yaml")}
-    assert found == wanted
+    found = {path.stem for kind in ("conf", "recipe") for path in GOLDEN.glob(f"{kind}_*.yaml")}
+    assert found == set(RUNS)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -92,8 +127,7 @@ def test_precision_is_explicit(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_runs_on_mock_data(name: str) -> None:
-    config = load_config(dit_xl(), config_file=FILES[name], overrides=["dataset.mock=true"])
-    assert config.dataset.mock
+    assert resolved(name, "dataset.mock=true").dataset.mock
 
 
 def test_the_debug_file_and_recipe_are_the_same_run() -> None:
@@ -112,7 +146,7 @@ def test_the_debug_model_divides_by_degrees_of_two_and_four() -> None:
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_the_mock_mixture_is_nasty(name: str) -> None:
-    config = load_config(dit_xl(), config_file=FILES[name], overrides=["dataset.mock=true"])
+    config = resolved(name, "dataset.mock=true")
     samples = config.dataset.mock_samples
     patch = config.model.patch_spatial**2 * config.model.patch_temporal
     real = [one.frames * one.height * one.width // patch for one in samples]

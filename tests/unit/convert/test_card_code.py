@@ -22,7 +22,7 @@ from dit.convert.import_ import import_weights
 from dit.models.registry import family_of, named_model
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
-from tests.given_noise import from_noise
+from tests.families.generation import from_noise
 from tests.unit.convert.test_recipes_on_folders import FIXED, FLOW, UNIPC, folder_of
 
 FRAMES, ROWS, COLUMNS, BLOCK = 1, 4, 6, 2  # of a latent; pixels of a cell

@@ -13,7 +13,7 @@ from dit.config.inlining import value_of
 from dit.config_loading import load_config
 from dit.convert.cli import _bytes, main
 from recipes.runs import dit_xl
-from tests.published import PROJECTED, publish, random_model
+from tests.families.dit import PROJECTED, publish, random_model
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from dit.objectives import clean_network_level, sampling_path
 from dit.sampling import generate
 from dit.sampling.generate import Request, SamplingSettings, check_requests, generate_latents
 from dit.train.checkpoint.state_dict import load_weights
-from tests.cosmos_pipelines import PIPELINES, Checker, Seen, pipeline, save, watched
-from tests.cosmos_predict import gap
+from tests.families.case import gap
+from tests.families.cosmos_pipelines import PIPELINES, Checker, Seen, pipeline, save, watched
 from tests.unit.convert.test_round_trip import _assert_same, _tensors
 
 STEPS = 4

@@ -22,9 +22,9 @@ from dit.models.registry import family_of
 from dit.train.checkpoint.state_dict import load_weights
 from dit.train.model_and_optimizer import randomise
 from recipes.runs import dit_debug, for_weights
-from tests.flux_networks import random_flux
-from tests.published import PROJECTED, publish, random_model
-from tests.wan_networks import publish_wan, random_wan
+from tests.families.dit import PROJECTED, publish, random_model
+from tests.families.flux import random_flux
+from tests.families.wan import publish_wan, random_wan
 
 COSMOS = {
     "max_size": (8, 40, 40),

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.published import publish, random_model
+from tests.families.dit import publish, random_model
 
 SCRIPT = """
 import json, resource, sys

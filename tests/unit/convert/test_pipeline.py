@@ -26,8 +26,8 @@ from dit.models.patches import unpack_latents
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.ode_solvers import initial_noise
 from dit.train.checkpoint.state_dict import load_weights
+from tests.families.dit import publish, random_model
 from tests.packs import random_pack
-from tests.published import publish, random_model
 
 TOKENS = 16
 

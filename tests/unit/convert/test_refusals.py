@@ -30,12 +30,12 @@ from dit.convert.diffusers_config import model_config, objective_config
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, check_expressible, export_weights
 from dit.convert.import_ import import_weights
-from tests.chroma_pipelines import random_chroma
-from tests.flux_networks import random_flux
+from tests.families.chroma import random_chroma
+from tests.families.dit import publish, random_model
+from tests.families.flux import random_flux
+from tests.families.qwen_image import random_qwen_image
 from tests.hostile import damaged, json_bytes
 from tests.packs import run_config, tiny_model
-from tests.published import publish, random_model
-from tests.qwen_pipelines import random_qwen_image
 
 NAME = "transformer_blocks.1.attn2.to_k.weight"
 

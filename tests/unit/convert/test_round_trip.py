@@ -16,7 +16,7 @@ from dit.convert.megatron_checkpoint import StoredWeights
 from dit.models.dit.model import DiT
 from dit.models.registry import pairs
 from dit.train.checkpoint.state_dict import load_weights
-from tests.published import PROJECTED, publish, random_model
+from tests.families.dit import PROJECTED, publish, random_model
 
 EVERYTHING = {"extra_pos_embed_type": "learnable", "concat_padding_mask": True, **PROJECTED}
 

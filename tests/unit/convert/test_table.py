@@ -1,66 +1,15 @@
-"""The table names every tensor of both models, in its shape: also at 14 billion parameters."""
+"""Named sizes and config.json of Cosmos: those that are published, and what an export adds."""
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 
 import pytest
-import torch
-from diffusers import CosmosTransformer3DModel
-from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
 from dit.config import DatasetConfig, Precision, RunConfig
 from dit.convert.diffusers_config import diffusers_transformer_config, model_config
-from dit.convert.megatron_checkpoint import stored_shape
-from dit.models.cost import parameter_count
 from dit.models.dit.family import MODEL_SIZES, DitConfig
-from dit.models.dit.model import DiT
-from dit.models.registry import pairs
-from tests.packs import tiny_model
-
-SIZES = [DitConfig(name=name, **sizes) for name, sizes in MODEL_SIZES.items()]
-PROJECTED = tiny_model(crossattn_proj_size=24, patch_temporal=2)
-
-
-@pytest.mark.parametrize("model", [*SIZES, PROJECTED], ids=lambda model: model.name)
-def test_every_tensor_of_both_models_is_named_once(groups, model):
-    table = pairs(model)
-    with torch.device("meta"):
-        ours = DiT(model, groups)
-        theirs = CosmosTransformer3DModel.from_config(
-            diffusers_transformer_config(RunConfig(model=model))
-        )
-    stored = {
-        (entry.key, entry.global_offset[0] if entry.prepend_axis_num else None): entry.global_shape
-        for entry in ours.sharded_state_dict().values()
-        if isinstance(entry, ShardedTensor)
-    }
-    assert {(pair.ours, pair.layer): stored_shape(pair) for pair in table} == stored
-    assert len(stored) == len(table)
-    wanted = {name: tuple(value.shape) for name, value in theirs.state_dict().items()}
-    assert {name: shape for pair in table for name, shape in pair.their_shapes.items()} == wanted
-    assert sum(len(pair.theirs) for pair in table) == len(wanted)
-    assert sum(math.prod(pair.shape) for pair in table) == parameter_count(model)
-
-
-@pytest.mark.parametrize("model", [SIZES[-1], PROJECTED], ids=lambda model: model.name)
-def test_conversion_has_the_shapes_of_both_sides(groups, model):
-    for pair in pairs(model):
-        whole = torch.empty(pair.shape, device="meta")
-        parts = pair.split(whole)
-        assert [tuple(part.shape) for part in parts] == [*pair.their_shapes.values()]
-        assert pair.join(parts).shape == pair.shape
-
-
-@pytest.mark.parametrize("model", [*SIZES, PROJECTED], ids=lambda model: model.name)
-def test_settings_survive_the_way_through_config_json(model):
-    content = json.loads(json.dumps(diffusers_transformer_config(RunConfig(model=model))))
-    told = {"precision": model.precision, "text_pad_to": None}  # what an export says counts
-    again = model_config(content, **told, place="config.json")
-    assert again == replace(model, name="custom")
-
+from tests.families.dit import NETWORKS, random_model
 
 # TRANSFORMER_CONFIGS of Diffusers' scripts/convert_cosmos_to_diffusers.py (read on 2026-11-22),
 # which made the published folders of Cosmos 1.
@@ -138,8 +87,12 @@ def test_rotary_positions_of_an_export_reach_as_far_as_training():
         assert model_config(content, **told, place="").max_size == model.max_size
 
 
-def test_splitting_undoes_joining():
-    model = tiny_model(patch_temporal=2, patch_spatial=3)
-    for pair in pairs(model):
-        whole = torch.arange(math.prod(pair.shape)).view(pair.shape)
-        assert torch.equal(pair.join(pair.split(whole)), whole)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_captions_and_frame_rates_of_predict(name):
+    """Captions of Predict2 are filled up and its frames are told; those of 2.5 are neither."""
+    content = dict(random_model(**NETWORKS[name]).config) | {
+        "_class_name": "CosmosTransformer3DModel"
+    }
+    found = model_config(content, precision=Precision.FP32, place="")
+    wanted = (None, None) if "2.5" in name else (512, 24.0)
+    assert (found.text_pad_to, found.base_fps) == wanted

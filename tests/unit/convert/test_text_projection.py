@@ -15,8 +15,7 @@ from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
-from tests.cosmos_predict import NETWORKS
-from tests.published import random_model
+from tests.families.dit import NETWORKS, random_model
 from tests.unit.convert.test_round_trip import _assert_same, _tensors
 
 

@@ -42,9 +42,9 @@ from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.unpatchify import sample_inputs
 from dit.train.loss import loss_of
 from dit.train.start_checks import check_clean_level
+from tests.families.wan import wan_model
 from tests.packs import random_pack, run_config
 from tests.toy_family import PLACE, ToyConfig
-from tests.wan_networks import wan_model
 
 C = 2
 EVERY = (

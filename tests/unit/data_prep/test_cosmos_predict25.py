@@ -17,7 +17,7 @@ from data_prep.cli.parser import main
 from dit.codecs import text
 from dit.codecs.dataset_card import CodecError, read_card
 from dit.codecs.text.families import CosmosPredict25Text
-from tests import tiny_pipelines
+from tests.families import pipeline_parts
 from tests.media_files import image
 
 CAPTION = "a cat jumps"
@@ -26,7 +26,7 @@ ROWS, LAYERS, WIDTH, PROJECTED = 512, 3, 16, 24
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_pipelines.cosmos25(tmp_path_factory.mktemp("cosmos25"))
+    return pipeline_parts.cosmos25(tmp_path_factory.mktemp("cosmos25"))
 
 
 def encoder(folder: Path, **changes: Any) -> CosmosPredict25Text:

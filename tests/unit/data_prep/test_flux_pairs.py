@@ -14,7 +14,7 @@ from data_prep.cli.parser import main
 from dit.config import DatasetConfig, RunConfig, TextPadding
 from dit.data import DataError, build_train_loader, check_data, null_inputs
 from dit.models.registry import family_named
-from tests import tiny_pipelines
+from tests.families import pipeline_parts
 from tests.media_files import image
 from tests.packs import run_config
 
@@ -25,7 +25,7 @@ ROWS = 24
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three pairs whose control pictures keep their own sizes, and the dataset made of them."""
     folder = tmp_path_factory.mktemp("kontext")
-    model = tiny_pipelines.flux(folder / "model")
+    model = pipeline_parts.flux(folder / "model")
     for number, side in enumerate((16, 24, 32)):
         image(folder / f"after/{number}.png", 16, 16, seed=number)
         image(folder / f"before/{number}.png", side, 16, seed=10 + number)

@@ -22,7 +22,7 @@ from data_prep.cli.parser import main
 from data_prep.media.videos import frames, timeline
 from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError
 from dit.codecs.text import text_encoder_named
-from tests import tiny_pipelines
+from tests.families import pipeline_parts
 from tests.media_files import image, video
 from tests.unit.data_prep.test_pretrained_codecs import clip, codec, encoder, parts_of, raw
 
@@ -32,7 +32,7 @@ LENGTH = 900  # the instruction is 500 letters longer than the 95 tokens that ar
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_pipelines.hunyuan_video(tmp_path_factory.mktemp("hunyuan_video"))
+    return pipeline_parts.hunyuan_video(tmp_path_factory.mktemp("hunyuan_video"))
 
 
 def test_latents_are_those_of_the_pipeline(folder: Path) -> None:
@@ -82,7 +82,7 @@ def say_network(folder: Path, shown: str | None) -> Path:
 
 @pytest.fixture(scope="module")
 def with_llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tiny_pipelines.hunyuan_video_i2v(tmp_path_factory.mktemp("hunyuan_video_i2v"))
+    folder = pipeline_parts.hunyuan_video_i2v(tmp_path_factory.mktemp("hunyuan_video_i2v"))
     return say_network(folder, "token_replace")
 
 

@@ -23,7 +23,7 @@ from dit.codecs.pretrained import PipelineComponent
 from dit.codecs.vae.autoencoder import Autoencoder, picture_of
 from dit.data.records import read_record
 from dit.models.family import InputKind
-from tests import tiny_pipelines
+from tests.families import pipeline_parts
 from tests.media_files import image, video
 
 
@@ -31,7 +31,7 @@ from tests.media_files import image, video
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Wan 2.1 with its image encoder, Wan 2.2 A14B without one, Wan 2.2 5B."""
     root = tmp_path_factory.mktemp("pipelines")
-    makers = {"2.1": tiny_pipelines.wan, "A14B": tiny_pipelines.wan, "5B": tiny_pipelines.wan22}
+    makers = {"2.1": pipeline_parts.wan, "A14B": pipeline_parts.wan, "5B": pipeline_parts.wan22}
     found = {name: make(root / name) for name, make in makers.items()}
     index = {"_class_name": "WanImageToVideoPipeline", "vae": ["diffusers", "AutoencoderKLWan"]}
     index["image_encoder"] = [None, None]  # type: ignore[list-item] # as published

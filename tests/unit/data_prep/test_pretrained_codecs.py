@@ -21,17 +21,17 @@ from dit.codecs.vae import CODECS
 from dit.codecs.vae.autoencoder import Autoencoder
 from dit.config_loading import load_config
 from recipes.runs import dit_xl
-from tests import tiny_pipelines
+from tests.families import pipeline_parts
 from tests.media_files import image, video
 
 CAPTION = 'A  sign says "open" &amp; shut'
-FAMILIES = tuple(tiny_pipelines.MAKERS)
+FAMILIES = tuple(pipeline_parts.MAKERS)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("pipelines")
-    return {name: make(root / name) for name, make in tiny_pipelines.MAKERS.items()}
+    return {name: make(root / name) for name, make in pipeline_parts.MAKERS.items()}
 
 
 def arguments(folder: Path, **changes) -> Namespace:
@@ -221,7 +221,7 @@ def test_hunyuanimage_packs_what_its_pipeline_encodes(tmp_path: Path, read_sampl
     """Latents, captions and quoted words of two pictures; no tiles, which Diffusers cannot cut."""
     from diffusers import HunyuanImagePipeline
 
-    folder = tiny_pipelines.hunyuanimage(tmp_path / "pipeline")
+    folder = pipeline_parts.hunyuanimage(tmp_path / "pipeline")
     kinds = {"tokenizer": "AutoTokenizer", "text_encoder": "Qwen2_5_VLForConditionalGeneration"}
     kinds |= {"tokenizer_2": "ByT5Tokenizer", "text_encoder_2": "T5EncoderModel"}
     parts = parts_of(folder, vae="AutoencoderKLHunyuanImage", **kinds)

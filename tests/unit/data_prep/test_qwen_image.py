@@ -19,7 +19,7 @@ from dit.codecs import text, vae
 from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError
 from dit.codecs.text.qwen_image import QwenImageEditText, QwenImageText
 from dit.codecs.vae.families import QwenImageEdit
-from tests import tiny_pipelines
+from tests.families import pipeline_parts
 from tests.media_files import image
 
 CAPTION = "a red bird on a roof"
@@ -30,13 +30,13 @@ EDITS |= {"qwen_image_edit_2511": "QwenImageEditPlusPipeline"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_pipelines.qwen_image(tmp_path_factory.mktemp("qwen"))
+    return pipeline_parts.qwen_image(tmp_path_factory.mktemp("qwen"))
 
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     def processor(encoder: QwenImageEditText) -> Any:
-        return tiny_pipelines.StandInProcessor(encoder.load_tokenizer("tokenizer"))
+        return pipeline_parts.StandInProcessor(encoder.load_tokenizer("tokenizer"))
 
     monkeypatch.setattr(QwenImageEditText, "load_processor", processor)
 
@@ -58,7 +58,7 @@ def pipeline(folder: Path, kind: str, **more: Any) -> Any:
     network = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, subfolder="text_encoder")
     letters = AutoTokenizer.from_pretrained(folder, subfolder="tokenizer")
     if kind != "QwenImagePipeline":
-        more["processor"] = tiny_pipelines.StandInProcessor(letters)
+        more["processor"] = pipeline_parts.StandInProcessor(letters)
     blank = dict.fromkeys(("scheduler", "transformer"))
     parts = {"text_encoder": network.eval(), "tokenizer": letters, "vae": None, **more}
     return getattr(diffusers, kind)(**blank, **parts)

@@ -18,7 +18,7 @@ from dit.codecs.dataset_card import NULL_TEXT_NAME, read_card
 from dit.codecs.text import EncoderPadding, text_encoder_of_card
 from dit.codecs.text.families import CosmosText, FluxText
 from dit.sampling.pipeline_card import card_of_pipeline
-from tests import tiny_pipelines
+from tests.families import pipeline_parts
 from tests.media_files import image
 
 CAPTION = "a cat jumps"
@@ -27,7 +27,7 @@ TOKENS = len(CAPTION) + 1  # one a letter, and the end
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_pipelines.flux(tmp_path_factory.mktemp("flux"))
+    return pipeline_parts.flux(tmp_path_factory.mktemp("flux"))
 
 
 @pytest.fixture(scope="module")

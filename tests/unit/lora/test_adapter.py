@@ -28,8 +28,8 @@ from dit.models.layers.adaptable import (
 from dit.models.wan.model import WanNetwork
 from dit.train.checkpoint.adapters import initialise_adapters
 from dit.train.model_and_optimizer import randomise
+from tests.families.wan import wan_model
 from tests.packs import run_config
-from tests.wan_networks import wan_model
 
 QKV = "blocks.layers.1.self_attention.linear_qkv"
 OUT_OF_TEXT = "blocks.0.attn2.to_out.0"

@@ -8,9 +8,9 @@ import torch
 from dit.lora.factors import from_stored, linear_shapes, shapes_of, to_stored
 from dit.lora.targets import adaptable_pairs, stored_name, their_modules
 from dit.models.dit.family import DitConfig
-from tests.flux_networks import flux_model
+from tests.families.flux import flux_model
+from tests.families.wan import CONDITIONS, wan_model
 from tests.lora_files import random_factors
-from tests.wan_networks import CONDITIONS, wan_model
 
 DIT = {
     "name": "custom",

@@ -11,13 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import (
-    ChromaTransformer2DModel,
-    HunyuanImageTransformer2DModel,
-    HunyuanVideo15Transformer3DModel,
-    HunyuanVideoTransformer3DModel,
-    SD3Transformer2DModel,
-)
 from diffusers.loaders.lora_conversion_utils import (
     _convert_hunyuan_video_lora_to_diffusers,
     _convert_kohya_flux_lora_to_diffusers,
@@ -32,29 +25,21 @@ from dit.models.hunyuan_image import diffusers as image
 from dit.models.hunyuan_video import diffusers as first
 from dit.models.hunyuan_video_15 import diffusers as second
 from dit.models.registry import named_model
-from tests import (
-    chroma_pipelines,
-    hunyuan_image_pipelines,
-    hunyuan_pipelines,
-    hunyuan_video_pipelines,
-    sd3_pipelines,
-)
-from tests.hunyuan_image_pipelines import DISTILLED
+from tests.families.hunyuan_image import DISTILLED
+from tests.families.table import CASES
 from tests.lora_files import comfyui, kohya, linears, random_factors
 
 
-def shapes_of(network: type, config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """Linear -> (outputs, inputs) of one of Diffusers' networks, without its weights."""
+def shapes_of(family: str, **changes: Any) -> dict[str, Any]:
+    """Linear -> (outputs, inputs) of Diffusers' tiny network, without its weights."""
+    case = CASES[family]
     with torch.device("meta"):
-        return linears(network(**config | changes))
+        return linears(case.network(**{**case.tiny, **changes}))
 
 
 ONE_LAYER = {"num_layers": 1, "num_single_layers": 1}
-VIDEO = shapes_of(HunyuanVideoTransformer3DModel, hunyuan_video_pipelines.TINY)
-VIDEO_15 = shapes_of(HunyuanVideo15Transformer3DModel, hunyuan_pipelines.TINY)
-IMAGE = shapes_of(
-    HunyuanImageTransformer2DModel, hunyuan_image_pipelines.TINY, **DISTILLED, **ONE_LAYER
-)
+VIDEO, VIDEO_15 = shapes_of("hunyuan_video"), shapes_of("hunyuan_video_15")
+IMAGE = shapes_of("hunyuan_image", **DISTILLED, **ONE_LAYER)
 TABLES = {
     "video, own": (VIDEO, first.HUNYUAN_VIDEO_NAMES),
     "video, comfyui": (VIDEO, first.COMFYUI_NAMES),
@@ -216,7 +201,7 @@ proj_out  final_layer.linear
 
 
 def test_files_of_sd3(tmp_path: Path) -> None:
-    shapes = shapes_of(SD3Transformer2DModel, sd3_pipelines.TINY, num_layers=2)
+    shapes = shapes_of("sd3", num_layers=2)
     assert_reads(column(SD3), shapes, tmp_path, named_model("sd3.5_medium"))
 
 
@@ -250,8 +235,7 @@ proj_out  final_layer.linear
 
 
 def test_files_of_chroma(tmp_path: Path) -> None:
-    changes = ONE_LAYER | {"approximator_layers": 1}
-    shapes = shapes_of(ChromaTransformer2DModel, chroma_pipelines.TINY, **changes)
+    shapes = shapes_of("chroma", **ONE_LAYER, approximator_layers=1)
     assert_reads(column(CHROMA), shapes, tmp_path, named_model("chroma"))
 
 

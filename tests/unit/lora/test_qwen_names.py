@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from dit.lora.files import read_lora, write_lora
 from dit.models.qwen_image.diffusers import LINEARS
+from tests.families.qwen_image import random_qwen_image
 from tests.lora_files import linears, merged, random_factors
-from tests.qwen_pipelines import random_qwen_image
 
 
 @torch.no_grad()

@@ -21,9 +21,9 @@ from dit.lora.files import read_lora
 from dit.lora.names import to_original
 from dit.models.dit.diffusers import COSMOS1_NAMES, PREDICT2_NAMES
 from dit.models.wan.diffusers import WAN_NAMES
+from tests.families.wan import TINY as TINY_WAN
+from tests.families.wan import wan_model
 from tests.lora_files import TINY, Tiny, comfyui, kohya, linears, merged, random_factors
-from tests.wan_networks import TINY as TINY_WAN
-from tests.wan_networks import wan_model
 
 WAN = TINY[0]
 BLOCK = {"WanTransformer3DModel": "blocks", "CosmosTransformer3DModel": "transformer_blocks"}

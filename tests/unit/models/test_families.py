@@ -1,23 +1,16 @@
-"""The seam for model families: their keys, sizes and errors, and a family that tests register."""
+"""The seam for model families: keys, sizes and errors of one that tests register."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dit.codecs.text import TEXT_ENCODERS
-from dit.codecs.vae import CODECS
 from dit.config import (
-    CUSTOM_SIZE,
-    LoraConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    Precision,
     Problems,
 )
 from dit.config_loading import (
@@ -29,18 +22,13 @@ from dit.config_loading import (
     save_config,
     to_yaml,
 )
-from dit.config_loading.schema import hints
-from dit.lora.targets import chosen_adapters
 from dit.models.cost import forward_flops, parameter_count
 from dit.models.dit.family import DitConfig
 from dit.models.registry import (
-    FAMILIES,
     VARIABLE,
-    families,
     family_named,
     family_of,
     named_model,
-    pairs,
 )
 from dit.train.checkpoint.state_dict import _different, _of_model
 from dit.train.model_and_optimizer import initialise_weights
@@ -60,33 +48,6 @@ def refused(*overrides: str) -> list[str]:
     return caught.value.problems
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_of_the_tree_says_what_others_take_from_it(name: str) -> None:
-    family = family_named(name)
-    model = family.default()
-    assert family_of(model) is family
-    assert model.family == name
-    assert {f.name for f in fields(ModelConfig)} <= {f.name for f in fields(family.config)}
-    inputs = family.inputs(model)
-    for one in (model, *map(named_model, family.sizes)):
-        codec = CODECS[family.vae(one)]
-        (text, *_) = family.inputs(one)
-        assert text.encoder == getattr(codec, "text_encoder", None), one.name
-    assert {one.encoder for one in inputs if one.encoder} <= {*TEXT_ENCODERS}
-    for size, keys in family.objective.of_size.items():
-        assert size in family.sizes and {*keys} <= {*hints(ObjectiveConfig)}
-    assert family.objective.sign in (1, -1)
-    for size, keys in family.tiny.items():
-        tiny = family.config(name=size, **{**family.sizes[size], **keys})
-        assert tiny.precision is Precision.FP32 and parameter_count(tiny) < 1e6
-        assert tiny.num_layers >= 4 and tiny.num_attention_heads % 4 == 0
-    if family.diffusers is None:
-        return
-    own = family.default()
-    adapted = chosen_adapters(own, LoraConfig(rank=1))
-    assert {name.rpartition(".")[0] for pair in pairs(own) for name in pair.theirs} > adapted.keys()
-
-
 @pytest.mark.parametrize(
     ("size", "codec"),
     [
@@ -101,14 +62,6 @@ def test_a_family_of_the_tree_says_what_others_take_from_it(name: str) -> None:
 def test_the_vae_is_that_of_the_size(size: str, codec: str) -> None:
     model = named_model(size)
     assert family_of(model).vae(model) == codec
-
-
-def test_named_sizes_belong_to_one_family() -> None:
-    sizes = [size for family in families() for size in family.sizes]
-    assert len(sizes) == len({*sizes}) and CUSTOM_SIZE not in sizes
-    for family in families():
-        for size in family.sizes:
-            assert named_model(size).family == family.name
 
 
 def test_weights_that_start_at_zero_are_those_of_the_family(groups) -> None:

@@ -1,4 +1,4 @@
-"""FLUX's network on one process: what each input moves, and what its description counts."""
+"""What FLUX alone has: angles at far places, a told scale, words for adapters, optional inputs."""
 
 from __future__ import annotations
 
@@ -7,114 +7,28 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel
 from diffusers.models.transformers.transformer_flux import FluxPosEmbed
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-from dit.batch import PackedBatch
-from dit.config import LoraConfig, ObjectiveConfig, Problems, RunConfig
+from dit.config import LoraConfig, ObjectiveConfig, Problems
 from dit.config_loading import ConfigError, load_config
 from dit.data.cook import Expected, cook
 from dit.data.mock import mock_record
 from dit.data.pack import PatchLayout
 from dit.lora.targets import chosen_adapters
-from dit.models.cost import forward_flops, parameter_count
-from dit.models.flux.family import MODEL_SIZES, FluxConfig
 from dit.models.flux.model import FluxNetwork
-from dit.models.registry import diffusers_form, family_of, named_model, pairs
+from dit.models.registry import family_of
 from dit.models.training_checks import check_objective_inputs
 from dit.train.checkpoint.state_dict import _fixed
 from dit.train.model_and_optimizer import initialise_weights, randomise
 from recipes.runs import dit_debug
-from tests.flux_networks import GUIDANCE, flux_model
-from tests.packs import random_pack, run_config
-
-GRIDS, TEXTS = [(1, 2, 3), (1, 4, 2), (1, 3, 1), (1, 2, 2), (1, 1, 1)], [9, 2, 0, 30, 1]
-LEVELS = torch.tensor([812.5, 0.5, 437.0, 999.0, 31.25])
-PUBLISHED = {
-    "flux1_dev": 11_901_408_320,
-    "flux1_schnell": 11_891_178_560,
-    "flux1_kontext": 11_901_408_320,
-}
-
-
-def _theirs(model: FluxConfig) -> FluxTransformer2DModel:
-    """Diffusers' network of the same sizes, without numbers."""
-    with torch.device("meta"):
-        return FluxTransformer2DModel(**diffusers_form(model).content(RunConfig(model=model)))
-
-
-@pytest.mark.parametrize("name", MODEL_SIZES)
-def test_named_sizes_have_the_tensors_of_diffusers(name: str) -> None:
-    model: Any = named_model(name)
-    theirs = _theirs(model).state_dict()
-    ours = {name: shape for pair in pairs(model) for name, shape in pair.their_shapes.items()}
-    assert ours == {name: tuple(tensor.shape) for name, tensor in theirs.items()}
-    assert parameter_count(model) == PUBLISHED[name] == sum(t.numel() for t in theirs.values())
-
-
-@pytest.mark.parametrize("kind", ["flux1_schnell", "flux1_kontext"])
-def test_description_counts_parameters_and_operations(groups, kind: str) -> None:
-    model = flux_model(kind)
-    network = FluxNetwork(model, groups)
-    assert parameter_count(model) == sum(weight.numel() for weight in network.parameters())
-    tokens, text, theirs = 35, 12, _theirs(model)
-    with torch.device("meta"):
-        inputs: dict[str, Any] = {
-            "hidden_states": torch.empty(1, tokens, model.patch_features),
-            "encoder_hidden_states": torch.empty(1, text, model.crossattn_emb_size),
-            "pooled_projections": torch.empty(1, model.pooled_size),
-            "timestep": torch.empty(1),
-            "img_ids": torch.empty(tokens, 3),
-            "txt_ids": torch.empty(text, 3),
-            "guidance": torch.empty(1) if model.guidance_embed else None,
-        }
-    counter = FlopCounterMode(display=False)
-    with torch.device("meta"), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-        theirs(**inputs)
-    assert forward_flops(model, tokens=[tokens], text=[text]) == counter.get_total_flops()
+from tests.families.flux import flux_model
+from tests.packs import run_config
 
 
 def _network(groups, **changes: Any) -> FluxNetwork:
     network = FluxNetwork(flux_model(**changes), groups)
     randomise(network, seed=7)
     return network.eval()
-
-
-def _pack(model: FluxConfig) -> PackedBatch:
-    return random_pack(GRIDS, TEXTS, model=model, guidance=GUIDANCE)
-
-
-def _moved(network: FluxNetwork, before: PackedBatch, after: PackedBatch, level_N: Tensor) -> list:
-    """Whether the targets of each sample move."""
-    with torch.no_grad():
-        one = network(before.latent_TC, LEVELS, before)
-        other = network(after.latent_TC, level_N, after)
-    spans = zip(before.starts, before.latent_tokens, strict=False)
-    return [not torch.equal(one[s : s + n], other[s : s + n]) for s, n in spans]
-
-
-@pytest.mark.parametrize(
-    "name", ["latent", "reference", "texts.text", "vectors.pooled_text", "level", "place"]
-)
-def test_output_moves_with_its_own_inputs_and_with_no_neighbours(groups, name: str) -> None:
-    """Of the second sample, which has a reference of four tokens behind its eight."""
-    network = _network(groups, reference_latents=2)
-    batch = _pack(network.model)
-    assert batch.references[1] == ((1, 2, 1), (1, 3, 1)) and batch.starts[1] == 8
-    level_N, tensors = LEVELS.clone(), {n: x.clone() for n, x in batch.tensors.items()}
-    {
-        "latent": tensors["latent_TC"][8:16],
-        "reference": tensors["latent_TC"][16:],
-        "texts.text": tensors["texts.text"][9:],
-        "vectors.pooled_text": tensors["vectors.pooled_text"][1:],
-        "level": level_N[1:],
-        "place": tensors["position_TA"][16:, :1],
-    }[name][0] += 1
-    found = _moved(network, batch, batch.with_tensors(tensors), level_N)
-    assert found == [False, True, False, False, False]
 
 
 def test_angles_are_those_of_diffusers_at_far_places(groups) -> None:
@@ -124,14 +38,6 @@ def test_angles_are_those_of_diffusers_at_far_places(groups) -> None:
     for ours, wanted in zip(_network(groups).rotary(place), theirs, strict=True):
         # Neighbours turn together there, and halves of a head here.
         torch.testing.assert_close(ours[:, :6], wanted[:, ::2], rtol=0, atol=2e-7)
-
-
-def test_guidance_moves_every_sample_of_networks_that_are_told_it(groups) -> None:
-    for kind, moves in (("flux1_kontext", True), ("flux1_schnell", False)):
-        network = _network(groups, kind=kind)
-        batch = _pack(network.model)
-        other = replace(batch, guidance=1.0)
-        assert _moved(network, batch, other, LEVELS) == [moves] * len(GRIDS)
 
 
 def test_what_the_objective_tells_reaches_the_pack() -> None:
@@ -195,19 +101,3 @@ def test_inputs_that_a_sample_may_lack_and_must_have() -> None:
     config = run_config(model=model, objective=ObjectiveConfig(name="flow", guidance=1.0))
     for index in range(6):
         assert cook(mock_record(config, seed=1, index=index), Expected.of(config), key="a")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"rope_axes": (4, 4, 2)}, "add up to 10, and hidden_size=48 .* width 12"),
-        ({"rope_axes": (3, 5, 4)}, "must be even"),
-        ({"reference_latents": -1}, "must not be negative"),
-        ({"mlp_ratio": 1.95}, "MLP width 93 .* does not divide by num_attention_heads=4"),
-        ({"num_single_layers": 0}, "num_single_layers=0 must be at least 1"),
-        ({"num_layers": 2, "pipeline_model_parallel_size": 5}, "4 layers do not fill"),
-    ],
-)
-def test_sizes_that_cannot_be_are_named(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(Problems, match=words):
-        flux_model(**changes)

@@ -41,10 +41,10 @@ from dit.models.stacks.frozen_blocks import (
 from dit.models.wan.model import WanNetwork
 from dit.train.model_and_optimizer import randomise
 from tests import toy_networks
+from tests.families.wan import wan_model
 from tests.late_copies import LateCopies
 from tests.packs import random_pack, run_config, tiny_model
 from tests.toy_networks import level_rows, toy_model, toy_pack
-from tests.wan_networks import wan_model
 
 CPU = torch.device("cpu")
 PACK = ([(1, 8, 8), (2, 6, 6)], [9, 30])

@@ -209,8 +209,7 @@ def tiny(words: tuple[str, ...]) -> str:
 def publish_wan(workspace: Path) -> None:
     """Tiny pipelines, videos and a picture where the page of Wan has large ones."""
     from tests import media_files
-    from tests.wan_networks import random_wan
-    from tests.wan_pipelines import NETWORKS, pipeline
+    from tests.families.wan import NETWORKS, pipeline, random_wan
 
     second: Any = {"transformer_2": random_wan(seed=1, **NETWORKS["i2v_2.2"])}
     second["boundary_ratio"] = 0.9
@@ -229,7 +228,7 @@ def publish_wan(workspace: Path) -> None:
 def publish_text_to_video(workspace: Path) -> None:
     """Tiny pipelines and twenty clips where the page of fine-tuning has large ones."""
     from tests import media_files
-    from tests.wan_pipelines import pipeline
+    from tests.families.wan import pipeline
 
     models = workspace / "models"
     models.mkdir()
@@ -254,7 +253,7 @@ def publish_eight_gpus(workspace: Path) -> None:
 
 def publish_flux(workspace: Path) -> None:
     """A tiny pipeline where the page of FLUX has a large one."""
-    from tests.flux_pipelines import pipeline
+    from tests.families.flux import pipeline
 
     pipeline(workspace / "dev", "dev")
     (workspace / "models").mkdir()
@@ -263,7 +262,7 @@ def publish_flux(workspace: Path) -> None:
 
 def publish_qwen_image(workspace: Path) -> None:
     """A tiny pipeline where the page of Qwen-Image has a large one."""
-    from tests.qwen_pipelines import pipeline
+    from tests.families.qwen_image import pipeline
 
     pipeline(workspace / "qwen", "qwen_image")
     (workspace / "models").mkdir()
@@ -273,7 +272,7 @@ def publish_qwen_image(workspace: Path) -> None:
 def publish_hunyuan_video(workspace: Path) -> None:
     """Tiny pipelines and clips where the page of HunyuanVideo has large ones."""
     from tests import media_files
-    from tests.hunyuan_video_pipelines import pipeline
+    from tests.families.hunyuan_video import pipeline
 
     pipeline(workspace / "i2v", "token_replace")
     pipeline(workspace / "t2v")
@@ -287,7 +286,7 @@ def publish_hunyuan_video(workspace: Path) -> None:
 
 def publish_sd3(workspace: Path) -> None:
     """A tiny pipeline where the page of Stable Diffusion 3 has a large one."""
-    from tests.sd3_pipelines import pipeline
+    from tests.families.sd3 import pipeline
 
     pipeline(workspace / "sd3")
     (workspace / "models").mkdir()
@@ -296,7 +295,7 @@ def publish_sd3(workspace: Path) -> None:
 
 def publish_chroma(workspace: Path) -> None:
     """A tiny pipeline where the page of Chroma has a large one."""
-    from tests.chroma_pipelines import pipeline
+    from tests.families.chroma import pipeline
 
     pipeline(workspace / "chroma")
     (workspace / "models").mkdir()
@@ -305,7 +304,7 @@ def publish_chroma(workspace: Path) -> None:
 
 def publish_hunyuan_image(workspace: Path) -> None:
     """A tiny pipeline where the page of HunyuanImage has a large one."""
-    from tests.hunyuan_image_pipelines import pipeline
+    from tests.families.hunyuan_image import pipeline
 
     pipeline(workspace / "hunyuanimage")
     (models := workspace / "models").mkdir()
@@ -315,7 +314,7 @@ def publish_hunyuan_image(workspace: Path) -> None:
 def publish_hunyuan_15(workspace: Path) -> None:
     """A tiny pipeline and clips where the page of HunyuanVideo 1.5 has large ones."""
     from tests import media_files
-    from tests.hunyuan_pipelines import pipeline
+    from tests.families.hunyuan_video_15 import pipeline
 
     pipeline(workspace / "i2v", image=True)
     (models := workspace / "models").mkdir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dit.codecs.text.qwen_image import QwenImageEditText
-from tests import tiny_pipelines
+from tests.families import pipeline_parts
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(module, "calculate_dimensions", small)
 
-    def processor(encoder: QwenImageEditText) -> tiny_pipelines.StandInProcessor:
-        return tiny_pipelines.StandInProcessor(encoder.load_tokenizer("tokenizer"))
+    def processor(encoder: QwenImageEditText) -> pipeline_parts.StandInProcessor:
+        return pipeline_parts.StandInProcessor(encoder.load_tokenizer("tokenizer"))
 
     monkeypatch.setattr(QwenImageEditText, "load_processor", processor)

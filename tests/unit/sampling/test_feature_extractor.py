@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from dit.sampling.validation.feature_extractor import FeatureExtractor
-from tests.tiny_pipelines import randomized, tokenizer
+from tests.families.pipeline_parts import randomized, tokenizer
 
 CPU = torch.device("cpu")
 SIZES = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}

@@ -17,7 +17,7 @@ from dit.models.dit.family import DitConfig
 from dit.sampling.latent_sizes import MOST_PIXELS, LatentStride, rounding
 from dit.sampling.prompts import Prompt, read_prompts, unused
 from recipes import evaluate_digits, generate_dit
-from tests import tiny_pipelines
+from tests.families import pipeline_parts
 from tests.hostile import damaged, json_bytes, mistaken
 
 
@@ -201,7 +201,7 @@ def test_sizes_are_rounded_up_to_what_decoder_and_patches_take(pixels, latent, m
 
 def test_encoders_are_found_where_the_user_says(tmp_path):
     """The dataset was packed with a hub's model, which lies in a folder now."""
-    folder = tiny_pipelines.wan(tmp_path / "wan")
+    folder = pipeline_parts.wan(tmp_path / "wan")
     made = vae.codec_of_card(_card(str(folder)))
     card = _card("Wan-AI/not-here")
     found = vae.codec_of_card(card, ModelLocation(cache=str(folder), local_only=True))

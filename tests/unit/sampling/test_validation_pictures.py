@@ -34,12 +34,11 @@ from dit.sampling.validation.fid_clip import frechet_distance
 from dit.sampling.validation.requests import inputs_of_held_out, own_latent
 from dit.sampling.validation.samples import open_samples
 from dit.train.train_progress import TrainProgress
-from tests import flux_pipelines, qwen_pipelines, tiny_pipelines
+from tests.families import flux, pipeline_parts, qwen_image
+from tests.families.wan import pipeline, wan_model
 from tests.lora_files import random_factors
 from tests.packs import random_pack
 from tests.unit.sampling.test_wan_pipelines import opened, pictures
-from tests.wan_networks import wan_model
-from tests.wan_pipelines import pipeline
 
 SIZE: dict[str, Any] = {"num_video_frames": 9, "height": 32, "width": 48}
 
@@ -183,11 +182,11 @@ def test_references_of_prompts_are_those_of_generate_dit(groups, tmp_path: Path,
     """Of the size that the data have; where the text encoder sees them, each prompt has its own."""
     edits = kind == "qwen_image_edit_2511"
     if edits:
-        qwen_pipelines.pipeline(tmp_path, kind)
+        qwen_image.pipeline(tmp_path, kind)
         for part in ("text_encoder", "tokenizer"):
             shutil.copytree(tmp_path / "parts" / part, tmp_path / "pipeline" / part)
     else:
-        flux_pipelines.pipeline(tmp_path, "kontext")
+        flux.pipeline(tmp_path, "kontext")
     run = opened(tmp_path)
     stride, multiple = run.latent_stride.stride, 2 * run.latent_stride.stride
     sides = {"height": 2 * multiple, "width": 3 * multiple, "num_video_frames": 1}
@@ -347,7 +346,7 @@ def test_drawn_given_frames_are_the_sample_s_own(weights: Any, given: int) -> No
 
 def test_cosmos_video2world_begins_with_a_picture(tmp_path: Path) -> None:
     """Its first latent frame is that of the picture alone, the codec being causal."""
-    folder = tiny_pipelines.wan(tmp_path / "parts")
+    folder = pipeline_parts.wan(tmp_path / "parts")
     settings = {"precision": "float32", "stochastic": False, "image_conditioning": False}
     codec = CosmosPredict2.from_settings({"model_name": str(folder), **settings})
     file, _ = pictures(tmp_path, (50, 40))

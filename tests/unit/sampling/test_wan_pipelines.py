@@ -1,4 +1,4 @@
-"""We generate what Wan's pipelines of Diffusers do, from their folders and the same noise."""
+"""Wan's pipelines of given pictures and of two experts, from their folders and noise."""
 
 from __future__ import annotations
 
@@ -12,76 +12,18 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from PIL import Image
-from torch import Tensor
 
 from dit.config import Problems
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
-from dit.data.pack import PatchLayout, pack_samples
-from dit.sampling import generate
-from dit.sampling.commands.generate_media import generate_opened
-from dit.sampling.commands.options import GenerationOptions
-from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
+from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
 from dit.sampling.prompts import Prompt
-from tests.cosmos_predict import gap
-from tests.wan_networks import random_wan
-from tests.wan_pipelines import NETWORKS, made_by, pipeline
+from tests.families.case import NEGATIVE, VIDEO, gap
+from tests.families.generation import noise_of, opened, ours
+from tests.families.wan import NETWORKS, made_by, pipeline, random_wan
 
-PROMPT, NEGATIVE = "a  red fox &amp; a hen", "blurry"
-FRAMES, ROWS, COLUMNS = 3, 4, 6  # of a latent
-
-
-def noise(channels: int = 16) -> Tensor:
-    rng = torch.Generator().manual_seed(5)
-    return torch.randn(channels, FRAMES, ROWS, COLUMNS, generator=rng)
-
-
-def opened(folder: Path) -> OpenCheckpoint:
-    """The pipeline's network, imported, with its text encoder and VAE."""
-    done = import_weights(folder / "pipeline", folder / "ours")
-    options = LoadOptions(t5_cache_dir=str(folder / "pipeline"))
-    return open_checkpoint(done.path, weights="model", options=options)
-
-
-def ours(run: OpenCheckpoint, noise_CFHW: Tensor, prompt: Prompt, **options) -> Tensor:
-    """Our latents from the same noise."""
-    _, height, width = run.latent_stride.pixels((FRAMES, ROWS, COLUMNS))
-    size = {"height": height, "width": width, "num_video_frames": 4 * FRAMES - 3}
-    asked = GenerationOptions(num_steps=4, negative_prompt=NEGATIVE, **size, **options)
-
-    def drawn(batch, seeds):
-        del seeds
-        blank = generate.Request(
-            inputs={}, negative={}, latent_FHW=(FRAMES, ROWS, COLUMNS), fps=16.0, seed=0
-        )
-        sample = replace(generate._blank(0, blank, run.config, {}), latent_CFHW=noise_CFHW)
-        packed = pack_samples([sample], PatchLayout.of(run.config))
-        assert packed.grids == batch.grids
-        return packed.latent_TC
-
-    with patch.object(generate, "initial_noise", drawn):
-        (picture,) = generate_opened(run, [prompt], seed=0, options=asked, latents=True)
-    assert picture.latent_CFHW is not None
-    return picture.latent_CFHW
-
-
-@pytest.mark.parametrize("scheduler", ["unipc", "euler"])
-def test_text_to_video(groups, tmp_path: Path, scheduler: str) -> None:
-    pipe = pipeline(tmp_path, "t2v", scheduler=scheduler)
-    run = opened(tmp_path)
-    objective = run.config.objective
-    assert (objective.name, objective.flow.flow_shift) == ("flow", 3.0)
-    made = {}
-    for guidance in (1.0, 3.5):
-        theirs = made_by(
-            pipe, noise(), prompt=PROMPT, negative_prompt=NEGATIVE, guidance_scale=guidance
-        )
-        made[guidance] = ours(
-            run, noise(), Prompt(text=PROMPT), guidance=guidance, sampler=scheduler
-        )
-        assert gap(made[guidance], theirs) <= 1e-4
-    assert gap(made[1.0], made[3.5]) > 1e-2
+PROMPT = "a  red fox &amp; a hen"
 
 
 def pictures(folder: Path, size: tuple[int, int]) -> tuple[Path, Path]:
@@ -104,7 +46,7 @@ def as_text_to_video(pipe) -> dict:
 def test_image_to_video(groups, tmp_path: Path, kind: str) -> None:
     pipe = pipeline(tmp_path, kind, expand_timesteps=kind == "5b")
     run, channels = opened(tmp_path), 48 if kind == "5b" else 16
-    _, height, width = run.latent_stride.pixels((FRAMES, ROWS, COLUMNS))
+    _, height, width = run.latent_stride.pixels(VIDEO)
     # An image encoder sees the picture before it is resized in theirs, and after it in ours.
     has_encoder = kind in ("i2v_2.1", "flf2v")
     first, last = pictures(tmp_path, (width, height) if has_encoder else (50, 40))
@@ -115,28 +57,30 @@ def test_image_to_video(groups, tmp_path: Path, kind: str) -> None:
         prompt = replace(prompt, last_image=str(last))
     for guidance in (1.0, 3.5):
         call = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "guidance_scale": guidance}
-        theirs = made_by(pipe, noise(channels), **images, **call)
-        made = ours(run, noise(channels), prompt, guidance=guidance, sampler="unipc")
+        theirs = made_by(pipe, noise_of(VIDEO, channels), **images, **call)
+        made = ours(run, noise_of(VIDEO, channels), prompt, guidance=guidance, sampler="unipc")
         assert gap(made, theirs) <= 1e-4
     other = replace(prompt, image=str(last))
-    assert gap(ours(run, noise(channels), other, sampler="unipc"), made) > 1e-2
+    assert gap(ours(run, noise_of(VIDEO, channels), other, sampler="unipc"), made) > 1e-2
     if kind == "5b":
         alone = WanPipeline(**as_text_to_video(pipe), expand_timesteps=True)
         alone.set_progress_bar_config(disable=True)
-        theirs = made_by(alone, noise(channels), **call)
-        made = ours(run, noise(channels), Prompt(text=PROMPT), guidance=3.5, sampler="unipc")
+        theirs = made_by(alone, noise_of(VIDEO, channels), **call)
+        made = ours(
+            run, noise_of(VIDEO, channels), Prompt(text=PROMPT), guidance=3.5, sampler="unipc"
+        )
         assert gap(made, theirs) <= 1e-4
         return
     if kind == "flf2v":
         with pytest.raises(ValueError, match="give --last_image FILE"):
-            ours(run, noise(channels), replace(prompt, last_image=None))
+            ours(run, noise_of(VIDEO, channels), replace(prompt, last_image=None))
     else:
         with pytest.raises(ValueError, match=r"--last_image .*first picture alone"):
-            ours(run, noise(channels), replace(prompt, last_image=str(last)))
+            ours(run, noise_of(VIDEO, channels), replace(prompt, last_image=str(last)))
     with pytest.raises(ValueError, match=r"`condition_latent`.*give --image FILE, or image_path"):
-        ours(run, noise(channels), Prompt(text=PROMPT))
+        ours(run, noise_of(VIDEO, channels), Prompt(text=PROMPT))
     with pytest.raises(ValueError, match=r"--image .*gone.png cannot be read"):
-        ours(run, noise(channels), replace(prompt, image=str(tmp_path / "gone.png")))
+        ours(run, noise_of(VIDEO, channels), replace(prompt, image=str(tmp_path / "gone.png")))
 
 
 def expert(folder: Path, part: str, levels: str, shift: float = 3.0) -> Path:
@@ -203,14 +147,14 @@ def test_two_experts(groups, tmp_path: Path) -> None:
     high, low = both_experts(tmp_path)
     encoders = LoadOptions(t5_cache_dir=str(tmp_path / "pipeline"))
     call = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "guidance_scale": 3.5}
-    theirs = made_by(pipe, noise(), **call)
+    theirs = made_by(pipe, noise_of(VIDEO, 16), **call)
     asked = {"guidance": 3.5, "sampler": "unipc"}
     moves: list = []
     for offload in (False, True):
         both = replace(encoders, checkpoint_path_low=str(low), offload_experts=offload)
         run = open_checkpoint(high, weights="model", options=both)
         with patch.object(type(run.model.low), "to", lambda *told: moves.append(told)):
-            assert gap(ours(run, noise(), Prompt(text=PROMPT), **asked), theirs) <= 1e-4
+            assert gap(ours(run, noise_of(VIDEO, 16), Prompt(text=PROMPT), **asked), theirs) <= 1e-4
         assert offload or not moves
     # 2 of 4 steps have levels from 875 on; each calls its expert with and without the caption.
     above, below = run.model.high, run.model.low

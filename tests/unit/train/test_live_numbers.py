@@ -19,9 +19,9 @@ from dit.sampling.generate import Request, generate_latents
 from dit.sampling.validation.samples import settings_of
 from dit.train.checkpoint import state_dict
 from dit.train.model_and_optimizer import ModelAndOptimizer
+from tests.families.wan import CONDITIONS
 from tests.learning import tiny_run
 from tests.resuming import STEPS, resumed, saved_run, step
-from tests.wan_networks import CONDITIONS
 
 SETTINGS = ("train.train_iters=9", "optimizer.lr=1e-2", "optimizer.weight_decay=0.1")
 FLOW = ("objective.name=flow",)

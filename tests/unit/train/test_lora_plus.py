@@ -26,8 +26,8 @@ from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.optimizer.update import learning_rate
 from dit.train.step import optimizer_step
 from dit.train.train_progress import TrainProgress
+from tests.families.wan import wan_model
 from tests.unit.train.test_checkpoint import DATA
-from tests.wan_networks import wan_model
 
 RATIO, STEPS, HALF = 16.0, 6, 3
 CONFIG = RunConfig(

@@ -18,9 +18,9 @@ from dit.train.checkpoint.state_dict import load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.step import optimizer_step
 from dit.train.train_progress import TrainProgress
+from tests.families.wan import wan_model
 from tests.packs import run_config
 from tests.unit.train.test_checkpoint import DATA
-from tests.wan_networks import wan_model
 
 NARROW = [MomentType.BF16, MomentType.FP16, MomentType.FP8]
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}

@@ -20,8 +20,8 @@ from dit.train.checkpoint.state_dict import load_checkpoint, load_weights
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.optimizer.update import clip_and_step, set_learning_rate
 from dit.train.train_progress import TrainProgress
+from tests.families.wan import wan_model
 from tests.unit.train.test_checkpoint import DATA
-from tests.wan_networks import wan_model
 
 RATE = 1e-2
 _PLAIN = OptimizerConfig()

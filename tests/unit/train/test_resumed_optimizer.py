@@ -22,8 +22,8 @@ from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.optimizer.states import load_optimizer_groups, optimizer_values, state_prefix
 from dit.train.optimizer.update import learning_rate
 from dit.train.step import optimizer_step
+from tests.families.wan import wan_model
 from tests.resuming import built, resumed, saved
-from tests.wan_networks import wan_model
 
 STEPS = 3
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1, "clip_grad": 0.0}

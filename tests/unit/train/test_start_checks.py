@@ -23,7 +23,7 @@ from PIL import Image
 from dit.codecs.text import ByteTable
 from dit.safe_writing import FolderInUseError
 from recipes.pretrain_dit import main
-from tests.published import publish, random_model
+from tests.families.dit import publish, random_model
 from tests.unit.data.conftest import Shards
 
 SMALL = (

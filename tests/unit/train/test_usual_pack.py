@@ -12,7 +12,7 @@ from dit.config import MockGeometry
 from dit.models.attention.choice import attention_calls
 from dit.train import attention_choice
 from dit.train.attention_choice import usual_pack
-from tests.flux_networks import flux_model
+from tests.families.flux import flux_model
 from tests.learning import tiny_run
 
 SMALL = MockGeometry(frames=1, height=8, width=8, text_length=5)  # 16 tokens

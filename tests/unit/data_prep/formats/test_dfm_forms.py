@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from data_prep.cli.parser import main
 from dit.codecs.dataset_card import read_card
 from dit.codecs.vae import codec_of_card
-from tests import tiny_pipelines
+from tests.families import pipeline_parts
 from tests.media_files import image, video
 
 
@@ -49,10 +49,10 @@ def dit_encoder(pth: Tensor, pickle: Any) -> tuple[Tensor, Tensor]:
 
 
 ENCODERS: dict[str, tuple[Callable[[Path], Path], Any, bool]] = {
-    "wan": (tiny_pipelines.wan, wan_encoder, False),
-    "flux": (tiny_pipelines.flux, flux_encoder, True),
-    "cosmos": (tiny_pipelines.cosmos, dit_encoder, True),
-    "hunyuan_video": (tiny_pipelines.hunyuan_video, dit_encoder, False),
+    "wan": (pipeline_parts.wan, wan_encoder, False),
+    "flux": (pipeline_parts.flux, flux_encoder, True),
+    "cosmos": (pipeline_parts.cosmos, dit_encoder, True),
+    "hunyuan_video": (pipeline_parts.hunyuan_video, dit_encoder, False),
 }
 
 
@@ -121,7 +121,7 @@ def test_what_a_format_has_no_place_for_is_said(form: str, tmp_path: Path, capsy
         video(tmp_path / f"in/{index}.mp4", 9)
         image(tmp_path / f"masks/{index}.png", 64, 48)
     words = ["video", "--video_dir", tmp_path / "in", "--output_dir", tmp_path / "out"]
-    words += ["--processor", "wan", "--model_name", tiny_pipelines.wan(tmp_path / "model")]
+    words += ["--processor", "wan", "--model_name", pipeline_parts.wan(tmp_path / "model")]
     words += ["--workload_type", "i2v", "--mask_dir", tmp_path / "masks", "--num_workers", 0]
     assert main([str(word) for word in [*words, "--output_format", form]]) == 0
     (line,) = (one for one in capsys.readouterr().out.splitlines() if "has no place for" in one)

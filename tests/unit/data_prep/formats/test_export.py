@@ -13,13 +13,13 @@ import webdataset
 
 from data_prep.cli.parser import main
 from dit.codecs.pretrained import load
-from tests import tiny_pipelines
+from tests.families import pipeline_parts
 from tests.media_files import image, video
 
 
 @pytest.fixture(scope="module")
 def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_pipelines.wan(tmp_path_factory.mktemp("wan"))
+    return pipeline_parts.wan(tmp_path_factory.mktemp("wan"))
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_dfm_shards_with_padding_raw_latents_and_a_bomb(
     tmp_path: Path, read_samples, capsys
 ) -> None:
     """As DFM's FLUX preparation writes them; a pickle that runs code is refused, not run."""
-    folder, flux = tmp_path / "in", tiny_pipelines.flux(tmp_path / "flux")
+    folder, flux = tmp_path / "in", pipeline_parts.flux(tmp_path / "flux")
     folder.mkdir()
     latent = torch.randn(4, 8, 8)
     text = torch.cat([torch.randn(7, 16), torch.zeros(505, 16)])
@@ -289,7 +289,7 @@ def test_parquet_of_fastvideo_becomes_shards_that_train(
 def test_parquet_of_cosmos25_is_normalised_or_not_as_the_user_says(
     tmp_path: Path, read_samples, capsys
 ) -> None:
-    model = tiny_pipelines.cosmos25(tmp_path / "model")
+    model = pipeline_parts.cosmos25(tmp_path / "model")
     latent = torch.randn(16, 3, 4, 6, generator=torch.Generator().manual_seed(2))
     text = torch.randn(5, 48, generator=torch.Generator().manual_seed(3))
     cache = fastvideo(tmp_path / "cache", {"vae_latent": latent, "text_embedding": text})

@@ -25,7 +25,7 @@ from dit.codecs.vae.families import Flux
 from dit.data.cook import Expected, cook
 from dit.data.pack import pack_samples
 from dit.models.family import InputKind, SampleInput
-from tests import tiny_pipelines
+from tests.families import pipeline_parts
 from tests.media_files import image, video
 from tests.packs import run_config
 
@@ -204,7 +204,7 @@ def test_published_sizes_are_those_of_kontexts_pipeline(tmp_path: Path) -> None:
     from diffusers import AutoencoderKL, FluxKontextPipeline
     from diffusers.image_processor import VaeImageProcessor
 
-    folder = tiny_pipelines.flux(tmp_path)
+    folder = pipeline_parts.flux(tmp_path)
     vae = AutoencoderKL.from_pretrained(folder, subfolder="vae")
     blank: dict[str, Any] = dict.fromkeys(
         ("scheduler", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "transformer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,17 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import (
-    ChromaTransformer2DModel,
-    CosmosTransformer3DModel,
-    FluxTransformer2DModel,
-    HunyuanImageTransformer2DModel,
-    HunyuanVideo15Transformer3DModel,
-    HunyuanVideoTransformer3DModel,
-    QwenImageTransformer2DModel,
-    SD3Transformer2DModel,
-    WanTransformer3DModel,
-)
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
@@ -49,32 +39,14 @@ from dit.sampling.unpatchify import sample_inputs
 from dit.train import trainer
 from dit.train.checkpoint.adapters import load_adapted
 from dit.train.checkpoint.state_dict import load_weights
-from tests.lora_files import Tiny, linears, merged, random_factors
+from tests.families.case import IMAGES, Case
+from tests.families.table import CASES
+from tests.lora_files import linears, merged, random_factors
 from tests.quick import few_quick
 
-CLASSES: dict[str, Any] = {
-    "WanTransformer3DModel": WanTransformer3DModel,
-    "CosmosTransformer3DModel": CosmosTransformer3DModel,
-    "FluxTransformer2DModel": FluxTransformer2DModel,
-    "HunyuanVideo15Transformer3DModel": HunyuanVideo15Transformer3DModel,
-    "HunyuanVideoTransformer3DModel": HunyuanVideoTransformer3DModel,
-    "HunyuanImageTransformer2DModel": HunyuanImageTransformer2DModel,
-    "QwenImageTransformer2DModel": QwenImageTransformer2DModel,
-    "SD3Transformer2DModel": SD3Transformer2DModel,
-    "ChromaTransformer2DModel": ChromaTransformer2DModel,
-}
-# Sizes of which a fused matrix that is cut in the wrong place cannot be right.
-CASES = [
-    Tiny("WanTransformer3DModel"),
-    Tiny("CosmosTransformer3DModel", extra_pos_embed_type="learnable"),
-    Tiny("FluxTransformer2DModel"),
-    Tiny("HunyuanVideo15Transformer3DModel"),
-    Tiny("QwenImageTransformer2DModel"),
-]
-# Beside them, of the numbers alone: layers of which the last and the first differ from the others;
-# adapters of the network that makes all modulations; FLUX's layers behind a token refiner.
-MORE = ("SD3Transformer2DModel", "ChromaTransformer2DModel", "HunyuanImageTransformer2DModel")
-NUMBERS = [*CASES, *map(Tiny, MORE), Tiny("HunyuanVideoTransformer3DModel")]
+# Wan first, which `make test` has. Others have fused matrices, layers of which the last and the
+# first differ, a network that makes all modulations.
+FAMILIES = few_quick(["wan", *(name for name in CASES if name != "wan")], 1)
 LEVELS = (0.3, 0.8)
 SIZES = ((1, 4, 6), (3, 2, 4))
 
@@ -143,63 +115,55 @@ def assert_close(got: list[Tensor], wanted: list[Tensor]) -> None:
         assert (one - other).abs().max() <= 1e-5 * other.abs().max()
 
 
-@pytest.fixture(params=few_quick(CASES, 1), ids=lambda tiny: tiny.class_name)
-def made(request, groups, tmp_path: Path):
-    """A base in both forms, and an adapter that peft made on Diffusers' network."""
-    tiny = request.param
-    tiny.network().save_pretrained(tmp_path / "hf")
-    base = import_weights(tmp_path / "hf", tmp_path / "base").path
+@pytest.fixture(scope="module", params=FAMILIES)
+def made(request, groups, tmp_path_factory):
+    """A base in both forms, an adapter that peft made on Diffusers' network, and its outputs."""
+    case, folder = CASES[request.param], tmp_path_factory.mktemp("made")
+    network_of(case).save_pretrained(folder / "hf")
+    base = import_weights(folder / "hf", folder / "base").path
     torch.manual_seed(0)
-    block = "blocks" if "Wan" in tiny.class_name else "transformer_blocks"
-    # Of a single-stream layer queries, keys and the feed-forward share a matrix.
-    more, second = {
-        "FluxTransformer2DModel": (["proj_mlp", "norm_out.linear"], "attn"),
-        "ChromaTransformer2DModel": (["proj_mlp"], "attn"),
-        "HunyuanVideo15Transformer3DModel": ([], "attn"),
-        "HunyuanVideoTransformer3DModel": (["proj_mlp"], "attn"),
-        "HunyuanImageTransformer2DModel": (["proj_mlp"], "attn"),
-        "QwenImageTransformer2DModel": (["img_mod.1", "norm_out.linear"], "attn"),
-    }.get(tiny.class_name, ([], "attn2"))
+    block = "blocks" if request.param == "wan" else "transformer_blocks"
     config = PeftLoraConfig(
         r=4,
         lora_alpha=6,
         # Of q, k and v the first two have an adapter, with two ranks; and some linears outside.
-        target_modules=["to_q", "to_k", "to_out.0", "net.2", "proj_out", "linear_1", *more],
-        rank_pattern={"to_q": 3, f"{block}.0.{second}.to_k": 5},
+        target_modules=[
+            *("to_q", "to_k", "to_out.0", "net.2", "proj_out", "linear_1", *case.adapted),
+        ],
+        rank_pattern={"to_q": 3, f"{block}.0.{case.second_attention}.to_k": 5},
         alpha_pattern={"net.2": 1},
         init_lora_weights=False,
     )
-    model = get_peft_model(tiny.network(), config)
-    model.save_pretrained(tmp_path / "peft")
-    import_lora(tmp_path / "peft", base, tmp_path / "lora")
-    return tiny, tmp_path, theirs(model, saved_config(base))
+    model = get_peft_model(network_of(case), config)
+    model.save_pretrained(folder / "peft")
+    import_lora(folder / "peft", base, folder / "lora")
+    return case, folder, theirs(model, saved_config(base))
 
 
-@pytest.mark.parametrize(
-    "made", few_quick(NUMBERS, 1), indirect=True, ids=lambda tiny: tiny.class_name
-)
+def network_of(case: Case) -> Any:
+    """The one whose weights the base has."""
+    return case.random(**case.trained)
+
+
 def test_our_network_computes_what_peft_computes(made, groups) -> None:
-    tiny, folder, wanted = made
+    case, folder, wanted = made
     assert_close(ours(folder / "lora", groups), wanted)
-    bare = theirs(tiny.network(), saved_config(folder / "base"))
+    bare = theirs(network_of(case), saved_config(folder / "base"))
     assert (bare[0] - wanted[0]).abs().max() > 0.1
     assert_close(ours(folder / "base", groups), bare)
 
 
-@pytest.mark.parametrize(
-    "made", few_quick(NUMBERS, 1), indirect=True, ids=lambda tiny: tiny.class_name
-)
 def test_our_folder_computes_it_in_diffusers_and_peft(made) -> None:
-    tiny, folder, wanted = made
+    case, folder, wanted = made
     config = saved_config(folder / "base")
     done = export_lora(folder / "lora", folder / "out", base_model="Org/Base")
     assert len(done.factors) == len(read_lora(folder / "peft"))
-    network = tiny.network()
+    network = network_of(case)
     network.load_lora_adapter(folder / "out", prefix="transformer", use_safetensors=True)
     assert_close(theirs(network, config), wanted)
     network.fuse_lora()
     assert_close(theirs(network, config), wanted)
-    model = PeftModel.from_pretrained(tiny.network(), str(folder / "out"))
+    model = PeftModel.from_pretrained(network_of(case), str(folder / "out"))
     assert_close(theirs(model, config), wanted)
     assert_close(theirs(model.merge_and_unload(), config), wanted)
     card = (folder / "out" / "README.md").read_text()
@@ -207,15 +171,14 @@ def test_our_folder_computes_it_in_diffusers_and_peft(made) -> None:
     assert "| `lora.rank` | `4` |" in card
     # ComfyUI reads Diffusers' names of FLUX; of HunyuanVideo it has q, k and v as one, and here v
     # has no adapter.
-    own_names = tiny.class_name.startswith(("Wan", "Cosmos", "Qwen"))
-    assert (folder / "out" / "comfyui" / "lora.safetensors").is_file() == own_names
+    assert (folder / "out" / "comfyui" / "lora.safetensors").is_file() == case.comfyui
 
 
 def test_merged_weights_compute_it_without_an_adapter(made) -> None:
-    tiny, folder, wanted = made
+    case, folder, wanted = made
     options = ExportOptions(merged=True, scheduler=False)
     export_weights(folder / "lora", folder / "merged", options)
-    network = CLASSES[tiny.class_name].from_pretrained(folder / "merged")
+    network = case.network.from_pretrained(folder / "merged")
     assert_close(theirs(network, saved_config(folder / "base")), wanted)
 
 
@@ -262,28 +225,29 @@ def test_commands(made, capsys) -> None:
     assert not (folder / "c").exists()
 
 
-def test_beside_a_diffusers_folder(made, groups) -> None:
+def test_beside_a_diffusers_folder(made, groups, tmp_path: Path) -> None:
     """It is the base as it is: nobody imports it first."""
-    tiny, folder, wanted = made
-    import_lora(folder / "peft", folder / "hf", folder / "beside")
+    case, folder, wanted = made
+    hf = Path(shutil.copytree(folder / "hf", tmp_path / "hf"))
+    import_lora(folder / "peft", hf, folder / "beside")
     said = adapters_of(folder / "beside")
-    assert said is not None and said.base.diffusers and said.base.path == folder / "hf"
+    assert said is not None and said.base.diffusers and said.base.path == hf
     one, other = (saved_config(folder / name) for name in ("beside", "lora"))
     assert one == other
     assert_close(ours(folder / "beside", groups), wanted)
     options = ExportOptions(merged=True, scheduler=False)
-    export_weights(folder / "beside", folder / "merged", options)
-    network = CLASSES[tiny.class_name].from_pretrained(folder / "merged")
+    export_weights(folder / "beside", tmp_path / "merged", options)
+    network = case.network.from_pretrained(tmp_path / "merged")
     assert_close(theirs(network, saved_config(folder / "base")), wanted)
-    (folder / "hf" / "config.json").write_text("{}")
+    (hf / "config.json").write_text("{}")
     with pytest.raises(ConvertError, match=r"config\.json"):
-        import_lora(folder / "peft", folder / "hf", folder / "x")
+        import_lora(folder / "peft", hf, folder / "x")
 
 
 def test_adapters_of_another_network_and_no_base(made, tmp_path: Path) -> None:
-    tiny, folder, _ = made
-    other = next(one for one in CASES if one is not tiny)
-    other.network().save_pretrained(folder / "hf2")
+    case, folder, _ = made
+    other = next(one for one in CASES.values() if one is not case)
+    network_of(other).save_pretrained(folder / "hf2")
     import_weights(folder / "hf2", folder / "base2")
     with pytest.raises(LoraFileError, match="is of another network"):
         import_lora(folder / "peft", folder / "base2", folder / "x")
@@ -292,18 +256,18 @@ def test_adapters_of_another_network_and_no_base(made, tmp_path: Path) -> None:
 
 
 def test_merging_keeps_the_stored_type_and_what_has_no_adapter(groups, tmp_path: Path) -> None:
-    tiny = CASES[0]
-    tiny.network().to(torch.bfloat16).save_pretrained(tmp_path / "hf")
+    case = CASES["wan"]
+    network_of(case).to(torch.bfloat16).save_pretrained(tmp_path / "hf")
     base = import_weights(tmp_path / "hf", tmp_path / "base").path
     name = "blocks.1.attn1.to_k"
     config = PeftLoraConfig(r=2, lora_alpha=1, target_modules=[name], init_lora_weights=False)
-    get_peft_model(tiny.network(), config).save_pretrained(tmp_path / "peft")
+    get_peft_model(network_of(case), config).save_pretrained(tmp_path / "peft")
     import_lora(tmp_path / "peft", base, tmp_path / "lora")
     export_weights(
         tmp_path / "lora", tmp_path / "merged", ExportOptions(merged=True, scheduler=False)
     )
-    before = WanTransformer3DModel.from_pretrained(tmp_path / "hf", torch_dtype=torch.bfloat16)
-    after = WanTransformer3DModel.from_pretrained(tmp_path / "merged", torch_dtype=torch.bfloat16)
+    before = case.network.from_pretrained(tmp_path / "hf", torch_dtype=torch.bfloat16)
+    after = case.network.from_pretrained(tmp_path / "merged", torch_dtype=torch.bfloat16)
     (one,) = read_lora(tmp_path / "peft").values()
     for key, value in after.state_dict().items():
         old = before.state_dict()[key]
@@ -320,13 +284,13 @@ def product_of(file: Path, scale: float) -> dict[str, Any]:
 
 def test_several_adapters_beside_a_network_that_generates(made, groups, tmp_path: Path) -> None:
     """Sums with scales; scale 0 is the base bit for bit."""
-    tiny, folder, _ = made
+    case, folder, _ = made
     config = saved_config(folder / "base")
-    second = random_factors(linears(tiny.network()), ranks={"to_k": 2}, seed=7)
+    second = random_factors(linears(network_of(case)), ranks={"to_k": 2}, seed=7)
     (tmp_path / "b").mkdir()
     write_lora(tmp_path / "b", second)
     first, other = str(folder / "peft"), str(tmp_path / "b")
-    network = merged(tiny.network(), product_of(folder / "peft", 0.5))
+    network = merged(network_of(case), product_of(folder / "peft", 0.5))
     wanted = theirs(merged(network, product_of(tmp_path / "b", -0.25)), config)
     assert_close(ours(folder / "base", groups, (f"{first}:0.5", f"{other}:-0.25")), wanted)
     bare = ours(folder / "base", groups)
@@ -345,8 +309,8 @@ def test_training_goes_on_from_the_loss_of_diffusers_network(
     made, groups, monkeypatch, tmp_path: Path
 ) -> None:
     """The same packs, noise and levels; the file's ranks rule."""
-    tiny, folder, _ = made
-    saved = saved_config(folder / "base")
+    case, folder, _ = made
+    saved, frames = saved_config(folder / "base"), 1 if case.grids is IMAGES else 2
     config = replace(
         saved,
         checkpoint=replace(saved.checkpoint, load=str(folder / "base"), finetune=True),
@@ -354,7 +318,7 @@ def test_training_goes_on_from_the_loss_of_diffusers_network(
             saved.dataset,
             mock=True,
             task_encoder_seq_length=256,
-            mock_samples=(MockGeometry(frames=2, height=4, width=6, text_length=9),),
+            mock_samples=(MockGeometry(frames=frames, height=4, width=6, text_length=9),),
         ),
         lora=LoraConfig(init_from=str(folder / "peft")),
     )
@@ -367,7 +331,7 @@ def test_training_goes_on_from_the_loss_of_diffusers_network(
     monkeypatch.setattr(trainer, "training_problem", recorded)
     told: Any = {"warm_up": 0, "steps": 1, "read_folder": weights_of_folder}
     (values,) = trainer.measure_steps(config, around=nullcontext(), **told)
-    model = PeftModel.from_pretrained(tiny.network(), str(folder / "peft"))
+    model = PeftModel.from_pretrained(network_of(case), str(folder / "peft"))
     wanted = torch.cat([errors_of(model, *one, config) for one in seen]).mean()
     assert values["loss"] == pytest.approx(float(wanted), rel=1e-5)
     wrong = replace(config, lora=replace(config.lora, rank=9))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dit.batch import Grid, LatentSample, PackedBatch, Problem
+from dit.batch import LatentSample, PackedBatch, Problem
 from dit.config import RunConfig
 from dit.config_loading import load_config
 from dit.convert.load_hf.start import hf_start
@@ -24,66 +23,13 @@ from dit.objectives import training_objective, training_problem
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.step import forward_backward, optimizer_step
 from recipes.runs import dit_debug, for_weights
-from tests.flux_networks import random_flux
+from tests.families.table import CASES
 from tests.packs import random_samples
-from tests.published import publish, random_model
-from tests.unit.convert.test_double_stream_parity import CASES
-from tests.wan_networks import fill_random, publish_wan, random_wan
 
 STEPS, RATE = 5, 1e-5
-VIDEOS, IMAGES = [(1, 3, 5), (3, 2, 3), (2, 4, 1)], [(1, 3, 5), (1, 2, 3), (1, 4, 1)]
 CAPTIONS, FPS = [7, 1, 11], [math.nan, 16.0, 30.0]
 
 
-def _saved(network: nn.Module, folder: Path) -> Path:
-    fill_random(network, seed=1)
-    network.save_pretrained(folder)  # type: ignore[operator]
-    return folder
-
-
-def _of_joint_attention(name: str) -> Callable[[Path], Path]:
-    case = CASES[name]
-    return lambda folder: _saved(case.network(**case.configuration(1)), folder)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """A published network."""
-
-    publish: Callable[[Path], Path]
-    grids: Sequence[Grid] = tuple(IMAGES)
-    settings: Sequence[str] = ()
-    still: tuple[str, ...] = ()
-    """Patterns of our weights that nothing reads: of the text in the last layer."""
-
-
-PADDED = ("model.text_pad_to=12",)
-UNREAD = (
-    "*.1.text_attention.linear_proj.*",
-    "*.1.text_attention.q_layernorm.*",
-    "*.1.text_mlp.*",
-)
-KINDS = {
-    "wan": Kind(
-        publish=lambda folder: publish_wan(folder, random_wan()), grids=VIDEOS, settings=PADDED
-    ),
-    "cosmos": Kind(
-        publish=lambda folder: publish(folder, random_model(extra_pos_embed_type="learnable")),
-        grids=VIDEOS,
-        settings=PADDED,
-    ),
-    "flux": Kind(publish=lambda folder: _saved(random_flux(), folder)),
-    "qwen_image": Kind(publish=_of_joint_attention("qwen_image"), still=UNREAD),
-    "hunyuan_video_15": Kind(
-        publish=_of_joint_attention("hunyuan_video_15"), grids=VIDEOS, still=UNREAD
-    ),
-    "hunyuan_video": Kind(publish=_of_joint_attention("hunyuan_video"), grids=VIDEOS),
-    "hunyuan_image": Kind(publish=_of_joint_attention("hunyuan_image")),
-    "chroma": Kind(publish=_of_joint_attention("chroma")),
-    "sd3": Kind(
-        publish=_of_joint_attention("sd3"), still=("last_block.*.text_attention.q_layernorm.*",)
-    ),
-}
 SETTINGS = (
     *("checkpoint.save=null", "model.precision=fp32"),
     *("objective.text_dropout=0", f"optimizer.lr={RATE}", "scheduler.lr_decay_style=constant"),
@@ -91,11 +37,11 @@ SETTINGS = (
 )
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_losses_are_those_of_diffusers_and_torch(groups, tmp_path, resize, name):
-    kind = KINDS[name]
-    folder = kind.publish(tmp_path / "hf")
-    words = (*SETTINGS, *kind.settings, f"checkpoint.load_hf={folder}")
+@pytest.mark.parametrize("name", CASES)
+def test_losses_are_those_of_diffusers_and_torch(groups, resize, tmp_path, name):
+    case, folder = CASES[name], tmp_path / "hf"
+    case.random(seed=1, **case.trained).save_pretrained(folder)
+    words = (*SETTINGS, *case.training, f"checkpoint.load_hf={folder}")
     config = load_config(dit_debug(), overrides=words, adapt=for_weights)
     start = hf_start(config)
     assert start is not None
@@ -104,7 +50,7 @@ def test_losses_are_those_of_diffusers_and_torch(groups, tmp_path, resize, name)
     theirs = diffusers_form(config.model).open_network(folder)
     theirs.train()
     adamw = _adamw(theirs, config)
-    samples = random_samples(kind.grids, CAPTIONS, model=config.model, fps=FPS)
+    samples = random_samples(case.grids, CAPTIONS, model=config.model, fps=FPS)
     losses = []
     for step in range(1, STEPS + 1):
         item = _problem(config, samples, step)
@@ -119,7 +65,7 @@ def test_losses_are_those_of_diffusers_and_torch(groups, tmp_path, resize, name)
     assert all(abs(a - b) < 1e-5 * b for a, b in losses), losses
     theirs.save_pretrained(tmp_path / "after")
     words = (*words[:-1], f"checkpoint.load_hf={tmp_path / 'after'}")
-    _assert_moved_alike(before, _values(model), _loaded(words, groups), kind.still)
+    _assert_moved_alike(before, _values(model), _loaded(words, groups), case.still)
 
 
 def _problem(

@@ -13,9 +13,8 @@ from diffusers.pipelines.cosmos.pipeline_cosmos2_text2image import Cosmos2TextTo
 from diffusers.pipelines.cosmos.pipeline_cosmos2_video2world import Cosmos2VideoToWorldPipeline
 from torch import Tensor
 
-from tests.cosmos_predict import NETWORKS
-from tests.published import random_model
-from tests.tiny_pipelines import randomized
+from tests.families.dit import NETWORKS, random_model
+from tests.families.pipeline_parts import randomized
 
 # As Diffusers' scripts/convert_cosmos_to_diffusers.py makes them.
 KARRAS = {"use_karras_sigmas": True}

@@ -1,0 +1,211 @@
+"""Folders of Qwen-Image's pipelines with tiny random parts, and what they make of a noise."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers import (
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+)
+from torch import Tensor, nn
+from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+
+from dit.batch import PackedBatch
+from dit.config import ModelConfig
+from tests.families import pipeline_parts
+from tests.families.case import (
+    AXES,
+    COUNTED,
+    COUNTED_TEXT,
+    PROMPT,
+    STEPS,
+    TEXT_OF_LAST_BLOCK,
+    UNREAD_TEXT,
+    Case,
+    Generation,
+    Texts,
+    last_text,
+    latent_of,
+    mixed_pack,
+    picture,
+    shape_of,
+    text_of,
+)
+
+PIPELINES = {
+    "qwen_image": "QwenImagePipeline",
+    "qwen_image_edit": "QwenImageEditPipeline",
+    "qwen_image_edit_2511": "QwenImageEditPlusPipeline",
+}
+TINY = {
+    "in_channels": 64,
+    "out_channels": 16,
+    "num_layers": 2,
+    "attention_head_dim": 12,
+    "num_attention_heads": 4,
+    "joint_attention_dim": 16,
+    "axes_dims_rope": (4, 4, 4),
+}
+"""Of config.json."""
+SCHEDULER = {
+    "use_dynamic_shifting": True,
+    "shift": 1.0,
+    "base_shift": 0.5,
+    "max_shift": 0.9,
+    "base_image_seq_len": 256,
+    "max_image_seq_len": 8192,
+    "shift_terminal": 0.02,
+    "time_shift_type": "exponential",
+}
+"""scheduler_config.json of the published weights."""
+
+
+def _configuration(number: int) -> dict[str, Any]:
+    draw = random.Random(number)
+    channels = draw.choice([1, 3, 4])
+    return shape_of(number, draw) | {
+        "in_channels": 4 * channels,
+        "out_channels": channels,
+        "joint_attention_dim": draw.choice([8, 20]),
+        "axes_dims_rope": AXES[number % len(AXES)],
+        "zero_cond_t": number % 3 == 2,
+    }
+
+
+def _pack(model: ModelConfig, number: int) -> PackedBatch:
+    references: Any = replace(model, reference_latents=number % 3)  # type: ignore[call-arg]
+    return mixed_pack(references, number, picture)
+
+
+def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
+    """Packed by the pipeline's own function."""
+    start, grids = batch.starts[index], [batch.grids[index]]
+    grids += batch.references[index] if batch.references else ()
+    rows = []
+    for grid in grids:
+        shifted = replace(batch, starts=(start,), grids=(grid,))
+        picture_FCHW = latent_of(shifted, 0, model).transpose(0, 1)
+        rows.append(QwenImagePipeline._pack_latents(picture_FCHW[None], 1, *picture_FCHW.shape[1:]))
+        start += grid[1] * grid[2]
+    (made,) = network(
+        torch.cat(rows, dim=1),
+        encoder_hidden_states=text_of(batch, index),
+        timestep=torch.tensor([level / 1000]),
+        img_shapes=[grids],
+        return_dict=False,
+    )
+    return made[0, : rows[0].shape[1]]
+
+
+def _arguments(model: Any) -> dict[str, Any]:
+    frames, rows, columns = COUNTED
+    tokens = frames * rows * columns
+    return {
+        "hidden_states": torch.zeros(1, tokens, model.patch_features),
+        "encoder_hidden_states": torch.zeros(1, COUNTED_TEXT, model.crossattn_emb_size),
+        "img_shapes": [[COUNTED]],
+    }
+
+
+CASE = Case(
+    network=QwenImageTransformer2DModel,
+    tiny=TINY,
+    parameters={
+        "qwen_image": 20_430_401_088,
+        "qwen_image_edit": 20_430_401_088,
+        "qwen_image_edit_2511": 20_430_401_088,
+    },
+    configuration=_configuration,
+    pack=_pack,
+    theirs=_theirs,
+    unread=last_text(*TEXT_OF_LAST_BLOCK, "txt_mlp"),
+    exportable={"mlp_ratio": 4.0},
+    counted=[("qwen_image", {})],
+    still=UNREAD_TEXT,
+    adapted=("img_mod.1", "norm_out.linear"),
+    comfyui=True,
+    arguments=_arguments,
+    refused=[
+        ({"text_pad_to": 8}, "text_pad_to=8: Qwen-Image attends to no padding"),
+        ({"rope_axes": (4, 4, 4)}, r"rope_axes=\[4, 4, 4\] add up to 12"),
+        ({"rope_axes": (1, 4, 8)}, "must be even numbers"),
+        ({"reference_latents": 9}, r"reference_latents=9 must lie in \[0, 3\]"),
+        ({"clean_references": True}, "needs reference_latents of 1 or more"),
+        ({"patch_temporal": 2}, "Qwen-Image learns pictures"),
+    ],
+)
+random_qwen_image = CASE.random
+
+
+def pipeline(folder: Path, size: str) -> Any:
+    """The pipeline of a named size, saved in `folder`.
+
+    Those that edit have no processor, for Transformers' own needs torchvision, and so no text
+    encoder.
+    """
+    parts = pipeline_parts.qwen_image(folder / "parts")
+    edits = size != "qwen_image"
+    made: dict[str, Any] = {
+        "tokenizer": AutoTokenizer.from_pretrained(parts / "tokenizer"),
+        # In the precision in which shards hold what it makes.
+        "text_encoder": Qwen2_5_VLForConditionalGeneration.from_pretrained(
+            parts / "text_encoder", torch_dtype=torch.bfloat16
+        ),
+        "vae": AutoencoderKLQwenImage.from_pretrained(parts / "vae"),
+        "transformer": random_qwen_image(zero_cond_t=size == "qwen_image_edit_2511"),
+        "scheduler": FlowMatchEulerDiscreteScheduler(**SCHEDULER),
+    }
+    if edits:
+        made |= {"tokenizer": None, "text_encoder": None, "processor": None}
+    opened = getattr(diffusers, PIPELINES[size])(**made)
+    opened.set_progress_bar_config(disable=True)
+    opened.save_pretrained(folder / "pipeline")
+    return opened
+
+
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+    """Latent [C, 1, H, W] of a pipeline from `noise_CFHW` and texts as our encoder has them."""
+    channels, _, rows, columns = noise_CFHW.shape
+    height, width = (side * pipe.vae_scale_factor for side in (rows, columns))
+    noise = noise_CFHW.transpose(0, 1)
+    (found,) = pipe(
+        **{f"{name}_embeds": text["text"][None].float() for name, text in texts.items()},
+        height=height,
+        width=width,
+        num_inference_steps=STEPS,
+        latents=QwenImagePipeline._pack_latents(noise, 1, channels, rows, columns),
+        output_type="latent",
+        return_dict=False,
+        **call,
+    )
+    return QwenImagePipeline._unpack_latents(found, height, width, pipe.vae_scale_factor)[0]
+
+
+def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
+    states, _ = pipe.encode_prompt(prompt=PROMPT)
+    return [(texts["prompt"]["text"], states[0])]
+
+
+GENERATIONS = {
+    "qwen_image": Generation(
+        pipeline=lambda folder: pipeline(folder, "qwen_image"),
+        made_by=made_by,
+        channels=16,
+        # Of the scheduler what we have of it, too.
+        objective={
+            **{"sampling_levels": "even", "timestep_scale": 1000, "base_shift": 0.5},
+            **{"max_shift": 0.9, "base_image_seq_len": 256, "max_image_seq_len": 8192},
+            **{"shift_terminal": 0.02, "time_shift_type": "exponential"},
+        },
+        encoded=_encoded,
+        calls=[({"true_cfg_scale": scale}, {"guidance": scale}) for scale in (1.0, 4.0)],
+    )
+}

@@ -1,0 +1,40 @@
+"""The cases of all families that Diffusers has."""
+
+from __future__ import annotations
+
+from tests.families import (
+    chroma,
+    dit,
+    flux,
+    hunyuan_image,
+    hunyuan_video,
+    hunyuan_video_15,
+    qwen_image,
+    sd3,
+    wan,
+)
+from tests.families.case import Case, Generation
+
+CASES: dict[str, Case] = {
+    "dit": dit.CASE,
+    "wan": wan.CASE,
+    "flux": flux.CASE,
+    "qwen_image": qwen_image.CASE,
+    "hunyuan_video": hunyuan_video.CASE,
+    "hunyuan_video_15": hunyuan_video_15.CASE,
+    "sd3": sd3.CASE,
+    "hunyuan_image": hunyuan_image.CASE,
+    "chroma": chroma.CASE,
+}
+"""`model.family` -> its case."""
+GENERATIONS: dict[str, Generation] = {
+    **chroma.GENERATIONS,
+    **flux.GENERATIONS,
+    **hunyuan_image.GENERATIONS,
+    **hunyuan_video.GENERATIONS,
+    **hunyuan_video_15.GENERATIONS,
+    **qwen_image.GENERATIONS,
+    **sd3.GENERATIONS,
+    **wan.GENERATIONS,
+}
+"""Pipelines that make pictures and videos of texts."""
