@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dit.config import RunConfig
-from dit.config.loading import parse_arguments
-from dit.config.loading.describe import describe
+from dit.config_loading import parse_arguments
+from dit.config_loading.describe import describe
 from dit.distributed.entry import Parser, run, say_once
-from recipes.runs import RECIPES, for_weights
+from recipes.runs import RECIPES, for_weights, read_folder
 
 if TYPE_CHECKING:
     from dit.train.model_and_optimizer import Fill
@@ -73,7 +73,7 @@ def measure(
     `fill` gives the weights other values than those that training starts from.
     """
     from dit.distributed.process_groups import start_processes
-    from dit.distributed.watchdog import watchdog
+    from dit.distributed.watchdog.monitor import watchdog
 
     limit_s = 60 * config.dist.distributed_timeout_minutes
     start_processes(
@@ -85,11 +85,12 @@ def measure(
     with watchdog(limit_s=limit_s, say=say_once, again=""):
         from measuring.steps import step_summary
 
-        from dit.train.metrics.step_metrics import synchronize_timers
+        from dit.train.timers import synchronize_timers
         from dit.train.trainer import measure_steps
 
         synchronize_timers()
-        found = measure_steps(config, warm_up=warm_up, steps=steps, around=around, fill=fill)
+        told = {"fill": fill, "read_folder": read_folder}
+        found = measure_steps(config, warm_up=warm_up, steps=steps, around=around, **told)
         return step_summary(config, found), found
 
 

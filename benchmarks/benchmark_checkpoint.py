@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dit.config import Precision, RunConfig
-from dit.config.loading import parse_arguments
+from dit.config_loading import parse_arguments
 from dit.distributed.entry import Parser, run
 from recipes.runs import RECIPES
 
@@ -103,7 +103,7 @@ def measure(model: ModelAndOptimizer, config: RunConfig, folder: Path, bucket: i
     from dit.train.checkpoint import exchange
     from dit.train.checkpoint.async_save import save_checkpoint
     from dit.train.checkpoint.state_dict import DataState, load_checkpoint, stored_values
-    from dit.train.train_state import TrainProgress
+    from dit.train.train_progress import TrainProgress
 
     exchange.BUCKET_BYTES = bucket
     values = stored_values(model)

@@ -38,7 +38,7 @@ from dit.console import Console
 from dit.data import build_train_loader
 from dit.data.cook import Expected, cook
 from dit.data.pack import pack_samples
-from dit.models.family import named_model
+from dit.models.registry import named_model
 
 
 @dataclass(frozen=True, kw_only=True)

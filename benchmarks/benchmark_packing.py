@@ -23,7 +23,7 @@ from rich.table import Table
 
 from dit.command_line import OptionParser
 from dit.config import Balance
-from dit.config.loading import default_config, load_config
+from dit.config_loading import default_config, load_config
 from dit.console import Console
 
 

@@ -26,10 +26,10 @@ from rich.table import Table
 
 from dit.command_line import OptionParser
 from dit.config import EmaKind, MockGeometry, ObjectiveName, Precision, RunConfig
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.console import Console
 from dit.distributed.entry import run
-from dit.models.family import default_family
+from dit.models.registry import default_family
 from dit.pack_wire import pack_to
 
 OURS = "packed, ours"
@@ -51,6 +51,12 @@ _TOLERANCE = {Precision.FP32: 1e-3, Precision.BF16: 3e-2}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    compare(argv)
+    return 0
+
+
+def compare(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """What is printed, of each mixture of samples."""
     options, overrides = _parser().parse_known_args(argv)
     small = load_config(_base(), overrides=SMALL[options.family])
     base = load_config(small, config_file=options.config_file, overrides=overrides)
@@ -63,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print(found)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
-    return 0
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -218,7 +224,8 @@ def _samples(config: RunConfig) -> Iterator[Any]:
     import torch
 
     from dit.batch import TEXT, LatentSample
-    from dit.models.family import InputKind, family_of
+    from dit.models.family import InputKind
+    from dit.models.registry import family_of
 
     model = config.model
     kinds = [g for g in config.dataset.mock_samples for _ in range(2 * round(g.weight))]

@@ -30,7 +30,7 @@ from measuring.memory_traffic import (
 from rich.table import Table
 
 from dit.command_line import OptionParser
-from dit.config.loading import default_config, load_config
+from dit.config_loading import default_config, load_config
 from dit.console import Console
 from dit.distributed.process_groups import process_groups, start_processes
 

@@ -20,8 +20,8 @@ from gpu_run.parts import SHAPES, shape_keys
 
 from dit.command_line import OptionParser
 from dit.config import Recompute, RunConfig
-from dit.config.loading import default_config, load_config
-from dit.distributed.device_specs import DEVICES, Device
+from dit.config_loading import default_config, load_config
+from dit.device_specs import DEVICES, Device
 from dit.models.recomputation import choose_recomputation
 from dit.planner.efficiency import EFFICIENCIES
 from dit.planner.tables import milliseconds, table_of, wide_console

@@ -3,7 +3,7 @@
 1. present  its `pip list --format=freeze` becomes an environment in which pip finds the same
 2. resolve  pip says what it would add there for training, benchmarks and tests/gpu
 3. fetch    these wheels and nothing else; what has no wheel is built here
-4. sizes    of the wheels and of the sources, which must fit together
+4. sizes    of the wheels, which are often carried over a narrow way
 
     python3.12 benchmarks/wheelhouse.py --present FILE
 
@@ -22,14 +22,15 @@ import sys
 import tempfile
 import tomllib
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from gpu_run.install import ROOT, write_metadata
+
 sys.path.append(str(ROOT))  # of this checkout; the module imports the standard library alone
-from dit.command_line import OptionParser  # noqa: E402
+from dit.command_line import OptionParser
 
 EXTRAS = ("pytest", "pytest-timeout", "hypothesis", "diffusers", "accelerate")
 """Of the optional dependencies: what tests/gpu and compare_padded.py import."""
@@ -60,9 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = resolve(present, needed, Path(folder), pip_flags)
             _refuse_fixed(found, options.present)
             wheels = fetch(found, Path(folder), pip_flags)
-            sources = source_bytes(ROOT, without=options.output)
-            sys.stdout.write(sizes(wheels, sources))
-            _check_size(wheels, sources, limit=options.limit_mb * 1e6)
+            _check_sizes(wheels, limit_mb=options.limit_mb)
             _move(wheels, options.output)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
@@ -80,10 +79,13 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--present", type=Path, required=True, help="pip list --format=freeze of that machine")
     add("--python-version", help="of that machine, such as 3.12; checked against this Python")
-    text = "also this optional dependency of the project, such as flash-attn-4 (may be repeated)"
+    text = (
+        "also this optional dependency of the project (may be repeated); flash-attn-4 takes all"
+        " together to 149 MB, which --limit-mb 150 allows"
+    )
     add("--also", action="append", default=[], metavar="PACKAGE", help=text)
     add("--output", type=Path, default=Path("runs/wheelhouse"), help="folder (%(default)s)")
-    add("--limit-mb", type=float, default=55.0, help="wheels and sources together (%(default)s)")
+    add("--limit-mb", type=float, default=55.0, help="of all wheels (%(default)s)")
     return parser
 
 
@@ -173,19 +175,12 @@ def _stand_in(present: dict[str, str], folder: Path) -> Path:
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
     for name, version in present.items():
-        _write_metadata(packages, name, version)
+        write_metadata(packages, name, version)
     # The file by which a distribution tells pip what C library it has (PEP 600).
     (packages / "_manylinux.py").write_text(
         f"def manylinux_compatible(*wanted):\n    return wanted[:2] <= {GLIBC}\n"
     )
     return folder / "bin/python"
-
-
-def _write_metadata(packages: Path, name: str, version: str) -> None:
-    folder = packages / f"{name.replace('-', '_')}-{version}.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (folder / "RECORD").touch()
 
 
 def _pip(arguments: Sequence[str]) -> None:
@@ -224,41 +219,18 @@ def fetch(found: Sequence[Found], folder: Path, pip_flags: Sequence[str] = ()) -
     return wheels
 
 
-def source_bytes(root: Path, *, without: Path) -> int:
-    """Size of the checkout: what git knows or would add; without git, all but hidden folders."""
-    asked = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        done = subprocess.run(asked, capture_output=True, text=True)
-        names = done.stdout.split("\0") if done.returncode == 0 else None
-    except FileNotFoundError:
-        names = None
-    files = {root / name for name in names if name} if names is not None else set(_walk(root))
-    outside = [file for file in files if not file.is_relative_to(without.resolve())]
-    return sum(file.stat().st_size for file in outside if file.is_file())
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    for place in root.iterdir():
-        if place.name[0] != "." and place.name not in ("runs", "data", "build", "dist"):
-            yield from place.rglob("*") if place.is_dir() else [place]
-
-
-def sizes(wheels: Sequence[Path], sources: int) -> str:
-    """A line for each wheel, the largest first, and their sum with the sources."""
-    by_size = sorted(wheels, key=lambda wheel: -wheel.stat().st_size)
-    total = sum(wheel.stat().st_size for wheel in wheels)
-    rows = [(wheel.stat().st_size, " ".join(wheel.name.split("-")[:2])) for wheel in by_size]
-    rows += [(total, f"{len(wheels)} wheels"), (sources, "sources"), (total + sources, "together")]
-    return "".join(f"{size / 1e6:8.2f} MB  {what}\n" for size, what in rows)
-
-
-def _check_size(wheels: Sequence[Path], sources: int, *, limit: float) -> None:
-    total = sources + sum(wheel.stat().st_size for wheel in wheels)
-    if total > limit:
+def _check_sizes(wheels: Sequence[Path], *, limit_mb: float) -> None:
+    """Says the size of each wheel, the largest first, and refuses too much."""
+    sizes = {" ".join(one.name.split("-")[:2]): one.stat().st_size / 1e6 for one in wheels}
+    total = sum(sizes.values())
+    rows = sorted(sizes.items(), key=lambda row: -row[1])
+    for name, size in (*rows, (f"{len(wheels)} wheels", total)):
+        sys.stdout.write(f"{size:8.2f} MB  {name}\n")
+    if total > limit_mb:
         raise ValueError(
-            f"wheels and sources are {total / 1e6:.1f} MB, and {limit / 1e6:.1f} MB may be carried"
-            " (--limit-mb); install the largest of the list above on the machine and add them to"
-            " the file of present packages"
+            f"the wheels are {total:.1f} MB, and {limit_mb:.1f} MB may be carried (--limit-mb);"
+            " install the largest of the list above on the machine and add them to the file of"
+            " present packages"
         )
 
 

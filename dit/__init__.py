@@ -6,11 +6,14 @@ batch         the types that cross folder borders
 bin_packing   which samples share a pack, and which pack is next
 pack_wire     a pack as one row of bytes, for other processes and devices
 config        one tree of options, with every check
+config_loading  recipe, YAML file and command line -> the tree
 codecs        VAEs and text encoders: pixels and captions <-> latents and text
 data          shards -> packs
 objectives    pack -> regression problem
 models        noisy tokens -> prediction
+lora          low-rank adapters beside frozen linears, and their files
 distributed   process groups, sending packs, running without CUDA
+checkpoint_paths  which checkpoint a path means, and whether its files are as they were saved
 train         the step, the loop, checkpoints, metrics
 sampling      noise -> latents -> pictures
 convert       checkpoints to and from Hugging Face Diffusers
@@ -20,12 +23,12 @@ fitting       train.yaml beside shards: a run for the data, the time and the mac
 planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 
-What all folders may use: bin_packing, command_line, console, drawing, local_path, local_server,
-other_networks, parsing, progress, safe_pickle, safe_writing. `cpu_threads` is in effect for all.
+What all folders may use: bin_packing, command_line, console, device_specs, drawing, local_path,
+parsing, progress, safe_pickle, safe_writing, stored_samples.
 """
 
 import os
 
-from dit.cpu_threads import CGROUP, choose_threads, usable_cores
+from dit.distributed.cpu_threads import CGROUP, choose_threads, usable_cores
 
 choose_threads(os.environ, CGROUP, cores=usable_cores())

@@ -3,7 +3,7 @@
     python recipes/plan_run.py --config-file conf/dit_xl_video.yaml --gpus 64 --device h100
 
 Arithmetic only: nothing runs, no device is needed. Rates of devices are in
-dit/distributed/device_specs.py, those of software in dit/planner/efficiency.py. Samples are those
+dit/device_specs.py, those of software in dit/planner/efficiency.py. Samples are those
 of dataset.mock_samples.
 """
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from dit.command_line import OptionParser
-from dit.config.loading import parse_arguments
+from dit.config_loading import parse_arguments
 from dit.console import Console
-from dit.distributed.device_specs import DEVICES
+from dit.device_specs import DEVICES
 from dit.distributed.entry import run
 from dit.planner.efficiency import EFFICIENCIES, efficiency_of
 from dit.planner.layouts import batch_plans, plans

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from dit.config import RunConfig
-from dit.config.loading import parse_arguments
+from dit.config_loading import parse_arguments
 from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import run, say_once
-from recipes.runs import RECIPES, for_weights
+from recipes.runs import RECIPES, for_weights, read_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, start_processes, world_size
     from dit.models.cost import check_memory
-    from dit.models.family import check_trainable
+    from dit.models.training_checks import check_trainable
 
     # What is wrong is said before any process waits.
     check_trainable(config)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.samples:
         from dit.sampling.validation.samples import open_samples
     from dit.distributed.collective_errors import from_first_rank
-    from dit.distributed.watchdog import watchdog
+    from dit.distributed.watchdog.monitor import watchdog
 
     limit_s = 60 * config.dist.distributed_timeout_minutes
     start_processes(
@@ -64,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dit.train.trainer import ExitCode, pretrain
 
         config = from_first_rank(lambda: steps_of_epochs(config))
-        code = pretrain(config, export=export, open_samples=open_samples, start=start)
+        code = pretrain(
+            config, export=export, open_samples=open_samples, start=start, read_folder=read_folder
+        )
         if code is ExitCode.DONE and rank() == 0:
             sys.stdout.write(next_commands(config))
         return int(code)
@@ -72,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _describe(config: RunConfig, *, world_size: int, notes: Sequence[str], check: bool) -> None:
     """Prints what would run; raises what the start would raise, if asked to `check` it."""
-    from dit.config.loading.describe import describe
+    from dit.config_loading.describe import describe
 
     if config.train.epochs is not None:
         from dit.data import steps_of_epochs
@@ -86,7 +88,7 @@ def _describe(config: RunConfig, *, world_size: int, notes: Sequence[str], check
         sys.stdout.write(data_lines(config))
         for note in notes:
             sys.stdout.write(f"# {note}\n")
-        sys.stdout.write(start_lines(config, world_size=world_size))
+        sys.stdout.write(start_lines(config, world_size=world_size, read_folder=read_folder))
         c = config.validation
         if config.samples and (c.prompts_file or c.negative_prompt or c.feature_extractor):
             from dit.sampling.validation.check import check_samples

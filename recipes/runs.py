@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dit.config import (
@@ -18,8 +19,8 @@ from dit.config import (
     RunConfig,
     TrainConfig,
 )
-from dit.config.loading.load import ForWeights
-from dit.models.family import named_model
+from dit.config_loading.load import ForWeights
+from dit.models.registry import named_model
 
 # Nasty on purpose: captions of one token, samples longer than half a pack of 512 tokens (285), and
 # padding in nine samples of ten. Packs are full to 0.98 with a buffer of 100.
@@ -101,6 +102,17 @@ def for_weights(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | No
     from dit.convert.load_hf.settings import settings_of_folder
 
     return settings_of_folder(recipe, given)
+
+
+def read_folder(folder: Path, config: RunConfig) -> Any:
+    """The Diffusers folder of frozen weights, for a run of adapters: its `ReadFolder`.
+
+    Raises:
+        ConvertError: it is damaged, or does not fit the network.
+    """
+    from dit.convert.load_hf.start import weights_of_folder
+
+    return weights_of_folder(folder, config)
 
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.data.pack import PatchLayout
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from tests.published import PROJECTED
 
 VIDEO = {"in_channels": 5}

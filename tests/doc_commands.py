@@ -55,7 +55,7 @@ def script_call(words: tuple[str, ...]) -> tuple[list[str], list[str]] | None:
         return None
     if words[:2] == ("python", "-m") and words[2] in ("dit.report", "dit.playground"):
         return list(words[1:3]), list(words[3:])
-    if words[:3] == ("python", "-m", "dit.config.loading.reference_page"):
+    if words[:3] == ("python", "-m", "dit.config_loading.reference_page"):
         return list(words[1:3]), list(words[3:])
     if "dit.convert" in words:
         command = words.index("dit.convert") + 1

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from dit.distributed.entry import StopSignals, run, say_once
 from dit.distributed.process_groups import rendezvous_store
-from dit.distributed.watchdog import heartbeat, watchdog
-from dit.distributed.watchdog.monitor import Monitor
+from dit.distributed.watchdog import heartbeat
+from dit.distributed.watchdog.monitor import Monitor, watchdog
 from dit.distributed.watchdog.verdict import Verdict
 
 FAULTY_STEP, LAST_STEP = 20, 40

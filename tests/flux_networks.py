@@ -6,8 +6,8 @@ from typing import Any
 
 from diffusers import FluxTransformer2DModel
 
-from dit.models.flux.config import MODEL_SIZES, FluxConfig
-from dit.models.flux.config import TINY as TINY_SIZES
+from dit.models.flux.family import MODEL_SIZES, FluxConfig
+from dit.models.flux.family import TINY as TINY_SIZES
 from tests.wan_networks import fill_random
 
 GUIDANCE = 3.5

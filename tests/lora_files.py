@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dit.convert.lora import LoraFactors
+from dit.lora.factors import LoraFactors
 from tests.chroma_pipelines import random_chroma
 from tests.flux_networks import random_flux
 from tests.hunyuan_image_pipelines import random_hunyuan_image

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 from dit.config import ModelConfig
 from dit.config.checks import Rule, at_least_one
 from dit.config.resume import Refused
-from dit.models.cost import NetworkCost
+from dit.models.diffusers_form import DiffusersForm
 from dit.models.family import (
-    DiffusersForm,
     Family,
     InputKind,
     NullInput,
@@ -26,6 +25,7 @@ from dit.models.layer_spec import (
     AttentionSpec,
     DoubleLayerSpec,
     FeedForwardSpec,
+    NetworkCost,
     SingleLayerSpec,
     StackSpec,
     replicated,

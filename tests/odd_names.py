@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
-
+from dit.models.config_keys import ConfigKeys
+from dit.models.diffusers_form import DiffusersForm
 from dit.models.diffusers_names import (
     ByHead,
     Convolution,
@@ -15,7 +15,6 @@ from dit.models.diffusers_names import (
     SwappedHalves,
     TensorSplit,
 )
-from dit.models.family import DiffusersForm
 
 _LAYER, _BLOCK = "single.layers.*", "single_blocks.*"
 ROTATED = ByHead(rotated=(0, 1))
@@ -71,15 +70,9 @@ FORM = DiffusersForm(
     table=NameTable(
         rows=ROWS, sizes=_sizes, layers=lambda model: {"single": model.num_single_layers}
     ),
-    config_keys=BaseModel,
-    private_keys=BaseModel,
-    unsupported=lambda _: [],
-    settings=lambda *_: {},
+    keys=ConfigKeys(keys=()),
     inexpressible=lambda _: [],
-    content=lambda _: {},
-    text_pad_to=None,
     pipelines={},
-    pipeline_misfits=lambda *_: [],
     largest_latent=lambda _: (1, 1, 1),
     run_network=None,  # type: ignore[arg-type]
 )

@@ -11,8 +11,9 @@ import torch
 from dit.batch import TEXT, Grid, LatentSample, PackedBatch
 from dit.config import ModelConfig, Precision, RunConfig
 from dit.data.pack import PatchLayout, pack_identity, pack_samples
-from dit.models.dit.config import DitConfig
-from dit.models.family import Family, InputKind, SampleInput, family_of
+from dit.models.dit.family import DitConfig
+from dit.models.family import Family, InputKind, SampleInput
+from dit.models.registry import family_of
 
 
 def tiny_model(**changes: Any) -> DitConfig:

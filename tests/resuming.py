@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 
 from dit.config import RunConfig
-from dit.models.lora.targets import chosen_adapters
+from dit.lora.checkpoint import DRAWN, AdapterRun
+from dit.lora.targets import chosen_adapters
 from dit.objectives import training_objective, training_problem
-from dit.train.checkpoint.adapters import AdapterRun, FrozenBase
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.state_dict import load_checkpoint
 from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer, randomise
 from dit.train.step import forward_backward, optimizer_step
-from dit.train.train_state import TrainProgress
+from dit.train.train_progress import TrainProgress
 from tests.learning import DATA
 from tests.packs import random_pack
 
@@ -48,8 +48,8 @@ def step(model: ModelAndOptimizer, config: RunConfig, number: int) -> None:
 
 def saved(folder: Path, model: ModelAndOptimizer, config: RunConfig, *, steps: int = STEPS) -> Path:
     """A checkpoint of a model after so many steps."""
-    adapted = AdapterRun(adapters=model.adapters, base=FrozenBase()) if model.adapters else None
-    saver = Saver(folder, config, adapters=adapted)
+    drawn = AdapterRun(adapters=model.adapters, base=DRAWN).as_json() if model.adapters else None
+    saver = Saver(folder, config, adapters=drawn)
     saver.begin(model, progress=TrainProgress(step=steps), data=DATA, best=False)
     done = saver.finish()
     saver.close()

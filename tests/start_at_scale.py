@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 
 from dit.config import RunConfig
-from dit.config.loading import parse_arguments
+from dit.config_loading import parse_arguments
 from dit.data import LoaderLayout, build_train_loader, build_val_packs
 from dit.data.energon import task_encoder
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import process_groups, start_processes
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.train.checkpoint.data_position import data_positions, loader_file
 from dit.train.validation import read_validation_packs
 from recipes.runs import RECIPES
@@ -86,7 +86,7 @@ def _validated(config: RunConfig, rank: int, ranks: int) -> dict[str, Any]:
 
 def _drawn(config: RunConfig) -> dict[str, Any]:
     """Numbers that this rank draws for the weights, and whether all are those of a rank alone."""
-    from dit.models.family import family_of
+    from dit.models.registry import family_of
     from dit.train.model_and_optimizer import draw_weights
 
     groups, drawn = process_groups(), []

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch
 from dit.config import ModelConfig, Precision
 from dit.config.resume import Refused
-from dit.models.cost import NetworkCost
 from dit.models.family import (
     Family,
     InputKind,
@@ -29,6 +28,7 @@ from dit.models.layer_spec import (
     AttentionSpec,
     DoubleLayerSpec,
     FeedForwardSpec,
+    NetworkCost,
     PerBlockModulation,
     RowKind,
     SingleLayerSpec,
@@ -116,9 +116,6 @@ class ToyNetwork(JointTransformer):
             "text_hidden": self.text_in(text_LE),
             T_EMB: nn.functional.silu(self.level(wave_MD)) + pooled_MD,
         }
-
-    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:
-        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)
 
 
 def _cost(model: ToyConfig) -> NetworkCost:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from dit.batch import Grid, PackedBatch
 from dit.config import FlowConfig, ModelConfig, Precision
 from dit.models.attention.spans import Spans
-from dit.models.family import family_of
 from dit.models.flux.model import FluxNetwork
 from dit.models.layer_spec import (
     Activation,
@@ -40,6 +39,7 @@ from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.registry import family_of
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.wan.model import WanNetwork

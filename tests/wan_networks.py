@@ -9,8 +9,8 @@ import torch
 from diffusers import WanTransformer3DModel
 from torch import nn
 
-from dit.models.wan.config import MODEL_SIZES, WanConfig
-from dit.models.wan.config import TINY as TINY_SIZES
+from dit.models.wan.family import MODEL_SIZES, WanConfig
+from dit.models.wan.family import TINY as TINY_SIZES
 
 TINY = {
     "num_attention_heads": 4,

@@ -4,10 +4,9 @@ parts       the table of parts in their order of worth, with their limits and co
 install     wheels -> a folder that this run's processes see, and torch stays the machine's
 schedule    which parts still fit into the time; what is finished is on disk at once
 worker      the process in which parts run; it is started again where one has crashed
-imports     whether every module that the parts need can be imported
+checks      whether every module that the parts need can be imported, and tests/gpu
 bounds      measured bounds: products, copies, attention by kernel, fused kernels
 steps       configurations of a shape -> measured steps, and kernels by their time
 expected    what the planner expects of the same steps, by kind of cost
-gpu_tests   tests/gpu in a process of its own
 page        results -> Markdown
 """

@@ -95,22 +95,19 @@ def _attention(
     *, tokens: int, heads: int, lengths: Sequence[int], **_: Any
 ) -> Iterator[MeasuredBound]:
     """Both passes apart, counted as MFU counts them: backward twice forward."""
+    half = device().type == "cuda"
+    capability = torch.cuda.get_device_capability() if half else None
     for width in _HEAD_WIDTHS:
         for length in lengths:
+            case = AttentionCase(capability=capability, head_width=width, half=half, longest=length)
             rows = [(start, length) for start in range(0, tokens, length)]
             spans = Spans.of(rows, rows, total=tokens, device=device())
             call = AttentionCall(spans=spans, heads=heads, width=width, layers=1)
             work = 4 * tokens * length * heads * width / 1e12
-            for backend in fitting(_case(width, length)):
+            for backend in fitting(case):
                 name = f"{backend}: heads of {width}, samples of {length:,}"
                 make = partial(_Passes.of_attention, ATTEND[backend], call)
                 yield from _both(name, "TFLOP/s", (work, 2 * work), make)
-
-
-def _case(width: int, longest: int) -> AttentionCase:
-    on_gpu = device().type == "cuda"
-    capability = torch.cuda.get_device_capability(device()) if on_gpu else None
-    return AttentionCase(capability=capability, head_width=width, half=on_gpu, longest=longest)
 
 
 def _fused(*, tokens: int, fused: Sequence[tuple[int, int]], **_: Any) -> Iterator[MeasuredBound]:

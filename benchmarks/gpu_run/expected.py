@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dit.config import RunConfig
-from dit.distributed.device_specs import Device, device_named
+from dit.device_specs import Device, device_named
 from dit.models.attention.fit import planned_backend
 from dit.models.cost import memory
 from dit.models.recomputation import USABLE
@@ -45,7 +45,9 @@ def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
     device = device_named(name)
     if device is None:
         return None
-    efficiency = _attention_here(config)
+    # By the kernel of attention that a run without a timing takes here.
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    efficiency = efficiency_with(planned_backend(config, capability))
     step = expected_step(config, device, efficiency)
     return {
         "step_s": step.times.step,
@@ -61,26 +63,16 @@ def with_fitting_pack(config: RunConfig, device_memory: float | None) -> tuple[R
 
     `device_memory` is in bytes; None, a CPU, takes all. A quarter is the least, fitting or not.
     """
-    asked, room = config.dataset.task_encoder_seq_length, USABLE * (device_memory or math.inf)
-    multiple = config.dataset.sample_multiple
-    need = memory(config, world_size=1).total
-    if need <= room:
+    packs, room = config.dataset, USABLE * (device_memory or math.inf)
+    asked, multiple = packs.task_encoder_seq_length, packs.sample_multiple
+    need, fitting = memory(config, world_size=1).total, config
+    for quarters in (3, 2, 1):
+        if memory(fitting, world_size=1).total > room:
+            tokens = asked * quarters // 4 // multiple * multiple
+            fitting = replace(config, dataset=replace(packs, task_encoder_seq_length=tokens))
+    if fitting is config:
         return config, ""
-    smaller = [_with_pack(config, asked * part // 4 // multiple * multiple) for part in (3, 2, 1)]
-    fits = (one for one in smaller if memory(one, world_size=1).total <= room)
-    chosen = next(fits, smaller[-1])
-    tokens = chosen.dataset.task_encoder_seq_length
-    return chosen, (
-        f"packs of {tokens:,} tokens, for {asked:,} need about {need / 2**30:.0f} GiB of"
-        f" {room / 2**30:.0f}"
+    return fitting, (
+        f"packs of {fitting.dataset.task_encoder_seq_length:,} tokens, for {asked:,} need about"
+        f" {need / 2**30:.0f} GiB of {room / 2**30:.0f}"
     )
-
-
-def _with_pack(config: RunConfig, tokens: int) -> RunConfig:
-    return replace(config, dataset=replace(config.dataset, task_encoder_seq_length=tokens))
-
-
-def _attention_here(config: RunConfig) -> Efficiency:
-    """By the kernel that a run without a timing takes here."""
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-    return efficiency_with(planned_backend(config, capability))

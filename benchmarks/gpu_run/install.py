@@ -43,7 +43,9 @@ def install(wheelhouse: Path, site: Path) -> int:
     if not stamp.is_file() or stamp.read_text() != listed:
         shutil.rmtree(site, ignore_errors=True)
         _unpack(wheels, site)
-        write_own_metadata(site)
+        # This project is run from its checkout, and asks for its own version.
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        write_metadata(site, project["name"], project["version"])
         stamp.write_text(listed)
     return len(wheels)
 
@@ -58,20 +60,17 @@ def _unpack(wheels: list[Path], site: Path) -> None:
         raise ValueError(f"the wheels bring {' and '.join(found)}, which must be the machine's")
 
 
-def write_own_metadata(site: Path) -> None:
-    """Name and version of this project, which is run from its checkout and asks for them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    name, number = project["name"], project["version"]
+def write_metadata(site: Path, name: str, number: str) -> None:
+    """What says to pip, and to `importlib.metadata`, that a package of this version is there."""
     folder = site / f"{name.replace('-', '_')}-{number}.dist-info"
-    folder.mkdir(parents=True, exist_ok=True)
-    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n"
-    (folder / "METADATA").write_text(text)
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    (folder / "RECORD").touch()
 
 
 def environment(site: Path | None) -> dict[str, str]:
     """For processes of this run: the checkout first, then the wheels, then the machine's."""
-    places = [str(ROOT), str(ROOT / "benchmarks"), *([str(site)] if site else [])]
-    older = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([*places, *([older] if older else [])])
+    places = [ROOT, ROOT / "benchmarks", site, os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(str(place) for place in places if place)
     quiet = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}  # the log is for errors
     return os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"} | quiet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gpu_run.parts import PARTS
@@ -15,11 +15,8 @@ _TITLES = {
     "7b": "7B shape",
     "xl-padded": "DiT-XL, padded samples",
 }
-_BOUNDS = {
-    "ceilings": "Ceilings",
-    "attention": "Attention by kernel",
-    "fused": "Fused kernels, memory traffic",
-}
+_ABOUT = {"date": "{}", "commit": "commit {}", "python": "Python {}", "cuda": "CUDA {}"}
+_ABOUT |= {"memory_gb": "{:.0f} GB", "cores": "{} cores"}
 
 
 def page(content: dict[str, Any]) -> str:
@@ -33,21 +30,19 @@ def page(content: dict[str, Any]) -> str:
 
 
 def _intro(about: dict[str, Any]) -> str:
-    versions = ", ".join(f"{n} {v}" for n, v in about.get("versions", {}).items() if v)
-    parts = [about.get("date"), f"Python {about.get('python')}", versions]
-    parts += [f"CUDA {about['cuda']}"] if about.get("cuda") else []
-    parts += [f"{about['memory_gb']:.0f} GB"] if about.get("memory_gb") else []
-    parts += [f"{about['cores']} cores"] if about.get("cores") else []
-    parts += [f"commit {about['commit']}"] if about.get("commit") else []
-    text = "; ".join(part for part in parts if part) + "."
-    command = (
-        "\n\n```bash\nmake gpu\n```\n\nwrote this page; the JSON file beside it has all numbers."
-    )
+    said = [text.format(about[name]) for name, text in _ABOUT.items() if about.get(name)]
+    said += (f"{name} {version}" for name, version in about.get("versions", {}).items())
+    text = f"{'; '.join(said)}.\n\n`make gpu` wrote this page; all numbers are in its JSON file."
     if about.get("size") != "full":
-        command += " **Tiny sizes: a trial of the way, no measurement.**"
+        text += " **Tiny sizes: a trial of the way, no measurement.**"
     if about.get("keys"):
-        command += f" Keys that were set: `{' '.join(about['keys'])}`."
-    return text + command
+        text += f" Keys that were set: `{' '.join(about['keys'])}`."
+    return text
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield from ("", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
+    yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
 def _done(parts: dict[str, Any], kind: str) -> Iterator[tuple[str, str, Any]]:
@@ -60,9 +55,9 @@ def _done(parts: dict[str, Any], kind: str) -> Iterator[tuple[str, str, Any]]:
 
 def _bounds(parts: dict[str, Any]) -> Iterator[str]:
     for name, _, found in _done(parts, "bounds"):
-        yield from (f"## {_BOUNDS[name]}", "", "| | measured |", "|---|---|")
-        for row, value in found.items():
-            yield f"| {row} | {value if isinstance(value, str) else format(value, '.4g')} |"
+        yield f"## Bounds: {name}"
+        shown = ((row, one if isinstance(one, str) else f"{one:.4g}") for row, one in found.items())
+        yield from _table(("", "measured"), shown)
         yield ""
 
 
@@ -74,35 +69,28 @@ def _steps(parts: dict[str, Any]) -> Iterator[str]:
             *("MFU, data sheet", "expected", "MFU, measured", "forward", "backward", "optimizer"),
             *("data", "rest", "peak memory, GB", "planned"),
         )
-        yield from ("## Steps", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
-        yield from rows
-        yield from _smaller(parts, "steps")
+        yield "## Steps"
+        yield from _table(columns, rows)
+        found = [(name, one.get("smaller_pack")) for name, _, one in _done(parts, "steps")]
+        if smaller := [f"- `{name}`: {why}" for name, why in found if why]:
+            yield from ("", "Of the memory of this device:", "", *smaller)
 
 
-def _smaller(parts: dict[str, Any], kind: str) -> Iterator[str]:
-    """Which parts had smaller packs than planned, and why."""
-    found = [(name, one.get("smaller_pack", "")) for name, _, one in _done(parts, kind)]
-    if named := [f"- `{name}`: {why}" for name, why in found if why]:
-        yield from ("", "Of the memory of this device:", "", *named)
-
-
-def _row(name: str, shape: str, found: dict[str, Any]) -> str:
-    shares, mfu = found["shares"], found["mfu"]
-    sheet = next((value for kind, value in mfu.items() if kind.startswith("data sheet")), None)
-    measured = next(value for kind, value in mfu.items() if kind.startswith("measured"))
+def _row(name: str, shape: str, found: dict[str, Any]) -> Sequence[str]:
+    shares = found["shares"]
+    mfu = {kind.split(",")[0]: f"{value:.1%}" for kind, value in found["mfu"].items()}
     rest = shares["other_s"] + shares["communication_s"]
     planned = found.get("expected")
     expected = f"{planned['mfu']:.1%}" if planned else "-"
     memory = f"{planned['memory_gb']:.3g}" if planned else "-"
-    cells = [
+    return (
         *(_TITLES[shape], name.removeprefix(f"{shape}-"), f"{found['step_time_s']['median']:.4g}"),
         f"{found['tokens_per_s']['median']:,.0f}",
         f"{found['model_tflops']['median']:.4g}",
-        *("-" if sheet is None else f"{sheet:.1%}", expected, f"{measured:.1%}"),
+        *(mfu.get("data sheet", "-"), expected, mfu["measured"]),
         *(f"{shares[f'{one}_s']:.1%}" for one in ("forward", "backward", "optimizer", "data")),
         *(f"{rest:.1%}", f"{found['peak_memory_gb']:.3g}", memory),
-    ]
-    return f"| {' | '.join(cells)} |"
+    )
 
 
 def _kernels(parts: dict[str, Any]) -> Iterator[str]:
@@ -112,12 +100,11 @@ def _kernels(parts: dict[str, Any]) -> Iterator[str]:
         yield f"{kernels:.4g} s of kernels in a step of {step:.4g} s, while it was profiled."
         if found.get("smaller_pack"):
             yield from ("", f"{found['smaller_pack']}.")
-        yield from ("", "| kind | s | of all kernels |", "|---|---|---|")
-        for kind, seconds in sorted(found["by_kind_s"].items(), key=lambda one: -one[1]):
-            yield f"| {kind} | {seconds:.4g} | {seconds / kernels:.1%} |"
+        by_kind = sorted(found["by_kind_s"].items(), key=lambda one: -one[1])
+        rows = ((kind, f"{time:.4g}", f"{time / kernels:.1%}") for kind, time in by_kind)
+        yield from _table(("kind", "s", "of all kernels"), rows)
         if found.get("expected"):
-            assumed = found["expected"]["assumed"]
-            yield from ("", f"Beside what the planner expects of {assumed}:", "")
+            yield from ("", f"Beside what the planner expects of {found['expected']['assumed']}:")
             yield from _beside_expected(found)
         yield from _named("longest", found["longest"], kernels)
         if found.get("of_no_kind"):
@@ -125,11 +112,13 @@ def _kernels(parts: dict[str, Any]) -> Iterator[str]:
         yield ""
 
 
-def _named(title: str, rows: list[dict[str, Any]], kernels_s: float) -> Iterator[str]:
-    yield from ("", f"| {title} | ms a step | calls a step | of all kernels |", "|---|---|---|---|")
-    for row in rows:
-        name, seconds = row["name"].replace("|", "\\|")[:100], row["seconds"]
-        yield f"| `{name}` | {1e3 * seconds:.4g} | {row['calls']:g} | {seconds / kernels_s:.1%} |"
+def _named(title: str, kernels: list[dict[str, Any]], whole_s: float) -> Iterator[str]:
+    rows = []
+    for one in kernels:
+        name, seconds = one["name"].replace("|", "\\|")[:100], one["seconds"]
+        share = f"{seconds / whole_s:.1%}"
+        rows.append((f"`{name}`", f"{1e3 * seconds:.4g}", f"{one['calls']:g}", share))
+    return _table((title, "ms a step", "calls a step", "of all kernels"), rows)
 
 
 def _beside_expected(found: dict[str, Any]) -> Iterator[str]:
@@ -143,35 +132,31 @@ def _beside_expected(found: dict[str, Any]) -> Iterator[str]:
     )
     rows["between kernels"] = (expected["launches"], found["step_s"] - found["kernels_s"])
     rows["step"] = (found["expected"]["step_s"], found["step_s"])
-    yield from ("| ms a step | expected | measured |", "|---|---|---|")
-    for name, pair in rows.items():
-        yield f"| {name} | {' | '.join(f'{1e3 * seconds:.1f}' for seconds in pair)} |"
+    shown = ((name, *(f"{1e3 * seconds:.1f}" for seconds in pair)) for name, pair in rows.items())
+    yield from _table(("ms a step", "expected", "measured"), shown)
     rows.pop("step")
     name, (planned, took) = max(rows.items(), key=lambda row: abs(row[1][1] - row[1][0]))
     more = "more" if took > planned else "less"
-    yield from (
-        "",
-        f"Furthest off: {name}, {1e3 * abs(took - planned):.1f} ms {more} than expected.",
-    )
+    yield ""
+    yield f"Furthest off: {name}, {1e3 * abs(took - planned):.1f} ms {more} than expected."
 
 
 def _padded(parts: dict[str, Any]) -> Iterator[str]:
     for _, _, found in _done(parts, "padded"):
         yield from ("## Against a padded loop", "", "Real tokens a second, and ours over theirs.")
-        names = list(found[0]["tokens_per_s"])
-        yield from ("", f"| samples | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|")
+        names, rows = list(found[0]["tokens_per_s"]), []
         for one in found:
             rates, ratios = one["tokens_per_s"], one["ratio"]
-            cells = [f"{rates[name]:,.0f} ({ratios[name]:.2f}x)" for name in names]
-            yield f"| {one['samples']} | {' | '.join(cells)} |"
+            cells = (f"{rates[name]:,.0f} ({ratios[name]:.2f}x)" for name in names)
+            rows.append((one["samples"], *cells))
+        yield from _table(("samples", *names), rows)
 
 
 def _tests(parts: dict[str, Any]) -> Iterator[str]:
     found = parts.get("tests", {}).get("found")
     if found:
-        yield from ("## tests/gpu", "")
         counts = ", ".join(f"{found[name]} {name}" for name in ("passed", "skipped", "failed"))
-        yield f"{counts}."
+        yield from ("## tests/gpu", "", f"{counts}.")
         for name, why in found["failures"].items():
             yield f"- `{name}`: {_line(why)}"
 

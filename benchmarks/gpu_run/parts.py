@@ -72,54 +72,47 @@ PADDED_LOOP = {
 """What compare_padded.py is given."""
 
 _MODES = {
-    "eager": ("model.fused_kernels=false",),
-    "fused": ("model.fused_kernels=true",),
-    "compiled": ("model.fused_kernels=false", "model.compile=true"),
+    "eager": ("steps", ("model.fused_kernels=false",), 25, 120),
+    "fused": ("steps", ("model.fused_kernels=true",), 30, 150),
+    "compiled": ("steps", ("model.fused_kernels=false", "model.compile=true"), 60, 240),
+    "profile": ("profile", (), 30, 150),
 }
+"""Mode -> kind, keys, and seconds: expected, and at most."""
 _RECOMPUTE = (
     *("model.recompute_granularity=full", "model.recompute_method=uniform"),
     "model.recompute_num_layers=1",
 )
-_SECONDS = {"eager": (25, 120), "fused": (30, 150), "compiled": (60, 240)}
 
 
-def _steps(shape: str, mode: str, *, recompute: bool = False) -> Part:
-    expected, limit = _SECONDS[mode]
-    return Part(
-        name=f"{shape}-{mode}" + "-recompute" * recompute,
-        kind="steps",
-        shape=shape,
-        keys=(*_MODES[mode], *_RECOMPUTE * recompute),
-        expected_s=expected,
-        limit_s=limit,
-    )
-
-
-def _profile(shape: str, *keys: str) -> Part:
-    name = f"{shape}-profile"
-    return Part(name=name, kind="profile", shape=shape, keys=keys, expected_s=30, limit_s=150)
+def _of_shape(shape: str, mode: str, *, recompute: bool = False) -> Part:
+    kind, keys, expected, limit = _MODES[mode]
+    name = f"{shape}-{mode}" + "-recompute" * recompute
+    keys = (*keys, *_RECOMPUTE * recompute)
+    return Part(name=name, kind=kind, shape=shape, keys=keys, expected_s=expected, limit_s=limit)
 
 
 PARTS: tuple[Part, ...] = (
     Part(name="ceilings", kind="bounds", expected_s=10, limit_s=90),
     Part(name="attention", kind="bounds", expected_s=40, limit_s=150),
     Part(name="fused", kind="bounds", expected_s=15, limit_s=90),
-    *(_steps("xl", mode) for mode in ("fused", "eager")),
-    *(_steps("wan14b", mode, recompute=True) for mode in ("fused", "eager")),
-    _steps("flux", "fused"),
-    *(_profile("xl"), _profile("wan14b", *_RECOMPUTE), _profile("flux")),
+    *(_of_shape("xl", mode) for mode in ("fused", "eager")),
+    *(_of_shape("wan14b", mode, recompute=True) for mode in ("fused", "eager")),
+    _of_shape("flux", "fused"),
+    _of_shape("xl", "profile"),
+    _of_shape("wan14b", "profile", recompute=True),
+    _of_shape("flux", "profile"),
     Part(name="tests", kind="tests", expected_s=90, limit_s=300),
-    *(_steps("7b", mode) for mode in ("fused", "eager")),
-    _profile("7b"),
-    *(_steps(shape, "compiled") for shape in ("xl", "7b")),
+    *(_of_shape("7b", mode) for mode in ("fused", "eager", "profile")),
+    *(_of_shape(shape, "compiled") for shape in ("xl", "7b")),
     *(
-        _steps(shape, mode, recompute=True)
+        _of_shape(shape, mode, recompute=True)
         for mode in ("fused", "eager", "compiled")
         for shape in ("xl", "7b")
     ),
-    *(_steps("xl-padded", mode) for mode in ("eager", "fused")),
+    *(_of_shape("xl-padded", mode) for mode in ("eager", "fused")),
     Part(name="padded-loop", kind="padded", expected_s=45, limit_s=180),
 )
+NAMES = tuple(part.name for part in PARTS)
 
 
 def chosen(asked: str, *, done: Sequence[str]) -> list[Part]:
@@ -128,21 +121,15 @@ def chosen(asked: str, *, done: Sequence[str]) -> list[Part]:
     Raises:
         ValueError: a name that no part has.
     """
-    names = re.findall(r"[^\s,]+", asked)
-    known = {part.name for part in PARTS}
-    if unknown := set(names) - known - {MISSING}:
+    wanted = {*re.findall(r"[^\s,]+", asked)} or {*NAMES}
+    if unknown := wanted - {*NAMES, MISSING}:
         raise ValueError(
-            f"no part is named {', '.join(sorted(unknown))}; there are {', '.join(known_names())},"
+            f"no part is named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)},"
             f" and {MISSING} for those that are not done"
         )
-    wanted = set(names) if names else known
     if MISSING in wanted:
-        wanted |= known - {*done}
+        wanted |= {*NAMES} - {*done}
     return [part for part in PARTS if part.name in wanted]
-
-
-def known_names() -> list[str]:
-    return [part.name for part in PARTS]
 
 
 def configuration(part: Part, size: str, *, more: Sequence[str] = ()) -> list[str]:

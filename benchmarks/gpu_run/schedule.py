@@ -31,22 +31,16 @@ class Results:
         self.file = file
         known = json.loads(file.read_text()) if file.is_file() else {}
         self.parts: dict[str, Outcome] = known.get("parts", {})
-        self.about = known.get("about", {}) | about
+        self.content = {"about": known.get("about", {}) | about, "parts": self.parts}
 
     def put(self, part: str, outcome: Outcome) -> None:
         """Keeps the outcome; what was done before is not lost to a part that did not begin."""
-        if outcome["state"] != State.NOT_BEGUN or part not in self.parts:
-            self.parts[part] = outcome
-            self.write()
-
-    def write(self) -> None:
+        if outcome["state"] == State.NOT_BEGUN and part in self.parts:
+            return
+        self.parts[part] = outcome
         temporary = self.file.with_suffix(".tmp")
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(self.content(), indent=1) + "\n")
+        temporary.write_text(json.dumps(self.content, indent=1) + "\n")
         os.replace(temporary, self.file)
-
-    def content(self) -> dict[str, Any]:
-        return {"about": self.about, "parts": self.parts}
 
     def done(self) -> list[str]:
         return [name for name, one in self.parts.items() if one["state"] == State.DONE]

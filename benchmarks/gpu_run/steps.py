@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import benchmark
@@ -17,7 +14,7 @@ import torch
 from torch.profiler import DeviceType
 
 from dit.config import RunConfig
-from dit.config.loading import default_config, load_config
+from dit.config_loading import default_config, load_config
 from dit.distributed.process_groups import device_memory
 from gpu_run.expected import expected_here, with_fitting_pack
 from gpu_run.parts import PADDED_LOOP, Part, configuration
@@ -60,12 +57,13 @@ def profile(part: Part, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
         config, warm_up=_STEPS[size][0], steps=_PROFILED, around=trace, fill=fill_on_device
     )
     on_gpu = torch.cuda.is_available()
+    wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
     times: dict[str, tuple[float, int]] = {}
     for event in trace.key_averages():
-        if not on_gpu:
-            times[event.key] = (event.self_cpu_time_total / 1e6, event.count)
-        elif event.device_type is DeviceType.CUDA and not event.is_user_annotation:
-            times[event.key] = (event.self_device_time_total / 1e6, event.count)
+        # Compared by ==, since `is` finds no two of torch's device types the same.
+        if event.device_type == wanted and not event.is_user_annotation:
+            seconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+            times[event.key] = (seconds / 1e6, event.count)
     step_s = found["step_time_s"]["median"]
     kernels = kernel_times(times, steps=_PROFILED, step_s=step_s)
     expected = expected_here(config, found["device"])
@@ -99,11 +97,7 @@ def kind_of(kernel: str) -> str:
 
 def padded_loop(_part: Part, *, size: str, **_: Any) -> Outcome:
     """What compare_padded.py finds."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "padded.json"
-        compare_padded.main(["--json", str(file), *PADDED_LOOP[size]])
-        found = json.loads(file.read_text())
-    return {"found": [{k: v for k, v in one.items() if k != "seconds"} for one in found]}
+    return {"found": compare_padded.compare(PADDED_LOOP[size])}
 
 
 def _config(part: Part, size: str, more: Sequence[str]) -> tuple[RunConfig, str]:

@@ -15,15 +15,24 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from pkgutil import resolve_name
+from typing import Any
 
 from gpu_run.parts import Part
 from gpu_run.schedule import Outcome, State
 
+_FUNCTIONS = {
+    "imports": "gpu_run.checks:check_imports",
+    "tests": "gpu_run.checks:run_tests",
+    "bounds": "gpu_run.bounds:bounds",
+    "steps": "gpu_run.steps:steps",
+    "profile": "gpu_run.steps:profile",
+    "padded": "gpu_run.steps:padded_loop",
+}
+"""Of the kinds of parts; a module that cannot be imported is an error of its part."""
 _TAIL = 3000
 """Characters of the log that are kept with an error."""
 
@@ -38,6 +47,15 @@ class Worker:
     def run(self, part: Part, seconds: float) -> Outcome:
         """The outcome of a part; after `seconds` the process is killed."""
         size = self.log.stat().st_size if self.log.exists() else 0
+        outcome = self._answer(part, seconds)
+        if outcome["state"] != State.DONE:
+            outcome["log"] = self.log.read_bytes()[size:].decode(errors="replace")[-_TAIL:]
+        return outcome
+
+    def _answer(self, part: Part, seconds: float) -> Outcome:
+        alone = part.kind == "tests"  # which neither see nor leave what parts do to a process
+        if alone:
+            self.close()
         process = self.process = self.process or self._start()
         assert process.stdin is not None and process.stdout is not None
         with suppress(BrokenPipeError):  # its log says more
@@ -45,14 +63,14 @@ class Worker:
             process.stdin.flush()
         ready, _, _ = select.select([process.stdout], [], [], seconds)
         line = process.stdout.readline() if ready else ""
+        if alone or not line:
+            self.close()
         if line:
             return json.loads(line)
-        self.close()
-        printed = {"log": tail(self.log, after=size)}
         if not ready:
-            return {"state": State.ENDED, "why": f"took longer than {seconds:.0f} s"} | printed
+            return {"state": State.ENDED, "why": f"took longer than {seconds:.0f} s"}
         why = f"its process ended with exit code {process.returncode}"
-        return {"state": State.FAILED, "why": why} | printed
+        return {"state": State.FAILED, "why": why}
 
     def _start(self) -> subprocess.Popen[str]:
         with self.log.open("a") as log:
@@ -69,20 +87,10 @@ class Worker:
     def close(self) -> None:
         """Ends the process and all that it has started."""
         if self.process is not None:
-            kill_group(self.process)
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
             self.process = None
-
-
-def kill_group(process: subprocess.Popen[str]) -> None:
-    """Kills a process that leads a session, with all that it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def tail(log: Path, *, after: int = 0) -> str:
-    """The end of what was written to the log behind byte `after`."""
-    return log.read_bytes()[after:].decode(errors="replace")[-_TAIL:]
 
 
 def main() -> int:
@@ -93,55 +101,34 @@ def main() -> int:
         asked = json.loads(line)
         part = Part(**asked.pop("part"))
         sys.stderr.write(f"--- {part.name}\n")
-        _answer(answers, _outcome(part, asked))
+        answers.write(json.dumps(_outcome(part, asked)) + "\n")
+        answers.flush()
         if not _frees_device():
             return 1
     return 0
 
 
-def _answer(answers: IO[str], outcome: Outcome) -> None:
-    answers.write(json.dumps(outcome) + "\n")
-    answers.flush()
-
-
 def _outcome(part: Part, settings: dict[str, Any]) -> Outcome:
     try:
-        return {"state": State.DONE} | _function(part.kind)(part, **settings)
+        return {"state": State.DONE} | resolve_name(_FUNCTIONS[part.kind])(part, **settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the part's result
         traceback.print_exc()
-        text = f"{type(error).__name__}: {error}"
-        return {"state": State.FAILED, "why": text, "log": traceback.format_exc()[-_TAIL:]}
-
-
-def _function(kind: str) -> Callable[..., Outcome]:
-    """Imported late: a module that cannot be imported is an error of its part."""
-    if kind == "imports":
-        from gpu_run.imports import check_imports
-
-        return check_imports
-    if kind == "bounds":
-        from gpu_run.bounds import bounds
-
-        return bounds
-    from gpu_run import steps
-
-    return {"steps": steps.steps, "profile": steps.profile, "padded": steps.padded_loop}[kind]
+        return {"state": State.FAILED, "why": f"{type(error).__name__}: {error}"}
 
 
 def _frees_device() -> bool:
     """Frees what the part has left; False after an error that the device does not forget."""
-    torch = sys.modules.get("torch")
     gc.collect()
-    if torch is None:
-        return True
     try:
+        import torch
+
         if torch.distributed.is_initialized():  # each part makes communicators of its own
             torch.distributed.destroy_process_group()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-    except RuntimeError:
+    except (ImportError, RuntimeError):
         traceback.print_exc()
         return False
     return True

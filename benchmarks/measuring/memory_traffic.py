@@ -31,10 +31,10 @@ from torch.utils._pytree import tree_leaves
 from dit.batch import Grid, LatentSample, PackedBatch
 from dit.config import LoraConfig, ModelConfig
 from dit.data.pack import PatchLayout, pack_samples
-from dit.models.family import family_of
+from dit.lora.targets import attach_adapters, chosen_adapters
 from dit.models.kernels import choice
 from dit.models.kernels.traffic import OPERATOR_BYTES
-from dit.models.lora.targets import attach_adapters, chosen_adapters
+from dit.models.registry import family_of
 from dit.pack_wire import pack_to
 
 META = torch.device("meta")

@@ -19,7 +19,6 @@ from data_prep.formats.cached_samples import (
     checked_description,
     load_untrusted,
     padded,
-    read_cache_file,
     read_or_refuse,
     to_latent,
     to_pooled,
@@ -27,20 +26,26 @@ from data_prep.formats.cached_samples import (
     to_text,
 )
 from data_prep.planning.splits import key_of
-from data_prep.refusals import PrepError, Reason, RefusedError
-from dit.parsing import parse_json
+from data_prep.refusals import PrepError, Reason, RefusedError, printable
 from dit.safe_writing import AtomicFile, write_atomically
+from dit.stored_samples import (
+    AUTOMODEL,
+    INDEX,
+    UnusableError,
+    automodel_file,
+    automodel_files,
+    automodel_rows,
+    automodel_sizes,
+    automodel_tensors,
+    read_json,
+    unmasked,
+)
 
-INDEX = "metadata.json"
 # AutoModel's readers of pictures and of videos expect different keys. Samples of these codecs with
 # one frame are written for the reader of pictures.
 _OF_PICTURES = ("flux", "pixel")
-_OF_IMAGES = {
-    "first_frame_latent": "first_frame_latent",
-    "condition_latent": "condition_latent",
-    "image_embed": "image_embeds",
-}
-"""What image-to-video models read: our name and that in the file. AutoModel reads the last."""
+_OF_IMAGES = ("first_frame_latent", "condition_latent", "image_embed")
+"""What image-to-video models read; AutoModel reads the last."""
 _GLYPHS = 256  # tokens of HunyuanVideo's second text, as its pipeline pads them
 
 
@@ -146,9 +151,7 @@ def _videos(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
         found["text_mask"] = _mask(given["text"], text_length)
         found["text_embeddings_2"] = _filled(given["text_2"], _GLYPHS)
         found["text_mask_2"] = _mask(given["text_2"], _GLYPHS)
-    for ours, theirs in _OF_IMAGES.items():
-        if ours in given:
-            found[theirs] = given[ours][None]
+    found |= {AUTOMODEL[name]: given[name][None] for name in _OF_IMAGES if name in given}
     return found
 
 
@@ -171,12 +174,10 @@ def relocate(folder: Path) -> int:
     shards, folder = dict[str, list[dict[str, Any]]](), folder.resolve()
     for name in _shards(folder):
         try:
-            rows = _rows(folder / name)
-            shards[name] = [
-                {**_object(row), "cache_file": str(_local(folder, row))} for row in rows
-            ]
-        except RefusedError as refused:
-            raise PrepError(f"{folder / name}: {refused.detail}") from None
+            rows = automodel_rows(folder / name)
+            shards[name] = [row | {"cache_file": str(_local(folder, row))} for row in rows]
+        except (OSError, ValueError) as error:
+            raise PrepError(f"{folder / name}: {printable(str(error))}") from None
     for name, rows in shards.items():
         write_atomically(folder / name, json.dumps(rows, indent=1).encode())
     return sum(map(len, shards.values()))
@@ -197,51 +198,32 @@ def index_of(folder: Path) -> Any:
     Raises:
         PrepError: it cannot be read.
     """
-    path = folder / INDEX
     try:
-        return parse_json(read_cache_file(path))
-    except RefusedError as refused:
-        raise PrepError(f"{path} cannot be read: {refused.detail}; restore it") from None
+        return read_json(folder / INDEX)
     except (OSError, ValueError) as error:
-        raise PrepError(f"{path} cannot be read: {error}; restore it from the cache") from None
+        raise PrepError(
+            f"{folder / INDEX} cannot be read: {error}; restore it from the cache"
+        ) from None
 
 
 def _shards(folder: Path) -> list[str]:
     """Names of the files of the index."""
-    path, index = folder / INDEX, index_of(folder)
-    names = index.get("shards") if isinstance(index, dict) else None
-    if isinstance(index, dict) and names is None:
-        names = sorted(path.name for path in folder.glob("metadata_shard_*.json"))
-    if not isinstance(names, list) or not all(map(_is_name, names)):
-        raise PrepError(
-            f"{path} is no index of AutoModel: 'shards' must be a list of names of files beside it"
-        )
-    return names
-
-
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and bool(name) and "\0" not in name and Path(name).name == name
+    try:
+        return automodel_files(folder, index_of(folder))
+    except UnusableError as error:
+        raise PrepError(f"{folder / INDEX} is no index of AutoModel: {error}") from None
 
 
 def _read(folder: Path, names: list[str]) -> Iterator[CachedSample | RefusedRecord]:
     for name in names:
         try:
-            rows = _rows(folder / name)
-        except RefusedError as refused:
-            yield RefusedRecord(source=name, reason=refused.reason, detail=refused.detail)
+            rows = automodel_rows(folder / name)
+        except (OSError, ValueError) as error:
+            detail = printable(str(error))
+            yield RefusedRecord(source=name, reason=Reason.UNREADABLE, detail=detail)
             continue
         for number, row in enumerate(rows):
             yield read_or_refuse(_source(name, number, row), partial(_record, folder, row))
-
-
-def _rows(path: Path) -> list[Any]:
-    try:
-        rows = parse_json(read_cache_file(path))
-    except (OSError, ValueError) as error:
-        raise RefusedError(Reason.UNREADABLE, f"{error}") from error
-    if not isinstance(rows, list):
-        raise RefusedError(Reason.UNREADABLE, f"holds a {type(rows).__name__}, no list of samples")
-    return rows
 
 
 def _source(name: str, number: int, row: Any) -> str:
@@ -250,30 +232,16 @@ def _source(name: str, number: int, row: Any) -> str:
     return "/".join(Path(file).parts[-2:]) if isinstance(file, str) else f"{name}, item {number}"
 
 
-def _object(row: Any) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise RefusedError(Reason.UNREADABLE, f"the index holds a {type(row).__name__}, no object")
-    return row
-
-
 def _local(folder: Path, row: Any) -> Path:
-    """The present path of a sample's file: the cache may have been moved.
+    """The present path of a sample's file.
 
     Raises:
-        RefusedError: it is not there, or the path leaves the cache.
+        UnusableError: it is not there, or the path leaves the cache.
     """
-    named = _object(row).get("cache_file")
-    if not isinstance(named, str) or "\0" in named or ".." in Path(named).parts or not named:
-        raise RefusedError(Reason.UNREADABLE, f"cache_file={named!r:.100} is no path of a file")
-    path = Path(named)
-    inside = path if path.is_relative_to(folder) else folder / path.name
-    for candidate in (folder.joinpath(*path.parts[-2:]), inside):
-        try:
-            if candidate.is_relative_to(folder) and candidate.is_file():
-                return candidate
-        except OSError:  # a name longer than the file system takes
-            continue
-    raise RefusedError(Reason.UNREADABLE, f"{named:.300} is not there")
+    path = automodel_file(folder, row)
+    if path is None:
+        raise UnusableError(f"{row['cache_file']:.300} is not there")
+    return path
 
 
 def _record(folder: Path, row: Any) -> CachedSample:
@@ -282,13 +250,7 @@ def _record(folder: Path, row: Any) -> CachedSample:
     content = load_untrusted(path)
     if not isinstance(content, dict):
         raise RefusedError(Reason.UNREADABLE, f"the file holds a {type(content).__name__}, no dict")
-    tensors = {
-        "latent": to_latent(content.get("video_latents", content.get("latent"))),
-        **_texts(content),
-    }
-    if content.get("pooled_prompt_embeds") is not None:
-        tensors["pooled_text"] = to_pooled(content["pooled_prompt_embeds"])
-    tensors |= _of_images(content)
+    tensors = _tensors(content)
     model = str(content.get("model_type") or row.get("model_type"))
     if model.startswith("hunyuan") and "image_embed" in tensors:
         # AutoModel shows its network the first frame of the latent: the codec is causal.
@@ -299,50 +261,33 @@ def _record(folder: Path, row: Any) -> CachedSample:
     return CachedSample(key=key, tensors=tensors, about=checked_description(about))
 
 
-def _texts(content: dict[str, Any]) -> dict[str, Tensor]:
-    """Both texts, without the rows that their masks leave out; a second one may have none."""
-    main = content.get("text_embeddings", content.get("prompt_embeds"))
+def _tensors(content: dict[str, Any]) -> dict[str, Tensor]:
+    given = automodel_tensors(content)
+    found = {"latent": to_latent(given["latent"]), "text": _text(given["text"], content)}
+    if given["text_2"] is not None:  # all of its rows may be padding
+        rows, mask = to_rows(given["text_2"], what="text"), content.get("text_mask_2")
+        found["text_2"] = unmasked(rows, mask, what="text_mask_2")
+    if given["pooled_text"] is not None:
+        found["pooled_text"] = to_pooled(given["pooled_text"])
+    for name in _OF_IMAGES:
+        if given[name] is not None:
+            read = to_rows if name == "image_embed" else to_latent
+            found[name] = read(given[name], what=AUTOMODEL[name])
+    return found
+
+
+def _text(value: Any, content: dict[str, Any]) -> Tensor:
+    """The text [L, E] without the rows that its mask leaves out, or without zeros at its end."""
     if content.get("text_mask") is None:
-        found = {"text": to_text(main)}
-    else:
-        found = {"text": _unmasked(main, content["text_mask"], what="text_mask")}
-        if not len(found["text"]):
-            raise RefusedError(Reason.UNREADABLE, "text_mask leaves no row of the text")
-    if content.get("text_embeddings_2") is not None:
-        second, mask = content["text_embeddings_2"], content.get("text_mask_2")
-        found["text_2"] = _unmasked(second, mask, what="text_mask_2")
-    return found
-
-
-def _unmasked(value: Any, mask: Any, *, what: str) -> Tensor:
-    """The rows [L, E] at which a mask is not 0: encoders make numbers of padding, too.
-
-    Raises:
-        RefusedError: there is no mask of so many rows.
-    """
-    rows = to_rows(value, what="text")
-    if not isinstance(mask, Tensor) or mask.numel() != len(rows):
-        shown = list(mask.shape) if isinstance(mask, Tensor) else f"{mask!r:.100}"
-        raise RefusedError(
-            Reason.UNREADABLE, f"{what} {shown} is no mask of a text with {len(rows)} rows"
-        )
-    return rows[mask.flatten().bool()]
-
-
-def _of_images(content: dict[str, Any]) -> dict[str, Tensor]:
-    found = dict[str, Tensor]()
-    for ours, theirs in _OF_IMAGES.items():
-        value = content.get(theirs)
-        if value is not None:
-            is_rows = ours == "image_embed"
-            found[ours] = to_rows(value, what=theirs) if is_rows else to_latent(value, what=theirs)
-    return found
+        return to_text(value)
+    text_LE = unmasked(to_rows(value, what="text"), content["text_mask"], what="text_mask")
+    if not len(text_LE):
+        raise RefusedError(Reason.UNREADABLE, "text_mask leaves no row of the text")
+    return text_LE
 
 
 def _about(row: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
-    width, height = _resolution(row, "bucket_resolution", "crop_resolution")
-    before = row.get("original_resolution") and _resolution(row, "original_resolution")
-    original_width, original_height = before or (width, height)
+    (width, height), (original_width, original_height) = automodel_sizes(row)
     return {
         "caption": row.get("prompt", ""),
         "width": width,
@@ -352,11 +297,3 @@ def _about(row: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
         "num_frames": row.get("num_frames") or 1,
         "fps": content.get("fps"),
     }
-
-
-def _resolution(row: dict[str, Any], *names: str) -> tuple[Any, Any]:
-    name = next((name for name in names if name in row), names[0])
-    value = row.get(name)
-    if not isinstance(value, list) or len(value) != 2:
-        raise RefusedError(Reason.UNREADABLE, f"{name}={value!r:.100} is not [width, height]")
-    return value[0], value[1]

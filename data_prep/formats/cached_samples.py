@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import math
 import pickle
-import stat
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
@@ -21,11 +19,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from data_prep.inspect.read_shards import read_samples, shard_counts
-from data_prep.refusals import PrepError, Reason, RefusedError
+from data_prep.refusals import PrepError, Reason, RefusedError, printable
 from dit import safe_pickle
 from dit.parsing import cause, parse_json
+from dit.stored_samples import UnusableError, check_regular, trim_padding, with_axes
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SIZES = ("width", "height", "original_width", "original_height", "num_frames")
 
 
@@ -54,6 +52,8 @@ def read_or_refuse(source: str, read: Callable[[], CachedSample]) -> CachedSampl
         return replace(read(), file=source)
     except RefusedError as refused:
         return RefusedRecord(source=source, reason=refused.reason, detail=refused.detail)
+    except UnusableError as error:
+        return RefusedRecord(source=source, reason=Reason.UNREADABLE, detail=printable(str(error)))
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         what = error
     except (ArithmeticError, OSError, MemoryError) as error:
@@ -89,38 +89,16 @@ def load_untrusted(content: Path | bytes) -> Any:
     """The object that `torch.save` or pickle wrote; code in the file is never run.
 
     Raises:
-        RefusedError: it cannot be read, or holds more than tensors and plain values.
+        OSError: it is no regular file, or cannot be read.
+        RefusedError: it holds more than tensors and plain values.
     """
+    if isinstance(content, Path):
+        check_regular(content)
+        content = content.read_bytes()
     try:
-        if isinstance(content, Path):
-            content = read_cache_file(content)
         return safe_pickle.loads(content)
     except pickle.UnpicklingError as error:
         raise RefusedError(Reason.UNREADABLE, str(error)) from error
-
-
-def check_regular(path: Path) -> None:
-    """Checks a path before it is opened: reading a pipe or device might never end.
-
-    Raises:
-        OSError: it is a pipe, device or folder, or does not exist.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError("it is no regular file")
-
-
-def read_cache_file(path: Path) -> bytes:
-    """The bytes of a regular file.
-
-    Raises:
-        RefusedError: it is no regular file, or cannot be read.
-    """
-    if not path.is_file():
-        raise RefusedError(Reason.UNREADABLE, f"{path} is no file")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise RefusedError(Reason.UNREADABLE, f"{path}: {error.strerror}") from error
 
 
 def checked_description(about: Any) -> dict[str, Any]:
@@ -150,12 +128,6 @@ def _odd(name: str, about: Mapping[str, Any], wanted: str) -> RefusedError:
     return RefusedError(Reason.UNREADABLE, f"{name}={about.get(name)!r:.100} is not {wanted}")
 
 
-def without_padding(text_LE: Tensor) -> Tensor:
-    """Text without the zero vectors behind it; at least one vector is kept."""
-    used = text_LE.abs().amax(dim=1).nonzero()
-    return text_LE[: int(used[-1]) + 1 if len(used) else 1]
-
-
 def padded(text_LE: Tensor, rows: int) -> Tensor:
     """Text with zero vectors behind it up to so many rows; longer ones as they are."""
     return pad(text_LE, (0, 0, 0, max(0, rows - len(text_LE))))
@@ -165,65 +137,31 @@ def to_latent(value: Any, *, what: str = "latent") -> Tensor:
     """A latent [C, F, H, W]; `value` may have a batch axis, or no frame axis.
 
     Raises:
-        RefusedError: it has another form.
+        UnusableError: it has another form.
+        RefusedError: it has no numbers, or NaN or Inf.
     """
-    latent = _floats(value, what=what)
-    while latent.dim() > 4 and latent.shape[0] == 1:
-        latent = latent[0]
-    if latent.dim() == 3:
-        latent = latent[:, None]
-    if latent.dim() != 4:
-        raise _shaped(latent, what, "[C, F, H, W]")
-    return latent
+    return _numbers(value, "CFHW", what=what)
 
 
 def to_text(value: Any) -> Tensor:
-    """A text [L, E] without padding.
-
-    Raises:
-        RefusedError: it has another form.
-    """
-    return without_padding(to_rows(value, what="text"))
+    """A text [L, E] without padding; raises as `to_latent` does."""
+    return trim_padding(to_rows(value, what="text"))
 
 
 def to_rows(value: Any, *, what: str) -> Tensor:
-    """Rows [L, E] of a text or image encoder.
-
-    Raises:
-        RefusedError: it has another form.
-    """
-    rows = _floats(value, what=what)
-    while rows.dim() > 2 and rows.shape[0] == 1:
-        rows = rows[0]
-    if rows.dim() != 2:
-        raise _shaped(rows, what, "[L, E]")
-    return rows
+    """Rows [L, E] of a text or image encoder; raises as `to_latent` does."""
+    return _numbers(value, "LE", what=what)
 
 
 def to_pooled(value: Any) -> Tensor:
-    """A pooled text [E].
-
-    Raises:
-        RefusedError: it has another form.
-    """
-    pooled = _floats(value, what="pooled text").squeeze()
-    if pooled.dim() != 1:
-        raise _shaped(pooled, "pooled text", "[E]")
-    return pooled
+    """A pooled text [E]; raises as `to_latent` does."""
+    return _numbers(value, "E", what="pooled text")
 
 
-def _floats(value: Any, *, what: str) -> Tensor:
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
-    if not isinstance(value, Tensor) or value.dtype not in _FLOATS:
-        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise RefusedError(Reason.UNREADABLE, f"the {what} is {kind}, no tensor of floats")
-    if value.numel() == 0:
-        raise RefusedError(Reason.UNREADABLE, f"the {what} {list(value.shape)} has no numbers")
-    if not torch.isfinite(value).all():
-        raise RefusedError(Reason.NOT_FINITE, f"the {what} {list(value.shape)} has NaN or Inf")
-    return value
-
-
-def _shaped(tensor: Tensor, what: str, wanted: str) -> RefusedError:
-    return RefusedError(Reason.UNREADABLE, f"the {what} is {list(tensor.shape)}, not {wanted}")
+def _numbers(value: Any, axes: str, *, what: str) -> Tensor:
+    tensor = with_axes(value, axes, what=what)
+    if tensor.numel() == 0:
+        raise RefusedError(Reason.UNREADABLE, f"the {what} {list(tensor.shape)} has no numbers")
+    if not torch.isfinite(tensor).all():
+        raise RefusedError(Reason.NOT_FINITE, f"the {what} {list(tensor.shape)} has NaN or Inf")
+    return tensor

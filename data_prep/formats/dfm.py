@@ -29,7 +29,6 @@ from torch import Tensor
 from data_prep.formats.cached_samples import (
     CachedSample,
     RefusedRecord,
-    check_regular,
     checked_description,
     load_untrusted,
     padded,
@@ -45,6 +44,7 @@ from data_prep.writing.tar_shards import ShardSeries
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae.codec import Codec
 from dit.parsing import parse_json
+from dit.stored_samples import check_regular, dfm_texts
 
 FOLDER = "dfm_shards"
 
@@ -165,13 +165,10 @@ def _record(name: str, key: str, parts: dict[str, bytes]) -> CachedSample:
         raise RefusedError(Reason.UNREADABLE, f"no .{min(missing)}, found {found}")
     latent = to_latent(load_untrusted(parts["pth"]))
     tensors = {"latent": latent}
-    text, about = load_untrusted(parts["pickle"]), parse_json(parts["json"])
-    if isinstance(text, dict):
-        pooled = text.get("pooled_prompt_embeds", text.get("clip_embeds"))
-        text = text.get("prompt_embeds", text.get("t5_embeds"))
-        if pooled is not None:
-            tensors["pooled_text"] = to_pooled(pooled)
-    tensors["text"] = to_text(text)
+    texts, about = dfm_texts(load_untrusted(parts["pickle"])), parse_json(parts["json"])
+    if texts.get("pooled_text") is not None:
+        tensors["pooled_text"] = to_pooled(texts["pooled_text"])
+    tensors["text"] = to_text(texts["text"])
     # DFM's image_height and image_width are taken from wrong axes, so they are not used.
     height, width = 8 * latent.shape[2], 8 * latent.shape[3]
     known = {"caption": "", "source": name, "height": height, "width": width, "fps": None}

@@ -21,7 +21,6 @@ from torch import Tensor
 from data_prep.formats.cached_samples import (
     CachedSample,
     RefusedRecord,
-    check_regular,
     checked_description,
     read_or_refuse,
     to_latent,
@@ -33,6 +32,7 @@ from data_prep.planning.splits import key_of
 from data_prep.refusals import PrepError, Reason, RefusedError
 from dit.codecs.normalization import Whitening
 from dit.safe_writing import TEMPORARY
+from dit.stored_samples import check_regular
 
 FOLDER = "combined_parquet_dataset"
 _NAMES = {

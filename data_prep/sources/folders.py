@@ -28,6 +28,7 @@ from data_prep.sources.listing import (
     Elsewhere,
     Ignored,
     Listing,
+    files_by_name,
     list_media,
     media_kind_of,
     name_of,
@@ -104,6 +105,19 @@ class CaptionOptions:
         )
 
 
+def _beside(
+    folder: MaskFolder | ControlFolder, sources: Sequence[str], ignored: Ignored
+) -> Mapping[str, str]:
+    """Path of the file of each medium in a folder of its own, by `name_of` the medium."""
+    files = files_by_name(
+        folder.root, folder.kinds, option=folder.option, what=folder.what, ignored=ignored
+    )
+    found = match(files, lambda: ((name_of(source),) for source in sources))
+    ignored.add_unused(f"{folder.what} of no file", folder.root, found.spare)
+    ignored.add_unused(f"{folder.what} {UNCLEAR}", folder.root, found.unclear)
+    return found.by_name
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderCollection:
     """Every medium below a folder, including those in tar archives."""
@@ -158,10 +172,8 @@ class FolderCollection:
             sources = [source for source in sources if source not in named]
         counted.counts.update(listing.ignored)
         counted.counts.update(captions.tables.unused(self._exists(listing, members)))
-        masks = self._beside(self.masks, "mask", sources, ignored)
-        controls = [
-            self._beside(folder, "control picture", sources, ignored) for folder in self.controls
-        ]
+        masks = {} if self.masks is None else _beside(self.masks, sources, ignored)
+        controls = [_beside(folder, sources, ignored) for folder in self.controls]
         for source in sources:
             where, name = members.get(source, source), name_of(source)
             yield Medium(
@@ -173,21 +185,6 @@ class FolderCollection:
                 mask=masks.get(name),
                 controls=tuple(found.get(name) for found in controls),
             )
-
-    def _beside(
-        self,
-        folder: MaskFolder | ControlFolder | None,
-        what: str,
-        sources: Sequence[str],
-        ignored: Ignored,
-    ) -> Mapping[str, str]:
-        """Path of the file of each medium, by `name_of` the medium."""
-        if folder is None:
-            return {}
-        found = match(folder.listed(ignored), lambda: ((name_of(source),) for source in sources))
-        ignored.add_unused(f"{what} of no file", folder.root, found.spare)
-        ignored.add_unused(f"{what} {UNCLEAR}", folder.root, found.unclear)
-        return found.by_name
 
     def _unpacked(self, listing: Listing) -> tuple[dict[str, str], dict[str, RefusedError]]:
         """Adds members of archives to the listing; returns their locations, and refusals."""

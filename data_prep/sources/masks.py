@@ -12,7 +12,7 @@ import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from data_prep.media.images import open_image, size_of, to_8_bits
 from data_prep.media.resizing import Placement
 from data_prep.media.videos import Timeline, timeline
 from data_prep.refusals import Reason, RefusedError
-from data_prep.sources.listing import BOTH, Ignored, files_by_name, media_kind_of
+from data_prep.sources.listing import BOTH, media_kind_of
 
 
 class CellSize(NamedTuple):
@@ -64,10 +64,8 @@ class MaskFolder:
 
     root: Path
     option: str = "--mask_dir"
-
-    def listed(self, ignored: Ignored) -> dict[str, str]:
-        """`files_by_name` of the folder."""
-        return files_by_name(self.root, BOTH, option=self.option, what="mask", ignored=ignored)
+    what: ClassVar[str] = "mask"
+    kinds: ClassVar[frozenset[str]] = BOTH
 
     def find(self, path: str, size: tuple[int, int], line: Timeline | None) -> FoundMask:
         """The mask at `path`, of a medium of this size (width, height); `line` of a video.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, ClassVar, NamedTuple
 
 from PIL import Image
 
@@ -18,7 +18,7 @@ from data_prep.media.clips import PlannedReference
 from data_prep.media.images import open_image, probe_image, to_rgb
 from data_prep.media.resizing import Buckets, Fit, Placement, ResizeMode
 from data_prep.refusals import Reason, RefusedError
-from data_prep.sources.listing import IMAGES, Ignored, files_by_name, name_of
+from data_prep.sources.listing import IMAGES, name_of
 from dit.codecs.reference_fit import ReferenceFit
 from dit.codecs.rgb import is_transparent
 
@@ -60,11 +60,8 @@ class ControlFolder:
 
     root: Path
     option: str = "--control_dir"
-
-    def listed(self, ignored: Ignored) -> dict[str, str]:
-        """`files_by_name` of the folder."""
-        what = "control picture"
-        return files_by_name(self.root, IMAGES, option=self.option, what=what, ignored=ignored)
+    what: ClassVar[str] = "control picture"
+    kinds: ClassVar[frozenset[str]] = IMAGES
 
     def picture(self, path: str | None, source: str) -> ControlPicture:
         """The picture at `path`, which belongs to the medium `source`.

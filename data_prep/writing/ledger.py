@@ -10,12 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from data_prep.refusals import PrepError
 from data_prep.writing.dataset_folder import LEDGER
@@ -98,7 +96,7 @@ class _Sizes:
         return self._sizes[split, shard]
 
 
-class Ledger(AbstractContextManager):
+class Ledger:
     """The open ledger of one rank."""
 
     def __init__(self, path: Path, *, keep: int):
@@ -113,15 +111,7 @@ class Ledger(AbstractContextManager):
         self._stream.write(text.encode())
         self._stream.flush()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._stream.close()
 
 

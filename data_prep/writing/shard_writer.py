@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ class Writer:
                 whole = {name: counts[name] for name in sorted(counts)[:-1]}
                 series.resume(whole, progress.ends.get(split, [0]))
                 self._series[split] = stack.enter_context(series)
-            self._ledger = stack.enter_context(Ledger(self._path, keep=progress.size))
+            self._ledger = stack.enter_context(closing(Ledger(self._path, keep=progress.size)))
             yield
 
     def without_earlier(self, block: Sequence[bytes]) -> Block:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -82,7 +82,7 @@ class _Shard:
         return size + len(padding)
 
 
-class ShardSeries(AbstractContextManager):
+class ShardSeries(AbstractContextManager["ShardSeries"]):
     """Writes `shard-000000.tar`, `shard-000001.tar`, ... into one folder.
 
     The end of the context publishes the last shard; after an exception its temporary file is kept
@@ -145,9 +145,6 @@ class ShardSeries(AbstractContextManager):
             self._shard.publish()
             self.counts[self._shard.path.name] = len(self._shard.ends) - 1
             self._shard = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self,

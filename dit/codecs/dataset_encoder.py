@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from dit.codecs.dataset_card import CodecError, part_of_card
 from dit.codecs.pretrained import ModelLocation
-from dit.other_networks import why_not_trained
 
 
 class DatasetEncoder(ABC):
@@ -73,9 +72,10 @@ class Registry(dict[str, type[E]], Generic[E]):
         """
         if name not in self:
             kind, names = self._interface.kind, ", ".join(self)
-            lacking = why_not_trained(name)
-            why = f". {lacking}" if lacking else ""
-            raise CodecError(f"there is no {kind} {name!r}; {self._known}: {names}{why}")
+            raise CodecError(
+                f"there is no {kind} {name!r}; {self._known}: {names}. docs/families.md says what"
+                " networks that are not trained here need"
+            )
         return self[name]
 
     def of_card(self, card: dict[str, Any], location: ModelLocation | None = None) -> E:

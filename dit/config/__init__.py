@@ -9,9 +9,8 @@
     resume     what another value of a key does to a run that continues from its checkpoint
     checks     Problems, and rules that several groups use
     inlining   groups whose keys stand in the outer group: EdmConfig and FlowConfig in `objective`
-    loading    recipe, YAML file and command line -> the tree
 
-Precedence, weakest first: recipe function, YAML file, command line (`dit.config.loading`). Keys
+Precedence, weakest first: recipe function, YAML file, command line (`dit.config_loading`). Keys
 have the names that users of Megatron-Bridge and DFM know. A checkpoint stores the whole tree. The
 sentence below each field is its help text.
 """
@@ -21,6 +20,7 @@ from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
 from dit.config.lora import BaseType, LoraConfig, LoraTargets
 from dit.config.model import (
     CUSTOM_SIZE,
+    OTHER_NETWORKS,
     AttentionBackend,
     ContextComm,
     Fp8,
@@ -69,6 +69,7 @@ __all__ = [
     "CUSTOM_SIZE",
     "MODE_SCALES",
     "OBJECTIVES",
+    "OTHER_NETWORKS",
     "AttentionBackend",
     "Balance",
     "BaseType",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import field, fields
+from functools import cache
 from typing import Any
 
 MOST = 2**31 - 1
@@ -81,9 +83,31 @@ def within(group: Any, name: str, low: float, high: float) -> Rule:
 
 
 def at_least_one(group: object, *names: str) -> list[Rule]:
-    """Rules that the named fields are 1 or more."""
+    """Rules that the named fields, or all numbers of those that hold several, are 1 or more."""
     values = {name: getattr(group, name) for name in names}
-    return [(value >= 1, f"{name}={value} must be at least 1") for name, value in values.items()]
+    return [
+        (
+            (min(value) if isinstance(value, tuple) else value) >= 1,
+            f"{name}={value} must be at least 1",
+        )
+        for name, value in values.items()
+    ]
+
+
+def bounded(default: Any, *, most: float, at_least_one: bool = True) -> Any:
+    """A field of a dataclass whose numbers are at most `most`, and mostly at least 1.
+
+    A subclass that declares it anew with another default keeps the bounds.
+    """
+    return field(default=default, metadata={"most": most, "at_least_one": at_least_one})
+
+
+@cache
+def bounds(kind: type) -> dict[str, Mapping[str, Any]]:
+    """Field -> what `bounded` says of it, of a dataclass."""
+    bases = (getattr(base, "__dataclass_fields__", {}) for base in reversed(kind.__mro__))
+    marked = (one for of_base in bases for one in of_base.values() if "most" in one.metadata)
+    return {one.name: one.metadata for one in marked}
 
 
 def positive(group: object, *names: str) -> list[Rule]:

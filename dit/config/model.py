@@ -1,7 +1,7 @@
 """What the networks of all families share: sizes, precision, and how they are spread over devices.
 
 A family's own fields, named sizes and rules are in its subclass of `ModelConfig`, in
-`dit/models/<family>/config.py`; `model.family` chooses it before the other keys are read.
+`dit/models/<family>/family.py`; `model.family` chooses it before the other keys are read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
-from dit.config.checks import Rule, at_least_one, check, given, numbers, positive
+from dit.config.checks import Rule, at_least_one, bounds, check, given, numbers, positive
 from dit.config.resume import AtStart, Live, Refused
 from dit.local_path import LocalPath
 
@@ -106,6 +106,8 @@ _MOST = {
 
 CUSTOM_SIZE = "custom"
 """The `model.name` that sets nothing."""
+OTHER_NETWORKS = "docs/families.md says what networks that are not trained here need"
+"""The end of errors about unknown networks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,8 +116,6 @@ class ModelConfig:
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The named sizes of a family: what each `model.name` sets."""
-    most: ClassVar[Mapping[str, float]] = {}
-    """The largest values of a family's own fields, beyond any network."""
     takes_stored_padding: ClassVar[bool] = False
     """Whether `text_pad_to` may be `stored`: published weights attend to the encoder's padding."""
     shown_before: ClassVar[Mapping[str, str]] = {}
@@ -205,9 +205,14 @@ class ModelConfig:
         whole += ("in_channels", "patch_spatial", "patch_temporal", "crossattn_emb_size")
         whole += ("tensor_model_parallel_size", "context_parallel_size", "recompute_num_layers")
         whole += ("pipeline_model_parallel_size",)
-        names = (*self.sizes, CUSTOM_SIZE)
+        names, own = (*self.sizes, CUSTOM_SIZE), bounds(type(self))
+        whole_of_family = [name for name, bound in own.items() if bound["at_least_one"]]
+        most = {name: bound["most"] for name, bound in own.items()}
         return [
-            (self.name in names, f"name={self.name} is no known size; use {', '.join(names)}"),
+            (
+                self.name in names,
+                f"name={self.name} is no known size; use {', '.join(names)}. {OTHER_NETWORKS}",
+            ),
             self._own_family(),
             *at_least_one(self, *whole),
             *self._text_padding(),
@@ -215,8 +220,9 @@ class ModelConfig:
             *self._offloading(),
             *self._engine(),
             *positive(self, "mlp_ratio", *given(self, "init_method_std")),
+            *at_least_one(self, *given(self, *whole_of_family)),
             *self.own_sizes(),
-            *numbers(self, **{**_MOST, **self.most}),
+            *numbers(self, **_MOST | most),
         ]
 
     def _text_padding(self) -> list[Rule]:

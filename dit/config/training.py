@@ -129,6 +129,25 @@ _OF_TORCH = {
 }
 
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""The states of Adam: mean gradient, and mean squared gradient."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerStates:
+    """What an optimizer keeps of each number that it trains, beside the float32 main parameter."""
+
+    names: tuple[str, ...]
+    """As in a checkpoint, which holds each of them in float32."""
+    bytes: int
+    """Of a number, all states together, while they wait for the next update."""
+
+    @property
+    def update_bytes(self) -> int:
+        """Read and written in the update of a number: its states and its main parameter."""
+        return 2 * (self.bytes + MomentType.FP32.bytes)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
     """AdamW with decoupled weight decay (arXiv:1711.05101)."""
@@ -187,12 +206,14 @@ class OptimizerConfig:
     @property
     def narrow_moments(self) -> bool:
         """Whether a moment is kept in fewer bits than float32."""
-        return self.moment_bytes < 2 * MomentType.FP32.bytes
+        return self.states.bytes < 2 * MomentType.FP32.bytes
 
     @property
-    def moment_bytes(self) -> int:
-        """Bytes of both moments of a number."""
-        return self.exp_avg_dtype.bytes + self.exp_avg_sq_dtype.bytes
+    def states(self) -> OptimizerStates:
+        """What the optimizer keeps of each number: memory, planner and checkpoints ask it."""
+        return OptimizerStates(
+            names=MOMENTS, bytes=self.exp_avg_dtype.bytes + self.exp_avg_sq_dtype.bytes
+        )
 
 
 class Decay(StrEnum):

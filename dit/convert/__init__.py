@@ -9,8 +9,7 @@ import_               Diffusers folder -> checkpoint
 export                checkpoint -> Diffusers folder; also at each save of a run
 pipeline              the other components of a pipeline folder
 verify                compares every tensor of both, and the outputs of the two networks
-adapters              checkpoints of adapters to and from files, alone or merged
-lora                  files of LoRA adapters: read, checked, written
+lora                  checkpoints of adapters to and from files, alone or merged
 cards                 the README.md of a folder that is exported
 atomic_folder         a target folder that appears only when it is complete
 load_hf               a Diffusers folder as the start of a run, without an import

@@ -43,9 +43,9 @@ from dit.config import ModelConfig, Precision, TextPadding
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folder
 from dit.convert.diffusers_config import Unsaid, model_config
 from dit.distributed.process_groups import device, process_groups
-from dit.models.diffusers_names import Pair, TensorSplit, pairs
-from dit.models.family import default_family, diffusers_families, family_of
+from dit.models.diffusers_names import Pair, TensorSplit
 from dit.models.layers.parallel_linear import transformer_config
+from dit.models.registry import default_family, diffusers_families, family_of, pairs
 from dit.train.model_and_optimizer import initialise
 
 

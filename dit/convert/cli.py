@@ -15,7 +15,7 @@ from typing import Any
 from dit.command_line import OptionParser
 from dit.config import TextPadding
 from dit.console import Console
-from dit.convert.adapters.commands import (
+from dit.convert.lora.commands import (
     add_checkpoint,
     add_export_lora,
     add_import_lora,

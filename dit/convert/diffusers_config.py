@@ -13,6 +13,7 @@ from typing import Any
 
 from dit.config import (
     CUSTOM_SIZE,
+    OTHER_NETWORKS,
     ModelConfig,
     ObjectiveConfig,
     Precision,
@@ -20,17 +21,16 @@ from dit.config import (
     SamplingLevels,
     TextPadding,
 )
-from dit.config.loading import default_config, load_config
+from dit.config_loading import default_config, load_config
 from dit.convert.diffusers_json import (
     OUR_KEY,
     PrivateKeys,
     checked_json,
 )
 from dit.convert.errors import ConvertError, listed
-from dit.models.family import diffusers_families, diffusers_form, family_of
+from dit.models.registry import diffusers_families, diffusers_form, family_of
 from dit.objectives.diffusers_schedulers import SchedulerFile
 from dit.objectives.registry import REGISTRY
-from dit.other_networks import why_not_trained
 
 
 class Unsaid(Enum):
@@ -57,10 +57,9 @@ def model_config(
     known = diffusers_families()
     family = known.get(str(content.get("_class_name")))
     if family is None:
-        lacking = why_not_trained(str(content.get("_class_name")))
         raise ConvertError(
             f"{place} is of class {content.get('_class_name')!r}; only {listed(known)} can be"
-            " imported" + (f". {lacking}" if lacking else "")
+            f" imported. {OTHER_NETWORKS}"
         )
     form = diffusers_form(family.default())
     if quantized := content.get("quantization_config"):
@@ -71,25 +70,24 @@ def model_config(
     private = checked_json(PrivateKeys, content, place=place)
     unused = private.use_default_values
     given = {k: v for k, v in content.items() if not k.startswith("_") and k not in unused}
-    keys = checked_json(form.config_keys, given, place=place)
+    keys = checked_json(form.keys.file, given, place=place)
     unknown = [f"unknown keys {listed(keys.model_extra)}"] if keys.model_extra else []
-    if wrong := [*unknown, *form.unsupported(keys)]:
+    if wrong := [*unknown, *form.keys.unsupported(keys)]:
         raise ConvertError(f"{place} describes a model that cannot be imported: {'; '.join(wrong)}")
     ours = None
     if private.ours is not None:
-        ours = checked_json(form.private_keys, private.ours, place=place, within=OUR_KEY)
-    text = form.text_pad_to(keys) if isinstance(text_pad_to, Unsaid) else text_pad_to
-    if ours is None and isinstance(text, int) and family.config.takes_stored_padding:
+        ours = checked_json(form.keys.kept_file, private.ours, place=place, within=OUR_KEY)
+    if ours is None and isinstance(text_pad_to, int) and family.config.takes_stored_padding:
         raise ConvertError(
             f"{place} is of a network whose captions are filled up with no zeros: --text-pad-to"
-            f" {text} must be `{TextPadding.STORED}` or `none`"
+            f" {text_pad_to} must be `{TextPadding.STORED}` or `none`"
         )
+    told = {} if isinstance(text_pad_to, Unsaid) else {"text_pad_to": text_pad_to}
     try:
-        settings = form.settings(keys, ours, text)
-        if ours is None:  # families without such a setting refuse one
-            settings = {"text_pad_to": text, **settings}
+        settings = form.keys.settings(keys, ours, told)
         if ours is None and pipeline is not None:
-            settings = {**settings, **form.settings_of_pipelines.get(pipeline, {})}
+            known = form.pipelines.get(pipeline)
+            settings = {**settings, **(known.settings if known else {})}
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConvertError(f"{place} describes no model that can be trained: {error}") from error
@@ -107,7 +105,7 @@ def diffusers_transformer_config(config: RunConfig) -> dict[str, Any]:
     return {
         "_class_name": form.class_name,
         "_diffusers_version": "0.35.0",
-        OUR_KEY: form.private(config.model),
+        OUR_KEY: form.keys.private(config.model),
         **form.content(config),
     }
 
@@ -196,9 +194,9 @@ def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
 def _fixed_by(pipeline: str, scheduler: Mapping[str, Any]) -> Mapping[str, Any]:
     """Keys of `objective` that a pipeline's own arithmetic fixes; of most there are none."""
     for family in diffusers_families().values():
-        form = diffusers_form(family.default())
-        if fixed := form.pipeline_objectives.get(pipeline):
-            return {**fixed, **form.sampling_settings(pipeline, scheduler)}
+        known = diffusers_form(family.default()).pipelines.get(pipeline)
+        if known is not None and known.objective:
+            return {**known.objective, **known.sampling(scheduler)}
     return {}
 
 
@@ -229,7 +227,9 @@ def _of_scheduler(
 def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None:
     """Why a file that lies in no pipeline does not tell the levels of a network, or None."""
     said = file.of_sampling() or ""
-    if model is None or "use_karras" not in said or not diffusers_form(model).pipeline_objectives:
+    if model is None or "use_karras" not in said:
+        return None
+    if not any(one.objective for one in diffusers_form(model).pipelines.values()):
         return None
     return (
         "its use_karras_sigmas=true is of pipelines that compute the levels of this network"

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from dit.checkpoint_paths import STEP, has_adapters, saved_card, saved_config, verify
 from dit.config import RunConfig, Weights
-from dit.convert.adapters.export import export_lora
-from dit.convert.adapters.merged import MergedWeights, open_merged
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.cards import (
     DATA_CARD,
@@ -36,6 +35,7 @@ from dit.convert.diffusers_checkpoint import (
 from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
 from dit.convert.diffusers_json import write_json
 from dit.convert.errors import ConvertError
+from dit.convert.lora.checkpoints import MergedWeights, export_lora, open_merged
 from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
 from dit.convert.pipeline import (
     SCHEDULER,
@@ -47,11 +47,10 @@ from dit.convert.pipeline import (
 from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.cost import parameter_count
-from dit.models.diffusers_names import Pair, pairs, their_tensors
-from dit.models.family import diffusers_form
+from dit.models.diffusers_names import Pair, their_tensors
+from dit.models.registry import diffusers_form, pairs
 from dit.progress import Track, no_progress
-from dit.train.checkpoint.adapters import adapters_of
-from dit.train.checkpoint.paths import STEP, named_checkpoint, saved_card, saved_config, verify
+from dit.train.checkpoint.starting_point import named_checkpoint
 
 MAX_SHARD_SIZE = 5 * 10**9
 _Stored = StoredWeights | MergedWeights
@@ -111,7 +110,7 @@ def open_stored(
         CheckpointError: there is no checkpoint, or it is incomplete.
     """
     path = _named(checkpoint)
-    if adapters_of(path) is not None:
+    if has_adapters(path):
         raise ConvertError(
             f"{path} holds adapters alone; `python -m dit.convert export-lora` takes them, and"
             " `export --merged` the weights with them"
@@ -323,7 +322,8 @@ def exporter(config: RunConfig) -> Callable[[Path], Path]:
     def export(checkpoint: Path) -> Path:
         on_first_rank(lambda: tidy(checkpoint))
         if config.lora.enabled:
-            return export_lora(checkpoint, place / checkpoint.name).path
+            export_lora(checkpoint, place / checkpoint.name)
+            return place / checkpoint.name
         return export_weights(checkpoint, place / checkpoint.name).path
 
     return export

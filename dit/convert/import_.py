@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.storage import WriteResult
 
+from dit.checkpoint_paths import FileDigest, sync_and_digest, write_manifest
 from dit.config import ModelConfig, ObjectiveName, Precision, RunConfig, TextPadding
-from dit.config.loading import save_config
+from dit.config_loading import save_config
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, in_groups, open_folder
 from dit.convert.diffusers_config import (
@@ -26,10 +27,9 @@ from dit.convert.errors import ConvertError, listed
 from dit.convert.megatron_checkpoint import StoredPiece, write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
 from dit.models.cost import network_cost
-from dit.models.diffusers_names import Pair, pairs
-from dit.models.family import diffusers_form, family_of
+from dit.models.diffusers_names import Pair
+from dit.models.registry import diffusers_form, family_of, pairs
 from dit.progress import Track, no_progress
-from dit.train.checkpoint.paths import FileDigest, sync_and_digest, write_manifest
 
 _FILE_BYTES = 5 * 10**9
 

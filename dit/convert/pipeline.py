@@ -9,7 +9,7 @@ the pipeline decides levels and preconditioning itself.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dit.config.inlining import value_of
 from dit.convert.diffusers_checkpoint import CONFIG, PIPELINE_INDEX, SECOND, level_range
 from dit.convert.diffusers_json import read_json, write_json
 from dit.convert.errors import ConvertError, listed
-from dit.models.family import diffusers_form
+from dit.models.registry import diffusers_form
 from dit.objectives.registry import REGISTRY
 
 TRANSFORMER, SCHEDULER = "transformer", "scheduler"
@@ -67,8 +67,10 @@ def keeps_scheduler(pipeline: Path | None, config: RunConfig) -> bool:
     Raises:
         ConvertError: the folder holds no pipeline.
     """
-    fixed = diffusers_form(config.model).pipeline_objectives
-    return pipeline is not None and _pipeline_class(pipeline) in fixed
+    if pipeline is None:
+        return False
+    known = diffusers_form(config.model).pipelines.get(_pipeline_class(pipeline))
+    return known is not None and bool(known.objective)
 
 
 def network_folder(pipeline: Path, config: RunConfig) -> str:
@@ -95,22 +97,21 @@ def _components(pipeline: Path, config: RunConfig) -> list[str]:
 
 
 def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
-    m, form = config.model, diffusers_form(config.model)
-    samples = form.pipelines[kind]
+    m, runs = config.model, diffusers_form(config.model).pipelines[kind]
     latent = _setting(pipeline / "vae" / CONFIG, "latent_channels")
     text = _setting(pipeline / "text_encoder" / CONFIG, "d_model")
     rules = [
         (
-            REGISTRY[config.objective.name].scheduler is REGISTRY[samples].scheduler,
-            f"objective.name={config.objective.name}, and {kind} samples {samples.upper()}",
+            REGISTRY[config.objective.name].scheduler is REGISTRY[runs.samples].scheduler,
+            f"objective.name={config.objective.name}, and {kind} samples {runs.samples.upper()}",
         ),
-        *_objective_rules(config, kind),
+        *_objective_rules(config, kind, runs.objective),
         (
             config.objective.flow.level_range in _networks(pipeline),
             f"objective.level_range={_shown(config.objective.flow.level_range)}, and its networks"
             f" are for {' and '.join(map(_shown, _networks(pipeline)))}",
         ),
-        *((False, message) for message in form.pipeline_misfits(m, kind)),
+        *((False, message) for message in runs.misfits(m)),
         (
             latent in (None, m.in_channels),
             f"model.in_channels={m.in_channels}, and its VAE has {latent}",
@@ -123,9 +124,9 @@ def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
     return [message for holds, message in rules if not holds]
 
 
-def _objective_rules(config: RunConfig, kind: str) -> Iterator[Rule]:
+def _objective_rules(config: RunConfig, kind: str, fixed: Mapping[str, Any]) -> Iterator[Rule]:
     """The keys of `objective` that the pipeline's loop fixes; its name has been compared."""
-    for key, wanted in diffusers_form(config.model).pipeline_objectives.get(kind, {}).items():
+    for key, wanted in fixed.items():
         if key != "name":
             value = value_of(config.objective, key)
             yield value == wanted, f"objective.{key}={value}, and {kind} has {wanted}"

@@ -19,10 +19,11 @@ from dit.convert.errors import ConvertError
 from dit.convert.export import open_stored
 from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
 from dit.data.pack import PatchLayout, pack_samples
-from dit.models.diffusers_names import pairs, their_tensors
-from dit.models.family import InputKind, diffusers_form, family_of
+from dit.models.diffusers_names import their_tensors
+from dit.models.family import InputKind
+from dit.models.patches import unpack_latents
+from dit.models.registry import diffusers_form, family_of, pairs
 from dit.progress import Track, no_progress
-from dit.sampling.unpatchify import unpack_latents
 
 # Random inputs: grids in patches, frames per second, lengths of captions, noise levels.
 _GRIDS = ((1, 5, 3), (3, 2, 4), (2, 3, 3))

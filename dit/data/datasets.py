@@ -26,7 +26,8 @@ from torch import Tensor
 from dit.batch import TEXT
 from dit.config import DatasetConfig, RunConfig
 from dit.data.rejections import DataError
-from dit.models.family import InputKind, NullInput, SampleInput, family_of
+from dit.models.family import InputKind, NullInput, SampleInput
+from dit.models.registry import family_of
 from dit.parsing import cause
 
 META = ".nv-meta"

@@ -3,6 +3,19 @@
 1. check      folders, splits and sizes, before any process starts
 2. open       Energon's chain of datasets (energon/task_encoder.py), in the loader workers
 3. receive    packs with counts; too many refused samples, or a dead worker, end the run
+
+Order. A reader is one loader worker of one data rank; shards are shared out among readers. Each
+reads its shards again and again, every pass shuffled anew, blended by weight, through a shuffle
+buffer. A pack takes the oldest buffered sample and those that fill it best, so none waits for ever.
+With an equal number of readers every layout gives the same global batches.
+
+What is dropped. A sample is never cut: one that is damaged, or longer than a pack, is refused,
+counted, and named with the reason in refused_samples.jsonl; too many end the run. A pack's rest
+stays empty (`pack_fill`).
+
+What a resume keeps. With as many readers the next batch is bit for bit the one that would have
+come, shuffle buffers included. With another number the samples that were not yet given are shared
+out anew: each still comes once a pass, in another order.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ from megatron.energon.state import FlexState
 
 from dit.config import MockGeometry, RunConfig
 from dit.data.energon.worker_shards import ReadCounts, ReaderConfig, Remaining, WorkerShard
-from dit.models.family import InputKind, SampleInput, family_of
+from dit.models.family import InputKind, SampleInput
+from dit.models.registry import family_of
 
 _ENDLESS = 2**31
 

@@ -26,8 +26,9 @@ from torch.nn.functional import pad
 from dit.batch import Grid, LatentSample, PackedBatch
 from dit.config import RunConfig
 from dit.models.cost import network_cost
-from dit.models.family import InputKind, SampleInput, family_of
+from dit.models.family import InputKind, SampleInput
 from dit.models.positions import PositionRule
+from dit.models.registry import family_of
 from dit.pack_wire import private_bytes, views_of, widest_first
 
 

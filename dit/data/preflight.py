@@ -23,7 +23,7 @@ from dit.config import RunConfig, TextPadding
 from dit.data.cook import Expected, check_latent
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves, val_leaves
 from dit.data.rejections import REMEDIES, DataError, Reject, SampleRefused
-from dit.models.family import family_of
+from dit.models.registry import family_of
 from dit.parsing import parse_json
 from dit.progress import counted
 

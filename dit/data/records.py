@@ -1,8 +1,7 @@
-"""The layouts of a record, read into tensors: ours and DFM's in shards, AutoModel's in files.
+"""The layouts of a record in a shard, read into tensors: ours and DFM's.
 
 Ours: `.safetensors` (`latent`, `text`, further inputs) and `.json`; DFM's: `.pth` (latent),
-`.pickle` (text, for FLUX the pooled text too) and `.json`; AutoModel's: a dict of tensors and
-values for each sample. Reading runs no code of the files.
+`.pickle` (text, for FLUX the pooled text too) and `.json`. Reading runs no code of the files.
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -16,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -25,6 +23,7 @@ from dit.batch import TEXT
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.family import InputKind
 from dit.parsing import cause, parse_json
+from dit.stored_samples import UnusableError, dfm_texts, trim_padding, with_axes
 
 FORMAT_VERSION = 1
 LATENT, LOSS_MASK = "latent", "loss_mask"
@@ -204,23 +203,27 @@ def _ours(tensors: Mapping[str, Tensor | None], about: dict[str, Any], kinds: Ki
         raise SampleRefused(
             Reject.MISSING_PART, f".safetensors holds {sorted(tensors)}, no `latent`"
         )
-    inputs, mask = _shaped(tensors, kinds), tensors.get(LOSS_MASK)
+    inputs, mask = shaped(tensors, kinds), tensors.get(LOSS_MASK)
     every = len(tensors) == 1 + len(inputs) + (mask is not None)
     return ShardRecord(
-        latent_CFHW=_four_axes(tensors[LATENT], what=LATENT),
+        latent_CFHW=in_shape(tensors[LATENT], InputKind.CHANNELS, what=LATENT),
         inputs=inputs,
-        fps=_fps(about),
+        fps=fps_of(about),
         caption=str(about.get("caption", "")),
         loss_weight=_loss_weight(about),
-        loss_mask_1FHW=None if mask is None else _four_axes(mask, what=LOSS_MASK),
+        loss_mask_1FHW=None if mask is None else in_shape(mask, InputKind.CHANNELS, what=LOSS_MASK),
         unknown=() if every else tuple(sorted(tensors.keys() - {*_ALWAYS, *kinds})),
     )
 
 
-def _shaped(tensors: Mapping[str, Tensor | None], kinds: Kinds) -> dict[str, Tensor]:
-    """The tensors that are read and present, in the shape of their kind."""
+def shaped(tensors: Mapping[str, Tensor | None], kinds: Kinds) -> dict[str, Tensor]:
+    """The tensors that are read and present, in the shape of their kind.
+
+    Raises:
+        SampleRefused: one has another form.
+    """
     return {
-        name: _AXES[kind](tensors[name], what=name)
+        name: in_shape(tensors[name], kind, what=name)
         for name, kind in kinds.items()
         if tensors.get(name) is not None
     }
@@ -230,70 +233,19 @@ def _read_dfm(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
     latent, text = _part(parts, "pth"), _part(parts, "pickle")
     about = _read_json(_part(parts, "json"))
     latent_CFHW, found = _unpickled(latent, "pth"), _unpickled(text, "pickle")
-    if isinstance(found, dict):  # DFM's scripts for FLUX store the pooled text as well
-        pooled = found.get("pooled_prompt_embeds", found.get("clip_embeds"))
-        found = {TEXT: found.get("prompt_embeds", found.get("t5_embeds")), "pooled_text": pooled}
-    else:
-        found = {TEXT: found}
-    inputs = _shaped(found, kinds)
+    found = dfm_texts(found)
+    inputs = shaped(found, kinds)
     if TEXT in inputs:
         inputs[TEXT] = trim_padding(inputs[TEXT])
     present = {name for name, value in found.items() if value is not None}
     return ShardRecord(
-        latent_CFHW=_four_axes(latent_CFHW, what=LATENT),
+        latent_CFHW=in_shape(latent_CFHW, InputKind.CHANNELS, what=LATENT),
         inputs=inputs,
-        fps=_fps(about),
+        fps=fps_of(about),
         caption=str(about.get("caption", "")),
         loss_weight=_loss_weight(about),
         unknown=tuple(sorted(present - kinds.keys())),
     )
-
-
-def read_automodel(
-    content: dict[str, Any], kinds: Kinds = TEXT_ALONE, *, whole: bool = True
-) -> ShardRecord:
-    """Content of a file in a cache of AutoModel; unless `whole`, its texts keep their padding.
-
-    Raises:
-        SampleRefused: a tensor is missing or has another form.
-    """
-    found = {ours: content.get(theirs) for ours, theirs in _AUTOMODEL.items()}
-    found[TEXT] = content.get("text_embeddings", content.get("prompt_embeds"))
-    is_video = content.get("video_latents") is not None
-    latent = content["video_latents"] if is_video else content.get(LATENT)
-    inputs = _shaped(found, kinds)
-    if whole and is_video:
-        for name, mask in ((TEXT, "text_mask"), ("text_2", "text_mask_2")):
-            if name in inputs:
-                inputs[name] = _unmasked(inputs[name], content.get(mask), what=mask)
-    return ShardRecord(
-        latent_CFHW=_four_axes(latent, what=LATENT),
-        inputs=inputs,
-        fps=_fps(content),
-        caption=str(content.get("prompt", "")),
-    )
-
-
-_AUTOMODEL = {
-    "pooled_text": "pooled_prompt_embeds",
-    "text_2": "text_embeddings_2",
-    "image_embed": "image_embeds",
-    "first_frame_latent": "first_frame_latent",
-    "condition_latent": "condition_latent",
-}
-"""Our names of tensors, and those of AutoModel's caches."""
-
-
-def _unmasked(text_LE: Tensor, mask: Any, *, what: str) -> Tensor:
-    """The rows at which a mask is not 0; without a mask, those before the zero vectors."""
-    if mask is None:
-        return trim_padding(text_LE)
-    if not isinstance(mask, Tensor) or mask.numel() != len(text_LE):
-        shown = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise SampleRefused(
-            Reject.UNDECODABLE, f"{what} {shown} is no mask of a text with {len(text_LE)} rows"
-        )
-    return text_LE[mask.flatten().bool()]
 
 
 def _unpickled(part: Any, name: str) -> Any:
@@ -304,13 +256,6 @@ def _unpickled(part: Any, name: str) -> Any:
         return safe_pickle.loads(bytes(part))
     except pickle.UnpicklingError as error:
         raise SampleRefused(Reject.UNDECODABLE, f".{name}: {error}") from error
-
-
-def trim_padding(text_LE: Tensor) -> Tensor:
-    """The text without the zero vectors at its end; at least one vector stays."""
-    used = text_LE.any(dim=1).nonzero()
-    length = int(used[-1]) + 1 if len(used) else 1
-    return text_LE[:length]
 
 
 def _part(parts: Mapping[str, Any], name: str) -> Any:
@@ -351,61 +296,30 @@ def _check_sum(payload: bytes | memoryview, about: dict[str, Any]) -> None:
         raise SampleRefused(Reject.CHECKSUM, f".safetensors has crc32 {found}, .json says {stored}")
 
 
-def _four_axes(latent: Any, *, what: str) -> Tensor:
-    """[C, F, H, W] from [1, C, F, H, W], [C, F, H, W] or [C, H, W]."""
-    latent = _as_floats(latent, what=what)
-    if latent.dim() == 5 and latent.shape[0] == 1:
-        latent = latent[0]
-    elif latent.dim() == 3:
-        latent = latent[:, None]
-    if latent.dim() != 4 or latent.numel() == 0:
-        raise SampleRefused(
-            Reject.UNDECODABLE, f"{what} has shape {list(latent.shape)}, not [C, F, H, W]"
-        )
-    return latent
-
-
-def _two_axes(text: Any, *, what: str) -> Tensor:
-    """[L, E] from [1, L, E] or [L, E]."""
-    text = _as_floats(text, what=what)
-    if text.dim() == 3 and text.shape[0] == 1:
-        text = text[0]
-    if text.dim() != 2:
-        raise SampleRefused(Reject.UNDECODABLE, f"{what} has shape {list(text.shape)}, not [L, E]")
-    return text
-
-
-def _one_axis(vector: Any, *, what: str) -> Tensor:
-    """[E] from [1, E] or [E]."""
-    vector = _as_floats(vector, what=what)
-    if vector.dim() == 2 and vector.shape[0] == 1:
-        vector = vector[0]
-    if vector.dim() != 1:
-        raise SampleRefused(Reject.UNDECODABLE, f"{what} has shape {list(vector.shape)}, not [E]")
-    return vector
-
-
 _AXES = {
-    InputKind.TEXT: _two_axes,
-    InputKind.NULL_TEXT: _two_axes,
-    InputKind.VECTOR: _one_axis,
-    InputKind.CHANNELS: _four_axes,
-    InputKind.FRAME_CHANNELS: _four_axes,
-    InputKind.FRAMES: _four_axes,
-    InputKind.REFERENCE: _four_axes,
+    InputKind.TEXT: "LE",
+    InputKind.NULL_TEXT: "LE",
+    InputKind.VECTOR: "E",
+    InputKind.CHANNELS: "CFHW",
+    InputKind.FRAME_CHANNELS: "CFHW",
+    InputKind.FRAMES: "CFHW",
+    InputKind.REFERENCE: "CFHW",
 }
 
 
-def _as_floats(value: Any, *, what: str) -> Tensor:
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
-    if not isinstance(value, Tensor) or value.dtype not in _DTYPES.values():
-        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise SampleRefused(Reject.UNDECODABLE, f"{what} is {kind}, not a tensor of floats")
-    return value
+def in_shape(value: Any, kind: InputKind, *, what: str) -> Tensor:
+    """A tensor with the axes of its kind, without a batch axis.
+
+    Raises:
+        SampleRefused: it has another form.
+    """
+    try:
+        return with_axes(value, _AXES[kind], what=what)
+    except UnusableError as error:
+        raise SampleRefused(Reject.UNDECODABLE, str(error)) from error
 
 
-def _fps(about: dict[str, Any]) -> float:
+def fps_of(about: dict[str, Any]) -> float:
     """Frames per second, NaN for none."""
     fps = about.get("fps")
     if fps is None:

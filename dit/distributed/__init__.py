@@ -5,7 +5,7 @@ leaving              how a process leaves after an error, whatever it would wait
 cuda_environment     what CUDA reads from the environment before it starts
 process_groups       the start of the processes, the groups of a layout, running without CUDA
 group_sharing        one group for those of the same ranks that nothing uses
-device_specs         what the data sheets of accelerators promise
+cpu_threads          threads on a CPU that others use, or of which a container has a part
 pack_broadcast       one rank of a replica reads, all get its packs
 model_parallel       one pack over context ranks and pipeline stages
 data_parallel        gradients and weights over data ranks; the float32 main parameters

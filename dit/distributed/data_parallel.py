@@ -8,14 +8,13 @@ functions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -122,10 +121,11 @@ def chained_optimizers(optimizer: MegatronOptimizer) -> list[Any]:
 
     A pipeline stage whose weights are all frozen has such a one.
     """
-    return [one for one in _every_optimizer(optimizer) if not one.is_stub_optimizer]
+    return [one for one in every_optimizer(optimizer) if not one.is_stub_optimizer]
 
 
-def _every_optimizer(optimizer: MegatronOptimizer) -> list[Any]:
+def every_optimizer(optimizer: MegatronOptimizer) -> list[Any]:
+    """The optimizers that Megatron-Core chains into one."""
     return optimizer.chained_optimizers  # type: ignore[attr-defined]
 
 
@@ -205,75 +205,3 @@ def _parts(bucket: Any, start: int, stop: int, ranks: int) -> Iterator[tuple[int
     edges = [bucket.offset + rank * size for rank in range(first, last + 2)]
     spans = [(max(start, a) - start, min(stop, b) - start) for a, b in pairwise(edges)]
     return ((rank, slice(*span)) for rank, span in enumerate(spans, first))
-
-
-_MAIN_PARAM = {DistributedOptimizer: "param", Float16OptimizerWithFloat16Params: "fp32_param"}
-"""How Megatron-Core's optimizers name the main parameters in a checkpoint."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What Adam keeps of each main parameter."""
-
-
-def optimizer_values(optimizer: MegatronOptimizer) -> dict[str, list[Tensor]]:
-    """What the optimizer keeps of each main parameter of this rank, by its name in a checkpoint.
-
-    In the order of `main_param_shards`; the main parameters themselves are among them, unless they
-    are the weights of the model. All ranks have the same names, those without a parameter, too.
-    """
-    values: dict[str, list[Tensor]] = {}
-    for inner in _every_optimizer(optimizer):
-        main = _MAIN_PARAM.get(type(inner))
-        shards = [] if inner.is_stub_optimizer else list(main_param_shards_of(inner))
-        if main is not None:
-            values.setdefault(state_prefix(main), []).extend(shard.value for shard in shards)
-        for name in MOMENTS:
-            moments = _moments(inner, [shard.value for shard in shards], name)
-            values[state_prefix(name)] = [*values.get(state_prefix(name), ()), *moments]
-    return values
-
-
-def _moments(inner: Any, params: Sequence[Tensor], name: str) -> list[Tensor]:
-    """A moment of each parameter, or a float32 copy of one that is kept in fewer bits."""
-    if inner.config.use_precision_aware_optimizer:
-        return [inner.optimizer.get_unscaled_state(p, name) for p in params]
-    return [inner.optimizer.state[p][name] for p in params]
-
-
-def state_prefix(name: str) -> str:
-    """What stands before the names of weights in a checkpoint, for a state of the optimizer."""
-    return f"optimizer.state.{name}."
-
-
-_SHARDING = "fully_reshardable"
-"""Megatron-Core's word for optimizer state in the shape of the weights."""
-# What Megatron-Core tells parameter groups apart by.
-_GROUP = ("wd_mult", "lr_mult")
-
-
-def optimizer_groups(
-    optimizer: MegatronOptimizer, groups: ProcessGroupCollection
-) -> dict[str, Any]:
-    """What the optimizer keeps of each group of parameters, without the parameters themselves.
-
-    All ranks call it: a pipeline stage may lack a group, or train nothing at all.
-    """
-    own = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-    of_stages = [own] * groups.pp.size()
-    if groups.pp.size() > 1:
-        dist.all_gather_object(of_stages, own, group=groups.pp)
-    every = {tuple(g[key] for key in _GROUP): g for of_stage in of_stages for g in of_stage}
-    stored: dict[str, Any] = {"optimizer": {"param_groups": list(every.values())}}
-    if any(isinstance(inner, DistributedOptimizer) for inner in _every_optimizer(optimizer)):
-        stored["param_state_sharding_type"] = _SHARDING
-    return stored
-
-
-def load_optimizer_groups(optimizer: MegatronOptimizer, stored: Mapping[str, Any]) -> None:
-    """Takes over how many updates Adam has made, as `optimizer_groups` or Megatron-Core stored it.
-
-    All else in a group are settings, which are the run's own. Every group makes every update; one
-    without a weight on the rank that stored it may not have counted them.
-    """
-    groups = stored.get("optimizer", stored)["param_groups"]
-    updates = max((int(group.get("step", 0)) for group in groups), default=0)
-    for group in optimizer.param_groups:
-        group["step"] = updates

@@ -28,7 +28,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.overrides import TorchFunctionMode
 
 from dit.config import ModelConfig
-from dit.cpu_threads import BY_USER, CGROUP, about_threads, usable_cores
+from dit.distributed.cpu_threads import BY_USER, CGROUP, about_threads, usable_cores
 from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import say_notice
 from dit.distributed.group_sharing import sharing_unused_groups

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dit.command_line import OptionParser, recipe_command
 from dit.config import RunConfig
-from dit.config.loading import default_config, load_config
+from dit.config_loading import default_config, load_config
 from dit.console import Console
 from dit.fitting.corpus import Corpus, read_corpus
 from dit.fitting.proposal import Draft, Proposal, by_samples, choose, drafts

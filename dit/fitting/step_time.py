@@ -83,7 +83,7 @@ def planned_seconds(config: RunConfig, device: str) -> float | None:
 
     Infinite where weights and activations do not fit into its memory.
     """
-    from dit.distributed.device_specs import device_named
+    from dit.device_specs import device_named
     from dit.models.cost import memory
     from dit.planner.efficiency import EFFICIENCIES
     from dit.planner.times import expected_load, times

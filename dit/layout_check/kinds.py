@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from dit.config import MockGeometry
-from dit.models.family import Family, families
+from dit.models.family import Family
+from dit.models.registry import families
 
 ALL = "all"
 """Every kind of every family."""

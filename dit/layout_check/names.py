@@ -165,7 +165,7 @@ class NamedLayout:
         """Adapters of a rank that no number of tensor ranks divides."""
         if self.adapters is None:
             return LoraConfig()
-        from dit.models.lora.targets import adaptable_pairs, their_modules
+        from dit.lora.targets import adaptable_pairs, their_modules
 
         linears = [pair for pair in adaptable_pairs(model) if pair.layer is not None]
         if self.adapters == "lastlora":

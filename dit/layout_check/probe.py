@@ -19,7 +19,7 @@ from dit.distributed.data_parallel import gathered_weights, main_param_shards
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.watchdog import heartbeat
-from dit.models.lora.targets import chosen_adapters
+from dit.lora.targets import chosen_adapters
 from dit.objectives import training_objective, training_problem
 from dit.train.checkpoint.exchange import StateExchange
 from dit.train.checkpoint.shares import data_of, entries_of

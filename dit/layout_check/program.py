@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dit.config import OBJECTIVES, RunConfig
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.distributed.entry import Parser, say_once
 from dit.layout_check.kinds import chosen_sizes, kind_settings
 from dit.layout_check.names import LAYOUTS, MATRIX, ONE, WORDS, NamedLayout, parse_layout
@@ -228,7 +228,7 @@ def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int
 
 def _watching(layout: NamedLayout, config: RunConfig) -> AbstractContextManager[None]:
     """Inside, the watchdog ends the check if a process hangs or dies, and names it."""
-    from dit.distributed.watchdog import watchdog
+    from dit.distributed.watchdog.monitor import watchdog
 
     def say(message: str) -> None:
         say_once(f"layout {layout.name}, {training_name(config)}: {message}")

@@ -12,14 +12,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dit.config import EmaKind, ModelConfig, Precision, Recompute, RecomputeMethod, RunConfig
+from dit.config import (
+    ContextComm,
+    EmaKind,
+    ModelConfig,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+    RunConfig,
+)
 from dit.config.checks import check
 from dit.config.data import MockGeometry
-from dit.models.family import family_of
-from dit.models.layer_spec import Cost, Multiplications, RowKind, StackSpec
+from dit.models.layer_spec import Cost, NetworkCost
+from dit.models.layer_spec.kept import NOTHING, gathered
+from dit.models.registry import family_of
 
 if TYPE_CHECKING:
     from dit.batch import PackedBatch
@@ -32,82 +41,6 @@ _FACTOR_BYTES = 4
 """Of a row of a matrix in 8 bits."""
 MOST_BYTES = 2**44
 """16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkCost:
-    """A network: what comes before its layers, the layers, and what comes after them."""
-
-    before: Cost
-    stacks: tuple[StackSpec, ...]
-    after: Cost
-    text_tokens: int | None = None
-    """Text is filled up to this many tokens a sample; None leaves it as long as it is."""
-    image_rows: int = 0
-    """Rows of an image encoder in each sample: of its text inputs' rows, but no text tokens. The
-    description counts what they cost with the sample."""
-
-    @property
-    def layers(self) -> int:
-        return sum(stack.count for stack in self.stacks)
-
-    @property
-    def exchanges(self) -> int:
-        """Those of all layers."""
-        return sum(stack.count * stack.layer.cost.exchanges for stack in self.stacks)
-
-    @cached_property
-    def multiplications(self) -> Multiplications:
-        total = self.before.multiplications + self.after.multiplications
-        for stack in self.stacks:
-            total += stack.layer.cost.multiplications.times(stack.count)
-        return total
-
-    @cached_property
-    def in_attention(self) -> Multiplications:
-        """Those of `multiplications` that attention makes."""
-        total = Multiplications()
-        for stack in self.stacks:
-            total += stack.layer.cost.in_attention.times(stack.count)
-        return total
-
-    @property
-    def attends_jointly(self) -> bool:
-        """Whether layers attend to latents and text together, so that each pays for the other."""
-        shapes = (shape for stack in self.stacks for shape in stack.layer.cost.attentions)
-        return any(shape.queries == RowKind.JOINT for shape in shapes)
-
-    def text(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Text tokens that the layers see, of samples with so many rows of all text inputs."""
-        if self.text_tokens is not None:
-            return [self.text_tokens] * len(lengths)
-        return [length - self.image_rows for length in lengths] if self.image_rows else lengths
-
-    def parameters(self, *, tensor: int = 1, pipeline: int = 1) -> int:
-        """On the fullest rank: the first stage has what comes before the layers, the last the rest.
-
-        Each stage has as many layers; where they are of several kinds, its kinds are the largest.
-        """
-        sizes = [stack.layer.cost.parameters(tensor=tensor) for stack in self.stacks]
-        each = [
-            size for size, stack in zip(sizes, self.stacks, strict=True) for _ in range(stack.count)
-        ]
-        held = -(-len(each) // pipeline)
-        layers = max(sum(each[at : at + held]) for at in range(0, len(each), held))
-        ends = [self.before.parameters(tensor=tensor), self.after.parameters(tensor=tensor)]
-        return layers + (sum(ends) if pipeline == 1 else max(ends))
-
-    def layer_matrices(self, *, tensor: int = 1) -> tuple[int, int]:
-        """Numbers, and rows, of the matrices of a layer, on average over the kinds of layers."""
-        each = [(s.count, s.layer.cost) for s in self.stacks]
-        numbers = sum(count * cost.matrix_numbers(tensor=tensor) for count, cost in each)
-        rows = sum(count * cost.matrix_rows for count, cost in each)
-        return numbers // self.layers, rows // self.layers
-
-    def adapter_numbers(self, rank: int, *, tensor: int = 1, pipeline: int = 1) -> int:
-        """Of adapters of attention and MLP in all layers, on one of the pipeline stages."""
-        each = [s.layer.cost.adapter_numbers(rank, tensor=tensor) * s.count for s in self.stacks]
-        return -(-sum(each) // pipeline)
 
 
 @lru_cache(maxsize=64)  # of a plan's layouts; the cost of a pack is asked for at every pack
@@ -225,7 +158,7 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     trained = trained_here(config)
     shards = config.optimizer_ranks(replicas)
     wide = model.precision is Precision.FP32
-    hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.moment_bytes
+    hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.states.bytes
     return Memory(
         weights=_weights(config),
         gradients=trained * (4 if wide or config.ddp.grad_reduce_in_fp32 else 2),
@@ -359,6 +292,11 @@ def _kept_in(layer: Cost, model: ModelConfig, text: float) -> float:
     tensor, size = model.tensor_model_parallel_size, _size(model)
     fused = model.fused_kernels and not model.compile
     split = {"tensor": tensor, "sequence_parallel": model.sequence_parallel}
-    rows = (layer.kept, 1.0), (layer.kept_of_text, text)
+    rows = [(layer.kept, 1.0), (layer.kept_of_text, text)]
+    ranks = model.context_parallel_size
+    if ranks > 1 and layer.kept_exchanged != NOTHING and model.cp_comm_type is not ContextComm.P2P:
+        rows.append((layer.kept_exchanged, 1.0))
+        if model.cp_comm_type is ContextComm.ALL_GATHER:
+            rows.append((gathered(ranks), 1.0))
     # Attention that is computed again frees nothing: the next linear keeps what it makes.
     return sum((of.fused if fused else of.eager).bytes(size, **split) * n for of, n in rows)

@@ -16,17 +16,9 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from dit.config import ModelConfig
-from dit.models.family import diffusers_form
-
-
-class StrictKeys(BaseModel):
-    """Keys of a config.json, typed as in JSON: 1.0 is no integer, 1 no boolean, NaN no number."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 class TensorSplit(StrEnum):
@@ -175,7 +167,7 @@ def to_pairs(x: Tensor, model: ModelConfig) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Features(Same):
-    """Features of a token, which are in the order of `theirs` there and (c, t, h, w) here.
+    """Features of a token: Diffusers' order is `theirs`, ours (c, t, h, w).
 
     Of the output on `axis` 0 (weight and bias), of the input on `axis` 1.
     """
@@ -332,9 +324,8 @@ class Pair:
         return self.arrangement.split(whole, self.model, len(self.theirs))
 
 
-def pairs(model: ModelConfig) -> list[Pair]:
+def pairs_of(table: NameTable, model: ModelConfig) -> list[Pair]:
     """The table for one model, stack after stack: each tensor of both sides exactly once."""
-    table = diffusers_form(model).table
     sizes, stacks = table.sizes(model), table.layers(model)
     rows = [row for row in table.rows if row.exists(model)]
 

@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from dit.config import ModelConfig, ParameterGroup, Problems, RunConfig
-from dit.models.diffusers_names import Pair, pairs
-from dit.models.family import family_of
+from dit.models.diffusers_names import Pair
+from dit.models.registry import family_of, pairs
 
 Weight = tuple[str, int | None]
 """Name of a weight as a checkpoint has it, and its layer."""

@@ -1,4 +1,4 @@
-"""Latents <-> tokens, one sample at a time; `dit.data.pack` writes those of many into a pack."""
+"""Latents <-> tokens of one sample; `dit.data.pack` writes those of many into a pack."""
 
 # c latent channels, C numbers in a token, T tokens; F H W frames, rows, columns of a latent
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dit.batch import Grid
+from dit.batch import Grid, PackedBatch
 
 
 def patchify(latent_CFHW: Tensor, patch_temporal: int, patch_spatial: int) -> tuple[Grid, Tensor]:
@@ -27,3 +27,16 @@ def unpatchify(latent_TC: Tensor, grid: Grid, patch_temporal: int, patch_spatial
     pt, p = patch_temporal, patch_spatial
     patches = latent_TC[: f * h * w].reshape(f, h, w, -1, pt, p, p)  # frame row column c t h w
     return patches.permute(3, 0, 4, 1, 5, 2, 6).reshape(-1, f * pt, h * p, w * p)
+
+
+def unpack_latents(
+    latent_TC: Tensor, batch: PackedBatch, *, patch_temporal: int, patch_spatial: int
+) -> list[Tensor]:
+    """The latent [c, F, H, W] of each sample of the pack, without padding.
+
+    Tokens are in order (frame, row, column), features of a token in order (c, t, h, w).
+    """
+    return [
+        unpatchify(latent_TC[start:], grid, patch_temporal, patch_spatial)
+        for grid, start in zip(batch.grids, batch.starts[:-1], strict=True)
+    ]

@@ -85,3 +85,23 @@ class CroppedPositions:
             for at, side in zip(first, sides, strict=True)
         )
         return torch.cartesian_prod(rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class CentredPositions:
+    """(number of the picture, row, column): rows and columns are counted from the middle.
+
+    Of h rows the first is -ceil(h / 2). Each reference is a picture more. Source: `QwenEmbedRope`
+    with `scale_rope` in Diffusers.
+    """
+
+    @property
+    def axes(self) -> int:
+        return 3
+
+    def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:  # noqa: ARG002
+        parts = []
+        for number, (frames, height, width) in enumerate(grids):
+            sides = (torch.arange(side // 2 - side, side // 2) for side in (height, width))
+            parts.append(torch.cartesian_prod(torch.arange(number, number + frames), *sides))
+        return torch.cat(parts).float()

@@ -28,8 +28,9 @@ def checkpoint_bytes(config: RunConfig, *, world_size: int) -> CheckpointBytes:
     weight = 2 if config.model.precision is Precision.BF16 else _FLOAT32
     averaged = config.ema.kind is not EmaKind.NONE
     sharded = config.ddp.use_distributed_optimizer
-    # Two moments; and the main parameters, which are the weights themselves in float32 alone.
-    state = _FLOAT32 * (2 + (sharded or weight == 2) + averaged)
+    # Beside them the main parameters, which are the weights themselves in float32 alone.
+    states = len(config.optimizer.states.names)
+    state = _FLOAT32 * (states + (sharded or weight == 2) + averaged)
     trained, adapted = trained_count(config), config.lora.enabled
     # Beside adapters no other weight is stored, and of frozen weights no state.
     whole = (trained if adapted else parameter_count(config.model)) * weight + trained * state

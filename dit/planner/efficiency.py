@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dit.config import AttentionBackend, Implementation, RunConfig
-from dit.distributed.device_specs import Device
+from dit.device_specs import Device
 from dit.models.recomputation import USABLE
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from dit.config import ContextComm, Problems, Recompute, RunConfig
-from dit.distributed.device_specs import Device
+from dit.device_specs import Device
 from dit.models.cost import Memory, memory
 from dit.planner.checkpoints import CheckpointBytes, checkpoint_bytes
 from dit.planner.efficiency import Efficiency

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from dit.bin_packing import mean_fill
 from dit.config import ContextComm, EmaKind, ModelConfig, Precision, Recompute, RunConfig
-from dit.distributed.device_specs import Device
+from dit.device_specs import Device
 from dit.models.cost import (
     attention_flops,
     forward_flops,
@@ -204,9 +204,9 @@ def not_modelled(config: RunConfig) -> list[str]:
 def _swapped_bytes(config: RunConfig) -> float:
     """Bytes of frozen blocks that one pack brings from the host, in both passes.
 
-    Two blocks more than `blocks_to_swap` wait there. The pass before this one leaves two in their
-    places, which this one begins with: a way back begins where the way there ended. The chunks of
-    virtual stages take turns in the same places, so that each pass brings all of them.
+    Two blocks more than `blocks_to_swap` wait there. A forward pass ends with two of them on the
+    device, with which the backward pass begins; so does the next forward pass with those of the
+    backward pass. Chunks of virtual stages share these places, so each pass brings all blocks.
     """
     model, again = config.model, 2 if config.model.virtual_stages > 1 else 0
     if not model.blocks_to_swap:
@@ -247,14 +247,14 @@ def _update(config: RunConfig, packs: int, replicas: int) -> float:
     """Bytes of a step that weights, gradients and the states of the optimizer move.
 
     Each pack adds its gradients to their sums, which are zeroed before and read for their norm. The
-    rank that updates a weight reads its gradient, two moments and the main weight, writes all but
-    the first, reads the main weight again, and writes weight and average.
+    rank that updates a weight reads its gradient, the optimizer's states and the main weight,
+    writes all but the first, reads the main weight again, and writes weight and average.
     """
     size = _number(config.model)
     total = 4 if config.ddp.grad_reduce_in_fp32 else size
     here = trained_here(config)
     average = 3 * 4 * (config.ema.kind is not EmaKind.NONE)
-    updated = total + total + 6 * 4 + 4 + size + average
+    updated = total + total + config.optimizer.states.update_bytes + 4 + size + average
     added = packs * (size + 2 * total) * (not config.model.gradient_accumulation_fusion)
     return here * (total + added + updated / config.optimizer_ranks(replicas))
 

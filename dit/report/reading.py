@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from dit.config import RunConfig
-from dit.config.loading import ConfigError, default_config, read_config, to_yaml
+from dit.config_loading import ConfigError, default_config, read_config, to_yaml
 from dit.parsing import parse_json, parse_yaml
 
 Points = list[tuple[float, float]]  # step and value

@@ -10,7 +10,7 @@ experts          two networks, each of which has its range of noise levels
 ode_solvers      noise -> latents: Euler and Heun, with classifier-free guidance
 guiders          guiders of Diffusers' pipelines in the place of that guidance
 multistep        solvers that reuse the step before: DPM-Solver++ and UniPC
-unpatchify       tokens of a pack -> latents, and what its samples have beside them
+unpatchify       what samples of a pack have beside their latents
 media_files      decoded pictures -> PNG and MP4 files, and their list samples.json
 grid             decoded pictures -> one overview picture, a row for each prompt
 commands/        the programs that recipes/ start

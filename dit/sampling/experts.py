@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dit.config import Problems, RunConfig
-from dit.models.family import family_of
+from dit.models.registry import family_of
 from dit.objectives import sampling_path
 
 if TYPE_CHECKING:

@@ -21,7 +21,9 @@ from dit.config import RunConfig, Sampler
 from dit.data.cook import Expected, check_inputs
 from dit.data.pack import PatchLayout, SampleSize, pack_samples
 from dit.data.rejections import SampleRefused
-from dit.models.family import NullInput, family_of
+from dit.models.family import NullInput
+from dit.models.patches import unpack_latents
+from dit.models.registry import family_of
 from dit.objectives import SamplingPath, sampling_path, with_clean_level, with_given_tokens
 from dit.pack_wire import pack_to
 from dit.progress import Track, no_progress
@@ -34,7 +36,6 @@ from dit.sampling.ode_solvers import (
     initial_noise,
     sample,
 )
-from dit.sampling.unpatchify import unpack_latents
 
 Watch = Callable[[list[Tensor]], None]
 """Takes the clean latents [C, F, H, W] that the network predicts for the samples of a pack."""

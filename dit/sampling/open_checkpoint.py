@@ -72,12 +72,8 @@ def open_checkpoint(
         ValueError: there is no checkpoint, it was trained without a text encoder or on a part of
             the noise levels, or the decoder is needed and cannot be opened.
     """
-    from dit.train.checkpoint.paths import (
-        CheckpointError,
-        named_checkpoint,
-        saved_card,
-        saved_config,
-    )
+    from dit.checkpoint_paths import CheckpointError, saved_card, saved_config
+    from dit.train.checkpoint.starting_point import named_checkpoint
 
     options = options or LoadOptions()
     path = named_checkpoint(checkpoint_path, named=f"--checkpoint_path {checkpoint_path}")
@@ -111,7 +107,7 @@ def _null_inputs(path: Path, encoder: TextEncoder) -> NullInputs:
 
     None of an encoder that sees pictures: they are of each sample.
     """
-    from dit.train.checkpoint.paths import NULL_TEXT, saved_null_inputs
+    from dit.checkpoint_paths import NULL_TEXT, saved_null_inputs
 
     if encoder.most_pictures:
         return {}
@@ -124,9 +120,10 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
     Raises:
         ValueError: one expert stands alone, or two do not fit together.
     """
+    from dit.checkpoint_paths import saved_config
     from dit.objectives import check_covers_all_levels
     from dit.sampling.experts import boundary_of
-    from dit.train.checkpoint.paths import named_checkpoint, saved_config
+    from dit.train.checkpoint.starting_point import named_checkpoint
 
     if options.checkpoint_path_low is None:
         for name in ("offload_experts", "lora_low"):
@@ -162,7 +159,7 @@ def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any
     if options.t5_cache_dir is None or not (Path(options.t5_cache_dir) / "vae").is_dir():
         return None
     from dit.config import TextPadding
-    from dit.models.family import family_of
+    from dit.models.registry import family_of
 
     stored = model.text_pad_to is TextPadding.STORED
     named = family_of(model).vae(model)
@@ -259,17 +256,26 @@ def open_decoder(
 def _load(
     path: Path, config: RunConfig, *, averaged: bool, lora: Sequence[str], options: LoadOptions
 ) -> FullForward:
+    from dit.checkpoint_paths import has_adapters
     from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
-    from dit.models.family import family_of
-    from dit.sampling.commands.lora_option import add_adapters
-    from dit.train.checkpoint.state_dict import load_network
+    from dit.models.registry import family_of
+    from dit.train.checkpoint.state_dict import load_weights
 
     start_processes(seed=config.rng.seed, model=config.model)
     network = family_of(config.model).network()
     groups = process_groups()
     model = network(config.model, groups).to(device())
-    load_network(path, model, groups, averaged=averaged)
-    ignored = say_notice if options.ignore_text_encoder else None
-    add_adapters(model, lora, option="--lora", without_text_encoder=ignored)
+    if has_adapters(path):
+        from dit.convert.load_hf.start import weights_of_folder
+        from dit.train.checkpoint.adapters import load_adapted
+
+        load_adapted(path, model, groups, averaged=averaged, read_folder=weights_of_folder)
+    else:
+        load_weights(path, [model], groups, averaged=averaged)
+    if lora:
+        from dit.sampling.commands.lora_option import add_adapters
+
+        ignored = say_notice if options.ignore_text_encoder else None
+        add_adapters(model, lora, option="--lora", without_text_encoder=ignored)
     return FullForward([model]).eval()

@@ -1,4 +1,4 @@
-"""Tokens of a pack -> latents and inputs of its samples (the inverse of packing)."""
+"""Tokens of a pack -> inputs of its samples (the inverse of packing)."""
 
 # C patch features = c * pt * p * p, T packed tokens; F H W frames, rows, columns of a latent
 
@@ -13,19 +13,6 @@ from dit.batch import PackedBatch
 from dit.data.pack import PatchLayout
 from dit.models.family import InputKind
 from dit.models.patches import unpatchify
-
-
-def unpack_latents(
-    latent_TC: Tensor, batch: PackedBatch, *, patch_temporal: int, patch_spatial: int
-) -> list[Tensor]:
-    """The latent [c, F, H, W] of each sample of the pack, without padding.
-
-    Tokens are in order (frame, row, column), features of a token in order (c, t, h, w).
-    """
-    return [
-        unpatchify(latent_TC[start:], grid, patch_temporal, patch_spatial)
-        for grid, start in zip(batch.grids, batch.starts[:-1], strict=True)
-    ]
 
 
 def sample_inputs(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[str, Tensor]:

@@ -2,13 +2,14 @@
 
 start_checks           what a start refuses, for a dry run
 trainer                the run: read, step, average, validate, log, save
-train_state            everything that a run holds in memory, and how far it has come
+train_state            everything that a run holds in memory
+train_progress         how far it has come
 model_and_optimizer    configuration -> model, optimizer and average of the weights; initial values
 step                   packs -> loss and gradients -> updated weights
+loss                   the error of a prediction, weighted as the objective says
+timers                 the seconds of the parts of a step
 attention_choice       the kernel of attention: kept, or the fastest on the first rank
-optimizer              AdamW, its learning rate schedule, and one clipped update
-narrow_moments         Adam's moments in fewer bits, by Transformer Engine
-foreach                one operation on all weights
+optimizer              which one trains which weights, one clipped update, what it keeps
 validation             held-out packs -> loss; samples of the averaged model
 device_memory          what a full device held, and the keys that need less
 garbage_collection     Python's garbage, collected at fixed steps

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from dit.config import EmaConfig, EmaKind, RunConfig
-from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.data_parallel import (
     ModelChunk,
     main_param_shards,
@@ -33,16 +32,17 @@ from dit.distributed.data_parallel import (
     wrap,
 )
 from dit.distributed.process_groups import broadcast, device
-from dit.models.family import family_of
+from dit.models.layers.adaptable import is_adapter, is_up
 from dit.models.layers.parallel_linear import add_gradients_in_products
-from dit.models.lora.adapter import is_adapter, is_up
-from dit.models.lora.factors import FactorPair, to_stored
-from dit.models.lora.targets import Adapters, adaptable_pairs, attach_adapters
+from dit.models.registry import family_of
 from dit.models.stacks.frozen_blocks import place_networks, round_blocks
-from dit.train import foreach
-from dit.train.metrics.step_metrics import COMMUNICATION, timed
-from dit.train.narrow_moments import check_moments
-from dit.train.optimizer import build_optimizer, freeze_groups
+from dit.train.optimizer import foreach
+from dit.train.optimizer.build import build_optimizer, freeze_groups
+from dit.train.optimizer.narrow_moments import check_moments
+from dit.train.timers import COMMUNICATION, timed
+
+if TYPE_CHECKING:
+    from dit.lora.targets import Adapters
 
 Fill = Callable[[MegatronModule, RunConfig], None]
 """Gives the weights of a model their first values."""
@@ -104,32 +104,6 @@ def initialise_weights(model: Any, config: RunConfig) -> None:
     )
 
 
-def initialise_adapters(model: Any, config: RunConfig) -> None:
-    """Fills in adapters alone, whose base comes from a checkpoint; all data ranks call it."""
-    copies = model.groups.dp_cp
-    initialise(model, seed=config.rng.seed, std=None, copies=copies, chosen=is_adapter)
-
-
-def then_from_file(fill: Fill) -> Fill:
-    """After `fill`, adapters get the values of `lora.init_from`.
-
-    All ranks call it; the first one reads the file for them.
-    """
-    from dit.train.checkpoint.adapters import factors_of_file
-
-    def filled(model: MegatronModule, config: RunConfig) -> None:
-        fill(model, config)
-        read = from_first_rank(lambda: factors_of_file(config))
-        factors = {name: FactorPair(one.down, one.up) for name, one in read.items()}
-        stored = to_stored(factors, adaptable_pairs(config.model))
-        groups: Any = model.groups
-        draw_weights(
-            model, lambda name, *_: stored[name], seed=0, copies=groups.dp_cp, chosen=is_adapter
-        )
-
-    return filled
-
-
 def leave_to_checkpoint(_: MegatronModule, __: RunConfig) -> None:
     """Draws nothing: a checkpoint replaces all weights before they are used."""
 
@@ -152,6 +126,8 @@ def build_model(
         if not (rounds or swapped):  # else the device has no place for the whole of it
             model.to(device())
         if adapters is not None:
+            from dit.lora.targets import attach_adapters
+
             precision = config.lora.dtype or config.model.precision
             dropout = config.lora.dropout
             attach_adapters(model, adapters, precision=precision, dropout=dropout)

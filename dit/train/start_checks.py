@@ -11,14 +11,13 @@ Checksums of weights are not compared, because that takes as long as to read the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from dit.checkpoint_paths import find_checkpoint, has_adapters
 from dit.config import (
     AttentionBackend,
     ContextComm,
@@ -27,24 +26,26 @@ from dit.config import (
     ParameterGroup,
     Problems,
     RunConfig,
-    WandbMode,
 )
 from dit.data import build_train_loader, null_inputs, validation_groups
-from dit.data.datasets import META
 from dit.data.pack import PatchLayout
 from dit.data.passes import absent_data, data_paths
 from dit.data.preflight import validation_sets
-from dit.models.family import check_objective_inputs, family_of
 from dit.models.layers.joint_order import check_joint_context
 from dit.models.parameter_groups import Weight, group_of_weights
+from dit.models.registry import family_of
 from dit.models.stacks.joint_transformer import JointTransformer
+from dit.models.training_checks import check_objective_inputs
 from dit.objectives import clean_network_level, sampling_path, training_objective
 from dit.safe_writing import check_no_writer
 from dit.train.checkpoint.mirror import to_fetch
-from dit.train.checkpoint.paths import find_checkpoint, starting_point
+from dit.train.checkpoint.starting_point import check_writable, starting_point
+from dit.train.train_state import ReadFolder
 
 
-def start_lines(config: RunConfig, *, world_size: int) -> str:
+def start_lines(
+    config: RunConfig, *, world_size: int, read_folder: ReadFolder | None = None
+) -> str:
     """The lines of a dry run about weights and machine, as comments.
 
     Data that are not on this machine are not checked, because often another one trains.
@@ -53,11 +54,19 @@ def start_lines(config: RunConfig, *, world_size: int) -> str:
         ValueError: of many kinds, as the start itself.
     """
     data = config.dataset.mock or (data_paths(config) and not absent_data(config))
-    lines = check_start(config, world_size=world_size, with_data=bool(data))
+    lines = check_start(
+        config, world_size=world_size, with_data=bool(data), read_folder=read_folder
+    )
     return "".join(f"# {'start':<14}{line}\n" for line in lines)
 
 
-def check_start(config: RunConfig, *, world_size: int, with_data: bool = True) -> list[str]:
+def check_start(
+    config: RunConfig,
+    *,
+    world_size: int,
+    with_data: bool = True,
+    read_folder: ReadFolder | None = None,
+) -> list[str]:
     """Lines on what a start says, or could not do on this machine.
 
     Raises:
@@ -71,7 +80,7 @@ def check_start(config: RunConfig, *, world_size: int, with_data: bool = True) -
         lines.append(f"{name} is fetched from {config.checkpoint.mirror}, and not looked at before")
     else:
         found = starting_point(config)
-        lines += _check_weights(config, found)
+        lines += _check_weights(config, found, read_folder)
     if with_data:
         _check_data(config, found if _goes_on(config) else None, world_size=world_size)
     return [*lines, *_check_machine(config)]
@@ -139,54 +148,23 @@ def check_run_folder(folder: Path) -> None:
     check_no_writer(folder, named=f"checkpoint.save={folder}")
 
 
-def check_writable(folder: Path) -> None:
-    """Checks that a run may be saved into a folder, which need not be there yet.
-
-    Raises:
-        ValueError: it holds shards, or cannot be written.
-    """
-    if (folder / META).is_dir():
-        raise ValueError(
-            f"checkpoint.save={folder} is a dataset, and packing it again would remove the run;"
-            " choose another folder"
-        )
-    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise unwritable(folder, f"{there} is no folder that this user may write to")
-
-
-def unwritable(folder: Path, why: object) -> ValueError:
-    """The error for a run folder that cannot be written."""
-    return ValueError(
-        f"checkpoint.save={folder} cannot be written ({why}); choose a folder that every process"
-        " may write to"
-    )
-
-
 def _goes_on(config: RunConfig) -> bool:
     """Whether a run with a checkpoint to start from goes on from it."""
     c = config.checkpoint
     return not c.finetune or bool(c.save and find_checkpoint(Path(c.save)))
 
 
-def _check_weights(config: RunConfig, found: Path | None) -> Iterator[str]:
-    from dit.models.lora.targets import adapters_by_linear
-    from dit.train.checkpoint.adapters import adapter_run, adapters_of
+def _check_weights(
+    config: RunConfig, found: Path | None, read_folder: ReadFolder | None
+) -> Iterator[str]:
     from dit.train.checkpoint.origin import saved_origin
     from dit.train.checkpoint.resume import disk_space_notes
-    from dit.train.checkpoint.state_dict import (
-        check_base,
-        check_continues,
-        check_starts_from,
-        interval_sums,
-    )
+    from dit.train.checkpoint.state_dict import check_continues, check_starts_from, interval_sums
 
-    said = list[str]()
-    adapted = adapter_run(config, found, said.append)
-    yield from said
-    if adapted is not None:
-        adapters_by_linear(config.model, adapted.adapters)
-        check_base(adapted.base, config)
+    if config.lora.enabled or has_adapters(found):
+        from dit.train.checkpoint.adapters import check_adapters
+
+        yield from check_adapters(config, found, read_folder)
     if found is None:
         return
     if _goes_on(config):
@@ -194,7 +172,7 @@ def _check_weights(config: RunConfig, found: Path | None) -> Iterator[str]:
         interval_sums(found)
         saved_origin(found)
         yield from disk_space_notes(found, Path(config.checkpoint.save or found))
-    elif adapted is None or adapters_of(found) is not None:
+    elif has_adapters(found) or not config.lora.enabled:
         check_starts_from(found, config)
 
 
@@ -215,6 +193,8 @@ def _check_data(config: RunConfig, goes_on_from: Path | None, *, world_size: int
 
 
 def _check_machine(config: RunConfig) -> Iterator[str]:
+    from dit.train.metrics.writers import check_wandb
+
     check_wandb(config)
     for check in _checks_of_devices(config):
         try:
@@ -225,25 +205,11 @@ def _check_machine(config: RunConfig) -> Iterator[str]:
             yield str(error)  # training is often on another machine than a dry run
 
 
-def check_wandb(config: RunConfig) -> None:
-    """Refuses a record of W&B without its package.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    c = config.logger
-    if c.wandb_project and c.wandb_mode is not WandbMode.DISABLED and find_spec("wandb") is None:
-        raise ValueError(
-            f"logger.wandb_project={c.wandb_project} needs the package wandb: install the extra"
-            " `log`, or leave wandb_project unset"
-        )
-
-
 def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
     """What layers and optimizer check when they are built, where the configuration asks for it."""
     from dit.models.layers.per_sample import check_compiler
     from dit.models.layers.transformer_engine import check_engine
-    from dit.train.narrow_moments import check_moments
+    from dit.train.optimizer.narrow_moments import check_moments
 
     model = config.model
     of_engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer.module import MegatronModule
 
 from dit.batch import PackedBatch
+from dit.checkpoint_paths import has_adapters
 from dit.config import Recompute, RunConfig
 from dit.data import (
     PackLoader,
@@ -39,10 +38,8 @@ from dit.models.recomputation import choose_recomputation
 from dit.objectives import training_objective, training_problem
 from dit.progress import counted
 from dit.train.attention_choice import with_attention
-from dit.train.checkpoint.adapters import AdapterRun, adapter_run, adapters_of, checked_base
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.mirror import Mirror, restored
-from dit.train.checkpoint.paths import starting_point
 from dit.train.checkpoint.resume import (
     close_saver,
     finish_all,
@@ -51,36 +48,31 @@ from dit.train.checkpoint.resume import (
     run_folder,
     save,
 )
-from dit.train.checkpoint.state_dict import load_base
+from dit.train.checkpoint.starting_point import starting_point
 from dit.train.device_memory import memory_explained
 from dit.train.garbage_collection import collect_after, manual_gc
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
 from dit.train.metrics.step_metrics import (
-    DATA,
     SKIPPED_FILE,
     SkippedStep,
     StepMetrics,
     count_packs,
-    elapsed,
     gather_skipped_step,
     step_values,
     sum_step_metrics,
-    timed,
 )
 from dit.train.model_and_optimizer import (
     Fill,
-    Load,
     build_model_and_optimizer,
-    initialise_adapters,
     initialise_weights,
     leave_to_checkpoint,
-    then_from_file,
 )
-from dit.train.optimizer import learning_rate
+from dit.train.optimizer.update import learning_rate
 from dit.train.start_checks import check_settings
 from dit.train.step import forward_backward, optimizer_step, prepare_update
-from dit.train.train_state import Export, Samples, Start, TrainState
+from dit.train.timers import DATA, elapsed, timed
+from dit.train.train_state import Export, ReadFolder, Samples, Start, TrainState
 from dit.train.validation import read_validation_packs, validation_round
 
 Values = dict[str, Any]
@@ -101,12 +93,13 @@ def pretrain(
     export: Export | None = None,
     open_samples: Callable[[TrainState], Samples] | None = None,
     start: Start | None = None,
+    read_folder: ReadFolder | None = None,
 ) -> ExitCode:
     """Trains as configured, from the newest checkpoint where there is one.
 
     `export` is called with each new checkpoint; `open_samples` returns what writes the samples of
-    each validation; a new run has its weights from `start`. The process group is initialised
-    (`start_processes`).
+    each validation; a new run has its weights from `start`, and frozen weights in a Diffusers
+    folder are opened by `read_folder`. The process group is initialised (`start_processes`).
 
     Raises:
         ValueError: checkpoint.load_hf is given, and no `start`.
@@ -114,7 +107,7 @@ def pretrain(
     """
     explained = memory_explained(config)
     with ExitStack() as ends, shown_at_once(), deaths_in_words(), explained as memory:
-        run = _prepare(config, ends, start=start, timed=True)
+        run = _prepare(config, ends, start=start, read_folder=read_folder, timed=True)
         memory.model = run.model
         run.export = export
         run.samples = open_samples(run) if open_samples is not None else None
@@ -136,6 +129,7 @@ def measure_steps(
     steps: int,
     around: AbstractContextManager,
     fill: Fill | None = None,
+    read_folder: ReadFolder | None = None,
 ) -> list[Values]:
     """The values that `steps` steps inside `around` would log, after `warm_up` other steps.
 
@@ -146,7 +140,7 @@ def measure_steps(
     """
     explained = memory_explained(config)
     with ExitStack() as ends, shown_at_once(), deaths_in_words(), explained as memory:
-        run, no_signals = _prepare(config, ends, fill=fill), StopSignals()
+        run, no_signals = _prepare(config, ends, fill=fill, read_folder=read_folder), StopSignals()
         memory.model = run.model
         if run.loader is not None:
             ends.callback(run.loader.close)
@@ -167,6 +161,7 @@ def _prepare(
     *,
     fill: Fill | None = None,
     start: Start | None = None,
+    read_folder: ReadFolder | None = None,
     timed: bool = False,
 ) -> TrainState:
     """Builds all parts and loads the checkpoint; `ends` unlocks the run folder.
@@ -195,19 +190,19 @@ def _prepare(
     found = from_first_rank(lambda: starting_point(config))
     config, lines = with_attention(config, timed=timed)
     notes += lines
-    adapted = from_first_rank(lambda: adapter_run(config, found, notes.append))
-    if adapted is not None:
-        adapted = replace(adapted, base=checked_base(adapted.base, config))
-    fill = fill or _first_values(config, found, adapted, start)
-    if _begins(found, adapted) and config.lora.init_from is not None:
-        fill = then_from_file(fill)
+    adapted = None
+    if config.lora.enabled or has_adapters(found):
+        from dit.train.checkpoint.adapters import adapters_at_start
+
+        adapted = adapters_at_start(config, found, read_folder, notes.append)
+        fill = adapted.first_values(config, fill)
     heartbeat("build of the model")
     model = build_model_and_optimizer(
         config,
         groups,
-        fill=fill,
-        adapters=adapted.adapters if adapted else None,
-        load_base=_base_loader(adapted, config, groups),
+        fill=fill or _first_values(config, found, start),
+        adapters=adapted.run.adapters if adapted else None,
+        load_base=partial(adapted.load_base, config=config, groups=groups) if adapted else None,
     )
     objective = training_objective(config.objective)
     run = TrainState(
@@ -225,7 +220,7 @@ def _prepare(
         start=start,
     )
     if run.folder is not None:
-        run.saver = Saver(run.folder, config, adapters=adapted)
+        run.saver = Saver(run.folder, config, adapters=adapted.run.as_json() if adapted else None)
         if dist.get_rank() == 0:
             run.saver.clear()  # frees space before anything is written
             run.mirror = Mirror(config) if config.checkpoint.mirror else None
@@ -241,35 +236,10 @@ def _forecast_notes(config: RunConfig) -> list[str]:
     return [line for of in (passes_line, fill_line) if (line := of(config, forecast))]
 
 
-def _base_loader(
-    adapted: AdapterRun | None, config: RunConfig, groups: ProcessGroupCollection
-) -> Load | None:
-    """What loads the frozen weights beside adapters; None where all weights are trained."""
-    if adapted is None:
-        return None
-
-    def load(modules: Sequence[MegatronModule]) -> None:
-        heartbeat("load of the frozen weights")
-        load_base(adapted.base, modules, groups, config=config)
-
-    return load
-
-
-def _begins(found: Path | None, adapted: AdapterRun | None) -> bool:
-    """Whether adapters are new, and in no checkpoint."""
-    return adapted is not None and (found is None or adapters_of(found) is None)
-
-
-def _first_values(
-    config: RunConfig, found: Path | None, adapted: AdapterRun | None, start: Start | None
-) -> Fill:
-    """What fills a new model. Frozen weights that are somewhere are loaded later."""
-    if found is not None and not _begins(found, adapted):
-        # Frozen weights that are in no file are drawn again, as at the first start.
-        drawn = adapted is not None and adapted.base.path is None
-        return initialise_weights if drawn else leave_to_checkpoint
-    if adapted is not None and adapted.base.path is not None:
-        return initialise_adapters
+def _first_values(config: RunConfig, found: Path | None, start: Start | None) -> Fill:
+    """What fills a new model of which all weights are trained."""
+    if found is not None:
+        return leave_to_checkpoint
     if start is not None:
         return start.fill
     if config.checkpoint.load_hf is not None:

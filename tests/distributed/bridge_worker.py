@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 
 ABSENT = ("transformer_engine", "triton")
 
@@ -69,7 +69,7 @@ def work(hf: Path, ours: Path) -> None:
     import torch
 
     from dit.distributed.process_groups import process_groups, start_processes
-    from dit.models.family import family_of
+    from dit.models.registry import family_of
     from dit.train.checkpoint.state_dict import load_weights
 
     start_processes(seed=1, model=DitConfig())

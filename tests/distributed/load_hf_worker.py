@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from dit.config import RunConfig
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.convert.diffusers_checkpoint import DiffusersFolder
 from dit.convert.import_ import import_weights
 from dit.convert.load_hf.start import HfStart, hf_start
 from dit.distributed.process_groups import process_groups, start_processes
-from dit.models.family import family_of
+from dit.models.registry import family_of
 from dit.train.checkpoint.state_dict import load_weights
 from recipes.runs import dit_debug, for_weights
 

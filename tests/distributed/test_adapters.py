@@ -13,8 +13,8 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 
-from dit.convert.adapters.stored import open_adapters
 from dit.convert.diffusers_checkpoint import open_folder
+from dit.convert.lora.checkpoints import open_adapters
 from dit.convert.megatron_checkpoint import StoredWeights
 from tests.launching import command, metrics, run
 from tests.wan_networks import publish_wan, random_wan

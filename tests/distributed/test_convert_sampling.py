@@ -18,7 +18,7 @@ from PIL import Image
 
 from dit.codecs import text, vae
 from dit.config import ObjectiveConfig
-from dit.config.loading import read_config
+from dit.config_loading import read_config
 from tests.entering import Enter
 from tests.launching import ROOT, SMALL, run
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dit.config.loading.load import read_config
+from dit.config_loading.load import read_config
 
 pytestmark = pytest.mark.slow
 

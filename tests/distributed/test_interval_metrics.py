@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dit.config.loading import read_config
+from dit.config_loading import read_config
 from dit.data import dataset_sizes
 from dit.train.checkpoint.state_dict import INTERVAL
 from tests.launching import ROOT, SMALL, metrics, numbers, pretrain

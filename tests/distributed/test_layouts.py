@@ -167,7 +167,7 @@ def test_a_run_moves_between_layouts(alone, tmp_path):
 RESAVE = """
 import sys
 from pathlib import Path
-from dit.config.loading import load_config, read_config
+from dit.config_loading import load_config, read_config
 from dit.data import null_inputs
 from dit.distributed.process_groups import process_groups, start_processes
 if __name__ == "__main__":
@@ -185,7 +185,7 @@ if __name__ == "__main__":
 """
 COMPARE = """
 import sys, torch
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.distributed.process_groups import start_processes
 if __name__ == "__main__":
     start_processes(seed=1, model=DitConfig())

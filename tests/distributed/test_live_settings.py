@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from dit.config.loading.load import default_config
-from dit.config.loading.schema import Schema, schema_of
 from dit.config.resume import Resume
-from dit.models.family import families
+from dit.config_loading.load import default_config
+from dit.config_loading.schema import Schema, schema_of
+from dit.models.registry import families
 from tests.launching import ROOT, SMALL, command, metrics, run
 from tests.shard_edits import edited
 from tests.unit.train import test_live_builds as builds

@@ -13,8 +13,9 @@ import torch
 from PIL import Image
 
 from data_prep.cli.parser import main as data_prep
-from dit.config.loading import read_config
-from dit.convert.lora import linear_shapes, read_lora, write_lora
+from dit.config_loading import read_config
+from dit.lora.factors import linear_shapes
+from dit.lora.files import read_lora, write_lora
 from tests.entering import Enter
 from tests.launching import ROOT, SMALL, run
 from tests.lora_files import random_factors

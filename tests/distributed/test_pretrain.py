@@ -50,7 +50,7 @@ def _alone(script: str, *arguments: str) -> None:
 
 COMPARE = """
 import sys, torch
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.distributed.process_groups import start_processes
 start_processes(seed=1, model=DitConfig())
 from megatron.core import dist_checkpointing

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dit.config import RunConfig
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.models.cost import memory, parameters_here
 from recipes.runs import dit_debug
 from tests.launching import ROOT, run

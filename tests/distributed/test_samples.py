@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from dit.config.loading import parse_arguments
-from dit.convert.lora import linear_shapes, write_lora
+from dit.config_loading import parse_arguments
+from dit.lora.factors import linear_shapes
+from dit.lora.files import write_lora
 from recipes.runs import RECIPES
 from tests.launching import ROOT, SMALL, command, metrics, pretrain, run
 from tests.lora_files import random_factors

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dit.config.loading import load_config, read_config
-from dit.train.optimizer import learning_rate
+from dit.config_loading import load_config, read_config
+from dit.train.optimizer.update import learning_rate
 from tests.launching import ROOT, SMALL, command, metrics, numbers, run
 from tests.shard_edits import SHARD, edited
 

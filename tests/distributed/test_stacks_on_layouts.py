@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dit.layout_check.names import MATRIX
-from dit.models.family import FAMILIES, VARIABLE, family_named
+from dit.models.registry import FAMILIES, VARIABLE, family_named
 from tests.launching import ROOT, own_words, run
 from tests.toy_family import PLACE
 
@@ -95,7 +95,7 @@ import torch
 from safetensors.torch import load, save
 from torch.distributed.distributed_c10d import PrefixStore
 import dit.models.dit.model
-import dit.models.family
+import dit.models.registry
 from dit.data import mock
 from dit.distributed import model_parallel
 from dit.models.layers import packed_attention, parallel_linear
@@ -208,10 +208,10 @@ PATCHES = {
 def main(folder, cases):
     program.STEPS = 2
     store, *_ = next(iter(meeting.rendezvous("env://")))
-    loaded = dit.models.family._loaded
-    cross = replace(dit.models.family.default_family(), network=lambda: ToyCross)
+    loaded = dit.models.registry._loaded
+    cross = replace(dit.models.registry.default_family(), network=lambda: ToyCross)
     in_its_place = patch.object(
-        dit.models.family, "_loaded", lambda *of: cross if of[0] == "dit" else loaded(*of)
+        dit.models.registry, "_loaded", lambda *of: cross if of[0] == "dit" else loaded(*of)
     )
     for number, (name, (settings, layouts)) in enumerate(cases.items()):
         meeting.rendezvous = lambda _, n=number: iter([(PrefixStore(str(n), store), 0, 1)])

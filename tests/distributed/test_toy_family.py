@@ -13,7 +13,7 @@ import torch
 from data_prep.planning.splits import Split
 from data_prep.writing.dataset_folder import publish
 from data_prep.writing.tar_shards import ShardSeries, sample_parts
-from dit.models.family import VARIABLE
+from dit.models.registry import VARIABLE
 from tests.launching import ROOT, command, metrics, numbers, run
 from tests.toy_family import PLACE
 
@@ -131,7 +131,7 @@ import sys
 import torch
 from dataclasses import replace
 from pathlib import Path
-from dit.config.loading import read_config
+from dit.config_loading import read_config
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.family import family_of
 from dit.sampling.generate import Request, SamplingSettings, generate_latents

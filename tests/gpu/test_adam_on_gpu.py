@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.train.optimizer import GroupStepAdam
+from dit.train.optimizer.adamw import GroupStepAdam
 
 pytestmark = pytest.mark.gpu
 

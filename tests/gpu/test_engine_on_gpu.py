@@ -10,7 +10,7 @@ import torch
 
 from dit.config import AttentionBackend, Fp8, Fp8Recipe, Implementation, Precision, Recompute
 from dit.distributed.process_groups import process_groups, start_processes
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.models.dit.model import DiT
 from dit.pack_wire import pack_to
 from dit.train.model_and_optimizer import randomise

@@ -7,9 +7,9 @@ import torch
 
 from dit.config import LoraConfig, Precision, Recompute
 from dit.distributed.process_groups import device, process_groups, start_processes
-from dit.models.dit.config import DitConfig
+from dit.lora.targets import attach_adapters, chosen_adapters
+from dit.models.dit.family import DitConfig
 from dit.models.dit.model import DiT
-from dit.models.lora.targets import attach_adapters, chosen_adapters
 from dit.models.stacks.frozen_blocks import place_networks, round_blocks
 from dit.pack_wire import pack_to
 from dit.train.model_and_optimizer import randomise

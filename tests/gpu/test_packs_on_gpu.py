@@ -7,7 +7,7 @@ import torch
 
 from dit.config import DatasetConfig, MockGeometry, RunConfig
 from dit.data import build_train_loader
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.pack_wire import pack_to
 
 pytestmark = pytest.mark.gpu

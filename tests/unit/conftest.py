@@ -10,7 +10,7 @@ from torch import Tensor
 from dit.batch import PackedBatch
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.attention import kernels
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.models.layers import transformer_engine
 from dit.models.stacks import stacked_transformer
 from dit.train import model_and_optimizer

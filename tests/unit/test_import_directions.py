@@ -10,16 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from dit.models import registry
+
 OURS = ("dit", "data_prep", "recipes")
 GROUND = {
     "dit.bin_packing",
     "dit.command_line",
     "dit.local_path",
     "dit.console",
-    "dit.other_networks",
+    "dit.device_specs",
     "dit.parsing",
     "dit.safe_pickle",
     "dit.safe_writing",
+    "dit.stored_samples",
     "dit.drawing",
     "dit.progress",
 }
@@ -27,64 +30,56 @@ BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 # The folders of families are below nobody: the registry imports them by name.
 MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.models.stacks"}
 MODELS |= {"dit.models.attention"}
-MODELS |= {"dit.models.joint", "dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
-STEP = BASE | MODELS | {"dit.config.loading", "dit.data", "dit.objectives", "dit.convert.lora"}
-STEP |= {"dit.distributed", "dit.distributed.device_specs"}
-FAMILIES = {
-    f"dit.models.{name}"
-    for name in (
-        *("chroma", "dit", "flux", "hunyuan_image", "hunyuan_video", "hunyuan_video_15"),
-        *("qwen_image", "sd3", "wan"),
-    )
-}
+MODELS |= {"dit.models.joint", "dit.models.kernels", "dit.models.weight_marks"}
+STEP = BASE | MODELS | {"dit.config_loading", "dit.data", "dit.objectives", "dit.lora"}
+STEP |= {"dit.distributed", "dit.checkpoint_paths"}
+FAMILIES = {place.partition(".family:")[0] for place in registry.FAMILIES.values()}
 # A part may import itself and these. A new part must say here where it stands.
 ALLOWED = {
     "dit.bin_packing": set(),
     "dit.command_line": {"dit.local_path"},
-    "dit.cpu_threads": set(),
     "dit.local_path": set(),
     "dit.console": set(),
     "dit.parsing": set(),
     "dit.drawing": {"dit.parsing"},
     "dit.progress": {"dit.console"},
-    "dit.local_server": {"dit.console"},
-    "dit.other_networks": set(),
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),
+    "dit.stored_samples": {"dit.parsing"},
     "dit.batch": set(),
     "dit.pack_wire": {"dit.batch"},
     "dit.config": {"dit.local_path"},
     "dit.codecs": GROUND,
     "dit.objectives": BASE,
-    "dit.distributed": BASE | {"dit.cpu_threads"},
-    "dit.distributed.device_specs": set(),
+    "dit.distributed": BASE,
+    "dit.device_specs": set(),
     "dit.models": BASE | {"dit.models.layer_spec"},
     "dit.models.layer_spec": set(),
     "dit.models.joint": BASE | {"dit.models", "dit.models.layer_spec"},
     "dit.models.kernels": set(),
     "dit.models.weight_marks": set(),
-    "dit.models.lora": BASE | {"dit.models", "dit.models.kernels", "dit.models.weight_marks"},
     "dit.models.attention": BASE | {"dit.models", "dit.models.layer_spec"},
     "dit.models.layers": BASE
-    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.lora", "dit.models.weight_marks"}
+    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.weight_marks"}
     | {"dit.models.attention"},
     "dit.models.stacks": BASE
-    | {"dit.models.layer_spec", "dit.models.layers", "dit.models.lora", "dit.models.weight_marks"}
+    | {"dit.models.layer_spec", "dit.models.layers", "dit.models.weight_marks"}
     | {"dit.models.attention"},
     **dict.fromkeys(FAMILIES, BASE | MODELS),
-    "dit.config.loading": BASE | {"dit.models", "dit.distributed.device_specs"},
+    "dit.config_loading": BASE | {"dit.models"},
+    "dit.checkpoint_paths": BASE | {"dit.config_loading", "dit.distributed"},
+    "dit.lora": BASE | MODELS | {"dit.checkpoint_paths"},
     "dit.data": BASE | {"dit.models"},
-    "dit.planner": BASE
-    | {"dit.models", "dit.models.layer_spec", "dit.config.loading", "dit.distributed.device_specs"},
+    "dit.planner": BASE | {"dit.models", "dit.models.layer_spec", "dit.config_loading"},
     "dit.train": STEP,
-    "dit.sampling": STEP | {"dit.codecs", "dit.train"},
-    "dit.convert.cards": BASE | {"dit.codecs", "dit.models", "dit.objectives", "dit.train"},
-    "dit.convert.lora": BASE | {"dit.models", "dit.models.lora"},
-    "dit.convert": STEP | {"dit.sampling", "dit.train", "dit.convert.lora", "dit.convert.cards"},
-    "dit.playground": STEP | {"dit.local_server", "dit.codecs", "dit.sampling", "dit.train"},
+    "dit.convert.cards": BASE
+    | {"dit.checkpoint_paths", "dit.codecs", "dit.models", "dit.objectives", "dit.train"},
+    "dit.convert": STEP | {"dit.train", "dit.convert.cards"},
+    "dit.sampling": STEP | {"dit.codecs", "dit.train", "dit.convert"},
+    "dit.playground": STEP | {"dit.report", "dit.codecs", "dit.sampling", "dit.train"},
     "dit.fitting": STEP | {"dit.planner", "dit.train"},
     "dit.layout_check": STEP | {"dit.train"},
-    "dit.report": GROUND | {"dit.local_server", "dit.config", "dit.config.loading", "dit.models"},
+    "dit.report": GROUND | {"dit.config", "dit.config_loading", "dit.models"},
     "data_prep": GROUND | {"dit.codecs"},
     "recipes": STEP
     | {
@@ -104,21 +99,19 @@ PURE = {
     "dit.batch": ("torch.distributed", "megatron"),
     "dit.pack_wire": ("torch.distributed", "megatron"),
     "dit.config": ("torch", "megatron"),
-    "dit.distributed.device_specs": ("torch", "megatron"),
+    "dit.device_specs": ("torch", "megatron"),
     "dit.planner": ("torch", "megatron"),
     "dit.report": ("torch", "megatron"),
     "dit.data": ("torch.distributed", "megatron.core"),
     "dit.safe_pickle": ("torch.distributed", "megatron"),
+    "dit.stored_samples": ("torch.distributed", "megatron"),
     "dit.objectives": ("torch.distributed", "megatron"),
 }
 # The one module that meets the other launched processes.
 LAUNCHED = {"data_prep.engine.ranks"}
 # Folders with floors of their own.
 SPLIT = {
-    "dit.config.loading",
     "dit.convert.cards",
-    "dit.convert.lora",
-    "dit.distributed.device_specs",
     *FAMILIES,
 }
 SPLIT |= MODELS - {"dit.models"}
@@ -196,7 +189,7 @@ def test_model_and_loader_never_ask_for_a_rank(repo_root: Path) -> None:
         (
             (
                 "dit.config",
-                "dit.config.loading",
+                "dit.config_loading",
                 "dit.convert.cli",
                 "dit.report.__main__",
                 "recipes.runs",

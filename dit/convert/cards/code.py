@@ -15,7 +15,7 @@ from typing import Any
 from dit.codecs.vae import codec_named, usual_size
 from dit.codecs.vae.autoencoder import Autoencoder
 from dit.config import FlowConfig, ObjectiveName, RunConfig, SamplingLevels
-from dit.models.family import diffusers_form, family_of
+from dit.models.registry import diffusers_form, family_of
 from dit.objectives.diffusers_schedulers import EDM_SCHEDULER, FLOW_SCHEDULER, UNIPC_SCHEDULER
 
 DATA_CARD = "dataset_card.json"
@@ -87,9 +87,9 @@ class PictureCode:
     @property
     def _pipeline(self) -> str | None:
         """A pipeline that feeds the network what it was trained on."""
-        form, model = diffusers_form(self.config.model), self.config.model
-        of_objective = (k for k, of in form.pipelines.items() if of == self.config.objective.name)
-        fitting = (name for name in of_objective if not form.pipeline_misfits(model, name))
+        model, objective = self.config.model, self.config.objective.name
+        known = diffusers_form(model).pipelines.items()
+        fitting = (k for k, one in known if one.samples == objective and not one.misfits(model))
         return None if self._of_pixels else next(fitting, None)
 
     @property

@@ -13,11 +13,22 @@ import torch
 from dit.data.datasets import META
 from dit.data.export.samples import EXPORTED, NumberedSamples, StoredSample
 from dit.data.export.shard_samples import ShardSamples
-from dit.data.records import read_automodel
+from dit.data.records import LATENT, ShardRecord, fps_of, in_shape, shaped
 from dit.data.rejections import DataError
-from dit.parsing import cause, parse_json
-
-_INDEX = "metadata.json"
+from dit.models.family import InputKind
+from dit.parsing import cause
+from dit.stored_samples import (
+    INDEX,
+    UnusableError,
+    automodel_file,
+    automodel_files,
+    automodel_rows,
+    automodel_sizes,
+    automodel_tensors,
+    read_json,
+    trim_padding,
+    unmasked,
+)
 
 
 def open_samples(folder: Path | str, *, split: str) -> NumberedSamples:
@@ -27,7 +38,7 @@ def open_samples(folder: Path | str, *, split: str) -> NumberedSamples:
         DataError: it is neither, or a sample cannot be read.
     """
     folder = Path(folder)
-    if (folder / META).exists() or not (folder / _INDEX).is_file():
+    if (folder / META).exists() or not (folder / INDEX).is_file():
         return ShardSamples(folder, split=split)
     if split != "train":
         raise DataError(f"{folder} is a cache of AutoModel, which has no split `{split}`")
@@ -50,43 +61,32 @@ class CacheSamples(NumberedSamples):
             self._rows = list(_rows(self._root))
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise DataError(
-                f"{self._root / _INDEX} cannot be read ({cause(error)});"
+                f"{self._root / INDEX} cannot be read ({cause(error)});"
                 " restore the index of the cache"
             ) from error
         if not self._rows:
-            raise DataError(f"{self._root / _INDEX} lists no samples; restore the cache")
+            raise DataError(f"{self._root / INDEX} lists no samples; restore the cache")
         super().__init__(folder, count=len(self._rows), card={})
 
     def read(self, index: int, *, whole: bool) -> StoredSample:
         row = self._rows[index]
-        width, height = _resolution(row, "bucket_resolution", "crop_resolution")
-        path = self._file(row)
+        size, before = automodel_sizes(row)
+        path = automodel_file(self._root, row)
+        if path is None:
+            raise FileNotFoundError(f"no such file in {self._root}")
         content = _content(path, whole=whole)
-        caption = {"prompt": content.get("prompt", row.get("prompt", ""))}
-        record = read_automodel(content | caption, EXPORTED, whole=whole)
-        text = content.get("text_embeddings", content.get("prompt_embeds"))
+        record = _record({"prompt": row.get("prompt", ""), **content}, whole=whole)
+        text = automodel_tensors(content)["text"]
         return StoredSample(
             key=f"{path.parent.name}/{path.stem}",
             record=record,
-            about=_about(row, content, (width, height)),
-            size=(width, height),
+            about=_about(row, content, before),
+            size=size,
             text_rows=0 if text is None else text.shape[-2],
         )
 
     def name_of(self, index: int) -> str:
         return f"{self._root}, {self._rows[index].get('cache_file', f'sample {index}')}"
-
-    def _file(self, row: Mapping[str, Any]) -> Path:
-        """The present path of a sample's file: the index has that of before a move.
-
-        Raises:
-            OSError: it is not there.
-        """
-        parts = Path(row.get("cache_file", "")).parts
-        for path in (self._root.joinpath(*parts[-2:]), self._root.joinpath(*parts[-1:])):
-            if ".." not in parts and path.is_file():
-                return path
-        raise FileNotFoundError(f"no such file in {self._root}")
 
 
 def _content(path: Path, *, whole: bool) -> dict[str, Any]:
@@ -110,30 +110,38 @@ def _content(path: Path, *, whole: bool) -> dict[str, Any]:
     return content
 
 
+def _record(content: dict[str, Any], *, whole: bool) -> ShardRecord:
+    """Content of the file of a sample; unless `whole`, its texts keep their padding."""
+    given = automodel_tensors(content)
+    inputs = shaped(given, EXPORTED)
+    if whole and content.get("video_latents") is not None:
+        for name, mask in (("text", "text_mask"), ("text_2", "text_mask_2")):
+            if name in inputs and content.get(mask) is None:
+                inputs[name] = trim_padding(inputs[name])
+            elif name in inputs:
+                inputs[name] = unmasked(inputs[name], content[mask], what=mask)
+    return ShardRecord(
+        latent_CFHW=in_shape(given[LATENT], InputKind.CHANNELS, what=LATENT),
+        inputs=inputs,
+        fps=fps_of(content),
+        caption=str(content.get("prompt", "")),
+    )
+
+
 def _rows(root: Path) -> list[dict[str, Any]]:
-    index, rows = parse_json((root / _INDEX).read_bytes()), list[dict[str, Any]]()
-    for name in index["shards"]:
-        if Path(name).name != name:
-            raise ValueError(f"{name!r} is no name of a file beside the index")
-        found = parse_json((root / name).read_bytes())
-        if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-            raise ValueError(f"{name} is no list of samples")
+    rows = list[dict[str, Any]]()
+    for name in automodel_files(root, read_json(root / INDEX)):
+        found = automodel_rows(root / name)
+        if not all(isinstance(row, dict) for row in found):
+            raise UnusableError(f"{name} is no list of samples")
         rows += found
     return rows
 
 
-def _resolution(row: Mapping[str, Any], *names: str) -> tuple[int, int]:
-    value = next((row[name] for name in names if name in row), None)
-    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int for n in value):
-        raise ValueError(f"{' or '.join(names)}={value!r:.100} is not [width, height]")
-    return value[0], value[1]
-
-
 def _about(
-    row: Mapping[str, Any], content: Mapping[str, Any], size: tuple[int, int]
+    row: Mapping[str, Any], content: Mapping[str, Any], before: tuple[int, int]
 ) -> dict[str, Any]:
     """The description of a sample, with the names of our shards where they have one."""
-    before = _resolution(row, "original_resolution") if "original_resolution" in row else size
     source = row.get("image_path") or row.get("video_path") or content.get("image_path")
     return {
         "source": str(source or row.get("cache_file")),

@@ -32,9 +32,10 @@ import psutil
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from dit.distributed.entry import shown_at_once
 from dit.distributed.leaving import kill_children, leave
 from dit.distributed.process_groups import store_connection
-from dit.distributed.watchdog import MainThread, PeerError, is_lost_peer
+from dit.distributed.watchdog.main_thread import MainThread, PeerError, heartbeat, is_lost_peer
 from dit.distributed.watchdog.verdict import (
     SUMMARY,
     Departure,
@@ -58,6 +59,35 @@ _WAITING = (
 )
 _NONE = Verdict()
 _UNKNOWN = f"another process of the run died, or its node is lost; {SUMMARY}"
+
+
+AGAIN = "Started again, the run goes on from its last checkpoint"
+
+
+@contextmanager
+def watchdog(*, limit_s: float, say: Callable[[str], None], again: str = AGAIN) -> Iterator[None]:
+    """Inside, a process that dies, or stands still for `limit_s`, ends all processes of the run.
+
+    `say` shows a message unless another process has shown one; `again` is its last
+    sentence, on what becomes of the run. Without a launcher there is one process and no watchdog.
+
+    Raises:
+        PeerError: instead of the error of a broken connection; it names the rank that broke it.
+    """
+    if "RANK" not in os.environ:
+        yield
+        return
+    monitor = Monitor(limit_s=limit_s, say=say, again=again)
+    try:
+        with shown_at_once():  # while there is a store that tells which process is the first
+            yield
+        heartbeat("end")
+        dist.barrier()  # a process that leaves before the others looks dead
+    except BaseException as error:
+        monitor.explain(error)
+        raise
+    finally:
+        monitor.stop()
 
 
 class Monitor:

@@ -10,36 +10,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict, PositiveInt
 from torch import Tensor, nn
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
-from dit.models.chroma.config import MOST_APPROXIMATOR_LAYERS, ChromaConfig
+from dit.config.checks import Rule
+from dit.models.chroma.family import MOST_APPROXIMATOR_LAYERS, ChromaConfig
+from dit.models.config_keys import ConfigKeys, Key, same
+from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import NameTable, Row, TensorSplit, linear_rows
-from dit.models.family import DiffusersForm
-from dit.models.joint.flux_form import (
-    DoubleSingleKeys,
-    PatchKeys,
+from dit.models.joint.diffusers import (
+    DOUBLE_SINGLE_KEYS,
+    KEPT_PATCH,
+    double_single_rules,
     mlp_misfit,
-    network_keys,
-    network_settings,
-    patch_misfit,
+    patch_rules,
     run_on_sample,
-    unsupported_keys,
 )
-from dit.models.joint.linear_names import (
-    EMBEDDERS,
-    FLUX,
-    double_block_names,
-    single_block_names,
-)
-from dit.models.joint.tensor_names import (
-    EMBEDDER_ROWS,
-    stack_layers,
-    stack_rows,
-    stream_sizes,
-)
+from dit.models.joint.linear_names import EMBEDDERS, FLUX, double_block_names, single_block_names
+from dit.models.joint.tensor_names import EMBEDDER_ROWS, stack_layers, stack_rows, stream_sizes
 
 CLASS = "ChromaTransformer2DModel"
 _THEIRS = "distilled_guidance_layer"
@@ -61,6 +50,15 @@ _APPROXIMATOR: tuple[Row, ...] = (
     *(row for number in range(MOST_APPROXIMATOR_LAYERS) for row in _approximator_layer(number)),
     *linear_rows("told.linear_out", f"{_THEIRS}.out_proj", "D", "H"),
 )
+
+
+def _sizes(model: ChromaConfig) -> dict[str, int]:
+    return stream_sizes(model) | {
+        "A": model.approximator_channels,
+        "H": model.approximator_hidden_size,
+    }
+
+
 _ORIGINAL_NAMES = {
     **EMBEDDERS,
     **double_block_names(FLUX, modulated=False),
@@ -73,47 +71,24 @@ _ORIGINAL_NAMES = {
 }
 
 
-def _sizes(model: ChromaConfig) -> dict[str, int]:
-    return stream_sizes(model) | {
-        "A": model.approximator_channels,
-        "H": model.approximator_hidden_size,
-    }
-
-
-class ChromaTransformer(DoubleSingleKeys):
-    """config.json of `ChromaTransformer2DModel`; keys that it does not have are kept apart."""
-
-    model_config = ConfigDict(extra="allow")
-
-    approximator_num_channels: PositiveInt = 64
-    approximator_hidden_dim: PositiveInt = 5120
-    approximator_layers: PositiveInt = 5
-
-
-def _unsupported(t: ChromaTransformer) -> list[str]:
+def _rules(t: Any) -> list[Rule]:
     layers, most = t.approximator_layers, MOST_APPROXIMATOR_LAYERS
-    told = [f"approximator_layers={layers}, more than {most}"] if layers > most else []
-    return [*unsupported_keys(t), *told]
+    return [
+        *double_single_rules(t),
+        (layers <= most, f"approximator_layers={layers}, more than {most}"),
+    ]
 
 
-def _settings(t: ChromaTransformer, private: PatchKeys | None, _: Any) -> dict[str, Any]:
-    """Settings of our network, of a config.json."""
-    return network_settings(t, private) | {
-        "approximator_channels": t.approximator_num_channels,
-        "approximator_hidden_size": t.approximator_hidden_dim,
-        "approximator_layers": t.approximator_layers,
-    }
-
-
-def _content(config: RunConfig) -> dict[str, Any]:
-    """config.json of a run's network."""
-    m = config.model
-    assert isinstance(m, ChromaConfig)
-    return network_keys(m) | {
-        "approximator_num_channels": m.approximator_channels,
-        "approximator_hidden_dim": m.approximator_hidden_size,
-        "approximator_layers": m.approximator_layers,
-    }
+KEYS = ConfigKeys(
+    keys=(
+        *DOUBLE_SINGLE_KEYS,
+        Key("approximator_num_channels", "approximator_channels", 64),
+        Key("approximator_hidden_dim", "approximator_hidden_size", 5120),
+        same("approximator_layers", 5),
+    ),
+    kept=KEPT_PATCH,
+    rules=_rules,
+)
 
 
 def _run_network(
@@ -136,14 +111,9 @@ FORM = DiffusersForm(
         sizes=_sizes,
         layers=stack_layers,
     ),
-    config_keys=ChromaTransformer,
-    private_keys=PatchKeys,
-    unsupported=_unsupported,
-    settings=_settings,
+    keys=KEYS,
     inexpressible=lambda config: mlp_misfit(config.model, CLASS),
-    content=_content,
     original_names=(_ORIGINAL_NAMES,),
-    pipelines={"ChromaPipeline": "flow"},
-    pipeline_misfits=lambda model, _: patch_misfit(model),
+    pipelines={"ChromaPipeline": Pipeline(rules=patch_rules)},
     run_network=_run_network,
 )

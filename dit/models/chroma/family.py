@@ -1,40 +1,97 @@
-"""What the family `chroma` says of itself; `dit.models.family` asks here."""
+"""The family `chroma`, Chroma1: its fields, sizes and rules, and what else it says of itself."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from dit.models.chroma.config import TINY, ChromaConfig
-from dit.models.cost import NetworkCost
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
 from dit.models.family import (
     Family,
-    InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
-    imported,
+    grid_positions,
+    text_input,
 )
-from dit.models.joint.layers import double_then_single, embedder_cost, grid_positions
+from dit.models.joint.family import (
+    EVEN_STEPS,
+    TINY_DOUBLE_SINGLE,
+    DoubleSingleConfig,
+    double_then_single,
+    embedder_cost,
+)
 from dit.models.layer_spec import (
     Cost,
     GivenModulation,
+    NetworkCost,
     RowKind,
     StackSpec,
     WeightShape,
     replicated,
 )
+from dit.models.registry import imported
+
+MOST_APPROXIMATOR_LAYERS = 64
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {"chroma": {}}
+"""What each `model.name` sets; Chroma1 HD, Base and Flash are one size."""
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "chroma": {
+        **TINY_DOUBLE_SINGLE,
+        "hidden_size": 48,
+        "crossattn_emb_size": 16,
+        "rope_axes": (4, 4, 4),
+        "approximator_channels": 8,
+        "approximator_hidden_size": 20,
+        "approximator_layers": 2,
+    }
+}
+"""Named size -> what makes it tiny (`Family.tiny`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChromaConfig(DoubleSingleConfig):
+    """The network: sizes, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+
+    name: str = "chroma"
+    """A named size (chroma) or `custom`."""
+    family: str = "chroma"
+    approximator_channels: Refused[int] = bounded(64, most=2**20, at_least_one=False)
+    """Cosines and sines of level and row, from which a network computes all modulations."""
+    approximator_hidden_size: Refused[int] = bounded(5120, most=2**20)
+    """Width of the network that computes the modulations."""
+    approximator_layers: Refused[int] = bounded(5, most=MOST_APPROXIMATOR_LAYERS)
+    """Layers of the network that computes the modulations."""
+
+    def own_sizes(self) -> list[Rule]:
+        channels = self.approximator_channels
+        return [
+            *DoubleSingleConfig.own_sizes(self),
+            (
+                channels >= 4 and channels % 4 == 0,
+                f"approximator_channels={channels} must be a multiple of 4: a quarter is of the"
+                " level, a quarter of the guidance, half of the row",
+            ),
+            (
+                self.text_pad_to is None,
+                f"text_pad_to={self.text_pad_to}: Chroma attends to the one row of padding that"
+                " `data_prep --processor chroma` stores; set it to null",
+            ),
+        ]
+
+    @property
+    def modulation_rows(self) -> int:
+        """Scales, shifts and gates of all layers and of the head, each of the model's width."""
+        return 3 * self.num_single_layers + 12 * self.num_layers + 2
 
 
 def _inputs(model: ChromaConfig) -> tuple[SampleInput, ...]:
-    return (
-        SampleInput(
-            name="text",
-            kind=InputKind.TEXT,
-            width=model.crossattn_emb_size,
-            may_be_empty=True,
-            encoder="chroma",
-        ),
-    )
+    return (text_input(model, encoder="chroma", may_be_empty=True),)
 
 
 def chroma_stacks(model: ChromaConfig) -> tuple[StackSpec, ...]:
@@ -88,8 +145,7 @@ FAMILY = Family(
         zero=("told.linear_out.weight", "proj_out.weight"),
     ),
     objective=ObjectiveConventions(
-        # The pipeline hands its scheduler even steps from 1 to 1 / number of steps.
-        settings={"name": "flow", "sampling_levels": "even"},
+        settings=EVEN_STEPS,
         of_size={"chroma": {"time_shift_type": "exponential"}},
         clean_level=None,
     ),

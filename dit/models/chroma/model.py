@@ -1,20 +1,26 @@
 """Chroma: double-stream layers, then single-stream ones, over latents and text."""
 
 # M level rows, R rows of modulations, D model width
+# C numbers that the approximator is told of each row, H width inside of it
 
 from __future__ import annotations
 
+import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from torch import Tensor
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+from torch.nn.functional import silu
 
 from dit.batch import PackedBatch
-from dit.models.chroma.approximator import Approximator
-from dit.models.chroma.config import ChromaConfig
-from dit.models.chroma.family import chroma_stacks
-from dit.models.layers.modulation import GivenAdaLN
+from dit.models.chroma.family import ChromaConfig, chroma_stacks
+from dit.models.layers.modulation import GivenAdaLN, sinusoid
+from dit.models.layers.parallel_linear import Replicated
 from dit.models.stacks.double_single_transformer import DoubleSingleTransformer
 from dit.models.stacks.joint_transformer import T_EMB
 from dit.models.stacks.stacked_transformer import Shapes
+from dit.models.weight_marks import sees_part_of_tokens
+
+_SCALE = 1000  # of the numbers of rows, before their sinusoid
 
 
 class ChromaNetwork(DoubleSingleTransformer):
@@ -45,3 +51,51 @@ class ChromaNetwork(DoubleSingleTransformer):
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
         return {T_EMB: (batch.num_levels, self.model.modulation_rows * self.config.hidden_size)}
+
+
+class ApproximatorBlock(nn.Module):
+    """Norm, linear, SiLU, linear, added to its input."""
+
+    def __init__(self, width: int, config: TransformerConfig):
+        super().__init__()
+        # Without eps, as in Diffusers: that of torch depends on the type.
+        self.norm = nn.RMSNorm(width, dtype=config.params_dtype)
+        sees_part_of_tokens(self.norm, config)
+        self.linear_1 = Replicated(width, width, config=config, bias=True)
+        self.linear_2 = Replicated(width, width, config=config, bias=True)
+
+    def forward(self, x_XH: Tensor) -> Tensor:
+        return x_XH + self.linear_2(silu(self.linear_1(self.norm(x_XH))))
+
+
+class Approximator(nn.Module):
+    """Levels [M] -> the rows of all modulations side by side, [M, R D].
+
+    Each row is made of the level, of a guidance scale that is always 0, and of its own number. The
+    arithmetic is that of Diffusers' `ChromaApproximator` and its embeddings.
+    """
+
+    def __init__(self, model: ChromaConfig, config: TransformerConfig):
+        super().__init__()
+        channels, width = model.approximator_channels, model.approximator_hidden_size
+        self.linear_in = Replicated(channels, width, config=config, bias=True)
+        layers = (ApproximatorBlock(width, config) for _ in range(model.approximator_layers))
+        self.blocks = nn.ModuleList(layers)
+        self.linear_out = Replicated(width, model.hidden_size, config=config, bias=True)
+        # On a CPU: with angles up to 343,000, another device's rounding of frequencies moves
+        # cosines by 1e-2.
+        number_R = torch.arange(model.modulation_rows, device="cpu")
+        number_RC = sinusoid(_SCALE * number_R, channels // 2)
+        self.register_buffer("number_RC", number_RC, persistent=False)
+
+    def forward(self, level_M: Tensor) -> Tensor:
+        channels = self.linear_in.in_features
+        number_RC = self.get_buffer("number_RC")
+        told = (level_M, torch.zeros_like(level_M))
+        told_MC = torch.cat([sinusoid(one_M, channels // 4) for one_M in told], dim=-1)
+        told_XC = told_MC.repeat_interleave(len(number_RC), dim=0)
+        x_XC = torch.cat((told_XC, number_RC.repeat(len(level_M), 1)), dim=-1)
+        x_XH = self.linear_in(x_XC.to(self.linear_in.weight.dtype))
+        for block in self.blocks:
+            x_XH = block(x_XH)
+        return self.linear_out(x_XH).view(len(level_M), -1)

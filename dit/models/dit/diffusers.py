@@ -10,43 +10,28 @@ Its class is `CosmosTransformer3DModel`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig
-from dit.models.diffusers_names import (
-    ByHead,
-    Features,
-    NameTable,
-    Row,
-    StrictKeys,
-    TensorSplit,
-)
-from dit.models.dit.config import CLEAN_LEVEL, DitConfig, ExtraPosition
-from dit.models.dit.original_names import COSMOS1_NAMES, PREDICT2_NAMES
-from dit.models.dit.pipelines import (
-    OBJECTIVES,
-    PIPELINES,
-    pipeline_misfits,
-    sampling_settings,
-)
-from dit.models.family import (
-    DiffusersForm,
-    FrozenTextProjection,
-    InputKind,
-    StackedSamples,
-    family_of,
-)
+from dit.config.checks import Rule
+from dit.models.config_keys import VIDEO_PATCH, ConfigKeys, Key, OwnKey, heads_of, never, same
+from dit.models.diffusers_form import DiffusersForm, FrozenTextProjection, Pipeline, StackedSamples
+from dit.models.diffusers_names import ByHead, Features, NameTable, Row, TensorSplit, linear_rows
+from dit.models.dit.family import CLEAN_LEVEL, PREDICT2_OBJECTIVE, DitConfig, ExtraPosition
+from dit.models.family import InputKind
+from dit.models.registry import family_of
 
 CLASS = "CosmosTransformer3DModel"
 _BASE_FPS = 24.0  # fixed in Diffusers
 _LAYER, _BLOCK = "decoder.layers.*", "transformer_blocks.*"
-_SELF, _CROSS = f"{_LAYER}.self_attention", f"{_LAYER}.cross_attention"
+_SELF, _CROSS, _MLP = (f"{_LAYER}.{part}" for part in ("self_attention", "cross_attention", "mlp"))
 _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorSplit.ROW
 
 
@@ -76,23 +61,15 @@ def _attention(ours: str, theirs: str) -> tuple[Row, ...]:
     )
 
 
-def _positions(axis: str, size: str) -> Row:
-    name = f"pos_emb_{axis}"
-    return _same(
-        f"positions.{name}",
-        f"learnable_pos_embed.{name}",
-        *(size, "D"),
-        exists=lambda model: model.learnable_positions,
-    )
+def _is_projected(model: DitConfig) -> bool:
+    return model.crossattn_proj_size is not None
 
 
-def _projection(name: str, *shape: str) -> Row:
-    return _same(
-        f"text_proj.{name}",
-        f"crossattn_proj.0.{name}",
-        *shape,
-        exists=lambda model: model.crossattn_proj_size is not None,
-    )
+def _positions() -> Iterator[Row]:
+    learnt: Any = {"exists": lambda model: model.learnable_positions}
+    for axis, size in zip("thw", ("frames", "rows", "columns"), strict=True):
+        theirs = f"learnable_pos_embed.pos_emb_{axis}"
+        yield _same(f"positions.pos_emb_{axis}", theirs, size, "D", **learnt)
 
 
 _ROWS: tuple[Row, ...] = (
@@ -100,11 +77,8 @@ _ROWS: tuple[Row, ...] = (
     _same("level.linear_1.weight", "time_embed.t_embedder.linear_1.weight", "D", "D"),
     _same("level.linear_2.weight", "time_embed.t_embedder.linear_2.weight", "3D", "D"),
     _same("level.norm.weight", "time_embed.norm.weight", "D"),
-    _positions("t", "frames"),
-    _positions("h", "rows"),
-    _positions("w", "columns"),
-    _projection("weight", "E", "I"),
-    _projection("bias", "E"),
+    *_positions(),
+    *linear_rows("text_proj", "crossattn_proj.0", "E", "I", exists=_is_projected),
     *_modulation(f"{_LAYER}.modulate_self", f"{_BLOCK}.norm1", "3D"),
     _by_head(f"{_SELF}.linear_qkv.weight", f"{_BLOCK}.attn1", "qkv", "3D", "D"),
     *_attention(_SELF, f"{_BLOCK}.attn1"),
@@ -113,13 +87,8 @@ _ROWS: tuple[Row, ...] = (
     _by_head(f"{_CROSS}.linear_kv.weight", f"{_BLOCK}.attn2", "kv", "2D", "E"),
     *_attention(_CROSS, f"{_BLOCK}.attn2"),
     *_modulation(f"{_LAYER}.modulate_mlp", f"{_BLOCK}.norm3", "3D"),
-    _same(
-        f"{_LAYER}.mlp.linear_fc1.weight",
-        f"{_BLOCK}.ff.net.0.proj.weight",
-        *("F", "D"),
-        split=_COLUMN,
-    ),
-    _same(f"{_LAYER}.mlp.linear_fc2.weight", f"{_BLOCK}.ff.net.2.weight", "D", "F", split=_ROW),
+    _same(f"{_MLP}.linear_fc1.weight", f"{_BLOCK}.ff.net.0.proj.weight", "F", "D", split=_COLUMN),
+    _same(f"{_MLP}.linear_fc2.weight", f"{_BLOCK}.ff.net.2.weight", "D", "F", split=_ROW),
     *_modulation("modulate_out", "norm_out", "2D"),
     _same("proj_out.weight", "proj_out.weight", "C", "D", arrangement=Features("hwtc")),
 )
@@ -145,53 +114,57 @@ def _sizes(model: DitConfig) -> dict[str, int]:
     }
 
 
-class DitPrivateKeys(StrictKeys):
-    """What an export keeps in config.json that Diffusers has no place for."""
-
-    text_pad_to: PositiveInt | None
-    max_size: tuple[PositiveInt, PositiveInt, PositiveInt]
-    base_fps: PositiveFloat | None = _BASE_FPS  # exports without this key were of models with 24
-
-
-class CosmosTransformer(StrictKeys):
-    """config.json of `CosmosTransformer3DModel`; keys that it does not have are kept apart."""
-
-    model_config = ConfigDict(extra="allow")
-
-    in_channels: PositiveInt = 16
-    out_channels: PositiveInt = 16
-    num_attention_heads: PositiveInt = 32
-    attention_head_dim: PositiveInt = 128
-    num_layers: PositiveInt = 28
-    mlp_ratio: PositiveFloat = 4.0
-    text_embed_dim: PositiveInt = 1024
-    adaln_lora_dim: PositiveInt = 256
-    max_size: tuple[PositiveInt, PositiveInt, PositiveInt] = (128, 240, 240)
-    patch_size: tuple[PositiveInt, PositiveInt, PositiveInt] = (1, 2, 2)
-    rope_scale: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (2.0, 1.0, 1.0)
-    concat_padding_mask: bool = True
-    extra_pos_embed_type: str | None = "learnable"
-    use_crossattn_projection: bool = False
-    crossattn_proj_in_channels: PositiveInt = 1024
-    encoder_hidden_states_channels: PositiveInt = 1024
-    controlnet_block_every_n: int | None = None
-    img_context_dim_in: int | None = None
-    img_context_num_tokens: int | None = 256
-    img_context_dim_out: int | None = 2048
+_OUTER = {
+    "final_layer.linear": "proj_out",
+    "t_embedder.1.linear_1": "time_embed.t_embedder.linear_1",
+    "t_embedder.1.linear_2": "time_embed.t_embedder.linear_2",
+    "x_embedder.proj.1": "patch_embed.proj",
+}
 
 
-def _unsupported(t: CosmosTransformer) -> list[str]:
-    """What of a config.json our network has no counterpart for."""
-    rules = [
+def _names(
+    modulations: list[str], attentions: list[str], linears: list[str], mlp: str, last: str
+) -> dict[str, str]:
+    names = dict(_OUTER)
+    for n, one in enumerate(modulations, start=1):
+        names |= {f"{one}.{linear}": f"{_BLOCK}.norm{n}.linear_{linear}" for linear in (1, 2)}
+    ours = ("to_q", "to_k", "to_v", "to_out.0")
+    for n, one in enumerate(attentions, start=1):
+        both = zip(linears, ours, strict=True)
+        names |= {f"{one}.{theirs}": f"{_BLOCK}.attn{n}.{name}" for theirs, name in both}
+    names |= {f"{mlp}.layer1": f"{_BLOCK}.ff.net.0.proj", f"{mlp}.layer2": f"{_BLOCK}.ff.net.2"}
+    return names | {f"{last}.{linear}": f"norm_out.linear_{linear}" for linear in (1, 2)}
+
+
+PREDICT2_NAMES = {
+    "crossattn_proj.0": "crossattn_proj.0",
+    **_names(
+        [f"blocks.*.adaln_modulation_{part}" for part in ("self_attn", "cross_attn", "mlp")],
+        ["blocks.*.self_attn", "blocks.*.cross_attn"],
+        ["q_proj", "k_proj", "v_proj", "output_proj"],
+        mlp="blocks.*.mlp",
+        last="final_layer.adaln_modulation",
+    ),
+}
+COSMOS1_NAMES = _names(
+    [f"blocks.block*.blocks.{part}.adaLN_modulation" for part in range(3)],
+    [f"blocks.block*.blocks.{part}.block.attn" for part in range(2)],
+    ["to_q.0", "to_k.0", "to_v.0", "to_out.0"],
+    mlp="blocks.block*.blocks.2.block",
+    last="final_layer.adaLN_modulation",
+)
+"""Names of linears in Cosmos' own code -> those of Diffusers."""
+
+
+def _rules(t: Any) -> list[Rule]:
+    """What our network has a counterpart for."""
+    return [
         (
             t.in_channels in (t.out_channels, t.out_channels + 1),
             f"in_channels={t.in_channels} are not out_channels={t.out_channels}, alone or with a"
             " condition mask",
         ),
-        (
-            t.patch_size[1] == t.patch_size[2],
-            f"patch_size={list(t.patch_size)} is not square",
-        ),
+        (t.patch_size[1] == t.patch_size[2], f"patch_size={list(t.patch_size)} is not square"),
         (
             t.extra_pos_embed_type in (None, "learnable"),
             f"extra_pos_embed_type={t.extra_pos_embed_type!r}",
@@ -207,35 +180,97 @@ def _unsupported(t: CosmosTransformer) -> list[str]:
             f"controlnet_block_every_n={t.controlnet_block_every_n}",
         ),
     ]
-    return [message for holds, message in rules if not holds]
 
 
-def _settings(
-    t: CosmosTransformer, private: DitPrivateKeys | None, text_pad_to: int | None
-) -> dict[str, Any]:
-    """Settings of our network, of a config.json."""
-    projected = t.use_crossattn_projection
-    # The pipelines that run networks with a text projection tell no frames per second.
-    base_fps = None if projected else _BASE_FPS
-    return {
-        "num_layers": t.num_layers,
-        "hidden_size": t.num_attention_heads * t.attention_head_dim,
-        "num_attention_heads": t.num_attention_heads,
-        "mlp_ratio": t.mlp_ratio,
-        "adaln_lora_dim": t.adaln_lora_dim,
-        "in_channels": t.out_channels,
-        "patch_temporal": t.patch_size[0],
-        "patch_spatial": t.patch_size[1],
-        "crossattn_emb_size": t.crossattn_proj_in_channels if projected else t.text_embed_dim,
-        "crossattn_proj_size": t.text_embed_dim if projected else None,
-        "text_pad_to": private.text_pad_to if private else text_pad_to,
-        "rope_scale": t.rope_scale,
-        "base_fps": private.base_fps if private else base_fps,
-        "extra_pos_embed": ExtraPosition(t.extra_pos_embed_type or "none"),
-        "max_size": private.max_size if private else t.max_size,
-        "concat_padding_mask": t.concat_padding_mask,
-        "condition_mask": t.in_channels > t.out_channels,
-    }
+def _of_projection(name: str, default: Any, write: Callable[[Any], Any]) -> Key:
+    """A key that older versions of Diffusers do not know."""
+    return Key(name, default=default, write=write, written=_is_projected)
+
+
+def _text_widths(t: Any) -> tuple[int, int | None]:
+    """Of the text in the shards, and of what a projection makes of it."""
+    if t.use_crossattn_projection:
+        return t.crossattn_proj_in_channels, t.text_embed_dim
+    return t.text_embed_dim, None
+
+
+def _largest(config: RunConfig) -> tuple[int, ...]:
+    """`max_size` of learnable positions, or one that covers every grid trained on.
+
+    Diffusers looks rotary positions up in a table of the longest side; ours are computed. No side
+    was longer than a pack.
+    """
+    m, d = config.model, config.dataset
+    assert isinstance(m, DitConfig)
+    if m.learnable_positions or not (d.path or d.blend or d.mock):
+        return m.max_size
+    patch = (m.patch_temporal, m.patch_spatial, m.patch_spatial)
+    longest = d.task_encoder_seq_length
+    return tuple(max(side, longest * p) for side, p in zip(m.max_size, patch, strict=True))
+
+
+KEYS = ConfigKeys(
+    keys=(
+        Key(
+            "in_channels",
+            "condition_mask",
+            16,
+            read=lambda t: t.in_channels > t.out_channels,
+            write=lambda m: m.in_channels + m.condition_mask,
+        ),
+        Key("out_channels", "in_channels", 16),
+        same("num_attention_heads", 32),
+        heads_of(128),
+        same("num_layers", 28),
+        same("mlp_ratio", 4.0),
+        Key(
+            "text_embed_dim",
+            ("crossattn_emb_size", "crossattn_proj_size"),
+            1024,
+            read=_text_widths,
+            write=lambda m: m.text_width,
+        ),
+        same("adaln_lora_dim", 256),
+        Key("max_size", default=(128, 240, 240), write_run=_largest),
+        VIDEO_PATCH,
+        same("rope_scale", (2.0, 1.0, 1.0)),
+        same("concat_padding_mask", True),
+        Key(
+            "extra_pos_embed_type",
+            "extra_pos_embed",
+            "learnable",
+            str | None,
+            read=lambda t: ExtraPosition(t.extra_pos_embed_type or "none"),
+            write=lambda m: "learnable" if m.learnable_positions else None,
+        ),
+        _of_projection("use_crossattn_projection", False, _is_projected),
+        _of_projection("crossattn_proj_in_channels", 1024, lambda m: m.crossattn_emb_size),
+        _of_projection("encoder_hidden_states_channels", 1024, lambda m: m.text_width),
+        Key("controlnet_block_every_n", type=int | None, written=never),
+        Key("img_context_dim_in", type=int | None, written=never),
+        Key("img_context_num_tokens", default=256, type=int | None, written=never),
+        Key("img_context_dim_out", default=2048, type=int | None, written=never),
+    ),
+    kept=(
+        # What the published weights attend to: the caption, and zeros up to this many tokens; those
+        # of 2.5 to the encoder's own states of padding, which the shards hold.
+        OwnKey(
+            "text_pad_to",
+            PositiveInt | None,
+            published=lambda t: None if t.use_crossattn_projection else 512,
+        ),
+        OwnKey("max_size", tuple[(PositiveInt,) * 3], published=lambda t: t.max_size),
+        # The pipelines that run networks with a text projection tell no frames per second. Exports
+        # without this key were of models with 24.
+        OwnKey(
+            "base_fps",
+            PositiveFloat | None,
+            published=lambda t: None if t.use_crossattn_projection else _BASE_FPS,
+            default=_BASE_FPS,
+        ),
+    ),
+    rules=_rules,
+)
 
 
 def _inexpressible(config: RunConfig) -> list[str]:
@@ -246,47 +281,6 @@ def _inexpressible(config: RunConfig) -> list[str]:
     return [
         f"model.base_fps={fps:g} cannot be exported: Diffusers' {CLASS} has {_BASE_FPS:g} built in"
     ]
-
-
-def _content(config: RunConfig) -> dict[str, Any]:
-    """config.json of a run's network."""
-    m = config.model
-    assert isinstance(m, DitConfig)
-    patch = (m.patch_temporal, m.patch_spatial, m.patch_spatial)
-    projected = {
-        "use_crossattn_projection": True,
-        "crossattn_proj_in_channels": m.crossattn_emb_size,
-        "encoder_hidden_states_channels": m.text_width,
-    }
-    return {
-        "in_channels": m.in_channels + m.condition_mask,
-        "out_channels": m.in_channels,
-        "num_attention_heads": m.num_attention_heads,
-        "attention_head_dim": m.hidden_size // m.num_attention_heads,
-        "num_layers": m.num_layers,
-        "mlp_ratio": m.mlp_ratio,
-        "text_embed_dim": m.text_width,
-        "adaln_lora_dim": m.adaln_lora_dim,
-        "max_size": m.max_size if m.learnable_positions else _covering(config, m, patch),
-        "patch_size": patch,
-        "rope_scale": m.rope_scale,
-        "concat_padding_mask": m.concat_padding_mask,
-        "extra_pos_embed_type": "learnable" if m.learnable_positions else None,
-        # Older versions of Diffusers do not know these.
-        **(projected if m.crossattn_proj_size else {}),
-    }
-
-
-def _covering(config: RunConfig, model: DitConfig, patch: tuple[int, ...]) -> tuple[int, ...]:
-    """A `max_size` that covers every grid trained on.
-
-    Diffusers looks rotary positions up in a table of the longest side; ours are computed. No side
-    was longer than a pack.
-    """
-    d, size = config.dataset, model.max_size
-    if not (d.path or d.blend or d.mock):
-        return size
-    return tuple(max(s, d.task_encoder_seq_length * p) for s, p in zip(size, patch, strict=True))
 
 
 def _run_network(
@@ -348,21 +342,86 @@ def _given_frames(sample: LatentSample, model: DitConfig) -> Tensor:
     return found[0] if found else sample.latent_CFHW[:, :0]
 
 
+def _pipeline(
+    name: str,
+    *,
+    fills_up_text: bool = True,
+    gives_frames: bool = False,
+    tells_fps: bool | None = None,
+    sampling: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
+) -> Pipeline:
+    """A pipeline that fills captions up with zeros, or with states of its encoder.
+
+    It tells frames per second or not; with None it makes images, for which they do not matter.
+    Without `sampling` it is EDM's, and leaves its options to its scheduler.
+    """
+
+    def rules(model: DitConfig) -> list[Rule]:
+        padded, fps, given = model.text_pad_to, model.base_fps, model.condition_mask
+        return [
+            (
+                not fills_up_text or padded is not None,
+                f"model.text_pad_to=null, and {name} fills captions up with zeros",
+            ),
+            (
+                fills_up_text or padded is None,
+                f"model.text_pad_to={padded}, and {name} fills captions up with states of its"
+                " encoder",
+            ),
+            (gives_frames or not given, f"model.condition_mask=true, and {name} gives no frames"),
+            (not gives_frames or given, f"model.condition_mask=false, and {name} gives frames"),
+            (
+                tells_fps is not False or fps is None,
+                f"model.base_fps={fps}, and {name} tells no frames per second",
+            ),
+            (
+                not tells_fps or fps is not None,
+                f"model.base_fps=null, and {name} tells frames per second",
+            ),
+        ]
+
+    if sampling is None:
+        return Pipeline(samples="edm", rules=rules)
+    return Pipeline(objective=PREDICT2_OBJECTIVE, sampling=sampling, rules=rules)
+
+
+def _levels_of_predict2(_: Mapping[str, Any]) -> dict[str, Any]:
+    """Its pipelines write these numbers into their schedulers, whatever stood there."""
+    return {"sampling_levels": "karras_to_sigma_min", "sigma_min": 0.002, "sigma_max": 80.0}
+
+
+def _levels_of_predict2_5(scheduler: Mapping[str, Any]) -> dict[str, Any]:
+    if not scheduler.get("use_karras_sigmas"):
+        return {"flow_shift": scheduler.get("flow_shift", 1.0)}
+    ends = {key: scheduler.get(key) for key in ("sigma_min", "sigma_max")}
+    return {"sampling_levels": "karras", **{k: v for k, v in ends.items() if v is not None}}
+
+
+_PIPELINES: dict[str, dict[str, Any]] = {
+    "CosmosTextToWorldPipeline": {"tells_fps": True},
+    "Cosmos2TextToImagePipeline": {"sampling": _levels_of_predict2},
+    "Cosmos2VideoToWorldPipeline": {
+        "gives_frames": True,
+        "tells_fps": True,
+        "sampling": _levels_of_predict2,
+    },
+    "Cosmos2_5_PredictBasePipeline": {
+        "gives_frames": True,
+        "fills_up_text": False,
+        "tells_fps": False,
+        "sampling": _levels_of_predict2_5,
+    },
+}
+
+
 FORM = DiffusersForm(
     class_name=CLASS,
     table=NameTable(rows=_ROWS, sizes=_sizes, layers=lambda model: {"decoder": model.num_layers}),
-    config_keys=CosmosTransformer,
-    private_keys=DitPrivateKeys,
-    unsupported=_unsupported,
-    settings=_settings,
+    keys=KEYS,
     inexpressible=_inexpressible,
-    content=_content,
-    # What the published weights attend to: the caption, and zeros up to this many tokens; those of
-    # 2.5 to the encoder's own states of padding, which the shards hold.
-    text_pad_to=lambda keys: None if keys.use_crossattn_projection else 512,
     text_projection=FrozenTextProjection(
         tensors=("crossattn_proj.0.weight", "crossattn_proj.0.bias"),
-        is_part=lambda model: model.crossattn_proj_size is not None,
+        is_part=_is_projected,
         added=lambda model, width: replace(
             model, crossattn_emb_size=width, crossattn_proj_size=model.crossattn_emb_size
         ),
@@ -373,10 +432,7 @@ FORM = DiffusersForm(
     original_names=(PREDICT2_NAMES, COSMOS1_NAMES),
     # Learnable positions are Cosmos 1's, and of no published Predict2.
     comfyui_names=lambda model: COSMOS1_NAMES if model.learnable_positions else PREDICT2_NAMES,
-    pipelines=PIPELINES,
-    pipeline_objectives=OBJECTIVES,
-    sampling_settings=sampling_settings,
-    pipeline_misfits=pipeline_misfits,
+    pipelines={name: _pipeline(name, **options) for name, options in _PIPELINES.items()},
     largest_latent=lambda model: model.max_size,
     call=lambda model: (
         None

@@ -1,19 +1,23 @@
-"""What the family `dit` says of itself; `dit.models.family` asks here."""
+"""The family `dit`, the DiT with Cosmos's arithmetic: its fields, sizes, rules and layers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dit.models.cost import NetworkCost
-from dit.models.dit.config import CLEAN_LEVEL, OBJECTIVES_OF_SIZES, TINY, DitConfig
+from dit.config import ModelConfig
+from dit.config.checks import Rule, bounded, given, positive
+from dit.config.resume import Refused
 from dit.models.family import (
+    TINY_NETWORK,
     Family,
     InputKind,
     ObjectiveConventions,
-    Padding,
     SampleInput,
     WeightRules,
-    imported,
+    text_input,
 )
 from dit.models.layer_spec import (
     AttentionSpec,
@@ -21,14 +25,197 @@ from dit.models.layer_spec import (
     CrossLayerSpec,
     FeedForwardSpec,
     LowRankModulation,
+    NetworkCost,
     RowKind,
     StackSpec,
     WeightShape,
     replicated,
 )
+from dit.models.registry import imported
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
+
+
+class ExtraPosition(StrEnum):
+    """Learnable positions added before every layer (Cosmos), or none."""
+
+    NONE = "none"
+    LEARNABLE = "learnable"
+
+
+_COSMOS = {
+    "adaln_lora_dim": 256,
+    "in_channels": 16,
+    "crossattn_emb_size": 1024,
+    "text_pad_to": 512,
+    "rope_scale": (2.0, 1.0, 1.0),
+    "extra_pos_embed": ExtraPosition.LEARNABLE,
+    "concat_padding_mask": True,
+}
+
+# Cosmos-Predict2 has the layers of Cosmos 1 without learnable positions. Its networks of video take
+# given frames. Those of 2.5 project the states of all layers of their text encoder, whose padding
+# is not zero and lies in the shards; no pipeline tells them frames per second.
+_PREDICT2 = {**_COSMOS, "extra_pos_embed": ExtraPosition.NONE, "rope_scale": (1.0, 4.0, 4.0)}
+_PREDICT2_VIDEO = {**_PREDICT2, "condition_mask": True, "rope_scale": (1.0, 3.0, 3.0)}
+_PREDICT2_5 = {
+    **_PREDICT2_VIDEO,
+    "crossattn_emb_size": 100_352,
+    "crossattn_proj_size": 1024,
+    "text_pad_to": None,
+    "base_fps": None,
+}
+CLEAN_LEVEL = 1e-4
+"""t that tokens of given frames are told: `conditional_frame_timestep` of Predict2.5's pipeline.
+
+That of Predict2 tells them sigma = 1e-4 (`sigma_conditioning`), which is t = 0.9999e-4.
+"""
+
+_2B = {"num_layers": 28, "hidden_size": 2048, "num_attention_heads": 16}
+_14B = {"num_layers": 36, "hidden_size": 5120, "num_attention_heads": 40}
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "dit_s": {"num_layers": 12, "hidden_size": 384, "num_attention_heads": 6},
+    "dit_b": {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12},
+    "dit_l": {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16},
+    "dit_xl": {"num_layers": 28, "hidden_size": 1152, "num_attention_heads": 16},
+    "cosmos_7b": {"num_layers": 28, "hidden_size": 4096, "num_attention_heads": 32, **_COSMOS},
+    "cosmos_14b": {**_14B, **_COSMOS, "rope_scale": (2.0, 2.0, 2.0)},
+    "cosmos_predict2_2b": {**_2B, **_PREDICT2},
+    "cosmos_predict2_14b": {**_14B, **_PREDICT2},
+    "cosmos_predict2_2b_video2world": {**_2B, **_PREDICT2_VIDEO},
+    "cosmos_predict2_14b_video2world": {
+        **_14B,
+        **_PREDICT2_VIDEO,
+        "rope_scale": (20 / 24, 2.0, 2.0),
+    },
+    "cosmos_predict2.5_2b": {**_2B, **_PREDICT2_5},
+    "cosmos_predict2.5_14b": {**_14B, **_PREDICT2_5},
+}
+"""What each `model.name` sets.
+
+DiT: arXiv:2212.09748, Table 1. Cosmos: TRANSFORMER_CONFIGS of Diffusers'
+scripts/convert_cosmos_to_diffusers.py ("Cosmos-1.0-Diffusion-7B-Text2World" and "-14B-",
+"Cosmos-2.0-Diffusion-2B-Text2Image", "-2B-Video2World" and so on, "Cosmos-2.5-Predict-Base-2B" and
+"-14B"); captions are filled up to 512 tokens by `max_sequence_length` of the pipelines.
+"""
+
+_TINY = {
+    **TINY_NETWORK,
+    "hidden_size": 48,
+    "mlp_ratio": 2.0,
+    "adaln_lora_dim": 8,
+    "crossattn_emb_size": 16,
+}
+_PROJECTED = {**_TINY, "crossattn_emb_size": 24, "crossattn_proj_size": 16}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "dit_s": _TINY,
+    "cosmos_7b": {**_TINY, "text_pad_to": 12, "max_size": (8, 16, 16)},
+    "cosmos_predict2_2b": {**_TINY, "text_pad_to": 12},
+    "cosmos_predict2_2b_video2world": {**_TINY, "text_pad_to": 12},
+    "cosmos_predict2.5_2b": _PROJECTED,
+}
+"""Named size -> what makes it tiny (`Family.tiny`)."""
+
+PREDICT2_OBJECTIVE: Mapping[str, Any] = {"name": "flow", "timestep_scale": 1.0}
+"""Keys of `objective` that the loops of Cosmos-Predict2's and 2.5's pipelines fix.
+
+The state of Predict2's is data + sigma * noise. The network is fed that state times c_in = 1 - t,
+with t = sigma / (1 + sigma), and is told t; the data are then (1 - t) * state - t * output. That is
+flow matching with output = noise - data.
+"""
+# How many latent frames were given in training: `min_num_conditional_frames` 1 and `max_` 2 of
+# Cosmos-Predict2's video2world, `conditional_frames_probs` {0: .5, 1: .25, 2: .25} of 2.5.
+_GIVEN = {"2_2b_video2world": (0, 1, 1), "2_14b_video2world": (0, 1, 1)}
+_GIVEN |= {"2.5_2b": (2, 1, 1), "2.5_14b": (2, 1, 1), "2_2b": None, "2_14b": None}
+OBJECTIVES_OF_SIZES: Mapping[str, Mapping[str, Any]] = {
+    f"cosmos_predict{size}": {**PREDICT2_OBJECTIVE, "given_frames": frames}
+    for size, frames in _GIVEN.items()
+}
+"""Keys of `objective` that a named size sets."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DitConfig(ModelConfig):
+    """The network: sizes, positions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    shown_before: ClassVar[Mapping[str, str]] = {
+        "adaln_lora_dim": "in_channels",
+        "crossattn_proj_size": "text_pad_to",
+    }
+
+    name: str = "dit_xl"
+    """A named size (dit_s, _b, _l, _xl, cosmos_7b, cosmos_predict2_2b, others) or `custom`."""
+    family: str = "dit"
+    num_layers: int = 28
+    hidden_size: int = 1152
+    num_attention_heads: int = 16
+    adaln_lora_dim: Refused[int] = bounded(256, most=2**17)
+    """Rank of each low-rank adaLN modulation."""
+    text_pad_to: int | None = None
+    """Tokens to which captions are padded with zeros (Cosmos: 512); null: no padding."""
+    crossattn_proj_size: Refused[int | None] = bounded(None, most=2**20)
+    """Width of a text projection, linear with bias and GELU (Cosmos 2.5); null has none."""
+    rope_scale: Refused[tuple[float, float, float]] = bounded(
+        (1.0, 1.0, 1.0), most=1e6, at_least_one=False
+    )
+    """NTK scale of the rotary frequencies for frames, rows and columns."""
+    base_fps: Refused[float | None] = bounded(24.0, most=1e6, at_least_one=False)
+    """A frame's rotary position is frame * base_fps / fps of the clip; null: frame (Cosmos 2.5)."""
+    extra_pos_embed: Refused[ExtraPosition] = ExtraPosition.NONE
+    """Learnable positions added before every layer, beside the rotary ones (Cosmos: learnable)."""
+    max_size: Refused[tuple[int, int, int]] = bounded((128, 240, 240), most=2**16)
+    """Latent frames, rows, columns covered by learnable positions."""
+    concat_padding_mask: Refused[bool] = False
+    """Append Cosmos's padding-mask channel (always zero here) to the latent."""
+    condition_mask: Refused[bool] = False
+    """Take given first frames, and append a channel that is 1 on them (Cosmos video2world)."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            *positive(self, *given(self, "base_fps")),
+            (min(self.rope_scale) > 0, f"rope_scale={self.rope_scale} must be positive"),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        heads, width = self.num_attention_heads, self.hidden_size // self.num_attention_heads
+        return [
+            (
+                self.hidden_size % heads > 0 or (width % 2 == 0 and width // 6 >= 2),
+                f"hidden_size={self.hidden_size} / num_attention_heads={heads} gives heads of"
+                f" width {width}; 3-D rotary positions need an even width of at least 12",
+            ),
+            (
+                not self.condition_mask or self.patch_temporal == 1,
+                f"condition_mask=true gives whole latent frames, each of which has tokens of its"
+                f" own; set patch_temporal={self.patch_temporal} to 1",
+            ),
+        ]
+
+    @property
+    def learnable_positions(self) -> bool:
+        return self.extra_pos_embed is ExtraPosition.LEARNABLE
+
+    @property
+    def text_width(self) -> int:
+        """Width of the text that the layers attend to."""
+        return self.crossattn_proj_size or self.crossattn_emb_size
+
+    @property
+    def mask_features(self) -> int:
+        """Numbers of the condition mask and the padding mask in one token."""
+        return self.patch_volume * (self.condition_mask + self.concat_padding_mask)
+
+    @property
+    def largest_latent(self) -> tuple[int, int, int] | None:
+        return self.max_size if self.learnable_positions else None
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        layers, width, ffn, text = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return [layers, width, ffn, self.adaln_lora_dim, text]
 
 
 def _positions(model: DitConfig) -> PositionRule:
@@ -47,15 +234,7 @@ def _vae(model: DitConfig) -> str:
 
 def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
     projected = model.crossattn_proj_size is not None
-    padding = Padding.STORED if projected else Padding.NONE
-    text = SampleInput(
-        name="text",
-        kind=InputKind.TEXT,
-        width=model.crossattn_emb_size,
-        padding=padding if model.text_pad_to is None else Padding.ZEROS,
-        length=model.text_pad_to,
-        encoder="cosmos_predict25" if projected else "cosmos",
-    )
+    text = text_input(model, encoder="cosmos_predict25" if projected else "cosmos")
     if not model.condition_mask:
         return (text,)
     frames = SampleInput(

@@ -14,13 +14,9 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.models.attention.spans import Spans
-from dit.models.dit.config import DitConfig, ExtraPosition
-from dit.models.dit.family import dit_stack
-from dit.models.layers.modulation import (
-    LowRankAdaLN,
-    TimestepConditioning,
-    TimestepEmbedding,
-)
+from dit.models.dit.family import DitConfig, ExtraPosition, dit_stack
+from dit.models.layers.adaptable import TOKENS
+from dit.models.layers.modulation import LowRankAdaLN, TimestepConditioning, TimestepEmbedding
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.parallel_linear import (
     Replicated,
@@ -33,7 +29,6 @@ from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.row_lookup import look_up
 from dit.models.layers.text_padding import pad_text, padded_rows
-from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 

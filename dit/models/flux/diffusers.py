@@ -9,28 +9,35 @@ Its class is `FluxTransformer2DModel`.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import ConfigDict, PositiveInt
 from torch import Tensor, nn
 
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig, TextPadding
+from dit.config.checks import Rule
+from dit.models.config_keys import ConfigKeys, Key, OwnKey
+from dit.models.diffusers_form import DiffusersForm, Pipeline, StackedSamples
 from dit.models.diffusers_names import NameTable
-from dit.models.family import DiffusersForm, StackedSamples
-from dit.models.flux.config import FluxConfig
-from dit.models.flux.family import POOLED
-from dit.models.flux.original_names import FLUX_NAMES, XLABS_NAMES
-from dit.models.joint.flux_form import (
-    DoubleSingleKeys,
-    PatchKeys,
+from dit.models.family import POOLED
+from dit.models.flux.family import FluxConfig
+from dit.models.joint.diffusers import (
+    DOUBLE_SINGLE_KEYS,
+    KEPT_PATCH,
+    double_single_rules,
     mlp_misfit,
-    network_keys,
-    network_settings,
-    patch_misfit,
+    patch_rules,
+    run_on_patches,
     run_on_sample,
-    unsupported_keys,
+)
+from dit.models.joint.linear_names import (
+    EMBEDDERS,
+    FLUX,
+    HEAD,
+    double_block_names,
+    embedding_names,
+    single_block_names,
 )
 from dit.models.joint.tensor_names import (
     EMBEDDER_ROWS,
@@ -40,8 +47,6 @@ from dit.models.joint.tensor_names import (
     stack_rows,
     stream_sizes,
 )
-from dit.models.patches import patchify, unpatchify
-from dit.models.positions import GridPositions
 
 CLASS = "FluxTransformer2DModel"
 
@@ -50,50 +55,55 @@ def _sizes(model: FluxConfig) -> dict[str, int]:
     return stream_sizes(model) | {"P": model.pooled_size}
 
 
-class FluxPrivateKeys(PatchKeys):
-    """What an export keeps in config.json that Diffusers has no place for."""
+_TOLD = "time_text_embed"
+_EMBEDDINGS = {
+    "time_in": f"{_TOLD}.timestep_embedder",
+    "guidance_in": f"{_TOLD}.guidance_embedder",
+    "vector_in": f"{_TOLD}.text_embedder",
+}
 
-    text_pad_to: Literal["stored"] | None
-    reference_latents: int
+FLUX_NAMES = {
+    **EMBEDDERS,
+    **embedding_names(FLUX, _EMBEDDINGS),
+    **double_block_names(FLUX),
+    **single_block_names(FLUX),
+    **HEAD,
+}
+
+_DOUBLE, _SINGLE = "transformer_blocks.*.attn", "single_transformer_blocks.*"
+_PROCESSOR = "double_blocks.*.processor"
+XLABS_NAMES = {
+    f"{_PROCESSOR}.qkv_lora1": f"{_DOUBLE}.to_q {_DOUBLE}.to_k {_DOUBLE}.to_v",
+    f"{_PROCESSOR}.qkv_lora2": f"{_DOUBLE}.add_q_proj {_DOUBLE}.add_k_proj {_DOUBLE}.add_v_proj",
+    f"{_PROCESSOR}.proj_lora1": f"{_DOUBLE}.to_out.0",
+    f"{_PROCESSOR}.proj_lora2": f"{_DOUBLE}.to_add_out",
+    # Without the first linear of the MLP, which FLUX's own linear1 has with them.
+    "single_blocks.*.processor.qkv_lora": " ".join(f"{_SINGLE}.attn.to_{x}" for x in "qkv"),
+    "single_blocks.*.processor.proj_lora": f"{_SINGLE}.proj_out",
+}
+"""Of XLabs' trainer."""
+
+KEYS = ConfigKeys(
+    keys=(
+        *DOUBLE_SINGLE_KEYS,
+        Key("pooled_projection_dim", "pooled_size", 768),
+        Key("guidance_embeds", "guidance_embed", False),
+    ),
+    kept=(
+        *KEPT_PATCH,
+        OwnKey("text_pad_to", TextPadding | None, published=lambda _: TextPadding.STORED),
+        OwnKey("reference_latents", int, published=lambda _: 0),
+    ),
+    rules=double_single_rules,
+)
 
 
-class FluxTransformer(DoubleSingleKeys):
-    """config.json of `FluxTransformer2DModel`; keys that it does not have are kept apart."""
-
-    model_config = ConfigDict(extra="allow")
-
-    pooled_projection_dim: PositiveInt = 768
-    guidance_embeds: bool = False
-
-
-def _settings(
-    t: FluxTransformer, private: FluxPrivateKeys | None, text_pad_to: Any
-) -> dict[str, Any]:
-    """Settings of our network, of a config.json."""
-    padding = private.text_pad_to if private else text_pad_to
-    return network_settings(t, private) | {
-        "pooled_size": t.pooled_projection_dim,
-        "guidance_embed": t.guidance_embeds,
-        "reference_latents": private.reference_latents if private else 0,
-        "text_pad_to": TextPadding(padding) if padding else None,
-    }
-
-
-def _content(config: RunConfig) -> dict[str, Any]:
-    """config.json of a run's network."""
-    m = config.model
-    assert isinstance(m, FluxConfig)
-    return network_keys(m) | {
-        "pooled_projection_dim": m.pooled_size,
-        "guidance_embeds": m.guidance_embed,
-    }
-
-
-def _pipeline_misfits(model: FluxConfig, pipeline: str) -> list[str]:
-    """What the pipeline feeds otherwise than in training."""
-    blind = pipeline == KONTEXT and not model.reference_latents
-    told = ["model.reference_latents=0, and it feeds a reference picture"] if blind else []
-    return [*patch_misfit(model), *told]
+def _kontext_rules(model: FluxConfig) -> list[Rule]:
+    shown = model.reference_latents > 0
+    return [
+        *patch_rules(model),
+        (shown, "model.reference_latents=0, and it feeds a reference picture"),
+    ]
 
 
 def _run_network(
@@ -112,26 +122,18 @@ def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig)
 
     It has no mask, so that it attends to the padding of shorter samples and captions.
     """
-    model, guidance = config.model, config.objective.guidance
-    text_BLE = samples.inputs[TEXT]
-    latents = samples.latent_BCFHW.unbind()
-    patch = (model.patch_temporal, model.patch_spatial)
-    grids, rows = zip(*(patchify(latent, *patch) for latent in latents), strict=True)
-    device = text_BLE.device
-    (made,) = network(
-        hidden_states=torch.stack(rows),
-        encoder_hidden_states=text_BLE,
+    guidance, level_B = config.objective.guidance, samples.level_B
+    return run_on_patches(
+        network,
+        [(latent,) for latent in samples.latent_BCFHW],
+        samples.inputs[TEXT],
+        config.model,
+        fps=samples.fps,
         pooled_projections=samples.inputs[POOLED],
-        timestep=samples.level_B / 1000,  # it multiplies by 1000 itself
-        img_ids=GridPositions()(grids[:1], fps=samples.fps).to(device),
-        txt_ids=torch.zeros(text_BLE.shape[1], 3, device=device),
-        guidance=None if guidance is None else samples.level_B.new_full((len(rows),), guidance),
-        return_dict=False,
+        timestep=level_B / 1000,  # it multiplies by 1000 itself
+        guidance=None if guidance is None else torch.full_like(level_B, guidance),
     )
-    return torch.stack([unpatchify(one, grids[0], *patch) for one in made])
 
-
-KONTEXT = "FluxKontextPipeline"
 
 _CALL = """\
 h, w = (side // {patch} for side in state.shape[3:])
@@ -169,17 +171,13 @@ FORM = DiffusersForm(
         sizes=_sizes,
         layers=stack_layers,
     ),
-    config_keys=FluxTransformer,
-    private_keys=FluxPrivateKeys,
-    unsupported=unsupported_keys,
-    settings=_settings,
+    keys=KEYS,
     inexpressible=lambda config: mlp_misfit(config.model, CLASS),
-    content=_content,
-    text_pad_to=lambda _: TextPadding.STORED,
     original_names=(FLUX_NAMES, XLABS_NAMES),
-    pipelines={"FluxPipeline": "flow", KONTEXT: "flow"},
-    settings_of_pipelines={KONTEXT: {"reference_latents": 1}},
-    pipeline_misfits=_pipeline_misfits,
+    pipelines={
+        "FluxPipeline": Pipeline(rules=patch_rules),
+        "FluxKontextPipeline": Pipeline(settings={"reference_latents": 1}, rules=_kontext_rules),
+    },
     call=_call,
     run_network=_run_network,
     run_stacked=_run_stacked,

@@ -1,56 +1,93 @@
-"""What the family `flux` says of itself; `dit.models.family` asks here."""
+"""The family `flux`, FLUX.1: its fields, sizes and rules, and what else it says of itself."""
 
 from __future__ import annotations
 
-from dit.models.cost import NetworkCost
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dit.config import TextPadding
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
 from dit.models.family import (
     Family,
-    InputKind,
     ObjectiveConventions,
-    Padding,
     SampleInput,
     WeightRules,
-    imported,
+    grid_positions,
+    pooled_input,
+    reference_inputs,
+    text_input,
 )
-from dit.models.flux.config import TINY, FluxConfig
-from dit.models.joint.layers import (
+from dit.models.joint.family import (
     ADALN_ZERO,
+    EVEN_STEPS,
     JOINT_PARTS,
+    TINY_DOUBLE_SINGLE,
+    DoubleSingleConfig,
     double_then_single,
     embedder_cost,
-    grid_positions,
     joint_head_cost,
 )
-from dit.models.layer_spec import condition_cost
+from dit.models.layer_spec import NetworkCost, condition_cost
+from dit.models.registry import imported
 
-POOLED = "pooled_text"
 GUIDANCE = 1.0
 """What networks with a guidance embedding are told in training: to predict without guidance."""
 
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "flux1_dev": {},
+    "flux1_schnell": {"guidance_embed": False},
+    "flux1_kontext": {"reference_latents": 1},
+}
+"""What each `model.name` sets: Diffusers' scripts/convert_flux_to_diffusers.py."""
+_TINY = {
+    **TINY_DOUBLE_SINGLE,
+    "hidden_size": 48,
+    "crossattn_emb_size": 16,
+    "pooled_size": 10,
+    "rope_axes": (4, 4, 4),
+    "text_pad_to": TextPadding.STORED,
+}
+TINY: Mapping[str, Mapping[str, Any]] = {"flux1_schnell": _TINY, "flux1_kontext": _TINY}
+"""Named size -> what makes it tiny (`Family.tiny`). A network of dev is one of kontext."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FluxConfig(DoubleSingleConfig):
+    """The network: sizes, conditions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    takes_stored_padding: ClassVar[bool] = True
+
+    name: str = "flux1_dev"
+    """A named size (flux1_dev, flux1_schnell, flux1_kontext) or `custom`."""
+    family: str = "flux"
+    text_pad_to: TextPadding | None = None
+    """stored: shards hold the states of padding, which published weights attend to; null: none."""
+    pooled_size: Refused[int] = bounded(768, most=2**20)
+    """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
+    guidance_embed: Refused[bool] = True
+    """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
+    reference_latents: Refused[int] = bounded(0, most=64, at_least_one=False)
+    """Reference pictures that a sample may have, as tokens beside its own (Kontext: 1)."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            *DoubleSingleConfig.own_sizes(self),
+            (
+                self.reference_latents >= 0,
+                f"reference_latents={self.reference_latents} must not be negative",
+            ),
+        ]
+
 
 def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
-    text = SampleInput(
-        name="text",
-        kind=InputKind.TEXT,
-        width=model.crossattn_emb_size,
-        may_be_empty=True,
-        padding=Padding.NONE if model.text_pad_to is None else Padding.STORED,
-        encoder="flux",
+    return (
+        text_input(model, encoder="flux", may_be_empty=True),
+        pooled_input(model, encoder="flux"),
+        *reference_inputs(model, clean=False),
     )
-    pooled = SampleInput(
-        name=POOLED, kind=InputKind.VECTOR, width=model.pooled_size, encoder="flux"
-    )
-    references = (
-        SampleInput(
-            name=f"reference_latent_{number}",
-            kind=InputKind.REFERENCE,
-            width=model.in_channels,
-            required=False,
-            clean=False,
-        )
-        for number in range(model.reference_latents)
-    )
-    return (text, pooled, *references)
 
 
 def flux_cost(model: FluxConfig) -> NetworkCost:
@@ -79,8 +116,7 @@ FAMILY = Family(
     positions=grid_positions,  # a picture has frame 0, its references 1, 2, ...
     weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
-        # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
-        settings={"name": "flow", "sampling_levels": "even"},
+        settings=EVEN_STEPS,
         of_size={
             "flux1_dev": _DISTILLED,
             "flux1_schnell": {"guidance": None, "time_shift_type": None},

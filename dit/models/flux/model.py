@@ -8,10 +8,10 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.models.flux.config import FluxConfig
-from dit.models.flux.family import POOLED
-from dit.models.joint.layers import double_then_single
-from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
+from dit.models.family import POOLED
+from dit.models.flux.family import FluxConfig
+from dit.models.joint.family import double_then_single
+from dit.models.layers.modulation import ConditionEmbedding
 from dit.models.stacks.double_single_transformer import DoubleSingleTransformer
 
 
@@ -31,9 +31,6 @@ class FluxNetwork(DoubleSingleTransformer):
             double_then_single(model),
             told=lambda config: ConditionEmbedding(
                 config, pooled=model.pooled_size, guidance=model.guidance_embed
-            ),
-            modulate_out=lambda context: PerBlockAdaLN(
-                context, model.hidden_size, bias=True, parts=1, gated=False
             ),
         )
 

@@ -1,8 +1,6 @@
 """HunyuanImage 2.1, as Diffusers' `HunyuanImageTransformer2DModel` computes it.
 
-family          the entry of the registry; the layers, from which parameters and operations follow
-config          the family's own fields, named sizes and rules
-model           the network: double-stream layers, then single-stream ones
-diffusers       names of tensors, config.json and the pipeline
-original_names  names of linears in its own code, kohya's and ComfyUI's
+family     fields, sizes, rules; inputs; layers, from which parameters and operations follow
+model      the network: double-stream layers, then single-stream ones
+diffusers  names of tensors, config.json, pipelines, names in other projects
 """

@@ -9,6 +9,7 @@ Its class is `HunyuanImageTransformer2DModel`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,21 +18,14 @@ from torch import Tensor, nn
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
+from dit.config.checks import Rule
+from dit.models.config_keys import ConfigKeys, Key, same
+from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import Convolution, NameTable, Row, linear_rows
-from dit.models.family import DiffusersForm
-from dit.models.hunyuan_image.config import HunyuanImageConfig
-from dit.models.hunyuan_image.family import GLYPHS
-from dit.models.hunyuan_image.original_names import COMFYUI_NAMES, HUNYUAN_IMAGE_NAMES, KOHYA_NAMES
-from dit.models.joint.hunyuan_form import (
-    GLYPH_HIDDEN,
-    HunyuanKeys,
-    NoPrivateKeys,
-    glyph_misfit,
-    network_keys,
-    network_settings,
-    text_inputs,
-    unsupported_keys,
-)
+from dit.models.hunyuan_image.family import HunyuanImageConfig
+from dit.models.joint.diffusers import glyph_misfit, hunyuan_keys, hunyuan_rules, text_inputs
+from dit.models.joint.family import GLYPHS
+from dit.models.joint.linear_names import FLUX, GLYPH_LINEARS, HUNYUAN, Words, hunyuan_names
 from dit.models.joint.tensor_names import (
     HEAD_ROWS,
     glyph_rows,
@@ -71,27 +65,27 @@ def _sizes(model: HunyuanImageConfig) -> dict[str, int]:
     return stream_sizes(model) | {"G": model.glyph_embed_size, "S": model.glyph_hidden_size}
 
 
-class HunyuanImageTransformer(HunyuanKeys):
-    """config.json of `HunyuanImageTransformer2DModel`."""
-
-    in_channels: PositiveInt = 64
-    out_channels: PositiveInt | None = 64
-    num_attention_heads: PositiveInt = 28
-    num_layers: PositiveInt = 20
-    num_single_layers: PositiveInt = 40
-    patch_size: tuple[PositiveInt, ...] = (1, 1)
-    guidance_embeds: bool = False
-    text_embed_dim: PositiveInt = 3584
-    text_embed_2_dim: PositiveInt | None = None
-    rope_axes_dim: tuple[PositiveInt, ...] = (64, 64)
-    use_meanflow: bool = False
+def _names(words: Words) -> dict[str, str]:
+    told = {
+        "time_in": f"{_TOLD}.timestep_embedder",
+        "time_r_in": f"{_TOLD}.timestep_embedder_r",
+        "guidance_in": f"{_TOLD}.guidance_embedder",
+    }
+    return {**hunyuan_names(words, told), **GLYPH_LINEARS}
 
 
-def _unsupported(t: HunyuanImageTransformer) -> list[str]:
-    """What of a config.json our network has no counterpart for."""
+HUNYUAN_IMAGE_NAMES = _names(replace(HUNYUAN, fused=False))
+"""Of the original project, which takes the linears of its own checkpoints apart."""
+KOHYA_NAMES = _names(HUNYUAN)
+"""Of the original project's checkpoints, and of kohya's scripts."""
+COMFYUI_NAMES = _names(FLUX)
+"""Of ComfyUI."""
+
+
+def _rules(t: Any) -> list[Rule]:
+    """What our network has a counterpart for."""
     patch, axes = list(t.patch_size), list(t.rope_axes_dim)
-    return unsupported_keys(
-        t,
+    return [
         (
             t.out_channels in (None, t.in_channels),
             f"out_channels={t.out_channels} with in_channels={t.in_channels}",
@@ -105,36 +99,36 @@ def _unsupported(t: HunyuanImageTransformer) -> list[str]:
             t.text_embed_2_dim is not None,
             "text_embed_2_dim=null; words in quotation marks are read",
         ),
-    )
+        *hunyuan_rules(t),
+    ]
 
 
-def _settings(t: HunyuanImageTransformer, *_: Any) -> dict[str, Any]:
-    """Settings of our network, of a config.json."""
-    return network_settings(t) | {
-        "num_single_layers": t.num_single_layers,
-        "in_channels": t.in_channels,
-        "patch_spatial": t.patch_size[0],
-        "patch_temporal": 1,
-        "glyph_embed_size": t.text_embed_2_dim,
-        "glyph_hidden_size": GLYPH_HIDDEN,
-        "guidance_embed": t.guidance_embeds,
-        "use_meanflow": t.use_meanflow,
-    }
-
-
-def _content(config: RunConfig) -> dict[str, Any]:
-    """config.json of a run's network."""
-    m = config.model
-    assert isinstance(m, HunyuanImageConfig)
-    return network_keys(m) | {
-        "in_channels": m.in_channels,
-        "out_channels": m.in_channels,
-        "num_single_layers": m.num_single_layers,
-        "patch_size": (m.patch_spatial,) * 2,
-        "guidance_embeds": m.guidance_embed,
-        "text_embed_2_dim": m.glyph_embed_size,
-        "use_meanflow": m.use_meanflow,
-    }
+_SIDES = tuple[PositiveInt, ...]
+KEYS = ConfigKeys(
+    keys=(
+        *hunyuan_keys(
+            heads=28,
+            layers=20,
+            text=3584,
+            axes=Key("rope_axes_dim", "rope_axes", (64, 64), _SIDES),
+        ),
+        same("in_channels", 64),
+        Key("out_channels", default=64, type=PositiveInt | None, write=lambda m: m.in_channels),
+        same("num_single_layers", 40),
+        Key(
+            "patch_size",
+            "patch_spatial",
+            (1, 1),
+            _SIDES,
+            read=lambda t: t.patch_size[0],
+            write=lambda m: (m.patch_spatial,) * 2,
+        ),
+        Key("guidance_embeds", "guidance_embed", False),
+        Key("text_embed_2_dim", "glyph_embed_size", type=PositiveInt | None),
+        same("use_meanflow", False),
+    ),
+    rules=_rules,
+)
 
 
 def _run_network(
@@ -157,20 +151,12 @@ def _run_network(
 
 FORM = DiffusersForm(
     class_name=CLASS,
-    table=NameTable(
-        rows=_ROWS,
-        sizes=_sizes,
-        layers=stack_layers,
-    ),
-    config_keys=HunyuanImageTransformer,
-    private_keys=NoPrivateKeys,
-    unsupported=_unsupported,
-    settings=_settings,
+    table=NameTable(rows=_ROWS, sizes=_sizes, layers=stack_layers),
+    keys=KEYS,
     inexpressible=lambda config: glyph_misfit(config, CLASS),
-    content=_content,
     original_names=(HUNYUAN_IMAGE_NAMES, KOHYA_NAMES, COMFYUI_NAMES),
     comfyui_names=lambda _: COMFYUI_NAMES,
-    pipelines={"HunyuanImagePipeline": "flow"},
+    pipelines={"HunyuanImagePipeline": Pipeline()},
     largest_latent=lambda model: model.largest_latent,
     run_network=_run_network,
 )

@@ -1,40 +1,121 @@
-"""What the family `hunyuan_image` says of itself; `dit.models.family` asks here."""
+"""The family `hunyuan_image`, HunyuanImage 2.1: its fields, sizes, rules, layers."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from dit.models.cost import NetworkCost
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
 from dit.models.family import (
     Family,
-    InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
-    imported,
-)
-from dit.models.hunyuan_image.config import TINY, HunyuanImageConfig
-from dit.models.joint.layers import (
-    ADALN_ZERO,
-    JOINT_PARTS,
-    double_then_single,
     grid_positions,
-    joint_head_cost,
+    text_input,
 )
-from dit.models.layer_spec import Cost, condition_cost, glyph_weights, refiner_cost, replicated
+from dit.models.joint.family import (
+    ADALN_ZERO,
+    EVEN_STEPS,
+    JOINT_PARTS,
+    TINY_DOUBLE_SINGLE,
+    DoubleSingleConfig,
+    attends_to_no_padding,
+    double_then_single,
+    glyph_input,
+    joint_head_cost,
+    learns_pictures,
+)
+from dit.models.layer_spec import (
+    MOST_REFINER_LAYERS,
+    Cost,
+    NetworkCost,
+    condition_cost,
+    glyph_weights,
+    refiner_cost,
+    replicated,
+)
+from dit.models.registry import imported
 
-TEXT, GLYPHS = "text", "text_2"
+_ENCODER = "hunyuanimage"
 GUIDANCE = 3.25
 """What the published distilled network is told, `distilled_guidance_scale` of its pipeline."""
 
+MOST_SIDE = 2**20
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "hunyuanimage_21": {},
+    "hunyuanimage_21_distilled": {"guidance_embed": True, "use_meanflow": True},
+}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "hunyuanimage_21": {
+        **TINY_DOUBLE_SINGLE,
+        "hidden_size": 64,
+        "mlp_ratio": 2.0,
+        "crossattn_emb_size": 24,
+        "glyph_embed_size": 20,
+        "glyph_hidden_size": 32,
+        "patch_spatial": 2,
+        "num_refiner_layers": 1,
+        "rope_axes": (8, 8),
+    }
+}
+"""Named size -> what makes it tiny (`Family.tiny`); the distilled network is not trained here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HunyuanImageConfig(DoubleSingleConfig):
+    """The network: sizes, conditions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+
+    name: str = "hunyuanimage_21"
+    """A named size (hunyuanimage_21, hunyuanimage_21_distilled) or `custom`."""
+    family: str = "hunyuan_image"
+    num_layers: int = 20
+    num_single_layers: int = 40
+    hidden_size: int = 3584
+    num_attention_heads: int = 28
+    """Heads of attention over latents and text, and of the layers that refine the caption."""
+    in_channels: int = 64
+    patch_spatial: int = 1
+    crossattn_emb_size: int = 3584
+    glyph_embed_size: Refused[int] = bounded(1472, most=2**20)
+    """Width of `text_2`, ByT5's output for words in quotation marks."""
+    glyph_hidden_size: Refused[int] = bounded(2048, most=2**20)
+    """Width of the first layers that process `text_2`; Diffusers has 2048."""
+    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    """Attention layers among the tokens of a caption, before all other layers."""
+    rope_axes: tuple[int, int] = (64, 64)  # type: ignore[assignment]  # pictures have no frames
+    """Widths of a head rotated by row and column; their sum is the width of the head."""
+    guidance_embed: Refused[bool] = False
+    """Whether the network gets a guidance scale, `objective.guidance` (distilled)."""
+    use_meanflow: Refused[bool] = False
+    """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            *DoubleSingleConfig.own_sizes(self),
+            attends_to_no_padding(self, "HunyuanImage"),
+            learns_pictures(self, "HunyuanImage"),
+        ]
+
+    @property
+    def largest_latent(self) -> tuple[int, int, int]:
+        """Pictures, whose positions are computed."""
+        return (1, MOST_SIDE, MOST_SIDE)
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        # Stored loader states have them without the last one.
+        sizes = DoubleSingleConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return sizes[:-1]
+
 
 def _inputs(model: HunyuanImageConfig) -> tuple[SampleInput, ...]:
-    rows: dict[str, Any] = {"kind": InputKind.TEXT, "encoder": "hunyuanimage"}
-    quoted: dict[str, Any] = {"required": False, "may_be_empty": True}
-    return (
-        SampleInput(name=TEXT, width=model.crossattn_emb_size, **rows),
-        SampleInput(name=GLYPHS, width=model.glyph_embed_size, **quoted, **rows),
-    )
+    return (text_input(model, encoder=_ENCODER), glyph_input(model, encoder=_ENCODER))
 
 
 def hunyuan_image_cost(model: HunyuanImageConfig) -> NetworkCost:
@@ -64,8 +145,7 @@ FAMILY = Family(
     positions=grid_positions,  # frame 0, which nothing turns with
     weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
-        # Diffusers' pipeline hands its scheduler even steps from 1 to 1 / number of steps.
-        settings={"name": "flow", "sampling_levels": "even"},
+        settings=EVEN_STEPS,
         of_size={
             # The shift is sd-scripts' default.
             "hunyuanimage_21": {"guidance": None, "flow_shift": 5.0},
@@ -75,6 +155,6 @@ FAMILY = Family(
     ),
     guidance=lambda model: GUIDANCE if model.guidance_embed else None,
     tells_step_end=lambda model: model.use_meanflow,
-    vae=lambda _: "hunyuanimage",
+    vae=lambda _: _ENCODER,
     tiny=TINY,
 )

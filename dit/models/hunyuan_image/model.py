@@ -9,15 +9,14 @@ from typing import Any
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from dit.batch import PackedBatch
-from dit.models.hunyuan_image.config import HunyuanImageConfig
-from dit.models.hunyuan_image.family import GLYPHS, TEXT
-from dit.models.joint.layers import double_then_single
-from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
-from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.batch import TEXT, PackedBatch
+from dit.models.hunyuan_image.family import HunyuanImageConfig
+from dit.models.joint.family import GLYPHS, double_then_single
+from dit.models.layers.adaptable import TOKENS
+from dit.models.layers.modulation import ConditionEmbedding
+from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.token_refiner import GlyphEmbedding, TokenRefiner, by_sample
-from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
 from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
@@ -38,27 +37,14 @@ class HunyuanImageNetwork(JointTransformer):
         self.rotary = RotaryTable((0, *model.rope_axes), (256.0,) * 3)
         biased: Any = {"config": config, "bias": True}
         if self.pre_process:
-            dtype = config.params_dtype
             self.patches = Replicated(model.patch_features, width, **biased, token_row=TOKENS)
             self.told = ConditionEmbedding(
                 config, guidance=model.guidance_embed, step_end=model.use_meanflow
             )
-            self.refiner = TokenRefiner(
-                model.crossattn_emb_size,
-                width,
-                heads=model.num_attention_heads,
-                layers=model.num_refiner_layers,
-                dtype=dtype,
-                backend=model.attention_backend,
-            )
-            inputs, inside = model.glyph_embed_size, model.glyph_hidden_size
-            self.glyphs = GlyphEmbedding(inputs, inside, width, dtype=dtype)
+            self.refiner = TokenRefiner(model)
+            self.glyphs = GlyphEmbedding(model)
         self.build_stacks()
-        if self.post_process:
-            context = BuildContext(model=model, config=config, groups=groups)
-            self.modulate_out = PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
-            outputs = model.output_features
-            self.proj_out = Replicated(width, outputs, **biased, token_row=JOINT_TOKENS)
+        self.build_head(JOINT_TOKENS)
 
     def embed(
         self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
@@ -72,6 +58,3 @@ class HunyuanImageNetwork(JointTransformer):
             TEXT_TOKENS: self.my_tokens(layout.text.of(text_LD)),
             T_EMB: self.told(level_M, guidance=batch.guidance, step_end_N=batch.step_end_N),
         }
-
-    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
-        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)

@@ -1,8 +1,6 @@
 """HunyuanVideo (the first), as Diffusers' `HunyuanVideoTransformer3DModel` computes it.
 
-family          the entry of the registry; the layers, from which parameters and operations follow
-config          the family's own fields, named sizes and rules
-model           the network: the token refiner, double-stream layers, then single-stream ones
-diffusers       names of tensors, config.json and pipelines
-original_names  names of linears in its own code, and in ComfyUI's
+family     fields, sizes, rules; inputs; layers, from which parameters and operations follow
+model      the network: the token refiner, double-stream layers, then single-stream ones
+diffusers  names of tensors, config.json, pipelines, names in other projects
 """

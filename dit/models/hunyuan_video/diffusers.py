@@ -12,23 +12,18 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
+from dit.config.checks import Rule
+from dit.models.config_keys import ConfigKeys, Key, same
+from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import Convolution, NameTable, Row, linear_rows
-from dit.models.family import DiffusersForm
-from dit.models.hunyuan_video.config import FirstFrame, HunyuanVideoConfig
-from dit.models.hunyuan_video.family import FIRST_FRAME, POOLED
-from dit.models.hunyuan_video.original_names import COMFYUI_NAMES, HUNYUAN_VIDEO_NAMES
-from dit.models.joint.hunyuan_form import (
-    HunyuanKeys,
-    NoPrivateKeys,
-    network_keys,
-    network_settings,
-    unsupported_keys,
-)
+from dit.models.family import POOLED
+from dit.models.hunyuan_video.family import FIRST_FRAME, FirstFrame, HunyuanVideoConfig
+from dit.models.joint.diffusers import first_frame, hunyuan_keys, hunyuan_rules
+from dit.models.joint.linear_names import FLUX, HUNYUAN, embedding_names, hunyuan_names
 from dit.models.joint.tensor_names import (
     HEAD_ROWS,
     condition_rows,
@@ -39,7 +34,6 @@ from dit.models.joint.tensor_names import (
 )
 
 CLASS = "HunyuanVideoTransformer3DModel"
-IMAGE_TO_VIDEO = "HunyuanVideoImageToVideoPipeline"
 
 _ROWS: tuple[Row, ...] = (
     *linear_rows("patches", "x_embedder.proj", "D", "I", arrangement=Convolution()),
@@ -54,74 +48,67 @@ def _sizes(model: HunyuanVideoConfig) -> dict[str, int]:
     return stream_sizes(model) | {"P": model.pooled_size, "I": model.input_features}
 
 
-class HunyuanVideoTransformer(HunyuanKeys):
-    """config.json of `HunyuanVideoTransformer3DModel`."""
+_TOLD = "time_text_embed"
+_EMBEDDINGS = {
+    "time_in": f"{_TOLD}.timestep_embedder",
+    "guidance_in": f"{_TOLD}.guidance_embedder",
+}
+# Pooled text, for which both projects have FLUX's words.
+_POOLED = embedding_names(FLUX, {"vector_in": f"{_TOLD}.text_embedder"})
 
-    in_channels: PositiveInt = 16
-    out_channels: PositiveInt = 16
-    num_attention_heads: PositiveInt = 24
-    num_layers: PositiveInt = 20
-    num_single_layers: PositiveInt = 40
-    patch_size: PositiveInt = 2
-    patch_size_t: PositiveInt = 1
-    guidance_embeds: bool = True
-    text_embed_dim: PositiveInt = 4096
-    pooled_projection_dim: PositiveInt = 768
-    rope_axes_dim: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 56, 56)
-    image_condition_type: Literal["latent_concat", "token_replace"] | None = None
+HUNYUAN_VIDEO_NAMES = {**hunyuan_names(HUNYUAN, _EMBEDDINGS), **_POOLED}
+"""Of the original project, and of diffusion-pipe."""
+COMFYUI_NAMES = {**hunyuan_names(FLUX, _EMBEDDINGS), **_POOLED}
+"""Of ComfyUI."""
 
 
-def _unsupported(t: HunyuanVideoTransformer) -> list[str]:
-    """What of a config.json our network has no counterpart for."""
+def _rules(t: Any) -> list[Rule]:
+    """What our network has a counterpart for."""
     shown = t.image_condition_type == FirstFrame.LATENT_CONCAT
     fed = 2 * t.out_channels + 1 if shown else t.out_channels
-    return unsupported_keys(
-        t,
+    return [
         (
             t.in_channels == fed,
             f"in_channels={t.in_channels}, and out_channels={t.out_channels} with"
             f" image_condition_type={t.image_condition_type} goes with {fed}",
         ),
-    )
+        *hunyuan_rules(t),
+    ]
 
 
-def _settings(t: HunyuanVideoTransformer, *_: Any) -> dict[str, Any]:
-    """Settings of our network, of a config.json."""
-    return network_settings(t) | {
-        "num_single_layers": t.num_single_layers,
-        "in_channels": t.out_channels,
-        "patch_temporal": t.patch_size_t,
-        "patch_spatial": t.patch_size,
-        "pooled_size": t.pooled_projection_dim,
-        "guidance_embed": t.guidance_embeds,
-        "image_condition": FirstFrame(t.image_condition_type or "none"),
-    }
+KEYS = ConfigKeys(
+    keys=(
+        *hunyuan_keys(
+            heads=24, layers=20, text=4096, axes=Key("rope_axes_dim", "rope_axes", (16, 56, 56))
+        ),
+        Key("in_channels", default=16, write=lambda m: m.in_channels + m.condition_channels),
+        Key("out_channels", "in_channels", 16),
+        same("num_single_layers", 40),
+        Key("patch_size", "patch_spatial", 2),
+        Key("patch_size_t", "patch_temporal", 1),
+        Key("guidance_embeds", "guidance_embed", True),
+        Key("pooled_projection_dim", "pooled_size", 768),
+        Key(
+            "image_condition_type",
+            "image_condition",
+            type=Literal["latent_concat", "token_replace"] | None,
+            read=lambda t: FirstFrame(t.image_condition_type or "none"),
+            write=lambda m: None if m.image_condition == "none" else str(m.image_condition),
+        ),
+    ),
+    rules=_rules,
+)
 
 
-def _content(config: RunConfig) -> dict[str, Any]:
-    """config.json of a run's network."""
-    m = config.model
-    assert isinstance(m, HunyuanVideoConfig)
-    shown = m.image_condition
-    return network_keys(m) | {
-        "in_channels": m.in_channels + m.condition_channels,
-        "out_channels": m.in_channels,
-        "num_single_layers": m.num_single_layers,
-        "patch_size": m.patch_spatial,
-        "patch_size_t": m.patch_temporal,
-        "guidance_embeds": m.guidance_embed,
-        "pooled_projection_dim": m.pooled_size,
-        "image_condition_type": None if shown is FirstFrame.NONE else str(shown),
-    }
-
-
-def _pipeline_misfits(model: HunyuanVideoConfig, pipeline: str) -> list[str]:
-    """What the pipeline feeds otherwise than in training."""
-    shown, of_image = model.image_condition, pipeline == IMAGE_TO_VIDEO
-    if of_image == (shown is not FirstFrame.NONE):
-        return []
+def _pipeline(*, of_image: bool) -> Pipeline:
     fed = "a first frame" if of_image else "no first frame"
-    return [f"model.image_condition={shown}, and it feeds {fed}"]
+
+    def rules(model: HunyuanVideoConfig) -> list[Rule]:
+        shown = model.image_condition
+        fits = of_image == (shown is not FirstFrame.NONE)
+        return [(fits, f"model.image_condition={shown}, and it feeds {fed}")]
+
+    return Pipeline(rules=rules)
 
 
 def without_first_frame(network: Any) -> nn.Module:
@@ -142,10 +129,7 @@ def _run_network(
     model, latent, inputs = config.model, sample.latent_CFHW, sample.inputs
     assert isinstance(model, HunyuanVideoConfig)
     given, guidance = inputs.get(FIRST_FRAME), config.objective.guidance
-    frames = 0 if given is None or given.shape[1] >= latent.shape[1] else given.shape[1]
-    shown = latent.new_zeros(latent.shape[0] + 1, *latent.shape[1:])
-    if given is not None and frames:
-        shown[:-1, :frames], shown[-1, :frames] = given, 1
+    frames, shown = first_frame(latent, given)
     match model.image_condition:
         case FirstFrame.LATENT_CONCAT:
             latent = torch.cat([latent, shown])
@@ -169,19 +153,13 @@ def _run_network(
 
 FORM = DiffusersForm(
     class_name=CLASS,
-    table=NameTable(
-        rows=_ROWS,
-        sizes=_sizes,
-        layers=stack_layers,
-    ),
-    config_keys=HunyuanVideoTransformer,
-    private_keys=NoPrivateKeys,
-    unsupported=_unsupported,
-    settings=_settings,
-    content=_content,
+    table=NameTable(rows=_ROWS, sizes=_sizes, layers=stack_layers),
+    keys=KEYS,
     original_names=(HUNYUAN_VIDEO_NAMES, COMFYUI_NAMES),
     comfyui_names=lambda _: COMFYUI_NAMES,
-    pipelines={"HunyuanVideoPipeline": "flow", IMAGE_TO_VIDEO: "flow"},
-    pipeline_misfits=_pipeline_misfits,
+    pipelines={
+        "HunyuanVideoPipeline": _pipeline(of_image=False),
+        "HunyuanVideoImageToVideoPipeline": _pipeline(of_image=True),
+    },
     run_network=_run_network,
 )

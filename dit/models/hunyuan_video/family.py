@@ -1,31 +1,127 @@
-"""What the family `hunyuan_video` says of itself; `dit.models.family` asks here."""
+"""The family `hunyuan_video`, the first HunyuanVideo: its fields, sizes, rules, layers."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
 
-from dit.models.cost import NetworkCost
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
 from dit.models.family import (
     Family,
     InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
-    imported,
-)
-from dit.models.hunyuan_video.config import TINY, FirstFrame, HunyuanVideoConfig
-from dit.models.joint.layers import (
-    ADALN_ZERO,
-    JOINT_PARTS,
-    double_then_single,
     grid_positions,
+    pooled_input,
+    text_input,
+)
+from dit.models.joint.family import (
+    ADALN_ZERO,
+    EVEN_STEPS,
+    JOINT_PARTS,
+    TINY_DOUBLE_SINGLE,
+    DoubleSingleConfig,
+    attends_to_no_padding,
+    double_then_single,
     joint_head_cost,
 )
-from dit.models.layer_spec import condition_cost, refiner_cost, replicated
+from dit.models.layer_spec import (
+    MOST_REFINER_LAYERS,
+    NetworkCost,
+    condition_cost,
+    refiner_cost,
+    replicated,
+)
+from dit.models.registry import imported
 
-POOLED, FIRST_FRAME = "pooled_text", "first_frame_latent"
+FIRST_FRAME = "first_frame_latent"
 GUIDANCE = 1.0
 """What networks with a guidance embedding are told in training: to predict without guidance."""
+
+
+class FirstFrame(StrEnum):
+    """How the network is shown a given first frame, in Diffusers' words."""
+
+    NONE = "none"  # text-to-video
+    LATENT_CONCAT = "latent_concat"  # in channels beside the noisy ones, with a mask
+    TOKEN_REPLACE = "token_replace"  # in the place of the noisy one, and told level 0
+
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "hunyuanvideo": {},
+    "hunyuanvideo_i2v": {"image_condition": FirstFrame.TOKEN_REPLACE},
+    "hunyuanvideo_i2v_33ch": {
+        "image_condition": FirstFrame.LATENT_CONCAT,
+        "guidance_embed": False,
+    },
+}
+"""What each `model.name` sets: Diffusers' scripts/convert_hunyuan_video_to_diffusers.py."""
+_TINY = {
+    **TINY_DOUBLE_SINGLE,
+    "hidden_size": 64,
+    "mlp_ratio": 2.0,
+    "crossattn_emb_size": 24,
+    "pooled_size": 12,
+    "num_refiner_layers": 1,
+    "rope_axes": (4, 4, 8),
+}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "hunyuanvideo_i2v": _TINY,
+    "hunyuanvideo_i2v_33ch": _TINY,
+}
+"""Named size -> what makes it tiny (`Family.tiny`). That of text is the first without a frame."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HunyuanVideoConfig(DoubleSingleConfig):
+    """The network: sizes, conditions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+
+    name: str = "hunyuanvideo"
+    """A named size (hunyuanvideo, hunyuanvideo_i2v, hunyuanvideo_i2v_33ch) or `custom`."""
+    family: str = "hunyuan_video"
+    num_layers: int = 20
+    num_single_layers: int = 40
+    num_attention_heads: int = 24
+    """Heads of attention over latents and text, and of the layers that refine the caption."""
+    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    """Attention layers among the tokens of a caption, before all other layers."""
+    pooled_size: Refused[int] = bounded(768, most=2**20)
+    """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
+    guidance_embed: Refused[bool] = True
+    """Whether the network gets a guidance scale, `objective.guidance`."""
+    image_condition: Refused[FirstFrame] = FirstFrame.NONE
+    """How a first frame is given: none, latent_concat or token_replace."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            *DoubleSingleConfig.own_sizes(self),
+            attends_to_no_padding(self, "HunyuanVideo"),
+        ]
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        # Stored loader states have them in this order.
+        sizes = DoubleSingleConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return [*sizes[:-2], self.num_refiner_layers, *sizes[-2:]]
+
+    @property
+    def condition_channels(self) -> int:
+        """Channels beside the noisy ones: those of given frames, then the mask of these frames."""
+        shown = self.image_condition is FirstFrame.LATENT_CONCAT
+        return self.in_channels + 1 if shown else 0
+
+    @property
+    def input_features(self) -> int:
+        """Numbers in one token of what the network is fed."""
+        return (self.in_channels + self.condition_channels) * self.patch_volume
+
+
 _KINDS = {
     FirstFrame.LATENT_CONCAT: InputKind.FRAME_CHANNELS,
     FirstFrame.TOKEN_REPLACE: InputKind.FRAMES,
@@ -38,12 +134,8 @@ def _codec(model: HunyuanVideoConfig) -> str:
 
 
 def _inputs(model: HunyuanVideoConfig) -> tuple[SampleInput, ...]:
-    of_text: Any = {"encoder": _codec(model)}
-    width, pooled = model.crossattn_emb_size, model.pooled_size
-    inputs = (
-        SampleInput(name="text", kind=InputKind.TEXT, width=width, **of_text),
-        SampleInput(name=POOLED, kind=InputKind.VECTOR, width=pooled, **of_text),
-    )
+    encoder = _codec(model)
+    inputs = (text_input(model, encoder=encoder), pooled_input(model, encoder=encoder))
     kind = _KINDS.get(model.image_condition)
     if kind is None:
         return inputs
@@ -73,8 +165,7 @@ FAMILY = Family(
     positions=grid_positions,  # indices of frames, whatever their rate
     weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
-        # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
-        settings={"name": "flow", "sampling_levels": "even"},
+        settings=EVEN_STEPS,
         of_size={
             "hunyuanvideo": {"guidance": GUIDANCE, "flow_shift": 7.0},
             "hunyuanvideo_i2v": {"guidance": GUIDANCE, "flow_shift": 7.0},

@@ -11,14 +11,14 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.models.hunyuan_video.config import HunyuanVideoConfig
-from dit.models.hunyuan_video.family import POOLED
-from dit.models.joint.layers import double_then_single
-from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
-from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.models.family import POOLED
+from dit.models.hunyuan_video.family import HunyuanVideoConfig
+from dit.models.joint.family import double_then_single
+from dit.models.layers.adaptable import TOKENS
+from dit.models.layers.modulation import ConditionEmbedding
+from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.token_refiner import TokenRefiner
-from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
 from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
@@ -44,23 +44,12 @@ class HunyuanVideoNetwork(JointTransformer):
         biased: Any = {"config": config, "bias": True}
         if self.pre_process:
             self.patches = Replicated(model.input_features, width, **biased, token_row=TOKENS)
-            self.refiner = TokenRefiner(
-                model.crossattn_emb_size,
-                width,
-                heads=model.num_attention_heads,
-                layers=model.num_refiner_layers,
-                dtype=config.params_dtype,
-                backend=model.attention_backend,
-            )
+            self.refiner = TokenRefiner(model)
             self.told = ConditionEmbedding(
                 config, pooled=model.pooled_size, guidance=model.guidance_embed
             )
         self.build_stacks()
-        if self.post_process:
-            context = BuildContext(model=model, config=config, groups=groups)
-            self.modulate_out = PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
-            outputs = model.output_features
-            self.proj_out = Replicated(width, outputs, **biased, token_row=JOINT_TOKENS)
+        self.build_head(JOINT_TOKENS)
 
     def embed(
         self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
@@ -75,6 +64,3 @@ class HunyuanVideoNetwork(JointTransformer):
             TEXT_TOKENS: self.my_tokens(layout.text.of(text_LD)),
             T_EMB: self.told(level_M, pooled_NP, batch.guidance),
         }
-
-    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
-        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)

@@ -1,9 +1,6 @@
 """HunyuanVideo 1.5, as Diffusers' `HunyuanVideo15Transformer3DModel` computes it.
 
-family          the entry of the registry; the layers, from which parameters and operations follow
-config          the family's own fields, named sizes and rules
-conditions      text, words in quotation marks and picture -> one row of text; the token refiner
-model           the network: double-stream layers alone
-diffusers       names of tensors, config.json and pipelines
-original_names  names of linears in its own code, and in ComfyUI's
+family     fields, sizes, rules; inputs; layers, from which parameters and operations follow
+model      the network: text, quoted words and picture in one row of text; double-stream layers
+diffusers  names of tensors, config.json, pipelines, names in other projects
 """

@@ -5,39 +5,32 @@ Its class is `HunyuanVideo15Transformer3DModel`.
 
 # D model width, F width of the MLP, R that of the refiner's, W cosines and sines of the level
 # E text width, G width of words in quotation marks, S width inside their layers, I image width
-# K head width, P numbers in a token that is fed, C of one that is predicted
+# K head width, P input channels of a token, C output channels
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
-from dit.models.diffusers_names import (
-    Convolution,
-    NameTable,
-    Row,
-    TensorSplit,
-    linear_rows,
-)
-from dit.models.family import DiffusersForm
-from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
-from dit.models.hunyuan_video_15.family import FIRST_FRAME, GLYPHS, IMAGE
-from dit.models.hunyuan_video_15.original_names import COMFYUI_NAMES, HUNYUAN_NAMES
-from dit.models.joint.hunyuan_form import (
-    GLYPH_HIDDEN,
-    HunyuanKeys,
-    NoPrivateKeys,
+from dit.config.checks import Rule
+from dit.models.config_keys import ConfigKeys, Key, never, same
+from dit.models.diffusers_form import DiffusersForm, Pipeline
+from dit.models.diffusers_names import Convolution, NameTable, Row, TensorSplit, linear_rows
+from dit.models.hunyuan_video_15.family import FIRST_FRAME, IMAGE, HunyuanVideo15Config
+from dit.models.joint.diffusers import (
+    first_frame,
     glyph_misfit,
-    network_keys,
-    network_settings,
+    hunyuan_keys,
+    hunyuan_rules,
     text_inputs,
-    unsupported_keys,
 )
+from dit.models.joint.family import GLYPHS
+from dit.models.joint.linear_names import FLUX, GLYPH_LINEARS, HUNYUAN, Words, hunyuan_names
 from dit.models.joint.tensor_names import (
     HEAD_ROWS,
     double_stream_rows,
@@ -84,64 +77,50 @@ def _sizes(model: HunyuanVideo15Config) -> dict[str, int]:
     }
 
 
-class HunyuanVideo15Transformer(HunyuanKeys):
-    """config.json of `HunyuanVideo15Transformer3DModel`."""
-
-    in_channels: PositiveInt = 65
-    out_channels: PositiveInt = 32
-    num_attention_heads: PositiveInt = 16
-    num_layers: PositiveInt = 54
-    patch_size: PositiveInt = 1
-    patch_size_t: PositiveInt = 1
-    text_embed_dim: PositiveInt = 3584
-    text_embed_2_dim: PositiveInt = 1472
-    image_embed_dim: PositiveInt = 1152
-    rope_axes_dim: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 56, 56)
-    target_size: PositiveInt = 640
-    task_type: str = "i2v"
-    use_meanflow: bool = False
+def _names(words: Words) -> dict[str, str]:
+    return {
+        **hunyuan_names(words, {"time_in": "time_embed.timestep_embedder"}, single=False),
+        **GLYPH_LINEARS,
+        "vision_in.proj.1": "image_embedder.linear_1",
+        "vision_in.proj.3": "image_embedder.linear_2",
+    }
 
 
-def _unsupported(t: HunyuanVideo15Transformer) -> list[str]:
-    """What of a config.json our network has no counterpart for."""
+HUNYUAN_NAMES = _names(replace(HUNYUAN, fused=False))
+"""Of the original project."""
+COMFYUI_NAMES = _names(FLUX)
+"""Of ComfyUI, and of diffusion-pipe."""
+
+
+def _rules(t: Any) -> list[Rule]:
+    """What our network has a counterpart for."""
     fed = 2 * t.out_channels + 1
-    return unsupported_keys(
-        t,
+    return [
         (
             t.in_channels == fed,
             f"in_channels={t.in_channels}, and out_channels={t.out_channels} goes with {fed}",
         ),
-    )
+        *hunyuan_rules(t),
+    ]
 
 
-def _settings(t: HunyuanVideo15Transformer, *_: Any) -> dict[str, Any]:
-    """Settings of our network, of a config.json."""
-    return network_settings(t) | {
-        "in_channels": t.out_channels,
-        "patch_temporal": t.patch_size_t,
-        "patch_spatial": t.patch_size,
-        "glyph_embed_size": t.text_embed_2_dim,
-        "glyph_hidden_size": GLYPH_HIDDEN,
-        "image_embed_size": t.image_embed_dim,
-        "use_meanflow": t.use_meanflow,
-        "target_size": t.target_size,
-    }
-
-
-def _content(config: RunConfig) -> dict[str, Any]:
-    """config.json of a run's network."""
-    m = config.model
-    assert isinstance(m, HunyuanVideo15Config)
-    return network_keys(m) | {
-        "in_channels": m.in_channels + m.condition_channels,
-        "out_channels": m.in_channels,
-        "patch_size": m.patch_spatial,
-        "patch_size_t": m.patch_temporal,
-        "text_embed_2_dim": m.glyph_embed_size,
-        "image_embed_dim": m.image_embed_size,
-        "use_meanflow": m.use_meanflow,
-        "target_size": m.target_size,
-    }
+KEYS = ConfigKeys(
+    keys=(
+        *hunyuan_keys(
+            heads=16, layers=54, text=3584, axes=Key("rope_axes_dim", "rope_axes", (16, 56, 56))
+        ),
+        Key("in_channels", default=65, write=lambda m: m.in_channels + m.condition_channels),
+        Key("out_channels", "in_channels", 32),
+        Key("patch_size", "patch_spatial", 1),
+        Key("patch_size_t", "patch_temporal", 1),
+        Key("text_embed_2_dim", "glyph_embed_size", 1472),
+        Key("image_embed_dim", "image_embed_size", 1152),
+        same("use_meanflow", False),
+        same("target_size", 640),
+        Key("task_type", default="i2v", written=never),
+    ),
+    rules=_rules,
+)
 
 
 def _run_network(
@@ -153,11 +132,7 @@ def _run_network(
     """
     model, latent, inputs = config.model, sample.latent_CFHW, sample.inputs
     assert isinstance(model, HunyuanVideo15Config)
-    condition = latent.new_zeros(model.condition_channels, *latent.shape[1:])
-    given = inputs.get(FIRST_FRAME)
-    if given is not None and given.shape[1] < latent.shape[1]:
-        condition[:-1, : given.shape[1]] = given
-        condition[-1, : given.shape[1]] = 1
+    _, condition = first_frame(latent, inputs.get(FIRST_FRAME))
     text_LE, image = inputs["text"], inputs.get(IMAGE)
     if image is None or not len(image):
         image = text_LE.new_zeros(1, model.image_embed_size)
@@ -175,26 +150,15 @@ def _run_network(
 
 FORM = DiffusersForm(
     class_name=CLASS,
-    table=NameTable(
-        rows=_ROWS,
-        sizes=_sizes,
-        layers=lambda model: {"blocks": model.num_layers},
-    ),
-    config_keys=HunyuanVideo15Transformer,
-    private_keys=NoPrivateKeys,
-    unsupported=_unsupported,
-    settings=_settings,
+    table=NameTable(rows=_ROWS, sizes=_sizes, layers=lambda model: {"blocks": model.num_layers}),
+    keys=KEYS,
     inexpressible=lambda config: glyph_misfit(config, CLASS),
-    content=_content,
     original_names=(HUNYUAN_NAMES, COMFYUI_NAMES),
     comfyui_names=lambda _: COMFYUI_NAMES,
     pipelines={
-        "HunyuanVideo15Pipeline": "flow",
-        "HunyuanVideo15ImageToVideoPipeline": "flow",
+        "HunyuanVideo15Pipeline": Pipeline(),
+        "HunyuanVideo15ImageToVideoPipeline": Pipeline(),
     },
-    largest_latent=lambda model: (
-        4096 * model.patch_temporal,
-        *(4096 * model.patch_spatial,) * 2,
-    ),
+    largest_latent=lambda m: (4096 * m.patch_temporal, *(4096 * m.patch_spatial,) * 2),
     run_network=_run_network,
 )

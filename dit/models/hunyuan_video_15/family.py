@@ -1,53 +1,126 @@
-"""What the family `hunyuan_video_15` says of itself; `dit.models.family` asks here."""
+"""The family `hunyuan_video_15`: its fields, sizes, rules, inputs and layers."""
 
 from __future__ import annotations
 
-from dit.models.cost import NetworkCost
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dit.config import ModelConfig
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
 from dit.models.family import (
+    TINY_NETWORK,
     Family,
     InputKind,
     NullInput,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
-    imported,
-)
-from dit.models.hunyuan_video_15.config import TINY, HunyuanVideo15Config
-from dit.models.joint.layers import (
-    ADALN_ZERO,
-    JOINT_PARTS,
     grid_positions,
+    text_input,
+)
+from dit.models.joint.family import (
+    ADALN_ZERO,
+    EVEN_STEPS,
+    JOINT_PARTS,
+    attends_to_no_padding,
+    axes_fill_heads,
+    even_axes,
+    glyph_input,
     joint_head_cost,
     joint_layer_parts,
 )
 from dit.models.layer_spec import (
-    LEVEL_WAVES,
+    MOST_REFINER_LAYERS,
     Cost,
     DoubleLayerSpec,
-    RowKind,
+    NetworkCost,
     StackSpec,
     WeightShape,
+    condition_cost,
     glyph_weights,
     refiner_cost,
     replicated,
 )
+from dit.models.registry import imported
 
-TEXT, GLYPHS, IMAGE, FIRST_FRAME = "text", "text_2", "image_embed", "first_frame_latent"
+IMAGE, FIRST_FRAME = "image_embed", "first_frame_latent"
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {"hunyuanvideo_15": {}}
+"""One network makes video of text, and of text and a first frame."""
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "hunyuanvideo_15": {
+        **TINY_NETWORK,
+        "hidden_size": 64,
+        "mlp_ratio": 2.0,
+        "crossattn_emb_size": 24,
+        "glyph_embed_size": 20,
+        "glyph_hidden_size": 32,
+        "image_embed_size": 12,
+        "patch_spatial": 2,
+        "num_refiner_layers": 1,
+        "rope_axes": (4, 4, 8),
+    }
+}
+"""Named size -> what makes it tiny (`Family.tiny`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HunyuanVideo15Config(ModelConfig):
+    """The network: sizes, conditions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+
+    name: str = "hunyuanvideo_15"
+    """A named size (hunyuanvideo_15) or `custom`."""
+    family: str = "hunyuan_video_15"
+    num_layers: int = 54
+    hidden_size: int = 2048
+    num_attention_heads: int = 16
+    """Heads of attention over latents and text, and of the layers that refine the caption."""
+    in_channels: int = 32
+    patch_spatial: int = 1
+    crossattn_emb_size: int = 3584
+    glyph_embed_size: Refused[int] = bounded(1472, most=2**20)
+    """Width of `text_2`, ByT5's output for words in quotation marks."""
+    glyph_hidden_size: Refused[int] = bounded(2048, most=2**20)
+    """Width of the first layers that process `text_2`; Diffusers has 2048."""
+    image_embed_size: Refused[int] = bounded(1152, most=2**20)
+    """Width of `image_embed`, SigLIP's output for a given first frame."""
+    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    """Attention layers among the tokens of a caption, before all other layers."""
+    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**20, at_least_one=False)
+    """Widths of a head rotated by frame, row and column; their sum is the width of the head."""
+    use_meanflow: Refused[bool] = False
+    """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
+    target_size: Refused[int] = bounded(640, most=2**20)
+    """Square root of the area, in pixels, of what pipelines make by default (720p: 960)."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            even_axes(self),
+            attends_to_no_padding(self, "HunyuanVideo 1.5"),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        return [axes_fill_heads(self)]
+
+    @property
+    def condition_channels(self) -> int:
+        """Channels beside the noisy ones: those of given frames, then the mask of these frames."""
+        return self.in_channels + 1
+
+    @property
+    def input_features(self) -> int:
+        """Numbers in one token of what the network is fed."""
+        return (self.in_channels + self.condition_channels) * self.patch_volume
 
 
 def _inputs(model: HunyuanVideo15Config) -> tuple[SampleInput, ...]:
     return (
-        SampleInput(
-            name=TEXT, kind=InputKind.TEXT, width=model.crossattn_emb_size, encoder="hunyuan"
-        ),
-        SampleInput(
-            name=GLYPHS,
-            kind=InputKind.TEXT,
-            width=model.glyph_embed_size,
-            required=False,
-            may_be_empty=True,
-            encoder="hunyuan",
-        ),
+        text_input(model, encoder="hunyuan"),
+        glyph_input(model, encoder="hunyuan"),
         SampleInput(
             name=IMAGE,
             kind=InputKind.TEXT,
@@ -88,10 +161,9 @@ def hunyuan_video_15_cost(model: HunyuanVideo15Config) -> NetworkCost:
 
 def _before(model: HunyuanVideo15Config) -> Cost:
     """Patches, levels, and the row of text."""
-    width, one_row = model.hidden_size, {"rows": RowKind.SAMPLES, "bias": True}
+    width = model.hidden_size
     total = replicated(model.input_features, width, bias=True)
-    for _ in range(1 + model.use_meanflow):  # of the noise level, of where a step ends
-        total += replicated(LEVEL_WAVES, width, **one_row) + replicated(width, width, **one_row)
+    total += condition_cost(width, step_end=model.use_meanflow)
     text, image = model.crossattn_emb_size, model.image_embed_size
     total += refiner_cost(width, text=text, layers=model.num_refiner_layers)
     inputs, inside = model.glyph_embed_size, model.glyph_hidden_size
@@ -111,8 +183,7 @@ FAMILY = Family(
     positions=grid_positions,  # indices of frames, whatever their rate
     weights=WeightRules(zero=ADALN_ZERO, no_decay=("text.kind",)),
     objective=ObjectiveConventions(
-        # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
-        settings={"name": "flow", "sampling_levels": "even"},
+        settings=EVEN_STEPS,
         of_size={"hunyuanvideo_15": {"flow_shift": 5.0}},  # of the published scheduler at 480p
         clean_level=None,
     ),

@@ -1,25 +1,27 @@
 """HunyuanVideo 1.5: latents, and a row of text of three encoders, in double-stream layers."""
 
 # T latent tokens, L text tokens, M level rows, N samples, C patch features, D model width
+# G rows of words in quotation marks, I of pictures, E width of an encoder
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import gelu
 
-from dit.batch import PackedBatch
-from dit.models.hunyuan_video_15.conditions import TextRows
-from dit.models.hunyuan_video_15.config import HunyuanVideo15Config
-from dit.models.hunyuan_video_15.family import GLYPHS, IMAGE, TEXT, hunyuan_video_15_stack
+from dit.batch import TEXT, PackedBatch
+from dit.models.hunyuan_video_15.family import IMAGE, HunyuanVideo15Config, hunyuan_video_15_stack
+from dit.models.joint.family import GLYPHS
 from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.layers.modulation import PerBlockAdaLN, sinusoid
-from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.models.layers.adaptable import TOKENS
+from dit.models.layers.modulation import sinusoid
+from dit.models.layers.parallel_linear import Replicated, WholeLinear, dtype, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.layers.token_refiner import WholeTwoLinears
-from dit.models.lora.dropout import TOKENS
+from dit.models.layers.token_refiner import GlyphEmbedding, TokenRefiner, WholeTwoLinears, by_sample
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
 
@@ -48,10 +50,7 @@ class HunyuanVideo15Network(JointTransformer):
             self.step_end = told if model.use_meanflow else None
             self.text = TextRows(model)
         self.build_stacks()
-        if self.post_process:
-            context = BuildContext(model=model, config=config, groups=groups)
-            self.modulate_out = PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
-            self.proj_out = Replicated(width, model.output_features, **of_tokens)
+        self.build_head(TOKENS)
 
     def embed(
         self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
@@ -73,5 +72,47 @@ class HunyuanVideo15Network(JointTransformer):
             T_EMB: t_emb_MD,
         }
 
-    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
-        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)
+
+class PictureEmbedding(nn.Module):
+    """Rows of the image encoder [I, E] -> [I, D]: Diffusers' `HunyuanVideo15ImageProjection`."""
+
+    def __init__(self, model: HunyuanVideo15Config):
+        super().__init__()
+        made, inputs, width = dtype(model), model.image_embed_size, model.hidden_size
+        self.norm_in = nn.LayerNorm(inputs, eps=1e-5, dtype=made)
+        self.linear_1 = WholeLinear(inputs, inputs, dtype=made)
+        self.linear_2 = WholeLinear(inputs, width, dtype=made)
+        self.norm_out = nn.LayerNorm(width, eps=1e-5, dtype=made)
+
+    def forward(self, image_IE: Tensor) -> Tensor:
+        return self.norm_out(self.linear_2(gelu(self.linear_1(self.norm_in(image_IE)))))
+
+
+class TextRows(nn.Module):
+    """Captions, words in quotation marks and pictures -> one row of text [L, D].
+
+    A sample's rows follow each other; those of each kind bear its mark. Every tensor rank has all
+    rows, and the whole gradient of them, so that the weights have no mark for sequence parallelism.
+    """
+
+    def __init__(self, model: HunyuanVideo15Config):
+        super().__init__()
+        self.refiner, self.glyphs = TokenRefiner(model), GlyphEmbedding(model)
+        self.image = PictureEmbedding(model)
+        self.kind = nn.Parameter(torch.zeros(3, model.hidden_size, dtype=dtype(model)))
+
+    def forward(
+        self,
+        level_N: Tensor,
+        rows: tuple[Tensor, Tensor, Tensor],
+        starts: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    ) -> Tensor:
+        """`rows` of captions, words and pictures [L, E], of samples that begin at `starts`."""
+        text_LE, glyph_GE, image_IE = rows
+        made = (
+            self.refiner(level_N, text_LE, starts[0]),
+            self.glyphs(glyph_GE),
+            self.image(image_IE),
+        )
+        marked = [x + mark for x, mark in zip(made, self.kind, strict=True)]
+        return by_sample(marked, starts)

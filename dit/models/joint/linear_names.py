@@ -53,7 +53,7 @@ HUNYUAN = Words(
     pooled=("linear_1", "linear_2"),
 )
 """Of the Hunyuan models' own code, as far as they have queries, keys and values in one linear."""
-GLYPHS = {f"byt5_in.fc{n}": f"context_embedder_2.linear_{n}" for n in (1, 2, 3)}
+GLYPH_LINEARS = {f"byt5_in.fc{n}": f"context_embedder_2.linear_{n}" for n in (1, 2, 3)}
 """The embedding of ByT5's rows."""
 HEAD = {"final_layer.linear": "proj_out", "final_layer.adaLN_modulation.1": "norm_out.linear~"}
 EMBEDDERS = {"img_in": "x_embedder", "txt_in": "context_embedder"}
@@ -104,6 +104,17 @@ def refiner_names(words: Words) -> Names:
         f"{attention}proj": f"{_REFINED}.attn.to_out.0",
         f"{_REFINER}.adaLN_modulation.1": f"{_REFINED}.norm_out.linear",
         **_mlp(f"{_REFINER}.mlp", words, f"{_REFINED}.ff"),
+    }
+
+
+def hunyuan_names(words: Words, embeddings: Mapping[str, str], *, single: bool = True) -> Names:
+    """Of a Hunyuan model with these embeddings; `single`: whether it has single-stream blocks."""
+    return {
+        **double_block_names(words),
+        **(single_block_names(words) if single else {}),
+        **embedding_names(words, embeddings),
+        **refiner_names(words),
+        **HEAD,
     }
 
 

@@ -246,7 +246,8 @@ def _sizes(h_TD: Tensor) -> dict[str, int]:
 def _backward_sizes(h_TD: Tensor) -> dict[str, int]:
     """The same with 4 numbers of a tile in a thread, which also holds the sums of its columns.
 
-    Columns beyond a power of two are a smaller tile, so that registers suffice, and few idle.
+    Columns beyond a power of two are a smaller tile, so that registers suffice, and few idle. 64
+    of them do not hold 6 numbers of each tensor: Triton 3.6 spills 32 bytes a thread at 3072.
     """
     width = h_TD.shape[-1]
     block, tail = _power_of_two(width), 0
@@ -254,6 +255,8 @@ def _backward_sizes(h_TD: Tensor) -> dict[str, int]:
     if block > width and tokens == 1 and (rest := _power_of_two(width - block // 2)) < block // 2:
         block, tail = block // 2, rest
     warps = min(max(block * tokens // 128, 1), 32)
+    if tail and warps > 8:
+        warps = 32
     return {"D": width, "BLOCK": block, "TAIL": tail, "TOKENS": tokens, **_threads(warps)}
 
 

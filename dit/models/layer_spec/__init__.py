@@ -5,6 +5,7 @@ parts       attention, feed-forward, embeddings, token refiners
 modulation  scales, shifts and gates
 kept        what the backward pass needs of each of them
 layers      layers made of these, and stacks
+network     a network made of stacks
 
 A family describes its network by these values alone, so that parameters, operations, memory and the
 cut into pipeline stages follow from one description. Nothing here needs torch: a plan for a cluster
@@ -26,6 +27,7 @@ from dit.models.layer_spec.modulation import (
     TableModulation,
     WholeLayerModulation,
 )
+from dit.models.layer_spec.network import NetworkCost
 from dit.models.layer_spec.parts import (
     LEVEL_WAVES,
     MOST_REFINER_LAYERS,
@@ -56,6 +58,7 @@ __all__ = [
     "LowRankModulation",
     "ModulationSpec",
     "Multiplications",
+    "NetworkCost",
     "PerBlockModulation",
     "QkNorm",
     "RowKind",

@@ -57,12 +57,23 @@ SELF = KeptBy(fused=Kept(inside=6), eager=Kept(inside=8))
 CROSS = KeptBy(fused=Kept(inside=3), eager=Kept(inside=3))
 SELF_ACROSS_HEADS = KeptBy(fused=SELF.fused, eager=Kept(inside=5, inside_float32=4))
 CROSS_ACROSS_HEADS = KeptBy(fused=CROSS.fused, eager=Kept(inside=3, inside_float32=2))
+# More of self-attention where context ranks exchange heads (a2a): queries, keys and values of the
+# heads that meet, and their output, beside what a rank makes itself. The backward pass of the fused
+# norm across heads needs that, too; without the fused kernels, a copy frees the row it was made of.
+EXCHANGED = KeptBy(fused=Kept(inside=2), eager=Kept(inside=-1))
+EXCHANGED_ACROSS_HEADS = KeptBy(fused=Kept(inside=4), eager=Kept(inside=-1))
 OF_IMAGE = KeptBy(fused=Kept(inside=1), eager=Kept(inside=1))
 
 JOINT = KeptBy(fused=Kept(inside=8), eager=Kept(inside=7))
 JOINT_WITHOUT_NORM = KeptBy(fused=Kept(inside=5), eager=Kept(inside=5))
 SINGLE = KeptBy(fused=Kept(inside=7), eager=Kept(inside=9))
 SECOND = KeptBy(fused=Kept(inside=8, outside=2), eager=Kept(inside=8, outside=5))
+
+
+def gathered(ranks: int) -> KeptBy:
+    """On top of `EXCHANGED`, where each of `ranks` holds keys and values of all tokens instead."""
+    both = Kept(inside=2 * ranks - 3)
+    return KeptBy(fused=both, eager=both)
 
 
 def of_feed_forward(hidden: int, width: int) -> KeptBy:

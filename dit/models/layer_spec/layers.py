@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from dit.models.layer_spec.kept import (
     AFFINE,
     BY_TABLE,
+    EXCHANGED,
+    EXCHANGED_ACROSS_HEADS,
     JOINT,
     JOINT_WITHOUT_NORM,
     MODULATED,
@@ -66,7 +68,8 @@ class CrossLayerSpec:
         total += self.feed_forward.cost()
         total += self.modulation.cost(width, 9 if self.gated_cross else 6)
         affine = () if self.gated_cross else (WeightShape(numbers=2 * width),)
-        return total + Cost(weights=affine)
+        exchanged = EXCHANGED_ACROSS_HEADS if across else EXCHANGED
+        return total + Cost(weights=affine, kept_exchanged=exchanged)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -64,6 +64,8 @@ class Cost:
     """What the backward pass needs for each latent token."""
     kept_of_text: KeptBy = NOTHING
     """Likewise, for each text token and row of an image."""
+    kept_exchanged: KeptBy = NOTHING
+    """More than `kept` where context ranks exchange heads; joint rows keep that anyway."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -73,6 +75,7 @@ class Cost:
             exchanges=self.exchanges + other.exchanges,
             kept=self.kept + other.kept,
             kept_of_text=self.kept_of_text + other.kept_of_text,
+            kept_exchanged=self.kept_exchanged + other.kept_exchanged,
         )
 
     def parameters(self, *, tensor: int = 1) -> int:

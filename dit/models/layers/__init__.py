@@ -1,5 +1,6 @@
 """Parts that the networks of all families are made of.
 
+adaptable           what linears and networks know of the adapters that `dit.lora` gives them
 parallel_linear     the choice of linear, which is where tensor parallelism enters; feed-forward
 transformer_engine  Transformer Engine's linears and 8-bit products
 modulation          timestep embedding, and adaLN in its published forms

@@ -32,7 +32,7 @@ from torch.nn.functional import pad
 
 from dit.batch import PackedBatch, SequenceShard
 from dit.config import ContextComm
-from dit.models.attention.kernels import COUNT_MULTIPLE, dot_product
+from dit.models.attention.kernels import COUNT_MULTIPLE, dot_product, few_lengths
 from dit.models.attention.packed import filled_up
 from dit.models.attention.spans import Attend, Spans
 from dit.pack_wire import to_device
@@ -261,11 +261,11 @@ def attend_in_ring(
 def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
     """Offsets of the samples of a whole pack without and with their padding, and the longest.
 
-    Of a multiple of so many samples that each pack finds the graphs of another one.
+    Of so many samples and such a length that each pack finds the graphs, and memory, of another.
     """
     real = (0, *accumulate(spans.lengths))
     padded = (*spans.starts, spans.total)
-    longest = max(stop - start for start, stop in pairwise(padded))
+    longest = few_lengths(max(stop - start for start, stop in pairwise(padded)))
     filled = [filled_up(each, COUNT_MULTIPLE) for each in (real, padded)]
     cu, cu_padded = to_device(torch.tensor(filled, dtype=torch.int32), spans.device)
     return cu, cu_padded, longest

@@ -26,9 +26,8 @@ from torch.nn.functional import gelu, silu
 
 from dit.config import Implementation, ModelConfig, Precision
 from dit.models.layer_spec import Activation, FeedForwardSpec
+from dit.models.layers.adaptable import TOKENS, Adaptable, TensorSharing
 from dit.models.layers.transformer_engine import engine_linear
-from dit.models.lora.adapter import Adaptable, TensorSharing
-from dit.models.lora.dropout import TOKENS
 from dit.models.weight_marks import mark_split, sees_part_of_tokens
 
 
@@ -106,6 +105,10 @@ class _ParallelLinear(Adaptable):
             base: Any = super()
             return base.forward(x)[0]
         # The product adds the bias, for which Megatron-Core reads and writes the output once more.
+        # On several tensor ranks it still does: `output + bias` stands inside the autograd function
+        # whose backward pass computes while gradients travel (tensor_parallel/layers.py:490 of
+        # 0.16.1), and another forward pass would copy all that the backward reads of it, which
+        # differs between versions; for row linears it comes after the sum over ranks (line 1296).
         return nn.functional.linear(x, own.weight, own.bias)
 
     def tensor_sharing(self) -> TensorSharing:

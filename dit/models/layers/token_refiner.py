@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from dit.models.attention.choice import attention_for
 from dit.models.attention.spans import Spans
 from dit.models.layer_spec import LEVEL_WAVES, REFINER_RATIO
 from dit.models.layers.modulation import sinusoid
-from dit.models.layers.parallel_linear import WholeLinear
+from dit.models.layers.parallel_linear import WholeLinear, dtype
 from dit.models.layers.queries_and_keys import hold_key_bias
 
 
@@ -42,12 +43,13 @@ class WholeTwoLinears(nn.Module):
 class GlyphEmbedding(nn.Module):
     """Rows of ByT5 [G, E] -> [G, D]."""
 
-    def __init__(self, inputs: int, inside: int, width: int, *, dtype: torch.dtype):
+    def __init__(self, model: Any):
         super().__init__()
-        self.norm = nn.LayerNorm(inputs, eps=1e-5, dtype=dtype)
-        self.linear_1 = WholeLinear(inputs, inside, dtype=dtype)
-        self.linear_2 = WholeLinear(inside, inside, dtype=dtype)
-        self.linear_3 = WholeLinear(inside, width, dtype=dtype)
+        inputs, inside, made = model.glyph_embed_size, model.glyph_hidden_size, dtype(model)
+        self.norm = nn.LayerNorm(inputs, eps=1e-5, dtype=made)
+        self.linear_1 = WholeLinear(inputs, inside, dtype=made)
+        self.linear_2 = WholeLinear(inside, inside, dtype=made)
+        self.linear_3 = WholeLinear(inside, model.hidden_size, dtype=made)
 
     def forward(self, glyph_GE: Tensor) -> Tensor:
         x = gelu(self.linear_1(self.norm(glyph_GE)))
@@ -57,22 +59,16 @@ class GlyphEmbedding(nn.Module):
 class TokenRefiner(nn.Module):
     """Captions [L, E] -> [L, D], by attention among the tokens of each."""
 
-    def __init__(
-        self,
-        inputs: int,
-        width: int,
-        *,
-        heads: int,
-        layers: int,
-        dtype: torch.dtype,
-        backend: AttentionBackend,
-    ):
+    def __init__(self, model: Any):
         super().__init__()
-        self.level = WholeTwoLinears(LEVEL_WAVES, width, dtype=dtype)
-        self.pooled = WholeTwoLinears(inputs, width, dtype=dtype)
-        self.linear_in = WholeLinear(inputs, width, dtype=dtype)
-        made = (RefinerLayer(width, heads, dtype=dtype, backend=backend) for _ in range(layers))
-        self.blocks = nn.ModuleList(made)
+        inputs, width, made = model.crossattn_emb_size, model.hidden_size, dtype(model)
+        self.level = WholeTwoLinears(LEVEL_WAVES, width, dtype=made)
+        self.pooled = WholeTwoLinears(inputs, width, dtype=made)
+        self.linear_in = WholeLinear(inputs, width, dtype=made)
+        heads, backend = model.num_attention_heads, model.attention_backend
+        layers = range(model.num_refiner_layers)
+        blocks = (RefinerLayer(width, heads, dtype=made, backend=backend) for _ in layers)
+        self.blocks = nn.ModuleList(blocks)
 
     def forward(self, level_N: Tensor, text_LE: Tensor, starts: Sequence[int]) -> Tensor:
         lengths = [stop - start for start, stop in pairwise(starts)]

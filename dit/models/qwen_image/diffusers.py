@@ -11,24 +11,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
-from dit.models.diffusers_names import (
-    NameTable,
-    Row,
-    StrictKeys,
-    TensorSplit,
-    linear_rows,
-)
-from dit.models.family import DiffusersForm
+from dit.config.checks import Rule
+from dit.models.config_keys import ConfigKeys, Key, OwnKey, heads_of, never, same
+from dit.models.diffusers_form import DiffusersForm, Pipeline
+from dit.models.diffusers_names import NameTable, Row, TensorSplit, linear_rows
+from dit.models.family import REFERENCE
 from dit.models.joint.tensor_names import HEAD_ROWS, double_stream_rows, stream_sizes
 from dit.models.patches import patchify, unpatchify
-from dit.models.qwen_image.config import MOST_REFERENCES, QwenImageConfig
-from dit.models.qwen_image.family import REFERENCE, SCALE
+from dit.models.qwen_image.family import MOST_REFERENCES, SCALE, QwenImageConfig
 
 CLASS = "QwenImageTransformer2DModel"
 _LONGEST_SIDE = 2 * 4096  # in patches: its table of angles has 4096 rows for either sign
@@ -53,79 +49,52 @@ _matrices = [name for row in _ROWS if len(row.shape) == 2 for name in row.theirs
 LINEARS = {name.removesuffix(".weight"): name.removesuffix(".weight") for name in _matrices}
 
 
-def _sizes(model: QwenImageConfig) -> dict[str, int]:
-    return stream_sizes(model)
+def _latent_channels(t: Any) -> int:
+    return t.out_channels or t.in_channels
 
 
-class QwenImagePrivateKeys(StrictKeys):
-    """What an export keeps in config.json that Diffusers has no place for."""
-
-    reference_latents: int
-
-
-class QwenImageTransformer(StrictKeys):
-    """config.json of `QwenImageTransformer2DModel`; keys that it does not have are kept apart."""
-
-    model_config = ConfigDict(extra="allow")
-
-    patch_size: PositiveInt = 2
-    in_channels: PositiveInt = 64
-    out_channels: PositiveInt | None = 16
-    num_layers: PositiveInt = 60
-    attention_head_dim: PositiveInt = 128
-    num_attention_heads: PositiveInt = 24
-    joint_attention_dim: PositiveInt = 3584
-    guidance_embeds: bool = False
-    axes_dims_rope: tuple[PositiveInt, PositiveInt, PositiveInt] = (16, 56, 56)
-    zero_cond_t: bool = False
-    use_additional_t_cond: bool = False
-    use_layer3d_rope: bool = False
-
-    @property
-    def latent_channels(self) -> int:
-        return self.out_channels or self.in_channels
-
-
-def _unsupported(t: QwenImageTransformer) -> list[str]:
-    """What of a config.json our network has no counterpart for."""
-    features = t.patch_size**2 * t.latent_channels
-    rules = [
+def _rules(t: Any) -> list[Rule]:
+    """What our network has a counterpart for."""
+    channels = _latent_channels(t)
+    features = t.patch_size**2 * channels
+    return [
         (
             t.in_channels == features,
             f"in_channels={t.in_channels}, and patch_size={t.patch_size} with"
-            f" out_channels={t.latent_channels} goes with {features}",
+            f" out_channels={channels} goes with {features}",
         ),
         (not t.guidance_embeds, "guidance_embeds=true"),
         (not t.use_additional_t_cond, "use_additional_t_cond=true (Qwen-Image-Layered)"),
         (not t.use_layer3d_rope, "use_layer3d_rope=true (Qwen-Image-Layered)"),
     ]
-    return [message for holds, message in rules if not holds]
 
 
-def _settings(
-    t: QwenImageTransformer,
-    private: QwenImagePrivateKeys | None,
-    text_pad_to: int | None,  # noqa: ARG001  # no padding is attended to
-) -> dict[str, Any]:
-    """Settings of our network, of a config.json.
+def _references(t: Any) -> int:
+    """Of published weights: `zero_cond_t` tells of those of 2511.
 
-    Nothing in it tells Qwen-Image from Qwen-Image-Edit, whose samples may, but need not, bring a
-    picture. Of those of 2511 `zero_cond_t` tells.
+    Nothing tells Qwen-Image from Qwen-Image-Edit, whose samples may, but need not, bring a picture.
     """
-    references = MOST_REFERENCES if t.zero_cond_t else 0
-    return {
-        "num_layers": t.num_layers,
-        "hidden_size": t.num_attention_heads * t.attention_head_dim,
-        "num_attention_heads": t.num_attention_heads,
-        "mlp_ratio": 4.0,
-        "in_channels": t.latent_channels,
-        "patch_temporal": 1,
-        "patch_spatial": t.patch_size,
-        "crossattn_emb_size": t.joint_attention_dim,
-        "rope_axes": t.axes_dims_rope,
-        "reference_latents": private.reference_latents if private else references,
-        "clean_references": t.zero_cond_t,
-    }
+    return MOST_REFERENCES if t.zero_cond_t else 0
+
+
+KEYS = ConfigKeys(
+    keys=(
+        Key("patch_size", "patch_spatial", 2),
+        Key("in_channels", default=64, write=lambda m: m.patch_features),
+        Key("out_channels", "in_channels", 16, PositiveInt | None, read=_latent_channels),
+        same("num_layers", 60),
+        heads_of(128),
+        same("num_attention_heads", 24),
+        Key("joint_attention_dim", "crossattn_emb_size", 3584),
+        Key("guidance_embeds", default=False),
+        Key("axes_dims_rope", "rope_axes", (16, 56, 56)),
+        Key("zero_cond_t", "clean_references", False),
+        Key("use_additional_t_cond", default=False, written=never),
+        Key("use_layer3d_rope", default=False, written=never),
+    ),
+    kept=(OwnKey("reference_latents", int, published=_references),),
+    rules=_rules,
+)
 
 
 def _inexpressible(config: RunConfig) -> list[str]:
@@ -139,33 +108,25 @@ def _inexpressible(config: RunConfig) -> list[str]:
     ]
 
 
-def _content(config: RunConfig) -> dict[str, Any]:
-    """config.json of a run's network."""
-    m = config.model
-    assert isinstance(m, QwenImageConfig)
-    return {
-        "patch_size": m.patch_spatial,
-        "in_channels": m.patch_features,
-        "out_channels": m.in_channels,
-        "num_layers": m.num_layers,
-        "attention_head_dim": m.hidden_size // m.num_attention_heads,
-        "num_attention_heads": m.num_attention_heads,
-        "joint_attention_dim": m.crossattn_emb_size,
-        "guidance_embeds": False,
-        "axes_dims_rope": m.rope_axes,
-        "zero_cond_t": m.clean_references,
-    }
+_PICTURES = {
+    "QwenImagePipeline": 0,
+    "QwenImageEditPipeline": 1,
+    "QwenImageEditPlusPipeline": MOST_REFERENCES,
+}
+"""Pipeline -> pictures that it shows."""
 
 
-def _pipeline_misfits(model: QwenImageConfig, pipeline: str) -> list[str]:
-    """What of a network the pipeline would run on other inputs than it was trained on."""
-    shows = pipeline != "QwenImagePipeline"
-    if shows == (model.reference_latents > 0):
-        return []
-    return [
-        f"model.reference_latents={model.reference_latents}, and {pipeline} shows"
-        f" {'pictures' if shows else 'no picture'}"
-    ]
+def _pipeline(name: str) -> Pipeline:
+    count = _PICTURES[name]
+
+    def rules(model: QwenImageConfig) -> list[Rule]:
+        fits = (count > 0) == (model.reference_latents > 0)
+        shows = "pictures" if count else "no picture"
+        return [
+            (fits, f"model.reference_latents={model.reference_latents}, and {name} shows {shows}")
+        ]
+
+    return Pipeline(settings={"reference_latents": count} if count else {}, rules=rules)
 
 
 def _run_network(
@@ -194,28 +155,13 @@ def _run_network(
 FORM = DiffusersForm(
     class_name=CLASS,
     table=NameTable(
-        rows=_ROWS,
-        sizes=_sizes,
-        layers=lambda model: {"blocks": model.num_layers},
+        rows=_ROWS, sizes=stream_sizes, layers=lambda model: {"blocks": model.num_layers}
     ),
-    config_keys=QwenImageTransformer,
-    private_keys=QwenImagePrivateKeys,
-    unsupported=_unsupported,
-    settings=_settings,
+    keys=KEYS,
     inexpressible=_inexpressible,
-    content=_content,
     original_names=(LINEARS,),
     comfyui_names=lambda _: LINEARS,
-    pipelines={
-        "QwenImagePipeline": "flow",
-        "QwenImageEditPipeline": "flow",
-        "QwenImageEditPlusPipeline": "flow",
-    },
-    settings_of_pipelines={
-        "QwenImageEditPipeline": {"reference_latents": 1},
-        "QwenImageEditPlusPipeline": {"reference_latents": MOST_REFERENCES},
-    },
-    pipeline_misfits=_pipeline_misfits,
+    pipelines={name: _pipeline(name) for name in _PICTURES},
     largest_latent=lambda model: (4096, *(_LONGEST_SIDE * model.patch_spatial,) * 2),
     run_network=_run_network,
 )

@@ -1,42 +1,118 @@
-"""What the family `qwen_image` says of itself; `dit.models.family` asks here."""
+"""The family `qwen_image`: its fields, sizes, rules, inputs and layers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dit.models.cost import NetworkCost
+from dit.config import ModelConfig
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
 from dit.models.family import (
+    TINY_NETWORK,
     Family,
     InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
-    imported,
+    reference_inputs,
+    text_input,
 )
-from dit.models.joint.layers import JOINT_PARTS, joint_head_cost, joint_layer_parts
+from dit.models.joint.family import (
+    EVEN_STEPS,
+    JOINT_PARTS,
+    attends_to_no_padding,
+    axes_fill_heads,
+    even_axes,
+    joint_head_cost,
+    joint_layer_parts,
+    learns_pictures,
+)
 from dit.models.layer_spec import (
     Cost,
     DoubleLayerSpec,
+    NetworkCost,
     RowKind,
     StackSpec,
     WeightShape,
+    condition_cost,
     replicated,
 )
-from dit.models.qwen_image.config import MODEL_SIZES, TINY, QwenImageConfig
+from dit.models.registry import imported
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
-REFERENCE = "reference_latent"
-"""How the names of the latents of pictures to edit begin."""
-LEVEL_WAVES = 256
-"""Cosines and sines of the noise level that its embedding is made of; fixed in Diffusers."""
 SCALE = 1000
 """Of the level that the network is told, over t, as in all schedulers of Diffusers."""
 
+MOST_REFERENCES = 3
+"""Pictures that a sample may bring to be edited; `QwenImageEditPlusPipeline` knows no bound."""
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "qwen_image": {},
+    "qwen_image_edit": {"reference_latents": 1},
+    "qwen_image_edit_2511": {"reference_latents": MOST_REFERENCES, "clean_references": True},
+}
+_TINY = {
+    **TINY_NETWORK,
+    "hidden_size": 64,
+    "mlp_ratio": 2.0,
+    "crossattn_emb_size": 24,
+    "rope_axes": (4, 4, 8),
+}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "qwen_image": _TINY,
+    "qwen_image_edit_2511": _TINY | {"reference_latents": 1},
+}
+"""Named size -> what makes it tiny (`Family.tiny`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenImageConfig(ModelConfig):
+    """The network: sizes, positions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+
+    name: str = "qwen_image"
+    """A named size (qwen_image, qwen_image_edit, qwen_image_edit_2511) or `custom`."""
+    family: str = "qwen_image"
+    num_layers: int = 60
+    hidden_size: int = 3072
+    num_attention_heads: int = 24
+    crossattn_emb_size: int = 3584
+    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**20, at_least_one=False)
+    """Even widths of a head rotated by picture, row and column; their sum is a head's width."""
+    reference_latents: Refused[int] = 0
+    """Pictures to edit that a sample may have, as latents of any size; at most 3."""
+    clean_references: Refused[bool] = False
+    """Whether pictures to edit get noise level 0 (2511) instead of the level of the sample."""
+
+    def own_sizes(self) -> list[Rule]:
+        count = self.reference_latents
+        return [
+            (
+                0 <= count <= MOST_REFERENCES,
+                f"reference_latents={count} must lie in [0, {MOST_REFERENCES}]",
+            ),
+            (
+                not self.clean_references or count > 0,
+                "clean_references=true needs reference_latents of 1 or more; set it to false",
+            ),
+            even_axes(self),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        return [
+            axes_fill_heads(self),
+            attends_to_no_padding(self, "Qwen-Image"),
+            learns_pictures(self, "Qwen-Image"),
+        ]
+
 
 def _positions(_: QwenImageConfig) -> PositionRule:
-    from dit.models.qwen_image.positions import CentredPositions
+    from dit.models.positions import CentredPositions
 
     return CentredPositions()
 
@@ -49,23 +125,8 @@ def _codec(model: QwenImageConfig) -> str:
 
 
 def _inputs(model: QwenImageConfig) -> tuple[SampleInput, ...]:
-    text = SampleInput(
-        name="text",
-        kind=InputKind.TEXT,
-        width=model.crossattn_emb_size,
-        may_be_empty=True,
-        encoder=_codec(model),
-    )
-    references = [
-        SampleInput(
-            name=f"{REFERENCE}_{number}",
-            kind=InputKind.REFERENCE,
-            width=model.in_channels,
-            required=False,
-            clean=model.clean_references,
-        )
-        for number in range(model.reference_latents)
-    ]
+    text = text_input(model, encoder=_codec(model), may_be_empty=True)
+    references = reference_inputs(model, clean=model.clean_references)
     null = SampleInput(
         name="null_text",
         kind=InputKind.NULL_TEXT,
@@ -84,10 +145,9 @@ def qwen_image_stack(model: QwenImageConfig) -> StackSpec:
 
 def qwen_image_cost(model: QwenImageConfig) -> NetworkCost:
     """The network; its arithmetic is that of Diffusers' `QwenImageTransformer2DModel`."""
-    width, text, level = model.hidden_size, model.crossattn_emb_size, RowKind.SAMPLES
+    width, text = model.hidden_size, model.crossattn_emb_size
     before = replicated(model.patch_features, width, bias=True)
-    before += replicated(LEVEL_WAVES, width, rows=level, bias=True)
-    before += replicated(width, width, rows=level, bias=True)
+    before += condition_cost(width)
     before += replicated(text, width, rows=RowKind.TEXT, bias=True)
     before += Cost(weights=(WeightShape(numbers=text),))
     return NetworkCost(
@@ -123,8 +183,7 @@ FAMILY = Family(
     # Gates and the last layer start closed, as is usual of adaLN-Zero (arXiv:2212.09748).
     weights=WeightRules(zero=("*modulation.linear.weight", "*proj_out.weight")),
     objective=ObjectiveConventions(
-        # Diffusers' pipelines hand their scheduler even steps from 1 to 1 / number of steps.
-        settings={"name": "flow", "sampling_levels": "even"},
+        settings=EVEN_STEPS,
         of_size=dict.fromkeys(MODEL_SIZES, _PUBLISHED),
         keeps_norm=True,
     ),

@@ -5,19 +5,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
-from dit.batch import PackedBatch
-from dit.models.layers.modulation import PerBlockAdaLN, sinusoid
-from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.batch import Grid, PackedBatch
+from dit.models.layer_spec import LEVEL_WAVES
+from dit.models.layers.adaptable import TOKENS
+from dit.models.layers.modulation import sinusoid
+from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.lora.dropout import TOKENS
-from dit.models.qwen_image.config import QwenImageConfig
-from dit.models.qwen_image.family import LEVEL_WAVES, SCALE, qwen_image_stack
-from dit.models.qwen_image.positions import text_positions
+from dit.models.qwen_image.family import SCALE, QwenImageConfig, qwen_image_stack
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
 from dit.models.stacks.stream_layers import TEXT_TOKENS
@@ -48,10 +49,7 @@ class QwenImageNetwork(JointTransformer):
             sees_part_of_tokens(self.text_norm, config)
             self.text_in = Replicated(text, width, **of_levels | {"token_row": TEXT_TOKENS})
         self.build_stacks()
-        if self.post_process:
-            context = BuildContext(model=model, config=config, groups=groups)
-            self.modulate_out = PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
-            self.proj_out = Replicated(width, model.output_features, **of_tokens)
+        self.build_head(TOKENS)
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
         references = batch.references or ((),) * batch.num_samples
@@ -72,5 +70,14 @@ class QwenImageNetwork(JointTransformer):
             T_EMB: self.level_out(nn.functional.silu(self.level_in(wave_MX))),
         }
 
-    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
-        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)
+
+def text_positions(lengths: Sequence[int], grids: Sequence[Sequence[Grid]]) -> Tensor:
+    """Positions [L, 3] float32 of the texts of samples, whose pictures are `grids`.
+
+    A token has the same position on all axes, counted on from half of the longest side.
+    """
+    rows = [
+        torch.arange(length) + max(side // 2 for grid in pictures for side in grid[1:])
+        for length, pictures in zip(lengths, grids, strict=True)
+    ]
+    return torch.cat(rows).float()[:, None].expand(-1, 3)

@@ -8,26 +8,29 @@ Its class is `SD3Transformer2DModel`.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import ConfigDict, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from dit.batch import LatentSample
 from dit.config import RunConfig, TextPadding
+from dit.config.checks import Rule
+from dit.models.config_keys import ConfigKeys, Key, OwnKey, heads_of, same
+from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import (
     Convolution,
     Features,
     LeadingOne,
     NameTable,
     Row,
-    StrictKeys,
     SwappedHalves,
     TensorSplit,
     linear_rows,
 )
-from dit.models.family import DiffusersForm
+from dit.models.family import POOLED
+from dit.models.joint.diffusers import mlp_misfit
 from dit.models.joint.tensor_names import (
     LATENTS,
     TEXT,
@@ -38,9 +41,7 @@ from dit.models.joint.tensor_names import (
     modulation_rows,
     stream_sizes,
 )
-from dit.models.sd3.config import Sd3Config
-from dit.models.sd3.family import POOLED, TABLE, ends_dual
-from dit.models.sd3.original_names import SD3_NAMES
+from dit.models.sd3.family import TABLE, Sd3Config, ends_dual
 
 CLASS = "SD3Transformer2DModel"
 _RMS = "rms_norm"
@@ -101,47 +102,51 @@ def _first_layers(model: Sd3Config) -> dict[str, int]:
     return found
 
 
-class Sd3PrivateKeys(StrictKeys):
-    """What an export keeps in config.json that Diffusers has no place for."""
-
-    text_pad_to: Literal["stored"] | None
+_BLOCK = "transformer_blocks.*"
 
 
-class Sd3Transformer(StrictKeys):
-    """config.json of `SD3Transformer2DModel`; keys that it does not have are kept apart."""
-
-    model_config = ConfigDict(extra="allow")
-
-    sample_size: PositiveInt = 128
-    patch_size: PositiveInt = 2
-    in_channels: PositiveInt = 16
-    num_layers: PositiveInt = 18
-    attention_head_dim: PositiveInt = 64
-    num_attention_heads: PositiveInt = 18
-    joint_attention_dim: PositiveInt = 4096
-    caption_projection_dim: PositiveInt = 1152
-    pooled_projection_dim: PositiveInt = 2048
-    out_channels: PositiveInt | None = 16
-    pos_embed_max_size: PositiveInt | None = 96
-    dual_attention_layers: tuple[int, ...] = ()
-    qk_norm: str | None = None
-
-    @property
-    def width(self) -> int:
-        return self.num_attention_heads * self.attention_head_dim
+def _together(*names: str) -> str:
+    return " ".join(f"{_BLOCK}.{name}" for name in names)
 
 
-def _unsupported(t: Sd3Transformer) -> list[str]:
-    """What of a config.json our network has no counterpart for."""
-    dual = t.dual_attention_layers
-    rules = [
+# Shift and scale of the last norm, and of the text in the last block, have changed places.
+SD3_NAMES: dict[str, str] = {
+    "joint_blocks.*.x_block.attn.qkv": _together("attn.to_q", "attn.to_k", "attn.to_v"),
+    "joint_blocks.*.x_block.attn2.qkv": _together("attn2.to_q", "attn2.to_k", "attn2.to_v"),
+    "joint_blocks.*.context_block.attn.qkv": _together(
+        "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"
+    ),
+    "joint_blocks.*.x_block.attn.proj": f"{_BLOCK}.attn.to_out.0",
+    "joint_blocks.*.x_block.attn2.proj": f"{_BLOCK}.attn2.to_out.0",
+    "joint_blocks.*.context_block.attn.proj": f"{_BLOCK}.attn.to_add_out",
+    "joint_blocks.*.x_block.mlp.fc1": f"{_BLOCK}.ff.net.0.proj",
+    "joint_blocks.*.x_block.mlp.fc2": f"{_BLOCK}.ff.net.2",
+    "joint_blocks.*.context_block.mlp.fc1": f"{_BLOCK}.ff_context.net.0.proj",
+    "joint_blocks.*.context_block.mlp.fc2": f"{_BLOCK}.ff_context.net.2",
+    "joint_blocks.*.x_block.adaLN_modulation.1": f"{_BLOCK}.norm1.linear",
+    "joint_blocks.*.context_block.adaLN_modulation.1": f"{_BLOCK}.norm1_context.linear~",
+    "context_embedder": "context_embedder",
+    "t_embedder.mlp.0": "time_text_embed.timestep_embedder.linear_1",
+    "t_embedder.mlp.2": "time_text_embed.timestep_embedder.linear_2",
+    "y_embedder.mlp.0": "time_text_embed.text_embedder.linear_1",
+    "y_embedder.mlp.2": "time_text_embed.text_embedder.linear_2",
+    "final_layer.adaLN_modulation.1": "norm_out.linear~",
+    "final_layer.linear": "proj_out",
+}
+"""Of Stability's own code."""
+
+
+def _rules(t: Any) -> list[Rule]:
+    """What our network has a counterpart for."""
+    dual, width = t.dual_attention_layers, t.num_attention_heads * t.attention_head_dim
+    return [
         (
             t.out_channels in (None, t.in_channels),
             f"out_channels={t.out_channels} with in_channels={t.in_channels}",
         ),
         (
-            t.caption_projection_dim == t.width,
-            f"caption_projection_dim={t.caption_projection_dim} with layers of width {t.width}",
+            t.caption_projection_dim == width,
+            f"caption_projection_dim={t.caption_projection_dim} with layers of width {width}",
         ),
         (
             t.pos_embed_max_size is not None,
@@ -153,59 +158,47 @@ def _unsupported(t: Sd3Transformer) -> list[str]:
             f"dual_attention_layers={list(dual)}, which are not the first ones",
         ),
     ]
-    return [message for holds, message in rules if not holds]
 
 
-def _settings(
-    t: Sd3Transformer, private: Sd3PrivateKeys | None, text_pad_to: Any
-) -> dict[str, Any]:
-    """Settings of our network, of a config.json."""
-    assert t.pos_embed_max_size is not None
-    padding, side = private.text_pad_to if private else text_pad_to, t.pos_embed_max_size
-    return {
-        "num_layers": t.num_layers,
-        "hidden_size": t.width,
-        "num_attention_heads": t.num_attention_heads,
-        "in_channels": t.in_channels,
-        "patch_spatial": t.patch_size,
-        "patch_temporal": 1,
-        "crossattn_emb_size": t.joint_attention_dim,
-        "pooled_size": t.pooled_projection_dim,
-        "qk_norm": t.qk_norm is not None,
-        "dual_attention_layers": len(t.dual_attention_layers),
-        "max_size": (1, side * t.patch_size, side * t.patch_size),
-        "sample_size": t.sample_size,
-        "text_pad_to": TextPadding(padding) if padding else None,
-    }
-
-
-def _inexpressible(config: RunConfig) -> list[str]:
-    """What of a run Diffusers' network has no counterpart for."""
-    model = config.model
-    if model.ffn_hidden_size == 4 * model.hidden_size:
-        return []
-    return [f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: {CLASS} has 4"]
-
-
-def _content(config: RunConfig) -> dict[str, Any]:
-    """config.json of a run's network."""
-    m = config.model
-    assert isinstance(m, Sd3Config)
-    return {
-        "sample_size": m.sample_size,
-        "patch_size": m.patch_spatial,
-        "in_channels": m.in_channels,
-        "num_layers": m.num_layers,
-        "attention_head_dim": m.hidden_size // m.num_attention_heads,
-        "num_attention_heads": m.num_attention_heads,
-        "joint_attention_dim": m.crossattn_emb_size,
-        "caption_projection_dim": m.hidden_size,
-        "pooled_projection_dim": m.pooled_size,
-        "out_channels": m.in_channels,
-        "pos_embed_max_size": m.table_side,
-        "dual_attention_layers": [*range(m.dual_attention_layers)],
-        "qk_norm": _RMS if m.qk_norm else None,
-    }
+KEYS = ConfigKeys(
+    keys=(
+        same("sample_size", 128),
+        Key("patch_size", "patch_spatial", 2),
+        same("in_channels", 16),
+        same("num_layers", 18),
+        heads_of(64),
+        same("num_attention_heads", 18),
+        Key("joint_attention_dim", "crossattn_emb_size", 4096),
+        Key("caption_projection_dim", default=1152, write=lambda m: m.hidden_size),
+        Key("pooled_projection_dim", "pooled_size", 2048),
+        Key("out_channels", default=16, type=PositiveInt | None, write=lambda m: m.in_channels),
+        Key(
+            "pos_embed_max_size",
+            "max_size",
+            96,
+            PositiveInt | None,
+            read=lambda t: (1, *(t.pos_embed_max_size * t.patch_size,) * 2),
+            write=lambda m: m.table_side,
+        ),
+        Key(
+            "dual_attention_layers",
+            "dual_attention_layers",
+            (),
+            tuple[int, ...],
+            read=lambda t: len(t.dual_attention_layers),
+            write=lambda m: [*range(m.dual_attention_layers)],
+        ),
+        Key(
+            "qk_norm",
+            "qk_norm",
+            type=str | None,
+            read=lambda t: t.qk_norm is not None,
+            write=lambda m: _RMS if m.qk_norm else None,
+        ),
+    ),
+    kept=(OwnKey("text_pad_to", TextPadding | None, published=lambda _: TextPadding.STORED),),
+    rules=_rules,
+)
 
 
 def _run_network(
@@ -237,15 +230,10 @@ FORM = DiffusersForm(
         layers=lambda model: model.stack_layers,
         first=_first_layers,
     ),
-    config_keys=Sd3Transformer,
-    private_keys=Sd3PrivateKeys,
-    unsupported=_unsupported,
-    settings=_settings,
-    inexpressible=_inexpressible,
-    content=_content,
-    text_pad_to=lambda _: TextPadding.STORED,
+    keys=KEYS,
+    inexpressible=lambda config: mlp_misfit(config.model, CLASS),
     original_names=(SD3_NAMES,),
-    pipelines={"StableDiffusion3Pipeline": "flow"},
+    pipelines={"StableDiffusion3Pipeline": Pipeline()},
     largest_latent=lambda model: model.max_size,
     call=lambda _: _CALL,
     run_network=_run_network,

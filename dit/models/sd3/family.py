@@ -1,37 +1,158 @@
-"""What the family `sd3` says of itself; `dit.models.family` asks here."""
+"""The family `sd3`, Stable Diffusion 3 and 3.5: its fields, sizes, rules, inputs and layers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dit.models.cost import NetworkCost
+from dit.config import ModelConfig, TextPadding
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
 from dit.models.family import (
+    TINY_NETWORK,
     Family,
-    InputKind,
     ObjectiveConventions,
-    Padding,
     SampleInput,
     WeightRules,
-    imported,
+    pooled_input,
+    text_input,
 )
-from dit.models.joint.layers import ADALN_ZERO, JOINT_PARTS, joint_head_cost
+from dit.models.joint.family import (
+    ADALN_ZERO,
+    JOINT_PARTS,
+    joint_head_cost,
+    joint_layer_parts,
+    learns_pictures,
+)
 from dit.models.layer_spec import (
-    Activation,
-    AttentionSpec,
     DoubleLayerSpec,
-    FeedForwardSpec,
+    NetworkCost,
     QkNorm,
     RowKind,
     StackSpec,
     condition_cost,
     replicated,
 )
-from dit.models.sd3.config import MODEL_SIZES, TINY, Sd3Config
+from dit.models.registry import imported
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
-POOLED, TABLE = "pooled_text", "positions.table"
+TABLE = "positions.table"
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "sd3": {},
+    "sd3.5_medium": {"qk_norm": True, "dual_attention_layers": 13, "max_size": (1, 768, 768)},
+    "sd3.5_large": {
+        "qk_norm": True,
+        "num_layers": 38,
+        "hidden_size": 2432,
+        "num_attention_heads": 38,
+    },
+}
+"""What each `model.name` sets: Diffusers' scripts/convert_sd3_to_diffusers.py."""
+_TINY = {
+    **TINY_NETWORK,
+    "hidden_size": 64,
+    "crossattn_emb_size": 16,
+    "pooled_size": 10,
+    "max_size": (1, 24, 24),
+    "sample_size": 16,
+    "text_pad_to": TextPadding.STORED,
+}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "sd3": _TINY,
+    "sd3.5_medium": _TINY | {"dual_attention_layers": 1},
+}
+"""Named size -> what makes it tiny (`Family.tiny`). 3.5 large has no layer that medium lacks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sd3Config(ModelConfig):
+    """The network: sizes, positions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    takes_stored_padding: ClassVar[bool] = True
+
+    name: str = "sd3"
+    """A named size (sd3, sd3.5_medium, sd3.5_large) or `custom`."""
+    family: str = "sd3"
+    num_layers: int = 24
+    """Double-stream layers: latents and text have weights of their own, and attention over both."""
+    hidden_size: int = 1536
+    num_attention_heads: int = 24
+    crossattn_emb_size: int = 4096
+    text_pad_to: TextPadding | None = None
+    """stored: shards hold the states of padding, which published weights attend to; null: none."""
+    pooled_size: Refused[int] = bounded(2048, most=2**20)
+    """Width of `pooled_text`, the concatenated outputs of two CLIP encoders for a caption."""
+    qk_norm: Refused[bool] = False
+    """Whether queries and keys are normalised (3.5)."""
+    dual_attention_layers: Refused[int] = 0
+    """First layers with a second attention, among latents only (3.5 medium: 13)."""
+    max_size: Refused[tuple[int, int, int]] = bounded((1, 384, 384), most=2**12, at_least_one=False)
+    """Latent frames (1), rows and columns that the table of positions covers; a square."""
+    sample_size: Refused[int] = bounded(128, most=2**12)
+    """A new table has positions from 0 to this number of latent rows, divided by the patch."""
+
+    own_stages = ModelConfig.enough_layers
+
+    def own_sizes(self) -> list[Rule]:
+        frames, rows, columns = self.max_size
+        return [
+            (
+                0 <= self.dual_attention_layers <= max(self.num_layers, 0),
+                f"dual_attention_layers={self.dual_attention_layers} must lie in"
+                f" [0, {self.num_layers}], the number of layers",
+            ),
+            (
+                frames == 1 and rows == columns >= 1,
+                f"max_size={list(self.max_size)} must be [1, N, N]: the table of positions is a"
+                " square, of pictures",
+            ),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        return [
+            learns_pictures(self, "SD3"),
+            (
+                self.max_size[1] % self.patch_spatial == 0,
+                f"max_size={list(self.max_size)} does not divide into patches of"
+                f" patch_spatial={self.patch_spatial}",
+            ),
+            (
+                self.sample_size >= self.patch_spatial,
+                f"sample_size={self.sample_size} is less than one patch of"
+                f" patch_spatial={self.patch_spatial}",
+            ),
+            (
+                self.hidden_size % 4 == 0,
+                f"hidden_size={self.hidden_size} does not divide by 4, and the table of positions"
+                " has sines and cosines of rows and of columns",
+            ),
+        ]
+
+    @property
+    def table_side(self) -> int:
+        """Rows and columns of the table of positions, in tokens."""
+        return self.max_size[1] // self.patch_spatial
+
+    @property
+    def stack_layers(self) -> dict[str, int]:
+        """Layers by stack, in their order; the last layer is one of its own."""
+        dual = min(self.dual_attention_layers, self.num_layers - 1)
+        counts = {"dual_blocks": dual, "blocks": self.num_layers - 1 - dual, "last_block": 1}
+        return {name: count for name, count in counts.items() if count}
+
+    @property
+    def largest_latent(self) -> tuple[int, int, int] | None:
+        return self.max_size
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return [*sizes, self.crossattn_emb_size, self.dual_attention_layers]
 
 
 def _positions(model: Sd3Config) -> PositionRule:
@@ -41,32 +162,13 @@ def _positions(model: Sd3Config) -> PositionRule:
 
 
 def _inputs(model: Sd3Config) -> tuple[SampleInput, ...]:
-    text = SampleInput(
-        name="text",
-        kind=InputKind.TEXT,
-        width=model.crossattn_emb_size,
-        may_be_empty=True,
-        padding=Padding.NONE if model.text_pad_to is None else Padding.STORED,
-        encoder="sd3",
-    )
-    pooled = SampleInput(name=POOLED, kind=InputKind.VECTOR, width=model.pooled_size, encoder="sd3")
-    return (text, pooled)
+    text = text_input(model, encoder="sd3", may_be_empty=True)
+    return (text, pooled_input(model, encoder="sd3"))
 
 
 def sd3_stacks(model: Sd3Config) -> tuple[StackSpec, ...]:
     """The layers: those with a second attention, the others, and the last, where the text ends."""
-    width, norm = model.hidden_size, QkNorm.PER_HEAD if model.qk_norm else QkNorm.NONE
-    parts: Any = {
-        "attention": AttentionSpec(
-            width=width, heads=model.num_attention_heads, bias=True, norm=norm
-        ),
-        "feed_forward": FeedForwardSpec(
-            width=width,
-            hidden=model.ffn_hidden_size,
-            activation=Activation.GELU_TANH,
-            bias=True,
-        ),
-    }
+    parts = joint_layer_parts(model, norm=QkNorm.PER_HEAD if model.qk_norm else QkNorm.NONE)
     layers = {
         "dual_blocks": DoubleLayerSpec(**parts, second_attention=True),
         "blocks": DoubleLayerSpec(**parts),

@@ -10,11 +10,11 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
-from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN
-from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
-from dit.models.lora.dropout import TOKENS
-from dit.models.sd3.config import Sd3Config
-from dit.models.sd3.family import POOLED, sd3_stacks
+from dit.models.family import POOLED
+from dit.models.layers.adaptable import TOKENS
+from dit.models.layers.modulation import ConditionEmbedding
+from dit.models.layers.parallel_linear import Replicated, transformer_config
+from dit.models.sd3.family import Sd3Config, sd3_stacks
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
 from dit.models.stacks.stream_layers import TEXT_TOKENS
@@ -40,12 +40,7 @@ class Sd3Network(JointTransformer):
             )
             self.told = ConditionEmbedding(config, pooled=model.pooled_size)
         self.build_stacks()
-        if self.post_process:
-            context = BuildContext(model=model, config=config, groups=groups)
-            self.modulate_out = PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
-            self.proj_out = Replicated(
-                width, model.output_features, config=config, bias=True, token_row=TOKENS
-            )
+        self.build_head(TOKENS)
 
     def embed(
         self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
@@ -58,9 +53,6 @@ class Sd3Network(JointTransformer):
             TEXT_TOKENS: self.text_embedder(text_LE),
             T_EMB: self.told(level_M, batch.vectors[POOLED].to(dtype)),
         }
-
-    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
-        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)
 
 
 class PositionTable(nn.Module):

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.models.layer_spec import StackSpec
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
 from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
@@ -40,9 +40,9 @@ class DoubleSingleTransformer(JointTransformer):
         stacks: Sequence[StackSpec],
         *,
         told: Callable[[TransformerConfig], nn.Module],
-        modulate_out: Callable[[BuildContext], nn.Module],
+        modulate_out: Callable[[BuildContext], nn.Module] | None = None,
     ):
-        """`told` and `modulate_out` build the embedding of the level and the last modulation."""
+        """`told` builds the embedding of the level, `modulate_out` the last modulation."""
         config, width = transformer_config(model), model.hidden_size
         super().__init__(config, model, groups, vp_stage, stacks)
         # Angles in float64, as in Diffusers.
@@ -54,12 +54,7 @@ class DoubleSingleTransformer(JointTransformer):
             self.text_embedder = Replicated(text, width, **biased, token_row=TEXT_TOKENS)
             self.told = told(config)
         self.build_stacks()
-        if self.post_process:
-            self.modulate_out = modulate_out(
-                BuildContext(model=model, config=config, groups=groups)
-            )
-            outputs = model.output_features
-            self.proj_out = Replicated(width, outputs, **biased, token_row=JOINT_TOKENS)
+        self.build_head(JOINT_TOKENS, modulate_out=modulate_out)
 
     def t_emb(self, level_M: Tensor, batch: PackedBatch) -> Tensor:
         """What all modulations are made of, [M, X]."""
@@ -75,6 +70,3 @@ class DoubleSingleTransformer(JointTransformer):
             TEXT_TOKENS: self.text_embedder(text_LE),
             T_EMB: self.t_emb(level_M, batch),
         }
-
-    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
-        return self.outputs(blocks, layout, modulation=self.modulate_out, linear=self.proj_out)

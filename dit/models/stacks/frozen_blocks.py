@@ -1,36 +1,135 @@
 """Blocks whose matrices are frozen: in 8 bits, and on the host until their turn.
 
-1. round_blocks    the matrices of all layers to 8 bits, one after the other
-2. place_networks  networks to the device, but for blocks that wait (`model.blocks_to_swap`)
-3. BlockTurns      begins to copy the blocks whose turns come next
-4. WaitingBlock    the matrices of a block on the host, as one row of bytes
-5. Places          rows of bytes on the device, in which blocks take turns
+1. rounded         a matrix -> float8_e4m3 (arXiv:2209.05433) and a factor for each of its rows
+2. FrozenMatrix    the matrix of a linear, made for each product and kept by none
+3. frozen_product  x W^T, which asks for the matrix again on the way back
+4. round_blocks    the matrices of all layers to 8 bits, one after the other
+5. place_networks  networks to the device, but for blocks that wait (`model.blocks_to_swap`)
+6. BlockTurns      begins to copy the blocks whose turns come next
+7. WaitingBlock    the matrices of a block on the host, as one row of bytes
+8. Places          rows of bytes on the device, in which blocks take turns
 
 A block is copied while the one before it, in the order of the pass, is computed. Which block lies
 where is no matter of correctness: a product whose block is not there waits for it.
 """
 
+# T rows, I inputs, O outputs (both of this tensor rank)
+
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from dit.models.lora.adapter import Adaptable
+from dit.models.layers.adaptable import Adaptable
 from dit.models.stacks.offload import Arrival, PlainCopies, copies_of
 from dit.models.stacks.pinned_memory import PinnedRows
 
+ROUNDED = torch.float8_e4m3fn
+_MANTISSA, _EXPONENT = 0.875, 9
+"""The largest number of the format, 448, as `torch.frexp` has it."""
+_MOST_EXPONENT = 100
+"""Of factors: beyond it they, or what they multiply, leave the range of bfloat16 and float32."""
 _ALIGNMENT = 256
 """Bytes: products read matrices that begin at such addresses as fast as any."""
 _ROWS = PinnedRows()
 _AT_ONCE = 2
 """Places on the device: of the block that is computed, and of the one that comes."""
+
+
+def rounded(
+    weight_OI: Tensor, *, columns: dist.ProcessGroup | None = None
+) -> tuple[Tensor, Tensor]:
+    """The matrix in 8 bits and a factor [O] for each row, which is that of the whole row.
+
+    `columns` are the ranks that share the columns of a matrix; all of them call it.
+
+    A factor is a power of two, the least with which the row fits. So what is restored has four
+    significant bits, which bfloat16 holds as exactly as float32.
+    """
+    most_O = weight_OI.abs().amax(dim=1).float()
+    if columns is not None and columns.size() > 1:
+        dist.all_reduce(most_O, op=dist.ReduceOp.MAX, group=columns)
+    mantissa_O, exponent_O = torch.frexp(most_O)
+    exponent_O = exponent_O - _EXPONENT + (mantissa_O > _MANTISSA)
+    exponent_O = exponent_O.clamp(-_MOST_EXPONENT, _MOST_EXPONENT)
+    factor_O = torch.ldexp(torch.ones_like(most_O), exponent_O)
+    return (weight_OI.float() / factor_O[:, None]).to(ROUNDED), factor_O
+
+
+def restored(weight_OI: Tensor, factor_O: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of `rounded`; exact."""
+    return weight_OI.to(dtype).mul_(factor_O[:, None].to(dtype))
+
+
+class FrozenMatrix:
+    """What a linear multiplies with."""
+
+    def __init__(self, weight: nn.Parameter):
+        self.weight, self.dtype = weight, weight.dtype
+        self.factor_O: Tensor | None = None  # of a matrix in 8 bits
+        self.fetched: Callable[[], Tensor] | None = None  # of one whose place is on the host
+
+    def round(self, device: torch.device, *, columns: dist.ProcessGroup | None) -> None:
+        """Puts 8 bits in the place of the weight, on the device; see `rounded`."""
+        whole = self.weight.detach().to(device)
+        self.weight.data, self.factor_O = rounded(whole, columns=columns)
+
+    def output_of(self, linear: Adaptable, x_TI: Tensor) -> Tensor:
+        """The output of the linear that has it, in the order of its own sums."""
+        sharing, bias = linear.tensor_sharing(), getattr(linear, "bias", None)
+        # Transformer Engine's linears without a bias have one without numbers.
+        bias = None if bias is None or not bias.numel() else bias
+        if sharing.axis != 1 or sharing.group is None or sharing.group.size() == 1:
+            return frozen_product(sharing.exchanged(x_TI), self, bias)
+        out_TO = sharing.exchanged(frozen_product(x_TI, self))
+        return out_TO if bias is None else out_TO + bias  # once, after the sum
+
+    def __call__(self) -> Tensor:
+        """The matrix [O, I] on the device, in the type of the network."""
+        weight = self.weight.detach() if self.fetched is None else self.fetched()
+        if self.factor_O is None:
+            return weight
+        return restored(weight, self.factor_O, self.dtype)
+
+
+def freeze_matrix(linear: Adaptable) -> FrozenMatrix:
+    """From now on products of the linear ask for the matrix, whose bytes may then lie elsewhere."""
+    linear.frozen = linear.frozen or FrozenMatrix(linear.weight)  # type: ignore[arg-type]
+    return linear.frozen
+
+
+def frozen_product(x_TI: Tensor, matrix: FrozenMatrix, bias_O: Tensor | None = None) -> Tensor:
+    """The output of a linear; nothing of it is kept for the way back."""
+    out = _Product.apply(x_TI, bias_O, matrix)
+    assert isinstance(out, Tensor)
+    return out
+
+
+class _Product(torch.autograd.Function):
+    """Autograd would keep the matrix of each product on the device, in its whole width."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TI: Tensor, bias_O: Tensor | None, matrix: FrozenMatrix) -> Tensor:
+        ctx.matrix = matrix
+        return linear(x_TI, matrix(), bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient_TO,), (of_x, of_bias, _) = gradients, ctx.needs_input_grad
+        return (
+            gradient_TO.matmul(ctx.matrix()) if of_x else None,
+            gradient_TO.flatten(0, -2).sum(0) if of_bias else None,
+            None,
+        )
 
 
 def round_blocks(network: Any, device: torch.device) -> None:
@@ -40,7 +139,9 @@ def round_blocks(network: Any, device: torch.device) -> None:
     """
     for layer in _layers(network):
         for one in _linears(layer):
-            one.freeze_matrix().round(device, columns=one.columns)
+            sharing = one.tensor_sharing()
+            columns = sharing.group if sharing.axis == 1 else None
+            freeze_matrix(one).round(device, columns=columns)
 
 
 def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: int) -> None:
@@ -105,7 +206,7 @@ class WaitingBlock:
 
     def __init__(self, linears: Sequence[Adaptable]):
         """Takes them from the device, or from where they are on the host."""
-        self.matrices = [one.freeze_matrix() for one in linears]
+        self.matrices = [freeze_matrix(one) for one in linears]
         self.parts: list[_Part] = []
         end = 0
         for matrix in self.matrices:

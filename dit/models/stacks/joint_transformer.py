@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.layer_spec import DoubleLayerSpec, StackSpec
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.joint_order import (
     JointOrder,
     TextRow,
@@ -22,11 +23,11 @@ from dit.models.layers.joint_order import (
     text_row,
     text_rows,
 )
-from dit.models.layers.modulation import TimestepConditioning
+from dit.models.layers.modulation import PerBlockAdaLN, TimestepConditioning
 from dit.models.layers.packed_attention import Angles, RowConditions
+from dit.models.layers.parallel_linear import BuildContext, Replicated
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.lora.dropout import TOKENS
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
 
@@ -50,7 +51,7 @@ class JointTransformer(StackedTransformer):
     Text arrives whole on every rank; `layout.text.of(...)` is this context rank's share of it, and
     `my_tokens` of that what this tensor rank holds. `embed` gives the rows `hidden` and
     `text_hidden` and the embedding `T_EMB` of the level rows, which all modulations are computed
-    from.
+    from. A head that `build_head` makes predicts for all latents of this context rank.
     """
 
     shares_samples = True
@@ -152,12 +153,31 @@ class JointTransformer(StackedTransformer):
         rows = (hidden[TOKENS], hidden[TEXT_TOKENS])
         return {JOINT_TOKENS: conditions.order.join(rows)}
 
-    def outputs(
-        self, blocks: Blocks, layout: JointLayout, *, modulation: nn.Module, linear: nn.Module
-    ) -> Tensor:
-        """What a head makes of the last hidden states, for all latents of this context rank."""
-        (adaln,) = modulation(TimestepConditioning(t_emb_ND=blocks[T_EMB]))
+    def build_head(
+        self, token_row: str, *, modulate_out: Callable[[BuildContext], nn.Module] | None = None
+    ) -> None:
+        """Makes the modulated norm and the linear behind the layers, which work on `token_row`.
+
+        `modulate_out` builds another modulation than one with a linear of its own.
+        """
+        if self.post_process:
+            model, config = self.model, self.config
+            context = BuildContext(model=model, config=config, groups=self.groups)
+            self.modulate_out = (modulate_out or _modulation)(context)
+            sizes = (model.hidden_size, model.output_features)
+            self.proj_out = Replicated(*sizes, config=config, bias=True, token_row=token_row)
+
+    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
+        (adaln,) = self.modulate_out(TimestepConditioning(t_emb_ND=blocks[T_EMB]))
         if JOINT_TOKENS not in blocks:
-            return self.all_tokens(linear(adaln.modulate(blocks[TOKENS], layout.latents)))
-        joint_JC = self.all_tokens(linear(adaln.modulate(blocks[JOINT_TOKENS], layout.joint)))
+            made_TC = self.proj_out(adaln.modulate(blocks[TOKENS], layout.latents))
+            return self.all_tokens(made_TC)
+        joint_JC = self.all_tokens(
+            self.proj_out(adaln.modulate(blocks[JOINT_TOKENS], layout.joint))
+        )
         return layout.order.latents(joint_JC)
+
+
+def _modulation(context: BuildContext) -> nn.Module:
+    width = context.config.hidden_size
+    return PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)

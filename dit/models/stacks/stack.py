@@ -28,9 +28,9 @@ from dit.models.layer_spec import (
     LayerSpec,
     StackSpec,
 )
+from dit.models.layers.adaptable import DropoutRows, dropout_rows, dropping
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
-from dit.models.lora.dropout import DropoutRows, dropout_rows, dropping
 from dit.models.stacks.frozen_blocks import BlockTurns
 from dit.models.stacks.offload import OffloadedLayer, on_host, when_reached
 

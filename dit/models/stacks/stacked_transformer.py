@@ -26,11 +26,11 @@ from torch.nn.functional import pad
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.layer_spec import StackSpec
+from dit.models.layers.adaptable import TOKENS, DropoutRows, TokenPlaces, dropping
 from dit.models.layers.context_parallel import Context
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.per_sample import PerSample, check_compiler
 from dit.models.layers.transformer_engine import check_engine
-from dit.models.lora.dropout import TOKENS, DropoutRows, TokenPlaces, dropping
 from dit.models.stacks.stack import LayerStack, pipeline_stages
 from dit.pack_wire import to_device
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from dit.config import ModelConfig
 from dit.models.layer_spec import DoubleLayerSpec, QkNorm, SingleLayerSpec
+from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.context_parallel import Exchange
 from dit.models.layers.joint_order import JointOrder
 from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
@@ -37,7 +38,6 @@ from dit.models.layers.packed_attention import (
 )
 from dit.models.layers.parallel_linear import ACTIVATIONS, BuildContext, FeedForward, split_linear
 from dit.models.layers.queries_and_keys import hold_key_bias
-from dit.models.lora.dropout import TOKENS
 
 TEXT_TOKENS, JOINT_TOKENS = "text_hidden", "joint"
 """Rows of tokens beside that of latents: those of texts, and those of both together."""

@@ -11,11 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
+from dit.config.checks import Rule
+from dit.models.config_keys import VIDEO_PATCH, ConfigKeys, Key, OwnKey, heads_of, same
+from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import (
     ByHead,
     Convolution,
@@ -24,18 +27,23 @@ from dit.models.diffusers_names import (
     NameTable,
     RotaryPairs,
     Row,
-    StrictKeys,
     TensorSplit,
     linear_rows,
 )
-from dit.models.family import DiffusersForm
-from dit.models.wan.config import MASK_CHANNELS, ImageCondition, WanConfig
-from dit.models.wan.family import CONDITION, FIRST_FRAME, IMAGE
-from dit.models.wan.original_names import WAN_NAMES
+from dit.models.joint.tensor_names import layer_norm_rows
+from dit.models.wan.family import (
+    CONDITION,
+    FIRST_FRAME,
+    IMAGE,
+    MASK_CHANNELS,
+    ImageCondition,
+    WanConfig,
+)
 
 CLASS = "WanTransformer3DModel"
 _TEXT_ROWS = 512  # of the published weights; fixed in Diffusers where there are images
 _CHANNELS_OF_VAE_2_2 = 48
+_ACROSS = "rms_norm_across_heads"
 _ROTARY_LENGTH = 1024  # patches along an axis
 _LAYER, _BLOCK = "blocks.layers.*", "blocks.*"
 _SELF, _CROSS = f"{_LAYER}.self_attention", f"{_LAYER}.cross_attention"
@@ -44,13 +52,6 @@ _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorS
 
 def _has_image(model: WanConfig) -> bool:
     return model.image_embed_size is not None
-
-
-def _norm(ours: str, theirs: str, width: str, **options: Any) -> tuple[Row, Row]:
-    return (
-        Row(f"{ours}.weight", (f"{theirs}.weight",), _REPLICATED, (width,), **options),
-        Row(f"{ours}.bias", (f"{theirs}.bias",), _REPLICATED, (width,), **options),
-    )
 
 
 def _heads_norm(ours: str, theirs: str, **options: Any) -> Row:
@@ -71,6 +72,7 @@ _EMBEDDERS: tuple[Row, ...] = (
     *linear_rows("text_embedder.linear_2", "condition_embedder.text_embedder.linear_2", "D", "D"),
 )
 _THEIR_IMAGE = "condition_embedder.image_embedder"
+_IMAGE_MLP = f"{_THEIR_IMAGE}.ff.net"
 _IMAGE_EMBEDDER: tuple[Row, ...] = (
     Row(
         "image_embedder.positions",
@@ -80,14 +82,10 @@ _IMAGE_EMBEDDER: tuple[Row, ...] = (
         LeadingOne(),
         exists=lambda model: model.image_embed_positions,
     ),
-    *_norm("image_embedder.norm_in", f"{_THEIR_IMAGE}.norm1", "I", exists=_has_image),
-    *linear_rows(
-        "image_embedder.linear_1", f"{_THEIR_IMAGE}.ff.net.0.proj", "I", "I", exists=_has_image
-    ),
-    *linear_rows(
-        "image_embedder.linear_2", f"{_THEIR_IMAGE}.ff.net.2", "D", "I", exists=_has_image
-    ),
-    *_norm("image_embedder.norm_out", f"{_THEIR_IMAGE}.norm2", "D", exists=_has_image),
+    *layer_norm_rows("image_embedder.norm_in", f"{_THEIR_IMAGE}.norm1", "I", exists=_has_image),
+    *linear_rows("image_embedder.linear_1", f"{_IMAGE_MLP}.0.proj", "I", "I", exists=_has_image),
+    *linear_rows("image_embedder.linear_2", f"{_IMAGE_MLP}.2", "D", "I", exists=_has_image),
+    *layer_norm_rows("image_embedder.norm_out", f"{_THEIR_IMAGE}.norm2", "D", exists=_has_image),
 )
 
 
@@ -108,7 +106,7 @@ _LAYERS: tuple[Row, ...] = (
     _heads_norm(f"{_SELF}.across_heads.query", f"{_BLOCK}.attn1.norm_q", arrangement=RotaryPairs()),
     _heads_norm(f"{_SELF}.across_heads.key", f"{_BLOCK}.attn1.norm_k", arrangement=RotaryPairs()),
     *linear_rows(f"{_SELF}.linear_proj", f"{_BLOCK}.attn1.to_out.0", "D", "D", split=_ROW),
-    *_norm(f"{_LAYER}.norm_cross", f"{_BLOCK}.norm2", "D"),
+    *layer_norm_rows(f"{_LAYER}.norm_cross", f"{_BLOCK}.norm2", "D"),
     *linear_rows(f"{_CROSS}.linear_q", f"{_BLOCK}.attn2.to_q", "D", "D", split=_COLUMN),
     *linear_rows(
         f"{_CROSS}.linear_kv",
@@ -159,58 +157,53 @@ def _sizes(model: WanConfig) -> dict[str, int]:
     }
 
 
-class WanPrivateKeys(StrictKeys):
-    """What an export keeps in config.json that Diffusers has no place for."""
+_ORIGINAL = {"q": "to_q", "k": "to_k", "v": "to_v", "o": "to_out.0"}
+_ORIGINAL_IMAGE = {"k_img": "add_k_proj", "v_img": "add_v_proj"}
+_EMBEDDER = "condition_embedder"
 
-    text_pad_to: PositiveInt | None
-    image_condition: str
-    image_embed_length: PositiveInt
-
-
-class WanTransformer(StrictKeys):
-    """config.json of `WanTransformer3DModel`; keys that it does not have are kept apart."""
-
-    model_config = ConfigDict(extra="allow")
-
-    patch_size: tuple[PositiveInt, PositiveInt, PositiveInt] = (1, 2, 2)
-    num_attention_heads: PositiveInt = 40
-    attention_head_dim: PositiveInt = 128
-    in_channels: PositiveInt = 16
-    out_channels: PositiveInt | None = 16
-    text_dim: PositiveInt = 4096
-    freq_dim: PositiveInt = 256
-    ffn_dim: PositiveInt = 13824
-    num_layers: PositiveInt = 40
-    cross_attn_norm: bool = True
-    qk_norm: str | None = "rms_norm_across_heads"
-    eps: PositiveFloat = 1e-6
-    image_dim: PositiveInt | None = None
-    added_kv_proj_dim: PositiveInt | None = None
-    rope_max_seq_len: PositiveInt = _ROTARY_LENGTH
-    pos_embed_seq_len: PositiveInt | None = None
-
-    @property
-    def latent_channels(self) -> int:
-        return self.out_channels or self.in_channels
-
-    @property
-    def shows_channels(self) -> bool:
-        """Whether mask and condition stand beside the noisy channels."""
-        return self.in_channels == 2 * self.latent_channels + MASK_CHANNELS
+WAN_NAMES: dict[str, str] = {
+    **{f"blocks.*.self_attn.{a}": f"blocks.*.attn1.{b}" for a, b in _ORIGINAL.items()},
+    **{f"blocks.*.cross_attn.{a}": f"blocks.*.attn2.{b}" for a, b in _ORIGINAL.items()},
+    **{f"blocks.*.cross_attn.{a}": f"blocks.*.attn2.{b}" for a, b in _ORIGINAL_IMAGE.items()},
+    "blocks.*.ffn.0": "blocks.*.ffn.net.0.proj",
+    "blocks.*.ffn.2": "blocks.*.ffn.net.2",
+    "time_embedding.0": f"{_EMBEDDER}.time_embedder.linear_1",
+    "time_embedding.2": f"{_EMBEDDER}.time_embedder.linear_2",
+    "time_projection.1": f"{_EMBEDDER}.time_proj",
+    "text_embedding.0": f"{_EMBEDDER}.text_embedder.linear_1",
+    "text_embedding.2": f"{_EMBEDDER}.text_embedder.linear_2",
+    "img_emb.proj.1": f"{_EMBEDDER}.image_embedder.ff.net.0.proj",
+    "img_emb.proj.3": f"{_EMBEDDER}.image_embedder.ff.net.2",
+    "head.head": "proj_out",
+}
+"""Of Wan's own code."""
 
 
-def _unsupported(t: WanTransformer) -> list[str]:
-    """What of a config.json our network has no counterpart for."""
-    width, image = t.num_attention_heads * t.attention_head_dim, t.image_dim is not None
-    rules = [
+def _latent_channels(t: Any) -> int:
+    return t.out_channels or t.in_channels
+
+
+def _shows_channels(t: Any) -> bool:
+    """Whether mask and condition stand beside the noisy channels."""
+    return t.in_channels == 2 * _latent_channels(t) + MASK_CHANNELS
+
+
+def _width(t: Any) -> int:
+    return t.num_attention_heads * t.attention_head_dim
+
+
+def _rules(t: Any) -> list[Rule]:
+    """What our network has a counterpart for."""
+    width, image, channels = _width(t), t.image_dim is not None, _latent_channels(t)
+    return [
         (
-            t.shows_channels or t.in_channels == t.latent_channels,
-            f"in_channels={t.in_channels}, and out_channels={t.latent_channels} goes with"
-            f" {t.latent_channels} or {2 * t.latent_channels + MASK_CHANNELS}",
+            _shows_channels(t) or t.in_channels == channels,
+            f"in_channels={t.in_channels}, and out_channels={channels} goes with"
+            f" {channels} or {2 * channels + MASK_CHANNELS}",
         ),
         (t.patch_size[1] == t.patch_size[2], f"patch_size={list(t.patch_size)} is not square"),
         (t.cross_attn_norm, "cross_attn_norm=false"),
-        (t.qk_norm == "rms_norm_across_heads", f"qk_norm={t.qk_norm!r}"),
+        (t.qk_norm == _ACROSS, f"qk_norm={t.qk_norm!r}"),
         (t.eps == 1e-6, f"eps={t.eps:g}"),
         (
             t.added_kv_proj_dim == (width if image else None),
@@ -222,40 +215,63 @@ def _unsupported(t: WanTransformer) -> list[str]:
             f"pos_embed_seq_len={t.pos_embed_seq_len} without image_dim",
         ),
     ]
-    return [message for holds, message in rules if not holds]
 
 
-def _condition(t: WanTransformer) -> ImageCondition:
+def _condition(t: Any) -> ImageCondition:
     """Of published weights: nothing else in their config.json tells."""
-    if t.shows_channels:
+    if _shows_channels(t):
         two = t.pos_embed_seq_len is not None
         return ImageCondition.FIRST_AND_LAST_FRAME if two else ImageCondition.FIRST_FRAME
-    clean = t.latent_channels == _CHANNELS_OF_VAE_2_2
+    clean = _latent_channels(t) == _CHANNELS_OF_VAE_2_2
     return ImageCondition.CLEAN_FIRST_FRAME if clean else ImageCondition.NONE
 
 
-def _settings(
-    t: WanTransformer, private: WanPrivateKeys | None, text_pad_to: int | None
-) -> dict[str, Any]:
-    """Settings of our network, of a config.json."""
-    width = t.num_attention_heads * t.attention_head_dim
-    rows = t.pos_embed_seq_len or WanConfig().image_embed_length
-    return {
-        "num_layers": t.num_layers,
-        "hidden_size": width,
-        "num_attention_heads": t.num_attention_heads,
-        "mlp_ratio": t.ffn_dim / width,
-        "in_channels": t.latent_channels,
-        "patch_temporal": t.patch_size[0],
-        "patch_spatial": t.patch_size[1],
-        "crossattn_emb_size": t.text_dim,
-        "text_pad_to": private.text_pad_to if private else text_pad_to,
-        "freq_dim": t.freq_dim,
-        "image_condition": ImageCondition(private.image_condition) if private else _condition(t),
-        "image_embed_size": t.image_dim,
-        "image_embed_length": private.image_embed_length if private else rows,
-        "image_embed_positions": t.pos_embed_seq_len is not None,
-    }
+KEYS = ConfigKeys(
+    keys=(
+        VIDEO_PATCH,
+        same("num_attention_heads", 40),
+        heads_of(128),
+        Key("in_channels", default=16, write=lambda m: m.in_channels + m.condition_channels),
+        Key("out_channels", "in_channels", 16, PositiveInt | None, read=_latent_channels),
+        Key("text_dim", "crossattn_emb_size", 4096),
+        same("freq_dim", 256),
+        Key(
+            "ffn_dim",
+            "mlp_ratio",
+            13824,
+            read=lambda t: t.ffn_dim / _width(t),
+            write=lambda m: m.ffn_hidden_size,
+        ),
+        same("num_layers", 40),
+        Key("cross_attn_norm", default=True),
+        Key("qk_norm", default=_ACROSS, type=str | None),
+        Key("eps", default=1e-6),
+        Key("image_dim", "image_embed_size", type=PositiveInt | None),
+        Key(
+            "added_kv_proj_dim",
+            type=PositiveInt | None,
+            write=lambda m: m.hidden_size if _has_image(m) else None,
+        ),
+        Key("rope_max_seq_len", default=_ROTARY_LENGTH),
+        Key(
+            "pos_embed_seq_len",
+            "image_embed_positions",
+            type=PositiveInt | None,
+            read=lambda t: t.pos_embed_seq_len is not None,
+            write=lambda m: m.image_embed_length if m.image_embed_positions else None,
+        ),
+    ),
+    kept=(
+        OwnKey("text_pad_to", PositiveInt | None, published=lambda _: _TEXT_ROWS),
+        OwnKey("image_condition", str, published=_condition, read=ImageCondition),
+        OwnKey(
+            "image_embed_length",
+            PositiveInt,
+            published=lambda t: t.pos_embed_seq_len or WanConfig().image_embed_length,
+        ),
+    ),
+    rules=_rules,
+)
 
 
 def _inexpressible(config: RunConfig) -> list[str]:
@@ -269,48 +285,25 @@ def _inexpressible(config: RunConfig) -> list[str]:
     ]
 
 
-def _content(config: RunConfig) -> dict[str, Any]:
-    """config.json of a run's network."""
-    m = config.model
-    assert isinstance(m, WanConfig)
-    return {
-        "patch_size": (m.patch_temporal, m.patch_spatial, m.patch_spatial),
-        "num_attention_heads": m.num_attention_heads,
-        "attention_head_dim": m.hidden_size // m.num_attention_heads,
-        "in_channels": m.in_channels + m.condition_channels,
-        "out_channels": m.in_channels,
-        "text_dim": m.crossattn_emb_size,
-        "freq_dim": m.freq_dim,
-        "ffn_dim": m.ffn_hidden_size,
-        "num_layers": m.num_layers,
-        "cross_attn_norm": True,
-        "qk_norm": "rms_norm_across_heads",
-        "eps": 1e-6,
-        "image_dim": m.image_embed_size,
-        "added_kv_proj_dim": m.hidden_size if _has_image(m) else None,
-        "rope_max_seq_len": _ROTARY_LENGTH,
-        "pos_embed_seq_len": m.image_embed_length if m.image_embed_positions else None,
-    }
+def _pipeline(name: str, *, shows: bool) -> Pipeline:
+    def rules(model: WanConfig) -> list[Rule]:
+        condition, padded = model.image_condition, model.text_pad_to
+        fits = condition is ImageCondition.CLEAN_FIRST_FRAME
+        fits = fits or shows == (condition is not ImageCondition.NONE)
+        return [
+            (
+                padded == _TEXT_ROWS,
+                f"model.text_pad_to={padded}, and {name} fills captions up with zeros to"
+                f" {_TEXT_ROWS}",
+            ),
+            (
+                fits,
+                f"model.image_condition={condition}, and {name} shows"
+                f" {'a picture' if shows else 'no picture'}",
+            ),
+        ]
 
-
-def _pipeline_misfits(model: WanConfig, pipeline: str) -> list[str]:
-    """What of a network the pipeline would run on other inputs than it was trained on."""
-    shows, condition = pipeline == "WanImageToVideoPipeline", model.image_condition
-    fits = condition is ImageCondition.CLEAN_FIRST_FRAME
-    fits = fits or shows == (condition is not ImageCondition.NONE)
-    rules = [
-        (
-            model.text_pad_to == _TEXT_ROWS,
-            f"model.text_pad_to={model.text_pad_to}, and {pipeline} fills captions up with zeros"
-            f" to {_TEXT_ROWS}",
-        ),
-        (
-            fits,
-            f"model.image_condition={condition}, and {pipeline} shows"
-            f" {'a picture' if shows else 'no picture'}",
-        ),
-    ]
-    return [message for holds, message in rules if not holds]
+    return Pipeline(rules=rules)
 
 
 def _run_network(
@@ -356,19 +349,16 @@ FORM = DiffusersForm(
         sizes=_sizes,
         layers=lambda model: {"blocks": model.num_layers},
     ),
-    config_keys=WanTransformer,
-    private_keys=WanPrivateKeys,
-    unsupported=_unsupported,
-    settings=_settings,
+    keys=KEYS,
     inexpressible=_inexpressible,
-    content=_content,
-    text_pad_to=lambda _: _TEXT_ROWS,
     # Published weights of Wan 2.1's image-to-video have it, and nothing reads it.
     ignored=("blocks.*.attn2.norm_added_q.weight",),
     original_names=(WAN_NAMES,),
     comfyui_names=lambda _: WAN_NAMES,
-    pipelines={"WanPipeline": "flow", "WanImageToVideoPipeline": "flow"},
-    pipeline_misfits=_pipeline_misfits,
+    pipelines={
+        name: _pipeline(name, shows=shows)
+        for name, shows in {"WanPipeline": False, "WanImageToVideoPipeline": True}.items()
+    },
     largest_latent=lambda model: (
         _ROTARY_LENGTH * model.patch_temporal,
         *(_ROTARY_LENGTH * model.patch_spatial,) * 2,

@@ -1,19 +1,25 @@
-"""What the family `wan` says of itself; `dit.models.family` asks here."""
+"""The family `wan`, Wan 2.1 and 2.2: its fields, sizes, rules, inputs and layers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
 
-from dit.models.cost import NetworkCost
+from dit.config import ModelConfig
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
 from dit.models.family import (
+    TINY_NETWORK,
     Family,
     InputKind,
     NullInput,
     ObjectiveConventions,
-    Padding,
     SampleInput,
     WeightRules,
-    imported,
+    grid_positions,
+    text_input,
 )
 from dit.models.layer_spec import (
     Activation,
@@ -21,6 +27,7 @@ from dit.models.layer_spec import (
     Cost,
     CrossLayerSpec,
     FeedForwardSpec,
+    NetworkCost,
     QkNorm,
     RowKind,
     StackSpec,
@@ -28,32 +35,152 @@ from dit.models.layer_spec import (
     WeightShape,
     replicated,
 )
-from dit.models.wan.config import MODEL_SIZES, TINY, ImageCondition, WanConfig
-
-if TYPE_CHECKING:
-    from dit.models.positions import PositionRule
+from dit.models.registry import imported
 
 CONDITION, IMAGE, FIRST_FRAME = "condition_latent", "image_embed", "first_frame_latent"
 
+MASK_CHANNELS = 4
+"""Channels that say which pixel frames are given: one for each frame that the VAE makes one of."""
 
-def _positions(_: WanConfig) -> PositionRule:
-    from dit.models.positions import GridPositions
 
-    return GridPositions()  # indices of frames, whatever their rate
+class ImageCondition(StrEnum):
+    """How the network is shown given pictures."""
+
+    NONE = "none"  # text-to-video
+    FIRST_FRAME = "first_frame"  # a mask and `condition_latent`, as channels
+    FIRST_AND_LAST_FRAME = "first_and_last_frame"  # likewise; the mask marks the last frame, too
+    CLEAN_FIRST_FRAME = "clean_first_frame"  # `first_frame_latent` in its place, if there is one
+
+
+_SMALL = {"num_layers": 30, "hidden_size": 1536, "num_attention_heads": 12}
+_LARGE = {
+    "num_layers": 40,
+    "hidden_size": 5120,
+    "num_attention_heads": 40,
+    "mlp_ratio": 13824 / 5120,
+}
+_CLIP = {"image_embed_size": 1280, "image_embed_length": 257}
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "wan2.1_t2v_1.3b": {**_SMALL, "mlp_ratio": 8960 / 1536},
+    "wan2.1_t2v_14b": _LARGE,
+    "wan2.1_i2v_14b": {**_LARGE, **_CLIP, "image_condition": ImageCondition.FIRST_FRAME},
+    "wan2.1_flf2v_14b": {
+        **_LARGE,
+        **_CLIP,
+        "image_condition": ImageCondition.FIRST_AND_LAST_FRAME,
+        "image_embed_length": 514,
+        "image_embed_positions": True,
+    },
+    "wan2.2_t2v_a14b": _LARGE,
+    "wan2.2_i2v_a14b": {**_LARGE, "image_condition": ImageCondition.FIRST_FRAME},
+    "wan2.2_ti2v_5b": {
+        "num_layers": 30,
+        "hidden_size": 3072,
+        "num_attention_heads": 24,
+        "mlp_ratio": 14336 / 3072,
+        "in_channels": 48,
+        "image_condition": ImageCondition.CLEAN_FIRST_FRAME,
+    },
+}
+"""What each `model.name` sets; those of wan2.2 with a14b are one of two experts.
+
+TRANSFORMER_CONFIGS of Diffusers' scripts/convert_wan_to_diffusers.py.
+"""
+_TINY = {
+    **TINY_NETWORK,
+    "hidden_size": 48,
+    "mlp_ratio": 1.5,
+    "crossattn_emb_size": 16,
+    "text_pad_to": 12,
+    "freq_dim": 16,
+}
+_TINY_CLIP = {**_TINY, "image_embed_size": 10}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "wan2.1_t2v_1.3b": _TINY,
+    "wan2.1_i2v_14b": {**_TINY_CLIP, "image_embed_length": 5},
+    "wan2.1_flf2v_14b": {**_TINY_CLIP, "image_embed_length": 6, "text_pad_to": None},
+    "wan2.2_i2v_a14b": _TINY,
+    "wan2.2_ti2v_5b": _TINY,
+}
+"""Named size -> what makes it tiny (`Family.tiny`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WanConfig(ModelConfig):
+    """The network: sizes, conditions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+
+    name: str = "wan2.1_t2v_1.3b"
+    """A named size (wan2.1_t2v_1.3b, wan2.2_ti2v_5b, ...) or `custom`."""
+    family: str = "wan"
+    num_layers: int = 30
+    hidden_size: int = 1536
+    num_attention_heads: int = 12
+    mlp_ratio: float = 8960 / 1536
+    """Width of the MLP over the hidden size; the width is rounded to a whole number."""
+    crossattn_emb_size: int = 4096
+    text_pad_to: int | None = 512
+    """A number fills captions up to it with zeros that are attended to (Wan: 512), null none."""
+    freq_dim: Refused[int] = bounded(256, most=2**17)
+    """Cosines and sines of the noise level from which its embedding is computed."""
+    image_condition: Refused[ImageCondition] = ImageCondition.NONE
+    """How pictures are given: none, first_frame, first_and_last_frame or clean_first_frame."""
+    image_embed_size: Refused[int | None] = bounded(None, most=2**20)
+    """Width of `image_embed`, an image encoder's output for given pictures (1280); null: none."""
+    image_embed_length: Refused[int] = bounded(257, most=2**20)
+    """Rows of `image_embed` in each sample: 257 for CLIP's ViT-H, 514 for two pictures."""
+    image_embed_positions: Refused[bool] = False
+    """Learned positions of the rows of `image_embed` (first and last frame: true)."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            (
+                self.image_embed_size is not None or not self.image_embed_positions,
+                "image_embed_positions=true needs image_embed_size; set it to false",
+            ),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        heads, width = self.num_attention_heads, self.hidden_size // self.num_attention_heads
+        return [
+            (
+                self.hidden_size % heads > 0 or (width % 2 == 0 and width >= 6),
+                f"hidden_size={self.hidden_size} / num_attention_heads={heads} gives heads of"
+                f" width {width}; 3-D rotary positions need an even width of at least 6",
+            ),
+        ]
+
+    @property
+    def ffn_hidden_size(self) -> int:
+        """Wan's widths are no round multiples of the hidden size, so the ratio is a fraction."""
+        return round(self.hidden_size * self.mlp_ratio)
+
+    @property
+    def condition_channels(self) -> int:
+        """Channels beside the noisy ones: those of the mask, then those of `condition_latent`."""
+        shown = (ImageCondition.FIRST_FRAME, ImageCondition.FIRST_AND_LAST_FRAME)
+        return MASK_CHANNELS + self.in_channels if self.image_condition in shown else 0
+
+    @property
+    def input_features(self) -> int:
+        """Numbers in one token of what the network is fed."""
+        return (self.in_channels + self.condition_channels) * self.patch_volume
+
+    @property
+    def image_rows(self) -> int | None:
+        """Rows of each sample that cross-attention sees beside text."""
+        return None if self.image_embed_size is None else self.image_embed_length
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return [*sizes, self.crossattn_emb_size, self.input_features, self.image_rows or 0]
 
 
 def _inputs(model: WanConfig) -> tuple[SampleInput, ...]:
-    zeros = model.text_pad_to is not None
-    found = [
-        SampleInput(
-            name="text",
-            kind=InputKind.TEXT,
-            width=model.crossattn_emb_size,
-            padding=Padding.ZEROS if zeros else Padding.NONE,
-            length=model.text_pad_to,
-            encoder="wan",
-        )
-    ]
+    found = [text_input(model, encoder="wan")]
     pictures = 2 if model.image_condition is ImageCondition.FIRST_AND_LAST_FRAME else 1
     if model.condition_channels:
         found.append(
@@ -76,8 +203,7 @@ def _inputs(model: WanConfig) -> tuple[SampleInput, ...]:
             )
         )
     if model.image_condition is ImageCondition.CLEAN_FIRST_FRAME:
-        given = {"width": model.in_channels, "required": False}
-        given |= {"pictures": pictures}
+        given: Any = {"width": model.in_channels, "required": False, "pictures": pictures}
         found.append(SampleInput(name=FIRST_FRAME, kind=InputKind.FRAMES, **given))
     return tuple(found)
 
@@ -152,12 +278,11 @@ FAMILY = Family(
     },
     diffusers=imported("dit.models.wan.diffusers:FORM"),
     inputs=_inputs,
-    positions=_positions,
+    positions=grid_positions,  # indices of frames, whatever their rate
     weights=WeightRules(
         # As in Wan's published code, where tables are normal with 1 / sqrt(width).
         zero=("*proj_out.weight", "*image_embedder.positions"),
         no_decay=("*.table", "*image_embedder.positions"),
-        float32=("*.table", "level.*"),
     ),
     objective=ObjectiveConventions(
         settings={"name": "flow"},

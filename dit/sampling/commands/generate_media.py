@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dit.console import Console
-from dit.models.family import family_of
+from dit.models.registry import family_of
 from dit.progress import Track, no_progress, progress_on
 from dit.sampling.commands.options import (
     FPS,

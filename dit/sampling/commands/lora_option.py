@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from dit.convert.lora import LoraFactors, check_fits, read_lora
-from dit.models.lora.adapter import AdapterShape, is_adapter
-from dit.models.lora.factors import FactorPair, to_stored
-from dit.models.lora.targets import adaptable_pairs, attach_adapters
+from dit.lora.factors import check_fits, shapes_of, summed
+from dit.lora.files import read_lora
+from dit.lora.targets import attach_adapters
+from dit.models.layers.adaptable import is_adapter
+from dit.train.checkpoint.adapters import draw_adapters
 
 
 class ScaledFile(NamedTuple):
@@ -54,8 +53,6 @@ def add_adapters(
         ValueError: a file cannot be read, is of another network, or the checkpoint has adapters
             of its own.
     """
-    from dit.train.model_and_optimizer import draw_weights
-
     files = [scaled_file(text, option=option) for text in given]
     read = []
     for file in files:
@@ -69,28 +66,6 @@ def add_adapters(
             f" makes of it as {option}, too"
         )
     used = [(one, f.scale) for one, f in zip(read, files, strict=True) if f.scale != 0]
-    summed = _summed(used)
-    if not summed:
-        return
-    # All strengths are in B, so that alpha is the rank.
-    shapes = {
-        module: AdapterShape(rank=len(one.down), alpha=len(one.down))
-        for module, one in summed.items()
-    }
-    attach_adapters(network, shapes, precision=network.model.precision)
-    stored = to_stored(summed, adaptable_pairs(network.model))
-    draw_weights(network, lambda name, *_: stored[name], seed=0, chosen=is_adapter)
-
-
-def _summed(
-    adapters: Sequence[tuple[Mapping[str, LoraFactors], float]],
-) -> dict[str, FactorPair]:
-    """The sum of several: A above each other, B side by side, each with its strength."""
-    names = dict.fromkeys(name for factors, _ in adapters for name in factors)
-    found = {}
-    for name in names:
-        own = [(factors[name], scale) for factors, scale in adapters if name in factors]
-        down = torch.cat([one.down for one, _ in own])
-        up = torch.cat([one.folded().up * scale for one, scale in own], dim=1)
-        found[name] = FactorPair(down, up)
-    return found
+    if adapters := summed(used):
+        attach_adapters(network, shapes_of(adapters), precision=network.model.precision)
+        draw_adapters(network, adapters)

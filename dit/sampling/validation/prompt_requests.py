@@ -27,7 +27,7 @@ from dit.codecs.vae import Codec, ModelLocation, usual_size
 from dit.config import ModelConfig, RunConfig
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
-from dit.models.family import family_of
+from dit.models.registry import family_of
 from dit.sampling.generate import Request
 from dit.sampling.given_pictures import (
     OF_VALIDATION,

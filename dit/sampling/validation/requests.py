@@ -22,11 +22,12 @@ from dit.config import ModelConfig, RunConfig
 from dit.data.pack import PatchLayout
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import InputKind
+from dit.models.patches import unpatchify
 from dit.objectives import own_null_texts
 from dit.sampling.generate import Request
 from dit.sampling.latent_sizes import LatentStride, Size, rounding
 from dit.sampling.prompts import unguided
-from dit.sampling.unpatchify import sample_inputs, unpatchify
+from dit.sampling.unpatchify import sample_inputs
 from dit.train.train_state import TrainState
 
 Texts = Mapping[str, Mapping[str, Tensor]]

@@ -33,7 +33,7 @@ from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.drawing import Undrawn, drawing
-from dit.models.lora.adapter import adapters_off
+from dit.models.layers.adaptable import adapters_off
 from dit.sampling.generate import SamplingSettings, check_requests, generate_latents
 from dit.sampling.grid import beside
 from dit.sampling.latent_sizes import cut

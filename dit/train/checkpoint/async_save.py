@@ -11,7 +11,6 @@ it.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -26,16 +25,8 @@ from safetensors.torch import save as to_bytes
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import WriteResult
 
-from dit.config import RunConfig
-from dit.config.loading import save_config
-from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
-from dit.distributed.data_parallel import gathered_weights
-from dit.models.parameter_groups import frozen_weights
-from dit.train.checkpoint.adapters import ADAPTERS, AdapterRun
-from dit.train.checkpoint.data_position import loader_file
-from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, plan_files
-from dit.train.checkpoint.origin import ORIGIN, Origin
-from dit.train.checkpoint.paths import (
+from dit.checkpoint_paths import (
+    ADAPTERS,
     LATEST,
     LOWEST_VAL,
     NULL_TEXT,
@@ -46,9 +37,18 @@ from dit.train.checkpoint.paths import (
     sync_and_digest,
     write_manifest,
 )
+from dit.config import RunConfig
+from dit.config_loading import save_config
+from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
+from dit.distributed.data_parallel import gathered_weights
+from dit.models.parameter_groups import frozen_weights
+from dit.safe_writing import sync_folder
+from dit.train.checkpoint.data_position import loader_file
+from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, plan_files
+from dit.train.checkpoint.origin import ORIGIN, Origin
 from dit.train.checkpoint.state_dict import INTERVAL, DataState, share_of_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.train_state import TrainProgress
+from dit.train.train_progress import TrainProgress
 
 _NOT_OF_THE_DISK = (
     torch.distributed.DistError,  # another process has died
@@ -91,8 +91,8 @@ class _PendingSave:
 class Saver:
     """Writes the checkpoints of a run, one at a time."""
 
-    def __init__(self, folder: Path, config: RunConfig, *, adapters: AdapterRun | None = None):
-        """`folder` is the run folder; `adapters` says what a run of adapters trains."""
+    def __init__(self, folder: Path, config: RunConfig, *, adapters: str | None = None):
+        """`folder` is the run folder; `adapters` the `lora.json` of a run of adapters."""
         self.checkpoints = folder / "checkpoints"
         self.config, self._adapters = config, adapters
         self._frozen = frozen_weights(config)
@@ -201,7 +201,7 @@ class Saver:
         (partial / NULL_TEXT).write_bytes(to_bytes(null))
         (partial / INTERVAL).write_bytes(to_bytes(dict(data.interval)))
         if self._adapters is not None:
-            (partial / ADAPTERS).write_text(self._adapters.as_json())
+            (partial / ADAPTERS).write_text(self._adapters)
         if self.origin is not None:
             (partial / ORIGIN).write_text(self.origin.to_json())
         if data.card is not None:
@@ -219,7 +219,7 @@ class Saver:
         old = [final] if final.exists() else []  # from before a return to an earlier checkpoint
         renamed = [_rename_for_removal(path) for path in old]
         pending.partial.rename(final)
-        _sync(self.checkpoints)
+        sync_folder(self.checkpoints)
         for name in names:
             self._new(name).replace(self.checkpoints / name)
         # Checkpoints of later steps are also from before such a return: they stay until replaced.
@@ -322,12 +322,3 @@ def _rename_for_removal(path: Path) -> Path:
 def _remove(folders: list[Path]) -> None:
     for folder in folders:
         shutil.rmtree(folder)
-
-
-def _sync(folder: Path) -> None:
-    """Brings the renames in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -21,28 +21,29 @@ from tempfile import TemporaryFile
 
 import torch.distributed as dist
 
+from dit.checkpoint_paths import (
+    CheckpointError,
+    find_checkpoint,
+    has_adapters,
+    manifest_of,
+    saved_config,
+)
 from dit.command_line import python
 from dit.config import EmaKind, RunConfig, Weights
-from dit.config.loading import changes
-from dit.config.loading.schema import schema_of
 from dit.config.resume import Resume
+from dit.config_loading import changes
+from dit.config_loading.schema import schema_of
 from dit.data import DataError, LoaderLayout, PackLoader
 from dit.distributed.collective_errors import on_all_ranks, on_first_rank
 from dit.distributed.entry import say_below
 from dit.distributed.leaving import at_stake
 from dit.distributed.watchdog import heartbeat
-from dit.models.family import family_of
+from dit.models.registry import family_of
 from dit.objectives import REGISTRY
 from dit.safe_writing import FolderInUseError, only_writer
-from dit.train.checkpoint.adapters import adapters_of
 from dit.train.checkpoint.data_position import Position, data_positions, restore_position
 from dit.train.checkpoint.origin import Origin, saved_origin
-from dit.train.checkpoint.paths import (
-    CheckpointError,
-    find_checkpoint,
-    manifest_of,
-    saved_config,
-)
+from dit.train.checkpoint.starting_point import check_writable, unwritable
 from dit.train.checkpoint.state_dict import (
     DataState,
     interval_sums,
@@ -50,7 +51,6 @@ from dit.train.checkpoint.state_dict import (
     start_from,
 )
 from dit.train.metrics.run_logger import RunLogger
-from dit.train.start_checks import check_writable, unwritable
 from dit.train.train_state import TrainState
 
 
@@ -112,7 +112,7 @@ def resume(run: TrainState) -> None:
         _continue_from(run, own, own=True)
     elif c.load and (other := find_checkpoint(Path(c.load))):
         if c.finetune:
-            if run.model.adapters is None or adapters_of(other) is not None:
+            if run.model.adapters is None or has_adapters(other):
                 run.progress = start_from(other, run.model, config=run.config)
             run.notes += _finetune_notes(other, run.config)
             if run.progress.updates_before:

@@ -1,16 +1,6 @@
 """What a checkpoint holds and how it loads: weights, averages, optimizer, position in the data.
 
-RUN/checkpoints/step_00000500/   one checkpoint; it appears when it is complete
-metadata.json, common.pt, *.distcp          Megatron-Core's sharded checkpoint
-config.yaml                                 the resolved configuration
-lora.json                                   of adapters: their ranks, and where their base is
-loader_00000.pt                             the loader's position, one per data rank
-log_interval.safetensors                    sums since the last log step, by rank
-dataset_card.json, null_text.safetensors    what generation needs of the dataset
-origin.json                                 files of the weights that it started from, if any
-manifest.json                               format, sizes and checksums of all these
-RUN/checkpoints/LATEST           name of the newest complete checkpoint
-RUN/checkpoints/LOWEST_VAL       name of the one with the lowest validation loss, which is kept
+The files are listed in `dit.train.checkpoint`.
 """
 
 from __future__ import annotations
@@ -29,31 +19,26 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dit.batch import NullInputs
-from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
-from dit.config.inlining import value_of
-from dit.config.loading.schema import schema_of
-from dit.config.resume import Resume, resume_class
-from dit.distributed.data_parallel import (
-    load_optimizer_groups,
-    optimizer_groups,
-    optimizer_values,
-)
-from dit.models.lora.adapter import is_adapter
-from dit.models.lora.targets import attach_adapters
-from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
-from dit.train.checkpoint.adapters import FrozenBase, adapters_of, diffusers_weights, found_base
-from dit.train.checkpoint.distcp import common_values, load, tensor_names
-from dit.train.checkpoint.exchange import WEIGHT, StateExchange
-from dit.train.checkpoint.paths import (
+from dit.checkpoint_paths import (
     CheckpointError,
     check_index,
     damaged,
+    has_adapters,
     saved_config,
     verify,
 )
+from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
+from dit.config.inlining import value_of
+from dit.config.resume import Resume, resume_class
+from dit.config_loading.schema import schema_of
+from dit.models.layers.adaptable import is_adapter
+from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
+from dit.train.checkpoint.distcp import common_values, load, tensor_names
+from dit.train.checkpoint.exchange import WEIGHT, StateExchange
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.narrow_moments import put_moments
-from dit.train.train_state import TrainProgress
+from dit.train.optimizer.narrow_moments import put_moments
+from dit.train.optimizer.states import load_optimizer_groups, optimizer_groups, optimizer_values
+from dit.train.train_progress import TrainProgress
 
 INTERVAL = "log_interval.safetensors"
 _T = TypeVar("_T")
@@ -168,7 +153,7 @@ def _load_weights(path: Path, exchange: StateExchange, *, averaged: bool) -> dic
     Raises:
         CheckpointError: the checkpoint has no average.
     """
-    _check_has(path, averaged=averaged)
+    check_average(path, averaged=averaged)
     wanted = exchange.wanted(weights=_AVERAGE if averaged else WEIGHT, everywhere=True)
     loaded = _read({"share": wanted}, path)
     exchange.hand_out(loaded.get("share", {}))
@@ -197,7 +182,7 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
             are behind it.
     """
     check_same_weights(path, config)
-    _check_has(path, averaged=config.checkpoint.finetune_weights is Weights.EMA)
+    check_average(path, averaged=config.checkpoint.finetune_weights is Weights.EMA)
     if config.train.warm_start_ema and config.ema.kind is EmaKind.POWER:
         progress = _progress(_from_index(path, common_values))
         if not progress.updates_before + progress.updates:
@@ -208,7 +193,12 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
             )
 
 
-def _check_has(path: Path, *, averaged: bool) -> None:
+def check_average(path: Path, *, averaged: bool) -> None:
+    """Refuses a checkpoint without an average where that is asked for; reads no tensor.
+
+    Raises:
+        CheckpointError: it has none, or its index is damaged.
+    """
     there = _has_average(path)  # finds a damaged index as well
     if averaged and not there:
         raise CheckpointError(f"{path} holds no average of the weights; use --weights model")
@@ -218,75 +208,9 @@ def _has_average(path: Path) -> bool:
     return any(name.startswith(_AVERAGE) for name in _from_index(path, tensor_names))
 
 
-def load_network(
-    path: Path,
-    network: MegatronModule,
-    groups: ProcessGroupCollection,
-    *,
-    averaged: bool,
-    base: str | None = None,
-) -> None:
-    """Loads a checkpoint into a new network, which gets its adapters and their base where it has.
-
-    `base` says where the base is now, if it was moved. All ranks call it.
-
-    Raises:
-        CheckpointError: as `load_weights`, or the base is missing or in no file.
-    """
-    run = adapters_of(path)
-    if run is not None:
-        if run.base.path is None:
-            raise CheckpointError(
-                f"{path} holds adapters beside weights that were drawn from a seed, as on mock"
-                " data, and are in no file: they show nothing; train on a dataset, beside weights"
-                " of checkpoint.load_hf or checkpoint.load"
-            )
-        config = saved_config(path)
-        precision = config.lora.dtype or config.model.precision
-        here = found_base(run.base, moved_to=base)
-        load_base(here, [network], groups, config=config)
-        attach_adapters(network, run.adapters, precision=precision)
-    load_weights(path, [network], groups, averaged=averaged)
-
-
-def load_base(
-    base: FrozenBase,
-    modules: Sequence[MegatronModule],
-    groups: ProcessGroupCollection,
-    *,
-    config: RunConfig,
-) -> None:
-    """Loads the frozen weights beside adapters; all ranks call it.
-
-    Raises:
-        CheckpointError: a file has changed since it was saved, or they are of another model.
-    """
-    if base.path is not None and base.diffusers:
-        for module in modules:
-            diffusers_weights(base, config).fill(module, config)
-    elif base.path is not None:
-        check_base(base, config)
-        verify(base.path)
-        load_weights(base.path, modules, groups, averaged=base.averaged)
-
-
-def check_base(base: FrozenBase, config: RunConfig) -> None:
-    """Refuses frozen weights that do not fit, by their checkpoint or folder; reads no tensor.
-
-    Raises:
-        CheckpointError: they are of another model, or their average is missing.
-        ConvertError: they are of another network.
-    """
-    if base.path is not None and base.diffusers:
-        diffusers_weights(base, config)
-    elif base.path is not None:
-        check_same_weights(base.path, config)
-        _check_has(base.path, averaged=base.averaged)
-
-
 def _stored_by(path: Path) -> Callable[[str], bool]:
     """Whether a checkpoint has a weight, by its name: the adapters, or all others."""
-    adapted = adapters_of(path) is not None
+    adapted = has_adapters(path)
     return lambda name: is_adapter(name) is adapted
 
 

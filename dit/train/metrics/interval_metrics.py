@@ -42,16 +42,17 @@ from dit.config import RunConfig
 from dit.data import dataset_sizes
 from dit.distributed.data_parallel import MainParamShard, main_param_shards, state_copy
 from dit.distributed.process_groups import device
-from dit.models.family import family_of
+from dit.models.registry import family_of
 from dit.objectives import TrainingObjective
 from dit.pack_wire import to_device
-from dit.train import foreach
+from dit.train.optimizer import foreach
 
 if TYPE_CHECKING:
+    from dit.distributed.model_parallel import Item
+    from dit.train.loss import PackLoss, RankLoss
     from dit.train.model_and_optimizer import ModelAndOptimizer
-    from dit.train.optimizer import Update
-    from dit.train.step import Item, PackLoss, RankLoss
-    from dit.train.train_state import TrainProgress
+    from dit.train.optimizer.update import Update
+    from dit.train.train_progress import TrainProgress
 
 
 class IntervalMetrics:

@@ -11,7 +11,7 @@ import psutil
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.config.loading import to_yaml
+from dit.config_loading import to_yaml
 from dit.data import Reject, RejectCounts, sum_counts
 from dit.distributed.cuda_environment import settings_made
 from dit.distributed.data_parallel import gradient_buffers, main_param_shards

@@ -1,8 +1,4 @@
-"""What is measured in every step: the seconds of its parts, and sums over all ranks of the run.
-
-A part inside another is subtracted from the outer one, so that no second counts twice. On a GPU the
-host runs ahead of the device. Seconds are then measured only after `synchronize_timers`, which
-waits for the device at both ends of each part; a run that is no benchmark should not do that.
+"""What is measured in every step: sums over all ranks of the run.
 
 RUN/skipped_samples.jsonl has one JSON object for each step whose loss or gradient was not finite:
 
@@ -16,10 +12,8 @@ from __future__ import annotations
 
 import math
 import resource
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -34,54 +28,15 @@ from dit.distributed.process_groups import device
 from dit.models.cost import network_cost, training_flops
 from dit.pack_wire import to_device
 from dit.progress import counted
+from dit.train.timers import COMMUNICATION, timed
 
 if TYPE_CHECKING:
-    from dit.train.optimizer import Update
-    from dit.train.step import RankLoss
+    from dit.train.loss import RankLoss
+    from dit.train.optimizer.update import Update
     from dit.train.train_state import TrainState
 
-DATA, FORWARD, BACKWARD = "data", "forward", "backward"
-COMMUNICATION, OPTIMIZER = "communication", "optimizer"
-TIMED_PARTS = (DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER)
 SKIPPED_FILE = "skipped_samples.jsonl"
 _SHOWN = 8
-
-_seconds: dict[str, float] = dict.fromkeys(TIMED_PARTS, 0.0)
-_inner = [0.0]  # seconds of the parts inside each part that is under way
-_synchronized = False
-
-
-def synchronize_timers() -> None:
-    """Makes all timers wait for the device from now on."""
-    global _synchronized
-    _synchronized = True
-
-
-@contextmanager
-def timed(part: str) -> Iterator[None]:
-    """Inside, seconds belong to `part`; it is a decorator, too.
-
-    Not after an error: what the device has begun with a rank that has left never ends.
-    """
-    began = _now()
-    _inner.append(0.0)
-    yield
-    seconds = _now() - began
-    _seconds[part] += seconds - _inner.pop()
-    _inner[-1] += seconds
-
-
-def elapsed() -> dict[str, float]:
-    """Seconds of each part since the last call; empty where they would not be true."""
-    seconds = dict(_seconds)
-    _seconds.update(dict.fromkeys(TIMED_PARTS, 0.0))
-    return seconds if _synchronized or not torch.cuda.is_available() else {}
-
-
-def _now() -> float:
-    if _synchronized and torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,7 +181,7 @@ def peak_tflops() -> float | None:
     """bfloat16 TFLOP/s on the device's data sheet; None for devices that the table lacks."""
     if not torch.cuda.is_available():
         return None
-    from dit.distributed.device_specs import peak_flops
+    from dit.device_specs import peak_flops
 
     flops = peak_flops(torch.cuda.get_device_name())
     return None if flops is None else flops / 1e12

@@ -44,6 +44,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,6 @@ from dit.progress import DONE_AND_LEFT, Shortened, in_words, one_line
 from dit.train.metrics.interval_metrics import edges_and_counts
 from dit.train.metrics.jsonl import explain_write_errors
 from dit.train.metrics.terminal_pictures import half_blocks
-from dit.train.start_checks import check_wandb
 from dit.train.train_state import DrawnSamples
 
 if TYPE_CHECKING:
@@ -275,3 +275,17 @@ def _line(values: Values) -> str:
         if values[name]
     ]
     return "  ".join(parts)
+
+
+def check_wandb(config: RunConfig) -> None:
+    """Refuses a record of W&B without its package.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    c = config.logger
+    if c.wandb_project and c.wandb_mode is not WandbMode.DISABLED and find_spec("wandb") is None:
+        raise ValueError(
+            f"logger.wandb_project={c.wandb_project} needs the package wandb: install the extra"
+            " `log`, or leave wandb_project unset"
+        )

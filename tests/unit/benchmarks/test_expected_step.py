@@ -15,7 +15,7 @@ from gpu_run.schedule import State
 
 from benchmarks import expected_step as program
 from dit.config import RunConfig
-from dit.distributed.device_specs import DEVICES
+from dit.device_specs import DEVICES
 from dit.models.cost import memory
 from dit.planner.efficiency import FUSED, PLAIN
 

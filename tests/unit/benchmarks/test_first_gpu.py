@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
+from pkgutil import resolve_name
 
 import pytest
 import torch
-from gpu_run import bounds, imports, steps, worker
-from gpu_run.gpu_tests import counted
+from gpu_run import bounds, checks, steps, worker
+from gpu_run.checks import counted
 from gpu_run.install import install
 from gpu_run.page import page
 from gpu_run.parts import IMPORTS, PARTS, SIZES, Part, chosen, configuration, shape_keys
@@ -22,7 +23,7 @@ from gpu_run.schedule import Results, State, run_parts
 from gpu_run.worker import Worker
 from measuring.steps import call_seconds
 
-from dit.config.loading import default_config, load_config
+from dit.config_loading import default_config, load_config
 from dit.models.cost import memory
 from tests.tiny_wheels import write_wheel
 
@@ -87,13 +88,16 @@ def test_the_order_is_that_of_worth():
 
 
 def test_results_are_on_disk_at_once_and_a_later_run_goes_on(tmp_path):
-    file = tmp_path / "new/cpu.json"
+    file = tmp_path / "cpu.json"
     first = Results(file, about={"device": "CPU", "date": "a"})
     first.put("ceilings", DONE | {"found": {"copy": 1.5}})
     assert json.loads(file.read_text())["parts"]["ceilings"]["found"] == {"copy": 1.5}
     first.put("tests", {"state": State.FAILED, "why": "x"})
     second = Results(file, about={"date": "b"})
-    assert second.done() == ["ceilings"] and second.about == {"device": "CPU", "date": "b"}
+    assert second.done() == ["ceilings"] and second.content["about"] == {
+        "device": "CPU",
+        "date": "b",
+    }
     for name in ("ceilings", "tests", "padded-loop"):
         second.put(name, {"state": State.NOT_BEGUN, "why": "no time"})
     states = {name: one["state"] for name, one in json.loads(file.read_text())["parts"].items()}
@@ -114,8 +118,8 @@ def test_every_configuration_resolves(size):
         real = sample.frames * sample.height * sample.width // 4
         assert real == TOKENS.get(one.shape, (1024, 64))[small] - one.shape.endswith("padded")
         assert config.dataset.task_encoder_seq_length >= config.mock_tokens(sample)
-        wide = one.name.endswith("recompute") or one.name == "wan14b-profile"
-        assert (config.model.recompute_granularity == "full") == wide
+        again = one.name.endswith("recompute")
+        assert (config.model.recompute_granularity == "full") == again
         assert config.model.compile == ("compiled" in one.name)
         if not small:  # one GPU of 80 GB takes them, or most of their pack
             need = memory(config, world_size=1).total
@@ -193,21 +197,31 @@ def test_a_process_that_ends_or_hangs_costs_its_own_part(tmp_path):
         assert after["state"] == "done" and after["pid"] != first["pid"]
         hang = asking.run(part("hang"), 0.5)
         assert hang["state"] == State.ENDED and hang["why"] == "took longer than 0 s"
+        assert hang["log"] == "at hang\n"
         with pytest.raises(ProcessLookupError):
             os.kill(after["pid"], 0)
-        assert asking.run(part("d"), 50)["state"] == "done"
+        last = asking.run(part("d"), 50)
+        tests = asking.run(replace(part("tests"), kind="tests"), 50)
+        assert last["state"] == tests["state"] == "done" and last["pid"] != tests["pid"]
+        assert asking.process is None  # what tests leave is not seen by later parts
     finally:
         asking.close()
 
 
-def test_errors_of_a_part_are_its_result(monkeypatch):
+def test_errors_of_a_part_are_its_result(monkeypatch, capsys):
     def fails(*_: object, **__: object) -> dict:
         raise SystemExit("error: no such option")
 
-    monkeypatch.setattr(worker, "_function", lambda _: fails)
+    monkeypatch.setattr(steps, "steps", fails)
     outcome = worker._outcome(part("padded-loop"), {})
     assert outcome["state"] == "failed" and "no such option" in outcome["why"]
-    assert "Traceback" in outcome["log"]
+    assert "Traceback" in capsys.readouterr().err  # which is the log
+
+
+def test_each_kind_of_part_has_a_function():
+    kinds = {one.kind for one in (*PARTS, IMPORTS)}
+    assert kinds == {*worker._FUNCTIONS}
+    assert all(callable(resolve_name(name)) for name in worker._FUNCTIONS.values())
 
 
 def test_failed_tests_are_named(tmp_path):
@@ -246,14 +260,16 @@ def test_missing_packages_and_another_torch_are_named(tmp_path, monkeypatch):
     broken = tmp_path / "tests/gpu/test_none.py"
     broken.parent.mkdir(parents=True)
     broken.touch()
-    monkeypatch.setattr(imports, "ROOT", tmp_path)
-    monkeypatch.setattr(imports, "MODULES", ("json", "no_such_package"))
+    monkeypatch.setattr(checks, "ROOT", tmp_path)
+    monkeypatch.setattr(checks, "MODULES", ("json", "no_such_package"))
     torch_file = str(sys.modules["torch"].__file__)
-    found = imports.check_imports(IMPORTS, torch_file=torch_file)
+    settings = {"size": "tiny", "keys": ["a=1"]}
+    found = checks.check_imports(IMPORTS, torch_file=torch_file, **settings)
+    assert settings.items() <= found["about"].items() and found["about"]["commit"] is None
     assert found["about"]["versions"]["torch"] and found["state"] == State.FAILED
     assert "No module named 'no_such_package'" in found["why"]
     assert "tests.gpu.test_none: " in found["why"] and "json" not in found["why"]
-    other = imports.check_imports(IMPORTS, torch_file=str(tmp_path / "torch.py"))
+    other = checks.check_imports(IMPORTS, torch_file=str(tmp_path / "torch.py"))
     assert other["state"] == State.FAILED and not other["about"]
     assert f"the machine's is {tmp_path / 'torch.py'}" in other["why"]
 

@@ -19,7 +19,7 @@ from measuring.memory_traffic import (
 
 from benchmarks import count_traffic
 from dit.config import LoraConfig, Precision
-from dit.models.family import named_model
+from dit.models.registry import named_model
 from tests.packs import tiny_model
 
 SMALL = PackShape(samples=3, grid=(1, 4, 4), text=2, multiple=4)

@@ -19,7 +19,7 @@ from measuring.packing_simulation import (
 )
 
 from dit.config import Balance
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 
 MODEL = DitConfig(name="dit_xl")
 

@@ -6,8 +6,8 @@ import pytest
 from measuring.steps import step_summary
 
 from dit.config import Precision, RunConfig
-from dit.models.dit.config import DitConfig
-from dit.train.metrics.step_metrics import TIMED_PARTS
+from dit.models.dit.family import DitConfig
+from dit.train.timers import TIMED_PARTS
 
 
 def test_parts_and_the_rest_are_the_step(groups):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import wheelhouse
-from benchmarks.wheelhouse import read_present, requirements, resolve, source_bytes
+from benchmarks.wheelhouse import read_present, requirements, resolve
 from tests.tiny_wheels import write_wheel
 
 EXAMPLE = "benchmarks/machines/cuda13_torch2.11_python3.12.txt"
@@ -68,7 +68,6 @@ def checkout(tmp_path, monkeypatch) -> Path:
     )
     (root / "docker").mkdir()
     (root / "docker/requirements.txt").write_text("alpha==1.1\nmegatron-core-like==2\n")
-    (root / "data.bin").write_bytes(bytes(3_000_000))
     monkeypatch.setattr(wheelhouse, "ROOT", root)
     monkeypatch.setattr(wheelhouse, "EXTRAS", ("delta",))
     return root
@@ -84,15 +83,15 @@ def run(folder: Path, index: Path, present: str, *arguments: str) -> int:
 def test_sizes_are_said_and_too_much_is_refused(tmp_path, index, checkout, capsys):
     write_wheel(index, "alpha", "1.1", fill=1_500_000)
     present = "torch==2.6\n"
-    assert run(tmp_path, index, present, "--limit-mb", "4") == 1
-    assert "4.5 MB, and 4.0 MB may be carried" in capsys.readouterr().err
+    assert run(tmp_path, index, present, "--limit-mb", "1") == 1
+    assert "1.5 MB, and 1.0 MB may be carried" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     (tmp_path / "out/old-1.0-py3-none-any.whl").touch()
     assert run(tmp_path, index, present) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "    1.50 MB  alpha 1.1"
-    assert said[-4:-1] == ["    1.50 MB  2 wheels", "    3.00 MB  sources", "    4.50 MB  together"]
+    assert said[-2] == "    1.50 MB  2 wheels"
     assert sorted(file.name.split("-")[0] for file in (tmp_path / "out").iterdir()) == [
         *("alpha", "delta")
     ]
@@ -139,11 +138,3 @@ def test_other_optional_dependencies_are_fetched_if_named(tmp_path, index, check
     assert "--also gamma: pyproject.toml has beta, delta" in capsys.readouterr().err
     assert "beta>=1" in requirements(checkout, ["beta"])
     assert "beta>=1" not in requirements(checkout)
-
-
-def test_sources_without_git_are_all_but_hidden_folders(tmp_path, monkeypatch):
-    for place, size in {"a.py": 5, "dit/b.py": 7, ".venv/c": 100, "runs/d": 100, "w/e": 50}.items():
-        (tmp_path / place).parent.mkdir(exist_ok=True)
-        (tmp_path / place).write_bytes(bytes(size))
-    monkeypatch.setenv("PATH", "")
-    assert source_bytes(tmp_path, without=tmp_path / "w") == 12

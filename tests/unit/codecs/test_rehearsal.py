@@ -12,7 +12,7 @@ from dit.codecs.dataset_card import read_card
 from dit.codecs.rehearsal import WIDTH, write_wan
 from dit.config import ObjectiveConfig, RunConfig
 from dit.convert.pipeline import check_pipeline
-from dit.models.family import named_model
+from dit.models.registry import named_model
 from recipes import rehearsal_encoders
 from tests.media_files import video
 

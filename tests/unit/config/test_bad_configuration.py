@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dit.config import OptimizerConfig, Problems, RunConfig, TrainConfig
-from dit.config.loading import ConfigError, load_config
-from dit.models.dit.config import DitConfig
+from dit.config_loading import ConfigError, load_config
+from dit.models.dit.family import DitConfig
 from tests.packs import run_config
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dit.config.checks import Problems
-from dit.config.loading import Arguments, ConfigError, parse_arguments
-from dit.config.loading.schema import Schema, is_group, record_type, sentences
-from dit.models.dit.config import DitConfig
+from dit.config_loading import Arguments, ConfigError, parse_arguments
+from dit.config_loading.schema import Schema, is_group, record_type, sentences
+from dit.models.dit.family import DitConfig
 from recipes.runs import RECIPES, dit_s, dit_xl
 
 SCHEMA = Schema(DitConfig)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from dit.config import RunConfig
-from dit.config.loading import load_config, to_yaml
+from dit.config_loading import load_config, to_yaml
 from recipes.runs import RECIPES, dit_debug, dit_xl
 
 ROOT = Path(__file__).resolve().parents[3]

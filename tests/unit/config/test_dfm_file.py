@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dit.config.loading import ConfigError, load_config
-from dit.config.loading.foreign import FOREIGN
-from dit.config.loading.schema import Schema
-from dit.models.dit.config import DitConfig
+from dit.config_loading import ConfigError, load_config
+from dit.config_loading.foreign import FOREIGN
+from dit.config_loading.schema import Schema
+from dit.models.dit.family import DitConfig
 from tests.packs import run_config
 
 SCHEMA = Schema(DitConfig)
@@ -64,7 +64,7 @@ def test_keys_with_a_meaning_keep_it(dfm_file: Path) -> None:
 
 
 def test_each_key_without_a_meaning_gets_one_line(dfm_file: Path, caplog) -> None:
-    with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
+    with caplog.at_level(logging.WARNING, logger="dit.config_loading"):
         load_config(run_config(), config_file=dfm_file)
     assert [record.getMessage() for record in caplog.records] == [
         f'model.qkv_format="thd" ({dfm_file}:6): read, not used: packs are always thd',
@@ -89,7 +89,7 @@ def test_each_key_without_a_meaning_gets_one_line(dfm_file: Path, caplog) -> Non
     ],
 )
 def test_other_keys_of_its_recipes_are_accepted(token: str, caplog) -> None:
-    with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
+    with caplog.at_level(logging.WARNING, logger="dit.config_loading"):
         assert load_config(run_config(), overrides=[token]) == run_config()
     assert "read, not used" in caplog.text
 

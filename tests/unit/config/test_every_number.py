@@ -8,13 +8,13 @@ from typing import get_args
 import pytest
 
 from dit.config import Problems, RunConfig, TrainConfig
-from dit.config.loading import ConfigError, load_config
-from dit.config.loading.describe import describe
-from dit.config.loading.schema import Schema, hints, item_type, record_type
-from dit.config.loading.settings import Merged
-from dit.config.loading.validate import checked_config, plain
+from dit.config_loading import ConfigError, load_config
+from dit.config_loading.describe import describe
+from dit.config_loading.schema import Schema, hints, item_type, record_type
+from dit.config_loading.settings import Merged
+from dit.config_loading.validate import checked_config, plain
 from dit.models.cost import check_memory
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from tests.packs import run_config
 
 SCHEMA = Schema(DitConfig)

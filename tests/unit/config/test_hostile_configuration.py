@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.config.loading import ConfigError, load_config, parse_arguments, to_yaml
-from dit.config.loading.schema import Schema
-from dit.models.dit.config import DitConfig
+from dit.config_loading import ConfigError, load_config, parse_arguments, to_yaml
+from dit.config_loading.schema import Schema
+from dit.models.dit.family import DitConfig
 from recipes.runs import RECIPES
 from tests.hostile import damaged, mistaken, odd_text, odd_values
 from tests.packs import run_config

@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from dit.config import EdmConfig, FlowConfig, ObjectiveConfig, RunConfig
 from dit.config.inlining import INLINED, flattened, key_path, key_types, nested, value_of
-from dit.config.loading import load_config, to_yaml
-from dit.config.loading.validate import plain
+from dit.config_loading import load_config, to_yaml
+from dit.config_loading.validate import plain
 from tests.packs import run_config
 
 Options = TypeVar("Options")

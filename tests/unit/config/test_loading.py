@@ -23,8 +23,8 @@ from dit.config import (
     RngConfig,
 )
 from dit.config.inlining import value_of
-from dit.config.loading import load_config, read_config, save_config, to_yaml
-from dit.models.dit.config import MODEL_SIZES, ExtraPosition
+from dit.config_loading import load_config, read_config, save_config, to_yaml
+from dit.models.dit.family import MODEL_SIZES, ExtraPosition
 from recipes.runs import RECIPES, dit_b, dit_s
 from tests.packs import run_config
 
@@ -296,7 +296,7 @@ def test_yaml_holds_enums_as_text() -> None:
 
 def test_import_brings_neither_torch_nor_megatron() -> None:
     code = (
-        "import json, sys; import dit.config.loading, recipes.runs;"
+        "import json, sys; import dit.config_loading, recipes.runs;"
         "print(json.dumps([n for n in ('torch', 'megatron', 'numpy') if n in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

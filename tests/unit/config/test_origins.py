@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dit.config.loading.validate import _origin
+from dit.config_loading.validate import _origin
 
 ORIGINS = {"model": "recipe", "dataset.blend.0.path": "run.yaml", "train.lr": "command line"}
 

@@ -15,9 +15,9 @@ import torch
 import yaml
 
 from dit.config.inlining import value_of
-from dit.config.loading import ConfigError, load_config, parse_arguments
+from dit.config_loading import ConfigError, load_config, parse_arguments
 from dit.models.cost import trained_count
-from dit.models.family import FAMILIES
+from dit.models.registry import FAMILIES
 from dit.objectives import training_objective
 from recipes.runs import RECIPES
 from tests.packs import run_config
@@ -284,7 +284,7 @@ def test_every_key_is_read_or_named_with_the_reason(name: str, tmp_path: Path, c
     text, expected, family = FILES[name]
     file = tmp_path / name
     file.write_text(text)
-    with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
+    with caplog.at_level(logging.WARNING, logger="dit.config_loading"):
         words = [f"model.family={family}"]
         config = load_config(run_config(), config_file=file, overrides=words)
     for key, value in expected.items():
@@ -316,7 +316,7 @@ def test_fastvideos_flat_arguments(caplog) -> None:
     --num_euler_timesteps 50 --ema_start_step 0 --lora_training True --lora_rank 32
     --lora_alpha 64 --dry-run"""
     argv = typed.split()
-    with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
+    with caplog.at_level(logging.WARNING, logger="dit.config_loading"):
         config = parse_arguments(argv, recipes=RECIPES).config
     assert (config.optimizer.lr, config.optimizer.weight_decay) == (5e-5, 1e-4)
     assert (config.train.train_iters, config.model.context_parallel_size) == (4000, 4)
@@ -461,7 +461,7 @@ def test_one_key(token: str, group: str, name: str, value: object) -> None:
 def test_what_adamw_costs_in_the_place_of_another_optimizer(
     token: str, theirs: int | None, lora: tuple[str, ...], caplog
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
+    with caplog.at_level(logging.WARNING, logger="dit.config_loading"):
         config = load_config(run_config(), overrides=[*lora, token])
     (said,) = [record.getMessage() for record in caplog.records]
     count = trained_count(config)
@@ -566,7 +566,7 @@ def test_image_to_video_of_networks_that_take_both(caplog) -> None:
         (["model.name=wan2.2_ti2v_5b", f"{key}=0.6"], 0.6),
     ):
         caplog.clear()
-        with caplog.at_level(logging.WARNING, logger="dit.config.loading"):
+        with caplog.at_level(logging.WARNING, logger="dit.config_loading"):
             config = load_config(run_config(), overrides=[token, *model])
         assert config.objective.image_condition_probability == expected
         (line,) = [r.getMessage() for r in caplog.records if "i2v_prob" in r.getMessage()]
@@ -580,7 +580,7 @@ def test_image_to_video_of_networks_that_take_both(caplog) -> None:
 
 def test_every_family_is_a_network_of_diffusion_pipe():
     """And each of its networks that is one of ours is taken for it."""
-    from dit.config.loading.foreign.diffusion_pipe import _FAMILIES
+    from dit.config_loading.foreign.diffusion_pipe import _FAMILIES
 
     assert set(_FAMILIES.values()) == set(FAMILIES)
     config = load_config(run_config(), overrides=["model.type=flux", "model.family=flux"])

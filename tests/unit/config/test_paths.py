@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from dit.config import RunConfig
-from dit.config.loading import ConfigError, load_config, read_config, save_config, to_yaml
-from dit.config.loading.load import default_config
-from dit.config.loading.schema import Schema, hints, path_keys, record_type
+from dit.config_loading import ConfigError, load_config, read_config, save_config, to_yaml
+from dit.config_loading.load import default_config
+from dit.config_loading.schema import Schema, hints, path_keys, record_type
 from dit.local_path import data_place, local_text, store_address
-from dit.models.family import families
+from dit.models.registry import families
 
 TEXTS = {
     *("model.name", "model.family", "objective.name", "validation.negative_prompt"),

@@ -6,10 +6,10 @@ import os
 import re
 from pathlib import Path
 
-from dit.config.loading.load import default_config
-from dit.config.loading.reference_page import files_in, main
-from dit.config.loading.schema import Schema, schema_of
-from dit.models.family import families
+from dit.config_loading.load import default_config
+from dit.config_loading.reference_page import files_in, main
+from dit.config_loading.schema import Schema, schema_of
+from dit.models.registry import families
 from tests.unit.config.test_conf_files import FILES, ROOT
 
 PAGE = ROOT / "docs" / "configuration.md"

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import pytest
 
-from dit.config.loading.load import default_config
-from dit.config.loading.schema import Schema, hints, record_type, schema_of
 from dit.config.resume import RESUMED, Live, Refused, Resume, resume_class, resume_classes
-from dit.models.family import families
+from dit.config_loading.load import default_config
+from dit.config_loading.schema import Schema, hints, record_type, schema_of
+from dit.models.registry import families
 from tests.odd_family import OddConfig
 from tests.toy_family import ToyConfig
 from tests.unit.config.test_reference_page import PAGE

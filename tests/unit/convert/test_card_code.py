@@ -12,16 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
+from dit.checkpoint_paths import write_manifest
 from dit.codecs.text import ByteTable
 from dit.codecs.vae import Pixel
 from dit.config import ModelConfig, Sampler
 from dit.convert.cards import PictureCode
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
-from dit.models.family import family_of, named_model
+from dit.models.registry import family_of, named_model
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
-from dit.train.checkpoint.paths import write_manifest
 from tests.given_noise import from_noise
 from tests.unit.convert.test_recipes_on_folders import FIXED, FLOW, UNIPC, folder_of
 
@@ -122,7 +122,7 @@ def test_the_loop_makes_our_picture(case: str, groups, tmp_path: Path, monkeypat
 def test_weights_of_a_published_vae_go_into_their_pipeline(size: str, kind: str, last: str) -> None:
     import diffusers
 
-    from dit.config.loading import load_config
+    from dit.config_loading import load_config
     from recipes.runs import dit_xl
 
     config = load_config(dit_xl(), overrides=[f"model.name={size}"])

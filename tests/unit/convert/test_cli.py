@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from data_prep.cli.parser import _bytes as prep_bytes
 from dit.config.inlining import value_of
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.convert.cli import _bytes, main
 from recipes.runs import dit_xl
 from tests.published import PROJECTED, publish, random_model

@@ -11,9 +11,10 @@ from dit.convert.cli import main
 from dit.convert.export import export_weights
 from dit.convert.import_ import import_weights
 from dit.data.pack import PatchLayout, pack_samples
-from dit.models.diffusers_names import pairs, their_tensors
+from dit.models.diffusers_names import their_tensors
 from dit.models.dit.model import DiT
-from dit.sampling.unpatchify import unpack_latents
+from dit.models.patches import unpack_latents
+from dit.models.registry import pairs
 from dit.train.checkpoint.state_dict import load_weights
 from tests.cosmos_predict import LEVELS, NETWORKS, gap, samples, told_diffusers
 from tests.published import publish, random_model

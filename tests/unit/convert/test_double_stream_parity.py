@@ -28,10 +28,10 @@ from dit.batch import Grid, PackedBatch
 from dit.config import Precision
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
-from dit.models.diffusers_names import Pair, pairs, their_tensors
-from dit.models.family import family_of
+from dit.models.diffusers_names import Pair, their_tensors
 from dit.models.hunyuan_video.diffusers import without_first_frame
-from dit.sampling.unpatchify import unpatchify
+from dit.models.patches import unpatchify
+from dit.models.registry import family_of, pairs
 from dit.train.checkpoint.state_dict import load_weights
 from tests.packs import random_pack, single
 from tests.quick import few_quick

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from dit.batch import Grid, LatentSample, PackedBatch, Problem
 from dit.config import RunConfig
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.convert.load_hf.start import hf_start
 from dit.data.pack import PatchLayout, pack_samples
-from dit.models.family import diffusers_form
+from dit.models.patches import unpack_latents
+from dit.models.registry import diffusers_form
 from dit.objectives import training_objective, training_problem
-from dit.sampling.unpatchify import unpack_latents
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.step import forward_backward, optimizer_step
 from recipes.runs import dit_debug, for_weights

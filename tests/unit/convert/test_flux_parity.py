@@ -16,9 +16,10 @@ from dit.batch import PackedBatch
 from dit.config import Precision
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
-from dit.models.diffusers_names import Pair, pairs, their_tensors
-from dit.models.flux.config import FluxConfig
+from dit.models.diffusers_names import Pair, their_tensors
+from dit.models.flux.family import FluxConfig
 from dit.models.flux.model import FluxNetwork
+from dit.models.registry import pairs
 from dit.train.checkpoint.state_dict import load_weights
 from tests.flux_networks import GUIDANCE, random_flux
 from tests.packs import random_pack, single

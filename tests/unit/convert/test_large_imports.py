@@ -17,7 +17,7 @@ from dit.convert.diffusers_config import model_config
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import checked_table
 from dit.convert.megatron_checkpoint import stored_shape
-from dit.models.family import family_of, named_model
+from dit.models.registry import family_of, named_model
 
 # TRANSFORMER_CONFIGS of Diffusers' scripts/convert_wan_to_diffusers.py; the rest are its defaults,
 # which are those of the text-to-video network of 14B.

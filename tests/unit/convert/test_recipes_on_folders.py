@@ -18,13 +18,12 @@ from safetensors.torch import save_file
 
 from dit.config import ModelConfig, RunConfig
 from dit.config.inlining import value_of
-from dit.config.loading import load_config
-from dit.config.loading.schema import hints
+from dit.config_loading import load_config
+from dit.config_loading.schema import hints
 from dit.convert.diffusers_config import diffusers_transformer_config
 from dit.convert.diffusers_json import OUR_KEY
 from dit.convert.load_hf.start import hf_start
-from dit.models.diffusers_names import pairs
-from dit.models.family import family_of, named_model
+from dit.models.registry import family_of, named_model, pairs
 from dit.objectives.diffusers_schedulers import EdmScheduler, FlowScheduler, UnipcScheduler
 from dit.train import trainer
 from recipes.pretrain_dit import main

@@ -13,8 +13,8 @@ from dit.config import Precision
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.megatron_checkpoint import StoredWeights
-from dit.models.diffusers_names import pairs
 from dit.models.dit.model import DiT
+from dit.models.registry import pairs
 from dit.train.checkpoint.state_dict import load_weights
 from tests.published import PROJECTED, publish, random_model
 

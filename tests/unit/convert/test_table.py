@@ -15,9 +15,9 @@ from dit.config import DatasetConfig, Precision, RunConfig
 from dit.convert.diffusers_config import diffusers_transformer_config, model_config
 from dit.convert.megatron_checkpoint import stored_shape
 from dit.models.cost import parameter_count
-from dit.models.diffusers_names import pairs
-from dit.models.dit.config import MODEL_SIZES, DitConfig
+from dit.models.dit.family import MODEL_SIZES, DitConfig
 from dit.models.dit.model import DiT
+from dit.models.registry import pairs
 from tests.packs import tiny_model
 
 SIZES = [DitConfig(name=name, **sizes) for name, sizes in MODEL_SIZES.items()]

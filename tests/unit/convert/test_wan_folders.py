@@ -15,8 +15,8 @@ from dit.convert.diffusers_config import diffusers_transformer_config
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward, compare_tensors
-from dit.models.family import diffusers_form
-from dit.models.wan.config import ImageCondition, WanConfig
+from dit.models.registry import diffusers_form
+from dit.models.wan.family import ImageCondition, WanConfig
 from tests.wan_networks import CONDITIONS, publish_wan, random_wan, wan_model
 
 IMAGE = {"image_dim": 10, "added_kv_proj_dim": 48}
@@ -105,8 +105,8 @@ def test_images_beside_another_number_of_text_rows_are_no_network_of_diffusers()
 def test_pipelines_fit_what_a_network_is_shown(kind: str, pipeline: str, words: list) -> None:
     for pad_to in (512, None):
         model: WanConfig = wan_model(kind, text_pad_to=pad_to)
-        form = diffusers_form(model)
-        assert form.pipelines[pipeline] == "flow"
-        found = form.pipeline_misfits(model, pipeline)
+        runs = diffusers_form(model).pipelines[pipeline]
+        assert runs.samples == "flow"
+        found = runs.misfits(model)
         assert len(found) == (pad_to is None) + bool(words)
         assert all(word in found[-1] for word in words)

@@ -15,8 +15,9 @@ from dit.batch import PackedBatch
 from dit.config import Precision
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
-from dit.models.diffusers_names import Pair, pairs, their_tensors
-from dit.models.wan.config import ImageCondition, WanConfig
+from dit.models.diffusers_names import Pair, their_tensors
+from dit.models.registry import pairs
+from dit.models.wan.family import ImageCondition, WanConfig
 from dit.models.wan.model import WanNetwork
 from dit.train.checkpoint.state_dict import load_weights
 from tests.packs import random_pack, single

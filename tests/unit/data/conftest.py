@@ -19,7 +19,7 @@ import torch
 
 from dit.config import DatasetConfig, MockGeometry, RngConfig, RunConfig, TrainConfig
 from dit.data import ValidationPacks, validation_groups
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 
 CHANNELS, WIDTH = 2, 8
 Parts = dict[str, bytes]

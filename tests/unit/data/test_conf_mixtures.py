@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.data import build_train_loader
 from recipes.runs import RECIPES
 

@@ -13,7 +13,7 @@ from dit.data.cook import Expected, cook, measure_sample
 from dit.data.pack import SampleSize
 from dit.data.records import Head, head_length
 from dit.data.rejections import Reject, SampleRefused
-from dit.models.dit.config import ExtraPosition
+from dit.models.dit.family import ExtraPosition
 
 
 @pytest.fixture

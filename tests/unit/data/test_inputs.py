@@ -31,15 +31,17 @@ from dit.data.rejections import (
     sum_counts,
 )
 from dit.distributed.model_parallel import split_tokens
-from dit.models.dit.config import DitConfig
-from dit.models.family import VARIABLE, InputKind, NullInput, SampleInput
+from dit.models.dit.family import DitConfig
+from dit.models.family import InputKind, NullInput, SampleInput
+from dit.models.patches import unpack_latents
 from dit.models.positions import GridPositions
+from dit.models.registry import VARIABLE
 from dit.objectives import training_objective, training_problem, validation_problem
 from dit.pack_wire import flatten_pack, unflatten_pack
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
-from dit.sampling.unpatchify import sample_inputs, unpack_latents
+from dit.sampling.unpatchify import sample_inputs
+from dit.train.loss import loss_of
 from dit.train.start_checks import check_clean_level
-from dit.train.step import loss_of
 from tests.packs import random_pack, run_config
 from tests.toy_family import PLACE, ToyConfig
 from tests.wan_networks import wan_model

@@ -10,7 +10,7 @@ from dit.config import DatasetConfig, MockGeometry, RunConfig
 from dit.data import build_train_loader, dataset_card, null_inputs
 from dit.data.mock import mock_record
 from dit.data.records import read_record
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 
 # One token of text, a sample of 9/16 of a pack, and padding in four kinds of five.
 NASTY = (

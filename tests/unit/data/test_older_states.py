@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.data import build_train_loader
 from recipes.runs import dit_debug
 from tests.older_runs import BEFORE, RECORDED, unpack

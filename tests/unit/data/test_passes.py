@@ -16,7 +16,7 @@ import torch
 from megatron.energon.epathlib import EPath
 
 from dit.config import Balance, BlendEntry, Problems
-from dit.config.loading.describe import describe
+from dit.config_loading.describe import describe
 from dit.data import (
     build_train_loader,
     data_lines,
@@ -27,7 +27,7 @@ from dit.data import (
     steps_of_epochs,
 )
 from dit.data.passes import FEW_SAMPLES
-from dit.models.flux.config import FluxConfig
+from dit.models.flux.family import FluxConfig
 from tests.unit.data.conftest import SIZES
 
 COUNT = 42  # six samples of each size

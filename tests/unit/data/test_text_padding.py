@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dit.config import Problems, RunConfig, TextPadding
-from dit.config.loading import ConfigError, load_config, read_config, save_config
+from dit.config_loading import ConfigError, load_config, read_config, save_config
 from dit.convert.cli import _tokens
 from dit.data import DataError, check_data, data_lines
-from dit.models.family import VARIABLE
+from dit.models.registry import VARIABLE
 from tests.packs import run_config, tiny_model
 from tests.toy_family import PLACE, ToyConfig
 
@@ -94,7 +94,7 @@ def test_the_run_says_it_in_its_log(of_model, groups, monkeypatch) -> None:
     monkeypatch.setattr(trainer, "_forecast_notes", lambda *_: [])
     for name in ("build_train_loader", "build_model_and_optimizer", "IntervalMetrics"):
         monkeypatch.setattr(trainer, name, lambda *_, **__: None)
-    for name in ("read_validation_packs", "null_inputs", "starting_point", "adapter_run"):
+    for name in ("read_validation_packs", "null_inputs", "starting_point"):
         monkeypatch.setattr(trainer, name, lambda *_, **__: None)
     objective = replace(config.objective, name="flow")
     with ExitStack() as ends, pytest.raises(StopHereError):

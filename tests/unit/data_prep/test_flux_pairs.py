@@ -13,7 +13,7 @@ import torch
 from data_prep.cli.parser import main
 from dit.config import DatasetConfig, RunConfig, TextPadding
 from dit.data import DataError, build_train_loader, check_data, null_inputs
-from dit.models.family import family_named
+from dit.models.registry import family_named
 from tests import tiny_pipelines
 from tests.media_files import image
 from tests.packs import run_config

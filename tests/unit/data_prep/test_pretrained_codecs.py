@@ -19,7 +19,7 @@ from dit.codecs.pretrained import PipelineComponent, load, model_config_of
 from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder
 from dit.codecs.vae import CODECS
 from dit.codecs.vae.autoencoder import Autoencoder
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from recipes.runs import dit_xl
 from tests import tiny_pipelines
 from tests.media_files import image, video

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dit.batch import Problem, SequenceShard
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.distributed.model_parallel import received_shapes, split_tokens
 from dit.layout_check.kinds import kind_settings
 from dit.layout_check.names import ONE, parse_layout

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dit.distributed import cuda_environment, process_groups
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from tests.launching import ROOT, run
 
 GROUPS = """
@@ -23,7 +23,7 @@ from datetime import timedelta
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg
 from dit.distributed.process_groups import make_groups, run_megatron_on_cpu
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 
 run_megatron_on_cpu()
 layouts = {

@@ -14,7 +14,7 @@ from PIL import Image
 
 from data_prep.cli.parser import main as pack
 from dit.config import RunConfig
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.data.rejections import DataError
 from dit.fitting import program
 from dit.fitting.corpus import Corpus

@@ -12,7 +12,7 @@ import torch
 import torch.nn.attention as nn_attention
 
 from dit.config import AttentionBackend, ContextComm, Precision
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.models.attention import choice, fit
 from dit.models.attention.by_runs import attend_by_runs
 from dit.models.attention.choice import attention_calls, fault, first_working, milliseconds

@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 from dit.config import Recompute
-from dit.models.dit.config import ExtraPosition
+from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.layers import packed_attention, per_sample
 from dit.models.layers.per_sample import check_compiler, missing_for_compilation

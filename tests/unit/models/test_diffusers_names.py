@@ -17,11 +17,10 @@ from dit.models.diffusers_names import (
     Pair,
     RotaryPairs,
     SwappedHalves,
-    pairs,
     their_tensors,
 )
-from dit.models.family import VARIABLE
 from dit.models.layers.queries_and_keys import rotate
+from dit.models.registry import VARIABLE, pairs
 from tests.odd_family import PLACE, OddConfig
 from tests.odd_names import ROTATED
 

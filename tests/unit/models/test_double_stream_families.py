@@ -20,10 +20,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dit.config import ModelConfig, Precision, Problems, RunConfig
 from dit.models.cost import forward_flops, parameter_count
-from dit.models.diffusers_names import pairs
-from dit.models.family import diffusers_form, family_named, family_of, named_model
-from dit.models.hunyuan_video.config import FirstFrame
-from dit.models.qwen_image.positions import CentredPositions, text_positions
+from dit.models.hunyuan_video.family import FirstFrame
+from dit.models.positions import CentredPositions
+from dit.models.qwen_image.model import text_positions
+from dit.models.registry import diffusers_form, family_named, family_of, named_model, pairs
 from dit.train.model_and_optimizer import initialise_weights, randomise
 from tests.packs import random_pack, run_config
 from tests.toy_networks import level_rows

@@ -23,7 +23,7 @@ from dit.config import (
     RunConfig,
 )
 from dit.distributed.model_parallel import rank_part
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.models.dit.model import DiT
 from dit.train.model_and_optimizer import randomise
 from tests import stand_in_engine

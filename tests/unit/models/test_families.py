@@ -20,7 +20,7 @@ from dit.config import (
     Precision,
     Problems,
 )
-from dit.config.loading import (
+from dit.config_loading import (
     ConfigError,
     changes,
     load_config,
@@ -29,12 +29,19 @@ from dit.config.loading import (
     save_config,
     to_yaml,
 )
-from dit.config.loading.schema import hints
+from dit.config_loading.schema import hints
+from dit.lora.targets import chosen_adapters
 from dit.models.cost import forward_flops, parameter_count
-from dit.models.diffusers_names import pairs
-from dit.models.dit.config import DitConfig
-from dit.models.family import FAMILIES, VARIABLE, families, family_named, family_of, named_model
-from dit.models.lora.targets import chosen_adapters
+from dit.models.dit.family import DitConfig
+from dit.models.registry import (
+    FAMILIES,
+    VARIABLE,
+    families,
+    family_named,
+    family_of,
+    named_model,
+    pairs,
+)
 from dit.train.checkpoint.state_dict import _different, _of_model
 from dit.train.model_and_optimizer import initialise_weights
 from recipes.runs import RECIPES, dit_debug, dit_s, dit_xl
@@ -241,7 +248,7 @@ def test_sums_over_two_stacks(odd: None) -> None:
 
 def test_a_process_of_its_own_knows_a_registered_family(tmp_path: Path) -> None:
     code = (
-        "import sys; from dit.config.loading import load_config; from recipes.runs import dit_s;"
+        "import sys; from dit.config_loading import load_config; from recipes.runs import dit_s;"
         "print(type(load_config(dit_s(), overrides=['model.name=odd_s']).model).__name__);"
         "sys.exit('torch' in sys.modules or 'megatron' in sys.modules)"
     )
@@ -258,7 +265,7 @@ def test_a_configuration_in_our_own_keys_reads_no_table_of_other_tools(tmp_path:
     save_config(dit_s(), tmp_path / "run.yaml")
     code = (
         "import sys; from recipes.runs import RECIPES;"
-        "from dit.config.loading import parse_arguments;"
+        "from dit.config_loading import parse_arguments;"
         f"parse_arguments(['--mock', '--config-file', {str(tmp_path / 'run.yaml')!r},"
         " '--recipe', 'dit_s', 'train.train_iters=5', '--rng.seed', '3', '~rng.seed'],"
         " recipes=RECIPES);"

@@ -15,16 +15,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dit.batch import PackedBatch
 from dit.config import LoraConfig, ObjectiveConfig, Problems, RunConfig
-from dit.config.loading import ConfigError, load_config
+from dit.config_loading import ConfigError, load_config
 from dit.data.cook import Expected, cook
 from dit.data.mock import mock_record
 from dit.data.pack import PatchLayout
+from dit.lora.targets import chosen_adapters
 from dit.models.cost import forward_flops, parameter_count
-from dit.models.diffusers_names import pairs
-from dit.models.family import check_objective_inputs, diffusers_form, family_of, named_model
-from dit.models.flux.config import MODEL_SIZES, FluxConfig
+from dit.models.flux.family import MODEL_SIZES, FluxConfig
 from dit.models.flux.model import FluxNetwork
-from dit.models.lora.targets import chosen_adapters
+from dit.models.registry import diffusers_form, family_of, named_model, pairs
+from dit.models.training_checks import check_objective_inputs
 from dit.train.checkpoint.state_dict import _fixed
 from dit.train.model_and_optimizer import initialise_weights, randomise
 from recipes.runs import dit_debug

@@ -25,12 +25,19 @@ from dit.config import (
     Recompute,
     RecomputeMethod,
 )
+from dit.lora.targets import attach_adapters, chosen_adapters
 from dit.models.dit.model import DiT
-from dit.models.lora.adapter import Adaptable, is_adapter
-from dit.models.lora.frozen import FrozenMatrix, frozen_product, restored, rounded
-from dit.models.lora.targets import attach_adapters, chosen_adapters
+from dit.models.layers.adaptable import Adaptable, TensorSharing, is_adapter
 from dit.models.stacks import frozen_blocks
-from dit.models.stacks.frozen_blocks import place_networks, round_blocks
+from dit.models.stacks.frozen_blocks import (
+    FrozenMatrix,
+    freeze_matrix,
+    frozen_product,
+    place_networks,
+    restored,
+    round_blocks,
+    rounded,
+)
 from dit.models.wan.model import WanNetwork
 from dit.train.model_and_optimizer import randomise
 from tests import toy_networks
@@ -74,6 +81,27 @@ def test_a_matrix_is_rounded_row_by_row(scale: float) -> None:
     assert ((back - weight).norm() / weight.norm() < 0.03) == (scale > 1e-20)
     # What is rounded already stays.
     assert torch.equal(restored(*rounded(back), torch.float32), back)
+
+
+class _SplitOutputs(Adaptable):
+    """The part of a linear that one of two tensor ranks holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(24, 16).bfloat16(), requires_grad=False)
+        self.bias = torch.nn.Parameter(torch.randn(24).bfloat16(), requires_grad=False)
+
+    def tensor_sharing(self) -> TensorSharing:
+        group: Any = SimpleNamespace(size=lambda: 2)
+        return TensorSharing(axis=0, group=group, partial=True)
+
+
+def test_a_frozen_linear_with_split_outputs_adds_its_bias_in_the_product() -> None:
+    split, x_TI = _SplitOutputs(), torch.randn(8, 16).bfloat16()
+    freeze_matrix(split)
+    once = torch.nn.functional.linear(x_TI, split.weight, split.bias)
+    assert torch.equal(split.frozen.output_of(split, x_TI), once)
+    assert not torch.equal(x_TI @ split.weight.T + split.bias, once)  # which rounds twice
 
 
 def test_the_largest_number_of_a_row_fits_and_uses_the_range() -> None:
@@ -207,7 +235,7 @@ def test_blocks_of_two_kinds_take_turns_in_places_of_the_larger(groups, monkeypa
         for layer in frozen_blocks._layers(network)[every - 1 :: every]:
             for module in frozen_blocks._linears(layer):
                 module.weight.requires_grad_(False)
-                module.freeze_matrix()
+                freeze_matrix(module)
         place_networks([network], CPU, swapped=swapped)
         network(
             batch.latent_TC, level_rows(torch.tensor([0.1, -0.3]), batch), batch

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,10 +16,11 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from dit.batch import PackedBatch
-from dit.config import ModelConfig, Precision, Recompute
+from dit.config import ContextComm, ModelConfig, Precision, Recompute
 from dit.models.cost import kept_by_layer, network_cost
-from dit.models.family import families, family_of, named_model
 from dit.models.kernels import choice
+from dit.models.layers import context_parallel
+from dit.models.registry import families, family_of, named_model
 from dit.pack_wire import pack_to
 from tests.packs import random_pack
 
@@ -82,6 +85,23 @@ def test_recomputed_layers_keep_their_input(name: str, fused: bool, groups) -> N
     assert counted(selective, groups) == pytest.approx(_planned(selective), rel=0.05)
     full = replace(selective, recompute_granularity=Recompute.FULL)
     assert counted(full, groups) == pytest.approx(2 * network_cost(full).layers, rel=0.05)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("comm", [ContextComm.A2A, ContextComm.ALL_GATHER])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", ["dit_xl", "wan2.1_t2v_1.3b", "flux1_dev"])
+def test_what_context_ranks_exchange_is_counted(
+    name: str, fused: bool, comm: ContextComm, ranks: int, groups, monkeypatch
+) -> None:
+    shared = copy(groups)
+    shared.cp = SimpleNamespace(size=lambda: ranks, rank=lambda: 0)
+    monkeypatch.setattr(context_parallel, "all_to_all", lambda _, x: x.clone())
+    gather = "gather_from_sequence_parallel_region"
+    monkeypatch.setattr(context_parallel, gather, lambda x, group: torch.cat([x] * ranks))
+    sizes = {"context_parallel_size": ranks, "cp_comm_type": comm}
+    model = _named(name, fused_kernels=fused, **sizes)
+    assert counted(model, shared) == pytest.approx(_planned(model), rel=0.05)
 
 
 def _named(name: str, **changes: Any) -> ModelConfig:

@@ -14,12 +14,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Precision, Recompute
-from dit.models.dit.config import ExtraPosition
+from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.objectives import training_objective, with_null_inputs
 from dit.objectives.training_target import insert_padding
 from dit.pack_wire import pack_to
-from dit.train.step import loss_of
+from dit.train.loss import loss_of
 from tests.packs import random_pack, tiny_model
 from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Recompute, RecomputeMethod
-from dit.models.dit.config import ExtraPosition
+from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.layers import packed_attention
 from dit.objectives import training_objective
 from dit.objectives.edm import Edm
+from dit.train.loss import loss_of
 from dit.train.model_and_optimizer import randomise
-from dit.train.step import loss_of
 from tests.packs import random_pack, single, tiny_model
 from tests.plain_kernel import attend_as_a_gpu
 

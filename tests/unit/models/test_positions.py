@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.models.dit.config import ExtraPosition
+from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import LearnablePositions, Rotary
 from dit.models.layers.parallel_linear import transformer_config
 from dit.models.layers.queries_and_keys import rotate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.models.dit.config import ExtraPosition
+from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.stacks.stacked_transformer import pack_stage_state, stage_rows, unpack_stage_state
 from tests.packs import random_pack, tiny_model

@@ -17,9 +17,8 @@ from dit.data.cook import Expected, cook
 from dit.data.mock import mock_record
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.cost import forward_flops, parameter_count
-from dit.models.diffusers_names import pairs
-from dit.models.family import diffusers_form, family_of, named_model
-from dit.models.wan.config import MODEL_SIZES, WanConfig
+from dit.models.registry import diffusers_form, family_of, named_model, pairs
+from dit.models.wan.family import MODEL_SIZES, WanConfig
 from dit.models.wan.model import WanNetwork
 from dit.train.model_and_optimizer import initialise_weights, randomise
 from tests.packs import random_pack, run_config

@@ -14,10 +14,11 @@ import torch
 
 from dit.batch import LatentSample, PackedBatch
 from dit.config import ObjectiveConfig, Problems
-from dit.config.loading import ConfigError, load_config
+from dit.config_loading import ConfigError, load_config
 from dit.data.pack import PatchLayout, pack_samples
-from dit.models.family import VARIABLE, InputKind, NullInput, SampleInput
+from dit.models.family import InputKind, NullInput, SampleInput
 from dit.models.positions import GridPositions
+from dit.models.registry import VARIABLE
 from dit.objectives import (
     training_objective,
     training_problem,
@@ -25,7 +26,7 @@ from dit.objectives import (
     validation_problem,
 )
 from dit.objectives.given_frames import with_clean_tokens
-from dit.train.step import loss_of
+from dit.train.loss import loss_of
 from recipes.runs import dit_debug
 from tests.toy_family import PLACE
 

@@ -22,7 +22,7 @@ from dit.config import (
     TrainConfig,
     ValidationConfig,
 )
-from dit.config.loading import ConfigError, load_config
+from dit.config_loading import ConfigError, load_config
 from dit.objectives import (
     check_covers_all_levels,
     training_objective,

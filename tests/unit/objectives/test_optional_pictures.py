@@ -12,8 +12,9 @@ import torch
 from dit.batch import LatentSample, PackedBatch
 from dit.config import FlowConfig, ObjectiveConfig, Problems, RunConfig
 from dit.data.pack import PatchLayout, pack_samples
-from dit.models.family import check_objective_inputs, family_of, named_model
-from dit.models.hunyuan_video_15.config import TINY
+from dit.models.hunyuan_video_15.family import TINY
+from dit.models.registry import family_of, named_model
+from dit.models.training_checks import check_objective_inputs
 from dit.objectives import training_objective, training_problem, validation_pack
 
 MODEL = family_of(named_model("hunyuanvideo_15")).config(name="custom", **TINY["hunyuanvideo_15"])

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch, Problem
 from dit.config import OBJECTIVES, CheckpointConfig, Problems, RunConfig, ValidationConfig
-from dit.config.loading import ConfigError, load_config, read_config, save_config
-from dit.config.loading.describe import describe
+from dit.config_loading import ConfigError, load_config, read_config, save_config
+from dit.config_loading.describe import describe
 from dit.convert.diffusers_config import objective_config
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, check_expressible

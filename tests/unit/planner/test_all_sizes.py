@@ -6,12 +6,11 @@ import math
 
 import pytest
 
-from dit.config.loading import load_config
-from dit.config.loading.describe import describe
-from dit.distributed.device_specs import DEVICES
+from dit.config_loading import load_config
+from dit.config_loading.describe import describe
+from dit.device_specs import DEVICES
 from dit.models.cost import parameter_count
-from dit.models.diffusers_names import pairs
-from dit.models.family import FAMILIES, family_named, family_of
+from dit.models.registry import FAMILIES, family_named, family_of, pairs
 from dit.planner.efficiency import FUSED
 from dit.planner.layouts import plans
 from dit.planner.times import expected_load

@@ -19,9 +19,7 @@ from measuring.memory_traffic import (
 )
 
 from dit.config import ContextComm, ModelConfig, Precision
-from dit.models.dit.config import DitConfig
-from dit.models.dit.family import dit_stack
-from dit.models.family import named_model
+from dit.models.dit.family import DitConfig, dit_stack
 from dit.models.kernels import across_heads
 from dit.models.kernels.rotated_heads import HEADS
 from dit.models.kernels.row_chunks import CHUNK
@@ -37,6 +35,7 @@ from dit.models.layer_spec import (
 )
 from dit.models.layers import context_parallel
 from dit.models.layers.context_parallel import Context, Exchange, TokenOrder
+from dit.models.registry import named_model
 from dit.pack_wire import pack_to
 from dit.planner import layer_traffic as planned
 from dit.planner.layer_traffic import LayerLoad, Moved, layer_units

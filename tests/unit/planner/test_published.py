@@ -15,9 +15,9 @@ from dit.config import (
     RunConfig,
     TrainConfig,
 )
-from dit.distributed.device_specs import DEVICES
-from dit.models.dit.config import DitConfig
-from dit.models.family import named_model
+from dit.device_specs import DEVICES
+from dit.models.dit.family import DitConfig
+from dit.models.registry import named_model
 from dit.planner import layouts
 from dit.planner.efficiency import FUSED, PUBLISHED
 from dit.planner.layouts import batch_plans, plans

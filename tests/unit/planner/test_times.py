@@ -21,10 +21,10 @@ from dit.config import (
     RunConfig,
     TrainConfig,
 )
-from dit.distributed.device_specs import Device
+from dit.device_specs import Device
 from dit.models.cost import memory, parameter_count, trained_count
-from dit.models.dit.config import DitConfig
-from dit.models.family import named_model
+from dit.models.dit.family import DitConfig
+from dit.models.registry import named_model
 from dit.planner.efficiency import FUSED, PLAIN, Efficiency, efficiency_of
 from dit.planner.times import Load, Times, expected_load, not_modelled, times
 from dit.planner.traffic import traffic

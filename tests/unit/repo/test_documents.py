@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from dit.codecs.vae import CODECS
-from dit.config.loading import parse_arguments
+from dit.config_loading import parse_arguments
 from recipes.runs import RECIPES
 from tests.doc_commands import Command, commands, launcher_flags, pages, script_call
 
@@ -133,15 +133,25 @@ def test_no_file_names_a_path_of_this_machine() -> None:
     assert not found
 
 
-def test_readme_lists_every_configuration_file_folder_and_part() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_pages_list_every_configuration_file_folder_and_part() -> None:
+    readme, listed, developing = (
+        (ROOT / page).read_text()
+        for page in ("README.md", "docs/configuration_files.md", "docs/developing.md")
+    )
     for file in (ROOT / "conf").glob("*.yaml"):
-        assert f"`conf/{file.name}`" in readme
+        assert f"`conf/{file.name}`" in listed
     for folder in ("data_prep", "dit", "recipes", "conf", "docs", "docker", "tests"):
         assert re.search(rf"^    {folder}/", readme, re.MULTILINE)
     for part in (ROOT / "dit").iterdir():
-        if part.suffix == ".py" or (part / "__init__.py").is_file():
-            assert part.name == "__init__.py" or f"      {part.name}" in readme
+        if (part / "__init__.py").is_file():
+            assert f"      {part.name}/" in readme
+        elif part.suffix == ".py" and part.name != "__init__.py":
+            assert f"| `{part.name}` |" in developing
+
+
+def test_readme_ends_within_two_screens_after_the_networks() -> None:
+    _, _, rest = (ROOT / "README.md").read_text().partition("\n## What is where\n")
+    assert 0 < sum(1 + max(0, len(line) - 1) // 100 for line in rest.splitlines()) <= 100
 
 
 def test_way_to_eight_gpus_names_what_each_codec_downloads() -> None:

@@ -363,7 +363,13 @@ PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
     *("flux.md", "fine_tuning.md", "eight_gpus.md", "qwen_image.md", "sd3.md", "chroma.md"),
-    *("families.md", "developing.md", "launching.md", "troubleshooting.md"),
+    *(
+        "families.md",
+        "configuration_files.md",
+        "developing.md",
+        "launching.md",
+        "troubleshooting.md",
+    ),
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
 ]
 BY_HAND = ("data/edits", "runs/edits")

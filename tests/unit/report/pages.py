@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from dit.config.loading import save_config
+from dit.config_loading import save_config
 from dit.report.__main__ import main
 from recipes.runs import dit_debug
 

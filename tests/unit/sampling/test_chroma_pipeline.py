@@ -16,7 +16,7 @@ from dit.convert.diffusers_config import objective_config
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward
-from dit.models.family import family_of
+from dit.models.registry import family_of
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
 from tests.chroma_pipelines import pipeline

@@ -13,7 +13,7 @@ from dit.config import Problems, Weights
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward, compare_tensors
-from dit.models.family import check_trainable
+from dit.models.training_checks import check_trainable
 from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.guiders import open_guiders

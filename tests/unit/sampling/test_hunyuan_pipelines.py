@@ -19,7 +19,7 @@ from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward, compare_tensors
 from dit.data.pack import PatchLayout, pack_samples
-from dit.models.family import check_trainable
+from dit.models.training_checks import check_trainable
 from dit.sampling import generate
 from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.options import GenerationOptions

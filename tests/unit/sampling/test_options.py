@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.sampling.commands.generate_media import options_of_network
 from dit.sampling.commands.lora_option import scaled_file
 from dit.sampling.commands.options import GenerationOptions, chosen, parser, with_file

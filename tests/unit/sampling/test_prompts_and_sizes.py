@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import ModelLocation
-from dit.models.dit.config import DitConfig
+from dit.models.dit.family import DitConfig
 from dit.sampling.latent_sizes import MOST_PIXELS, LatentStride, rounding
 from dit.sampling.prompts import Prompt, read_prompts, unused
 from recipes import evaluate_digits, generate_dit

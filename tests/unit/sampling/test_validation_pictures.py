@@ -17,11 +17,11 @@ from PIL import Image
 
 from dit.codecs.vae.families import CosmosPredict2
 from dit.config import ObjectiveConfig, Precision, RunConfig, Sampler
-from dit.convert.lora import linear_shapes, write_lora
 from dit.data.pack import PatchLayout, pack_samples
-from dit.models.dit.config import DitConfig
-from dit.models.dit.family import FAMILY
-from dit.models.lora.adapter import Adapter
+from dit.lora.adapter import Adapter
+from dit.lora.factors import linear_shapes
+from dit.lora.files import write_lora
+from dit.models.dit.family import FAMILY, DitConfig
 from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.commands.options import GenerationOptions
@@ -33,7 +33,7 @@ from dit.sampling.validation import samples as samples_module
 from dit.sampling.validation.fid_clip import frechet_distance
 from dit.sampling.validation.requests import inputs_of_held_out, own_latent
 from dit.sampling.validation.samples import open_samples
-from dit.train.train_state import TrainProgress
+from dit.train.train_progress import TrainProgress
 from tests import flux_pipelines, qwen_pipelines, tiny_pipelines
 from tests.lora_files import random_factors
 from tests.packs import random_pack

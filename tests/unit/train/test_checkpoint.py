@@ -8,17 +8,17 @@ import pytest
 import torch
 from megatron.core.dist_checkpointing import load, load_plain_tensors
 
+from dit.checkpoint_paths import CheckpointError, find_checkpoint
 from dit.config import CheckpointConfig, DdpConfig, EmaKind, OptimizerConfig, Precision
 from dit.data import LoaderLayout
-from dit.distributed import data_parallel
 from dit.models.dit.model import DiT
 from dit.planner.checkpoints import checkpoint_bytes
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.data_position import data_positions
-from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
 from dit.train.checkpoint.state_dict import load_checkpoint, load_weights, start_from
 from dit.train.model_and_optimizer import build_model_and_optimizer
-from dit.train.train_state import TrainProgress
+from dit.train.optimizer import states
+from dit.train.train_progress import TrainProgress
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
 
 ALONE = LoaderLayout(ranks=1, workers=0)
@@ -182,9 +182,9 @@ def test_every_way_to_name_a_checkpoint(groups, tmp_path):
 def test_a_rank_that_updates_no_weight_has_the_same_names(groups, precision, monkeypatch):
     """All ranks take part in each exchange with as many tensors of a weight."""
     model = build_model_and_optimizer(tiny_run(precision=precision), groups)
-    names = list(data_parallel.optimizer_values(model.optimizer))
-    monkeypatch.setattr(data_parallel, "main_param_shards_of", lambda _: iter(()))
-    assert data_parallel.optimizer_values(model.optimizer) == {name: [] for name in names}
+    names = list(states.optimizer_values(model.optimizer))
+    monkeypatch.setattr(states, "main_param_shards_of", lambda _: iter(()))
+    assert states.optimizer_values(model.optimizer) == {name: [] for name in names}
     assert len(names) == 3
 
 

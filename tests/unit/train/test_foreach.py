@@ -7,7 +7,7 @@ import torch
 from megatron.core.optimizer import clip_grads
 from megatron.core.utils import local_multi_tensor_l2_norm, local_multi_tensor_scale
 
-from dit.train import foreach
+from dit.train.optimizer import foreach
 
 SHAPES = [(1,), (37, 19), (5,), (64, 3, 3), (1000,)]
 

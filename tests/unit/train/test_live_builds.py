@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,19 +16,21 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from dit.checkpoint_paths import ADAPTERS
 from dit.codecs import text, vae
 from dit.config import RunConfig
-from dit.config.loading import load_config
-from dit.config.loading.load import default_config
+from dit.config_loading import load_config
+from dit.config_loading.load import default_config
 from dit.data import build_train_loader
 from dit.data.loader_state import LoaderState
 from dit.distributed import process_groups
 from dit.distributed.data_parallel import gradient_buffers
+from dit.lora.checkpoint import DRAWN, AdapterRun, adapter_run
 from dit.models.layers import per_sample
 from dit.models.stacks import stacked_transformer
 from dit.sampling.validation import prompt_requests
-from dit.train import garbage_collection, optimizer
-from dit.train.checkpoint.adapters import ADAPTERS, AdapterRun, FrozenBase, adapter_run
+from dit.train import garbage_collection
+from dit.train.optimizer import adamw
 from dit.train.trainer import pretrain
 from recipes import pretrain_dit
 from tests import stand_in_engine
@@ -113,7 +116,7 @@ def test_gradients_are_reduced_and_weights_updated_by_the_new_settings(
     config = load_config(tiny_run(), overrides=["model.precision=bf16"])
     place = saved_run(tmp_path, config, groups)
     asked, updated = [], []
-    of, adamw = per_sample.PerSample.of, optimizer._adamw
+    of, update = per_sample.PerSample.of, adamw._adamw
 
     def note_kernels(level_row_T, **kwargs):
         asked.append(kwargs)
@@ -121,10 +124,10 @@ def test_gradients_are_reduced_and_weights_updated_by_the_new_settings(
 
     def note_update(group, params, moments):
         updated.append(len(params))
-        adamw(group, params, moments)
+        update(group, params, moments)
 
     monkeypatch.setattr(per_sample.PerSample, "of", note_kernels)
-    monkeypatch.setattr(optimizer, "_adamw", note_update)
+    monkeypatch.setattr(adamw, "_adamw", note_update)
     monkeypatch.setattr(stacked_transformer, "check_compiler", lambda: None)
     found = []
     for tokens in ((), COMPUTED):
@@ -161,7 +164,8 @@ def test_frozen_weights_are_found_and_wait_where_the_new_settings_say(groups, tm
         (stack,) = model.modules[0].stacks.values()
         waiting.append(len(stack.turns.blocks) if stack.turns else 0)
     assert waiting[0] == 0 < waiting[1]
-    run = AdapterRun(adapters={}, base=FrozenBase(path=tmp_path / "gone", diffusers=True))
+    base = replace(DRAWN, path=tmp_path / "gone", diffusers=True)
+    run = AdapterRun(adapters={}, base=base)
     (tmp_path / ADAPTERS).write_text(run.as_json())
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

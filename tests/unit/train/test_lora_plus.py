@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dit.checkpoint_paths import CheckpointError
 from dit.config import (
     LoraConfig,
     OptimizerConfig,
@@ -16,16 +17,15 @@ from dit.config import (
     SchedulerConfig,
     TrainConfig,
 )
-from dit.models.lora.adapter import is_up
-from dit.models.lora.targets import chosen_adapters
-from dit.train.checkpoint.adapters import AdapterRun, FrozenBase
+from dit.lora.checkpoint import DRAWN, AdapterRun
+from dit.lora.targets import chosen_adapters
+from dit.models.layers.adaptable import is_up
 from dit.train.checkpoint.async_save import Saver
-from dit.train.checkpoint.paths import CheckpointError
 from dit.train.checkpoint.state_dict import load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
-from dit.train.optimizer import learning_rate
+from dit.train.optimizer.update import learning_rate
 from dit.train.step import optimizer_step
-from dit.train.train_state import TrainProgress
+from dit.train.train_progress import TrainProgress
 from tests.unit.train.test_checkpoint import DATA
 from tests.wan_networks import wan_model
 
@@ -90,7 +90,8 @@ def test_a_resume_goes_on_bit_for_bit(groups, tmp_path):
     whole = _built(CONFIG, groups)
     for number in range(1, HALF + 1):
         _step(whole, number)
-    saver = Saver(tmp_path, CONFIG, adapters=AdapterRun(adapters=whole.adapters, base=FrozenBase()))
+    adapted = AdapterRun(adapters=whole.adapters, base=DRAWN)
+    saver = Saver(tmp_path, CONFIG, adapters=adapted.as_json())
     saver.begin(whole, progress=TrainProgress(step=HALF), data=DATA)
     place = saver.finish().path
     saver.close()

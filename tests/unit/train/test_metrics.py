@@ -41,7 +41,7 @@ from dit.train.metrics.step_metrics import (
 )
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.step import forward_backward, optimizer_step
-from dit.train.train_state import TrainProgress
+from dit.train.train_progress import TrainProgress
 from tests.learning import assert_equal, tiny_run, weights_and_averages
 from tests.packs import random_pack
 

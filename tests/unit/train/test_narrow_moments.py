@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from dit.config import DdpConfig, MomentType, OptimizerConfig, Precision, Problems, RunConfig
-from dit.config.loading import load_config
+from dit.config_loading import load_config
 from dit.models.cost import memory, parameter_count
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.state_dict import load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.step import optimizer_step
-from dit.train.train_state import TrainProgress
+from dit.train.train_progress import TrainProgress
 from tests.packs import run_config
 from tests.unit.train.test_checkpoint import DATA
 from tests.wan_networks import wan_model

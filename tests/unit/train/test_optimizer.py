@@ -19,9 +19,10 @@ from dit.config import (
     SchedulerConfig,
     TrainConfig,
 )
-from dit.models.dit.config import ExtraPosition
+from dit.models.dit.family import ExtraPosition
 from dit.train.model_and_optimizer import build_model_and_optimizer, decay_at, power_exponent
-from dit.train.optimizer import GroupStepAdam, clip_and_step, learning_rate, set_learning_rate
+from dit.train.optimizer.adamw import GroupStepAdam
+from dit.train.optimizer.update import clip_and_step, learning_rate, set_learning_rate
 from dit.train.step import optimizer_step
 from tests.packs import run_config, tiny_model
 

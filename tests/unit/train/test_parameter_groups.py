@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dit.checkpoint_paths import CheckpointError
 from dit.config import EmaConfig, EmaKind, OptimizerConfig, ParameterGroup, Problems, RunConfig
-from dit.config.loading.describe import describe
+from dit.config_loading.describe import describe
 from dit.convert.megatron_checkpoint import StoredWeights
 from dit.models.cost import memory, parameter_count, trained_count
-from dit.models.diffusers_names import pairs
 from dit.models.parameter_groups import own_name
+from dit.models.registry import pairs
 from dit.planner.checkpoints import checkpoint_bytes
 from dit.train.checkpoint.async_save import save_checkpoint
-from dit.train.checkpoint.paths import CheckpointError
 from dit.train.checkpoint.state_dict import load_checkpoint, load_weights
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
-from dit.train.optimizer import clip_and_step, set_learning_rate
-from dit.train.train_state import TrainProgress
+from dit.train.optimizer.update import clip_and_step, set_learning_rate
+from dit.train.train_progress import TrainProgress
 from tests.unit.train.test_checkpoint import DATA
 from tests.wan_networks import wan_model
 

@@ -13,17 +13,17 @@ from typing import Any, get_args
 
 import pytest
 
+from dit.checkpoint_paths import CheckpointError
 from dit.config import Balance, RunConfig
 from dit.config.inlining import value_of
-from dit.config.loading import ConfigError, load_config
-from dit.config.loading.load import default_config
-from dit.config.loading.schema import as_typed, schema_of
 from dit.config.resume import Resume
+from dit.config_loading import ConfigError, load_config
+from dit.config_loading.load import default_config
+from dit.config_loading.schema import as_typed, schema_of
 from dit.data import DataError
 from dit.data.loader_state import check_identity, loader_identity, places_of
-from dit.models.family import families
+from dit.models.registry import families
 from dit.train.checkpoint import state_dict
-from dit.train.checkpoint.paths import CheckpointError
 from tests.unit.data.conftest import Shards
 
 OTHER = {

@@ -16,15 +16,11 @@ from dit.config import (
     Precision,
     RunConfig,
 )
-from dit.distributed.data_parallel import (
-    MOMENTS,
-    load_optimizer_groups,
-    main_param_shards,
-    optimizer_values,
-    state_prefix,
-)
+from dit.config.training import MOMENTS
+from dit.distributed.data_parallel import main_param_shards
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.optimizer import learning_rate
+from dit.train.optimizer.states import load_optimizer_groups, optimizer_values, state_prefix
+from dit.train.optimizer.update import learning_rate
 from dit.train.step import optimizer_step
 from tests.resuming import built, resumed, saved
 from tests.wan_networks import wan_model

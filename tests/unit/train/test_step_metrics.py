@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from dit.train.metrics import step_metrics
-from dit.train.metrics.step_metrics import (
-    BACKWARD,
-    COMMUNICATION,
-    FORWARD,
-    TIMED_PARTS,
-    elapsed,
-    timed,
-)
+from dit.train.timers import BACKWARD, COMMUNICATION, FORWARD, TIMED_PARTS, elapsed, timed
 
 
 def test_inner_parts_are_taken_out_of_outer_ones(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName
-from dit.models.dit.config import ExtraPosition
+from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.objectives import training_objective, validation_problem
 from dit.objectives.training_target import CPU, Draw, draw_noise, pack_rng

@@ -276,10 +276,10 @@ def test_preparing_data_loads_neither_megatron_core_nor_the_model(repo_root: Pat
     program = (
         "import sys, data_prep.cli.parser, dit.codecs.vae, dit.codecs.text\n"
         "bad = {m for m in sys.modules if m.startswith(('dit.', 'megatron.core'))}\n"
-        "shared = ('dit.bin_packing', 'dit.command_line', 'dit.console', 'dit.cpu_threads',"
-        " 'dit.local_path',"
-        " 'dit.other_networks', 'dit.parsing', 'dit.progress', 'dit.safe_pickle',"
-        " 'dit.safe_writing', 'dit.codecs')\n"
+        "shared = ('dit.bin_packing', 'dit.command_line', 'dit.console',"
+        " 'dit.distributed', 'dit.local_path',"
+        " 'dit.parsing', 'dit.progress', 'dit.safe_pickle',"
+        " 'dit.safe_writing', 'dit.stored_samples', 'dit.codecs')\n"
         "bad = {m for m in bad if not m.startswith(shared)}\n"
         "assert not bad, bad\n"
     )

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from data_prep.cli.parser import main
 from dit.config import DatasetConfig, ObjectiveConfig, RunConfig, TrainConfig
-from dit.models.family import family_of, named_model
-from dit.models.flux.config import TINY as FLUX
-from dit.models.hunyuan_video_15.config import TINY as HUNYUAN
+from dit.models.flux.family import TINY as FLUX
+from dit.models.hunyuan_video_15.family import TINY as HUNYUAN
+from dit.models.registry import family_of, named_model
 from dit.train import trainer
 
 SIZES = [(16, 32), (32, 16), (16, 32)]  # width and height in pixels

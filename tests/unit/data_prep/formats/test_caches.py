@@ -516,12 +516,15 @@ def test_hostile_shards_of_ours(
         assert str(folder) in str(error)
 
 
-def test_relocate_refuses_an_odd_index(cache: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "said"), [('[{"cache_file": 5}]', "cache_file=5"), ("[5]", "the index holds a int")]
+)
+def test_relocate_refuses_an_odd_index(cache: Path, rows: str, said: str) -> None:
     path = cache / "metadata_shard_0000.json"
     before = path.read_bytes()
-    path.write_text('[{"cache_file": 5}]')
+    path.write_text(rows)
     try:
-        with pytest.raises(PrepError, match=r"metadata_shard_0000\.json: cache_file=5"):
+        with pytest.raises(PrepError, match=rf"metadata_shard_0000\.json: {said}"):
             relocate(cache)
     finally:
         path.write_bytes(before)

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from data_prep.cli.parser import main
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
-from dit.sampling.commands.digit_accuracy import train_judge
+from dit.sampling.commands.digit_judges import DigitJudge
 
 COUNT = 60
 
@@ -30,4 +30,4 @@ def test_they_have_as_many_cells_and_read_the_same(
         assert latent_CFHW.shape == (channels, 1, 4, 4)
         pictures.append(codec.decode(latent_CFHW).numpy().astype("uint8"))
         assert pictures[-1].shape == (1, side, side, 3)
-    assert np.mean(train_judge().read(pictures) == load_digits().target[:COUNT]) > 0.97
+    assert np.mean(DigitJudge.trained().read(pictures) == load_digits().target[:COUNT]) > 0.97

@@ -17,7 +17,7 @@ from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import FrameRule
 from data_prep.media.resizing import Placement
 from data_prep.media.videos import timeline
-from data_prep.sources.listing import Ignored
+from data_prep.sources.listing import Ignored, files_by_name
 from data_prep.sources.masks import CellSize, MaskFolder
 from tests.media_files import image, video
 
@@ -110,12 +110,14 @@ def test_frames_of_a_mask_are_those_of_its_medium_and_averaged_in_time(tmp_path:
     """Nine frames of ten are kept: the first alone, then means of four."""
     greys = [255, 0, 20, 40, 60, 100, 100, 200, 200, 7]
     path = grey_video(tmp_path / "masks/a.mkv", greys)
-    found = MaskFolder(root=tmp_path / "masks").listed(Ignored())
-    assert found == {"a": path.name}
     film = video(tmp_path / "film/a.mp4", 10, size=(8, 8))
     line = timeline(film)
     (window,) = FrameRule(stride=4).choose(line, seed="")
     folder = MaskFolder(root=tmp_path / "masks")
+    found = files_by_name(
+        folder.root, folder.kinds, option=folder.option, what=folder.what, ignored=Ignored()
+    )
+    assert found == {"a": path.name}
     planned = folder.find("a.mkv", (8, 8), line).planned(line, window)
     entry = Entry(key="k", source="a", mask=planned, keep=window.shown)
     assert Entry.from_line(entry.to_line()) == entry

@@ -1,0 +1,367 @@
+"""The files of a checkpoint: whether they are as they were saved, and what the small ones say.
+
+manifest.json has the format of a checkpoint, and size and `sha256sum` of each of its files:
+
+{"format": 1, "software": "megatron-dit 0.1.0", "files": {"common.pt": {"bytes": 1, "sha256": "…"}}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from safetensors import SafetensorError
+
+from dit.config import RunConfig
+from dit.config_loading import read_config
+from dit.distributed.collective_errors import RankError, error_in_words, on_all_ranks
+from dit.parsing import parse_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+MANIFEST = "manifest.json"
+ADAPTERS = "lora.json"
+FORMAT = 1
+"""Rises when earlier versions would misread what this one writes; 0 without a manifest."""
+_LONGEST_NAME = 255  # bytes; the limit of file systems
+SOFTWARE = f"megatron-dit {version('megatron-dit')}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileDigest:
+    """Size and checksum of a file when its checkpoint was written."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """The files of a checkpoint."""
+
+    format: int
+    software: str  # the version that wrote it
+    files: Mapping[str, FileDigest]
+
+
+def file_digest(file: Path) -> FileDigest:
+    """Size and checksum of a file."""
+    with file.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        return FileDigest(bytes=handle.tell(), sha256=digest)
+
+
+def sync_and_digest(file: Path) -> FileDigest:
+    """Brings a file to the disk, so that it survives a loss of power; returns its digest."""
+    with file.open("rb") as handle:
+        os.fsync(handle.fileno())
+    return file_digest(file)
+
+
+def write_manifest(folder: Path, known: Mapping[str, FileDigest]) -> None:
+    """Writes the manifest of all files in `folder`; digests that are not `known` are computed."""
+    names = sorted({file.name for file in folder.iterdir()} | known.keys())
+    files = {name: asdict(known.get(name) or sync_and_digest(folder / name)) for name in names}
+    content = {"format": FORMAT, "software": SOFTWARE, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
+    sync_and_digest(folder / MANIFEST)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a checkpoint; None in checkpoints of the first versions.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    file = folder / MANIFEST
+    if not file.is_file():
+        return None
+    return parse_manifest(file.read_bytes())
+
+
+def parse_manifest(content: bytes) -> Manifest:
+    """The manifest with this content.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    match parse_json(content):
+        case {"format": int(form), "software": str(software), "files": dict(files)} if files:
+            digests = {name: parse_digest(name, entry) for name, entry in files.items()}
+            return Manifest(format=form, software=software[:_LONGEST_NAME], files=digests)
+    raise ValueError("it lacks format, software or files")
+
+
+def parse_digest(name: str, entry: Any) -> FileDigest:
+    """The digest of one file in the checkpoint's own folder.
+
+    Raises:
+        ValueError: the entry is damaged.
+    """
+    if not is_file_name(name):
+        raise ValueError(f"{name[:_LONGEST_NAME]!r} is no name of a file beside it")
+    match entry:
+        case {"bytes": int(size), "sha256": str(digest)}:
+            return FileDigest(bytes=size, sha256=digest)
+    raise ValueError(f"{name} lacks bytes or sha256")
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name read from a file means a file in the same folder."""
+    plain = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
+    return plain and len(os.fsencode(name)) <= _LONGEST_NAME
+
+
+def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)) -> list[str]:
+    """Names of the files that have changed, among a `part` of them sorted by falling size."""
+    largest_first = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
+    return [
+        name for name in largest_first[part] if file_digest(folder / name) != manifest.files[name]
+    ]
+
+
+def verify(path: Path) -> None:
+    """Compares every file with its checksum; all ranks call it, and each reads some of the files.
+
+    Raises:
+        CheckpointError: a file has changed since it was saved.
+    """
+    manifest = manifest_of(path)
+    if manifest is None:
+        return
+    part = slice(dist.get_rank(), None, dist.get_world_size())
+    try:
+        by_rank = on_all_ranks(lambda: changed_files(path, manifest, part=part))
+    except RankError as error:
+        raise damaged(path, error) from error
+    if names := [name for of_rank in by_rank for name in of_rank]:
+        raise changed(path, names)
+
+
+LATEST = "LATEST"
+LOWEST_VAL = "LOWEST_VAL"
+_LONGEST_POINTER = 300  # bytes that are read of LATEST or LOWEST_VAL
+_POINTERS = (LATEST, LOWEST_VAL)
+STEP = "step_"
+PARTIAL = ".partial_"
+"""Before the name of a checkpoint that is not complete yet, or no longer."""
+# Files of Megatron-Core, beside the .distcp files that .metadata names.
+_CORE_FILES = ("metadata.json", ".metadata")
+NULL_TEXT = "null_text.safetensors"
+_REQUIRED = (*_CORE_FILES, "config.yaml", NULL_TEXT)  # in every checkpoint of a run
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged, or of another model."""
+
+
+def find_checkpoint(path: Path) -> Path | None:
+    """The checkpoint that `path` means: a run folder, a checkpoint, or a file that names one.
+
+    None where the folder holds none (yet).
+
+    Raises:
+        CheckpointError: it is not complete, or LATEST names one that is not there.
+    """
+    if any((path / name).is_file() for name in (*_CORE_FILES, MANIFEST)):
+        return _complete(path)
+    named = path.name in _POINTERS
+    for folder in (path.parent,) if named else (path, path / "checkpoints"):
+        pointer = folder / (path.name if named else LATEST)
+        if pointer.is_file():
+            return _complete(folder / _named_by(pointer))
+        # The run was killed between its first checkpoint and the pointer to it.
+        if steps := sorted(folder.glob(f"{STEP}*")):
+            return _complete(steps[-1])
+    return None
+
+
+def _named_by(pointer: Path) -> str:
+    """Name of the checkpoint that LATEST or LOWEST_VAL points to, in the same folder.
+
+    Raises:
+        CheckpointError: it names no folder there.
+    """
+    with pointer.open("rb") as stream:
+        name = stream.read(_LONGEST_POINTER + 1).decode(errors="replace").strip()
+    if not is_file_name(name):
+        raise CheckpointError(
+            f"{pointer} names {name!r}, and must hold the name of a folder beside it;"
+            f" {remedy(pointer.parent, name)}"
+        )
+    if not (pointer.parent / name).is_dir():
+        raise CheckpointError(
+            f"{pointer} names {name!r}, which is not there; {remedy(pointer.parent, name)}"
+        )
+    return name
+
+
+def _complete(path: Path) -> Path:
+    if fault := _fault(path):
+        raise CheckpointError(f"{path} {fault}; {remedy(path.parent, path.name)}")
+    return path
+
+
+def _fault(path: Path) -> str:
+    """Why a checkpoint cannot be used, judged by names and sizes of its files; empty if it can."""
+    try:
+        manifest = read_manifest(path)
+    except (ValueError, OSError) as error:
+        return f"has a damaged {MANIFEST} ({error})"
+    if manifest is not None and manifest.format > FORMAT:
+        return (
+            f"has format {manifest.format}, of {manifest.software}, and this is {SOFTWARE}, which"
+            f" reads formats up to {FORMAT}; install a version as new"
+        )
+    names = manifest.files if manifest is not None else _REQUIRED
+    # Imported checkpoints have no null text. A file that is not listed would not be verified.
+    wanted = [name for name in _REQUIRED if name != NULL_TEXT or (path / name).exists()]
+    if unlisted := [name for name in wanted if name not in names]:
+        return f"has a damaged {MANIFEST} (it does not list {', '.join(unlisted)})"
+    if missing := [name for name in names if not (path / name).is_file()]:
+        return f"has no {', '.join(missing)}"
+    return "" if manifest is None else _wrong_sizes(path, manifest)
+
+
+def _wrong_sizes(path: Path, manifest: Manifest) -> str:
+    sizes = {name: (path / name).stat().st_size for name in manifest.files}
+    wrong = [
+        f"{name} of {sizes[name]} instead of {entry.bytes} bytes"
+        for name, entry in manifest.files.items()
+        if sizes[name] != entry.bytes
+    ]
+    return f"is damaged, with {', '.join(wrong)}" if wrong else ""
+
+
+def remedy(folder: Path, name: str) -> str:
+    """What a user can do about the unusable checkpoint `name`."""
+    others = sorted(p for p in folder.glob(f"{STEP}*") if p.name != name and not _fault(p))
+    if others:
+        return f"write {others[-1].name} into {folder / LATEST} to go on from there"
+    return "no other checkpoint is beside it: start a new run with another checkpoint.save"
+
+
+def manifest_of(path: Path) -> Manifest | None:
+    """The manifest of a checkpoint; None in checkpoints of the first versions.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        return read_manifest(path)
+    except (ValueError, OSError) as error:
+        raise damaged(path / MANIFEST, error) from error
+
+
+def has_adapters(path: Path | None) -> bool:
+    """Whether a checkpoint holds adapters alone, and no weights beside which they are trained."""
+    return path is not None and (path / ADAPTERS).is_file()
+
+
+def saved_config(path: Path) -> RunConfig:
+    """Configuration of the run that saved a checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged, or of another version of this program.
+    """
+    file = path / "config.yaml"
+    manifest = manifest_of(path)
+    if not saved_bytes(path, file.name).strip():
+        raise damaged(file, ValueError("it is empty"))
+    try:
+        return read_config(file)
+    except (ValueError, OSError, RecursionError) as error:
+        if manifest is None:
+            raise damaged(file, error) from error
+        raise CheckpointError(
+            f"{file} was saved by {manifest.software}, and this is {SOFTWARE}, which cannot read"
+            f" it; install the other version. {error}"
+        ) from error
+
+
+def saved_bytes(path: Path, name: str) -> bytes:
+    """Content of a small file of a checkpoint, after a comparison with its checksum.
+
+    Raises:
+        CheckpointError: it is missing or has changed.
+    """
+    manifest = manifest_of(path)
+    try:
+        if manifest is not None and file_digest(path / name) != manifest.files.get(name):
+            raise changed(path, [name])
+        return (path / name).read_bytes()
+    except OSError as error:
+        raise damaged(path / name, error) from error
+
+
+def check_index(path: Path) -> None:
+    """Compares with their checksums the files that lead to the tensors, before they are read.
+
+    Two of them are pickles: with one bit turned, one may ask for more memory than there is.
+
+    Raises:
+        CheckpointError: one of them has changed.
+    """
+    for name in (*_CORE_FILES, "common.pt"):  # the last until Megatron-Core 0.16
+        if (path / name).is_file():
+            saved_bytes(path, name)
+
+
+def saved_card(path: Path) -> dict[str, Any] | None:
+    """`dataset_card.json` of a checkpoint's data; None where the data have none.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    file = path / "dataset_card.json"
+    if not file.is_file():
+        return None
+    content = saved_bytes(path, file.name)
+    try:
+        card = parse_json(content)
+    except ValueError as error:
+        raise damaged(file, error) from error
+    if not isinstance(card, dict):
+        raise damaged(file, ValueError(f"it holds a {type(card).__name__}"))
+    return card
+
+
+def saved_null_inputs(path: Path) -> dict[str, Tensor]:
+    """The inputs of a sample without caption, as a checkpoint keeps them of its data.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    import safetensors.torch
+
+    content = saved_bytes(path, NULL_TEXT)
+    try:
+        return safetensors.torch.load(content)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise damaged(path / NULL_TEXT, error) from error
+
+
+def changed(path: Path, names: list[str]) -> CheckpointError:
+    """The error for files whose checksums are not those of the manifest."""
+    return CheckpointError(
+        f"{path} is damaged: {', '.join(sorted(names))} changed after it was saved (the checksum"
+        f" is another); {remedy(path.parent, path.name)}"
+    )
+
+
+def damaged(path: Path, cause: BaseException) -> CheckpointError:
+    """The error for a checkpoint, or a file of it, that cannot be read because of `cause`."""
+    place = path if path.is_dir() else path.parent
+    return CheckpointError(
+        f"{path} cannot be read, a file is missing or damaged ({error_in_words(cause)});"
+        f" {remedy(place.parent, place.name)}"
+    )

@@ -1,0 +1,38 @@
+"""From recipe, YAML file and command line to one checked `RunConfig`, and what it amounts to.
+
+Precedence, weakest first: recipe function, `--config-file`, command line. Everything that is wrong
+is one `ConfigError`, raised before any work starts. Nothing here imports torch.
+
+    cli        `parse_arguments` of the entry scripts, and `--help`
+    load       `load_config`, `to_yaml`, `read_config`, `changes`: the steps below together
+    settings   YAML and tokens -> settings, each with its place, laid over a recipe; named sizes;
+               interpolation
+    schema     keys, types and sentences of the dataclasses; those of `model` are a family's
+    foreign    keys of other tools: what each is read as, or why it is not used
+    validate   types and contradictions
+    describe   what `--print-config` prints; imported where it is asked for
+    reference_page  `docs/configuration.md`; likewise
+"""
+
+from dit.config_loading.cli import Arguments, parse_arguments
+from dit.config_loading.load import (
+    ConfigError,
+    changes,
+    default_config,
+    load_config,
+    read_config,
+    save_config,
+    to_yaml,
+)
+
+__all__ = [
+    "Arguments",
+    "ConfigError",
+    "changes",
+    "default_config",
+    "load_config",
+    "parse_arguments",
+    "read_config",
+    "save_config",
+    "to_yaml",
+]

@@ -1,0 +1,139 @@
+"""What `--print-config` and `--dry-run` print.
+
+The tree is YAML and all else is comments, so the whole output is a configuration file again.
+"""
+
+from __future__ import annotations
+
+from dit.config import Decay, EmaKind, Precision, Recompute, RunConfig
+from dit.config_loading.load import to_yaml
+from dit.device_specs import DEVICES
+from dit.models.cost import memory, parameter_count, trained_count
+from dit.models.recomputation import choose_recomputation
+
+
+def describe(config: RunConfig, *, world_size: int) -> str:
+    """The resolved tree, parameters, layout, memory of one device, and settings in effect.
+
+    Raises:
+        Problems: `world_size` processes cannot run this layout and global batch.
+    """
+    rows = [
+        ("parameters", _parameters(config)),
+        *_layout(config, world_size),
+        *_memory(config, world_size),
+        *_recomputation(config, world_size),
+        *_effective(config),
+    ]
+    return to_yaml(config) + "\n" + "".join(f"# {name:<14}{text}\n" for name, text in rows)
+
+
+def _parameters(config: RunConfig) -> str:
+    count, name = parameter_count(config.model), config.model.name
+    trained = trained_count(config)
+    if config.lora.base_dtype is not None:
+        name += f", matrices of layers in {config.lora.base_dtype}"
+    if config.lora.enabled:
+        return f"{count:,} frozen ({name}), about {trained:,} of adapters trained"
+    frozen = f", {count - trained:,} frozen" if trained < count else ""
+    return f"{trained:,} trainable ({name}){frozen}"
+
+
+def _layout(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
+    model, replicas = config.model, config.data_parallel_size(world_size)
+    each = config.train.global_batch_size // replicas
+    most = config.train.global_batch_size * config.dataset.task_encoder_seq_length
+    return [
+        (
+            "layout",
+            f"{world_size} processes = tensor {model.tensor_model_parallel_size}"
+            f" x context {model.context_parallel_size}"
+            f" x pipeline {model.pipeline_model_parallel_size} x data {replicas}",
+        ),
+        (
+            "batch",
+            f"{config.train.global_batch_size} packs a step = {replicas} data-parallel ranks"
+            f" x {each} accumulated; at most {most:,} tokens",
+        ),
+    ]
+
+
+def _memory(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
+    """An estimate, said to be one."""
+    need = memory(config, world_size=world_size)
+    sharded = "sharded" if config.ddp.use_distributed_optimizer else "whole on every rank"
+    return [
+        ("memory", f"{_gib(need.total)} a device (an estimate), of which"),
+        ("", f"weights {_gib(need.weights)}, gradients {_gib(need.gradients)}"),
+        ("", f"optimizer {_gib(need.optimizer)}, EMA {_gib(need.ema)} ({sharded})"),
+        (
+            "",
+            f"activations about {_gib(need.activations)} for a full pack, and"
+            f" {_gib(need.backward)} of one backward layer",
+        ),
+    ]
+
+
+def _recomputation(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
+    """What `auto` chooses on devices of the sizes that there are."""
+    if config.model.recompute_granularity is not Recompute.AUTO:
+        return []
+    rows = [("recomputation", "auto: none on a CPU, and by the memory of a GPU:")]
+    for size in sorted({device.memory for device in DEVICES.values()}):
+        names = ", ".join(name for name, device in DEVICES.items() if device.memory == size)
+        chosen = choose_recomputation(config, world_size=world_size, device_memory=size)
+        rows.append(("", f"{names}: {chosen.reason.removeprefix('auto: ')}"))
+    return rows
+
+
+def _gib(size: int) -> str:
+    if size < 2**30:
+        return f"{size / 2**20:.1f} MiB"
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _effective(config: RunConfig) -> list[tuple[str, str]]:
+    model, optimizer = config.model, config.optimizer
+    wide = model.precision is Precision.FP32
+    grads = "fp32" if wide or config.ddp.grad_reduce_in_fp32 else str(model.precision)
+    copies = "" if wide else ", float32 copies in the optimizer"
+    clip = f"norm at most {optimizer.clip_grad:g}" if optimizer.clip_grad else "not clipped"
+    return [
+        ("precision", f"weights and matrix products {model.precision}{copies}"),
+        ("gradients", f"reduced in {grads}, {clip}"),
+        ("weight decay", f"{optimizer.weight_decay:g} on matrices; none on norms and embeddings"),
+        ("learning rate", _learning_rate(config)),
+        ("EMA", _ema(config)),
+        ("objective", config.objective.summary),
+        ("data", _data(config)),
+    ]
+
+
+def _learning_rate(config: RunConfig) -> str:
+    optimizer, scheduler = config.optimizer, config.scheduler
+    text = f"{optimizer.lr:g}"
+    if scheduler.lr_warmup_iters:
+        text = f"0 to {optimizer.lr:g} over {scheduler.lr_warmup_iters} steps"
+    if scheduler.lr_decay_style is Decay.CONSTANT:
+        return f"{text}, then constant"
+    source = "train.train_iters" if scheduler.lr_decay_iters is None else "scheduler.lr_decay_iters"
+    return (
+        f"{text}, then {scheduler.lr_decay_style} to {optimizer.min_lr:g}"
+        f" at step {config.decay_iters} ({source})"
+    )
+
+
+def _ema(config: RunConfig) -> str:
+    ema = config.ema
+    width = f"sigma_rel {ema.sigma_rel:g}" if ema.kind is EmaKind.POWER else f"{ema.decay:g}"
+    return "none" if ema.kind is EmaKind.NONE else f"{ema.kind}, {width}, float32"
+
+
+def _data(config: RunConfig) -> str:
+    data = config.dataset
+    if data.mock:
+        unread = f"; dataset.path={data.path} is not read" if data.path else ""
+        return f"mock, a mixture of {len(data.mock_samples)} geometries{unread}"
+    if data.blend:
+        return "blend of " + ", ".join(f"{one.path} ({one.weight:g})" for one in data.blend)
+    return data.path or "none: set dataset.path, dataset.blend or dataset.mock"

@@ -1,0 +1,393 @@
+"""Settings, each with the place where it was written: read, then laid over a recipe.
+
+1. read     a YAML file or the tokens of a command line -> nested values and their places
+2. flatten  nested values -> one `Setting` for each key of the configuration
+3. remove   `~key` forgets what weaker or earlier settings say
+4. size     `model.name` becomes the keys it stands for, below explicit ones of its own level
+5. resolve  `${other.key}` and `${oc.env:VAR,default}`, and nothing else, become values
+
+`value_of` resolves one key alone: the model family is chosen before the other keys are read.
+
+`escaped` writes text so that the fifth stage gives it back: a recipe's values and saved files are
+meant word for word.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
+
+from dit.config import Problems
+from dit.config_loading.schema import Schema
+from dit.models.registry import default_family
+from dit.parsing import MOST_BYTES, YamlError, parse_toml, parse_yaml
+
+COMMAND_LINE = "command line"
+MOST_REFERENCES = 16
+
+# One interpolation without another inside: a key of this configuration, or a variable of the shell.
+_ALLOWED = re.compile(r"\$\{\s*(?:oc\.env\s*:[^${}]*|[A-Za-z_.][\w.\[\]]*)\s*\}")
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
+_NAME = re.compile(r"\$\{(\w+)\}")
+# What stands for `${`: an odd number of backslashes before it, as OmegaConf reads them.
+_ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
+
+
+class Level(IntEnum):
+    """Strength of a setting; the recipe function lies below both."""
+
+    FILE = 0
+    COMMAND_LINE = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One key as a person wrote it."""
+
+    key: str  # dotted, as in model.num_layers
+    value: Any  # as YAML reads it, interpolations still unresolved
+    origin: str  # `FILE:LINE` or `command line`
+    level: Level
+    remove: bool = False  # `~key`: forget what weaker or earlier settings say
+
+
+def read_file(path: Path) -> list[Setting]:
+    """Settings of a YAML file, or of diffusion-pipe's TOML, in its order.
+
+    Top-level keys that begin with `x-` hold anchors for other lines, and are no settings. A file
+    such as conf/dit_xl_image.yaml that is not here is that of the installed package.
+
+    Raises:
+        Problems: the file is missing, is no YAML, or is no mapping of keys to values.
+    """
+    path = path if path.exists() else _bundled(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        document = (parse_toml if path.suffix == ".toml" else parse_yaml)(content)
+    except OSError as error:
+        raise Problems(
+            [f"{path}: cannot be read ({error.strerror}); check --config-file"]
+        ) from error
+    except YamlError as error:
+        place = path if error.line is None else f"{path}:{error.line}"
+        raise Problems([f"{place}: {error.problem}"]) from error
+    values = {} if document.values is None else document.values
+    if not isinstance(values, dict):
+        raise Problems([f"{path}: must be a mapping such as `train: {{train_iters: 10}}`"])
+    values = {key: value for key, value in values.items() if not str(key).startswith("x-")}
+    lines = {key: f"{path}:{line}" for key, line in document.lines.items()}
+    return [
+        Setting(key=key, value=value, origin=lines.get(key, str(path)), level=Level.FILE)
+        for key, value in _flatten(values)
+    ]
+
+
+def _bundled(path: Path) -> Path:
+    """The file of this name beside the installed recipes; the path as it is where there is none."""
+    recipes = find_spec("recipes")
+    if recipes is None or recipes.origin is None:
+        return path
+    found = Path(recipes.origin).parent / path
+    return found if found.is_file() else path
+
+
+def _flatten(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Descends as far as the configuration has groups; a list of records stays one value."""
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and _is_group(key):
+            yield from _flatten(value, f"{key}.")
+        elif value is not None or not _is_group(key):  # `optimizer:` above comments is no setting
+            yield key, value
+
+
+def _is_group(key: str) -> bool:
+    """Whether keys lie below this one, here or in another stack; families have the same groups."""
+    ours = Schema(default_family().config)
+    if ours.is_known(key):
+        return ours.is_known_group(key)
+    from dit.config_loading.foreign import is_foreign_group
+
+    return is_foreign_group(key)
+
+
+def read_tokens(tokens: Sequence[str]) -> tuple[list[Setting], list[str]]:
+    """Settings of a command line, and one sentence for every token that is none.
+
+    Accepts `a.b=c`, `+a.b=c`, `~a.b`, `--a.b c` and `--a.b=c`.
+    """
+    settings: list[Setting] = []
+    problems: list[str] = []
+    waiting = list(tokens)
+    while waiting:
+        text = waiting.pop(0)
+        if text.startswith("--") and "=" not in text:
+            if not waiting or waiting[0].startswith("--"):
+                problems.append(f"{text} ({COMMAND_LINE}): has no value; write {text}=VALUE")
+                continue
+            text = f"{text}={waiting.pop(0)}"
+        try:
+            settings += _read_assignment(text.removeprefix("--"))
+        except Problems as found:
+            problems += found.problems
+    return settings, problems
+
+
+def _read_assignment(text: str) -> list[Setting]:
+    """Raises `Problems` if the text is not of the form KEY=VALUE or ~KEY."""
+    key, equals, value = text.lstrip("+").partition("=")
+    if text.startswith("~"):
+        if equals:
+            raise Problems([f"{text} ({COMMAND_LINE}): ~KEY takes no value; write {key.strip()}"])
+        return [_typed(_normal(key[1:]), remove=True)]
+    if not equals or not key.strip():
+        file = text.endswith((".yaml", ".yml"))
+        form = f"--config-file {text}" if file else "KEY=VALUE, ~KEY or --KEY"
+        raise Problems([f"{text} ({COMMAND_LINE}): is no override; write {form}"])
+    try:
+        parsed = parse_yaml(value).values
+    except YamlError as error:
+        raise Problems(
+            [f"{text} ({COMMAND_LINE}): {error.problem}; quote text as {key}='\"...\"'"]
+        ) from error
+    nested = list(_flatten({_normal(key): parsed})) or [(_normal(key), None)]
+    return [_typed(name, item) for name, item in nested]
+
+
+def _typed(key: str, value: Any = None, *, remove: bool = False) -> Setting:
+    return Setting(
+        key=key, value=value, origin=COMMAND_LINE, level=Level.COMMAND_LINE, remove=remove
+    )
+
+
+def _normal(key: str) -> str:
+    """`a[0].b` as `a.0.b`, `a-b` as `a_b`, without surrounding blanks."""
+    return re.sub(r"\[(\d+)\]", r".\1", key.strip().replace("-", "_"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merged:
+    """The tree of plain values, where each came from, and what went wrong on the way."""
+
+    tree: dict[str, Any]
+    origins: dict[str, str]  # dotted key -> `FILE:LINE` or `command line`
+    problems: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+def merge(
+    base: dict[str, Any], settings: list[Setting], sizes: Mapping[str, Mapping[str, Any]]
+) -> Merged:
+    """Lays settings, weakest first, over the plain values of a recipe, which hold no interpolation.
+
+    `sizes` has the dotted keys of each `model.name`. A value that cannot be resolved is a problem,
+    and the recipe's stands in for it.
+    """
+    problems: list[str] = []
+    base, settings = escaped(base), _bounded(without_removed(settings), problems)
+    settings, notices = _with_named_size(base, settings, sizes)
+    notices += _from_environment(settings)
+    whole = _overlaid(base, settings, problems)
+    # The last one of a key is in force; those that it replaces are not at fault.
+    for setting in {setting.key: setting for setting in settings}.values():
+        _resolve(whole, base, setting, problems)
+    tree: Any = OmegaConf.to_container(whole, resolve=True)
+    origins = {setting.key: setting.origin for setting in settings}
+    return Merged(tree=tree, origins=origins, problems=problems, notices=notices)
+
+
+def value_of(key: str, base: dict[str, Any], settings: list[Setting]) -> Setting | None:
+    """The strongest setting of a key with its value resolved, or None if no setting has the key."""
+    settings = _bounded(without_removed(settings), [])
+    named = [setting for setting in settings if setting.key == key]
+    if not named:
+        return None
+    return replace(named[-1], value=_resolved(escaped(base), settings, named[-1]))
+
+
+def _resolved(base: dict[str, Any], settings: list[Setting], chosen: Setting) -> Any:
+    """The value of a setting; what is wrong with it is said where all of them are resolved."""
+    if _stands_alone(chosen.value):
+        return chosen.value
+    unsaid: list[str] = []
+    whole = _overlaid(base, settings, unsaid)
+    _resolve(whole, base, chosen, unsaid)
+    return OmegaConf.select(whole, chosen.key)
+
+
+def _stands_alone(value: object) -> bool:
+    """Whether it reads as it is, without the other settings: to resolve all of them takes 50 ms."""
+    if isinstance(value, str):
+        return not any(mark in value for mark in ("${", "\\", "???"))
+    return value is None or isinstance(value, bool | int | float)
+
+
+def escaped(value: Any) -> Any:
+    """A plain value, however nested, with every text written so that it reads back as itself."""
+    if isinstance(value, dict):
+        return {name: escaped(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [escaped(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    # Backslashes count only before `${`, and before `???` when there is nothing else.
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    return f"\\{text}" if re.fullmatch(r"\\*\?\?\?", text) else text
+
+
+def shown(value: object) -> str:
+    """A value as JSON, shortened."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def legible(text: str) -> str:
+    """A message on one line, with what a terminal would not show, or would obey, as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _bounded(settings: list[Setting], problems: list[str]) -> list[Setting]:
+    """The settings without their references where these are too many to follow.
+
+    Each may stand for a text that holds several, so their number bounds what is read at all.
+    """
+    counts = [
+        sum(_ESCAPED.sub("", text).count("${") for text in _strings(setting.value))
+        for setting in settings
+    ]
+    if sum(counts) <= MOST_REFERENCES:
+        return settings
+    problems.append(
+        f"{sum(counts)} references such as ${{other.key}} in all, the last in"
+        f" {[s.key for s, count in zip(settings, counts, strict=True) if count][-1]}: a"
+        f" configuration takes at most {MOST_REFERENCES}; write values out"
+    )
+    return [setting for setting, count in zip(settings, counts, strict=True) if not count]
+
+
+def _from_environment(settings: list[Setting]) -> list[str]:
+    """A notice for each key whose value a variable of the shell decides, without its value."""
+    return [
+        f"{setting.key}={shown(setting.value)} ({setting.origin}): read from the environment"
+        for setting in settings
+        if any(_ENVIRONMENT.search(_ESCAPED.sub("", text)) for text in _strings(setting.value))
+    ]
+
+
+def without_removed(settings: list[Setting]) -> list[Setting]:
+    """The settings without `~key`, and without what these take back."""
+    kept: list[Setting] = []
+    for setting in settings:
+        if setting.remove:
+            below = f"{setting.key}."
+            kept = [one for one in kept if not f"{one.key}.".startswith(below)]
+        else:
+            kept.append(setting)
+    return kept
+
+
+def _with_named_size(
+    base: dict[str, Any], settings: list[Setting], sizes: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Setting], list[str]]:
+    """Puts the keys of the strongest `model.name` before the other settings of its level."""
+    named = [setting for setting in settings if setting.key == "model.name"]
+    if not named:
+        return settings, []
+    chosen = named[-1]
+    name = _resolved(base, settings, chosen)
+    size = sizes.get(name, {}) if isinstance(name, str) else {}
+    implied = [
+        Setting(
+            key=key,
+            value=json.loads(json.dumps(value)),  # enums and tuples as YAML has them
+            origin=f"model.name={name}, {chosen.origin}",
+            level=chosen.level,
+        )
+        for key, value in size.items()
+    ]
+    weaker = [setting for setting in settings if setting.level < chosen.level]
+    others = [setting for setting in settings if setting.level >= chosen.level]
+    sized = {setting.key: setting.value for setting in implied}
+    notices = [
+        f"{one.key}={shown(one.value)} ({one.origin}) gives way to"
+        f" model.name={name} ({chosen.origin}): {shown(sized[one.key])}"
+        for one in weaker
+        if one.key in sized and one.value != sized[one.key]
+    ]
+    return [*weaker, *implied, *others], notices
+
+
+def _overlaid(base: dict[str, Any], settings: list[Setting], problems: list[str]) -> DictConfig:
+    whole = OmegaConf.create(base)
+    for setting in settings:
+        foreign = [text for text in _strings(setting.value) if not _is_allowed(text)]
+        if foreign:
+            problems.append(
+                f"{setting.key}={shown(setting.value)} ({setting.origin}): {foreign[0]} is not"
+                " supported; use ${other.key} or ${oc.env:VARIABLE,default}"
+            )
+            continue
+        try:
+            OmegaConf.update(whole, setting.key, setting.value, merge=False)
+        except (OmegaConfBaseException, IndexError) as error:
+            problems.append(_failure(setting, error))
+    return whole
+
+
+def _resolve(
+    whole: DictConfig, base: dict[str, Any], setting: Setting, problems: list[str]
+) -> None:
+    """Puts the recipe's value where an interpolation leads nowhere, and says so."""
+    try:
+        value = OmegaConf.select(whole, setting.key, throw_on_missing=True)
+        if OmegaConf.is_config(value):
+            OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+    except (OmegaConfBaseException, RecursionError) as error:
+        problems.append(_failure(setting, error))
+        group, name = setting.key.split(".")[:2]
+        OmegaConf.update(whole, f"{group}.{name}", base[group][name], merge=False)
+
+
+def _failure(setting: Setting, error: Exception) -> str:
+    why = "refers to itself" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+    if setting.value == "???":
+        why = "must be given"
+    shell = [name for name in _NAME.findall(str(setting.value)) if name in os.environ]
+    if isinstance(error, InterpolationKeyError) and shell:
+        why += f"; ${{oc.env:{shell[0]}}} is the variable of the shell"
+    return f"{setting.key}={shown(setting.value)} ({setting.origin}): {why}"
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Every text inside a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _strings(name)
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
+def _is_allowed(text: str) -> bool:
+    """Whether a text holds only interpolations of the two allowed kinds, however nested."""
+    # The brace stays, so that nothing escaped passes inside an interpolation: OmegaConf counts
+    # backslashes differently there.
+    text = _ESCAPED.sub(r"\\{", text)
+    replaced = 1
+    while replaced:
+        text, replaced = _ALLOWED.subn("x", text)
+    return "${" not in text

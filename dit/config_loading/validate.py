@@ -1,0 +1,253 @@
+"""Plain values -> a checked `RunConfig`, or every problem at once.
+
+Pydantic checks the types of each group and runs its own checks; the checks that concern several
+groups run when all of them are right. A group whose types are wrong is not checked further in that
+pass, so the recipe's values stand in for the wrong ones and the tree is checked again, until no new
+problem turns up.
+
+Outside of this module plain values are a tree of keys. Pydantic sees the tree of dataclass fields,
+in which an inlined group (`dit.config.inlining`) is a level of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import fields
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from dit.config import Problems, RunConfig
+from dit.config.inlining import flattened, key_path, nested
+from dit.config_loading.schema import (
+    Schema,
+    expected,
+    hints,
+    is_group,
+    item_type,
+    path_keys,
+    record_type,
+)
+from dit.config_loading.settings import Merged, shown
+from dit.local_path import PathError, not_none
+from dit.models.training_checks import check_objective_inputs
+
+RECIPE = "recipe"
+"""Origin of what no person set."""
+Place = tuple[int | str, ...]  # where in the tree, as ("dataset", "mock_samples", 0, "width")
+
+
+@cache
+def _adapter(group: type) -> TypeAdapter[Any]:
+    return TypeAdapter(group)
+
+
+def plain(config: RunConfig) -> dict[str, Any]:
+    """The tree of keys with enums as text and tuples as lists, as YAML has it."""
+    return {one.name: plain_group(getattr(config, one.name)) for one in fields(config)}
+
+
+def plain_group(group: Any) -> dict[str, Any]:
+    """A group of a configuration as YAML has it, its keys in the order of files."""
+    kind = type(group)
+    values = flattened(kind, _adapter(kind).dump_python(group, mode="json"))
+    return {name: values[name] for name in hints(kind)}
+
+
+def checked_config(
+    merged: Merged, base: dict[str, Any], schema: Schema
+) -> tuple[RunConfig | None, list[str]]:
+    """The configuration, or None and what is wrong with it."""
+    tree, base = _nested(deepcopy(merged.tree), schema), _nested(base, schema)
+    problems: list[str] = []
+    doubtful: list[str] = []  # keys for which the recipe's value stands in
+    while True:
+        config, found = _checked_once(tree, merged.origins, schema)
+        if config is not None:
+            return (None if problems else config), problems
+        problems += [text for _, text in found if not any(key in text for key in doubtful)]
+        replaced = {_up_to_key(place, schema) for place, _ in found if place}
+        if not replaced:
+            return None, problems
+        for place in sorted(replaced, key=str):
+            doubtful += _stand_in(tree, base, place, schema)
+
+
+def read_paths(merged: Merged, schema: Schema) -> list[str]:
+    """Replaces the paths that a person set by what `dit.local_path` reads; returns the problems.
+
+    A text `None` where a key may be null is one, too.
+    """
+    problems: list[str] = []
+    for group, kind in schema.groups.items():
+        problems += _read_paths(merged.tree[group], kind, (group,), merged.origins)
+    return problems
+
+
+def _read_paths(values: Any, kind: Any, place: Place, origins: dict[str, str]) -> list[str]:
+    problems: list[str] = []
+    for name, value in values.items() if isinstance(values, dict) else ():
+        here, item = (*place, name), hints(kind).get(name)
+        if isinstance(value, list) and (record := record_type(item)):
+            for index, one in enumerate(value):
+                problems += _read_paths(one, record, (*here, index), origins)
+        origin = _origin(here, origins)
+        if not isinstance(value, str) or item not in (str, str | None) or origin == RECIPE:
+            continue
+        try:
+            values[name] = path_keys(kind).get(name, str if item is str else not_none)(value)
+        except PathError as error:
+            problems.append(f"{dotted(here)} ({origin}): {error}")
+    return problems
+
+
+def _checked_once(
+    tree: dict[str, Any], origins: dict[str, str], schema: Schema
+) -> tuple[RunConfig | None, list[tuple[Place, str]]]:
+    """The configuration, or what is wrong and where."""
+    groups: dict[str, Any] = {}
+    found: list[tuple[Place, str]] = []
+    for name, kind in schema.groups.items():
+        try:
+            # JSON mode is strict about types and still takes lists for tuples, text for enums.
+            values = json.dumps(tree[name], default=str)
+            groups[name] = _adapter(kind).validate_json(values, strict=True)
+        except ValidationError as error:
+            for details in error.errors():
+                place = (name, *details["loc"])
+                found += _in_words(details, place, tree, origins, schema)
+    if found:
+        return None, list(dict.fromkeys(found))  # once, where a key may be of several types
+    try:
+        config = RunConfig(**groups)
+        check_objective_inputs(config)
+        return config, []
+    except Problems as error:
+        return None, [((), _contradiction((), text, origins, schema)) for text in error.problems]
+
+
+def _nested(tree: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    """The tree of keys as a tree of fields."""
+    return {name: nested(kind, tree[name]) for name, kind in schema.groups.items()}
+
+
+def _key_path(place: Place, schema: Schema) -> Place:
+    """A place in the tree of fields as one in the tree of keys."""
+    return (place[0], *key_path(schema.groups[str(place[0])], place[1:])) if place else ()
+
+
+def _up_to_key(place: Place, schema: Schema) -> Place:
+    """The place of a group or key: without what follows the key, such as the index in a list."""
+    lengths = range(len(place) + 1)
+    whole = (n for n in lengths if len(_key_path(place[:n], schema)) == 2)
+    return place[: next(whole, None)]
+
+
+def _stand_in(
+    tree: dict[str, Any], base: dict[str, Any], place: Place, schema: Schema
+) -> list[str]:
+    """Puts the recipe's value at a group or key; returns what mentions of it look like."""
+    *outer, last = place
+    _at(tree, tuple(outer))[last] = deepcopy(_at(base, place))
+    path = _key_path(place, schema)
+    if len(place) == 1:
+        return [f"{path[0]}."]
+    if len(path) == 2:
+        return [f"{path[1]}="]
+    return [f"{path[0]}.{key}" for key in _at(base, place)]  # the keys of an inlined group
+
+
+def _in_words(
+    details: Any, place: Place, tree: dict[str, Any], origins: dict[str, str], schema: Schema
+) -> list[tuple[Place, str]]:
+    """One of pydantic's errors in our words; a group's own check may have several."""
+    if details["type"] != "missing":
+        place = _in_tree(place, tree)
+    path = _key_path(place, schema)
+    raised = details.get("ctx", {}).get("error")
+    if isinstance(raised, Problems):
+        return [(place, _contradiction(path, text, origins, schema)) for text in raised.problems]
+    lost = place[-1] if details["type"] == "missing" else None
+    place, path = (place, path) if lost is None else (place[:-1], path[:-1])
+    value, kind = _at(tree, place), schema.type_of(".".join(map(str, path)))
+    hint = f"; {lost} is missing" if isinstance(lost, str) else _hint(value, kind)
+    text = f"{dotted(path)}={shown(value)} ({_origin(path, origins)}): expected {expected(kind)}"
+    return [(place, text + hint)]
+
+
+def dotted(place: Sequence[int | str]) -> str:
+    """`dataset.mock_samples[0].width`."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return "".join(parts).lstrip(".")
+
+
+def _in_tree(place: Place, tree: dict[str, Any]) -> Place:
+    """A place without what pydantic adds where a key may be of several types: which one failed."""
+    for length, part in enumerate(place):
+        outer = _at(tree, place[:length])
+        if isinstance(outer, list) and isinstance(part, int):
+            continue
+        if not isinstance(outer, dict) or part not in outer:
+            return place[:length]
+    return place
+
+
+def _at(tree: Any, place: Place) -> Any:
+    for part in place:
+        tree = tree[part]
+    return tree
+
+
+def _origin(place: Place, origins: dict[str, str]) -> str:
+    """Where the value or the list that it stands in was written."""
+    for length in range(len(place), 0, -1):
+        outer = ".".join(map(str, place[:length]))
+        if outer in origins:
+            return origins[outer]
+    whole = ".".join(map(str, place))
+    inner = [where for key, where in origins.items() if key.startswith(f"{whole}.")]
+    return inner[-1] if inner else RECIPE
+
+
+def _hint(value: object, kind: Any) -> str:
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return f"; write {int(value)}"
+    if expected(kind).startswith("text") and isinstance(value, bool | int | float):
+        return "; put it in quotes, on a command line as key='\"...\"'"
+    if isinstance(value, str | int | float) and _is_list(kind):
+        return f"; write [{value}]"
+    if str(value).lower() == "none" and expected(kind).endswith("null"):
+        return "; write null"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        likely = get_close_matches(str(value).lower(), [str(one.value) for one in kind], n=1)
+        return f"; did you mean {likely[0]}?" if likely else ""
+    return ""
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether a list of any number of simple values is expected, or null."""
+    item = item_type(kind, 10_000)  # a list of fixed length has none
+    return item is not None and not is_group(item)
+
+
+def _contradiction(place: Place, text: str, origins: dict[str, str], schema: Schema) -> str:
+    """A group's own complaint, with the places where the keys it names were set."""
+    if not place:
+        named = dict.fromkeys(re.findall(r"[a-z_]+\.[a-z_]+", text))
+        known = {key: origins[key] for key in named if key in origins}
+    else:
+        prefix = ".".join(map(str, place))
+        kind = schema.type_of(prefix)
+        words = re.findall(r"\w+", text)
+        names = [name for name in hints(kind) if name in words] if is_group(kind) else []
+        keys = {name: (*place, name) for name in names}
+        known = {name: _origin(key, origins) for name, key in keys.items()}
+        text = f"{dotted(place)}: {text}"
+    where = ", ".join(f"{name} from {origin}" for name, origin in known.items())
+    return f"{text} [{where}]" if where else text

@@ -1,0 +1,62 @@
+"""What the main thread tells the watchdog: what it begins, and whom it waits for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+
+class PeerError(ConnectionError):
+    """Another process keeps this one from going on. It is empty where that one says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activity:
+    """What the main thread does."""
+
+    what: str = "start"
+    step: int = 0
+    marks: int = 0  # calls of `heartbeat` in this step
+
+
+class MainThread:
+    """What the main thread tells the monitor."""
+
+    activity = Activity()
+    waits_for: threading.Thread | None = None  # the thread that works in its place
+
+
+def heartbeat(what: str, *, step: int | None = None) -> None:
+    """Says what the main thread begins; the first call in a step gives the step's number.
+
+    No more than `dist.distributed_timeout_minutes` may pass between two calls.
+    """
+    old = MainThread.activity
+    new_step = step is not None and step != old.step
+    MainThread.activity = Activity(
+        what=what,
+        step=old.step if step is None else step,
+        marks=0 if new_step else old.marks + 1,
+    )
+
+
+@contextmanager
+def waiting_for(thread: threading.Thread) -> Iterator[None]:
+    """Inside, the main thread waits for `thread`, whose place in the code is reported instead."""
+    MainThread.waits_for = thread
+    try:
+        yield
+    finally:
+        MainThread.waits_for = None
+
+
+def is_lost_peer(error: BaseException | None) -> bool:
+    """Whether gloo or NCCL says that another process is gone, which could not say so itself."""
+    if error is None:
+        return False
+    gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
+    return gloo or isinstance(error, dist.DistError) or is_lost_peer(error.__cause__)

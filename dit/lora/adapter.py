@@ -1,0 +1,368 @@
+"""Low-rank adapters beside linears: y = W x + alpha / r · B A x (LoRA, arXiv:2106.09685, Eq. 3).
+
+A linear that fuses several of Diffusers' (queries, keys and values) has an A and a B for each of
+them, as PEFT has, so that an adapter of one is an adapter of the other.
+
+| linear     | A                   | B                    | what travels over tensor ranks    |
+|------------|---------------------|----------------------|-----------------------------------|
+| column     | whole               | split as the outputs | rows of width r before B          |
+| row        | split as the inputs | whole                | rows of width r, summed, before B |
+| replicated | whole               | whole                | nothing                           |
+
+So no rank needs to divide by the number of tensor ranks.
+
+The two products of an adapter add to what its linear computes in the same memory: `narrowed` (A x,
+whose part of dL/dx is added on the way back) and `widened` (the output of the linear plus B h).
+Products that add their result move [T, O] and [T, I] twice each: they read and write them. With
+additions of their own (and a factor alpha / r) these would be moved six and four times.
+"""
+
+# T rows, I inputs, O outputs (of this tensor rank), R rank, of all parts together in products
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from dit.models.kernels import choice
+from dit.models.layers.adaptable import DOWN, UP, TensorSharing, dropout_rows, is_adapter
+from dit.models.weight_marks import mark_split
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterShape:
+    """One adapter, as PEFT counts them."""
+
+    rank: PositiveInt
+    alpha: PositiveFloat
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputParts:
+    """The outputs of a linear that is made of several of Diffusers'."""
+
+    parts: Sequence[int]  # outputs of each, on all tensor ranks together
+    groups: int  # on this rank: heads, each of which has some outputs of every part; 1 of one part
+
+
+class Factors(nn.Module):
+    """A [R, I] and B [O, R] of one adapter."""
+
+    def __init__(self, shape: AdapterShape, *, inputs: int, outputs: int, dtype: torch.dtype):
+        super().__init__()
+        self.A = nn.Parameter(torch.zeros(shape.rank, inputs, dtype=dtype))
+        self.B = nn.Parameter(torch.zeros(outputs, shape.rank, dtype=dtype))
+        self.scale = shape.scale
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """A and B, asked for by a call: Megatron-Core's DDP waits there for weights on their way.
+
+        Without it, ddp.overlap_param_gather would compute with those of the step before.
+        """
+        return self.A, self.B
+
+
+class Adapter(nn.Module):
+    """The adapters of one linear."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        shapes: Sequence[AdapterShape | None],
+        *,
+        name: str,
+        outputs: OutputParts,
+        sharing: TensorSharing,
+        dtype: torch.dtype,
+        dropout: float = 0.0,
+    ):
+        """`shapes` are those of the parts of the outputs, None for a part without an adapter.
+
+        `name` is that of the linear in the whole network; `dropout` the rate of its input.
+
+        `weight` is that of the linear.
+        """
+        super().__init__()
+        here, inputs = weight.shape
+        self.name, self.groups, self.sharing = name, outputs.groups, sharing
+        self.parts = [here * part // sum(outputs.parts) for part in outputs.parts]
+        self.dropout = dropout
+        self.enabled = True  # see `adapters_off`
+        # Children by the number of their part: inside modules that are none of Megatron-Core's, it
+        # makes the names in a checkpoint of these, and not `sharded_state_dict`.
+        for number, shape in enumerate(shapes):
+            if shape is not None:
+                made = {"inputs": inputs, "outputs": self.parts[number], "dtype": dtype}
+                self.add_module(str(number), Factors(shape, **made))
+        self.to(weight.device)
+        for factors in self.factors:
+            self._mark(factors, weight)
+
+    @property
+    def factors(self) -> list[Factors]:
+        """Of the parts that have an adapter."""
+        return [one for _, one in self._named()]
+
+    def _mark(self, factors: Factors, weight: Tensor) -> None:
+        """Tells Megatron-Core which gradients are parts of a sum, and which weights of a whole."""
+        sharing = self.sharing
+        down: Any = factors.A
+        up: Any = factors.B
+        if sharing.axis is None:
+            down.sequence_parallel = up.sequence_parallel = getattr(
+                weight, "sequence_parallel", False
+            )
+        elif sharing.axis == 0:
+            mark_split(up, axis=0)
+            down.sequence_parallel = sharing.sequence or sharing.partial
+        else:
+            mark_split(down, axis=1)
+            up.sequence_parallel = sharing.sequence
+
+    def forward(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
+        """The output of the linear, which is `product` of the input, with what adapters add."""
+        downs, ups = zip(*(one() for one in self.factors), strict=True)
+        x_TI, h_TR = self._down(x_TI, downs)
+        out_TO = product(x_TI)
+        up_OR, scale = self._up(ups)
+        return widened(out_TO, self.sharing.exchanged(h_TR), up_OR, scale=scale)
+
+    def _up(self, ups: Sequence[Tensor]) -> tuple[Tensor, float]:
+        """One B of all parts, whose columns are those of `_down`, and the factor of its product.
+
+        Of a linear of several parts: its rows stand as the outputs, and are zero beside the
+        columns of their own part. So one product reads and writes all outputs.
+        """
+        named = self._named()
+        if len(self.parts) == 1:
+            return ups[0], named[0][1].scale
+        ranks = [up.shape[1] for up in ups]
+        every = [ups[0].new_zeros(outputs, sum(ranks)) for outputs in self.parts]
+        for at, ((name, one), up) in enumerate(zip(named, ups, strict=True)):
+            beside = sum(ranks[:at]), sum(ranks[at + 1 :])
+            every[int(name)] = pad(up * one.scale, beside)
+        by_group = [part.unflatten(0, (self.groups, -1)) for part in every]
+        return torch.cat(by_group, dim=1).flatten(0, 1), 1.0
+
+    def _down(self, x_TI: Tensor, downs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The input, and A x of all parts, side by side; each part drops other numbers."""
+        rows = dropout_rows()
+        if not (self.training and self.dropout and rows is not None):
+            return narrowed(x_TI, torch.cat([*downs]) if len(downs) > 1 else downs[0])
+        sharing, width = self.sharing, x_TI.shape[-1]
+        split = sharing.axis == 1 and sharing.group is not None
+        where = {
+            "place_T": rows.places_of(x_TI, token_row=sharing.token_row),
+            "first": sharing.group.rank() * width if split and sharing.group else 0,
+            "fused_kernels": rows.fused_kernels,
+        }
+        every = []
+        for (part, _), down in zip(self._named(), downs, strict=True):
+            key = adapter_key(rows.seed, f"{self.name}/{part}")
+            x_TI, dropped_TI = dropped(x_TI, rate=self.dropout, key=key, **where)
+            every.append(linear(dropped_TI.to(down.dtype), down))
+        return x_TI, torch.cat(every, dim=-1)
+
+    def _named(self) -> list[tuple[str, Factors]]:
+        return list(self.named_children())  # type: ignore[arg-type]
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+    ) -> ShardedStateDict:
+        """Names end in lora.LAYER.PART.A (or B): layers may differ in ranks, so none are stacked.
+
+        `sharded_offsets` is the place of the layer in its stack, as Megatron-Core hands it down.
+        """
+        prefix += "".join(f"{offset}." for _, offset, _ in sharded_offsets)
+        tensors, axes = {}, {}
+        for name, factors in self._named():
+            tensors |= {f"{name}.{DOWN}": factors.A, f"{name}.{UP}": factors.B}
+            if self.sharing.axis is not None:
+                axes[f"{name}.{UP if self.sharing.axis == 0 else DOWN}"] = self.sharing.axis
+        return make_sharded_tensors_for_checkpoint(
+            tensors,
+            prefix,
+            axes,
+            (),
+            tp_group=self.sharing.group,
+            dp_cp_group=(metadata or {})["dp_cp_group"],
+        )
+
+
+def freeze(network: nn.Module, *, trained: Callable[[str], bool] = is_adapter) -> None:
+    """Leaves only the weights that `trained` accepts by name to be trained."""
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(trained(name))
+
+
+def narrowed(x_TI: Tensor, down_RI: Tensor) -> tuple[Tensor, Tensor]:
+    """The input, of which the linear alone computes its output, and A x in the type of A."""
+    if not x_TI.requires_grad:  # what a function returns would
+        return x_TI, linear(x_TI.to(down_RI.dtype), down_RI)
+    both: Any = _Narrowed.apply(x_TI, down_RI)
+    return both
+
+
+def widened(out_TO: Tensor, h_TR: Tensor, up_OR: Tensor, *, scale: float) -> Tensor:
+    """`out_TO` + scale · B h, in its memory: of a linear's output that nothing else has."""
+    out = _Widened.apply(out_TO, h_TR, up_OR, scale)
+    assert isinstance(out, Tensor)
+    return out
+
+
+class _Narrowed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TI: Tensor, down_RI: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x_TI, down_RI)
+        return x_TI, linear(x_TI.to(down_RI.dtype), down_RI)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (x_TI, down_RI), (to_x_TI, to_h_TR) = ctx.saved_tensors, gradients
+        # The linear has just made this gradient, and nothing else has it.
+        to_x_TI.addmm_(to_h_TR.to(to_x_TI.dtype), down_RI.to(to_x_TI.dtype))
+        of_down = ctx.needs_input_grad[1]
+        return to_x_TI, to_h_TR.t().matmul(x_TI.to(to_h_TR.dtype)) if of_down else None
+
+
+class _Widened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out_TO: Tensor, h_TR: Tensor, up_OR: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(h_TR, up_OR)
+        ctx.scale = scale
+        h_TR, up_OR = h_TR.to(out_TO.dtype), up_OR.to(out_TO.dtype)
+        # Autograd refuses to change what another function gave as it was, as sums over one rank do.
+        return out_TO.detach().addmm_(h_TR, up_OR.t(), alpha=scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (h_TR, up_OR), (to_out_TO,) = ctx.saved_tensors, gradients
+        narrow_TO, (_, of_h, of_up, _) = to_out_TO.to(h_TR.dtype), ctx.needs_input_grad
+        return (
+            to_out_TO,
+            narrow_TO.matmul(up_OR).mul_(ctx.scale) if of_h else None,
+            narrow_TO.t().matmul(h_TR).mul_(ctx.scale) if of_up else None,
+            None,
+        )
+
+
+_ROWS = 4096
+"""Rows whose hashes are made at a time: they take eight bytes a number."""
+
+
+def dropped(
+    x_TI: Tensor, *, rate: float, key: int, place_T: Tensor, first: int, fused_kernels: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The input for one other use, and with each number set to 0, or else divided by 1 - rate.
+
+    As PEFT has it, with the same numbers on every layout: whether a number is dropped is a hash of
+    (seed of the pack at this step, name of the adapter, place of the token in the pack, channel),
+    in integer arithmetic. No generator has a state that would depend on what a rank computed
+    before, and recomputation finds the same numbers again. GPUs have a kernel for it
+    (`dit.models.kernels.adapter_dropout`), which gives the same bits.
+
+    `rate` is the probability of 0, `key` that of pack and adapter (`adapter_key`), `first` the
+    number of the first channel. `fused_kernels` allows our kernel, which runs where `choice` says.
+
+    To the gradient of the other use, which nothing else may have, that of this one is added.
+    """
+    fused = fused_kernels and choice.kernels_run_on(x_TI.device)
+    masked, rest = _kernels() if fused else _PLAIN, (place_T, rate, key, first)
+    if not x_TI.requires_grad:  # what a function returns would
+        return x_TI, masked.of(x_TI, *rest)
+    both: Any = _Dropped.apply(x_TI, masked, *rest)
+    return both
+
+
+def adapter_key(seed: int, name: str) -> int:
+    """62 bits for an adapter in a pack."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
+class _Masked(NamedTuple):
+    """One form of the arithmetic; both take x, place_T, rate, key and first."""
+
+    of: Callable[..., Tensor]
+    add: Callable[..., None]  # to a sum, which stands before them
+
+
+class _Dropped(torch.autograd.Function):
+    """Saves no mask: the way back makes it again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TI: Tensor, masked: _Masked, place_T: Tensor, *rest: Any
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(place_T)
+        ctx.masked, ctx.rest = masked, rest
+        return x_TI, masked.of(x_TI, place_T, *rest)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        (place_T,), (to_x_TI, to_dropped_TI) = ctx.saved_tensors, gradients
+        if to_dropped_TI is not None and to_x_TI is None:
+            to_x_TI = ctx.masked.of(to_dropped_TI, place_T, *ctx.rest)
+        elif to_dropped_TI is not None:
+            ctx.masked.add(to_x_TI, to_dropped_TI, place_T, *ctx.rest)
+        return to_x_TI, *[None] * 5
+
+
+def _masked(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int) -> Tensor:
+    out_TI = torch.empty_like(x_TI)
+    for at in range(0, len(x_TI), _ROWS):
+        rows = slice(at, at + _ROWS)
+        kept = _kept(place_T[rows], x_TI.shape[1], rate=rate, key=key, first=first)
+        torch.mul(x_TI[rows], kept.to(x_TI.dtype) / (1 - rate), out=out_TI[rows])
+    return out_TI
+
+
+def _add_masked(sum_TI: Tensor, *arguments: Any) -> None:
+    sum_TI.add_(_masked(*arguments))
+
+
+_PLAIN = _Masked(_masked, _add_masked)
+
+
+@cache
+def _kernels() -> _Masked:
+    from dit.models.kernels.adapter_dropout import adapter_dropout, adapter_dropout_add
+
+    return _Masked(adapter_dropout, adapter_dropout_add)
+
+
+def _kept(place_T: Tensor, channels: int, *, rate: float, key: int, first: int) -> Tensor:
+    """Which numbers [T, I] stay."""
+    channel_I = torch.arange(first, first + channels, device=place_T.device)
+    row_T = _mixed(_mixed(place_T ^ (key & _WORD)) ^ (key >> 31))
+    hash_TI = _mixed(row_T[:, None] ^ _mixed(channel_I))
+    return hash_TI >= round(rate * (_WORD + 1))
+
+
+_WORD = 2**31 - 1
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A permutation of 31-bit words after which each bit depends on all; int64 in and out.
+
+    The finaliser of MurmurHash3 (fmix32), on 31 bits, so that every product fits into 63.
+    """
+    x = x & _WORD
+    x = ((x ^ (x >> 15)) * 0x05EBCA6B) & _WORD
+    x = ((x ^ (x >> 13)) * 0x42B2AE35) & _WORD
+    return x ^ (x >> 16)

@@ -1,0 +1,331 @@
+"""Files of adapters -> factors by Diffusers' names of modules, and back.
+
+Reading a folder or file:
+
+1. find     which safetensors file of a folder, and which configuration goes with it
+2. parse    each key: module and factor                                    (names.py)
+3. check    types, shapes, finite numbers; rank and alpha                  (peft_config.py)
+
+Written is one folder that Diffusers, peft and ComfyUI read:
+
+    pytorch_lora_weights.safetensors   Diffusers, with peft's configuration as metadata
+    adapter_model.safetensors          peft, with adapter_config.json
+    comfyui/lora.safetensors           ComfyUI and diffusion-pipe, in the original project's names
+
+alpha / r is multiplied into B and alpha = r is written, so that a reader who finds no
+configuration, and takes alpha as r, is right, too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dit.config import ModelConfig
+from dit.lora.factors import FactorsByModule, LoraFactors, LoraFileError, in_order
+from dit.lora.names import (
+    SWAPPED,
+    Factor,
+    LoraKey,
+    in_original_names,
+    is_of_text_encoder,
+    parse_keys,
+)
+from dit.lora.peft_config import PeftConfig, config_content, peft_config
+from dit.parsing import parse_json
+
+DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+COMFYUI_FILE = Path("comfyui") / "lora.safetensors"
+METADATA = "lora_adapter_metadata"
+"""Key of the file's metadata under which Diffusers keeps peft's configuration, as JSON."""
+NETWORK = "transformer"
+_PEFT = "base_model.model."
+_COMFYUI = "diffusion_model."
+_TYPES = {"F32", "BF16", "F16"}
+_ALPHA_TYPES = {"F64", "I64", "I32"}
+"""Of alphas alone: some scripts store the number as Python has it."""
+_MOST_JSON = 4 * 2**20  # bytes
+
+
+def read_lora(
+    path: Path,
+    model: ModelConfig | None = None,
+    *,
+    without_text_encoder: Callable[[str], None] | None = None,
+) -> dict[str, LoraFactors]:
+    """The adapters of a file or folder, by the modules of Diffusers' network.
+
+    A folder is one of peft, of Diffusers' `save_lora_weights` and `save_lora_adapter`, of
+    diffusion-pipe, or an export of ours. Without a configuration or alphas, alpha is the rank.
+    Names that several original projects have are those of `model`'s. Keys of text encoders are
+    refused, or left out where `without_text_encoder` takes the line that counts them.
+
+    Raises:
+        LoraFileError: names the file and the key, and the remedy.
+    """
+    file = _find(path)
+    tensors, metadata = _tensors(file, without_text_encoder)
+    keys = parse_keys(tensors, model=model, place=file)
+    config = _config(file, metadata)
+    if config is None and any(key.key.startswith(_PEFT) for key in keys):
+        raise LoraFileError(
+            f"{file} was written by peft, and {PEFT_CONFIG} is not beside it as {PEFT_FILE}: it"
+            " says alpha, without which the adapter has another strength. Copy it, too"
+        )
+    modules = _by_module(keys, file)
+    found: dict[str, LoraFactors] = {}
+    for module, parts in modules.items():
+        apart = _apart(module, _factors(file, parts, tensors, config), file)
+        if twice := sorted(found.keys() & apart.keys()):
+            raise LoraFileError(
+                f"{file}: {next(iter(parts.values())).key} is of {twice[0]}, which has an adapter"
+                " of its own in the file, too; take one of them out"
+            )
+        found |= apart
+    return in_order(found)
+
+
+def _apart(modules: str, one: LoraFactors, file: Path) -> dict[str, LoraFactors]:
+    """The adapter of each of several modules that an original project has as one linear.
+
+    They share A; each but the last has as many outputs as inputs.
+    """
+    if modules.endswith(SWAPPED):
+        return {modules.removesuffix(SWAPPED): one.swapped()}
+    names = modules.split()
+    if len(names) == 1:
+        return {modules: one}
+    width, outputs = one.down.shape[1], one.up.shape[0]
+    rest = outputs - (len(names) - 1) * width
+    if rest <= 0:
+        raise LoraFileError(
+            f"{file}: an adapter with {width} inputs and {outputs} outputs is none of"
+            f" {', '.join(names)} together; is it of another network?"
+        )
+    ups = one.up.split([*(width,) * (len(names) - 1), rest])
+    return {name: replace(one, up=up) for name, up in zip(names, ups, strict=True)}
+
+
+def _find(path: Path) -> Path:
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise LoraFileError(
+                f"{path} is no safetensors file; a pickle can run code, so that none is read: open"
+                " it in the tool that wrote it, and save it as safetensors"
+            )
+        return path
+    if not path.is_dir():
+        raise LoraFileError(f"{path} does not exist; give a file or folder of adapters")
+    for name in (PEFT_FILE, DIFFUSERS_FILE):
+        if (path / name).is_file():
+            return path / name
+    files = sorted(path.glob("*.safetensors"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        names = ", ".join(file.name for file in files[:5])
+        raise LoraFileError(f"{path} holds several files ({names}); give one of them")
+    pickles = [*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")]
+    why = f" ({pickles[0].name} is a pickle, which can run code)" if pickles else ""
+    raise LoraFileError(f"{path} holds no adapters in a safetensors file{why}; save them as one")
+
+
+def _tensors(
+    file: Path, without_text_encoder: Callable[[str], None] | None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a file in float32, and its metadata."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            metadata, names = opened.metadata() or {}, list(opened.keys())
+            left_out = [*filter(is_of_text_encoder, names)] if without_text_encoder else []
+            found = {n: _tensor(file, n, opened) for n in names if n not in set(left_out)}
+    except (SafetensorError, OSError) as error:
+        raise LoraFileError(f"{file} is damaged ({error}); copy or save it again") from error
+    if not found:
+        what = f"{len(left_out)} keys of text encoders alone" if left_out else "no tensors"
+        raise LoraFileError(f"{file} holds {what}; save the adapters of the transformer")
+    if without_text_encoder and left_out:
+        without_text_encoder(
+            f"{file}: {len(left_out)} of {len(names)} keys are of text encoders and were left out,"
+            f" such as {left_out[0]}; a text encoder that was trained along makes other prompts of"
+            " the same words"
+        )
+    return found, metadata
+
+
+def _tensor(file: Path, name: str, opened: Any) -> Tensor:
+    stored = opened.get_slice(name).get_dtype()
+    if stored not in _TYPES and not (name.endswith("alpha") and stored in _ALPHA_TYPES):
+        raise LoraFileError(
+            f"{file}: {name} is of type {stored}; save it as one of {', '.join(sorted(_TYPES))}"
+        )
+    tensor = opened.get_tensor(name).float()
+    if not tensor.isfinite().all():
+        raise LoraFileError(f"{file}: {name} holds NaN or infinity: its training went wrong")
+    return tensor.clone()
+
+
+def _config(file: Path, metadata: Mapping[str, str]) -> PeftConfig | None:
+    """The configuration that goes with a file; None where nothing tells ranks and alphas."""
+    beside = file.with_name(PEFT_CONFIG)
+    if METADATA in metadata:
+        text, place = metadata[METADATA].encode(), f"{file} ({METADATA})"
+    elif file.name == PEFT_FILE and beside.is_file():
+        if beside.stat().st_size > _MOST_JSON:
+            raise LoraFileError(f"{beside} is larger than any such file; save the adapter again")
+        text, place = beside.read_bytes(), str(beside)
+    else:
+        return None
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        raise LoraFileError(f"{place} is no JSON ({error}); save the adapter again") from error
+    if not isinstance(content, dict):
+        raise LoraFileError(f"{place} holds no JSON object; save the adapter again")
+    # Diffusers' pipelines write the name of the network before each key.
+    own = {k.removeprefix(f"{NETWORK}."): v for k, v in content.items()}
+    return peft_config(own, place=place)
+
+
+def _by_module(keys: list[LoraKey], file: Path) -> dict[str, dict[Factor, LoraKey]]:
+    modules: dict[str, dict[Factor, LoraKey]] = {}
+    for key in keys:
+        parts = modules.setdefault(key.module, {})
+        if key.part in parts:
+            raise LoraFileError(
+                f"{file}: {key.key} and {parts[key.part].key} are the same factor of {key.module}"
+            )
+        parts[key.part] = key
+    return modules
+
+
+def _factors(
+    file: Path,
+    parts: dict[Factor, LoraKey],
+    tensors: dict[str, Tensor],
+    told: PeftConfig | None,
+) -> LoraFactors:
+    some = next(iter(parts.values()))
+    if lost := [part for part in (Factor.DOWN, Factor.UP) if part not in parts]:
+        raise LoraFileError(f"{file}: {some.key} is there, but no {lost[0]} of the same module")
+    down, up = (tensors[parts[part].key] for part in (Factor.DOWN, Factor.UP))
+    _check_shapes(file, parts, down, up)
+    rank = down.shape[0]
+    if told is not None and (said := told.rank(some.written)) != rank:
+        raise LoraFileError(
+            f"{told.place} says rank {said} of {some.written}, and {parts[Factor.DOWN].key} has"
+            f" {rank}; they are of two adapters, or two of its patterns fit this module (peft sorts"
+            " them in saving): write the module's whole name there"
+        )
+    alpha = float(rank) if told is None else told.alpha(some.written)
+    if Factor.ALPHA not in parts:
+        place = "" if told is None else f"{told.place}, of {some.written}"
+        return LoraFactors(down=down, up=up, alpha=_positive(alpha, place))
+    key = parts[Factor.ALPHA].key
+    if tensors[key].numel() != 1:
+        raise LoraFileError(
+            f"{file}: {key} has shape {list(tensors[key].shape)}, and alpha is one number"
+        )
+    stored = _positive(tensors[key].item(), f"{file}: {key}")
+    if told is not None and not math.isclose(stored, alpha, rel_tol=1e-2):  # bfloat16 has 3 digits
+        raise LoraFileError(
+            f"{told.place} says alpha {alpha:g} of {some.written}, and {key} {stored:g}; take one"
+            " of them out"
+        )
+    return LoraFactors(down=down, up=up, alpha=stored)
+
+
+def _positive(alpha: float, place: str) -> float:
+    if alpha <= 0:
+        raise LoraFileError(
+            f"{place}: alpha is {alpha:g}, with which the adapter changes nothing, or takes away"
+            " what it learned; save it with the alpha of its training"
+        )
+    return alpha
+
+
+def _check_shapes(file: Path, parts: dict[Factor, LoraKey], down: Tensor, up: Tensor) -> None:
+    for part, factor in ((Factor.DOWN, down), (Factor.UP, up)):
+        if factor.ndim != 2 or 0 in factor.shape:
+            what = "a convolution" if factor.ndim > 2 else "no matrix"
+            raise LoraFileError(
+                f"{file}: {parts[part].key} has shape {list(factor.shape)}, of {what}; only"
+                " linears have adapters here"
+            )
+    if down.shape[0] != up.shape[1]:
+        raise LoraFileError(
+            f"{file}: {parts[Factor.DOWN].key} of shape {list(down.shape)} and"
+            f" {parts[Factor.UP].key} of shape {list(up.shape)} have two ranks"
+        )
+
+
+def write_lora(
+    folder: Path,
+    factors: FactorsByModule,
+    *,
+    base: str | None = None,
+    comfyui_names: Mapping[str, str] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> list[Path]:
+    """Fills an existing folder and returns the files of weights. Not atomic: see `new_folder`.
+
+    `base` is the name that the weights below have on the hub, for peft's configuration.
+    `comfyui_names` is the table of the names that ComfyUI has; None, or a table that lacks a
+    module, writes no file for it.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    ordered = in_order(factors)
+    tensors = _folded(ordered, dtype)
+    content = config_content(ordered, base)
+    own = {f"{NETWORK}.{key}": value for key, value in content.items()}
+    config = folder / PEFT_CONFIG
+    config.write_text(json.dumps(content, indent=2) + "\n")
+    told = {"format": "pt", METADATA: json.dumps(own)}
+    _save(folder / DIFFUSERS_FILE, f"{NETWORK}.", tensors, told, like=config)
+    _save(folder / PEFT_FILE, _PEFT, tensors, like=config)
+    files = [folder / DIFFUSERS_FILE, folder / PEFT_FILE]
+    renamed = None if comfyui_names is None else in_original_names(ordered, comfyui_names)
+    if renamed is not None:
+        files.append(folder / COMFYUI_FILE)
+        files[-1].parent.mkdir()
+        _save(files[-1], _COMFYUI, _folded(renamed, dtype), like=config)
+    return files
+
+
+def _folded(factors: FactorsByModule, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Both factors of each module, with alpha / r in the second."""
+    found = {}
+    for module, one in factors.items():
+        # Clones: factors may share memory, which safetensors refuses.
+        found[f"{module}.lora_A.weight"] = one.down.to(dtype).contiguous().clone()
+        found[f"{module}.lora_B.weight"] = one.folded().up.to(dtype).contiguous()
+    return found
+
+
+def _save(
+    file: Path,
+    prefix: str,
+    tensors: Mapping[str, Tensor],
+    metadata: dict[str, str] | None = None,
+    *,
+    like: Path,
+) -> None:
+    named = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+    try:
+        save_file(named, file, metadata=metadata or {"format": "pt"})
+    except SafetensorError as error:  # for example, the disk is full
+        raise OSError(str(error)) from error
+    shutil.copymode(like, file)  # `save_file` makes files that only the owner can read

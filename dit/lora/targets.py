@@ -1,0 +1,165 @@
+"""Which linears get adapters, by the names of Diffusers' modules.
+
+1. adaptable_pairs  the linears of a network, each fused one with the names of its parts
+2. chosen_adapters  those that `lora.targets` names, with rank and alpha
+3. attach_adapters  the adapters into a network, whose other weights are frozen
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from dit.config import LoraConfig, LoraTargets, ModelConfig, Precision, Problems
+from dit.lora.adapter import Adapter, AdapterShape, OutputParts, freeze
+from dit.models.diffusers_names import Convolution, Pair
+from dit.models.layers.adaptable import CHILD, Adaptable
+from dit.models.registry import pairs
+
+Adapters = Mapping[str, AdapterShape]
+"""Name of a module of Diffusers' network -> its adapter."""
+_WEIGHT = ".weight"
+_OURS = {
+    LoraTargets.ATTENTION: ("*attention.*", "*.linear_in*.to_?"),
+    LoraTargets.MLP: ("*mlp.*", "*.linear_in*.proj_mlp", "*.linear_out*"),
+    LoraTargets.MODULATION: ("*modul*",),
+}
+"""What the words mean, by our names, and theirs after these; layers of all families are made of the
+same parts. In single-stream layers one matrix makes both, and another one takes both."""
+
+
+def adaptable_pairs(model: ModelConfig) -> list[Pair]:
+    """The matrices of linears, in the order of the table.
+
+    Raises:
+        Problems: Diffusers has no such network.
+    """
+    return [
+        pair
+        for pair in pairs(model)
+        if pair.ours.endswith(_WEIGHT)
+        and len(pair.shape) == 2
+        and all(name.endswith(_WEIGHT) for name in pair.theirs)
+        and not isinstance(pair.arrangement, Convolution)
+    ]
+
+
+def linear_name(pair: Pair) -> str:
+    """Ours, with the number of the layer."""
+    name = pair.ours.removesuffix(_WEIGHT)
+    return name if pair.layer is None else name.replace("layers.", f"layers.{pair.layer}.", 1)
+
+
+def stored_name(pair: Pair, part: int, letter: str) -> str:
+    """Name in a checkpoint of the A or B of one part of a linear."""
+    layer = "" if pair.layer is None else f"{pair.layer}."
+    return f"{pair.ours.removesuffix(_WEIGHT)}.{CHILD}.{layer}{part}.{letter}"
+
+
+def their_modules(pair: Pair) -> tuple[str, ...]:
+    """Names of the modules of Diffusers that the linear is made of."""
+    return tuple(name.removesuffix(_WEIGHT) for name in pair.theirs)
+
+
+def chosen_adapters(model: ModelConfig, lora: LoraConfig) -> dict[str, AdapterShape]:
+    """The adapters that `lora` asks for, all of one rank and alpha.
+
+    Raises:
+        Problems: a target matches no linear.
+    """
+    assert lora.rank is not None
+    shape = AdapterShape(rank=lora.rank, alpha=lora.alpha or lora.rank)
+    every = {name: pair for pair in adaptable_pairs(model) for name in their_modules(pair)}
+    found: dict[str, AdapterShape] = {}
+    for target in lora.targets:
+        names = [name for name, pair in every.items() if _matches(target, name, pair)]
+        if not names:
+            raise Problems([_nothing_matches(target, list(every))])
+        found |= dict.fromkeys(names, shape)
+    return {name: found[name] for name in every if name in found}
+
+
+def _matches(target: str, name: str, pair: Pair) -> bool:
+    """A word, a whole name, the end of one, or a pattern."""
+    if target in _OURS:
+        both, patterns = f"{pair.ours} {name}", _OURS[LoraTargets(target)]
+        return pair.layer is not None and any(fnmatchcase(both, one) for one in patterns)
+    return name == target or name.endswith(f".{target}") or fnmatchcase(name, target)
+
+
+def _nothing_matches(target: str, names: list[str]) -> str:
+    if target in _OURS:
+        return f"lora.targets={target}: the layers of this network have no linear of that kind"
+    ends = {name.rpartition(".")[2] for name in names} - {"0", "2"}
+    near = get_close_matches(target, [*_OURS, *names, *ends], n=4, cutoff=0.4)
+    near = near or get_close_matches(target.strip("*."), list(ends), n=4, cutoff=0.0)
+    return (
+        f"lora.targets={target}: no linear of the network has such a name; near ones are"
+        f" {', '.join(near)}"
+    )
+
+
+def adapters_by_linear(
+    model: ModelConfig, adapters: Adapters
+) -> dict[str, tuple[Pair, list[AdapterShape | None]]]:
+    """Name of a linear of ours -> what it is made of, and the adapter of each of its parts.
+
+    Raises:
+        Problems: an adapter is of a module that the network has not, or that is no linear.
+    """
+    every = {linear_name(pair): pair for pair in adaptable_pairs(model)}
+    known = {name for pair in every.values() for name in their_modules(pair)}
+    if unknown := [name for name in adapters if name not in known]:
+        near = get_close_matches(unknown[0], known, n=2)
+        raise Problems(
+            [
+                f"{len(unknown)} adapters are of modules that are no linears of this network:"
+                f" {', '.join(unknown[:3])}; near ones are {', '.join(near)}"
+            ]
+        )
+    shapes = {
+        name: [adapters.get(their) for their in their_modules(pair)] for name, pair in every.items()
+    }
+    return {name: (every[name], own) for name, own in shapes.items() if any(own)}
+
+
+def attach_adapters(
+    network: Any, adapters: Adapters, *, precision: Precision, dropout: float = 0.0
+) -> None:
+    """Gives the linears here their adapters, and freezes all other weights.
+
+    `network` is the part of a network that a pipeline stage has.
+    """
+    here = _linears(network)
+    dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
+    made = {"dtype": dtype, "dropout": dropout}
+    for name, (pair, shapes) in adapters_by_linear(network.model, adapters).items():
+        if (linear := here.get(name)) is not None:
+            parts = [rows for rows, *_ in pair.their_shapes.values()]
+            heads = network.model.num_attention_heads // network.groups.tp.size()
+            groups = heads if len(parts) > 1 else 1
+            outputs = OutputParts(parts=parts, groups=groups)
+            sharing = linear.tensor_sharing()
+            at = {"name": name, "outputs": outputs, "sharing": sharing}
+            linear.lora = Adapter(linear.weight, shapes, **at, **made)  # type: ignore[arg-type]
+    network.adapter_dropout = dropout
+    freeze(network)
+
+
+def _linears(network: nn.Module) -> dict[str, Adaptable]:
+    """The linears of a stage by their names in the whole network, layers counted from 0."""
+    found = {}
+    for name, module in network.named_modules():
+        if isinstance(module, Adaptable):
+            stack, middle, rest = name.partition(".layers.")
+            if middle:
+                local, _, rest = rest.partition(".")
+                layer: Any = network.get_submodule(f"{stack}.layers.{local}")
+                name = f"{stack}.layers.{layer.layer_number - 1}.{rest}"
+            found[name] = module
+    return found

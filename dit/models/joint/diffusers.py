@@ -1,0 +1,200 @@
+"""What networks with joint attention have in common in Diffusers: config.json, running one.
+
+FLUX and Chroma have double-stream layers, then single-stream ones. The Hunyuan models refine their
+captions; those of HunyuanVideo 1.5 and HunyuanImage read rows of ByT5, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from dit.batch import LatentSample
+from dit.config import ModelConfig, RunConfig
+from dit.config.checks import Rule
+from dit.models.config_keys import Key, OwnKey, heads_of, same
+from dit.models.joint.family import DoubleSingleConfig
+from dit.models.layer_spec import MOST_REFINER_LAYERS
+from dit.models.patches import patchify, unpatchify
+from dit.models.positions import GridPositions
+
+PATCH = 2
+"""Rows and columns of a token in the pipelines of FLUX and Chroma."""
+
+
+def _channels(t: Any) -> int:
+    """Channels of the latent, of the numbers in a token.
+
+    Raises:
+        ValueError: its tokens are no patches.
+    """
+    rows, frames = t.kept.patch_spatial, t.kept.patch_temporal
+    channels, rest = divmod(t.in_channels, frames * rows**2)
+    if rest:
+        raise ValueError(
+            f"in_channels={t.in_channels} are no patches of {frames} frames x {rows} x {rows}"
+        )
+    return channels
+
+
+DOUBLE_SINGLE_KEYS = (
+    Key("patch_size", default=1),
+    Key("in_channels", "in_channels", 64, read=_channels, write=lambda m: m.patch_features),
+    Key("out_channels", type=PositiveInt | None),
+    same("num_layers", 19),
+    same("num_single_layers", 38),
+    heads_of(128),
+    same("num_attention_heads", 24),
+    Key("joint_attention_dim", "crossattn_emb_size", 4096),
+    Key("axes_dims_rope", "rope_axes", (16, 56, 56)),
+)
+"""What `FluxTransformer2DModel` and `ChromaTransformer2DModel` have in config.json."""
+KEPT_PATCH = (
+    OwnKey("patch_spatial", PositiveInt, published=lambda _: PATCH),
+    OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),
+)
+"""What these have no place for."""
+
+
+def double_single_rules(t: Any) -> list[Rule]:
+    """What our network has a counterpart for."""
+    return [
+        (t.patch_size == 1, f"patch_size={t.patch_size}; patches are cut before the network"),
+        (
+            t.out_channels in (None, t.in_channels),
+            f"out_channels={t.out_channels} with in_channels={t.in_channels}",
+        ),
+    ]
+
+
+def mlp_misfit(model: ModelConfig, class_name: str) -> list[str]:
+    """What of a network Diffusers' class has no counterpart for."""
+    if model.ffn_hidden_size == 4 * model.hidden_size:
+        return []
+    return [f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: {class_name} has 4"]
+
+
+def patch_rules(model: DoubleSingleConfig) -> list[Rule]:
+    """`Pipeline.rules` of FLUX and Chroma."""
+    patch = (model.patch_temporal, model.patch_spatial)
+    return [
+        (
+            patch == (1, PATCH),
+            f"model.patch_temporal={patch[0]} and model.patch_spatial={patch[1]}, and it cuts"
+            f" patches of 1 frame x {PATCH} x {PATCH}",
+        )
+    ]
+
+
+def run_on_patches(
+    network: nn.Module,
+    latents: Sequence[tuple[Tensor, ...]],
+    text_BLE: Tensor,
+    model: ModelConfig,
+    *,
+    fps: float,
+    **inputs: Any,
+) -> Tensor:
+    """What Diffusers' network makes of samples of one size [B, C, F, H, W].
+
+    `latents` are those of each sample, then its references; `inputs` are others of its class.
+    """
+    patch = (model.patch_temporal, model.patch_spatial)
+    cut = [[patchify(latent, *patch) for latent in of_sample] for of_sample in latents]
+    grids, device = tuple(grid for grid, _ in cut[0]), text_BLE.device
+    (made,) = network(
+        hidden_states=torch.stack([torch.cat([rows for _, rows in one]) for one in cut]),
+        encoder_hidden_states=text_BLE,
+        img_ids=GridPositions()(grids, fps=fps).to(device),
+        txt_ids=torch.zeros(text_BLE.shape[1], 3, device=device),
+        return_dict=False,
+        **inputs,
+    )
+    return torch.stack([unpatchify(one, grids[0], *patch) for one in made])
+
+
+def run_on_sample(
+    network: nn.Module,
+    sample: LatentSample,
+    level: float,
+    model: ModelConfig,
+    *,
+    references: tuple[Tensor, ...] = (),
+    **inputs: Any,
+) -> Tensor:
+    """What it makes of one sample."""
+    latents, text_BLE = (sample.latent_CFHW, *references), sample.text_LE[None]
+    inputs["timestep"] = torch.tensor([level / 1000])  # it multiplies by 1000 itself
+    return run_on_patches(network, [latents], text_BLE, model, fps=sample.fps, **inputs)[0]
+
+
+GLYPH_HIDDEN = 2048
+"""Width inside the embedding of ByT5's rows; fixed in Diffusers."""
+_NORM, _THETA = "rms_norm", 256.0
+
+
+def hunyuan_keys(*, heads: int, layers: int, text: int, axes: Key) -> tuple[Key, ...]:
+    """What all Hunyuan models have in config.json, with the defaults of one class."""
+    return (
+        same("num_attention_heads", heads),
+        heads_of(128),
+        same("num_layers", layers),
+        same("num_refiner_layers", 2),
+        same("mlp_ratio", 4.0),
+        Key("qk_norm", default=_NORM, type=str | None),
+        Key("text_embed_dim", "crossattn_emb_size", text),
+        Key("rope_theta", default=_THETA),
+        axes,
+    )
+
+
+def hunyuan_rules(t: Any) -> list[Rule]:
+    """What our networks have a counterpart for."""
+    return [
+        (t.qk_norm == _NORM, f"qk_norm={t.qk_norm!r}, not {_NORM}"),
+        (t.rope_theta == _THETA, f"rope_theta={t.rope_theta:g}, not {_THETA:g}"),
+        (
+            t.num_refiner_layers <= MOST_REFINER_LAYERS,
+            f"num_refiner_layers={t.num_refiner_layers}, more than {MOST_REFINER_LAYERS}",
+        ),
+    ]
+
+
+def first_frame(latent: Tensor, given: Tensor | None) -> tuple[int, Tensor]:
+    """How many frames of a longer latent are given, and these in its shape, then their mask.
+
+    The others are zeros, [C + 1, F, H, W].
+    """
+    shown = latent.new_zeros(latent.shape[0] + 1, *latent.shape[1:])
+    if given is None or given.shape[1] >= latent.shape[1]:
+        return 0, shown
+    frames = given.shape[1]
+    shown[:-1, :frames], shown[-1, :frames] = given, 1
+    return frames, shown
+
+
+def glyph_misfit(config: RunConfig, class_name: str) -> list[str]:
+    """What of a run with ByT5's rows Diffusers' network has no counterpart for."""
+    model: Any = config.model
+    if model.glyph_hidden_size == GLYPH_HIDDEN:
+        return []
+    return [
+        f"model.glyph_hidden_size={model.glyph_hidden_size} cannot be exported: Diffusers'"
+        f" {class_name} has {GLYPH_HIDDEN}"
+    ]
+
+
+def text_inputs(model: Any, text_LE: Tensor, glyph_GE: Tensor | None) -> dict[str, Tensor]:
+    """What Diffusers' network is told of one caption and of the words that it quotes."""
+    if glyph_GE is None:
+        glyph_GE = text_LE.new_zeros(0, model.glyph_embed_size)
+    return {
+        "encoder_hidden_states": text_LE[None],
+        "encoder_attention_mask": text_LE.new_ones(1, len(text_LE)),
+        "encoder_hidden_states_2": glyph_GE[None],
+        "encoder_attention_mask_2": text_LE.new_ones(1, len(glyph_GE)),
+    }

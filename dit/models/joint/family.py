@@ -1,0 +1,185 @@
+"""Sizes and rules of networks with joint attention, their layers and head, and what these cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dit.config import ModelConfig
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
+from dit.models.family import TINY_NETWORK, InputKind, SampleInput
+from dit.models.layer_spec import (
+    Activation,
+    AttentionSpec,
+    Cost,
+    DoubleLayerSpec,
+    FeedForwardSpec,
+    PerBlockModulation,
+    QkNorm,
+    RowKind,
+    SingleLayerSpec,
+    StackSpec,
+    WholeLayerModulation,
+    replicated,
+)
+
+GLYPHS = "text_2"
+JOINT_PARTS: Mapping[str, str] = {
+    "modulate_out": "head",
+    "proj_out": "head",
+    "modulation": "modulation",
+    "attention": "attention",
+    "mlp": "mlp",
+}
+"""`Family.parts` of double-stream layers and the head."""
+ADALN_ZERO = ("*modul*.linear.weight", "*proj_out.weight")
+"""`WeightRules.zero`: each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2),
+and the output of the network as 0."""
+
+
+EVEN_STEPS: Mapping[str, Any] = {"name": "flow", "sampling_levels": "even"}
+"""Keys of `objective`: pipelines hand their scheduler even steps from 1 to 1 / number of steps."""
+TINY_DOUBLE_SINGLE: Mapping[str, Any] = {**TINY_NETWORK, "num_single_layers": 4}
+
+
+def even_axes(model: Any) -> Rule:
+    """Rotary positions turn pairs of numbers."""
+    axes = list(model.rope_axes)
+    return (
+        all(axis >= 2 and axis % 2 == 0 for axis in axes),
+        f"rope_axes={axes} must be even numbers of at least 2",
+    )
+
+
+def axes_fill_heads(model: Any) -> Rule:
+    """All numbers of a head turn with one of the axes."""
+    heads, axes = model.num_attention_heads, list(model.rope_axes)
+    width = model.hidden_size // heads
+    return (
+        model.hidden_size % heads > 0 or sum(axes) == width,
+        f"rope_axes={axes} add up to {sum(axes)}, and hidden_size={model.hidden_size} /"
+        f" num_attention_heads={heads} gives heads of width {width}; choose axes that add"
+        " up to it",
+    )
+
+
+def heads_share_mlp(model: Any) -> Rule:
+    """Single-stream layers lay attention and feed-forward out head by head."""
+    heads = model.num_attention_heads
+    return (
+        model.ffn_hidden_size % heads == 0,
+        f"the MLP width {model.ffn_hidden_size} (hidden_size * mlp_ratio) does not divide by"
+        f" num_attention_heads={heads}, by which single-stream layers share it out",
+    )
+
+
+def attends_to_no_padding(model: Any, title: str) -> Rule:
+    """Of families whose published weights mask the padding of captions."""
+    return (
+        model.text_pad_to is None,
+        f"text_pad_to={model.text_pad_to}: {title} attends to no padding of captions; set it to"
+        " null",
+    )
+
+
+def learns_pictures(model: Any, title: str) -> Rule:
+    """Of families without video."""
+    return (
+        model.patch_temporal == 1,
+        f"patch_temporal={model.patch_temporal}: {title} learns pictures; set it to 1",
+    )
+
+
+def glyph_input(model: Any, *, encoder: str) -> SampleInput:
+    """ByT5's rows of words in quotation marks."""
+    optional: Any = {"required": False, "may_be_empty": True, "encoder": encoder}
+    return SampleInput(name=GLYPHS, kind=InputKind.TEXT, width=model.glyph_embed_size, **optional)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoubleSingleConfig(ModelConfig):
+    """The network: sizes, precision and how it is spread over devices."""
+
+    shown_before: ClassVar[Mapping[str, str]] = {"num_single_layers": "hidden_size"}
+
+    num_layers: int = 19
+    """Double-stream layers: latents and text have weights of their own, and attention over both."""
+    num_single_layers: Refused[int] = bounded(38, most=2**14)
+    """Single-stream layers after the double-stream ones, on latents and text together."""
+    hidden_size: int = 3072
+    num_attention_heads: int = 24
+    """Heads of attention over latents and text."""
+    crossattn_emb_size: int = 4096
+    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**17, at_least_one=False)
+    """Widths of a head rotated by frame or reference, row and column; their sum is its width."""
+
+    own_stages = ModelConfig.enough_layers
+
+    def own_sizes(self) -> list[Rule]:
+        return [even_axes(self)]
+
+    def own_shapes(self) -> list[Rule]:
+        return [axes_fill_heads(self), heads_share_mlp(self)]
+
+    @property
+    def all_layers(self) -> int:
+        return self.num_layers + self.num_single_layers
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return [*sizes, self.num_single_layers, self.crossattn_emb_size, self.input_features]
+
+    @property
+    def input_features(self) -> int:
+        """Numbers in one token of what the network is fed."""
+        return self.patch_features
+
+
+def joint_layer_parts(model: Any, *, norm: QkNorm = QkNorm.PER_HEAD) -> dict[str, Any]:
+    """Attention, with `norm` of queries and keys, and feed-forward of the layers of either kind."""
+    width, hidden, heads = model.hidden_size, model.ffn_hidden_size, model.num_attention_heads
+    return {
+        "attention": AttentionSpec(width=width, heads=heads, bias=True, norm=norm),
+        "feed_forward": FeedForwardSpec(
+            width=width, hidden=hidden, activation=Activation.GELU_TANH, bias=True
+        ),
+    }
+
+
+_PER_BLOCK = PerBlockModulation()
+
+
+def double_then_single(
+    model: Any,
+    *,
+    double: WholeLayerModulation = _PER_BLOCK,
+    single: WholeLayerModulation = _PER_BLOCK,
+) -> tuple[StackSpec, ...]:
+    """`num_layers` double-stream layers, then `num_single_layers` single-stream ones.
+
+    `double` and `single` are the modulations of either kind.
+    """
+    parts = joint_layer_parts(model)
+    first = DoubleLayerSpec(**parts, modulation=double)
+    then = SingleLayerSpec(**parts, modulation=single)
+    return (
+        StackSpec(name="double_blocks", count=model.num_layers, layer=first),
+        StackSpec(name="single_blocks", count=model.num_single_layers, layer=then),
+    )
+
+
+def embedder_cost(model: Any) -> Cost:
+    """Of the linears of patches and of one text."""
+    width = model.hidden_size
+    total = replicated(model.patch_features, width, bias=True)
+    return total + replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
+
+
+def joint_head_cost(model: Any) -> Cost:
+    """Of the modulated norm and the linear behind the layers."""
+    width = model.hidden_size
+    outputs = replicated(width, model.output_features, bias=True)
+    return PerBlockModulation().cost(width, 2) + outputs

@@ -1,0 +1,180 @@
+"""What a network knows of low-rank adapters, which `dit.lora` gives to its linears.
+
+names of their weights   in a network and in checkpoints
+Adaptable                what a linear has for an adapter, and where its matrix is frozen
+DropoutRows              the pack that is computed now, which decides what adapters drop
+
+Nothing here imports `dit.lora`, so that runs without adapters do not open it.
+"""
+
+# T rows, I inputs, O outputs (of this tensor rank)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from torch import Tensor, nn
+
+CHILD = "lora"
+"""Name of the adapter in its linear. Names of frozen weights do not change."""
+DOWN, UP = "A", "B"
+TOKENS = "hidden"
+"""The row of latent tokens; networks with joint attention have others beside it."""
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a weight, by its name in a network or a checkpoint, is one of an adapter."""
+    return f".{CHILD}." in name
+
+
+def is_up(name: str) -> bool:
+    """Whether it is a B, which starts at zero."""
+    return is_adapter(name) and name.endswith(f".{UP}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSharing:
+    """What tensor ranks share of a linear, and of its input."""
+
+    axis: int | None = None  # of the weight that they share: 0 outputs, 1 inputs; None: nothing
+    group: dist.ProcessGroup | None = None  # tensor ranks
+    sequence: bool = False  # each rank sees its own rows of the input (axis 0) or output (axis 1)
+    partial: bool = False  # gradients of the input are parts of a sum that others complete
+    token_row: str | None = None  # its input is this row of tokens, which ranks may share
+
+    def exchanged(self, rows: Tensor) -> Tensor:
+        """Rows on their way to a product, where outputs are split, or from it, where inputs are.
+
+        Each tensor rank that needs them gets them complete.
+        """
+        if self.axis is None or self.group is None or self.group.size() == 1:
+            return rows
+        if self.axis == 1:
+            if self.sequence:
+                return reduce_scatter_to_sequence_parallel_region(rows, group=self.group)
+            return reduce_from_tensor_model_parallel_region(rows, group=self.group)
+        if self.sequence:
+            return gather_from_sequence_parallel_region(rows, group=self.group)
+        if self.partial:
+            return rows
+        return copy_to_tensor_model_parallel_region(rows, group=self.group)
+
+
+class Adaptable(nn.Module):
+    """What a linear has for an adapter; it stands before the class of the linear itself."""
+
+    lora: Any
+    """Its `dit.lora.adapter.Adapter`; None, or absent, without one."""
+    frozen: Any = None
+    """Its weight as a `FrozenMatrix`, where it is frozen and not kept whole on the device."""
+    token_row: str | None = None
+    """Its input is this row of tokens, which context and tensor ranks may share; None: rows of
+    text or levels that each of them has whole."""
+
+    def tensor_sharing(self) -> TensorSharing:
+        """What tensor ranks share of this linear."""
+        raise NotImplementedError
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no step changes the matrix."""
+        return not self.weight.requires_grad  # type: ignore[union-attr]
+
+    def adapted(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
+        """The output of the linear, by `product` where its matrix is on the device, and adapter."""
+        adapter = getattr(self, CHILD, None)
+        product = product if self.frozen is None else partial(self.frozen.output_of, self)
+        if adapter is None or not adapter.enabled:
+            return product(x_TI)
+        return adapter(x_TI, product)
+
+    def with_adapter(
+        self,
+        frozen: Mapping[str, Any],
+        prefix: str,
+        sharded_offsets: Any,
+        metadata: Any,
+    ) -> ShardedStateDict:
+        """The linear's own sharded state, without what it says of its adapter, and the adapter's.
+
+        Megatron-Core's linears list all that `state_dict` has, which includes the adapter.
+        """
+        own = {name: value for name, value in frozen.items() if not is_adapter(f".{name}")}
+        adapter = getattr(self, CHILD, None)
+        if adapter is None:
+            return own
+        return own | adapter.sharded_state_dict(f"{prefix}{CHILD}.", sharded_offsets, metadata)
+
+
+@contextmanager
+def adapters_off(network: nn.Module) -> Iterator[None]:
+    """Inside, each linear of `network` gives what it would give without its adapter."""
+    linears = (module for module in network.modules() if isinstance(module, Adaptable))
+    adapters = [one for linear in linears if (one := getattr(linear, CHILD, None)) is not None]
+    for adapter in adapters:
+        adapter.enabled = False
+    try:
+        yield
+    finally:
+        for adapter in adapters:
+            adapter.enabled = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenPlaces:
+    """Where the tokens of one row stand in the pack, int64."""
+
+    whole_T: Tensor  # of those that a linear on whole rows sees
+    own_T: Tensor  # of those that this rank holds between two matrices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DropoutRows:
+    """One pack at one step: what its dropped numbers follow from."""
+
+    seed: int  # 63 bits
+    places: Mapping[str, TokenPlaces]  # by the name of a row of tokens (`TOKENS`)
+    fused_kernels: bool = False  # allows our kernel, which runs where `choice` says
+
+    def places_of(self, x_TI: Tensor, *, token_row: str | None) -> Tensor:
+        """Place of each row of the input of a linear on `token_row`.
+
+        None is for text and level rows that every rank has whole.
+        """
+        rows = len(x_TI)
+        if token_row is None:
+            return torch.arange(rows, device=x_TI.device)
+        places = self.places[token_row]
+        return places.own_T if len(places.own_T) == rows else places.whole_T
+
+
+_current: ContextVar[DropoutRows | None] = ContextVar("dropout rows", default=None)
+
+
+def dropout_rows() -> DropoutRows | None:
+    """Of the pack that is computed now; None where nothing is dropped."""
+    return _current.get()
+
+
+@contextmanager
+def dropping(rows: DropoutRows | None) -> Iterator[None]:
+    """Inside, adapters drop numbers of their input as `rows` says."""
+    token = _current.set(rows)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,151 @@
+"""The table of all model families. A family is imported when it is first asked for.
+
+`$DIT_FAMILIES` adds families that lie elsewhere, as `name=module:attribute`, with commas between
+them. Processes inherit it, so that a test can train a family of its own in several of them. No
+configuration can name code to run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dit.config import CUSTOM_SIZE, OTHER_NETWORKS, ModelConfig, Problems
+from dit.models.family import Family
+
+if TYPE_CHECKING:
+    from dit.models.diffusers_form import DiffusersForm
+    from dit.models.diffusers_names import Pair
+
+FAMILIES = {
+    # The DiT, with the arithmetic of Diffusers' `CosmosTransformer3DModel`
+    "dit": "dit.models.dit.family:FAMILY",
+    # Wan 2.1 and 2.2: text, a first frame or first and last frame to video
+    "wan": "dit.models.wan.family:FAMILY",
+    # FLUX.1: text, and reference pictures (Kontext), to images
+    "flux": "dit.models.flux.family:FAMILY",
+    # Qwen-Image and its editing forms: text and pictures to picture
+    "qwen_image": "dit.models.qwen_image.family:FAMILY",
+    # HunyuanVideo and HunyuanVideo 1.5: text, or text and a first frame, to video
+    "hunyuan_video": "dit.models.hunyuan_video.family:FAMILY",
+    "hunyuan_video_15": "dit.models.hunyuan_video_15.family:FAMILY",
+    # Stable Diffusion 3 and 3.5: text to image
+    "sd3": "dit.models.sd3.family:FAMILY",
+    # HunyuanImage 2.1: text, with words in quotation marks, to image
+    "hunyuan_image": "dit.models.hunyuan_image.family:FAMILY",
+    # Chroma1: text to image
+    "chroma": "dit.models.chroma.family:FAMILY",
+}
+"""Name -> where its `Family` is. The first one is that of configurations that name none."""
+VARIABLE = "DIT_FAMILIES"
+
+
+def family_places() -> dict[str, str]:
+    """Name -> `module:attribute` of every family, those of `$DIT_FAMILIES` too.
+
+    Raises:
+        Problems: an entry of the variable is not of the form name=module:attribute.
+    """
+    places = dict(FAMILIES)
+    for entry in filter(None, os.environ.get(VARIABLE, "").split(",")):
+        name, equals, place = entry.strip().partition("=")
+        if not (name and equals and ":" in place):
+            raise Problems([f"${VARIABLE}: {entry!r} is not of the form name=module:attribute"])
+        places[name] = place
+    return places
+
+
+def default_family() -> Family:
+    """The family of a configuration that names none."""
+    return family_named(next(iter(FAMILIES)))
+
+
+def family_named(name: str) -> Family:
+    """The family that `model.family` names.
+
+    Raises:
+        Problems: there is no such family.
+    """
+    places = family_places()
+    if name not in places:
+        raise Problems(
+            [
+                f"model.family={name} is no known family; use {', '.join(places)}, or say in"
+                f" ${VARIABLE} where it is. {OTHER_NETWORKS}"
+            ]
+        )
+    return _loaded(name, places[name])
+
+
+def imported(place: str) -> Callable[[], Any]:
+    """What `module:attribute` names, imported when it is called."""
+    module, _, attribute = place.partition(":")
+    return lambda: getattr(import_module(module), attribute)
+
+
+@cache
+def _loaded(name: str, place: str) -> Family:
+    family = imported(place)()
+    assert family.name == name, f"{place} calls its family {family.name}, not {name}"
+    return family
+
+
+def family_of(model: ModelConfig) -> Family:
+    """The family of a network."""
+    return family_named(model.family)
+
+
+def families(*, first: str | None = None) -> list[Family]:
+    """All families, `first` before the others."""
+    names = sorted(family_places(), key=lambda name: name != first)
+    return [family_named(name) for name in names]
+
+
+def family_of_size(size: str, *, first: str) -> Family | None:
+    """The family with a named size, where `first` is looked at before the others are imported."""
+    if size == CUSTOM_SIZE or size in family_named(first).sizes:
+        return family_named(first)
+    return next((one for one in families(first=first) if size in one.sizes), None)
+
+
+def diffusers_families() -> dict[str, Family]:
+    """Class of Diffusers' network -> family."""
+    return {one.diffusers().class_name: one for one in families() if one.diffusers is not None}
+
+
+def diffusers_form(model: ModelConfig) -> DiffusersForm:
+    """A network as Diffusers has it.
+
+    Raises:
+        Problems: it has no such network.
+    """
+    form = family_of(model).diffusers
+    if form is None:
+        raise Problems([f"Diffusers has no network of model.family={model.family}"])
+    return form()
+
+
+def pairs(model: ModelConfig) -> list[Pair]:
+    """Each tensor of a network, and Diffusers' that hold the same numbers.
+
+    Raises:
+        Problems: Diffusers has no such network.
+    """
+    from dit.models.diffusers_names import pairs_of
+
+    return pairs_of(diffusers_form(model).table, model)
+
+
+def named_model(size: str) -> ModelConfig:
+    """The network of a named size.
+
+    Raises:
+        Problems: no family has it.
+    """
+    family = family_of_size(size, first=default_family().name)
+    if family is None:
+        raise Problems([f"model.name={size} is a size of no family"])
+    return family.config(name=size, **family.sizes[size])

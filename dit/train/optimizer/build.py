@@ -1,0 +1,131 @@
+"""Which optimizer trains the weights: parameter groups, their factors, and frozen weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from megatron.core.optimizer import (
+    MegatronOptimizer,
+    OptimizerConfig,
+    ParamKey,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
+
+from dit.config import ParameterGroup, Precision, RunConfig
+from dit.distributed.data_parallel import ModelChunk, chained_optimizers
+from dit.models.layers.adaptable import CHILD, UP, Adaptable
+from dit.models.parameter_groups import Weight, group_of_weights
+from dit.models.registry import family_of
+from dit.models.stacks.frozen_blocks import freeze_matrix
+from dit.train.checkpoint.shares import entries_of, weight_of
+from dit.train.optimizer import foreach
+from dit.train.optimizer.adamw import install_adam
+from dit.train.optimizer.narrow_moments import first_moments, moment_options
+
+_SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
+
+
+_IDLE = "has_no_gradient"
+"""Mark of a weight that nothing reads, such as the text side of a last double-stream layer."""
+
+
+def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOptimizer:
+    """AdamW with float32 master weights, sharded over data ranks where configured.
+
+    Another optimizer would be chosen here.
+    """
+    c = config.optimizer
+    options = OptimizerConfig(
+        optimizer="adam",
+        lr=c.lr,
+        min_lr=c.min_lr,
+        weight_decay=c.weight_decay,
+        adam_beta1=c.adam_beta1,
+        adam_beta2=c.adam_beta2,
+        adam_eps=c.adam_eps,
+        clip_grad=c.clip_grad,
+        bf16=config.model.precision is Precision.BF16,
+        params_dtype=chunks[0].config.params_dtype,
+        use_distributed_optimizer=config.ddp.use_distributed_optimizer,
+        overlap_param_gather=config.ddp.overlap_param_gather,
+        **moment_options(c),
+    )
+    overrides = get_standard_config_overrides(options)  # no weight decay on norms and biases
+    no_decay: Any = {"wd_mult": 0.0}
+    for pattern in family_of(config.model).weights.no_decay:  # nor on embeddings
+        overrides[ParamKey(name=pattern)] = no_decay
+    for chunk in chunks:  # nor where nothing would hold against it
+        network: Any = chunk.module
+        idle = network.parameters_without_gradient()
+        for name, param in network.named_parameters():
+            if any(fnmatchcase(name, pattern) for pattern in idle):
+                setattr(param, _IDLE, True)
+                overrides[ParamKey(attr=_IDLE)] = no_decay
+    overrides |= _of_groups(config, chunks, without_decay=[*overrides])
+    if config.lora.plus_ratio is not None:  # LoRA+, arXiv:2402.12354: B learns faster than A
+        faster: Any = {"lr_mult": config.lora.plus_ratio}
+        overrides[ParamKey(name=f"*.{CHILD}.*.{UP}")] = faster
+    install_adam(always=c.optimizer_cpu_offload)
+    foreach.install_norm_and_scale()
+    optimizer = get_megatron_optimizer(
+        options, [*chunks], config_overrides=overrides, use_gloo_process_groups=False
+    )
+    for group in optimizer.param_groups:
+        # `set_learning_rate` needs none of these. From 0.17 on Megatron-Core identifies groups by
+        # them, so a checkpoint would not load with another learning rate.
+        group |= {name: None for name in _SCHEDULE if name in group}
+    for inner in chained_optimizers(optimizer):
+        first_moments(inner)
+        if c.optimizer_cpu_offload:
+            inner.optimizer.keep_on_host()
+    return optimizer
+
+
+def _of_groups(
+    config: RunConfig, chunks: list[ModelChunk], *, without_decay: list[ParamKey]
+) -> dict[ParamKey, Any]:
+    """Factors of learning rate and weight decay of `optimizer.groups`."""
+    c, found = config.optimizer, {}
+    groups = group_of_weights(config)
+    for chunk in chunks:
+        names = {param: name for name, param in chunk.module.named_parameters()}
+        for param, group in grouped(chunk.module, groups):
+            factor = group.lr_factor if group.lr is None else group.lr / c.lr
+            factors = {} if factor is None else {"lr_mult": float(factor)}
+            decays = not any(key.matches(param, names[param]) for key in without_decay)
+            if group.weight_decay is not None and decays and c.weight_decay > 0:
+                factors["wd_mult"] = group.weight_decay / c.weight_decay
+            if factors:
+                mark = f"group_{sorted(factors.items())}"
+                setattr(param, mark, True)
+                found[ParamKey(attr=mark)] = factors
+    return found
+
+
+def grouped(
+    module: Any, groups: Mapping[Weight, ParameterGroup]
+) -> Iterator[tuple[torch.nn.Parameter, ParameterGroup]]:
+    """The weights of a part of the network that have a group."""
+    for entry in entries_of(module) if groups else ():
+        if (group := groups.get(weight_of(entry))) is not None:
+            assert isinstance(entry.data, torch.nn.Parameter)
+            yield entry.data, group
+
+
+def freeze_groups(module: Any, config: RunConfig) -> None:
+    """Freezes the weights of frozen groups, before the module is wrapped.
+
+    Raises:
+        Problems: as `group_of_weights`.
+    """
+    for weight, group in grouped(module, group_of_weights(config)):
+        if group.frozen:
+            weight.requires_grad_(False)
+    # Megatron-Core's product with a frozen matrix has no gradient for the bias.
+    for linear in module.modules() if config.optimizer.groups else ():
+        if isinstance(linear, Adaptable) and linear.is_frozen:
+            freeze_matrix(linear)

@@ -1,0 +1,108 @@
+"""Adam's moments in fewer bits than float32: those of Transformer Engine's FusedAdam.
+
+Main parameters stay in float32 and Megatron-Core's, so that averages and checkpoints find them.
+bfloat16 rounds each number by itself; float16 and 8 bits have a factor for each rank's part of a
+weight, so that their rounding depends on the layout. Checkpoints hold float32 in any case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from megatron.core.optimizer import MegatronOptimizer
+from torch import Tensor
+
+from dit.config import MomentType, OptimizerConfig
+from dit.config.training import MOMENTS
+from dit.distributed.data_parallel import chained_optimizers, main_param_shards_of
+from dit.train.optimizer import foreach
+from dit.train.optimizer.states import state_prefix
+
+_TORCH = {
+    MomentType.FP32: torch.float32,
+    MomentType.BF16: torch.bfloat16,
+    MomentType.FP16: torch.float16,
+    MomentType.FP8: torch.uint8,  # what Transformer Engine calls them
+}
+
+
+def check_moments(config: OptimizerConfig) -> None:
+    """Checks that what keeps the moments can run here.
+
+    Raises:
+        ValueError: Transformer Engine, or a GPU, is missing.
+    """
+    if config.narrow_moments and not (
+        find_spec("transformer_engine") and torch.cuda.is_available()
+    ):
+        raise ValueError(
+            f"optimizer.exp_avg_dtype={config.exp_avg_dtype} and"
+            f" optimizer.exp_avg_sq_dtype={config.exp_avg_sq_dtype} need Transformer Engine and a"
+            " GPU, which are not both here; install the extra `te`, or leave them out: moments are"
+            " kept in fp32 then"
+        )
+
+
+def moment_options(config: OptimizerConfig) -> dict[str, Any]:
+    """What Megatron-Core's `OptimizerConfig` is told of them."""
+    if not config.narrow_moments:
+        return {}
+    return {
+        "use_precision_aware_optimizer": True,
+        "exp_avg_dtype": _TORCH[config.exp_avg_dtype],
+        "exp_avg_sq_dtype": _TORCH[config.exp_avg_sq_dtype],
+        # With such a recipe (of 8-bit weights, which are not used) the float32 main parameters are
+        # Megatron-Core's. Without, they would be a state of FusedAdam like the moments.
+        "fp8_recipe": "tensorwise",
+    }
+
+
+def first_moments(inner: Any) -> None:
+    """Zeros; without moments, a checkpoint before the first update cannot be written."""
+    if not inner.config.use_precision_aware_optimizer:
+        inner.init_state_fn(inner.optimizer, inner.config)
+        return
+    for group in inner.optimizer.param_groups:
+        for p in group["params"]:
+            # Megatron-Core 0.16.1 leaves out the second argument, which FusedAdam demands.
+            inner.optimizer.initialize_state(p, store_param_remainders=False)
+
+
+def put_moments(optimizer: MegatronOptimizer, values: Mapping[str, Sequence[Tensor]]) -> None:
+    """Puts float32 moments that a load has filled back where they are kept in fewer bits.
+
+    `values` are the state by prefix, as `optimizer_values` has it.
+    """
+    at = 0
+    for inner in chained_optimizers(optimizer):
+        params = [shard.value for shard in main_param_shards_of(inner)]
+        if inner.config.use_precision_aware_optimizer:
+            for name in MOMENTS:
+                own = values[state_prefix(name)][at : at + len(params)]
+                for p, moment in zip(params, own, strict=True):
+                    if moment.any():  # 8-bit ones are divided by their largest; zeros are there
+                        inner.optimizer.set_scaled_state(p, name, moment)
+        at += len(params)
+
+
+@torch.no_grad()
+def only_decay_unmoved(inner: Any) -> None:
+    """The update of weights whose gradient and moments are all zero: their decay, and no more.
+
+    FusedAdam divides 8-bit moments by their largest, so that it would make these NaN. B of a new
+    adapter is zero, and with it the first gradient of A.
+    """
+    for group in inner.optimizer.param_groups:
+        params = [p for p in group["params"] if p.grad is not None]
+        if not params:
+            continue
+        largest = foreach.norms([p.grad for p in params], order=math.inf)
+        for p, moved in zip(params, largest.tolist(), strict=True):
+            moments = (inner.optimizer.get_unscaled_state(p, name) for name in MOMENTS)
+            if moved == 0 and not any(moment.any() for moment in moments):
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.grad = None

@@ -1,0 +1,85 @@
+"""What the optimizer keeps of each weight and of each group of weights, as a checkpoint has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+
+from dit.config.training import MOMENTS
+from dit.distributed.data_parallel import every_optimizer, main_param_shards_of
+
+_MAIN_PARAM = {DistributedOptimizer: "param", Float16OptimizerWithFloat16Params: "fp32_param"}
+"""How Megatron-Core's optimizers name the main parameters in a checkpoint."""
+
+
+def optimizer_values(optimizer: MegatronOptimizer) -> dict[str, list[Tensor]]:
+    """What the optimizer keeps of each main parameter of this rank, by its name in a checkpoint.
+
+    In the order of `main_param_shards`; the main parameters themselves are among them, unless they
+    are the weights of the model. All ranks have the same names, those without a parameter, too.
+    """
+    values: dict[str, list[Tensor]] = {}
+    for inner in every_optimizer(optimizer):
+        main = _MAIN_PARAM.get(type(inner))
+        shards = [] if inner.is_stub_optimizer else list(main_param_shards_of(inner))
+        if main is not None:
+            values.setdefault(state_prefix(main), []).extend(shard.value for shard in shards)
+        for name in MOMENTS:
+            moments = _moments(inner, [shard.value for shard in shards], name)
+            values[state_prefix(name)] = [*values.get(state_prefix(name), ()), *moments]
+    return values
+
+
+def _moments(inner: Any, params: Sequence[Tensor], name: str) -> list[Tensor]:
+    """A moment of each parameter, or a float32 copy of one that is kept in fewer bits."""
+    if inner.config.use_precision_aware_optimizer:
+        return [inner.optimizer.get_unscaled_state(p, name) for p in params]
+    return [inner.optimizer.state[p][name] for p in params]
+
+
+def state_prefix(name: str) -> str:
+    """What stands before the names of weights in a checkpoint, for a state of the optimizer."""
+    return f"optimizer.state.{name}."
+
+
+_SHARDING = "fully_reshardable"
+"""Megatron-Core's word for optimizer state in the shape of the weights."""
+# What Megatron-Core tells parameter groups apart by.
+_GROUP = ("wd_mult", "lr_mult")
+
+
+def optimizer_groups(
+    optimizer: MegatronOptimizer, groups: ProcessGroupCollection
+) -> dict[str, Any]:
+    """What the optimizer keeps of each group of parameters, without the parameters themselves.
+
+    All ranks call it: a pipeline stage may lack a group, or train nothing at all.
+    """
+    own = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    of_stages = [own] * groups.pp.size()
+    if groups.pp.size() > 1:
+        dist.all_gather_object(of_stages, own, group=groups.pp)
+    every = {tuple(g[key] for key in _GROUP): g for of_stage in of_stages for g in of_stage}
+    stored: dict[str, Any] = {"optimizer": {"param_groups": list(every.values())}}
+    if any(isinstance(inner, DistributedOptimizer) for inner in every_optimizer(optimizer)):
+        stored["param_state_sharding_type"] = _SHARDING
+    return stored
+
+
+def load_optimizer_groups(optimizer: MegatronOptimizer, stored: Mapping[str, Any]) -> None:
+    """Takes over how many updates Adam has made, as `optimizer_groups` or Megatron-Core stored it.
+
+    All else in a group are settings, which are the run's own. Every group makes every update; one
+    without a weight on the rank that stored it may not have counted them.
+    """
+    groups = stored.get("optimizer", stored)["param_groups"]
+    updates = max((int(group.get("step", 0)) for group in groups), default=0)
+    for group in optimizer.param_groups:
+        group["step"] = updates

@@ -1,0 +1,101 @@
+"""One clipped update of the weights, and the schedule of its learning rate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core.optimizer import (
+    MegatronOptimizer,
+    clip_grads,
+)
+from torch import Tensor
+
+from dit.config import Decay, RunConfig
+from dit.distributed.data_parallel import chained_optimizers
+from dit.distributed.process_groups import device
+from dit.train.optimizer.narrow_moments import only_decay_unmoved
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """Learning rate of update `step`, counted from 1; the last update gets `min_lr`."""
+    warmup, horizon = config.scheduler.lr_warmup_iters, config.decay_iters
+    peak, floor = config.optimizer.lr, config.optimizer.min_lr
+    if step <= warmup:
+        return peak * step / warmup
+    done = min((step - warmup) / (horizon - warmup), 1.0)
+    match config.scheduler.lr_decay_style:
+        case Decay.CONSTANT:
+            return peak
+        case Decay.LINEAR:
+            return peak + done * (floor - peak)
+        case Decay.COSINE:
+            return floor + (peak - floor) * (1 + math.cos(math.pi * done)) / 2
+
+
+def set_learning_rate(optimizer: MegatronOptimizer, rate: float, *, weight_decay: float) -> None:
+    """Sets the learning rate and weight decay of every parameter group, by its factors."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_mult", 1.0)
+        group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """The outcome of an optimizer step."""
+
+    grad_norm: float  # of the whole gradient, before clipping
+    skipped: bool  # loss or norm was not finite, so nothing was changed
+
+
+@torch.no_grad()
+def squared_norm(optimizer: MegatronOptimizer) -> Tensor:
+    """The squared norm [1] of the whole gradient, float32, the same on every rank.
+
+    It prepares the gradients for the update. Nobody waits for the device, as Megatron-Core's
+    `get_grad_norm_fp32` does, whose operations these are.
+    """
+    optimizer.prepare_grads()
+    gradients = [
+        grad
+        for inner in chained_optimizers(optimizer)
+        for grad in inner.get_main_grads_for_grad_norm()
+    ]
+    total = torch.zeros(1, device=device())
+    if gradients:
+        overflow = torch.zeros(1, dtype=torch.int, device=device())
+        norm, _ = clip_grads.multi_tensor_applier(
+            clip_grads.l2_norm_impl, overflow, [gradients], False
+        )
+        total = norm**2.0
+    dist.all_reduce(total, group=optimizer.get_grad_stats_parallel_group())
+    return total
+
+
+def clip_and_step(
+    optimizer: MegatronOptimizer,
+    *,
+    clip_grad: float,
+    loss: float = 0.0,
+    grad_norm: float | None = None,
+) -> Update:
+    """Clips and applies the gradients, unless their norm or the loss is NaN or infinite.
+
+    `loss` is that of the global batch, so that all ranks decide alike; `grad_norm` is the root of
+    `squared_norm`, which is taken here if it was not before.
+    """
+    norm = grad_norm if grad_norm is not None else squared_norm(optimizer).item() ** 0.5
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        return Update(grad_norm=norm, skipped=True)
+    if clip_grad > 0:
+        for inner in chained_optimizers(optimizer):
+            clip_grads.clip_grad_by_total_norm_fp32(
+                inner.get_parameters(), max_norm=clip_grad, total_norm=norm
+            )
+    for inner in chained_optimizers(optimizer):
+        if inner.config.use_precision_aware_optimizer:
+            only_decay_unmoved(inner)
+    optimizer.step_with_ready_grads()
+    return Update(grad_norm=norm, skipped=False)

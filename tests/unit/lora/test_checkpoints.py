@@ -1,0 +1,375 @@
+"""Adapters between files and checkpoints: one pack of ours against single samples of Diffusers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import (
+    ChromaTransformer2DModel,
+    CosmosTransformer3DModel,
+    FluxTransformer2DModel,
+    HunyuanImageTransformer2DModel,
+    HunyuanVideo15Transformer3DModel,
+    HunyuanVideoTransformer3DModel,
+    QwenImageTransformer2DModel,
+    SD3Transformer2DModel,
+    WanTransformer3DModel,
+)
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dit.batch import LatentSample, PackedBatch, Problem
+from dit.checkpoint_paths import has_adapters, saved_config
+from dit.config import LoraConfig, MockGeometry, Problems, RunConfig, Weights
+from dit.convert.cli import main
+from dit.convert.errors import ConvertError
+from dit.convert.export import ExportOptions, export_weights, open_stored
+from dit.convert.import_ import import_weights
+from dit.convert.load_hf.start import weights_of_folder
+from dit.convert.lora.checkpoints import export_lora, import_lora, open_adapters
+from dit.data.pack import PatchLayout, pack_samples
+from dit.lora.checkpoint import adapters_of
+from dit.lora.factors import LoraFileError
+from dit.lora.files import read_lora, write_lora
+from dit.models.family import InputKind
+from dit.models.patches import unpack_latents
+from dit.models.registry import diffusers_form, family_of, pairs
+from dit.objectives import training_problem
+from dit.sampling.commands.lora_option import add_adapters
+from dit.sampling.unpatchify import sample_inputs
+from dit.train import trainer
+from dit.train.checkpoint.adapters import load_adapted
+from dit.train.checkpoint.state_dict import load_weights
+from tests.lora_files import Tiny, linears, merged, random_factors
+from tests.quick import few_quick
+
+CLASSES: dict[str, Any] = {
+    "WanTransformer3DModel": WanTransformer3DModel,
+    "CosmosTransformer3DModel": CosmosTransformer3DModel,
+    "FluxTransformer2DModel": FluxTransformer2DModel,
+    "HunyuanVideo15Transformer3DModel": HunyuanVideo15Transformer3DModel,
+    "HunyuanVideoTransformer3DModel": HunyuanVideoTransformer3DModel,
+    "HunyuanImageTransformer2DModel": HunyuanImageTransformer2DModel,
+    "QwenImageTransformer2DModel": QwenImageTransformer2DModel,
+    "SD3Transformer2DModel": SD3Transformer2DModel,
+    "ChromaTransformer2DModel": ChromaTransformer2DModel,
+}
+# Sizes of which a fused matrix that is cut in the wrong place cannot be right.
+CASES = [
+    Tiny("WanTransformer3DModel"),
+    Tiny("CosmosTransformer3DModel", extra_pos_embed_type="learnable"),
+    Tiny("FluxTransformer2DModel"),
+    Tiny("HunyuanVideo15Transformer3DModel"),
+    Tiny("QwenImageTransformer2DModel"),
+]
+# Beside them, of the numbers alone: layers of which the last and the first differ from the others;
+# adapters of the network that makes all modulations; FLUX's layers behind a token refiner.
+MORE = ("SD3Transformer2DModel", "ChromaTransformer2DModel", "HunyuanImageTransformer2DModel")
+NUMBERS = [*CASES, *map(Tiny, MORE), Tiny("HunyuanVideoTransformer3DModel")]
+LEVELS = (0.3, 0.8)
+SIZES = ((1, 4, 6), (3, 2, 4))
+
+
+def samples(model: Any) -> list[LatentSample]:
+    rng, most = torch.Generator().manual_seed(2), diffusers_form(model).largest_latent(model)
+    return [
+        LatentSample(
+            key=str(number),
+            latent_CFHW=torch.randn(model.in_channels, *size, generator=rng)[:, : most[0]],
+            text_LE=torch.randn(5 + number, model.crossattn_emb_size, generator=rng),
+            fps=24.0,
+            others={
+                one.name: torch.randn(one.width, generator=rng)
+                for one in family_of(model).inputs(model)
+                if one.kind is InputKind.VECTOR
+            },
+        )
+        for number, size in enumerate(SIZES)
+    ]
+
+
+@torch.no_grad()
+def theirs(network: Any, config: RunConfig) -> list[Tensor]:
+    run, model = diffusers_form(config.model).run_network, config.model
+    return [run(network, s, level, config) for s, level in zip(samples(model), LEVELS, strict=True)]
+
+
+@torch.no_grad()
+def errors_of(network: Any, batch: PackedBatch, problem: Problem, config: RunConfig) -> Tensor:
+    """Weighted squared errors of Diffusers' network, sample after sample."""
+    model, found = config.model, []
+    patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
+    noisy, target = (
+        unpack_latents(x_TC, batch, **patch) for x_TC in (problem.input_TC, problem.target_TC)
+    )
+    layout = PatchLayout.of(config)
+    for n, latent in enumerate(noisy):
+        others = {name: x.float() for name, x in sample_inputs(batch, n, layout).items()}
+        told: dict[str, Any] = {"key": "", "text_LE": others.pop("text"), "others": others}
+        sample = LatentSample(latent_CFHW=latent, fps=float(batch.fps_N[n]), **told)
+        made = diffusers_form(model).run_network(network, sample, float(problem.level_M[n]), config)
+        found.append(problem.weight_N[n] * (made - target[n]).square().flatten())
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def ours(checkpoint: Path, groups: Any, files: Sequence[str] = ()) -> list[Tensor]:
+    config = saved_config(checkpoint)
+    model = config.model
+    network = family_of(model).network()(model, groups).eval()
+    if has_adapters(checkpoint):
+        at: Any = {"averaged": False, "read_folder": weights_of_folder}
+        load_adapted(checkpoint, network, groups, **at)
+    else:
+        load_weights(checkpoint, [network], groups, averaged=False)
+    add_adapters(network, files, option="--lora")
+    batch = pack_samples(samples(model), PatchLayout.of(config))
+    made_TC = network(batch.latent_TC, torch.tensor(LEVELS), batch)
+    patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
+    return unpack_latents(made_TC, batch, **patch)
+
+
+def assert_close(got: list[Tensor], wanted: list[Tensor]) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+
+
+@pytest.fixture(params=few_quick(CASES, 1), ids=lambda tiny: tiny.class_name)
+def made(request, groups, tmp_path: Path):
+    """A base in both forms, and an adapter that peft made on Diffusers' network."""
+    tiny = request.param
+    tiny.network().save_pretrained(tmp_path / "hf")
+    base = import_weights(tmp_path / "hf", tmp_path / "base").path
+    torch.manual_seed(0)
+    block = "blocks" if "Wan" in tiny.class_name else "transformer_blocks"
+    # Of a single-stream layer queries, keys and the feed-forward share a matrix.
+    more, second = {
+        "FluxTransformer2DModel": (["proj_mlp", "norm_out.linear"], "attn"),
+        "ChromaTransformer2DModel": (["proj_mlp"], "attn"),
+        "HunyuanVideo15Transformer3DModel": ([], "attn"),
+        "HunyuanVideoTransformer3DModel": (["proj_mlp"], "attn"),
+        "HunyuanImageTransformer2DModel": (["proj_mlp"], "attn"),
+        "QwenImageTransformer2DModel": (["img_mod.1", "norm_out.linear"], "attn"),
+    }.get(tiny.class_name, ([], "attn2"))
+    config = PeftLoraConfig(
+        r=4,
+        lora_alpha=6,
+        # Of q, k and v the first two have an adapter, with two ranks; and some linears outside.
+        target_modules=["to_q", "to_k", "to_out.0", "net.2", "proj_out", "linear_1", *more],
+        rank_pattern={"to_q": 3, f"{block}.0.{second}.to_k": 5},
+        alpha_pattern={"net.2": 1},
+        init_lora_weights=False,
+    )
+    model = get_peft_model(tiny.network(), config)
+    model.save_pretrained(tmp_path / "peft")
+    import_lora(tmp_path / "peft", base, tmp_path / "lora")
+    return tiny, tmp_path, theirs(model, saved_config(base))
+
+
+@pytest.mark.parametrize(
+    "made", few_quick(NUMBERS, 1), indirect=True, ids=lambda tiny: tiny.class_name
+)
+def test_our_network_computes_what_peft_computes(made, groups) -> None:
+    tiny, folder, wanted = made
+    assert_close(ours(folder / "lora", groups), wanted)
+    bare = theirs(tiny.network(), saved_config(folder / "base"))
+    assert (bare[0] - wanted[0]).abs().max() > 0.1
+    assert_close(ours(folder / "base", groups), bare)
+
+
+@pytest.mark.parametrize(
+    "made", few_quick(NUMBERS, 1), indirect=True, ids=lambda tiny: tiny.class_name
+)
+def test_our_folder_computes_it_in_diffusers_and_peft(made) -> None:
+    tiny, folder, wanted = made
+    config = saved_config(folder / "base")
+    done = export_lora(folder / "lora", folder / "out", base_model="Org/Base")
+    assert len(done.factors) == len(read_lora(folder / "peft"))
+    network = tiny.network()
+    network.load_lora_adapter(folder / "out", prefix="transformer", use_safetensors=True)
+    assert_close(theirs(network, config), wanted)
+    network.fuse_lora()
+    assert_close(theirs(network, config), wanted)
+    model = PeftModel.from_pretrained(tiny.network(), str(folder / "out"))
+    assert_close(theirs(model, config), wanted)
+    assert_close(theirs(model.merge_and_unload(), config), wanted)
+    card = (folder / "out" / "README.md").read_text()
+    assert "Org/Base" in card
+    assert "| `lora.rank` | `4` |" in card
+    # ComfyUI reads Diffusers' names of FLUX; of HunyuanVideo it has q, k and v as one, and here v
+    # has no adapter.
+    own_names = tiny.class_name.startswith(("Wan", "Cosmos", "Qwen"))
+    assert (folder / "out" / "comfyui" / "lora.safetensors").is_file() == own_names
+
+
+def test_merged_weights_compute_it_without_an_adapter(made) -> None:
+    tiny, folder, wanted = made
+    options = ExportOptions(merged=True, scheduler=False)
+    export_weights(folder / "lora", folder / "merged", options)
+    network = CLASSES[tiny.class_name].from_pretrained(folder / "merged")
+    assert_close(theirs(network, saved_config(folder / "base")), wanted)
+
+
+def test_a_round_trip_keeps_the_factors(made) -> None:
+    _, folder, _ = made
+    read, opened = read_lora(folder / "peft"), open_adapters(folder / "lora")
+    assert opened.weights is Weights.MODEL
+    assert opened.factors.keys() == read.keys()
+    for name, one in opened.factors.items():
+        assert torch.equal(one.down, read[name].down)
+        assert torch.equal(one.up, read[name].up)
+        assert one.alpha == read[name].alpha
+
+
+def test_commands(made, capsys) -> None:
+    _, folder, _ = made
+    place = ["--megatron-path", str(folder / "lora"), "--hf-path"]
+    assert main(["export-lora", *place, str(folder / "a")]) == 0
+    told = ["--hf-path", str(folder / "a"), "--base-path", str(folder / "base")]
+    assert main(["import-lora", *told, "--megatron-path", str(folder / "again")]) == 0
+    assert "checkpoint.finetune=true" in capsys.readouterr().out
+    assert main(["export", *place, str(folder / "b"), "--merged", "--no-scheduler"]) == 0
+    assert main(["export", *place, str(folder / "c")]) == 1
+    assert "holds adapters alone" in capsys.readouterr().err
+    place[1] = str(folder / "base")
+    assert main(["export-lora", *place, str(folder / "c")]) == 1
+    assert "no adapters" in capsys.readouterr().err
+    told[1] = str(folder / "hf")
+    assert main(["import-lora", *told, "--megatron-path", str(folder / "c")]) == 1
+    assert re.search("no key of LoRA|only weights have adapters", capsys.readouterr().err)
+    (texts := folder / "with_text").mkdir()
+    tensors = load_file(folder / "a" / "pytorch_lora_weights.safetensors")
+    tensors["text_encoder.layers.0.q_proj.lora_A.weight"] = torch.ones(2, 2)
+    save_file(tensors, texts / "x.safetensors")
+    told = ["--hf-path", str(texts), "--base-path", str(folder / "base")]
+    told += ["--megatron-path", str(folder / "d")]
+    assert main(["import-lora", *told]) == 1
+    assert "--ignore_text_encoder leaves such keys out" in capsys.readouterr().err
+    assert main(["import-lora", *told, "--ignore-text-encoder"]) == 0
+    assert f"1 of {len(tensors)} keys are of text encoders" in capsys.readouterr().out
+    told = ["--hf-path", str(folder / "a"), "--base-path", str(folder / "a")]
+    assert main(["import-lora", *told, "--megatron-path", str(folder / "c")]) == 1
+    assert "holds no whole weights; give the Diffusers folder" in capsys.readouterr().err
+    assert not (folder / "c").exists()
+
+
+def test_beside_a_diffusers_folder(made, groups) -> None:
+    """It is the base as it is: nobody imports it first."""
+    tiny, folder, wanted = made
+    import_lora(folder / "peft", folder / "hf", folder / "beside")
+    said = adapters_of(folder / "beside")
+    assert said is not None and said.base.diffusers and said.base.path == folder / "hf"
+    one, other = (saved_config(folder / name) for name in ("beside", "lora"))
+    assert one == other
+    assert_close(ours(folder / "beside", groups), wanted)
+    options = ExportOptions(merged=True, scheduler=False)
+    export_weights(folder / "beside", folder / "merged", options)
+    network = CLASSES[tiny.class_name].from_pretrained(folder / "merged")
+    assert_close(theirs(network, saved_config(folder / "base")), wanted)
+    (folder / "hf" / "config.json").write_text("{}")
+    with pytest.raises(ConvertError, match=r"config\.json"):
+        import_lora(folder / "peft", folder / "hf", folder / "x")
+
+
+def test_adapters_of_another_network_and_no_base(made, tmp_path: Path) -> None:
+    tiny, folder, _ = made
+    other = next(one for one in CASES if one is not tiny)
+    other.network().save_pretrained(folder / "hf2")
+    import_weights(folder / "hf2", folder / "base2")
+    with pytest.raises(LoraFileError, match="is of another network"):
+        import_lora(folder / "peft", folder / "base2", folder / "x")
+    with pytest.raises(ConvertError, match="holds no whole weights"):
+        import_lora(folder / "peft", folder / "lora", folder / "x")
+
+
+def test_merging_keeps_the_stored_type_and_what_has_no_adapter(groups, tmp_path: Path) -> None:
+    tiny = CASES[0]
+    tiny.network().to(torch.bfloat16).save_pretrained(tmp_path / "hf")
+    base = import_weights(tmp_path / "hf", tmp_path / "base").path
+    name = "blocks.1.attn1.to_k"
+    config = PeftLoraConfig(r=2, lora_alpha=1, target_modules=[name], init_lora_weights=False)
+    get_peft_model(tiny.network(), config).save_pretrained(tmp_path / "peft")
+    import_lora(tmp_path / "peft", base, tmp_path / "lora")
+    export_weights(
+        tmp_path / "lora", tmp_path / "merged", ExportOptions(merged=True, scheduler=False)
+    )
+    before = WanTransformer3DModel.from_pretrained(tmp_path / "hf", torch_dtype=torch.bfloat16)
+    after = WanTransformer3DModel.from_pretrained(tmp_path / "merged", torch_dtype=torch.bfloat16)
+    (one,) = read_lora(tmp_path / "peft").values()
+    for key, value in after.state_dict().items():
+        old = before.state_dict()[key]
+        if key == f"{name}.weight":
+            old = (old.float() + one.product()).bfloat16()
+        assert torch.equal(value, old), key
+    stored, _, _ = open_stored(base, None)
+    assert {stored.dtype(pair) for pair in pairs(saved_config(base).model)} == {torch.bfloat16}
+
+
+def product_of(file: Path, scale: float) -> dict[str, Any]:
+    return {name: replace(one, alpha=one.alpha * scale) for name, one in read_lora(file).items()}
+
+
+def test_several_adapters_beside_a_network_that_generates(made, groups, tmp_path: Path) -> None:
+    """Sums with scales; scale 0 is the base bit for bit."""
+    tiny, folder, _ = made
+    config = saved_config(folder / "base")
+    second = random_factors(linears(tiny.network()), ranks={"to_k": 2}, seed=7)
+    (tmp_path / "b").mkdir()
+    write_lora(tmp_path / "b", second)
+    first, other = str(folder / "peft"), str(tmp_path / "b")
+    network = merged(tiny.network(), product_of(folder / "peft", 0.5))
+    wanted = theirs(merged(network, product_of(tmp_path / "b", -0.25)), config)
+    assert_close(ours(folder / "base", groups, (f"{first}:0.5", f"{other}:-0.25")), wanted)
+    bare = ours(folder / "base", groups)
+    for given in ((), (f"{first}:0", f"{other}:0.0")):
+        got = ours(folder / "base", groups, given)
+        assert all(torch.equal(one, two) for one, two in zip(got, bare, strict=True))
+    with pytest.raises(ValueError, match="holds adapters itself"):
+        ours(folder / "lora", groups, (first,))
+    with pytest.raises(ValueError, match="'much' is no number"):
+        ours(folder / "base", groups, (f"{first}:much",))
+    with pytest.raises(LoraFileError, match="does not exist"):
+        ours(folder / "base", groups, (str(folder / "none"),))
+
+
+def test_training_goes_on_from_the_loss_of_diffusers_network(
+    made, groups, monkeypatch, tmp_path: Path
+) -> None:
+    """The same packs, noise and levels; the file's ranks rule."""
+    tiny, folder, _ = made
+    saved = saved_config(folder / "base")
+    config = replace(
+        saved,
+        checkpoint=replace(saved.checkpoint, load=str(folder / "base"), finetune=True),
+        dataset=replace(
+            saved.dataset,
+            mock=True,
+            task_encoder_seq_length=256,
+            mock_samples=(MockGeometry(frames=2, height=4, width=6, text_length=9),),
+        ),
+        lora=LoraConfig(init_from=str(folder / "peft")),
+    )
+    seen: list[Any] = []
+
+    def recorded(*given: Any, **options: Any) -> Any:
+        seen.append(training_problem(*given, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(trainer, "training_problem", recorded)
+    told: Any = {"warm_up": 0, "steps": 1, "read_folder": weights_of_folder}
+    (values,) = trainer.measure_steps(config, around=nullcontext(), **told)
+    model = PeftModel.from_pretrained(tiny.network(), str(folder / "peft"))
+    wanted = torch.cat([errors_of(model, *one, config) for one in seen]).mean()
+    assert values["loss"] == pytest.approx(float(wanted), rel=1e-5)
+    wrong = replace(config, lora=replace(config.lora, rank=9))
+    with pytest.raises(Problems, match=r"lora\.rank=9: the adapters of lora\.init_from"):
+        trainer.measure_steps(wrong, around=nullcontext(), **told)
