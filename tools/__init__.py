@@ -3,6 +3,7 @@
 parity          two checkouts on 17 small problems, every number bit for bit; of it
                 parity_runs (the problems), parity_data, parity_packs and parity_results
 mutate          breaks the code in small ways and lists the changes that no test sees
-measure_house   sizes and imports of the code, and which files a run opens
+measure_house   figures of the tree (import_graph: circles and up arrows; opened_files: what three
+                runs open)
 source_tree     the code as syntax trees, for these measures and for tests of the layout
 """

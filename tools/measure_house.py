@@ -1,13 +1,14 @@
-"""Measures of the source tree. Run by hand, on any checkout.
+"""Measures of the source tree; a copy of what HOUSE.md section 1 counts. On any checkout, by hand.
 
-    python tests/measure_house.py .
-    python tests/measure_house.py ../older --json before.json --mock-run
+    python -m tools.measure_house                                all, of this checkout
+    python -m tools.measure_house --root ../older --json older.json
+    python -m tools.measure_house --static                       without the three runs
 
-Figures
-    files, lines        Python files of dit/, data_prep/, recipes/ and benchmarks/; all their lines
+Figures, of the Python files of dit/, data_prep/, recipes/ and benchmarks/
+    files, lines        and all their lines
     code_lines          lines that hold code: no blank line, comment line or docstring
     file, function      lines of a file; of a function from its `def` to its end, with its
-                        docstring, without decorators: median/p90/max
+                        docstring, without decorators: median/p90/longest
     over_60             functions of more than 60 lines
     comments            lines that begin with #, per 100 code lines
     docstring_lines     per 100 code lines; a text that stands alone below a value counts too
@@ -16,11 +17,25 @@ Figures
                         not begin with _
     shaped_tensors      arguments whose name ends in dimensions (level_TD), in percent of those
                         with Tensor in their annotation
+    with_legends        the same with those whose shape stands in brackets ([T, D]) in a docstring:
+                        of their function, of a function or class around it, or of the file
+    tests, golden_yaml, tools   lines of the Python files of tests/, of the YAML files of
+                        tests/golden/, of the Python files of tools/
+    circles             groups of files of which each leads by its imports to the others, late
+                        imports and those below TYPE_CHECKING included (import_graph.py)
+    up_arrows           pairs of folders (dit.train, data_prep) of which the first imports the
+                        second although the order of tests/unit/test_import_directions.py, without
+                        its SPLIT, has the first below the second
+    exceptions          entries of that test's SPLIT without which it would refuse an up arrow: a
+                        part of a folder that has a floor of its own, such as dit.config.loading
+    late_imports        import statements inside functions, without benchmarks/
 
 Lists
     short_files         files of fewer than 60 lines, apart from __init__.py and __main__.py
     files_per_folder    Python files directly in a folder, apart from those two; full_folders has
                         those with more than 12
+    long_functions      those of more than 60 lines
+    circles_of, arrows_of, exceptions_of    what the three figures count
     classes_twice       classes of one name in two places
     functions_twice     public functions of one name at the top level of two modules, without main
     files_twice         files of one name in two folders, apart from __init__.py and __main__.py
@@ -32,8 +47,13 @@ Lists
                         folder, names one of its classes or compares `.family` with a text; one
                         import of each family directly in dit/models/ is the registry's
     riddles             phrases of RIDDLES in docstrings and comments
-    mock_run            with --mock-run: files and lines of the tree that a training run of one
-                        process and 4 steps imports (conf/dit_debug.yaml), by folder
+    shaped_sample       20 of the arguments that with_legends counts, drawn at random, for a reader
+
+Runs, each of one process: files and lines of the tree that it imports, by folder, and among them
+idle ones, in which no function is entered, not even at import (so are files without functions)
+    mock_run            a training of 4 steps by conf/dit_debug.yaml
+    lora_run            the same of adapters of rank 2 on its checkpoint
+    convert_import      `python -m dit.convert import` of a tiny FLUX
 """
 
 from __future__ import annotations
@@ -42,22 +62,19 @@ import argparse
 import ast
 import io
 import json
-import os
+import random
 import re
-import subprocess
 import sys
-import tempfile
 import tokenize
-from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this file is run as a script
-
+from tools.import_graph import arrows, circles, late_imports
+from tools.opened_files import opened_by_runs
 from tools.source_tree import (
     SPECIAL,
-    TOPS,
     Function,
     Source,
     classes,
@@ -79,26 +96,29 @@ RIDDLES = re.compile(
     re.IGNORECASE,
 )
 _SHAPE = re.compile(r"[a-z0-9]_[A-Z][A-Z0-9]*$")
-_RUN = """
-import json, runpy, sys
-from pathlib import Path
-tree, out, *sys.argv[1:] = sys.argv[1:]
-sys.argv[0] = f"{tree}/recipes/pretrain_dit.py"
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-finally:
-    opened = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    Path(out).write_text(json.dumps([sys.argv[0], *filter(None, opened)]))
-"""
+_BRACKETS = re.compile(r"\[[^\]\[]*\b[A-Z][A-Z0-9]?\b[^\]\[]*\]")
+_RUNS = ("mock_run", "lora_run", "convert_import")
 
 
 def measure(tree: Path) -> dict[str, Any]:
-    """All but the mock run."""
+    """All but the runs."""
     sources = read(tree)
     modules = [source for source in sources if source.stem not in SPECIAL]
     full = files_per_folder(sources)
+    rings, (edges, excuses) = circles(sources), arrows(tree)
+    shaped = [place for place, is_shaped in with_legends(sources) if is_shaped]
+    imports = {"circles": len(rings), "up_arrows": len(edges), "exceptions": len(excuses)}
+    others = {
+        "tests": lines_in(tree / "tests"),
+        "golden_yaml": lines_in(tree / "tests/golden", "yaml"),
+    }
+    others["tools"] = lines_in(tree / "tools")
     return {
-        "figures": figures(sources),
+        "figures": {**figures(sources), **others, **imports, "late_imports": late_imports(sources)},
+        "long_functions": long_functions(sources),
+        "circles_of": [", ".join(ring) for ring in rings],
+        "arrows_of": edges,
+        "exceptions_of": excuses,
         "short_files": [s.path for s in modules if s.lines < SHORT],
         "files_per_folder": full,
         "full_folders": {folder: count for folder, count in full.items() if count > FULL},
@@ -110,17 +130,16 @@ def measure(tree: Path) -> dict[str, Any]:
         "families": families(sources),
         "family_leaks": family_leaks(sources),
         "riddles": riddles(sources),
+        "shaped_sample": sorted(random.Random(0).sample(shaped, min(20, len(shaped)))),
     }
 
 
 def figures(sources: list[Source]) -> dict[str, Any]:
-    """The numbers of the table."""
+    """Sizes, and how much of the code is told."""
     texts = [text for source in sources for text in texts_of(source)]
     comments = [c for s in sources for c in comments_of(s) if not c.line[: c.start[1]].strip()]
     functions = [f for s in sources for f in s.nodes(ast.FunctionDef, ast.AsyncFunctionDef)]
-    lengths = [function.end_lineno - function.lineno + 1 for function in functions]
     given = [argument for function in functions for argument in arguments(function)]
-    hints = [(one.arg, ast.unparse(one.annotation)) for one in given if one.annotation]
     public = [f for f in functions if not f.name.startswith("_")]
     code = sum(map(code_lines, sources))
     return {
@@ -128,16 +147,56 @@ def figures(sources: list[Source]) -> dict[str, Any]:
         "lines": sum(source.lines for source in sources),
         "code_lines": code,
         "file": spread([source.lines for source in sources]),
-        "function": spread(lengths),
-        "over_60": sum(length > LONG for length in lengths),
+        "function": spread(list(map(length, functions))),
+        "over_60": len(long_functions(sources)),
         "comments": round(100 * len(comments) / code, 1),
         "docstring_lines": round(100 * sum(map(height, texts)) / code, 1),
         "typed_arguments": percent([one.annotation is not None for one in given]),
         "public_docstrings": percent([ast.get_docstring(f) is not None for f in public]),
-        "shaped_tensors": percent(
-            [bool(_SHAPE.search(name)) for name, hint in hints if re.search(r"\bTensor\b", hint)]
-        ),
+        "shaped_tensors": percent([is_shaped(one) for one in given if is_tensor(one)]),
+        "with_legends": percent([is_shaped for _, is_shaped in with_legends(sources)]),
     }
+
+
+def lines_in(folder: Path, kind: str = "py") -> int:
+    return sum(len(file.read_text().splitlines()) for file in folder.rglob(f"*.{kind}"))
+
+
+def length(function: Function) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def long_functions(sources: list[Source]) -> list[str]:
+    return [
+        f"{source.path}:{function.lineno} {function.name} {length(function)}"
+        for source in sources
+        for function in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef)
+        if length(function) > LONG
+    ]
+
+
+def is_tensor(argument: ast.arg) -> bool:
+    hint = argument.annotation
+    return hint is not None and bool(re.search(r"\bTensor\b", ast.unparse(hint)))
+
+
+def is_shaped(argument: ast.arg) -> bool:
+    return bool(_SHAPE.search(argument.arg))
+
+
+def with_legends(sources: list[Source]) -> list[tuple[str, bool]]:
+    """Each argument that is a tensor: where it stands, and whether its shape is told."""
+    return [found for source in sources for found in _told(source.path, source.syntax, told=False)]
+
+
+def _told(path: str, node: ast.AST, *, told: bool) -> Iterator[tuple[str, bool]]:
+    if isinstance(node, ast.Module | ast.ClassDef | Function):
+        told = told or bool(_BRACKETS.search(ast.get_docstring(node) or ""))
+    if isinstance(node, Function):
+        for one in filter(is_tensor, arguments(node)):
+            yield f"{path}:{node.lineno} {node.name}({one.arg})", told or is_shaped(one)
+    for child in ast.iter_child_nodes(node):
+        yield from _told(path, child, told=told)
 
 
 def texts_of(source: Source) -> list[ast.Constant]:
@@ -195,58 +254,29 @@ def riddles(sources: list[Source]) -> list[str]:
     return found
 
 
-def mock_run(tree: Path) -> dict[str, Any]:
-    """Files and lines of the tree that a training run of four steps imports."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "opened.json")
-        given = ["--config-file", "conf/dit_debug.yaml", "train.train_iters=4"]
-        given += [f"checkpoint.save={folder}/run"]
-        done = subprocess.run(
-            [sys.executable, "-c", _RUN, str(tree), str(out), *given],
-            cwd=tree,
-            env={**os.environ, "PYTHONPATH": str(tree)},
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            sys.exit(f"the mock run failed:\n{done.stdout}{done.stderr}")
-        opened = {Path(file).resolve() for file in json.loads(out.read_text())}
-    ours = sorted(file.relative_to(tree) for file in opened if file.is_relative_to(tree))
-    ours = [file for file in ours if file.parts[0] in TOPS]
-    return {**by_folder(tree, ours), "opened": [file.as_posix() for file in ours]}
-
-
-def by_folder(tree: Path, files: list[Path]) -> dict[str, Any]:
-    """Files and lines, of all and of each folder."""
-    lines: dict[str, list[int]] = defaultdict(list)
-    for file in files:
-        lines["/".join(file.parts[:-1][:2])].append(len((tree / file).read_text().splitlines()))
-    return {
-        "files": len(files),
-        "lines": sum(map(sum, lines.values())),
-        "folders": {folder: [len(n), sum(n)] for folder, n in sorted(lines.items())},
-    }
-
-
 def show(measures: dict[str, Any]) -> str:
     """A line for each figure and each entry of a list."""
     lines = []
     for title, found in measures.items():
-        lines.append(title if title in ("figures", "mock_run") else f"{title}: {len(found)}")
+        whole = title in ("figures", *_RUNS)
+        lines.append(title if whole else f"{title}: {len(found)}")
         items = found.items() if isinstance(found, dict) else ((one, "") for one in found)
         lines += [f"    {name}  {value}".rstrip() for name, value in items if name != "opened"]
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measures of the source tree.")
-    parser.add_argument("tree", type=Path, help="root of a checkout")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--root", type=Path, default=Path(), help="a checkout (default: this one)")
     parser.add_argument("--json", type=Path, help="file for all measures")
-    parser.add_argument("--mock-run", action="store_true", help="train four steps, count the files")
+    parser.add_argument("--static", action="store_true", help="leave the runs out")
     chosen = parser.parse_args()
-    measures = measure(chosen.tree.resolve())
-    if chosen.mock_run:
-        measures["mock_run"] = mock_run(chosen.tree.resolve())
+    tree = chosen.root.resolve()
+    measures = measure(tree)
+    if not chosen.static:
+        measures |= opened_by_runs(tree)
     sys.stdout.write(show(measures))
     if chosen.json:
         chosen.json.write_text(json.dumps(measures, indent=1) + "\n")

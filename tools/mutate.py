@@ -1,23 +1,32 @@
 """Breaks the code in many small ways and says which ones no test sees. Run by hand: it takes hours.
 
-    python -m tools.mutate --count 60 --seed 1            some places of what decides the numbers
-    python -m tools.mutate dit/objectives/edm.py           every place of a file
+    python -m tools.mutate --count 60 --seed 1      some places of what decides the numbers
+    python -m tools.mutate dit/objectives/edm.py    every place of a file
+    python -m tools.mutate --fixed 30 --quick       of the first 30 functions of the fixed list
 
-A change is first tried on the tests that mirror its file, and where those pass on `WIDER`. What
-survives both wants a test, or a reason why it is no fault: an equal formula, a matter of speed, a
-case that only a GPU has.
+A change is first tried on the test of its file's name, then on those that mirror its folder, and
+where those pass on `WIDER`. What survives all wants a test, or a reason why it is no fault: an
+equal formula, a matter of speed, a case that only a GPU has.
+
+The fixed list, mutated_functions.txt, has 100 functions, drawn once (`--draw`), as module:name, to
+compare two states of the tree. A function is found by its name where it lives now; one that has
+another name by then, or shares it with others, needs ` -> module:name` behind it. Of a function the
+change with the smallest hash is tried: the same one as long as its line stays.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,15 +37,34 @@ import diffusers.models.transformers.transformer_cosmos  # noqa: F401
 import megatron.core.optimizer  # noqa: F401
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+FIXED = Path(__file__).with_name("mutated_functions.txt")
 # What is broken by default, and the tests meant for it.
 MIRRORS = {
     "dit/objectives": ["tests/unit/objectives"],
     "dit/models": ["tests/unit/models", "tests/contract"],
     "dit/train": ["tests/unit/train"],
-    "dit/data/pack": ["tests/unit/data/test_pack.py", "tests/unit/test_bin_packing.py"],
+    "dit/data": ["tests/unit/data"],
+    "dit/bin_packing": ["tests/unit/test_bin_packing.py"],
+    "dit/batch": ["tests/unit/data/test_pack.py", "tests/unit/data/test_pack_wire.py"],
+    "dit/distributed": ["tests/unit/distributed"],
+    "dit/sampling": ["tests/unit/sampling/test_generate.py"],
 }
+DRAWN = (
+    *(
+        "dit/batch",
+        "dit/bin_packing",
+        "dit/objectives/",
+        "dit/models/attention/",
+        "dit/models/cost",
+    ),
+    *("dit/models/kernels/", "dit/models/layer_spec/", "dit/models/layers/", "dit/models/stacks/"),
+    *("dit/models/positions", "dit/models/patches", "dit/data/", "dit/distributed/", "dit/train/"),
+    *("dit/sampling/generate", "dit/sampling/multistep", "dit/sampling/ode_solvers"),
+    *("dit/models/flux/model", "dit/models/wan/model", "dit/models/dit/model"),
+)
+"""Of what the fixed list was drawn: what decides numbers, the order of samples and checkpoints."""
 WIDER = [
+    "tests/contract",
     *("tests/unit/objectives", "tests/unit/models", "tests/unit/train", "tests/unit/data"),
     *("tests/contract", "tests/unit/convert", "tests/unit/sampling/test_generate.py"),
     *("tests/distributed/test_golden_losses.py", "tests/distributed/test_layouts.py"),
@@ -90,13 +118,13 @@ def changed(node: ast.AST) -> ast.AST | None:
     return None
 
 
-def mutations(file: Path) -> Iterator[Mutation]:
-    """Every change of a file, in its order."""
+def mutations(root: Path, file: Path, within: ast.AST | None = None) -> Iterator[Mutation]:
+    """Every change of a file, or of a node of it, in its order."""
     source = file.read_bytes()
     starts = [0]
     for line in source.split(b"\n"):
         starts.append(starts[-1] + len(line) + 1)
-    for node in _code(ast.parse(source)):
+    for node in _code(within or ast.parse(source)):
         after = changed(node)
         if after is None:
             continue
@@ -104,7 +132,7 @@ def mutations(file: Path) -> Iterator[Mutation]:
         stop = starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
         text = ast.unparse(after)
         yield Mutation(
-            file=str(file.relative_to(ROOT)),
+            file=str(file.relative_to(root)),
             line=node.lineno,  # type: ignore[attr-defined]
             start=start,
             stop=stop,
@@ -124,9 +152,9 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
                 yield from _code(child)
 
 
-def passes(checkout: Path, tests: list[str]) -> bool:
+def passes(checkout: Path, tests: list[str], marks: str) -> bool:
     """Whether tests pass in a checkout; one that hangs does not."""
-    options = ["-x", "-q", "--timeout=120", "-p", "no:cacheprovider", "-m", "not gpu"]
+    options = ["-x", "-q", "--timeout=300", "-p", "no:cacheprovider", "-m", marks]
     child = os.fork()  # with what takes long to import, and nothing of ours
     if child == 0:
         nowhere = os.open(os.devnull, os.O_RDWR)
@@ -137,31 +165,76 @@ def passes(checkout: Path, tests: list[str]) -> bool:
         sys.path.insert(0, str(checkout))
         os._exit(pytest.main([*options, *tests]))
     _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) == 0
+    return os.waitstatus_to_exitcode(status) in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-def verdict(mutation: Mutation, checkout: Path, *, narrow: bool) -> str:
+def verdict(mutation: Mutation, checkout: Path, *, narrow: bool, marks: str) -> str:
     """Which tests saw the change; `narrow` asks only those that mirror its file."""
     file = checkout / mutation.file
     source = file.read_bytes()
     broken = source[: mutation.start] + mutation.after.encode() + source[mutation.stop :]
     file.write_bytes(broken)
+    own = [*checkout.glob(f"tests/unit/**/test_{file.stem}.py")]
     mirror = [t for part, tests in MIRRORS.items() if mutation.file.startswith(part) for t in tests]
     try:
-        if mirror and not passes(checkout, mirror):
-            return "seen"
-        return "SURVIVES" if narrow or passes(checkout, WIDER) else "seen by wider tests"
+        for said, tests in (("own", list(map(str, own))), ("mirroring", mirror), ("wider", WIDER)):
+            tests = [test for test in tests if (checkout / test).exists()]
+            if tests and not (narrow and said == "wider") and not passes(checkout, tests, marks):
+                return f"seen by {said} tests"
+        return "SURVIVES"
     finally:
         file.write_bytes(source)
 
 
-def copy_of(checkout: Path) -> Path:
+def functions(root: Path) -> Iterator[tuple[str, Path, ast.AST]]:
+    """`module:name`, file and syntax of every function that is not nested in another."""
+    for file in sorted(root.rglob("dit/**/*.py")):
+        module = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.parse(file.read_bytes()).body:
+            inner = node.body if isinstance(node, ast.ClassDef) else [node]
+            begin = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+            for one in inner:
+                if isinstance(one, ast.FunctionDef):
+                    yield f"{module}:{begin}{one.name}", file, one
+
+
+def fixed(root: Path, count: int | None) -> Iterator[Mutation | str]:
+    """A change of each function of the fixed list, or why there is none."""
+    found = {name: (file, node) for name, file, node in functions(root)}
+    for line in FIXED.read_text().splitlines()[:count]:
+        old, _, new = line.partition(" -> ")
+        own = old.partition(":")[2]
+        same = [name for name in found if name.partition(":")[2] == own]
+        places = [name for name in (new, old) if name in found][:1] or same
+        if len(places) != 1:
+            yield f"{'AMBIGUOUS' if places else 'GONE'}: {line}  {' '.join(places)}"
+            continue
+        changes = list(mutations(root, *found[places[0]]))
+        if not changes:
+            yield f"NOTHING TO BREAK: {line}"
+            continue
+        yield min(changes, key=lambda c: hashlib.sha256(f"{c.before} {c.after}".encode()).digest())
+
+
+def draw(root: Path, seed: int) -> list[str]:
+    """100 functions in which there is something to break, of the parts in `DRAWN`."""
+    names = [
+        name
+        for name, file, node in functions(root)
+        if str(file.relative_to(root)).startswith(DRAWN)
+        and not re.search(r"triton|\.traffic:|\.export\.|adapters:", name)  # may go, or want a GPU
+        and any(mutations(root, file, node))
+    ]
+    return random.Random(seed).sample(names, 100)
+
+
+def copy_of(root: Path, checkout: Path) -> Path:
     """The tracked files, to be broken."""
-    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True)
     for name in filter(None, listing.stdout.decode().split("\0")):
         target = checkout / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target, follow_symlinks=False)
+        shutil.copy2(root / name, target, follow_symlinks=False)
     return checkout
 
 
@@ -172,34 +245,49 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--narrow", action="store_true", help="only the tests that mirror a file")
+    parser.add_argument("--fixed", type=int, metavar="COUNT", help="so many of the fixed list")
+    parser.add_argument("--draw", action="store_true", help="draw the fixed list anew with --seed")
+    parser.add_argument("--root", type=Path, default=Path(), help="a checkout (default: this one)")
+    parser.add_argument("--quick", action="store_true", help="without tests that are marked slow")
     args = parser.parse_args()
-    wanted = args.files or list(MIRRORS)
-    files = [f for f in sorted(ROOT.rglob("dit/**/*.py")) if _under(f, wanted)]
-    found = [m for file in files for m in mutations(file)]
+    marks = "not gpu and not slow" if args.quick else "not gpu"
+    root = args.root.resolve()
+    if args.draw:
+        FIXED.write_text("".join(f"{name}\n" for name in draw(root, args.seed)))
+        return
+    found = [] if args.fixed is None else list(fixed(root, args.fixed))
+    for said in (one for one in found if isinstance(one, str)):
+        sys.stdout.write(f"{said}\n")
+    found = [one for one in found if isinstance(one, Mutation)]
+    if args.fixed is None:
+        wanted = args.files or list(MIRRORS)
+        files = [f for f in sorted(root.rglob("dit/**/*.py")) if _under(root, f, wanted)]
+        found = [m for file in files for m in mutations(root, file)]
     if args.count:
         found = random.Random(args.seed).sample(found, min(args.count, len(found)))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
         free: Queue[Path] = Queue()
         for number in range(args.jobs):
-            free.put(copy_of(Path(folder, str(number))))
+            free.put(copy_of(root, Path(folder, str(number))))
 
-        def judge(mutation: Mutation) -> str:
-            checkout = free.get()
+        def judge(mutation: Mutation) -> tuple[str, float]:
+            checkout, began = free.get(), time.monotonic()
             try:
-                return verdict(mutation, checkout, narrow=args.narrow)
+                said = verdict(mutation, checkout, narrow=args.narrow, marks=marks)
+                return said, time.monotonic() - began
             finally:
                 free.put(checkout)
 
         counts: dict[str, int] = {}
-        for mutation, said in zip(found, pool.map(judge, found), strict=True):
+        for mutation, (said, seconds) in zip(found, pool.map(judge, found), strict=True):
             counts[said] = counts.get(said, 0) + 1
-            sys.stdout.write(f"{said}: {mutation}\n")
+            sys.stdout.write(f"{said} ({seconds:.0f} s): {mutation}\n")
             sys.stdout.flush()
     sys.stdout.write(f"{counts}\n")
 
 
-def _under(file: Path, wanted: list[str]) -> bool:
-    name = str(file.relative_to(ROOT))
+def _under(root: Path, file: Path, wanted: list[str]) -> bool:
+    name = str(file.relative_to(root))
     return any(name.startswith(part.rstrip("/")) for part in wanted)
 
 

@@ -64,9 +64,9 @@ class Source:
         return (node for node in ast.walk(self.syntax) if isinstance(node, kinds))
 
 
-def read(tree: Path) -> list[Source]:
+def read(tree: Path, tops: Iterable[str] = TOPS) -> list[Source]:
     """The Python files of the tree, without its tests."""
-    files = [file for top in TOPS for file in sorted((tree / top).rglob("*.py"))]
+    files = [file for top in tops for file in sorted((tree / top).rglob("*.py"))]
     texts = [(file.relative_to(tree).as_posix(), file.read_text()) for file in files]
     return [Source(path, text, ast.parse(text)) for path, text in texts]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
+from tools.import_graph import arrows, circles, late_imports
+from tools.measure_house import with_legends
 from tools.source_tree import (
     classes,
     family_leaks,
@@ -84,3 +87,53 @@ def test_a_family_is_known_in_its_folder_and_by_one_line(tmp_path):
         "dit/models/family.py:2: imports dit.models.toy",
         "dit/train.py:3: names Toy of dit.models.toy",
     ]
+
+
+def test_circles_go_through_late_imports_and_past_names_that_are_passed_on(tmp_path):
+    write(
+        tmp_path,
+        dit__a____init__="from dit.a.low import Low\n",
+        dit__a__low="class Low: ...\n",
+        dit__a__high="from dit.a import Low\n\n\ndef f():\n    from dit.b import g\n",
+        dit__b="if TYPE_CHECKING:\n    from dit.a import high\n",
+        benchmarks__late="def f():\n    import dit.b\n",
+    )
+    sources = read(tmp_path)
+    assert circles(sources) == [["dit.a.high", "dit.b"]]
+    assert late_imports(sources) == 1
+
+
+def test_arrows_against_the_order_and_the_floors_that_excuse_them(tmp_path):
+    """dit.train may read dit.convert.files, which has a floor of its own; data does so by order."""
+    order = """
+    from pathlib import Path
+
+    OURS = ("dit",)
+    SPLIT = {"dit.convert.files"}
+    ALLOWED = {"dit.train": {"dit.convert.files", "dit.data"}, "dit.convert": {"dit.train"}}
+    part_of = lambda name: name if name in SPLIT else ".".join(name.split(".")[:2])
+
+    def sources(root):
+        return [("dit.train", Path()), ("dit.convert.files", Path()), ("dit.data", Path())]
+
+    def imports_of(file):
+        return ["dit.convert.files", "dit.data", "torch"]
+    """
+    test = tmp_path / "tests/unit/test_import_directions.py"
+    test.parent.mkdir(parents=True)
+    test.write_text(textwrap.dedent(order))
+    found, excuses = arrows(tmp_path)
+    assert found["dit.train -> dit.convert"] == ["dit.train imports dit.convert.files"]
+    assert "dit.convert -> dit.data" not in found
+    assert excuses == ["dit.convert.files"]
+
+
+def test_shapes_are_told_by_names_and_by_legends(tmp_path):
+    write(
+        tmp_path,
+        dit__plain="def f(x: Tensor, level_N: Tensor, n: int): ...\n",
+        dit__own='def g(x: Tensor):\n    """Of x [T, D]."""\n',
+        dit__legend='class A:\n    """Rows [N, 3]."""\n\n    def h(self, x: Tensor): ...\n',
+    )
+    told = {place.split(" ")[1]: is_told for place, is_told in with_legends(read(tmp_path))}
+    assert told == {"f(x)": False, "f(level_N)": True, "g(x)": True, "h(x)": True}

@@ -1,0 +1,104 @@
+"""Who imports whom: circles of files, folders that import against the order, late imports.
+
+Every import counts, also inside functions and below TYPE_CHECKING. A name that an `__init__` only
+passes on is of the file that defines it. The order is that of tests/unit/test_import_directions.py
+of the same checkout: its ALLOWED, without the parts of SPLIT.
+"""
+
+from __future__ import annotations
+
+import ast
+import runpy
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import networkx
+
+from tools.source_tree import Function, Source
+
+ORDER = "tests/unit/test_import_directions.py"
+
+
+def circles(sources: list[Source]) -> list[list[str]]:
+    """The modules of each circle: of any two of them each leads to the other."""
+    modules = {module_of(source): source for source in sources}
+    graph = networkx.DiGraph(
+        (module, target)
+        for module, source in modules.items()
+        for node in source.nodes(ast.Import, ast.ImportFrom)
+        for target in _targets(node, modules)
+        if target != module
+    )
+    found = networkx.strongly_connected_components(graph)
+    return sorted(sorted(circle) for circle in found if len(circle) > 1)
+
+
+def module_of(source: Source) -> str:
+    """dit/train/step.py -> dit.train.step."""
+    return source.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def _targets(node: ast.Import | ast.ImportFrom, modules: dict[str, Source]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name in modules)
+    elif node.module:
+        places = (_defining(node.module, alias.name, modules) for alias in node.names)
+        yield from filter(None, places)
+
+
+def _defining(module: str, name: str, modules: dict[str, Source]) -> str | None:
+    """The module that a name comes from, through those that pass it on; None: not one of ours."""
+    if f"{module}.{name}" in modules or module not in modules:
+        return f"{module}.{name}" if f"{module}.{name}" in modules else None
+    passed = [node for node in modules[module].syntax.body if isinstance(node, ast.ImportFrom)]
+    for node in passed:
+        for alias in node.names:
+            if (alias.asname or alias.name) == name and node.module != module:
+                return _defining(node.module or "", alias.name, modules) or module
+    return module
+
+
+def arrows(tree: Path) -> tuple[dict[str, list[str]], list[str]]:
+    """Folder edges against the order -> their imports; entries of SPLIT that excuse one of them."""
+    test = runpy.run_path(str(tree / ORDER))
+    allowed, split = test["ALLOWED"], test["SPLIT"]
+    order = networkx.DiGraph(
+        (part, below) for part, parts in allowed.items() for below in parts if part not in split
+        if below not in split
+    )  # fmt: skip
+    found: dict[str, list[str]] = defaultdict(list)
+    excuses = set()
+    for module, name in _imports(tree, test):
+        above, below = _folder(module), _folder(name)
+        known = above in order and below in order and above != below
+        if known and networkx.has_path(order, below, above):
+            found[f"{above} -> {below}"].append(f"{module} imports {name}")
+            excuses |= {test["part_of"](module), test["part_of"](name)} & set(split)
+    return dict(sorted(found.items())), sorted(excuses)
+
+
+def _imports(tree: Path, test: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    modules = {module for module, _ in test["sources"](tree)} - {"dit"}
+    for module, file in test["sources"](tree):
+        for name in test["imports_of"](file):
+            if module != "dit" and name in modules:
+                yield module, name
+
+
+def _folder(module: str) -> str:
+    names = module.split(".")
+    return ".".join(names[:2]) if names[0] == "dit" else names[0]
+
+
+def late_imports(sources: list[Source]) -> int:
+    """Import statements inside of functions, without benchmarks/."""
+    return len({
+        (source.path, node.lineno)
+        for source in sources
+        if not source.path.startswith("benchmarks/")
+        for function in source.nodes(*Function.__args__)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    })  # fmt: skip
