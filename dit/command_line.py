@@ -1,19 +1,32 @@
-"""Command lines: how options are spelled and read, words that no option takes, commands to type."""
+"""Command lines: how options are spelled and read, words that no option takes, commands to type.
+
+The options of a command are the fields of dataclasses, each with its sentence below it:
+`add_options` gives them to a parser, `chosen` makes an instance of what the parser has read.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, field, fields, is_dataclass
 from difflib import get_close_matches
+from enum import Enum
+from functools import cache
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dit.local_path import local_path
+
+K = TypeVar("K")
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -45,6 +58,98 @@ class OptionParser(argparse.ArgumentParser):
 
     def _parse_optional(self, arg_string: str) -> Any:
         return super()._parse_optional(self.spelled(arg_string))
+
+
+def option(default: Any = MISSING, *also: str, **words: Any) -> Any:
+    """A field of a dataclass of options, with what its type does not say.
+
+    `also` are further spellings, `words` arguments of argparse such as `metavar`. An option without
+    default is required.
+    """
+    return field(default=default, metadata={"also": also, "words": words})
+
+
+def add_options(parser: argparse._ActionsContainer, kind: Any) -> None:
+    """Adds an option for each field of the dataclass `kind`; the sentence below it is its help.
+
+    A bool is a switch, and one that is true has a form with `no`; a tuple of two takes two values;
+    a tuple or sequence of any length is repeated. `Annotated[str, read]` is read by a function, or
+    is one of the choices of an enum.
+    """
+    types, texts = get_type_hints(kind, include_extras=True), sentences(kind)
+    for one in fields(kind):
+        words = _of_type(types[one.name]) | {"default": one.default, "help": texts.get(one.name)}
+        if one.default is MISSING:
+            words |= {"default": None, "required": True}
+        elif one.default is True:
+            words["action"] = argparse.BooleanOptionalAction
+        elif isinstance(one.default, Enum):
+            words["default"] = str(one.default)
+        elif words.get("action") == "append" and one.default is not None:
+            words["default"] = list(one.default)
+        words |= one.metadata.get("words", {})
+        parser.add_argument(f"--{one.name}", *one.metadata.get("also", ()), **words)
+
+
+def _of_type(kind: Any) -> dict[str, Any]:
+    """What argparse is told about values of a type."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        (known,) = [part for part in parts if part is not NoneType]
+        return _of_type(known)
+    if origin is Annotated:
+        mark = kind.__metadata__[0]
+        return _of_type(mark) if isinstance(mark, type) else {"type": mark}
+    if origin is Literal:
+        return {"choices": parts}
+    if origin is tuple and Ellipsis not in parts:
+        return _of_type(parts[0]) | {"nargs": len(parts)}
+    if origin in (tuple, Sequence):
+        return _of_type(parts[0]) | {"action": "append"}
+    if issubclass(kind, Enum):
+        return {"choices": [str(one) for one in kind]}
+    if kind is bool:
+        return {"action": "store_true"}
+    return {} if kind is str else {"type": kind}
+
+
+def option_names(*kinds: Any) -> tuple[str, ...]:
+    """The names of the fields of dataclasses."""
+    return tuple(one.name for kind in kinds for one in fields(kind))
+
+
+def chosen(kind: type[K], arguments: argparse.Namespace) -> K:
+    """An instance of the dataclass `kind`, with those of its fields that were read; checks them."""
+    read, names = vars(arguments), option_names(kind)
+    values = {name: read[name] for name in names if name in read}
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+@cache
+def sentences(kind: Any) -> dict[str, str]:
+    """The sentence below each field of a dataclass; inherited ones, too."""
+    found: dict[str, str] = {}
+    bases: list[Any] = [one for one in kind.__mro__ if is_dataclass(one)]
+    for base in reversed(bases):
+        (cls,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(cls, ast.ClassDef)
+        found |= _documented(cls.body)
+    return found
+
+
+def _documented(body: list[ast.stmt]) -> list[tuple[str, str]]:
+    """Pairs of a field's name and the string literal that follows it."""
+    pairs = []
+    for statement, after in pairwise(body):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            text = " ".join(str(after.value.value).split())
+            pairs.append((statement.target.id, text))
+    return pairs
 
 
 def _in_dashes(name: str) -> str:
