@@ -10,6 +10,7 @@ import argparse
 import ast
 import inspect
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -60,7 +61,7 @@ class OptionParser(argparse.ArgumentParser):
         return super()._parse_optional(self.spelled(arg_string))
 
 
-def option(default: Any = MISSING, *also: str, **words: Any) -> Any:
+def option(default: Any = MISSING, /, *also: str, **words: Any) -> Any:
     """A field of a dataclass of options, with what its type does not say.
 
     `also` are further spellings, `words` arguments of argparse such as `metavar`. An option without
@@ -113,16 +114,46 @@ def _of_type(kind: Any) -> dict[str, Any]:
     return {} if kind is str else {"type": kind}
 
 
+def whole(text: str) -> int:
+    """A whole number of at most 31 bits, as a type of argparse."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if abs(number) >= 2**31:
+        raise argparse.ArgumentTypeError(f"{text} is out of range; it must be below {2**31}")
+    return number
+
+
+def size_in_bytes(text: str, *, example: str, least: int = 0) -> int:
+    """Bytes of a size such as 500MB or 1GiB, as a type of argparse."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text, re.IGNORECASE)
+    thousand = 1024 if match and match[3] else 1000
+    power = " KMGT".index(match[2].upper() or " ") if match else 0
+    size = int(float(match[1]) * thousand**power) if match else -1
+    if size < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write {example}")
+    return size
+
+
+Whole = Annotated[int, whole]
+"""Type of a field that is a whole number of at most 31 bits."""
+
+
 def option_names(*kinds: Any) -> tuple[str, ...]:
     """The names of the fields of dataclasses."""
     return tuple(one.name for kind in kinds for one in fields(kind))
 
 
-def chosen(kind: type[K], arguments: argparse.Namespace) -> K:
-    """An instance of the dataclass `kind`, with those of its fields that were read; checks them."""
+def chosen(kind: type[K], arguments: argparse.Namespace, **others: Any) -> K:
+    """An instance of the dataclass `kind`, with those of its fields that were read, and `others`.
+
+    The dataclass checks them.
+    """
     read, names = vars(arguments), option_names(kind)
     values = {name: read[name] for name in names if name in read}
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    read = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return kind(**(read | others))
 
 
 @cache

@@ -16,19 +16,8 @@ from dit.codecs.pretrained import PRECISIONS
 from dit.codecs.reference_fit import ReferenceFit
 from dit.codecs.rgb import WHITE, colour
 from dit.codecs.text import EncoderPadding
-from dit.command_line import add_options, option, option_names
+from dit.command_line import Whole, add_options, option, option_names, whole
 from dit.local_path import LocalPath
-
-
-def whole(text: str) -> int:
-    """A whole number of at most 31 bits."""
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-    if abs(number) >= 2**31:
-        raise argparse.ArgumentTypeError(f"{text} is out of range; it must be below {2**31}")
-    return number
 
 
 def minutes(text: str) -> float:
@@ -74,7 +63,7 @@ def integers(text: str) -> tuple[int, ...]:
         ) from None
 
 
-Whole = Annotated[int, whole]
+Minutes = Annotated[float, minutes]
 Positive = Annotated[int, at_least_one]
 
 

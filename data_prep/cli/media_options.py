@@ -26,7 +26,7 @@ from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Codec
 from dit.command_line import option_names
 
-_FRAMES = option_names(FrameOptions, DecoderOptions)
+_FRAMES = {*option_names(FrameOptions, DecoderOptions)}
 _ROWS = {"dataset_split", "image_column", "video_column", "caption_column"}
 
 

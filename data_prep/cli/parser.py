@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from data_prep.cli.commands import (
     run_convert,
@@ -18,15 +18,16 @@ from data_prep.cli.commands import (
     run_media,
     run_relocate,
 )
-from data_prep.cli.media_arguments import InputOptions, Whole, add_media, add_models, minutes
+from data_prep.cli.media_arguments import InputOptions, Minutes, add_media, add_models
 from data_prep.cli.terminal import show_codecs
 from data_prep.formats.convert import FORMATS
 from data_prep.planning.splits import DEFAULT_SPLIT
 from data_prep.refusals import PrepError
+from data_prep.writing.shard_writer import ShardOptions, WorkOptions
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Pixel
-from dit.command_line import OptionParser, add_options, not_an_option, option
+from dit.command_line import OptionParser, Whole, add_options, not_an_option, option
 from dit.console import Console
 
 EXIT_CODES = """\
@@ -111,14 +112,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _bytes(size: str) -> int:
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*(?:([kMGT]?)(i?)B?)", size, re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{size!r} is no size; write 1GiB, 500MB or 1000000")
-    number, prefix, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
-
-
 @dataclass(frozen=True, kw_only=True)
 class _OutputOptions:
     """What is written."""
@@ -126,8 +119,6 @@ class _OutputOptions:
     output_dir: Path = option(MISSING, "--dataset_output_dir", metavar="DIR")
     """Folder for the dataset. If an earlier run with the same options was interrupted, or files
     have changed, it is continued."""
-    overwrite: bool = option(False, "--regenerate_cache")
-    """Encode everything anew: first remove the dataset in the output folder, but no other files."""
     split: str | None = option(
         None,
         metavar="TRAIN,VAL,TEST",
@@ -135,12 +126,6 @@ class _OutputOptions:
         f" on the other files. (default: {DEFAULT_SPLIT}; all in train if one of these parts would"
         " get none)",
     )
-    shard_size: Whole = option(10_000, metavar="SAMPLES")
-    """Largest number of samples in a shard. (default: %(default)s)"""
-    max_shard_bytes: Annotated[int, _bytes] = option("1GiB", metavar="SIZE")
-    """Largest size of a shard, such as 500MB or 1GiB. (default: %(default)s)"""
-    license: str | None = option(None, metavar="NAME")
-    """Licence of the data, such as CC-BY-4.0, for dataset_card.json. (default: none given)"""
     text_encoder: str | None = option(
         None,
         metavar="NAME",
@@ -190,24 +175,18 @@ class _RunningOptions:
     """Write plan.jsonl, plan.html and plan_summary.json, which say what will become of each file,
     and encode nothing. It decodes every file. --plan=quick reads only headers, so it does not
     notice files that are damaged inside."""
-    trust_cache: bool = False
-    """Continue with the plan of an earlier run, without checking for changed files."""
     cache_only: bool = False
     """No effect: packing never trains."""
-    max_bad_fraction: float = option(0.05, metavar="FRACTION")
-    """Largest fraction of the samples, 0 to 1, that may be refused. (default: %(default)s)"""
     num_workers: Whole | None = option(None, metavar="N")
     """Worker processes; 0 works in this process. The result is the same for any number. (default:
     one for each GPU or core, if there is enough work)"""
-    minutes: Annotated[float, minutes] | None = option(None, metavar="M")
+    minutes: Minutes | None = option(None, metavar="M")
     """Time that training may take: some steps are tried, and train.yaml beside the shards has
     network, noise levels and steps for it; 0 tries none and writes none. For latents of networks
     with published weights it is written if this is given. (default: 30 without a GPU; on one, as
     long as 140 passes over the samples take)"""
     decode_threads: Whole = option(2, metavar="N")
     """Threads of each worker that decode the next files. (default: %(default)s)"""
-    batch_size: Whole = option(1, metavar="SAMPLES")
-    """Samples of the same shape to encode together. (default: %(default)s)"""
     engine: Literal["local", "ray"] = "local"
     """ray runs the workers on the machines of a Ray cluster. (default: %(default)s)"""
 
@@ -251,7 +230,9 @@ def _add_media(commands: Any, name: str, about: str) -> None:
     parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
     add_options(parser.add_argument_group("what to pack (one of these at least)"), InputOptions)
     _add_output(parser)
-    add_options(parser.add_argument_group("running"), _RunningOptions)
+    running = parser.add_argument_group("running")
+    add_options(running, _RunningOptions)
+    add_options(running, WorkOptions)
     add_media(parser)
     add_options(parser, _CodecOptions)
     _add_list_processors(parser)
@@ -269,6 +250,7 @@ def _add_list_processors(parser: argparse.ArgumentParser) -> None:
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     add_options(parser, _OutputOptions)
+    add_options(parser, ShardOptions)
     for encoder in TEXT_ENCODERS.values():
         encoder.add_arguments(parser)
 
