@@ -14,7 +14,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, field, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -70,26 +70,31 @@ def option(default: Any = MISSING, /, *also: str, **words: Any) -> Any:
     return field(default=default, metadata={"also": also, "words": words})
 
 
-def add_options(parser: argparse._ActionsContainer, kind: Any) -> None:
-    """Adds an option for each field of the dataclass `kind`; the sentence below it is its help.
+def add_options(parser: argparse._ActionsContainer, *kinds: Any) -> None:
+    """Adds an option for each field of dataclasses; the sentence below it is its help.
 
     A bool is a switch, and one that is true has a form with `no`; a tuple of two takes two values;
     a tuple or sequence of any length is repeated. `Annotated[str, read]` is read by a function, or
     is one of the choices of an enum.
     """
-    types, texts = get_type_hints(kind, include_extras=True), sentences(kind)
-    for one in fields(kind):
-        words = _of_type(types[one.name]) | {"default": one.default, "help": texts.get(one.name)}
-        if one.default is MISSING:
-            words |= {"default": None, "required": True}
-        elif one.default is True:
-            words["action"] = argparse.BooleanOptionalAction
-        elif isinstance(one.default, Enum):
-            words["default"] = str(one.default)
-        elif words.get("action") == "append" and one.default is not None:
-            words["default"] = list(one.default)
-        words |= one.metadata.get("words", {})
-        parser.add_argument(f"--{one.name}", *one.metadata.get("also", ()), **words)
+    for kind in kinds:
+        types, texts = get_type_hints(kind, include_extras=True), sentences(kind)
+        for one in fields(kind):
+            words = {"help": texts.get(one.name)} | _of_type(types[one.name])
+            words |= _of_default(one.default, words) | one.metadata.get("words", {})
+            parser.add_argument(f"--{one.name}", *one.metadata.get("also", ()), **words)
+
+
+def _of_default(default: Any, words: Mapping[str, Any]) -> dict[str, Any]:
+    """What argparse is told about a default, beside `words` about the type."""
+    if default is MISSING:
+        return {"required": True}
+    if default is True:
+        return {"default": True, "action": argparse.BooleanOptionalAction}
+    if isinstance(default, Enum):
+        return {"default": str(default)}
+    repeated = words.get("action") == "append"
+    return {"default": list(default) if repeated and default is not None else default}
 
 
 def _of_type(kind: Any) -> dict[str, Any]:

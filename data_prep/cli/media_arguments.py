@@ -239,9 +239,7 @@ SETTINGS = tuple(name for name in option_names(*_OF_SAMPLES) if name not in LATE
 def add_media(parser: ArgumentParser) -> None:
     """Options of sizes, frames and captions."""
     add_options(parser.add_argument_group("size"), SizeOptions)
-    frames = parser.add_argument_group("frames of videos")
-    add_options(frames, FrameOptions)
-    add_options(frames, DecoderOptions)
+    add_options(parser.add_argument_group("frames of videos"), FrameOptions, DecoderOptions)
     add_options(parser.add_argument_group("captions", PRECEDENCE), CaptionTextOptions)
 
 

@@ -221,8 +221,7 @@ def _add_digits(commands: Any) -> None:
     parser = commands.add_parser("digits", help=about, description=about, epilog=EXIT_CODES)
     _add_output(parser)
     add_options(parser.add_mutually_exclusive_group(), _DigitKinds)
-    add_options(parser, _DigitOptions)
-    add_options(parser, _WhiteningOptions)
+    add_options(parser, _DigitOptions, _WhiteningOptions)
     parser.set_defaults(run=run_digits, command="digits")
 
 
@@ -230,9 +229,7 @@ def _add_media(commands: Any, name: str, about: str) -> None:
     parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
     add_options(parser.add_argument_group("what to pack (one of these at least)"), InputOptions)
     _add_output(parser)
-    running = parser.add_argument_group("running")
-    add_options(running, _RunningOptions)
-    add_options(running, WorkOptions)
+    add_options(parser.add_argument_group("running"), _RunningOptions, WorkOptions)
     add_media(parser)
     add_options(parser, _CodecOptions)
     _add_list_processors(parser)
@@ -249,8 +246,7 @@ def _add_list_processors(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, _OutputOptions)
-    add_options(parser, ShardOptions)
+    add_options(parser, _OutputOptions, ShardOptions)
     for encoder in TEXT_ENCODERS.values():
         encoder.add_arguments(parser)
 

@@ -226,14 +226,9 @@ def parser() -> Parser:
     add_options(parser, _CheckpointOptions)
     what = parser.add_argument_group("what to generate")
     add_options(what.add_mutually_exclusive_group(required=True), _PromptOptions)
-    for kind in (ContentOptions, _SampleOptions):
-        add_options(what, kind)
-    how = parser.add_argument_group("how to sample")
-    for kind in (SamplerOptions, NetworkOptions):
-        add_options(how, kind)
-    files = parser.add_argument_group("files")
-    for kind in (_FileOptions, EncoderPlaces):
-        add_options(files, kind)
+    add_options(what, ContentOptions, _SampleOptions)
+    add_options(parser.add_argument_group("how to sample"), SamplerOptions, NetworkOptions)
+    add_options(parser.add_argument_group("files"), _FileOptions, EncoderPlaces)
     return parser
 
 
