@@ -13,6 +13,7 @@ objectives    pack -> regression problem
 models        noisy tokens -> prediction
 lora          low-rank adapters beside frozen linears, and their files
 distributed   process groups, sending packs, running without CUDA
+checkpoint_paths  which checkpoint a path means, and whether its files are as they were saved
 train         the step, the loop, checkpoints, metrics
 sampling      noise -> latents -> pictures
 convert       checkpoints to and from Hugging Face Diffusers
@@ -23,7 +24,7 @@ planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 
 What all folders may use: bin_packing, command_line, console, device_specs, drawing, local_path,
-local_server, parsing, progress, safe_pickle, safe_writing, stored_samples.
+parsing, progress, safe_pickle, safe_writing, stored_samples.
 """
 
 import os

@@ -83,6 +83,8 @@ def unlisted(sources: list[Source]) -> dict[str, list[str]]:
         words = set(re.findall(r"\w+", ast.get_docstring(source.syntax) or ""))
         files = {s.stem for s in sources if s.folder == source.folder} - {*SPECIAL}
         folders = {s.folder for s in sources if Path(s.folder).parent == Path(source.folder)}
+        if source.folder == MODELS:  # the registry lists the families
+            folders -= {*families(sources)}
         if left := (files | {Path(folder).name for folder in folders}) - words:
             missing[source.folder] = sorted(left)
     return missing

@@ -84,7 +84,7 @@ def show_plan(
 def show_codecs(console: Console) -> None:
     table = Table("processor", "media", "weights", "latents are", box=None)
     for name, codec in CODECS.items():
-        table.add_row(name, ", ".join(codec.media), codec.weights, codec.description)
+        table.add_row(name, ", ".join(codec.media), codec.default_model, codec.description)
     console.print(table)
 
 

@@ -1,7 +1,7 @@
 """What the networks of all families share: sizes, precision, and how they are spread over devices.
 
 A family's own fields, named sizes and rules are in its subclass of `ModelConfig`, in
-`dit/models/<family>/config.py`; `model.family` chooses it before the other keys are read.
+`dit/models/<family>/family.py`; `model.family` chooses it before the other keys are read.
 """
 
 from __future__ import annotations

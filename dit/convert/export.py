@@ -12,6 +12,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from dit.checkpoint_paths import STEP, has_adapters, saved_card, saved_config, verify
 from dit.config import RunConfig, Weights
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.cards import (
@@ -49,7 +50,6 @@ from dit.models.cost import parameter_count
 from dit.models.diffusers_names import Pair, their_tensors
 from dit.models.registry import diffusers_form, pairs
 from dit.progress import Track, no_progress
-from dit.train.checkpoint.paths import STEP, has_adapters, saved_card, saved_config, verify
 from dit.train.checkpoint.starting_point import named_checkpoint
 
 MAX_SHARD_SIZE = 5 * 10**9

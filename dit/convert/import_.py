@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.storage import WriteResult
 
+from dit.checkpoint_paths import FileDigest, sync_and_digest, write_manifest
 from dit.config import ModelConfig, ObjectiveName, Precision, RunConfig, TextPadding
 from dit.config_loading import save_config
 from dit.convert.atomic_folder import new_folder, split_work
@@ -29,7 +30,6 @@ from dit.models.cost import network_cost
 from dit.models.diffusers_names import Pair
 from dit.models.registry import diffusers_form, family_of, pairs
 from dit.progress import Track, no_progress
-from dit.train.checkpoint.paths import FileDigest, sync_and_digest, write_manifest
 
 _FILE_BYTES = 5 * 10**9
 

@@ -32,10 +32,10 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 
+from dit.checkpoint_paths import damaged, saved_config
 from dit.convert.errors import ConvertError, listed
 from dit.models.diffusers_names import Pair
 from dit.models.parameter_groups import NOTHING_FROZEN, frozen_weights, own_name
-from dit.train.checkpoint.paths import damaged, saved_config
 
 AVERAGED = "ema."
 _BESIDE = (AVERAGED, "optimizer.")  # prefixes of what a checkpoint holds beside the weights

@@ -22,15 +22,11 @@ recomputation    what a device of so much memory has to compute again in the bac
 config_keys      config.json of Diffusers' networks, key by key
 diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in a table
 
-Each other folder is a family:
+Each other folder is a family, with the same four files; `registry.FAMILIES` lists them. To add one,
+copy the folder of the nearest: docs/developing.md, "A model family, file by file".
 
-dit/             the DiT, with the arithmetic of Diffusers' `CosmosTransformer3DModel`
-flux/            FLUX.1: text, and reference pictures (Kontext), to images
-wan/             Wan 2.1 and 2.2: text, a first frame or first and last frame to video
-qwen_image/      Qwen-Image and its editing forms: text and pictures to picture
-hunyuan_video/   HunyuanVideo: text, or text and a first frame, to video
-hunyuan_video_15/  HunyuanVideo 1.5: text, or text and a first frame, to video
-sd3/             Stable Diffusion 3 and 3.5: text to image
-hunyuan_image/   HunyuanImage 2.1: text, with words in quotation marks, to image
-chroma/          Chroma1: text to image
+family     fields of `model`, named sizes, rules; inputs of a sample; layers, from which parameters
+           and operations follow; no torch
+model      the network
+diffusers  the same network in Diffusers: names of tensors, config.json, pipelines
 """

@@ -98,7 +98,7 @@ VIDEO_PATCH = Key(
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class OwnKey:
     """A field of ours that no key tells: an export keeps it under a private key."""
 
     field: str
@@ -116,7 +116,7 @@ class ConfigKeys:
 
     keys: tuple[Key, ...]
     """In the order in which they are written."""
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[OwnKey, ...] = ()
     rules: Callable[[Any], list[Rule]] = lambda _: []
     """What of the keys our network must have a counterpart for, and the words if it has none."""
 

@@ -167,7 +167,7 @@ def to_pairs(x: Tensor, model: ModelConfig) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Features(Same):
-    """Features of a token, which are in the order of `theirs` there and (c, t, h, w) here.
+    """Features of a token: Diffusers' order is `theirs`, ours (c, t, h, w).
 
     Of the output on `axis` 0 (weight and bias), of the input on `axis` 1.
     """

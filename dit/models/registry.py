@@ -21,14 +21,22 @@ if TYPE_CHECKING:
     from dit.models.diffusers_names import Pair
 
 FAMILIES = {
+    # The DiT, with the arithmetic of Diffusers' `CosmosTransformer3DModel`
     "dit": "dit.models.dit.family:FAMILY",
+    # Wan 2.1 and 2.2: text, a first frame or first and last frame to video
     "wan": "dit.models.wan.family:FAMILY",
+    # FLUX.1: text, and reference pictures (Kontext), to images
     "flux": "dit.models.flux.family:FAMILY",
+    # Qwen-Image and its editing forms: text and pictures to picture
     "qwen_image": "dit.models.qwen_image.family:FAMILY",
+    # HunyuanVideo and HunyuanVideo 1.5: text, or text and a first frame, to video
     "hunyuan_video": "dit.models.hunyuan_video.family:FAMILY",
     "hunyuan_video_15": "dit.models.hunyuan_video_15.family:FAMILY",
+    # Stable Diffusion 3 and 3.5: text to image
     "sd3": "dit.models.sd3.family:FAMILY",
+    # HunyuanImage 2.1: text, with words in quotation marks, to image
     "hunyuan_image": "dit.models.hunyuan_image.family:FAMILY",
+    # Chroma1: text to image
     "chroma": "dit.models.chroma.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""

@@ -204,9 +204,9 @@ def not_modelled(config: RunConfig) -> list[str]:
 def _swapped_bytes(config: RunConfig) -> float:
     """Bytes of frozen blocks that one pack brings from the host, in both passes.
 
-    Two blocks more than `blocks_to_swap` wait there. The pass before this one leaves two in their
-    places, which this one begins with: a way back begins where the way there ended. The chunks of
-    virtual stages take turns in the same places, so that each pass brings all of them.
+    Two blocks more than `blocks_to_swap` wait there. A forward pass ends with two of them on the
+    device, with which the backward pass begins; so does the next forward pass with those of the
+    backward pass. Chunks of virtual stages share these places, so each pass brings all blocks.
     """
     model, again = config.model, 2 if config.model.virtual_stages > 1 else 0
     if not model.blocks_to_swap:

@@ -4,6 +4,6 @@ requests  what the page asks for -> checked options
 studio    open checkpoints, with and without adapters -> pictures, and the way to them
 server    the page and its answers over HTTP; page.html is all of the page
 
-It works for one person, one request at a time. The server (dit/local_server.py)
+It works for one person, one request at a time. The server (dit/report/local_server.py)
 answers only calls from its own page.
 """

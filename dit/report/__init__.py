@@ -12,7 +12,8 @@ findings    warnings with remedies: fill of packs, skipped steps, refused sample
 figures     tables: summary, settings that differ, data, environment
 pictures    samples over the steps, with a slider; pictures with their prompts
 page        all of it -> HTML; page.js has what moves
-server      the page of runs that go on (--watch), for this machine alone
+server      the page of runs that go on (--watch)
+local_server  serves a page over HTTP, to this machine only
 """
 
 from dit.report.page import write_page

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
-from dit.local_server import LocalHandler, LocalServer
+from dit.report.local_server import LocalHandler, LocalServer
 from dit.report.page import message_page, page
 from dit.report.reading import ReportError, read_begun
 

@@ -99,7 +99,7 @@ def open_checkpoint(
         ValueError: there is no checkpoint, it was trained without a text encoder or on a part of
             the noise levels, or the decoder is needed and cannot be opened.
     """
-    from dit.train.checkpoint.paths import CheckpointError, saved_card, saved_config
+    from dit.checkpoint_paths import CheckpointError, saved_card, saved_config
     from dit.train.checkpoint.starting_point import named_checkpoint
 
     options = options or LoadOptions()
@@ -134,7 +134,7 @@ def _null_inputs(path: Path, encoder: TextEncoder) -> NullInputs:
 
     None of an encoder that sees pictures: they are of each sample.
     """
-    from dit.train.checkpoint.paths import NULL_TEXT, saved_null_inputs
+    from dit.checkpoint_paths import NULL_TEXT, saved_null_inputs
 
     if encoder.most_pictures:
         return {}
@@ -147,9 +147,9 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
     Raises:
         ValueError: one expert stands alone, or two do not fit together.
     """
+    from dit.checkpoint_paths import saved_config
     from dit.objectives import check_covers_all_levels
     from dit.sampling.experts import boundary_of
-    from dit.train.checkpoint.paths import saved_config
     from dit.train.checkpoint.starting_point import named_checkpoint
 
     if options.checkpoint_path_low is None:
@@ -283,10 +283,10 @@ def open_decoder(
 def _load(
     path: Path, config: RunConfig, *, averaged: bool, lora: Sequence[str], options: LoadOptions
 ) -> FullForward:
+    from dit.checkpoint_paths import has_adapters
     from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
     from dit.models.registry import family_of
-    from dit.train.checkpoint.paths import has_adapters
     from dit.train.checkpoint.state_dict import load_weights
 
     start_processes(seed=config.rng.seed, model=config.model)

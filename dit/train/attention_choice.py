@@ -16,6 +16,7 @@ from random import Random
 
 import torch
 
+from dit.checkpoint_paths import saved_config
 from dit.config import AttentionBackend, RunConfig
 from dit.data import length_shares
 from dit.distributed.collective_errors import from_first_rank, on_all_ranks
@@ -25,7 +26,6 @@ from dit.models.attention.choice import BUDGET_S, attention_calls, fault, millis
 from dit.models.attention.fit import AttentionCase, fitting, refusal
 from dit.models.cost import network_cost
 from dit.parsing import cause
-from dit.train.checkpoint.paths import saved_config
 from dit.train.checkpoint.starting_point import goes_on_from
 
 _MOST_TOKENS = 32_768

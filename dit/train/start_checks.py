@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from dit.checkpoint_paths import find_checkpoint, has_adapters
 from dit.config import (
     AttentionBackend,
     ContextComm,
@@ -38,7 +39,6 @@ from dit.models.training_checks import check_objective_inputs
 from dit.objectives import clean_network_level, sampling_path, training_objective
 from dit.safe_writing import check_no_writer
 from dit.train.checkpoint.mirror import to_fetch
-from dit.train.checkpoint.paths import find_checkpoint, has_adapters
 from dit.train.checkpoint.starting_point import check_writable, starting_point
 from dit.train.train_state import ReadFolder
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dit.batch import PackedBatch
+from dit.checkpoint_paths import has_adapters
 from dit.config import Recompute, RunConfig
 from dit.data import (
     PackLoader,
@@ -39,7 +40,6 @@ from dit.progress import counted
 from dit.train.attention_choice import with_attention
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.mirror import Mirror, restored
-from dit.train.checkpoint.paths import has_adapters
 from dit.train.checkpoint.resume import (
     close_saver,
     finish_all,
@@ -102,8 +102,7 @@ def pretrain(
     folder are opened by `read_folder`. The process group is initialised (`start_processes`).
 
     Raises:
-        ValueError: checkpoint.load_hf is given, and no `start`; or there is such a folder of frozen
-            weights, and no `read_folder`.
+        ValueError: checkpoint.load_hf is given, and no `start`.
         FloatingPointError: too many steps in a row were skipped, or all of them.
     """
     explained = memory_explained(config)

@@ -57,7 +57,7 @@ def read_validation_packs(
     """The packs of a data-parallel rank of each validation set, by the name of its loss.
 
     All ranks call it. Which samples share a pack follows from all samples before them: the first
-    rank finds it out from their heads, and each replica reads the samples of its own packs.
+    rank finds it out from the headers of the tar files, and each replica reads its own packs.
     """
     indices = range(rank, config.train.eval_iters, world_size)
     sets = validation_sets(config).items()

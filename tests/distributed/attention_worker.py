@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from dit.checkpoint_paths import saved_config
 from dit.config import AttentionBackend, RunConfig
 from dit.config_loading import load_config
 from dit.distributed.process_groups import start_processes
@@ -25,7 +26,6 @@ from dit.models.attention import choice, fit
 from dit.models.attention.by_runs import attend_by_runs
 from dit.models.attention.kernels import ATTEND
 from dit.train import attention_choice, trainer
-from dit.train.checkpoint.paths import saved_config
 from dit.train.checkpoint.starting_point import named_checkpoint
 from tests.learning import tiny_run
 

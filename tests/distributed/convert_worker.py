@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 
 from dit.batch import Problem
+from dit.checkpoint_paths import saved_config
 from dit.config import ContextComm, ModelConfig
 from dit.convert.cli import main
 from dit.distributed.model_parallel import split_tokens
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.dit.model import DiT
-from dit.train.checkpoint.paths import saved_config
 from dit.train.checkpoint.state_dict import load_weights
 
 LAYOUTS: dict[str, dict[str, Any]] = {

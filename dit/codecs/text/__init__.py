@@ -1,4 +1,4 @@
-"""Text encoders by name. To add one: subclass `TextEncoder`, and name it in `TEXT_ENCODERS`.
+"""Text encoders by name. To add one: subclass `TextEncoder`, and name it in `OF_FAMILIES`.
 
 encoder             the interface: caption -> embedding
 fixed_vectors       what the two encoders without weights share: options, lengths, positions
@@ -21,15 +21,7 @@ from dit.codecs.dataset_encoder import Registry
 from dit.codecs.pretrained import ModelLocation
 from dit.codecs.text.byte_table import ByteTable
 from dit.codecs.text.encoder import EncoderPadding, TextEncoder
-from dit.codecs.text.families import (
-    ChromaText,
-    CosmosPredict25Text,
-    CosmosText,
-    FluxText,
-    HunyuanText,
-    Sd3Text,
-    WanText,
-)
+from dit.codecs.text.families import OF_FAMILIES
 from dit.codecs.text.hunyuan_video import HunyuanVideoImageText, HunyuanVideoText
 from dit.codecs.text.qwen_image import (
     HunyuanImageText,
@@ -42,15 +34,8 @@ from dit.codecs.text.word_table import WordTable
 TEXT_ENCODERS = Registry(
     TextEncoder,
     (
-        *(WordTable, ByteTable, FluxText, Sd3Text, WanText, HunyuanText, CosmosText),
-        *(
-            CosmosPredict25Text,
-            QwenImageText,
-            QwenImageEditText,
-            QwenImageEditPlusText,
-            HunyuanImageText,
-            ChromaText,
-        ),
+        *(WordTable, ByteTable, *OF_FAMILIES),
+        *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, HunyuanImageText),
         *(HunyuanVideoText, HunyuanVideoImageText),
     ),
     known="those known",

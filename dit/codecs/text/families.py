@@ -256,3 +256,15 @@ class CosmosPredict25Text(PretrainedTextEncoder):
                 f" text encoder of {self.model_name} makes {self._width_of_layers}; give the"
                 " transformer of the same pipeline"
             )
+
+
+OF_FAMILIES: tuple[type[PretrainedTextEncoder], ...] = (
+    FluxText,
+    Sd3Text,
+    WanText,
+    HunyuanText,
+    CosmosText,
+    CosmosPredict25Text,
+    ChromaText,
+)
+"""Those of this file, as `TEXT_ENCODERS` has them."""

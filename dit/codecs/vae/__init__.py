@@ -1,4 +1,4 @@
-"""Codecs by name. To add one: subclass `Codec`, and name the class in `CODECS`.
+"""Codecs by name. To add one: subclass `Codec`, and name the class in `AUTOENCODERS`.
 
 codec        the interface: video -> whitened latent -> pictures
 pixel        the codec without weights: space to depth
@@ -16,33 +16,10 @@ from dit.codecs.dataset_encoder import Registry, lacking
 from dit.codecs.normalization import Whitening
 from dit.codecs.pretrained import ModelLocation
 from dit.codecs.vae.codec import Codec
-from dit.codecs.vae.families import (
-    Chroma,
-    Cosmos,
-    CosmosPredict2,
-    CosmosPredict25,
-    Flux,
-    Hunyuan,
-    HunyuanImage,
-    HunyuanVideo,
-    HunyuanVideoI2V,
-    QwenImage,
-    QwenImageEdit,
-    QwenImageEditPlus,
-    Sd3,
-    Wan,
-)
+from dit.codecs.vae.families import AUTOENCODERS
 from dit.codecs.vae.pixel import Pixel
 
-CODECS = Registry(
-    Codec,
-    (
-        *(Pixel, Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
-        *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
-        HunyuanVideoI2V,
-    ),
-    known="--list_processors shows those known",
-)
+CODECS = Registry(Codec, (Pixel, *AUTOENCODERS), known="--list_processors shows those known")
 codec_named = CODECS.named
 
 

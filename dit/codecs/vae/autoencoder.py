@@ -30,7 +30,6 @@ class Autoencoder(Codec):
     """
 
     vae: ClassVar[str]  # class name
-    default_model: ClassVar[str]
     default_models: ClassVar[Mapping[str, str]] = {}  # by --workload_type, where it is another
     workloads: ClassVar[tuple[str, ...]] = ("t2v",)  # of --workload_type; the first is the default
     image_encoder: ClassVar[str | None] = None  # class name; only image-to-video models have one

@@ -32,7 +32,7 @@ class Codec(DatasetEncoder):
 
     description: ClassVar[str]
     media: ClassVar[tuple[str, ...]]  # "image", "video" or both
-    weights: ClassVar[str]  # hub name of the model that is downloaded, or "none"
+    default_model: ClassVar[str]  # hub name of the model that is downloaded, or "none"
     text_encoder: ClassVar[str] = "words"  # the one that its diffusion models were trained with
     patch: ClassVar[int] = 2
     """Latent cells along one side of a token, in the diffusion models that take its latents."""

@@ -25,7 +25,6 @@ class Flux(Autoencoder):
     description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as FluxPipeline"
     media: ClassVar[tuple[str, ...]] = ("image",)
     default_model: ClassVar[str] = "black-forest-labs/FLUX.1-dev"
-    weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKL"
     text_encoder: ClassVar[str] = "flux"
     tuning: ClassVar[tuple[str, ...]] = ("conf/flux_lora.yaml",)
@@ -66,7 +65,6 @@ class Sd3(Flux):
         "(latent - shift_factor) * scaling_factor, as StableDiffusion3Pipeline"
     )
     default_model: ClassVar[str] = "stabilityai/stable-diffusion-3-medium-diffusers"
-    weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "sd3"
     tuning: ClassVar[tuple[str, ...]] = ("conf/sd3_lora.yaml", "model.name=sd3")
     edits_pictures: ClassVar[bool] = False
@@ -79,7 +77,6 @@ class HunyuanImage(Flux):
     name: ClassVar[str] = "hunyuanimage"
     description: ClassVar[str] = "latent * scaling_factor, as HunyuanImagePipeline"
     default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanImage-2.1-Diffusers"
-    weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKLHunyuanImage"
     text_encoder: ClassVar[str] = "hunyuanimage"
     tuning: ClassVar[tuple[str, ...]] = ("conf/hunyuanimage_lora.yaml",)
@@ -106,7 +103,6 @@ class Chroma(Flux):
     name: ClassVar[str] = "chroma"
     description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as ChromaPipeline"
     default_model: ClassVar[str] = "lodestones/Chroma1-HD"
-    weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "chroma"
     tuning: ClassVar[tuple[str, ...]] = ("conf/chroma_lora.yaml",)
     edits_pictures: ClassVar[bool] = False
@@ -130,7 +126,6 @@ class Wan(Autoencoder):
         "flf2v": "Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers",
     }
     workloads: ClassVar[tuple[str, ...]] = ("t2v", "i2v", "flf2v")
-    weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKLWan"
     image_encoder: ClassVar[str | None] = "CLIPVisionModel"
     class_tokens: ClassVar[int] = 1
@@ -222,7 +217,6 @@ class Hunyuan(Autoencoder):
     description: ClassVar[str] = "latent * scaling_factor, as HunyuanVideo15Pipeline; 4n+1 frames"
     media: ClassVar[tuple[str, ...]] = ("image", "video")
     default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
-    weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKLHunyuanVideo15"
     workloads: ClassVar[tuple[str, ...]] = ("t2v", "i2v")
     image_encoder: ClassVar[str | None] = "SiglipVisionModel"
@@ -252,7 +246,6 @@ class HunyuanVideo(Hunyuan):
     name: ClassVar[str] = "hunyuanvideo"
     description: ClassVar[str] = "latent * scaling_factor, as HunyuanVideoPipeline; 4n+1 frames"
     default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo"
-    weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKLHunyuanVideo"
     image_encoder: ClassVar[str | None] = None
     takes_batches: ClassVar[bool] = True
@@ -276,7 +269,6 @@ class HunyuanVideoI2V(HunyuanVideo):
     name: ClassVar[str] = "hunyuanvideo_i2v"
     description: ClassVar[str] = "as hunyuanvideo; text of the caption and the first frame"
     default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo-I2V"
-    weights: ClassVar[str] = default_model
     workloads: ClassVar[tuple[str, ...]] = ("i2v",)
     text_encoder: ClassVar[str] = "hunyuanvideo_i2v"
     tuning: ClassVar[tuple[str, ...]] = ("conf/hunyuanvideo_lora.yaml", "model.name=custom")
@@ -296,7 +288,6 @@ class CosmosPredict2(Wan):
     )
     default_model: ClassVar[str] = "nvidia/Cosmos-Predict2-2B-Video2World"
     workloads: ClassVar[tuple[str, ...]] = ("t2v",)
-    weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "cosmos"
     tuning: ClassVar[tuple[str, ...]] = ("conf/cosmos_predict2_2b.yaml",)
 
@@ -308,7 +299,6 @@ class CosmosPredict25(CosmosPredict2):
     name: ClassVar[str] = "cosmos_predict25"
     description: ClassVar[str] = "as cosmos_predict2; text of all layers of Qwen2.5-VL"
     default_model: ClassVar[str] = "nvidia/Cosmos-Predict2.5-2B@diffusers/base/post-trained"
-    weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "cosmos_predict25"
     tuning: ClassVar[tuple[str, ...]] = ()
 
@@ -321,7 +311,6 @@ class Cosmos(Autoencoder):
     description: ClassVar[str] = "(latent - latents_mean) / latents_std by frame; 8n+1 frames"
     media: ClassVar[tuple[str, ...]] = ("image", "video")
     default_model: ClassVar[str] = "nvidia/Cosmos-1.0-Diffusion-7B-Text2World"
-    weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKLCosmos"
     text_encoder: ClassVar[str] = "cosmos"
 
@@ -348,7 +337,6 @@ class QwenImage(Autoencoder):
     description: ClassVar[str] = "(latent - latents_mean) / latents_std, as QwenImagePipeline"
     media: ClassVar[tuple[str, ...]] = ("image",)
     default_model: ClassVar[str] = "Qwen/Qwen-Image"
-    weights: ClassVar[str] = default_model
     vae: ClassVar[str] = "AutoencoderKLQwenImage"
     text_encoder: ClassVar[str] = "qwen_image"
     tuning: ClassVar[tuple[str, ...]] = ("conf/qwen_image_lora.yaml",)
@@ -373,7 +361,6 @@ class QwenImageEdit(QwenImage):
     name: ClassVar[str] = "qwen_image_edit"
     description: ClassVar[str] = "as qwen_image; text of the caption and one control picture"
     default_model: ClassVar[str] = "Qwen/Qwen-Image-Edit"
-    weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "qwen_image_edit"
     tuning: ClassVar[tuple[str, ...]] = ("conf/qwen_image_lora.yaml", "model.name=qwen_image_edit")
     edits_pictures: ClassVar[bool] = True
@@ -394,9 +381,16 @@ class QwenImageEditPlus(QwenImageEdit):
     name: ClassVar[str] = "qwen_image_edit_2511"
     description: ClassVar[str] = "as qwen_image; text of the caption and all control pictures"
     default_model: ClassVar[str] = "Qwen/Qwen-Image-Edit-2511"
-    weights: ClassVar[str] = default_model
     text_encoder: ClassVar[str] = "qwen_image_edit_2511"
     tuning: ClassVar[tuple[str, ...]] = (
         "conf/qwen_image_lora.yaml",
         "model.name=qwen_image_edit_2511",
     )
+
+
+AUTOENCODERS: tuple[type[Autoencoder], ...] = (
+    *(Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
+    *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
+    HunyuanVideoI2V,
+)
+"""All of them; `CODECS` has the codec without weights, too."""

@@ -71,7 +71,7 @@ class Pixel(Codec):
     media: ClassVar[tuple[str, ...]] = ("image", "video")
     is_exact: ClassVar[bool] = True
     whitens_by_dataset: ClassVar[bool] = True
-    weights: ClassVar[str] = "none"
+    default_model: ClassVar[str] = "none"
 
     block: int
     colours: int

@@ -10,10 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from dit.checkpoint_paths import STEP, saved_card
 from dit.config import RunConfig
 from dit.config.inlining import value_of
 from dit.parsing import parse_json
-from dit.train.checkpoint.paths import STEP, saved_card
 
 CARD_FILE, SAMPLES, LISTING = "README.md", "samples", "samples.json"
 _SETTINGS = (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dit.checkpoint_paths import find_checkpoint, saved_config
 from dit.config import ModelConfig, ObjectiveConfig, RunConfig
 from dit.config.inlining import key_types, value_of
 from dit.config_loading.load import ForWeights
@@ -15,7 +16,6 @@ from dit.convert.errors import ConvertError
 from dit.convert.import_ import checked_table, found_model, found_objective
 from dit.models.diffusers_names import Pair
 from dit.models.registry import family_of
-from dit.train.checkpoint.paths import find_checkpoint, saved_config
 from dit.train.checkpoint.state_dict import weight_settings
 
 LOAD_HF = "checkpoint.load_hf"

@@ -16,6 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dit.checkpoint_paths import (
+    ADAPTERS,
+    find_checkpoint,
+    saved_card,
+    saved_config,
+    sync_and_digest,
+    write_manifest,
+)
 from dit.config import LoraConfig, RunConfig, Weights
 from dit.config_loading import save_config
 from dit.convert.atomic_folder import new_folder
@@ -26,6 +34,14 @@ from dit.convert.import_ import checked_table, found_model, found_objective, sto
 from dit.convert.load_hf.start import origin_of, weights_of_folder
 from dit.convert.megatron_checkpoint import StoredWeights, write_tensors
 from dit.distributed.collective_errors import on_first_rank
+from dit.lora.checkpoint import (
+    AdapterRun,
+    FrozenBase,
+    adapters_of,
+    checked_base,
+    digest_of,
+    found_base,
+)
 from dit.lora.factors import (
     FactorsByModule,
     LoraFactors,
@@ -38,22 +54,6 @@ from dit.lora.files import COMFYUI_FILE, read_lora, write_lora
 from dit.lora.targets import their_modules
 from dit.models.diffusers_names import Pair
 from dit.models.registry import diffusers_form, pairs
-from dit.train.checkpoint.adapters import (
-    AdapterRun,
-    FrozenBase,
-    adapters_of,
-    checked_base,
-    digest_of,
-    found_base,
-)
-from dit.train.checkpoint.paths import (
-    ADAPTERS,
-    find_checkpoint,
-    saved_card,
-    saved_config,
-    sync_and_digest,
-    write_manifest,
-)
 from dit.train.checkpoint.starting_point import named_checkpoint
 
 _ADAPTERS = ("lora.rank", "lora.alpha", "lora.targets", "lora.dropout")
@@ -222,7 +222,7 @@ def _stored_base(base: FrozenBase, opened: StoredAdapters) -> StoredWeights | _D
         )
     if base.diffusers:
         folder = weights_of_folder(base.path, opened.config)
-        checked_base(base, folder)
+        checked_base(base, folder.origin().digest)
         return _DiffusersBase(folder.weights.source)
     stored = StoredWeights(base.path, averaged=base.averaged)
     stored.check(pairs(opened.config.model))

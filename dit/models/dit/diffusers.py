@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.config_keys import VIDEO_PATCH, ConfigKeys, Kept, Key, heads_of, never, same
+from dit.models.config_keys import VIDEO_PATCH, ConfigKeys, Key, OwnKey, heads_of, never, same
 from dit.models.diffusers_form import DiffusersForm, FrozenTextProjection, Pipeline, StackedSamples
 from dit.models.diffusers_names import ByHead, Features, NameTable, Row, TensorSplit, linear_rows
 from dit.models.dit.family import CLEAN_LEVEL, PREDICT2_OBJECTIVE, DitConfig, ExtraPosition
@@ -254,15 +254,15 @@ KEYS = ConfigKeys(
     kept=(
         # What the published weights attend to: the caption, and zeros up to this many tokens; those
         # of 2.5 to the encoder's own states of padding, which the shards hold.
-        Kept(
+        OwnKey(
             "text_pad_to",
             PositiveInt | None,
             published=lambda t: None if t.use_crossattn_projection else 512,
         ),
-        Kept("max_size", tuple[(PositiveInt,) * 3], published=lambda t: t.max_size),
+        OwnKey("max_size", tuple[(PositiveInt,) * 3], published=lambda t: t.max_size),
         # The pipelines that run networks with a text projection tell no frames per second. Exports
         # without this key were of models with 24.
-        Kept(
+        OwnKey(
             "base_fps",
             PositiveFloat | None,
             published=lambda t: None if t.use_crossattn_projection else _BASE_FPS,

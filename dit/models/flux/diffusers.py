@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.config.checks import Rule
-from dit.models.config_keys import ConfigKeys, Kept, Key
+from dit.models.config_keys import ConfigKeys, Key, OwnKey
 from dit.models.diffusers_form import DiffusersForm, Pipeline, StackedSamples
 from dit.models.diffusers_names import NameTable
 from dit.models.family import POOLED
@@ -28,6 +28,7 @@ from dit.models.joint.diffusers import (
     double_single_rules,
     mlp_misfit,
     patch_rules,
+    run_on_patches,
     run_on_sample,
 )
 from dit.models.joint.linear_names import (
@@ -46,8 +47,6 @@ from dit.models.joint.tensor_names import (
     stack_rows,
     stream_sizes,
 )
-from dit.models.patches import patchify, unpatchify
-from dit.models.positions import GridPositions
 
 CLASS = "FluxTransformer2DModel"
 
@@ -92,8 +91,8 @@ KEYS = ConfigKeys(
     ),
     kept=(
         *KEPT_PATCH,
-        Kept("text_pad_to", TextPadding | None, published=lambda _: TextPadding.STORED),
-        Kept("reference_latents", int, published=lambda _: 0),
+        OwnKey("text_pad_to", TextPadding | None, published=lambda _: TextPadding.STORED),
+        OwnKey("reference_latents", int, published=lambda _: 0),
     ),
     rules=double_single_rules,
 )
@@ -123,23 +122,17 @@ def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig)
 
     It has no mask, so that it attends to the padding of shorter samples and captions.
     """
-    model, guidance = config.model, config.objective.guidance
-    text_BLE = samples.inputs[TEXT]
-    latents = samples.latent_BCFHW.unbind()
-    patch = (model.patch_temporal, model.patch_spatial)
-    grids, rows = zip(*(patchify(latent, *patch) for latent in latents), strict=True)
-    device = text_BLE.device
-    (made,) = network(
-        hidden_states=torch.stack(rows),
-        encoder_hidden_states=text_BLE,
+    guidance, level_B = config.objective.guidance, samples.level_B
+    return run_on_patches(
+        network,
+        [(latent,) for latent in samples.latent_BCFHW],
+        samples.inputs[TEXT],
+        config.model,
+        fps=samples.fps,
         pooled_projections=samples.inputs[POOLED],
-        timestep=samples.level_B / 1000,  # it multiplies by 1000 itself
-        img_ids=GridPositions()(grids[:1], fps=samples.fps).to(device),
-        txt_ids=torch.zeros(text_BLE.shape[1], 3, device=device),
-        guidance=None if guidance is None else samples.level_B.new_full((len(rows),), guidance),
-        return_dict=False,
+        timestep=level_B / 1000,  # it multiplies by 1000 itself
+        guidance=None if guidance is None else torch.full_like(level_B, guidance),
     )
-    return torch.stack([unpatchify(one, grids[0], *patch) for one in made])
 
 
 _CALL = """\

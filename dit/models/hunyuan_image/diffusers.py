@@ -25,17 +25,7 @@ from dit.models.diffusers_names import Convolution, NameTable, Row, linear_rows
 from dit.models.hunyuan_image.family import HunyuanImageConfig
 from dit.models.joint.diffusers import glyph_misfit, hunyuan_keys, hunyuan_rules, text_inputs
 from dit.models.joint.family import GLYPHS
-from dit.models.joint.linear_names import (
-    FLUX,
-    GLYPH_LINEARS,
-    HEAD,
-    HUNYUAN,
-    Words,
-    double_block_names,
-    embedding_names,
-    refiner_names,
-    single_block_names,
-)
+from dit.models.joint.linear_names import FLUX, GLYPH_LINEARS, HUNYUAN, Words, hunyuan_names
 from dit.models.joint.tensor_names import (
     HEAD_ROWS,
     glyph_rows,
@@ -81,14 +71,7 @@ def _names(words: Words) -> dict[str, str]:
         "time_r_in": f"{_TOLD}.timestep_embedder_r",
         "guidance_in": f"{_TOLD}.guidance_embedder",
     }
-    return {
-        **double_block_names(words),
-        **single_block_names(words),
-        **embedding_names(words, told),
-        **refiner_names(words),
-        **GLYPH_LINEARS,
-        **HEAD,
-    }
+    return {**hunyuan_names(words, told), **GLYPH_LINEARS}
 
 
 HUNYUAN_IMAGE_NAMES = _names(replace(HUNYUAN, fused=False))

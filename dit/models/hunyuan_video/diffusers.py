@@ -22,17 +22,8 @@ from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import Convolution, NameTable, Row, linear_rows
 from dit.models.family import POOLED
 from dit.models.hunyuan_video.family import FIRST_FRAME, FirstFrame, HunyuanVideoConfig
-from dit.models.joint.diffusers import hunyuan_keys, hunyuan_rules
-from dit.models.joint.linear_names import (
-    FLUX,
-    HEAD,
-    HUNYUAN,
-    Words,
-    double_block_names,
-    embedding_names,
-    refiner_names,
-    single_block_names,
-)
+from dit.models.joint.diffusers import first_frame, hunyuan_keys, hunyuan_rules
+from dit.models.joint.linear_names import FLUX, HUNYUAN, embedding_names, hunyuan_names
 from dit.models.joint.tensor_names import (
     HEAD_ROWS,
     condition_rows,
@@ -58,27 +49,16 @@ def _sizes(model: HunyuanVideoConfig) -> dict[str, int]:
 
 
 _TOLD = "time_text_embed"
+_EMBEDDINGS = {
+    "time_in": f"{_TOLD}.timestep_embedder",
+    "guidance_in": f"{_TOLD}.guidance_embedder",
+}
+# Pooled text, for which both projects have FLUX's words.
+_POOLED = embedding_names(FLUX, {"vector_in": f"{_TOLD}.text_embedder"})
 
-
-def _names(words: Words) -> dict[str, str]:
-    told = {
-        "time_in": f"{_TOLD}.timestep_embedder",
-        "guidance_in": f"{_TOLD}.guidance_embedder",
-    }
-    return {
-        **double_block_names(words),
-        **single_block_names(words),
-        **embedding_names(words, told),
-        # Pooled text, for which both projects have FLUX's words.
-        **embedding_names(FLUX, {"vector_in": f"{_TOLD}.text_embedder"}),
-        **refiner_names(words),
-        **HEAD,
-    }
-
-
-HUNYUAN_VIDEO_NAMES = _names(HUNYUAN)
+HUNYUAN_VIDEO_NAMES = {**hunyuan_names(HUNYUAN, _EMBEDDINGS), **_POOLED}
 """Of the original project, and of diffusion-pipe."""
-COMFYUI_NAMES = _names(FLUX)
+COMFYUI_NAMES = {**hunyuan_names(FLUX, _EMBEDDINGS), **_POOLED}
 """Of ComfyUI."""
 
 
@@ -149,10 +129,7 @@ def _run_network(
     model, latent, inputs = config.model, sample.latent_CFHW, sample.inputs
     assert isinstance(model, HunyuanVideoConfig)
     given, guidance = inputs.get(FIRST_FRAME), config.objective.guidance
-    frames = 0 if given is None or given.shape[1] >= latent.shape[1] else given.shape[1]
-    shown = latent.new_zeros(latent.shape[0] + 1, *latent.shape[1:])
-    if given is not None and frames:
-        shown[:-1, :frames], shown[-1, :frames] = given, 1
+    frames, shown = first_frame(latent, given)
     match model.image_condition:
         case FirstFrame.LATENT_CONCAT:
             latent = torch.cat([latent, shown])

@@ -5,7 +5,7 @@ Its class is `HunyuanVideo15Transformer3DModel`.
 
 # D model width, F width of the MLP, R that of the refiner's, W cosines and sines of the level
 # E text width, G width of words in quotation marks, S width inside their layers, I image width
-# K head width, P numbers in a token that is fed, C of one that is predicted
+# K head width, P input channels of a token, C output channels
 
 from __future__ import annotations
 
@@ -22,18 +22,15 @@ from dit.models.config_keys import ConfigKeys, Key, never, same
 from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import Convolution, NameTable, Row, TensorSplit, linear_rows
 from dit.models.hunyuan_video_15.family import FIRST_FRAME, IMAGE, HunyuanVideo15Config
-from dit.models.joint.diffusers import glyph_misfit, hunyuan_keys, hunyuan_rules, text_inputs
-from dit.models.joint.family import GLYPHS
-from dit.models.joint.linear_names import (
-    FLUX,
-    GLYPH_LINEARS,
-    HEAD,
-    HUNYUAN,
-    Words,
-    double_block_names,
-    embedding_names,
-    refiner_names,
+from dit.models.joint.diffusers import (
+    first_frame,
+    glyph_misfit,
+    hunyuan_keys,
+    hunyuan_rules,
+    text_inputs,
 )
+from dit.models.joint.family import GLYPHS
+from dit.models.joint.linear_names import FLUX, GLYPH_LINEARS, HUNYUAN, Words, hunyuan_names
 from dit.models.joint.tensor_names import (
     HEAD_ROWS,
     double_stream_rows,
@@ -82,13 +79,10 @@ def _sizes(model: HunyuanVideo15Config) -> dict[str, int]:
 
 def _names(words: Words) -> dict[str, str]:
     return {
-        **double_block_names(words),
-        **embedding_names(words, {"time_in": "time_embed.timestep_embedder"}),
-        **refiner_names(words),
+        **hunyuan_names(words, {"time_in": "time_embed.timestep_embedder"}, single=False),
         **GLYPH_LINEARS,
         "vision_in.proj.1": "image_embedder.linear_1",
         "vision_in.proj.3": "image_embedder.linear_2",
-        **HEAD,
     }
 
 
@@ -138,11 +132,7 @@ def _run_network(
     """
     model, latent, inputs = config.model, sample.latent_CFHW, sample.inputs
     assert isinstance(model, HunyuanVideo15Config)
-    condition = latent.new_zeros(model.condition_channels, *latent.shape[1:])
-    given = inputs.get(FIRST_FRAME)
-    if given is not None and given.shape[1] < latent.shape[1]:
-        condition[:-1, : given.shape[1]] = given
-        condition[-1, : given.shape[1]] = 1
+    _, condition = first_frame(latent, inputs.get(FIRST_FRAME))
     text_LE, image = inputs["text"], inputs.get(IMAGE)
     if image is None or not len(image):
         image = text_LE.new_zeros(1, model.image_embed_size)
@@ -169,9 +159,6 @@ FORM = DiffusersForm(
         "HunyuanVideo15Pipeline": Pipeline(),
         "HunyuanVideo15ImageToVideoPipeline": Pipeline(),
     },
-    largest_latent=lambda model: (
-        4096 * model.patch_temporal,
-        *(4096 * model.patch_spatial,) * 2,
-    ),
+    largest_latent=lambda m: (4096 * m.patch_temporal, *(4096 * m.patch_spatial,) * 2),
     run_network=_run_network,
 )

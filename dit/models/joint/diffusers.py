@@ -6,6 +6,7 @@ captions; those of HunyuanVideo 1.5 and HunyuanImage read rows of ByT5, too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import ModelConfig, RunConfig
 from dit.config.checks import Rule
-from dit.models.config_keys import Kept, Key, heads_of, same
+from dit.models.config_keys import Key, OwnKey, heads_of, same
 from dit.models.joint.family import DoubleSingleConfig
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 from dit.models.patches import patchify, unpatchify
@@ -53,8 +54,8 @@ DOUBLE_SINGLE_KEYS = (
 )
 """What `FluxTransformer2DModel` and `ChromaTransformer2DModel` have in config.json."""
 KEPT_PATCH = (
-    Kept("patch_spatial", PositiveInt, published=lambda _: PATCH),
-    Kept("patch_temporal", PositiveInt, published=lambda _: 1),
+    OwnKey("patch_spatial", PositiveInt, published=lambda _: PATCH),
+    OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),
 )
 """What these have no place for."""
 
@@ -89,29 +90,46 @@ def patch_rules(model: DoubleSingleConfig) -> list[Rule]:
     ]
 
 
+def run_on_patches(
+    network: nn.Module,
+    latents: Sequence[tuple[Tensor, ...]],
+    text_BLE: Tensor,
+    model: ModelConfig,
+    *,
+    fps: float,
+    **inputs: Any,
+) -> Tensor:
+    """What Diffusers' network makes of samples of one size [B, C, F, H, W].
+
+    `latents` are those of each sample, then its references; `inputs` are others of its class.
+    """
+    patch = (model.patch_temporal, model.patch_spatial)
+    cut = [[patchify(latent, *patch) for latent in of_sample] for of_sample in latents]
+    grids, device = tuple(grid for grid, _ in cut[0]), text_BLE.device
+    (made,) = network(
+        hidden_states=torch.stack([torch.cat([rows for _, rows in one]) for one in cut]),
+        encoder_hidden_states=text_BLE,
+        img_ids=GridPositions()(grids, fps=fps).to(device),
+        txt_ids=torch.zeros(text_BLE.shape[1], 3, device=device),
+        return_dict=False,
+        **inputs,
+    )
+    return torch.stack([unpatchify(one, grids[0], *patch) for one in made])
+
+
 def run_on_sample(
     network: nn.Module,
     sample: LatentSample,
     level: float,
-    model: DoubleSingleConfig,
+    model: ModelConfig,
     *,
     references: tuple[Tensor, ...] = (),
     **inputs: Any,
 ) -> Tensor:
-    """What Diffusers' network makes of one sample; `inputs` are those of its class alone."""
-    patch = (model.patch_temporal, model.patch_spatial)
-    latents = (sample.latent_CFHW, *references)
-    grids, rows = zip(*(patchify(latent, *patch) for latent in latents), strict=True)
-    (made,) = network(
-        hidden_states=torch.cat(rows)[None],
-        encoder_hidden_states=sample.text_LE[None],
-        timestep=torch.tensor([level / 1000]),  # it multiplies by 1000 itself
-        img_ids=GridPositions()(grids, fps=sample.fps),
-        txt_ids=torch.zeros(len(sample.text_LE), 3),
-        return_dict=False,
-        **inputs,
-    )
-    return unpatchify(made[0], grids[0], *patch)
+    """What it makes of one sample."""
+    latents, text_BLE = (sample.latent_CFHW, *references), sample.text_LE[None]
+    inputs["timestep"] = torch.tensor([level / 1000])  # it multiplies by 1000 itself
+    return run_on_patches(network, [latents], text_BLE, model, fps=sample.fps, **inputs)[0]
 
 
 GLYPH_HIDDEN = 2048
@@ -144,6 +162,19 @@ def hunyuan_rules(t: Any) -> list[Rule]:
             f"num_refiner_layers={t.num_refiner_layers}, more than {MOST_REFINER_LAYERS}",
         ),
     ]
+
+
+def first_frame(latent: Tensor, given: Tensor | None) -> tuple[int, Tensor]:
+    """How many frames of a longer latent are given, and these in its shape, then their mask.
+
+    The others are zeros, [C + 1, F, H, W].
+    """
+    shown = latent.new_zeros(latent.shape[0] + 1, *latent.shape[1:])
+    if given is None or given.shape[1] >= latent.shape[1]:
+        return 0, shown
+    frames = given.shape[1]
+    shown[:-1, :frames], shown[-1, :frames] = given, 1
+    return frames, shown
 
 
 def glyph_misfit(config: RunConfig, class_name: str) -> list[str]:

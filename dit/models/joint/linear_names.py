@@ -107,6 +107,17 @@ def refiner_names(words: Words) -> Names:
     }
 
 
+def hunyuan_names(words: Words, embeddings: Mapping[str, str], *, single: bool = True) -> Names:
+    """Of a Hunyuan model with these embeddings; `single`: whether it has single-stream blocks."""
+    return {
+        **double_block_names(words),
+        **(single_block_names(words) if single else {}),
+        **embedding_names(words, embeddings),
+        **refiner_names(words),
+        **HEAD,
+    }
+
+
 def embedding_names(words: Words, embeddings: Mapping[str, str]) -> Names:
     """Of embeddings by two linears: names of modules there -> in Diffusers."""
     names: Names = {}

@@ -1,6 +1,6 @@
 """Dropout on the input of adapters: one kernel, which reads and writes each number once.
 
-`dit.lora.dropout` has the plain form, whose bits these are.
+`dit.lora.adapter` has the plain form, whose bits these are.
 """
 
 # T rows, I channels

@@ -142,7 +142,14 @@ class TimestepConditioning:
 
 @dataclass(frozen=True, slots=True)
 class AdaLN:
-    """What one part of a layer takes from the level (arXiv:2212.09748, Sec. 3.2)."""
+    """Shift, scale and gate of one part of a layer, from the noise level of each sample.
+
+        x = LayerNorm(h) * (1 + scale) + shift        `branch`
+        y = part(x)                                   attention, cross-attention or MLP
+        h = h + gate * y                              `add`; `add_and_branch` also makes the next x
+
+    Source: adaLN-Zero of arXiv:2212.09748, Sec. 3.2.
+    """
 
     shift_ND: Tensor
     scale_ND: Tensor  # 1 is added to it

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.config_keys import ConfigKeys, Kept, Key, heads_of, never, same
+from dit.models.config_keys import ConfigKeys, Key, OwnKey, heads_of, never, same
 from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.family import REFERENCE
@@ -92,7 +92,7 @@ KEYS = ConfigKeys(
         Key("use_additional_t_cond", default=False, written=never),
         Key("use_layer3d_rope", default=False, written=never),
     ),
-    kept=(Kept("reference_latents", int, published=_references),),
+    kept=(OwnKey("reference_latents", int, published=_references),),
     rules=_rules,
 )
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.config.checks import Rule
-from dit.models.config_keys import ConfigKeys, Kept, Key, heads_of, same
+from dit.models.config_keys import ConfigKeys, Key, OwnKey, heads_of, same
 from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import (
     Convolution,
@@ -196,7 +196,7 @@ KEYS = ConfigKeys(
             write=lambda m: _RMS if m.qk_norm else None,
         ),
     ),
-    kept=(Kept("text_pad_to", TextPadding | None, published=lambda _: TextPadding.STORED),),
+    kept=(OwnKey("text_pad_to", TextPadding | None, published=lambda _: TextPadding.STORED),),
     rules=_rules,
 )
 

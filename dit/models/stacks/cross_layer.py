@@ -46,8 +46,9 @@ class CrossConditions:
 
 
 class CrossLayer(MegatronModule, BaseTransformerLayer):
-    """h += gate · part(modulated h), for self-attention, cross-attention and MLP in turn.
+    """h = h + gate * part(LayerNorm(h) * (1 + scale) + shift), for three parts in turn.
 
+    They are self-attention, cross-attention and the MLP; `AdaLN` says which step does what.
     With a low-rank modulation each part has a module of its own; the other kinds are one module for
     the layer. Cross-attention may go without modulation and gate, after an affine LayerNorm.
     """

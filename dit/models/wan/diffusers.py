@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.config_keys import VIDEO_PATCH, ConfigKeys, Kept, Key, heads_of, same
+from dit.models.config_keys import VIDEO_PATCH, ConfigKeys, Key, OwnKey, heads_of, same
 from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import (
     ByHead,
@@ -72,6 +72,7 @@ _EMBEDDERS: tuple[Row, ...] = (
     *linear_rows("text_embedder.linear_2", "condition_embedder.text_embedder.linear_2", "D", "D"),
 )
 _THEIR_IMAGE = "condition_embedder.image_embedder"
+_IMAGE_MLP = f"{_THEIR_IMAGE}.ff.net"
 _IMAGE_EMBEDDER: tuple[Row, ...] = (
     Row(
         "image_embedder.positions",
@@ -82,12 +83,8 @@ _IMAGE_EMBEDDER: tuple[Row, ...] = (
         exists=lambda model: model.image_embed_positions,
     ),
     *layer_norm_rows("image_embedder.norm_in", f"{_THEIR_IMAGE}.norm1", "I", exists=_has_image),
-    *linear_rows(
-        "image_embedder.linear_1", f"{_THEIR_IMAGE}.ff.net.0.proj", "I", "I", exists=_has_image
-    ),
-    *linear_rows(
-        "image_embedder.linear_2", f"{_THEIR_IMAGE}.ff.net.2", "D", "I", exists=_has_image
-    ),
+    *linear_rows("image_embedder.linear_1", f"{_IMAGE_MLP}.0.proj", "I", "I", exists=_has_image),
+    *linear_rows("image_embedder.linear_2", f"{_IMAGE_MLP}.2", "D", "I", exists=_has_image),
     *layer_norm_rows("image_embedder.norm_out", f"{_THEIR_IMAGE}.norm2", "D", exists=_has_image),
 )
 
@@ -265,9 +262,9 @@ KEYS = ConfigKeys(
         ),
     ),
     kept=(
-        Kept("text_pad_to", PositiveInt | None, published=lambda _: _TEXT_ROWS),
-        Kept("image_condition", str, published=_condition, read=ImageCondition),
-        Kept(
+        OwnKey("text_pad_to", PositiveInt | None, published=lambda _: _TEXT_ROWS),
+        OwnKey("image_condition", str, published=_condition, read=ImageCondition),
+        OwnKey(
             "image_embed_length",
             PositiveInt,
             published=lambda t: t.pos_embed_seq_len or WanConfig().image_embed_length,

@@ -26,7 +26,7 @@ RUN/                             checkpoint.save
 
 resume         where a run starts from, when it is saved, what can be done with it when finished
 state_dict     what a checkpoint holds, and how it is loaded
-adapters       what a run of adapters trains, and where the frozen weights beside them are
+adapters       start of a run of adapters, with the frozen weights beside them
 data_position  the loaders' states of a checkpoint
 shares         which rank writes and reads which weight
 exchange       state of weights on its way between the ranks that update it and those that store it
@@ -35,6 +35,5 @@ distcp         Megatron-Core's sharded checkpoint in three parts
 object_store   checkpoints in an object store: written, read again, fetched
 mirror         copies of the finished checkpoints there (checkpoint.mirror)
 origin         files that the first weights came from, and their digest
-paths          a checkpoint's files: are they as they were saved? what the small ones say
 starting_point the checkpoint that a run starts from, and the folder that it may be saved into
 """

@@ -25,16 +25,7 @@ from safetensors.torch import save as to_bytes
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import WriteResult
 
-from dit.config import RunConfig
-from dit.config_loading import save_config
-from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
-from dit.distributed.data_parallel import gathered_weights
-from dit.models.parameter_groups import frozen_weights
-from dit.safe_writing import sync_folder
-from dit.train.checkpoint.data_position import loader_file
-from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, plan_files
-from dit.train.checkpoint.origin import ORIGIN, Origin
-from dit.train.checkpoint.paths import (
+from dit.checkpoint_paths import (
     ADAPTERS,
     LATEST,
     LOWEST_VAL,
@@ -46,6 +37,15 @@ from dit.train.checkpoint.paths import (
     sync_and_digest,
     write_manifest,
 )
+from dit.config import RunConfig
+from dit.config_loading import save_config
+from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
+from dit.distributed.data_parallel import gathered_weights
+from dit.models.parameter_groups import frozen_weights
+from dit.safe_writing import sync_folder
+from dit.train.checkpoint.data_position import loader_file
+from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, plan_files
+from dit.train.checkpoint.origin import ORIGIN, Origin
 from dit.train.checkpoint.state_dict import INTERVAL, DataState, share_of_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.train_progress import TrainProgress

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dit.checkpoint_paths import CheckpointError, damaged, remedy, saved_config
 from dit.data import DataError, LoaderLayout, PackLoader, places_of
 from dit.data.loader_state import FORMAT
-from dit.train.checkpoint.paths import CheckpointError, damaged, remedy, saved_config
 
 Position = dict[str, Any]
 """A loader state as plain values."""

@@ -19,13 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dit.config import RunConfig
-from dit.distributed.collective_errors import error_in_words
-from dit.distributed.watchdog import heartbeat
-from dit.progress import counted
-from dit.safe_writing import write_atomically
-from dit.train.checkpoint.object_store import POINTERS, CheckpointStore
-from dit.train.checkpoint.paths import (
+from dit.checkpoint_paths import (
     LATEST,
     LOWEST_VAL,
     MANIFEST,
@@ -33,6 +27,12 @@ from dit.train.checkpoint.paths import (
     CheckpointError,
     find_checkpoint,
 )
+from dit.config import RunConfig
+from dit.distributed.collective_errors import error_in_words
+from dit.distributed.watchdog import heartbeat
+from dit.progress import counted
+from dit.safe_writing import write_atomically
+from dit.train.checkpoint.object_store import POINTERS, CheckpointStore
 
 _LATER = "the run goes on, and tries again at its next save and at its end"
 _POLL_S = 0.05

@@ -22,10 +22,7 @@ from pathlib import Path, PurePosixPath
 import multistorageclient as msc
 from multistorageclient.types import Range, SourceVersionCheckMode
 
-from dit.distributed.collective_errors import error_in_words
-from dit.distributed.watchdog import heartbeat
-from dit.safe_writing import sync_folder
-from dit.train.checkpoint.paths import (
+from dit.checkpoint_paths import (
     LATEST,
     LOWEST_VAL,
     MANIFEST,
@@ -38,6 +35,9 @@ from dit.train.checkpoint.paths import (
     parse_manifest,
     sync_and_digest,
 )
+from dit.distributed.collective_errors import error_in_words
+from dit.distributed.watchdog import heartbeat
+from dit.safe_writing import sync_folder
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from dit.distributed.collective_errors import RankError, on_all_ranks
-from dit.distributed.watchdog import heartbeat
-from dit.parsing import parse_json
-from dit.train.checkpoint.paths import (
+from dit.checkpoint_paths import (
     CheckpointError,
     FileDigest,
     damaged,
@@ -26,6 +23,9 @@ from dit.train.checkpoint.paths import (
     parse_digest,
     saved_bytes,
 )
+from dit.distributed.collective_errors import RankError, on_all_ranks
+from dit.distributed.watchdog import heartbeat
+from dit.parsing import parse_json
 
 ORIGIN = "origin.json"
 

@@ -21,6 +21,13 @@ from tempfile import TemporaryFile
 
 import torch.distributed as dist
 
+from dit.checkpoint_paths import (
+    CheckpointError,
+    find_checkpoint,
+    has_adapters,
+    manifest_of,
+    saved_config,
+)
 from dit.command_line import python
 from dit.config import EmaKind, RunConfig, Weights
 from dit.config.resume import Resume
@@ -36,13 +43,6 @@ from dit.objectives import REGISTRY
 from dit.safe_writing import FolderInUseError, only_writer
 from dit.train.checkpoint.data_position import Position, data_positions, restore_position
 from dit.train.checkpoint.origin import Origin, saved_origin
-from dit.train.checkpoint.paths import (
-    CheckpointError,
-    find_checkpoint,
-    has_adapters,
-    manifest_of,
-    saved_config,
-)
 from dit.train.checkpoint.starting_point import check_writable, unwritable
 from dit.train.checkpoint.state_dict import (
     DataState,

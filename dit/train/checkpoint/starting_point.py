@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from dit.checkpoint_paths import CheckpointError, find_checkpoint
 from dit.config import RunConfig
 from dit.data.datasets import META
 from dit.local_path import is_address
 from dit.train.checkpoint.object_store import fetched_checkpoint
-from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
 
 
 def named_checkpoint(place: str | Path, *, named: str) -> Path:

@@ -19,6 +19,14 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dit.batch import NullInputs
+from dit.checkpoint_paths import (
+    CheckpointError,
+    check_index,
+    damaged,
+    has_adapters,
+    saved_config,
+    verify,
+)
 from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
 from dit.config.inlining import value_of
 from dit.config.resume import Resume, resume_class
@@ -27,14 +35,6 @@ from dit.models.layers.adaptable import is_adapter
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
 from dit.train.checkpoint.distcp import common_values, load, tensor_names
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
-from dit.train.checkpoint.paths import (
-    CheckpointError,
-    check_index,
-    damaged,
-    has_adapters,
-    saved_config,
-    verify,
-)
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.optimizer.narrow_moments import put_moments
 from dit.train.optimizer.states import load_optimizer_groups, optimizer_groups, optimizer_values

@@ -35,12 +35,12 @@ from typing import Any, Self, TextIO
 import torch
 import torch.distributed as dist
 
+from dit.checkpoint_paths import SOFTWARE
 from dit.data.rejections import MOST_NAMED, RefusedSample
 from dit.distributed.process_groups import device
 from dit.parsing import parse_json
 from dit.progress import counted
 from dit.safe_writing import write_atomically
-from dit.train.checkpoint.paths import SOFTWARE
 
 
 class LogFileError(ValueError):

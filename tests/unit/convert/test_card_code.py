@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from dit.checkpoint_paths import write_manifest
 from dit.codecs.text import ByteTable
 from dit.codecs.vae import Pixel
 from dit.config import ModelConfig, Sampler
@@ -21,7 +22,6 @@ from dit.convert.import_ import import_weights
 from dit.models.registry import family_of, named_model
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
-from dit.train.checkpoint.paths import write_manifest
 from tests.given_noise import from_noise
 from tests.unit.convert.test_recipes_on_folders import FIXED, FLOW, UNIPC, folder_of
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
+from dit.checkpoint_paths import saved_config
 from dit.config import Sampler
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
@@ -20,7 +21,6 @@ from dit.models.dit.model import DiT
 from dit.objectives import clean_network_level, sampling_path
 from dit.sampling import generate
 from dit.sampling.generate import Request, SamplingSettings, check_requests, generate_latents
-from dit.train.checkpoint.paths import saved_config
 from dit.train.checkpoint.state_dict import load_weights
 from tests.cosmos_pipelines import PIPELINES, Checker, Seen, pipeline, save, watched
 from tests.cosmos_predict import gap

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dit.checkpoint_paths import CheckpointError
 from dit.config import Precision, RunConfig
 from dit.config_loading import ConfigError, load_config
 from dit.convert.errors import ConvertError
@@ -18,7 +19,6 @@ from dit.convert.load_hf.settings import open_hf_weights
 from dit.convert.load_hf.start import hf_start, origin_of
 from dit.convert.load_hf.weights import fill_from_diffusers
 from dit.models.registry import family_of
-from dit.train.checkpoint.paths import CheckpointError
 from dit.train.checkpoint.state_dict import load_weights
 from dit.train.model_and_optimizer import randomise
 from recipes.runs import dit_debug, for_weights

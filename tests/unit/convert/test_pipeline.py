@@ -13,6 +13,7 @@ from diffusers import AutoencoderKLCosmos, DiffusionPipeline, EDMEulerScheduler
 from diffusers.pipelines.cosmos.pipeline_cosmos_text2world import CosmosTextToWorldPipeline
 from transformers import T5Config, T5EncoderModel, T5TokenizerFast
 
+from dit.checkpoint_paths import saved_config
 from dit.config import EdmConfig, ObjectiveConfig, ObjectiveName, Sampler
 from dit.config_loading import save_config
 from dit.convert.cli import main
@@ -24,7 +25,6 @@ from dit.models.dit.model import DiT
 from dit.models.patches import unpack_latents
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.ode_solvers import initial_noise
-from dit.train.checkpoint.paths import saved_config
 from dit.train.checkpoint.state_dict import load_weights
 from tests.packs import random_pack
 from tests.published import publish, random_model

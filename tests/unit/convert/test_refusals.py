@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
+from dit.checkpoint_paths import CheckpointError
 from dit.config import (
     FlowConfig,
     ObjectiveConfig,
@@ -29,7 +30,6 @@ from dit.convert.diffusers_config import model_config, objective_config
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, check_expressible, export_weights
 from dit.convert.import_ import import_weights
-from dit.train.checkpoint.paths import CheckpointError
 from tests.chroma_pipelines import random_chroma
 from tests.flux_networks import random_flux
 from tests.hostile import damaged, json_bytes

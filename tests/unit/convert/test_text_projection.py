@@ -10,11 +10,11 @@ import pytest
 import torch
 from diffusers import CosmosTransformer3DModel
 
+from dit.checkpoint_paths import MANIFEST, manifest_of, saved_config, write_manifest
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
-from dit.train.checkpoint.paths import MANIFEST, manifest_of, saved_config, write_manifest
 from tests.cosmos_predict import NETWORKS
 from tests.published import random_model
 from tests.unit.convert.test_round_trip import _assert_same, _tensors

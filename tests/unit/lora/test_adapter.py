@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from dit.config import LoraConfig, LoraTargets, Precision, Problems
-from dit.lora.adapter import AdapterShape, freeze, narrowed
-from dit.lora.dropout import adapter_key, dropped
+from dit.lora.adapter import AdapterShape, adapter_key, dropped, freeze, narrowed
 from dit.lora.targets import (
     adaptable_pairs,
     adapters_by_linear,

@@ -9,18 +9,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from dit.checkpoint_paths import ADAPTERS, CheckpointError
 from dit.config import LoraConfig
 from dit.config_loading import save_config
 from dit.lora.adapter import AdapterShape
+from dit.lora.checkpoint import DRAWN, AdapterRun, adapter_run, adapters_of
 from dit.lora.factors import LoraFileError, linear_shapes
-from dit.train.checkpoint.adapters import (
-    DRAWN,
-    AdapterRun,
-    adapter_run,
-    adapters_of,
-    load_adapted,
-)
-from dit.train.checkpoint.paths import ADAPTERS, CheckpointError
+from dit.train.checkpoint.adapters import load_adapted
 from tests.lora_files import random_factors
 from tests.packs import run_config
 
@@ -42,7 +37,7 @@ def test_a_checkpoint_of_adapters_says_what_they_are(tmp_path):
 def test_weights_that_are_in_no_file_show_nothing(tmp_path):
     (tmp_path / ADAPTERS).write_text(RUN.as_json())
     with pytest.raises(CheckpointError, match="are in no file: they show nothing"):
-        load_adapted(tmp_path, nn.Linear(1, 1), None, averaged=False)
+        load_adapted(tmp_path, nn.Linear(1, 1), None, averaged=False, read_folder=None)
 
 
 def test_adapters_alone_are_no_weights_to_train(tmp_path):
@@ -69,8 +64,22 @@ def test_keys_of_text_encoders_are_left_out_where_the_run_says_so(tmp_path):
     assert [line for line in said if "1 of 3 keys are of text encoders" in line] == said != []
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"base": 1, "adapters": {}}'])
+BASE = '{"path": null, "averaged": false, "digest": ""}'
+DAMAGED = {
+    "empty": "",
+    "no keys": "{}",
+    "base": '{"base": 1, "adapters": {}}',
+    "half a base": '{"base": {"path": null}, "adapters": {}}',
+    "key": f'{{"base": {BASE}, "adapters": {{}}, "more": 1}}',
+    "rank": f'{{"base": {BASE}, "adapters": {{"a": {{"rank": 0, "alpha": 1.0}}}}}}',
+    "alpha": f'{{"base": {BASE}, "adapters": {{"a": {{"rank": 1, "alpha": Infinity}}}}}}',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / ADAPTERS).write_text(content)
     with pytest.raises(CheckpointError, match=ADAPTERS):
         adapters_of(tmp_path)
+    (tmp_path / ADAPTERS).write_text(f'{{"base": {BASE}, "adapters": {{}}}}')
+    assert adapters_of(tmp_path) == AdapterRun(base=DRAWN, adapters={})

@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dit.batch import LatentSample, PackedBatch, Problem
+from dit.checkpoint_paths import has_adapters, saved_config
 from dit.config import LoraConfig, MockGeometry, Problems, RunConfig, Weights
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
@@ -36,6 +37,7 @@ from dit.convert.import_ import import_weights
 from dit.convert.load_hf.start import weights_of_folder
 from dit.convert.lora.checkpoints import export_lora, import_lora, open_adapters
 from dit.data.pack import PatchLayout, pack_samples
+from dit.lora.checkpoint import adapters_of
 from dit.lora.factors import LoraFileError
 from dit.lora.files import read_lora, write_lora
 from dit.models.family import InputKind
@@ -45,8 +47,7 @@ from dit.objectives import training_problem
 from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.unpatchify import sample_inputs
 from dit.train import trainer
-from dit.train.checkpoint.adapters import adapters_of, load_adapted
-from dit.train.checkpoint.paths import has_adapters, saved_config
+from dit.train.checkpoint.adapters import load_adapted
 from dit.train.checkpoint.state_dict import load_weights
 from tests.lora_files import Tiny, linears, merged, random_factors
 from tests.quick import few_quick

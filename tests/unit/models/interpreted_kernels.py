@@ -24,7 +24,7 @@ from torch.multiprocessing import start_processes  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dit.config import Recompute
-from dit.lora.dropout import adapter_key, dropped
+from dit.lora.adapter import adapter_key, dropped
 from dit.models.dit.model import DiT
 from dit.models.kernels import across_heads, adapter_dropout, choice, gated_norm, rotated_heads
 from dit.models.kernels.row_chunks import RowChunks

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 
+from dit.checkpoint_paths import CheckpointError, find_checkpoint
 from dit.config import CheckpointConfig, DdpConfig, Precision
 from dit.train.checkpoint import async_save
 from dit.train.checkpoint.async_save import Saver, save_checkpoint
-from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
 from dit.train.checkpoint.state_dict import load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.train_progress import TrainProgress

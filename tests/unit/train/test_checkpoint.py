@@ -8,13 +8,13 @@ import pytest
 import torch
 from megatron.core.dist_checkpointing import load, load_plain_tensors
 
+from dit.checkpoint_paths import CheckpointError, find_checkpoint
 from dit.config import CheckpointConfig, DdpConfig, EmaKind, OptimizerConfig, Precision
 from dit.data import LoaderLayout
 from dit.models.dit.model import DiT
 from dit.planner.checkpoints import checkpoint_bytes
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.data_position import data_positions
-from dit.train.checkpoint.paths import CheckpointError, find_checkpoint
 from dit.train.checkpoint.state_dict import load_checkpoint, load_weights, start_from
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.optimizer import states

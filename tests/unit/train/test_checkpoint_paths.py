@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dit.checkpoint_paths import CheckpointError, find_checkpoint, saved_config
 from dit.config_loading import save_config
-from dit.train.checkpoint.paths import CheckpointError, find_checkpoint, saved_config
 from tests.packs import run_config
 
 FILES = ("metadata.json", ".metadata", "config.yaml", "null_text.safetensors")

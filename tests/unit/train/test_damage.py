@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dit.checkpoint_paths import MANIFEST, CheckpointError, find_checkpoint, saved_config
 from dit.config import CheckpointConfig
 from dit.train.checkpoint.async_save import save_checkpoint
-from dit.train.checkpoint.paths import MANIFEST, CheckpointError, find_checkpoint, saved_config
 from dit.train.checkpoint.state_dict import load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.train_progress import TrainProgress
@@ -101,7 +101,8 @@ def test_a_newer_format_is_refused(newest, model):
 
 
 def test_settings_of_another_version_are_told_from_damage(model, tmp_path, monkeypatch):
-    from dit.train.checkpoint import async_save, paths
+    from dit import checkpoint_paths as paths
+    from dit.train.checkpoint import async_save
 
     def save_newer(config, path):
         path.write_text("model:\n  thinking: deep\n")

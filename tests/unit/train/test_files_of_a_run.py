@@ -17,11 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.config_loading import save_config
-from dit.data.loader_state import LoaderLayout, LoaderState
-from dit.data.rejections import DataError
-from dit.train.checkpoint.data_position import data_positions, loader_file
-from dit.train.checkpoint.paths import (
+from dit.checkpoint_paths import (
     MANIFEST,
     CheckpointError,
     Manifest,
@@ -32,6 +28,10 @@ from dit.train.checkpoint.paths import (
     saved_null_inputs,
     write_manifest,
 )
+from dit.config_loading import save_config
+from dit.data.loader_state import LoaderLayout, LoaderState
+from dit.data.rejections import DataError
+from dit.train.checkpoint.data_position import data_positions, loader_file
 from dit.train.metrics.jsonl import JsonlWriter, LogFileError
 from dit.train.metrics.writers import _wandb_id
 from tests.hostile import damaged, deep_json, json_bytes, mistaken, odd_text, odd_values

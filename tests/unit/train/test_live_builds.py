@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from dit.checkpoint_paths import ADAPTERS
 from dit.codecs import text, vae
 from dit.config import RunConfig
 from dit.config_loading import load_config
@@ -24,12 +25,11 @@ from dit.data import build_train_loader
 from dit.data.loader_state import LoaderState
 from dit.distributed import process_groups
 from dit.distributed.data_parallel import gradient_buffers
+from dit.lora.checkpoint import DRAWN, AdapterRun, adapter_run
 from dit.models.layers import per_sample
 from dit.models.stacks import stacked_transformer
 from dit.sampling.validation import prompt_requests
 from dit.train import garbage_collection
-from dit.train.checkpoint.adapters import DRAWN, AdapterRun, adapter_run
-from dit.train.checkpoint.paths import ADAPTERS
 from dit.train.optimizer import adamw
 from dit.train.trainer import pretrain
 from recipes import pretrain_dit

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dit.checkpoint_paths import saved_config
 from dit.config import RunConfig
 from dit.config_loading import load_config
 from dit.distributed.model_parallel import FullForward
@@ -17,7 +18,6 @@ from dit.models.wan.family import WanConfig
 from dit.sampling.generate import Request, generate_latents
 from dit.sampling.validation.samples import settings_of
 from dit.train.checkpoint import state_dict
-from dit.train.checkpoint.paths import saved_config
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from tests.learning import tiny_run
 from tests.resuming import STEPS, resumed, saved_run, step

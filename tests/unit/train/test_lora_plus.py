@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dit.checkpoint_paths import CheckpointError
 from dit.config import (
     LoraConfig,
     OptimizerConfig,
@@ -16,11 +17,10 @@ from dit.config import (
     SchedulerConfig,
     TrainConfig,
 )
+from dit.lora.checkpoint import DRAWN, AdapterRun
 from dit.lora.targets import chosen_adapters
 from dit.models.layers.adaptable import is_up
-from dit.train.checkpoint.adapters import DRAWN, AdapterRun
 from dit.train.checkpoint.async_save import Saver
-from dit.train.checkpoint.paths import CheckpointError
 from dit.train.checkpoint.state_dict import load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.optimizer.update import learning_rate

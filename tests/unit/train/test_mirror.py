@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from dit.config import CheckpointConfig, RunConfig
-from dit.config_loading import ConfigError, load_config
-from dit.train.checkpoint.mirror import Mirror, restored, to_fetch
-from dit.train.checkpoint.object_store import CheckpointStore, fetched_checkpoint
-from dit.train.checkpoint.paths import (
+from dit.checkpoint_paths import (
     CheckpointError,
     changed_files,
     parse_manifest,
     write_manifest,
 )
+from dit.config import CheckpointConfig, RunConfig
+from dit.config_loading import ConfigError, load_config
+from dit.train.checkpoint.mirror import Mirror, restored, to_fetch
+from dit.train.checkpoint.object_store import CheckpointStore, fetched_checkpoint
 from dit.train.checkpoint.starting_point import named_checkpoint
 from dit.train.start_checks import check_start
 from tests.packs import run_config

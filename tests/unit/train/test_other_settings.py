@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dit.checkpoint_paths import CheckpointError
 from dit.config import (
     CheckpointConfig,
     DdpConfig,
@@ -26,7 +27,6 @@ from dit.config import (
 from dit.config_loading import changes, save_config
 from dit.distributed.data_parallel import main_param_shards
 from dit.train.checkpoint.async_save import save_checkpoint
-from dit.train.checkpoint.paths import CheckpointError
 from dit.train.checkpoint.state_dict import check_same_model, load_checkpoint, start_from
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.train_progress import TrainProgress

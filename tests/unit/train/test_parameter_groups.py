@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dit.checkpoint_paths import CheckpointError
 from dit.config import EmaConfig, EmaKind, OptimizerConfig, ParameterGroup, Problems, RunConfig
 from dit.config_loading.describe import describe
 from dit.convert.megatron_checkpoint import StoredWeights
@@ -15,7 +16,6 @@ from dit.models.parameter_groups import own_name
 from dit.models.registry import pairs
 from dit.planner.checkpoints import checkpoint_bytes
 from dit.train.checkpoint.async_save import save_checkpoint
-from dit.train.checkpoint.paths import CheckpointError
 from dit.train.checkpoint.state_dict import load_checkpoint, load_weights
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.optimizer.update import clip_and_step, set_learning_rate

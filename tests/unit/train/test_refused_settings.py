@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
+from dit.checkpoint_paths import CheckpointError
 from dit.config import Balance, RunConfig
 from dit.config.inlining import value_of
 from dit.config.resume import Resume
@@ -23,7 +24,6 @@ from dit.data import DataError
 from dit.data.loader_state import check_identity, loader_identity, places_of
 from dit.models.registry import families
 from dit.train.checkpoint import state_dict
-from dit.train.checkpoint.paths import CheckpointError
 from tests.unit.data.conftest import Shards
 
 OTHER = {

@@ -351,7 +351,7 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
 NOT_IN_A_DRY_RUN = {
     "tells one rank the error of another": "collective_errors.* data_position._exchange",
     "reads all numbers of weights": """
-        adapters.checked_base origin.read_origin paths.verify state_dict._read
+        checkpoint.checked_base origin.read_origin checkpoint_paths.verify state_dict._read
         weights.* diffusers_checkpoint.read""",
     "reads validation samples, of which a dry run reads the heads": """
         validation_groups.read stages.restore_sample cook.* rejections.check""",
@@ -419,7 +419,7 @@ def test_what_this_machine_lacks(made, tmp_path, capsys, monkeypatch):
     with pytest.raises(ValueError, match="need Transformer Engine"):
         main([*narrow, "--dry-run"])
     monkeypatch.undo()
-    monkeypatch.setattr("dit.train.start_checks.find_spec", lambda name: None)
+    monkeypatch.setattr("dit.train.metrics.writers.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs the package wandb"):
         main([*place.words("logger.wandb_project=x"), "--dry-run"])
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dit.checkpoint_paths import CheckpointError
 from dit.config import (
     CheckpointConfig,
     EmaConfig,
@@ -20,7 +21,6 @@ from dit.config import (
     Weights,
 )
 from dit.train.checkpoint.async_save import save_checkpoint
-from dit.train.checkpoint.paths import CheckpointError
 from dit.train.checkpoint.state_dict import load_checkpoint, start_from
 from dit.train.model_and_optimizer import build_model_and_optimizer, decay_at
 from dit.train.train_progress import TrainProgress
