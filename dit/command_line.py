@@ -1,19 +1,33 @@
-"""Command lines: how options are spelled and read, words that no option takes, commands to type."""
+"""Command lines: how options are spelled and read, words that no option takes, commands to type.
+
+The options of a command are the fields of dataclasses, each with its sentence below it:
+`add_options` gives them to a parser, `chosen` makes an instance of what the parser has read.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import os
+import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, field, fields, is_dataclass
 from difflib import get_close_matches
+from enum import Enum
+from functools import cache
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dit.local_path import local_path
+
+K = TypeVar("K")
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -45,6 +59,133 @@ class OptionParser(argparse.ArgumentParser):
 
     def _parse_optional(self, arg_string: str) -> Any:
         return super()._parse_optional(self.spelled(arg_string))
+
+
+def option(default: Any = MISSING, /, *also: str, **words: Any) -> Any:
+    """A field of a dataclass of options, with what its type does not say.
+
+    `also` are further spellings, `words` arguments of argparse such as `metavar`. An option without
+    default is required.
+    """
+    return field(default=default, metadata={"also": also, "words": words})
+
+
+def add_options(parser: argparse._ActionsContainer, *kinds: Any) -> None:
+    """Adds an option for each field of dataclasses; the sentence below it is its help.
+
+    A bool is a switch, and one that is true has a form with `no`; a tuple of two takes two values;
+    a tuple or sequence of any length is repeated. `Annotated[str, read]` is read by a function, or
+    is one of the choices of an enum.
+    """
+    for kind in kinds:
+        types, texts = get_type_hints(kind, include_extras=True), sentences(kind)
+        for one in fields(kind):
+            words = {"help": texts.get(one.name)} | _of_type(types[one.name])
+            words |= _of_default(one.default, words) | one.metadata.get("words", {})
+            parser.add_argument(f"--{one.name}", *one.metadata.get("also", ()), **words)
+
+
+def _of_default(default: Any, words: Mapping[str, Any]) -> dict[str, Any]:
+    """What argparse is told about a default, beside `words` about the type."""
+    if default is MISSING:
+        return {"required": True}
+    if default is True:
+        return {"default": True, "action": argparse.BooleanOptionalAction}
+    if isinstance(default, Enum):
+        return {"default": str(default)}
+    repeated = words.get("action") == "append"
+    return {"default": list(default) if repeated and default is not None else default}
+
+
+def _of_type(kind: Any) -> dict[str, Any]:
+    """What argparse is told about values of a type."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        (known,) = [part for part in parts if part is not NoneType]
+        return _of_type(known)
+    if origin is Annotated:
+        mark = kind.__metadata__[0]
+        return _of_type(mark) if isinstance(mark, type) else {"type": mark}
+    if origin is Literal:
+        return {"choices": parts}
+    if origin is tuple and Ellipsis not in parts:
+        return _of_type(parts[0]) | {"nargs": len(parts)}
+    if origin in (tuple, Sequence):
+        return _of_type(parts[0]) | {"action": "append"}
+    if issubclass(kind, Enum):
+        return {"choices": [str(one) for one in kind]}
+    if kind is bool:
+        return {"action": "store_true"}
+    return {} if kind is str else {"type": kind}
+
+
+def whole(text: str) -> int:
+    """A whole number of at most 31 bits, as a type of argparse."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if abs(number) >= 2**31:
+        raise argparse.ArgumentTypeError(f"{text} is out of range; it must be below {2**31}")
+    return number
+
+
+def size_in_bytes(text: str, *, example: str, least: int = 0) -> int:
+    """Bytes of a size such as 500MB or 1GiB, as a type of argparse."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text, re.IGNORECASE)
+    thousand = 1024 if match and match[3] else 1000
+    power = " KMGT".index(match[2].upper() or " ") if match else 0
+    size = int(float(match[1]) * thousand**power) if match else -1
+    if size < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write {example}")
+    return size
+
+
+Whole = Annotated[int, whole]
+"""Type of a field that is a whole number of at most 31 bits."""
+
+
+def option_names(*kinds: Any) -> tuple[str, ...]:
+    """The names of the fields of dataclasses."""
+    return tuple(one.name for kind in kinds for one in fields(kind))
+
+
+def chosen(kind: type[K], arguments: argparse.Namespace, **others: Any) -> K:
+    """An instance of the dataclass `kind`, with those of its fields that were read, and `others`.
+
+    The dataclass checks them.
+    """
+    read, names = vars(arguments), option_names(kind)
+    values = {name: read[name] for name in names if name in read}
+    read = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return kind(**(read | others))
+
+
+@cache
+def sentences(kind: Any) -> dict[str, str]:
+    """The sentence below each field of a dataclass; inherited ones, too."""
+    found: dict[str, str] = {}
+    bases: list[Any] = [one for one in kind.__mro__ if is_dataclass(one)]
+    for base in reversed(bases):
+        (cls,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(cls, ast.ClassDef)
+        found |= _documented(cls.body)
+    return found
+
+
+def _documented(body: list[ast.stmt]) -> list[tuple[str, str]]:
+    """Pairs of a field's name and the string literal that follows it."""
+    pairs = []
+    for statement, after in pairwise(body):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            text = " ".join(str(after.value.value).split())
+            pairs.append((statement.target.id, text))
+    return pairs
 
 
 def _in_dashes(name: str) -> str:

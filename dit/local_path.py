@@ -97,6 +97,8 @@ def _address(text: str, known: tuple[str, ...]) -> str:
 
 LocalPath = Annotated[str, local_text]
 """Type of a key of a configuration: a path of this machine, or where allowed a name of the hub."""
+CheckpointPath = Annotated[str, checkpoint_place]
+"""Type of an option that names a checkpoint to read."""
 DataPath = Annotated[str, data_place]
 """Type of a key that names a dataset."""
 StoreAddress = Annotated[str, store_address]

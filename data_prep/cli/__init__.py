@@ -1,7 +1,7 @@
 """The command line of data preparation.
 
 parser           the commands and their options; exit codes and error messages
-media_arguments  the options of pictures and videos, with their help texts
+media_arguments  the options of pictures and videos: types, defaults, help texts
 media_options    these options -> the source that they describe; options that have no effect
 commands         what each command does
 next_command     what to do with a dataset: the command that trains on it

@@ -54,6 +54,7 @@ from dit.codecs import text, vae
 from dit.codecs.dataset_card import read_card
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae import Codec, Pixel
+from dit.command_line import chosen
 from dit.console import Console
 from dit.progress import counted, progress_on
 from dit.safe_writing import write_atomically
@@ -62,19 +63,12 @@ _FEW = 16  # blocks that are too few to start worker processes for
 _BLOCK = {"video": 4}  # samples that a worker gets at once; 32 of other commands, as they are small
 
 
-def _options(args: argparse.Namespace, *, max_bad_fraction: float) -> PackOptions:
-    return PackOptions(
+def _options(args: argparse.Namespace) -> PackOptions:
+    return chosen(
+        PackOptions,
+        args,
         split=SplitFractions.parse(args.split or DEFAULT_SPLIT),
         split_is_given=args.split is not None,
-        shard_size=args.shard_size,
-        max_shard_bytes=args.max_shard_bytes,
-        max_bad_fraction=max_bad_fraction,
-        overwrite=args.overwrite,
-        license=args.license,
-        verify=getattr(args, "verify", False),
-        trust_cache=getattr(args, "trust_cache", False),
-        batch_size=getattr(args, "batch_size", 1),
-        decode_threads=getattr(args, "decode_threads", 0),
         block_size=_BLOCK.get(args.command, 32),
     )
 
@@ -162,7 +156,7 @@ def run_digits(args: argparse.Namespace) -> int:
             codec=codec,
             whitening=_whitening(args, codec),
             text=encoder,
-            options=_options(args, max_bad_fraction=0),
+            options=replace(_options(args), max_bad_fraction=0),
             settings=_settings(args, "num_samples") | kinds | large,
             command=" ".join(["python -m data_prep digits", *asked]),
             notify=_notify,
@@ -196,7 +190,7 @@ def run_media(args: argparse.Namespace) -> int:
     codec = vae.codec_named(args.processor).from_arguments(args)
     encoder = text.text_encoder_named(args.text_encoder or codec.text_encoder).from_arguments(args)
     _check_model(args, codec, encoder)
-    options = _options(args, max_bad_fraction=args.max_bad_fraction)
+    options = _options(args)
     asked, source = args.video_loader_type, source_of(args, codec)
     source = replace(source, keeps_originals=encoder.most_pictures > 0)
     for given in source.inputs:

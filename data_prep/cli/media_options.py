@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from data_prep.cli.media_arguments import DecoderOptions, FrameOptions
 from data_prep.media.captions import MissingCaption
 from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import FrameRule, Window
@@ -23,11 +24,9 @@ from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.reference_fit import ReferenceFit
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Codec
+from dit.command_line import option_names
 
-_FRAMES = {
-    "mode", "target_frames", "num_frames", "frame_buckets", "train_fps", "window", "drop_short",
-    "video_loader_type",
-}  # fmt: skip
+_FRAMES = {*option_names(FrameOptions, DecoderOptions)}
 _ROWS = {"dataset_split", "image_column", "video_column", "caption_column"}
 
 

@@ -7,8 +7,9 @@ import errno
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from data_prep.cli.commands import (
     run_convert,
@@ -17,23 +18,16 @@ from data_prep.cli.commands import (
     run_media,
     run_relocate,
 )
-from data_prep.cli.media_arguments import (
-    add_captions,
-    add_frames,
-    add_inputs,
-    add_models,
-    add_pictures,
-    minutes,
-    whole,
-)
+from data_prep.cli.media_arguments import InputOptions, Minutes, add_media, add_models
 from data_prep.cli.terminal import show_codecs
 from data_prep.formats.convert import FORMATS
 from data_prep.planning.splits import DEFAULT_SPLIT
 from data_prep.refusals import PrepError
+from data_prep.writing.shard_writer import ShardOptions, WorkOptions
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Pixel
-from dit.command_line import OptionParser, not_an_option
+from dit.command_line import OptionParser, Whole, add_options, not_an_option, option
 from dit.console import Console
 
 EXIT_CODES = """\
@@ -107,9 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
     )
     parser.set_defaults(run=None)
-    parser.add_argument(
-        "--list_processors", action=_ListCodecs, help="Show the known processors and exit."
-    )
+    _add_list_processors(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_digits(commands)
     _add_media(commands, "image", "Packs images, with their captions.")
@@ -120,197 +112,141 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_digits(commands: Any) -> None:
-    about = "Packs the 1,797 handwritten digits, 8 x 8 pixels, that come with scikit-learn."
-    parser = commands.add_parser("digits", help=about, description=about, epilog=EXIT_CODES)
-    _add_output(parser)
-    parser.add_argument(
-        "--num_samples",
-        type=whole,
-        metavar="N",
-        help="Pack only the first N digits. (default: all)",
-    )
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument(
-        "--moving",
-        action="store_true",
-        help="Pack clips of 9 frames, 16 x 16 pixels, in which a digit moves left, right, up or"
-        " down: four of each digit, with the inputs of image-to-video models (condition_latent,"
-        " first_frame_latent).",
-    )
-    kinds.add_argument(
-        "--edits",
-        action="store_true",
-        help="Pack pairs for editing networks: each digit as a reference picture, and as its target"
-        " the same digit `with a frame` or `mirrored`.",
-    )
-    kinds.add_argument(
-        "--side",
-        type=int,
-        choices=(8, 16, 32),
-        default=8,
-        help="Pixels along a side; above 8 digits are scaled up. Each is 16 latent cells.",
-    )
-    parser.add_argument(
-        "--invert",
-        action="store_true",
-        help="Dark ink on white, for fine-tuning; see --whitening_from.",
-    )
-    _add_whitening(parser)
-    parser.set_defaults(run=run_digits, command="digits")
+@dataclass(frozen=True, kw_only=True)
+class _OutputOptions:
+    """What is written."""
 
-
-def _add_whitening(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--whitening_from",
-        type=Path,
-        metavar="DIR",
-        help="For processor pixel: normalise latents with the mean and deviation of another"
-        " dataset, for a network that was trained on that dataset.",
-    )
-
-
-def _add_media(commands: Any, name: str, about: str) -> None:
-    parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
-    add_inputs(parser)
-    _add_output(parser)
-    _add_running(parser)
-    add_pictures(parser)
-    add_frames(parser)
-    add_captions(parser)
-    parser.add_argument(
-        "--processor",
-        default=Pixel.name,
-        metavar="NAME",
-        help="Codec that encodes latents. (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--list_processors", action=_ListCodecs, help="Show the known processors and exit."
-    )
-    for codec in CODECS.values():
-        codec.add_arguments(parser)
-    _add_whitening(parser)
-    add_models(parser)
-    parser.add_argument(
-        "--output_format",
-        choices=("shards", *FORMATS),
-        default="shards",
-        help="Write shards, and also the format of AutoModel (meta, pt), FastVideo (parquet) or DFM"
-        " (dfm). (default: %(default)s)",
-    )
-    parser.set_defaults(run=run_media, command=name, parser=parser)
-
-
-def _add_running(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("running")
-    group.add_argument(
-        "--plan",
-        nargs="?",
-        const="decode",
-        choices=("decode", "quick"),
-        help="Write plan.jsonl, plan.html and plan_summary.json, which say what will become of each"
-        " file, and encode nothing. It decodes every file. --plan=quick reads only headers, so it"
-        " does not notice files that are damaged inside.",
-    )
-    group.add_argument(
-        "--trust_cache",
-        action="store_true",
-        help="Continue with the plan of an earlier run, without checking for changed files.",
-    )
-    group.add_argument("--cache_only", action="store_true", help="No effect: packing never trains.")
-    group.add_argument(
-        "--max_bad_fraction",
-        type=float,
-        default=0.05,
-        metavar="FRACTION",
-        help="Largest fraction of the samples, 0 to 1, that may be refused. (default: %(default)s)",
-    )
-    group.add_argument(
-        "--num_workers",
-        type=whole,
-        metavar="N",
-        help="Worker processes; 0 works in this process. The result is the same for any number."
-        " (default: one for each GPU or core, if there is enough work)",
-    )
-    group.add_argument(
-        "--minutes",
-        type=minutes,
-        metavar="M",
-        help="Time that training may take: some steps are tried, and train.yaml beside the shards"
-        " has network, noise levels and steps for it; 0 tries none and writes none. For latents of"
-        " networks with published weights it is written if this is given. (default: 30 without a"
-        " GPU; on one, as long as 140 passes over the samples take)",
-    )
-    group.add_argument(
-        "--decode_threads",
-        type=whole,
-        default=2,
-        metavar="N",
-        help="Threads of each worker that decode the next files. (default: %(default)s)",
-    )
-    group.add_argument(
-        "--batch_size",
-        type=whole,
-        default=1,
-        metavar="SAMPLES",
-        help="Samples of the same shape to encode together. (default: %(default)s)",
-    )
-    group.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="ray runs the workers on the machines of a Ray cluster. (default: %(default)s)",
-    )
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--output_dir",
-        "--dataset_output_dir",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="Folder for the dataset. If an earlier run with the same options was interrupted, or"
-        " files have changed, it is continued.",
-    )
-    parser.add_argument(
-        "--overwrite",
-        "--regenerate_cache",
-        action="store_true",
-        help="Encode everything anew: first remove the dataset in the output folder, but no other"
-        " files.",
-    )
-    parser.add_argument(
-        "--split",
+    output_dir: Path = option(MISSING, "--dataset_output_dir", metavar="DIR")
+    """Folder for the dataset. If an earlier run with the same options was interrupted, or files
+    have changed, it is continued."""
+    split: str | None = option(
+        None,
         metavar="TRAIN,VAL,TEST",
         help="Fractions of the samples for train, val and test. The split of a file does not depend"
         f" on the other files. (default: {DEFAULT_SPLIT}; all in train if one of these parts would"
         " get none)",
     )
-    parser.add_argument(
-        "--shard_size",
-        type=whole,
-        default=10_000,
-        metavar="SAMPLES",
-        help="Largest number of samples in a shard. (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max_shard_bytes",
-        type=_bytes,
-        default="1GiB",
-        metavar="SIZE",
-        help="Largest size of a shard, such as 500MB or 1GiB. (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--license",
-        metavar="NAME",
-        help="Licence of the data, such as CC-BY-4.0, for dataset_card.json. (default: none given)",
-    )
-    parser.add_argument(
-        "--text_encoder",
+    text_encoder: str | None = option(
+        None,
         metavar="NAME",
         help=f"Text encoder: {', '.join(TEXT_ENCODERS)}. (default: that of the processor)",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DigitKinds:
+    """Which data of digits: one of these."""
+
+    moving: bool = False
+    """Pack clips of 9 frames, 16 x 16 pixels, in which a digit moves left, right, up or down: four
+    of each digit, with the inputs of image-to-video models (condition_latent,
+    first_frame_latent)."""
+    edits: bool = False
+    """Pack pairs for editing networks: each digit as a reference picture, and as its target the
+    same digit `with a frame` or `mirrored`."""
+    side: int = option(8, choices=(8, 16, 32))
+    """Pixels along a side; above 8 digits are scaled up. Each is 16 latent cells."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DigitOptions:
+    """Samples of digits."""
+
+    num_samples: Whole | None = option(None, metavar="N")
+    """Pack only the first N digits. (default: all)"""
+    invert: bool = False
+    """Dark ink on white, for fine-tuning; see --whitening_from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WhiteningOptions:
+    """How latents are normalised."""
+
+    whitening_from: Path | None = option(None, metavar="DIR")
+    """For processor pixel: normalise latents with the mean and deviation of another dataset, for a
+    network that was trained on that dataset."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RunningOptions:
+    """How the work is done."""
+
+    plan: str | None = option(None, nargs="?", const="decode", choices=("decode", "quick"))
+    """Write plan.jsonl, plan.html and plan_summary.json, which say what will become of each file,
+    and encode nothing. It decodes every file. --plan=quick reads only headers, so it does not
+    notice files that are damaged inside."""
+    cache_only: bool = False
+    """No effect: packing never trains."""
+    num_workers: Whole | None = option(None, metavar="N")
+    """Worker processes; 0 works in this process. The result is the same for any number. (default:
+    one for each GPU or core, if there is enough work)"""
+    minutes: Minutes | None = option(None, metavar="M")
+    """Time that training may take: some steps are tried, and train.yaml beside the shards has
+    network, noise levels and steps for it; 0 tries none and writes none. For latents of networks
+    with published weights it is written if this is given. (default: 30 without a GPU; on one, as
+    long as 140 passes over the samples take)"""
+    decode_threads: Whole = option(2, metavar="N")
+    """Threads of each worker that decode the next files. (default: %(default)s)"""
+    engine: Literal["local", "ray"] = "local"
+    """ray runs the workers on the machines of a Ray cluster. (default: %(default)s)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CodecOptions:
+    """What encodes."""
+
+    processor: str = option(Pixel.name, metavar="NAME")
+    """Codec that encodes latents. (default: %(default)s)"""
+    output_format: str = option("shards", choices=("shards", *FORMATS))
+    """Write shards, and also the format of AutoModel (meta, pt), FastVideo (parquet) or DFM (dfm).
+    (default: %(default)s)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CacheOptions:
+    """How a cache of another tool is read."""
+
+    processor: str | None = option(None, metavar="NAME")
+    """Codec that encoded the latents."""
+    latents: Literal["normalised", "raw"] | None = None
+    """raw: latents as the codec encodes them (FastVideo, DFM's FLUX and DiT); they are then
+    normalised for the processor. (default: raw for FastVideo's Parquet, except that of Cosmos 2.5,
+    which has no default; else normalised)"""
+    max_bad_fraction: float = option(0.05, metavar="FRACTION")
+    """As for image."""
+
+
+def _add_digits(commands: Any) -> None:
+    about = "Packs the 1,797 handwritten digits, 8 x 8 pixels, that come with scikit-learn."
+    parser = commands.add_parser("digits", help=about, description=about, epilog=EXIT_CODES)
+    _add_output(parser)
+    add_options(parser.add_mutually_exclusive_group(), _DigitKinds)
+    add_options(parser, _DigitOptions, _WhiteningOptions)
+    parser.set_defaults(run=run_digits, command="digits")
+
+
+def _add_media(commands: Any, name: str, about: str) -> None:
+    parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
+    add_options(parser.add_argument_group("what to pack (one of these at least)"), InputOptions)
+    _add_output(parser)
+    add_options(parser.add_argument_group("running"), _RunningOptions, WorkOptions)
+    add_media(parser)
+    add_options(parser, _CodecOptions)
+    _add_list_processors(parser)
+    for codec in CODECS.values():
+        codec.add_arguments(parser)
+    add_options(parser, _WhiteningOptions)
+    add_models(parser)
+    parser.set_defaults(run=run_media, command=name, parser=parser)
+
+
+def _add_list_processors(parser: argparse.ArgumentParser) -> None:
+    about = "Show the known processors and exit."
+    parser.add_argument("--list_processors", action=_ListCodecs, help=about)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, _OutputOptions, ShardOptions)
     for encoder in TEXT_ENCODERS.values():
         encoder.add_arguments(parser)
 
@@ -322,21 +258,7 @@ def _add_convert(commands: Any) -> None:
         "folder", type=Path, metavar="DIR", help="Folder that the other tool wrote."
     )
     _add_output(parser)
-    parser.add_argument("--processor", metavar="NAME", help="Codec that encoded the latents.")
-    parser.add_argument(
-        "--latents",
-        choices=("normalised", "raw"),
-        help="raw: latents as the codec encodes them (FastVideo, DFM's FLUX and DiT); they are then"
-        " normalised for the processor. (default: raw for FastVideo's Parquet, except that of"
-        " Cosmos 2.5, which has no default; else normalised)",
-    )
-    parser.add_argument(
-        "--max_bad_fraction",
-        type=float,
-        default=0.05,
-        metavar="FRACTION",
-        help="As for image.",
-    )
+    add_options(parser, _CacheOptions)
     for codec in CODECS.values():
         codec.add_arguments(parser)
     add_models(parser)
@@ -369,11 +291,3 @@ class _ListCodecs(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         show_codecs(Console())
         parser.exit()
-
-
-def _bytes(size: str) -> int:
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*(?:([kMGT]?)(i?)B?)", size, re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{size!r} is no size; write 1GiB, 500MB or 1000000")
-    number, prefix, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))

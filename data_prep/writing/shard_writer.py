@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from data_prep.engine.block_worker import Block, EncodedSample, RefusedResult
 from data_prep.engine.ranks import Ranks
@@ -24,31 +25,46 @@ from data_prep.writing.ledger import (
     read_progress,
 )
 from data_prep.writing.tar_shards import ShardSeries
+from dit.command_line import Whole, option, size_in_bytes
+
+byte_size = partial(size_in_bytes, example="1GiB, 500MB or 1000000")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackOptions:
+@dataclass(frozen=True, kw_only=True)
+class ShardOptions:
+    """Options of the command line for what is written."""
+
+    overwrite: bool = option(False, "--regenerate_cache")
+    """Encode everything anew: first remove the dataset in the output folder, but no other files."""
+    shard_size: Whole = option(10_000, metavar="SAMPLES")
+    """Largest number of samples in a shard. (default: %(default)s)"""
+    max_shard_bytes: Annotated[int, byte_size] = option(2**30, metavar="SIZE", default="1GiB")
+    """Largest size of a shard, such as 500MB or 1GiB. (default: %(default)s)"""
+    license: str | None = option(None, metavar="NAME")
+    """Licence of the data, such as CC-BY-4.0, for dataset_card.json. (default: none given)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions:
+    """Options of the command line for how samples are packed."""
+
+    trust_cache: bool = False
+    """Continue with the plan of an earlier run, without checking for changed files."""
+    max_bad_fraction: float = option(0.05, metavar="FRACTION")
+    """Largest fraction of the samples, 0 to 1, that may be refused. (default: %(default)s)"""
+    batch_size: Whole = option(1, metavar="SAMPLES")
+    """Samples of the same shape to encode together. (default: %(default)s)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackOptions(WorkOptions, ShardOptions):
     """Options of a packing that do not change the content of samples."""
 
     split: SplitFractions
     split_is_given: bool = True
     """Whether the user gave the split; the default may change for a small dataset."""
-    shard_size: int
-    """Samples in one shard, at most."""
-    max_shard_bytes: int
-    """Bytes of one shard, at most, unless a single sample is larger."""
-    max_bad_fraction: float
-    """Part of the files that may be refused."""
-    overwrite: bool = False
-    """Whether the dataset that the folder holds is removed first."""
-    license: str | None = None
-    """Licence of the data, for the dataset card."""
-    trust_cache: bool = False
-    """Whether the plan of an earlier run is used without looking at the files again."""
     block_size: int = 32
     """Samples that a worker gets at once."""
-    batch_size: int = 1
-    """Samples of one shape that are encoded together."""
     decode_threads: int = 0
     verify: bool = False
     """Whether each latent is decoded again and compared with its source."""

@@ -5,18 +5,17 @@ The keys of `model` are those of a family's own dataclass, so a `Schema` is one 
 
 from __future__ import annotations
 
-import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
-from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from dit import command_line
 from dit.config import ModelConfig, RunConfig
 from dit.config.inlining import inlined_groups, is_group, key_types, value_of
 from dit.config.resume import Resume, resume_class
@@ -187,31 +186,10 @@ def _expected_list(items: tuple[Any, ...]) -> str:
 @cache
 def sentences(group: type) -> dict[str, str]:
     """The sentence below each key of a dataclass and its inlined groups; inherited ones, too."""
-    found: dict[str, str] = {}
-    origin: Any = get_origin(group) or group
-    bases: list[Any] = [one for one in origin.__mro__ if is_dataclass(one)]
-    for base in reversed(bases):
-        (cls,) = ast.parse(inspect.getsource(base)).body
-        assert isinstance(cls, ast.ClassDef)
-        found |= _documented(cls.body)
+    found = dict(command_line.sentences(get_origin(group) or group))
     for kind in inlined_groups(group).values():
         found |= sentences(kind)
     return found
-
-
-def _documented(body: list[ast.stmt]) -> list[tuple[str, str]]:
-    """Pairs of a field's name and the string literal that follows it."""
-    pairs = []
-    for statement, after in pairwise(body):
-        if (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.target, ast.Name)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-        ):
-            text = " ".join(str(after.value.value).split())
-            pairs.append((statement.target.id, text))
-    return pairs
 
 
 def _reference_of(group: type, values: object, prefix: str, width: int) -> str:

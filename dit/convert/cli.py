@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dit.command_line import OptionParser
+from dit.command_line import OptionParser, size_in_bytes
 from dit.config import TextPadding
 from dit.console import Console
 from dit.convert.lora.commands import (
@@ -35,6 +35,9 @@ LARGEST_PART = 1e-4
 
 Sums in another order make a difference of this size in float32.
 """
+
+
+_bytes = partial(size_in_bytes, example="5GB, 5GiB or 1000000", least=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -197,15 +200,6 @@ def _tokens(text: str) -> int | TextPadding | None:
             f"{text!r} is neither `none` nor `stored` nor a number of tokens"
         )
     return int(text)
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text, re.IGNORECASE)
-    thousand = 1024 if match and match[3] else 1000
-    size = match and int(float(match[1]) * thousand ** " KMGT".index(match[2].upper() or " "))
-    if not size:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 5GB, 5GiB or 1000000")
-    return size
 
 
 def _import(args: argparse.Namespace) -> int:

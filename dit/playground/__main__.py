@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from dit.command_line import chosen
 from dit.distributed.entry import Parser, run
 from dit.local_path import checkpoint_place, local_text
 
@@ -18,9 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from dit.playground.studio import Studio, open_variants
     from dit.sampling.open_checkpoint import LoadOptions
 
-    names = ("t5_cache_dir", "tokenizer_cache_dir", "tokenizer_model", "precision")
-    names += ("ignore_text_encoder",)
-    options = LoadOptions(lora=args.lora, **{name: getattr(args, name) for name in names})
+    options = chosen(LoadOptions, args)
     places = [args.checkpoint, *args.compare]
     # Before the checkpoints, which take minutes to open: a port that is taken is said at once.
     server = PlaygroundServer(args.host, args.port)

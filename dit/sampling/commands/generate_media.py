@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dit.command_line import chosen
 from dit.console import Console
 from dit.models.registry import family_of
 from dit.progress import Track, no_progress, progress_on
@@ -27,7 +28,6 @@ from dit.sampling.commands.options import (
     GenerationOptions,
     check_count,
     check_seed,
-    chosen,
     parser,
     with_file,
 )
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from dit.distributed.model_parallel import FullForward
     from dit.sampling.experts import TwoExperts
-    from dit.sampling.generate import Watch
+    from dit.sampling.generate import SamplingSettings, Watch
     from dit.sampling.given_pictures import GivenPictures, PromptTexts, ReferencePictures
 
 _QUIET_S = 5.0
@@ -95,19 +95,11 @@ def generate_opened(
     """
     import torch.distributed as dist
 
-    from dit.config import Sampler
-    from dit.sampling.generate import Request, SamplingSettings, generate_latents
-    from dit.sampling.guiders import open_guiders
+    from dit.sampling.generate import Request, generate_latents
 
     asked, options = options, options_of_network(options, opened)
-    assert options.guidance is not None
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
-    taken = family_of(opened.config.model).inputs(opened.config.model)
-    given = [_given(one, prompt) for one, prompt in zip(each, prompts, strict=True)]
-    references = [_references(one, prompt) for one, prompt in zip(each, prompts, strict=True)]
-    for one, pictures, changed in zip(each, given, references, strict=True):
-        pictures.check(taken, frames=_size(one)[0])
-        changed.check(taken)
+    given, references = _pictures_of(prompts, each, opened)
     words = [(p.text, one.negative_prompt) for p, one in zip(prompts, each, strict=True)]
     texts = _encoded(opened, words, given, references)
     data = opened.model.groups.dp
@@ -125,15 +117,7 @@ def generate_opened(
         )
         for i in mine
     ]
-    settings = SamplingSettings(
-        num_steps=options.num_steps,
-        guidance=options.guidance,
-        guidance_interval=options.guidance_interval,
-        guidance_rescale=options.guidance_rescale,
-        sampler=Sampler(options.sampler),
-        # Guiders of one pipeline have scales of their own, where none was asked for.
-        guiders=open_guiders(options.guider, scale=asked.guidance) if options.guider else None,
-    )
+    settings = _sampling_settings(options, scale=asked.guidance)
     told = replace(opened.config.objective, guidance=options.distilled_guidance)
     config = replace(opened.config, objective=told)
     track = track if dist.get_rank() == 0 else no_progress
@@ -185,18 +169,43 @@ def _is_first_of_replica(model: FullForward | TwoExperts) -> bool:
     return groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0
 
 
-def _given(options: GenerationOptions, prompt: Prompt) -> GivenPictures:
-    from dit.sampling.given_pictures import OF_COMMAND_LINE, GivenPictures
+def _pictures_of(
+    prompts: Sequence[Prompt], each: Sequence[GenerationOptions], opened: OpenCheckpoint
+) -> tuple[list[GivenPictures], list[ReferencePictures]]:
+    """First and last frame, and the pictures to edit, of each prompt.
 
-    named = OF_COMMAND_LINE.of(prompt)
-    return GivenPictures(first=options.image, last=options.last_image, options=named)
+    Raises:
+        ValueError: the network takes none, or needs some.
+    """
+    from dit.sampling.given_pictures import OF_COMMAND_LINE, GivenPictures, ReferencePictures
+
+    taken = family_of(opened.config.model).inputs(opened.config.model)
+    given, references = [], []
+    for one, named in zip(each, map(OF_COMMAND_LINE.of, prompts), strict=True):
+        ends = GivenPictures(first=one.image, last=one.last_image, options=named)
+        ends.check(taken, frames=_size(one)[0])
+        edited = ReferencePictures(files=one.reference, size=one.reference_size, options=named)
+        edited.check(taken)
+        given.append(ends)
+        references.append(edited)
+    return given, references
 
 
-def _references(options: GenerationOptions, prompt: Prompt) -> ReferencePictures:
-    from dit.sampling.given_pictures import OF_COMMAND_LINE, ReferencePictures
+def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> SamplingSettings:
+    """`scale` of guidance was asked for; guiders of one pipeline else have scales of their own."""
+    from dit.config import Sampler
+    from dit.sampling.generate import SamplingSettings
+    from dit.sampling.guiders import open_guiders
 
-    named = OF_COMMAND_LINE.of(prompt)
-    return ReferencePictures(files=options.reference, size=options.reference_size, options=named)
+    assert options.guidance is not None
+    return SamplingSettings(
+        num_steps=options.num_steps,
+        guidance=options.guidance,
+        guidance_interval=options.guidance_interval,
+        guidance_rescale=options.guidance_rescale,
+        sampler=Sampler(options.sampler),
+        guiders=open_guiders(options.guider, scale=scale) if options.guider else None,
+    )
 
 
 def _picture_inputs(

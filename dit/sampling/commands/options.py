@@ -1,4 +1,4 @@
-"""Options of `generate_dit.py`: dataclasses, the command line, and a YAML file of options.
+"""Options of `generate_dit.py`: dataclasses, the command line of them, and a YAML file of options.
 
 The command line takes precedence over the file. Generation files of AutoModel are read as well, as
 far as their keys have a meaning here; so are these keys on the command line.
@@ -11,20 +11,20 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from dit.codecs.reference_fit import ReferenceFit
-from dit.command_line import OptionParser
+from dit.command_line import OptionParser, add_options, option
 from dit.config import Sampler
 from dit.distributed.entry import Parser
-from dit.local_path import checkpoint_place, local_text
+from dit.local_path import CheckpointPath, LocalPath, checkpoint_place, local_text
 from dit.parsing import MOST_BYTES, YamlError, parse_yaml
 from dit.sampling.latent_sizes import MOST_PIXELS
 from dit.sampling.media_files import RATES
+from dit.sampling.open_checkpoint import EncoderPlaces, NetworkOptions
 
 FPS = 24.0
 _MOST = {
@@ -63,27 +63,59 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationOptions:
-    """Everything but prompt and seed that determines a generated picture."""
+class ContentOptions:
+    """What a picture or video shows beside its prompt, and its size."""
 
-    height: int | None = None  # pixels; None is the most frequent size of the dataset
-    width: int | None = None
-    num_video_frames: int | None = None  # pixel frames; 1 is a picture
-    fps: float | None = None  # frame rate of a video; None is FPS
-    num_steps: int = 35
-    # None is that of a guider, or of the run: `RunConfig.guidance`
-    guidance: float | None = None
-    guider: str | None = None  # folder of a guider of Diffusers, or of a pipeline that has one
-    distilled_guidance: float | None = None  # the scale that it is told; None is that of training
-    guidance_interval: tuple[float, float] | None = None  # noise levels with guidance; None is all
-    guidance_rescale: float = 0.0
-    sampler: str = str(Sampler.HEUN)
-    weights: str = "ema"
     negative_prompt: str = ""
-    image: str | None = None  # file of the first frame
-    last_image: str | None = None
-    reference: tuple[str, ...] = ()  # files of pictures that the network changes
-    reference_size: str = str(ReferenceFit.TARGET)
+    """What the picture should not show. (default: nothing)"""
+    image: LocalPath | None = option(None, metavar="FILE")
+    """First frame of each video (image-to-video)."""
+    last_image: LocalPath | None = option(None, metavar="FILE")
+    """Last frame of each video (first and last one)."""
+    reference: tuple[LocalPath, ...] = option((), metavar="FILE")
+    """Picture that the prompt edits (FLUX.1 Kontext); repeatable if the network takes several."""
+    reference_size: Annotated[str, ReferenceFit] = str(ReferenceFit.TARGET)
+    """Size of references: their own, that of the target, or that of the published pipeline. Take
+    the one that the training data had. (default: %(default)s)"""
+    height: int | None = None
+    """Rows, in pixels. Default: the most frequent one in the dataset."""
+    width: int | None = None
+    """Columns, in pixels. Default: the most frequent one in the dataset."""
+    num_video_frames: int | None = None
+    """Frames of the video; 1 makes a picture. Default: the most frequent one in the dataset."""
+    fps: float | None = None
+    """Frames per second of a video, 0.01 to 1000. (default: 24)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerOptions:
+    """How it is generated."""
+
+    num_steps: int = 35
+    """Steps of the sampler. (default: %(default)s)"""
+    guidance: float | None = None
+    """g in uncond + g (cond - uncond); 1 means no guidance. (default: that of --guider, or of the
+    run, validation.guidance: 2.5, or 1 if the network has a guidance embedding)"""
+    guider: LocalPath | None = option(None, metavar="DIR")
+    """Folder of a Diffusers guider, or of a pipeline with one (HunyuanVideo 1.5), which combines
+    the predictions with and without the prompt."""
+    distilled_guidance: float | None = None
+    """Input of the guidance embedding of a distilled network, such as 3.5 (FLUX.1 dev). (default:
+    as in training, objective.guidance)"""
+    guidance_interval: tuple[float, float] | None = option(None, metavar=("LOW", "HIGH"))
+    """Noise levels with guidance: sigma for EDM, t for flow matching. (default: all)"""
+    guidance_rescale: float = 0.0
+    """0 to 1: how far the contrast goes back to that without guidance. (default: %(default)s)"""
+    sampler: Annotated[str, Sampler] = str(Sampler.HEUN)
+    """heun calls the network twice a step, the others once. euler is first order, the others are
+    second order. (default: %(default)s)"""
+    weights: str = option("ema", choices=("ema", "model"))
+    """Average of the weights, or the last ones. (default: %(default)s)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions(SamplerOptions, ContentOptions):
+    """Everything but prompt and seed that determines a generated picture."""
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -146,200 +178,58 @@ def check_seed(seed: int, *, count: int) -> None:
         )
 
 
-def chosen(kind: Any, arguments: Any) -> Any:
-    """An instance of the dataclass `kind`, with its fields from the parsed arguments."""
-    names = {field.name for field in fields(kind)}
-    values = {k: v for k, v in vars(arguments).items() if k in names}
-    if values.get("guidance_interval"):
-        values["guidance_interval"] = tuple(values["guidance_interval"])
-    if "reference" in values:
-        values["reference"] = tuple(values["reference"])
-    return kind(**values)
+@dataclass(frozen=True, kw_only=True)
+class _CheckpointOptions:
+    """Which network."""
+
+    checkpoint_path: CheckpointPath
+    """Run folder, checkpoint folder, or LATEST file of a run; or msc://PROFILE/PATH of its
+    checkpoint.mirror."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PromptOptions:
+    """Prompts: one of these."""
+
+    prompt: tuple[str, ...] | None = None
+    """Text of the picture; repeatable."""
+    prompts_file: Path | None = None
+    """A prompt on each line, or .json or .jsonl with captions, sizes, negatives, pictures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SampleOptions:
+    """Samples of a prompt."""
+
+    num_images_per_prompt: int = 1
+    """Samples of each prompt. (default: 1)"""
+    seed: int = 0
+    """Seed of the first sample; the i-th takes seed + i."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FileOptions:
+    """What is read and written."""
+
+    config: Path | None = option(None, metavar="FILE")
+    """YAML file of options; those typed here override it."""
+    save_latents: bool = False
+    """Keep latents for decode_latents.py; without a VAE, show them in false colours."""
+    output_dir: Path = option(Path("samples"), "--video_save_path")
+    """Folder for the files, grid.png and samples.json. (default: %(default)s)"""
 
 
 def parser() -> Parser:
     parser = Parser(
         description="Generates pictures (PNG) and videos (MP4) from prompts and a checkpoint."
     )
-    parser.add_argument(
-        "--checkpoint_path",
-        type=checkpoint_place,
-        required=True,
-        help="Run folder, checkpoint folder, or LATEST file of a run; or msc://PROFILE/PATH of its"
-        " checkpoint.mirror.",
-    )
-    _add_what(parser)
-    _add_how(parser)
-    _add_where(parser)
+    add_options(parser, _CheckpointOptions)
+    what = parser.add_argument_group("what to generate")
+    add_options(what.add_mutually_exclusive_group(required=True), _PromptOptions)
+    add_options(what, ContentOptions, _SampleOptions)
+    add_options(parser.add_argument_group("how to sample"), SamplerOptions, NetworkOptions)
+    add_options(parser.add_argument_group("files"), _FileOptions, EncoderPlaces)
     return parser
-
-
-def _add_what(parser: Parser) -> None:
-    group = parser.add_argument_group("what to generate")
-    prompts = group.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("--prompt", action="append", help="Text of the picture; repeatable.")
-    prompts.add_argument(
-        "--prompts_file",
-        type=Path,
-        help="A prompt on each line, or .json or .jsonl with captions, sizes, negatives, pictures.",
-    )
-    add = group.add_argument
-    add_path = partial(add, type=local_text)
-    add(
-        "--negative_prompt", default="", help="What the picture should not show. (default: nothing)"
-    )
-    add_path("--image", metavar="FILE", help="First frame of each video (image-to-video).")
-    add_path("--last_image", metavar="FILE", help="Last frame of each video (first and last one).")
-    add_path(
-        "--reference",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="Picture that the prompt edits (FLUX.1 Kontext); repeatable if the network takes"
-        " several.",
-    )
-    add(
-        "--reference_size",
-        choices=[str(size) for size in ReferenceFit],
-        default=str(ReferenceFit.TARGET),
-        help="Size of references: their own, that of the target, or that of the published pipeline."
-        " Take the one that the training data had. (default: %(default)s)",
-    )
-    add("--num_images_per_prompt", type=int, default=1, help="Samples of each prompt. (default: 1)")
-    size = "Default: the most frequent one in the dataset."
-    add("--height", type=int, help=f"Rows, in pixels. {size}")
-    add("--width", type=int, help=f"Columns, in pixels. {size}")
-    add("--num_video_frames", type=int, help=f"Frames of the video; 1 makes a picture. {size}")
-    add("--fps", type=float, help="Frames per second of a video, 0.01 to 1000. (default: 24)")
-    add("--seed", type=int, default=0, help="Seed of the first sample; the i-th takes seed + i.")
-
-
-def _add_how(parser: Parser) -> None:
-    defaults, group = GenerationOptions(), parser.add_argument_group("how to sample")
-    add = group.add_argument
-    add_path = partial(add, type=local_text)
-    add(
-        "--num_steps",
-        type=int,
-        default=defaults.num_steps,
-        help="Steps of the sampler. (default: %(default)s)",
-    )
-    add(
-        "--guidance",
-        type=float,
-        help="g in uncond + g (cond - uncond); 1 means no guidance. (default: that of --guider, or"
-        " of the run, validation.guidance: 2.5, or 1 if the network has a guidance embedding)",
-    )
-    add_path(
-        "--guider",
-        metavar="DIR",
-        help="Folder of a Diffusers guider, or of a pipeline with one (HunyuanVideo 1.5), which"
-        " combines the predictions with and without the prompt.",
-    )
-    add(
-        "--distilled_guidance",
-        type=float,
-        help="Input of the guidance embedding of a distilled network, such as 3.5 (FLUX.1 dev)."
-        " (default: as in training, objective.guidance)",
-    )
-    add(
-        "--guidance_interval",
-        type=float,
-        nargs=2,
-        metavar=("LOW", "HIGH"),
-        help="Noise levels with guidance: sigma for EDM, t for flow matching. (default: all)",
-    )
-    add(
-        "--guidance_rescale",
-        type=float,
-        default=defaults.guidance_rescale,
-        help="0 to 1: how far the contrast goes back to that without guidance."
-        " (default: %(default)s)",
-    )
-    add(
-        "--sampler",
-        choices=[str(sampler) for sampler in Sampler],
-        default=defaults.sampler,
-        help="heun calls the network twice a step, the others once. euler is first order, the"
-        " others are second order. (default: %(default)s)",
-    )
-    add(
-        "--weights",
-        choices=("ema", "model"),
-        default=defaults.weights,
-        help="Average of the weights, or the last ones. (default: %(default)s)",
-    )
-    add(
-        "--checkpoint_path_low",
-        type=checkpoint_place,
-        metavar="DIR",
-        help="The second of two experts (Wan 2.2), for the levels below objective.level_range.",
-    )
-    add_path(
-        "--lora",
-        action="append",
-        default=[],
-        metavar="FILE[:SCALE]",
-        help="File or folder of LoRA adapters, and their scale, such as x.safetensors:0.8;"
-        " repeatable. (default scale: 1)",
-    )
-    add_path(
-        "--lora_low",
-        action="append",
-        default=[],
-        metavar="FILE[:SCALE]",
-        help="The same for --checkpoint_path_low.",
-    )
-    add(
-        "--ignore_text_encoder",
-        action="store_true",
-        help="Leave out the keys of text encoders in files of --lora, and count them.",
-    )
-    add("--offload_experts", action="store_true", help="Keep the idle expert in host memory.")
-    add(
-        "--precision",
-        choices=("fp32", "bf16"),
-        help="Type of matrix products. (default: as in training)",
-    )
-    for name, text in (
-        ("tensor_model_parallel_size", "Processes over which matrices are split."),
-        ("context_parallel_size", "Processes over which tokens are split."),
-        ("pipeline_model_parallel_size", "Processes over which layers are split."),
-    ):
-        add(f"--{name}", type=int, default=1, help=f"{text} (default: 1)")
-    sequence = "Tensor processes also split the tokens between the matrices."
-    add("--sequence_parallel", action="store_true", help=sequence)
-
-
-def _add_where(parser: Parser) -> None:
-    add = parser.add_argument_group("files").add_argument
-    add_path = partial(add, type=local_text)
-    add(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="YAML file of options; those typed here override it.",
-    )
-    add_path("--t5_cache_dir", help="Hugging Face cache, or pipeline folder, of the text encoder.")
-    add_path(
-        "--tokenizer_cache_dir",
-        "--vae_cache_folder",
-        dest="tokenizer_cache_dir",
-        help="Hugging Face cache, or pipeline folder, with the VAE that decodes.",
-    )
-    add_path("--tokenizer_model", help="Hub name or folder of the VAE, if not the dataset's.")
-    add(
-        "--save_latents",
-        action="store_true",
-        help="Keep latents for decode_latents.py; without a VAE, show them in false colours.",
-    )
-    add(
-        "--output_dir",
-        "--video_save_path",
-        type=Path,
-        default=Path("samples"),
-        help="Folder for the files, grid.png and samples.json. (default: %(default)s)",
-    )
 
 
 def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:

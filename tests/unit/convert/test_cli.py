@@ -8,7 +8,7 @@ from argparse import ArgumentTypeError
 import pytest
 from safetensors.torch import load_file, save_file
 
-from data_prep.cli.parser import _bytes as prep_bytes
+from data_prep.writing.shard_writer import byte_size as prep_bytes
 from dit.config.inlining import value_of
 from dit.config_loading import load_config
 from dit.convert.cli import _bytes, main

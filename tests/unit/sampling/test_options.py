@@ -11,10 +11,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dit.command_line import chosen
 from dit.config_loading import load_config
 from dit.sampling.commands.generate_media import options_of_network
 from dit.sampling.commands.lora_option import scaled_file
-from dit.sampling.commands.options import GenerationOptions, chosen, parser, with_file
+from dit.sampling.commands.options import GenerationOptions, parser, with_file
 from dit.sampling.validation.samples import settings_of
 from recipes.runs import RECIPES
 from tests.hostile import damaged, mistaken
