@@ -27,7 +27,7 @@ from dit.models.registry import family_of, named_model, pairs
 from dit.objectives.diffusers_schedulers import EdmScheduler, FlowScheduler, UnipcScheduler
 from dit.train import trainer
 from recipes.pretrain_dit import main
-from recipes.runs import dit_xl, for_weights
+from recipes.runs import dit_xl, for_weights, read_folder
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 FILES = sorted(path.stem for path in (*CONF.glob("*_lora.yaml"), *CONF.glob("*_finetune.yaml")))
@@ -156,7 +156,9 @@ def test_a_step_on_a_port_of_chroma(groups, tmp_path: Path) -> None:
     config = load_config(
         dit_xl(), config_file=CONF / "chroma_lora.yaml", overrides=words, adapt=for_weights
     )
-    (values,) = trainer.measure_steps(config, warm_up=0, steps=1, around=nullcontext())
+    (values,) = trainer.measure_steps(
+        config, warm_up=0, steps=1, around=nullcontext(), read_folder=read_folder
+    )
     assert 0 < values["loss"] < 100
     start = hf_start(config)
     assert start is not None and "objective of FlowMatchEulerDiscreteScheduler" in start.notes
