@@ -1,4 +1,4 @@
-"""Measures of the source tree; a copy of what HOUSE.md section 1 counts. On any checkout, by hand.
+"""Measures of the source tree, by syntax tree and by runs. On any checkout, by hand.
 
     python -m tools.measure_house                                all, of this checkout
     python -m tools.measure_house --root ../older --json older.json
