@@ -11,10 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from dit.config import ModelConfig, ParameterGroup, Problems, RunConfig
-from dit.models.diffusers_names import Pair
 from dit.models.registry import family_of, pairs
+
+if TYPE_CHECKING:
+    from dit.models.diffusers_names import Pair
 
 Weight = tuple[str, int | None]
 """Name of a weight as a checkpoint has it, and its layer."""

@@ -22,7 +22,6 @@ from dit.config import (
     AttentionBackend,
     ContextComm,
     Implementation,
-    ModelConfig,
     ParameterGroup,
     Problems,
     RunConfig,
@@ -31,10 +30,9 @@ from dit.data import build_train_loader, null_inputs, validation_groups
 from dit.data.pack import PatchLayout
 from dit.data.passes import absent_data, data_paths
 from dit.data.preflight import validation_sets
-from dit.models.layers.joint_order import check_joint_context
+from dit.models.cost import network_cost
+from dit.models.layers.context_parallel import check_joint_context
 from dit.models.parameter_groups import Weight, group_of_weights
-from dit.models.registry import family_of
-from dit.models.stacks.joint_transformer import JointTransformer
 from dit.models.training_checks import check_objective_inputs
 from dit.objectives import clean_network_level, sampling_path, training_objective
 from dit.safe_writing import check_no_writer
@@ -98,7 +96,7 @@ def check_settings(config: RunConfig) -> None:
     groups = group_of_weights(config)
     if config.model.blocks_to_swap and not config.lora.enabled:
         check_blocks_are_frozen(groups, config.model.blocks_to_swap)
-    if attends_jointly(config.model):
+    if network_cost(config.model).attends_jointly:
         check_joint_context(config.model.cp_comm_type, config.model.context_parallel_size)
     if config.samples:
         sampling_path(config.objective)
@@ -118,12 +116,6 @@ def check_blocks_are_frozen(groups: Mapping[Weight, ParameterGroup], swapped: in
                 " lora.rank, or model.blocks_to_swap=0"
             ]
         )
-
-
-def attends_jointly(model: ModelConfig) -> bool:
-    """Whether latents and text have rows of their own."""
-    network = family_of(model).network()
-    return isinstance(network, type) and issubclass(network, JointTransformer)
 
 
 def check_clean_level(config: RunConfig) -> None:

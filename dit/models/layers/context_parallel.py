@@ -215,6 +215,19 @@ def _attend_here(attend: Attend, qkv: tuple[Tensor, Tensor, Tensor], exchange: E
     return exchange.own.restore(attend(q, k, v, exchange.spans))
 
 
+def check_joint_context(comm: ContextComm, ranks: int) -> None:
+    """Checks that context ranks exchange tokens in a way that joint attention knows.
+
+    Raises:
+        ValueError: they pass keys and values round a ring.
+    """
+    if comm is ContextComm.P2P and ranks > 1:
+        raise ValueError(
+            "model.cp_comm_type=p2p sends one row of tokens round, and this network attends to"
+            " latents and text in rows of their own; use a2a or all_gather"
+        )
+
+
 def check_ring(ranks: int) -> None:
     """Checks that Transformer Engine's ring attention can run here, on so many ranks.
 

@@ -132,19 +132,6 @@ def text_row(
     return TextRow(row, *to_device(torch.stack((source_L, sample_L)), device))
 
 
-def check_joint_context(comm: ContextComm, ranks: int) -> None:
-    """Checks that context ranks exchange tokens in a way that joint attention knows.
-
-    Raises:
-        ValueError: they pass keys and values round a ring.
-    """
-    if comm is ContextComm.P2P and ranks > 1:
-        raise ValueError(
-            "model.cp_comm_type=p2p sends one row of tokens round, and this network attends to"
-            " latents and text in rows of their own; use a2a or all_gather"
-        )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointOrder:
     """Two rows of a pack, and the row of both that single-stream layers and attention work on."""

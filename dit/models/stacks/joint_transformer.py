@@ -15,14 +15,8 @@ from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.layer_spec import DoubleLayerSpec, StackSpec
 from dit.models.layers.adaptable import TOKENS
-from dit.models.layers.joint_order import (
-    JointOrder,
-    TextRow,
-    TokenRow,
-    check_joint_context,
-    text_row,
-    text_rows,
-)
+from dit.models.layers.context_parallel import check_joint_context
+from dit.models.layers.joint_order import JointOrder, TextRow, TokenRow, text_row, text_rows
 from dit.models.layers.modulation import PerBlockAdaLN, TimestepConditioning
 from dit.models.layers.packed_attention import Angles, RowConditions
 from dit.models.layers.parallel_linear import BuildContext, Replicated

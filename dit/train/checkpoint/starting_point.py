@@ -9,7 +9,6 @@ from dit.checkpoint_paths import CheckpointError, find_checkpoint
 from dit.config import RunConfig
 from dit.data.datasets import META
 from dit.local_path import is_address
-from dit.train.checkpoint.object_store import fetched_checkpoint
 
 
 def named_checkpoint(place: str | Path, *, named: str) -> Path:
@@ -21,6 +20,8 @@ def named_checkpoint(place: str | Path, *, named: str) -> Path:
         CheckpointError: there is none, or it is not complete.
     """
     if isinstance(place, str) and is_address(place):
+        from dit.train.checkpoint.object_store import fetched_checkpoint
+
         found = fetched_checkpoint(place)
     else:
         found = Path(place)

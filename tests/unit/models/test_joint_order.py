@@ -10,15 +10,8 @@ import torch
 
 from dit.batch import SequenceShard
 from dit.config import ContextComm
-from dit.models.layers.context_parallel import Context
-from dit.models.layers.joint_order import (
-    JointOrder,
-    Piece,
-    TokenRow,
-    check_joint_context,
-    text_row,
-    text_rows,
-)
+from dit.models.layers.context_parallel import Context, check_joint_context
+from dit.models.layers.joint_order import JointOrder, Piece, TokenRow, text_row, text_rows
 from tests.packs import random_pack, tiny_model
 
 CPU = torch.device("cpu")
