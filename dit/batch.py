@@ -10,6 +10,7 @@ A `LatentSample` is what a shard holds; a `PackedBatch` is what the loader hands
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -279,3 +280,9 @@ class Problem:
     target_TC: Tensor  # float32, what the raw network output should be
     weight_N: Tensor  # float32, multiplies the squared error of each token of the sample
     noise_N: Tensor  # float32, sigma or t itself, for metrics and samplers
+
+
+def pack_identity(keys: tuple[str, ...]) -> int:
+    """Order-sensitive 63-bit hash of the sample keys of a pack, the same on every machine."""
+    digest = hashlib.blake2b("\0".join(keys).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from dit.batch import TEXT, Grid, LatentSample, PackedBatch
+from dit.batch import TEXT, Grid, LatentSample, PackedBatch, pack_identity
 from dit.config import ModelConfig, Precision, RunConfig
-from dit.data.pack import PatchLayout, pack_identity, pack_samples
+from dit.data.pack import PatchLayout, pack_samples
 from dit.models.dit.family import DitConfig
 from dit.models.family import Family, InputKind, SampleInput
 from dit.models.registry import family_of

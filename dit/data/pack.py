@@ -11,23 +11,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from dit.batch import Grid, LatentSample, PackedBatch
+from dit.batch import Grid, LatentSample, PackedBatch, pack_identity
 from dit.config import RunConfig
 from dit.models.cost import network_cost
 from dit.models.family import InputKind, SampleInput
-from dit.models.positions import PositionRule
+from dit.models.patches import write_patches
+from dit.models.positions import PositionRule, padded_positions
 from dit.models.registry import family_of
 from dit.pack_wire import private_bytes, views_of, widest_first
 
@@ -277,7 +275,7 @@ class PackWriter:
         grids = tuple([layout.grid(latent_CFHW) for latent_CFHW in latents])
         for latent_CFHW, grid in zip(latents, grids, strict=True):
             stop = at + math.prod(grid)
-            _write_patches(latent_TC[at:stop], latent_CFHW, grid, layout.patch)
+            write_patches(latent_TC[at:stop], latent_CFHW, grid, layout.patch)
             at = stop
         self._start = first + layout.padded(at - first)
         if at < self._start:
@@ -334,7 +332,7 @@ class PackWriter:
                 given = self._layout.grid(given_CFHW)
                 if given[0] < grid[0]:
                     own_TC = self._tensors["latent_TC"][first : first + math.prod(given)]
-                    _write_patches(own_TC, given_CFHW, given, self._layout.patch)
+                    write_patches(own_TC, given_CFHW, given, self._layout.patch)
                     return len(own_TC)
         return 0
 
@@ -343,7 +341,7 @@ class PackWriter:
         own_T = self._tensors["weight_T"][first : self._start].fill_(sample.loss_weight)
         if sample.loss_mask_1FHW is not None:
             patches_TC = own_T.new_empty(math.prod(grid), math.prod(self._layout.patch))
-            _write_patches(patches_TC, sample.loss_mask_1FHW, grid, self._layout.patch)
+            write_patches(patches_TC, sample.loss_mask_1FHW, grid, self._layout.patch)
             own_T[: len(patches_TC)] *= patches_TC.mean(1)
 
     def _write_condition(self, sample: LatentSample, grid: Grid, first: int) -> None:
@@ -363,7 +361,7 @@ class PackWriter:
             given = None if channels_CFHW is None else self._layout.grid(channels_CFHW)
             if channels_CFHW is not None and given and not (of_frames and given[0] >= grid[0]):
                 patches_TC = own_TC.new_empty(math.prod(given), width)
-                _write_patches(patches_TC, channels_CFHW, given, self._layout.patch)
+                write_patches(patches_TC, channels_CFHW, given, self._layout.patch)
                 own_TC[: len(patches_TC), column : column + width] = patches_TC
                 if of_frames:
                     own_TC[: len(patches_TC), column + width : column + width + volume] = 1
@@ -378,7 +376,7 @@ class PackWriter:
         null, fps_N = self._null_rows, self._tensors.pop("fps_N")[:count]
         fps_N.copy_(torch.tensor([a.fps for a in added], dtype=torch.float32))
         tensors = {n: t[: self._start] for n, t in self._tensors.items()}
-        spans = [_span(a.grids, a.padded, a.fps, layout.positions) for a in added]
+        spans = [padded_positions(a.grids, a.padded, a.fps, layout.positions) for a in added]
         padded, keys = [a.padded for a in added], tuple(a.key for a in added)
         torch.cat([position for position, _ in spans], out=tensors["position_TA"])
         torch.cat([is_real for _, is_real in spans], out=tensors["is_real_T"])
@@ -442,31 +440,3 @@ class _Added:
     """Tokens of all of them, with padding."""
     clean: int
     """Tokens at the beginning of the target that are given."""
-
-
-def pack_identity(keys: tuple[str, ...]) -> int:
-    """Order-sensitive 63-bit hash of the sample keys of a pack, the same on every machine."""
-    digest = hashlib.blake2b("\0".join(keys).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-# Most datasets have few sizes, and for small ones this takes longer than a copy.
-@lru_cache(maxsize=32)
-def _span(
-    grids: tuple[Grid, ...], padded: int, fps: float, positions: PositionRule
-) -> tuple[Tensor, Tensor]:
-    """Positions of the tokens of a sample, with padding, and which of them are real."""
-    position_TA = positions(grids, fps=fps)
-    padding = padded - len(position_TA)
-    return pad(position_TA, (0, 0, 0, padding)), torch.arange(padded) < len(position_TA)
-
-
-def _write_patches(out_TC: Tensor, latent_CFHW: Tensor, grid: Grid, patch: Grid) -> None:
-    """Tokens are in the order (frame, row, column), features of a token in (c, t, h, w)."""
-    (f, h, w), (pt, ph, pw) = grid, patch
-    latent_CFHW = latent_CFHW.to(out_TC.dtype)
-    if pw == 2:  # the two neighbours in a row move as one number, 8 times as fast
-        pair = torch.int32 if out_TC.dtype == torch.bfloat16 else torch.int64
-        latent_CFHW, out_TC, pw = latent_CFHW.view(pair), out_TC.view(pair), 1
-    split = latent_CFHW.view(-1, f, pt, h, ph, w, pw)
-    out_TC.view(f, h, w, -1, pt, ph, pw).copy_(split.permute(1, 3, 5, 0, 2, 4, 6))

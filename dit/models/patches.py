@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from dit.batch import Grid, PackedBatch
@@ -19,6 +20,17 @@ def patchify(latent_CFHW: Tensor, patch_temporal: int, patch_spatial: int) -> tu
     tokens = cut.permute(1, 3, 5, 0, 2, 4, 6)  # frame row column c t h w
     f, h, w = tokens.shape[:3]
     return (f, h, w), tokens.flatten(3).flatten(0, 2)
+
+
+def write_patches(out_TC: Tensor, latent_CFHW: Tensor, grid: Grid, patch: Grid) -> None:
+    """Writes the tokens [T, C] of a latent [c, F, H, W], in the order of `patchify`."""
+    (f, h, w), (pt, ph, pw) = grid, patch
+    latent_CFHW = latent_CFHW.to(out_TC.dtype)
+    if pw == 2:  # the two neighbours in a row move as one number, 8 times as fast
+        pair = torch.int32 if out_TC.dtype == torch.bfloat16 else torch.int64
+        latent_CFHW, out_TC, pw = latent_CFHW.view(pair), out_TC.view(pair), 1
+    split = latent_CFHW.view(-1, f, pt, h, ph, w, pw)
+    out_TC.view(f, h, w, -1, pt, ph, pw).copy_(split.permute(1, 3, 5, 0, 2, 4, 6))
 
 
 def unpatchify(latent_TC: Tensor, grid: Grid, patch_temporal: int, patch_spatial: int) -> Tensor:

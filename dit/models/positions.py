@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dit.batch import Grid
 
@@ -105,3 +107,14 @@ class CentredPositions:
             sides = (torch.arange(side // 2 - side, side // 2) for side in (height, width))
             parts.append(torch.cartesian_prod(torch.arange(number, number + frames), *sides))
         return torch.cat(parts).float()
+
+
+# Most datasets have few sizes, and for small ones this takes longer than a copy.
+@lru_cache(maxsize=32)
+def padded_positions(
+    grids: tuple[Grid, ...], padded: int, fps: float, positions: PositionRule
+) -> tuple[Tensor, Tensor]:
+    """Positions of the tokens of a sample, with padding, and which of them are real."""
+    position_TA = positions(grids, fps=fps)
+    padding = padded - len(position_TA)
+    return pad(position_TA, (0, 0, 0, padding)), torch.arange(padded) < len(position_TA)

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.batch import LatentSample
+from dit.batch import LatentSample, pack_identity
 from dit.data.energon.stages import WorkerBatch
-from dit.data.pack import PatchLayout, pack_identity, pack_samples
+from dit.data.pack import PatchLayout, pack_samples
 from dit.data.rejections import RejectCounts
 from dit.models.family import InputKind, SampleInput
 from dit.models.positions import GridPositions
