@@ -218,31 +218,12 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
         )
     begun.parent.mkdir()
     begun.touch()
-    refusals, checked = Refusals(), _CheckedRows()
-    with ExitStack() as stack:
-        series = {
-            part: stack.enter_context(
-                ShardSeries(
-                    args.output_dir / part,
-                    max_samples=args.shard_size,
-                    max_bytes=args.max_shard_bytes,
-                )
-            )
-            for part in Split
-        }
-        for record in map(checked, records):
-            if isinstance(record, CachedSample):
-                record = _converted(record, codec if args.latents == "raw" else None)
-            if isinstance(record, RefusedRecord):
-                refusals.add(record.source, str(record.reason), record.detail)
-                continue
-            parts = sample_parts(record.tensors, record.about)
-            series[split.split_of(record.key)].write(record.key, parts)
+    checked = _CheckedRows()
+    shards, refusals = _written(map(checked, records), args, codec, split)
     refusals.write(args.output_dir / REFUSED_NAME)
     if not checked.total:
         raise PrepError(f"{args.folder} holds no samples")
     refusals.check(total=checked.total, max_fraction=args.max_bad_fraction, kept=False)
-    shards = {part: one.counts for part, one in series.items() if one.counts}
     counts = Counter({part: sum(found.values()) for part, found in shards.items()})
     if args.split is None and split.empty(counts):
         shards = {Split.TRAIN: _moved_to_train(args.output_dir, shards)}
@@ -256,6 +237,36 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
     made = MadeBy(command="python -m data_prep convert")
     publish(args.output_dir, shards=shards, card=card, null_text=null_text, made=made)
     return counts, refusals, _missing_conditions(args.folder, checked.names)
+
+
+def _written(
+    records: Iterable[CachedSample | RefusedRecord],
+    args: Namespace,
+    codec: Codec | None,
+    split: SplitFractions,
+) -> tuple[dict[Split, dict[str, int]], Refusals]:
+    """Writes records to the shards of their split: samples by shard, and what was refused."""
+    refusals = Refusals()
+    with ExitStack() as stack:
+        series = {
+            part: stack.enter_context(
+                ShardSeries(
+                    args.output_dir / part,
+                    max_samples=args.shard_size,
+                    max_bytes=args.max_shard_bytes,
+                )
+            )
+            for part in Split
+        }
+        for record in records:
+            if isinstance(record, CachedSample):
+                record = _converted(record, codec if args.latents == "raw" else None)
+            if isinstance(record, RefusedRecord):
+                refusals.add(record.source, str(record.reason), record.detail)
+                continue
+            parts = sample_parts(record.tensors, record.about)
+            series[split.split_of(record.key)].write(record.key, parts)
+    return {part: one.counts for part, one in series.items() if one.counts}, refusals
 
 
 def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
