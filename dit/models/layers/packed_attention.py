@@ -81,7 +81,7 @@ class PackedAttention(MegatronModule):
     def normalised(self, *heads: Tensor) -> tuple[Tensor, ...]:
         """Queries and keys without rotation; keys of an image if the norm is across heads.
 
-        Queries are [T, H, K], and so are keys of the same tokens; those of text are [L, H, K].
+        Queries are [T, H, K], and so are keys of the same tokens; keys of text have [L, H, K].
         """
         if self.across_heads is not None:
             return self.across_heads(*heads)
