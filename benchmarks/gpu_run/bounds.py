@@ -132,7 +132,7 @@ def _dropout(tokens: int, width: int, where: torch.device | None = None) -> part
 
 
 def _gated_norm(tokens: int, width: int, _head: int, where: torch.device) -> _Passes:
-    """Residual, gate, norm, scale and shift between two branches of a layer."""
+    """Residual, gate, norm, scale and shift between two branches of a layer: [T, D] and [N, D]."""
     level_row_T = torch.arange(_LEVELS, device=where).repeat_interleave(tokens // _LEVELS)
     chunks = RowChunks.of(level_row_T, rows=_LEVELS)
 
@@ -145,7 +145,7 @@ def _gated_norm(tokens: int, width: int, _head: int, where: torch.device) -> _Pa
 
 
 def _rotated_heads(tokens: int, width: int, head: int, where: torch.device) -> _Passes:
-    """Queries and keys of an attention that normalises each head."""
+    """Queries and keys of an attention that normalises each head: x [T, H, 3 * K], weights [K]."""
     cos_TK, sin_TK = (_random(tokens, head, where=where) for _ in range(2))
 
     def function(x: Tensor, *weights: Tensor) -> Any:
@@ -157,7 +157,7 @@ def _rotated_heads(tokens: int, width: int, head: int, where: torch.device) -> _
 
 
 def _across_heads(tokens: int, width: int, head: int, where: torch.device) -> _Passes:
-    """Those of an attention that normalises all heads of a token together."""
+    """Those of an attention that normalises all heads together: x [T, H, 3 * K], weights [D]."""
     angles = _random(tokens, head, where=where), _random(tokens, head, where=where)
     how = across_heads.Across(eps=1e-6, numbers=width, summed=lambda sums: sums)
 

@@ -72,6 +72,7 @@ class OperationCounter(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if func.is_view or name in _NO_TRAFFIC:
             return out
+        # A tensor that is given twice is read once.
         inputs = {id(x): x for x in tree_leaves((args, kwargs)) if _counts(x)}.values()
         if name == "_to_copy" and all(x.dtype == torch.bool for x in inputs):
             self._masks.add(_storage(out))
@@ -112,7 +113,7 @@ class CudaKernels(TorchFunctionMode):
 
 
 class _FusedNorm(torch.autograd.Function):
-    """aten's `_fused_rms_norm` of CUDA: it wants contiguous tokens."""
+    """aten's `_fused_rms_norm` of CUDA: it wants contiguous tokens, [..., K]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_K: Tensor) -> Tensor:

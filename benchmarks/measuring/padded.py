@@ -105,7 +105,7 @@ class PaddedBatch:
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Side by side, with zeros behind the shorter ones."""
+    """[B, ...] of parts [C, F, H, W] or [L, E], with zeros behind the shorter ones."""
     sides = [max(sides) for sides in zip(*(part.shape for part in parts), strict=True)]
     return torch.stack([_grown(part, sides) for part in parts])
 

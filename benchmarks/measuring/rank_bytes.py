@@ -103,6 +103,7 @@ class _Counter(TorchDispatchMode):
     def _track(self, tensor: Tensor, *, before: bool = False) -> None:
         """Counts the memory of a tensor from its first use; as 0 if it was there `before`."""
         storage = tensor.untyped_storage()
+        # The id may be another storage's as soon as this one is gone: it is forgotten with it.
         key = id(storage)
         if key not in self._live:
             self._live[key] = 0 if before else storage.nbytes()

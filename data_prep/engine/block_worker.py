@@ -175,6 +175,7 @@ class BlockWorker:
                 results[index] = RefusedResult(reason=str(refused.reason), detail=refused.detail)
 
     def _packed(self, entry: Entry, clip: Clip, tensors: dict[str, torch.Tensor]) -> EncodedSample:
+        """A sample as its shard holds it; `tensors` are the codec's, with `latent` [C, F, H, W]."""
         latent_CFHW = tensors["latent"]
         for name, tensor in tensors.items():
             if not torch.isfinite(tensor).all():

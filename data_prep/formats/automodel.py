@@ -1,5 +1,7 @@
 """The cache of NeMo AutoModel: a file for each sample in `WxH/`, and an index of all samples."""
 
+# C latent channels, F frames, H rows, W columns, L text tokens, E text width
+
 from __future__ import annotations
 
 import hashlib
@@ -135,7 +137,10 @@ def _write_sample(record: CachedSample, row: dict[str, Any], text_length: int) -
 
 
 def _pictures(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
-    """Tensors as AutoModel names them: a latent without frame axis, texts with a batch axis."""
+    """Tensors as AutoModel names them: a latent [C, H, W], texts with a batch axis.
+
+    `given` are ours: `latent` [C, 1, H, W], `text` [L, E], `pooled_text` [E].
+    """
     # The offset of the crop is not stored in our shards; 0 is that of an uncropped picture.
     found = {"latent": given["latent"][:, 0].clone(), "crop_offset": [0, 0]}
     found["prompt_embeds"] = _filled(given["text"], text_length)
@@ -145,6 +150,7 @@ def _pictures(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
 
 
 def _videos(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
+    """Likewise, all with a batch axis; `given` are latents [C, F, H, W] and rows [L, E]."""
     found = {"video_latents": given["latent"][None]}
     found["text_embeddings"] = _filled(given["text"], text_length)
     if "text_2" in given:

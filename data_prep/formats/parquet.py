@@ -152,7 +152,10 @@ def _record(row: dict[str, Any]) -> CachedSample:
 
 
 def _condition(value: Tensor, *, frames: int) -> dict[str, Tensor]:
-    """What `first_frame_latent` is here; with as many frames as the latent, that of all frames."""
+    """What `first_frame_latent` is here; with as many frames as the latent, that of all frames.
+
+    `value` is a latent that `to_latent` takes; `first_frame_latent` is [C, 1, H, W].
+    """
     latent = to_latent(value, what="first_frame_latent")
     first = {"first_frame_latent": latent[:, :1].clone()}
     return first | {"condition_latent": latent} if latent.shape[1] == frames else first

@@ -247,6 +247,7 @@ def decode_utf8(content: bytes, *, errors: str = "strict") -> str:
     Raises:
         ValueError: the bytes are no UTF-8.
     """
+    # Latin letters have zeros in UTF-16 and UTF-32, whether or not a byte order mark says so.
     if content.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in content[:4]:
         raise ValueError(_WIDE)
     try:

@@ -19,6 +19,7 @@ def missing_bytes(stream: BinaryIO) -> int | None:
     """Bytes missing at the end, at least; None where the format does not tell. Rewinds."""
     size = stream.seek(0, io.SEEK_END)
     stream.seek(0)
+    # So that 4 packets of a transport stream begin in it, even where the first one is cut.
     head = stream.read(5 * 204)
     if head[:4] == _EBML:
         end = _matroska_end(stream, size)

@@ -167,7 +167,8 @@ def publish(
     """Writes cards, null text and Energon's metadata, once all shards are in place.
 
     `shards` has the number of samples of each shard, by split and file name. Without `null_text`
-    each sample has its own; without `made` there is no card for people.
+    each sample has its own; without `made` there is no card for people. `null_text` is what the
+    encoder makes of an empty caption: rows [L, E] and vectors [E], by name.
     """
     if null_text:
         write_atomically(folder / NULL_TEXT_NAME, safetensors.torch.save(null_text))
@@ -180,6 +181,7 @@ def publish(
     unfinished.mkdir()
     for name, content in _energon_files(shards).items():
         write_atomically(unfinished / name, content.encode())
+    # Last, because a folder with these metadata is a dataset for Energon.
     unfinished.rename(folder / META)
     sync_folder(folder)
 

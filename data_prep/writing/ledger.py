@@ -67,6 +67,7 @@ def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
         return LedgerProgress()
     sizes = _Sizes(path.parent.parent)
     samples = sum(1 for _ in takewhile(sizes.hold, (line for line, _ in read_lines(path))))
+    # Workers get whole blocks; only the last block of a plan may be shorter.
     whole = samples if samples >= total else samples - samples % block
     progress = LedgerProgress()
     for line, end in read_lines(path):

@@ -134,6 +134,7 @@ class Writer:
                     prefix=prefix,
                 )
                 counts = progress.counts.get(split, {})
+                # All but the last, which goes on.
                 whole = {name: counts[name] for name in sorted(counts)[:-1]}
                 series.resume(whole, progress.ends.get(split, [0]))
                 self._series[split] = stack.enter_context(series)
@@ -152,6 +153,7 @@ class Writer:
         """Writes the samples of a block into shards, then their lines into the ledger."""
         assert self._ledger is not None
         lines = [self._write(*pair) for pair in zip(block, outcomes, strict=True)]
+        # Before the ledger, whose lines say that the bytes are in the shards.
         for series in self._series.values():
             series.flush()
         self._ledger.append(lines)

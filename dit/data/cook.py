@@ -173,7 +173,7 @@ def _checked(
 
 
 def _checked_mask(mask_1FHW: Tensor | None, latent_CFHW: Tensor) -> Tensor | None:
-    """Weights of the latent's cells, float32."""
+    """Weights [1, F, H, W] of the latent's cells, float32."""
     if mask_1FHW is None:
         return None
     shape, wanted = list(mask_1FHW.shape), [1, *latent_CFHW.shape[1:]]
@@ -185,6 +185,7 @@ def _checked_mask(mask_1FHW: Tensor | None, latent_CFHW: Tensor) -> Tensor | Non
 
 
 def _check_mask_numbers(mask_1FHW: Tensor | None) -> None:
+    """Refuses a mask [1, F, H, W] that has negative or too large weights, or NaN."""
     if mask_1FHW is None:
         return
     low, high = mask_1FHW.min().item(), mask_1FHW.max().item()
@@ -231,7 +232,10 @@ def _check_room(sample: LatentSample, expected: Expected) -> None:
 def _checked_input(
     value: Tensor, one: SampleInput, latent_CFHW: Tensor, expected: Expected
 ) -> Tensor:
-    """An input beside the text, of the shape that its kind has beside this latent."""
+    """An input beside the text, of the shape that its kind has beside this latent.
+
+    That is [L, E] for rows of text, [E] for a vector, and [C, F, H, W] for all others.
+    """
     shape, layout = list(value.shape), expected.layout
     channels, frames, *sides = latent_CFHW.shape
     match one.kind:

@@ -237,6 +237,7 @@ def _stored_null_inputs(leaf: DatasetSplit) -> dict[str, Tensor] | None:
 
 
 def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetSplit) -> Tensor:
+    """The null input of one kind, float32: [E] of a vector, [L, E] of a text."""
     name, path, how = one.name, leaf.path / NULL_TEXT, _how(leaf)
     if name not in stored:
         raise DataError(f"{path} has {', '.join(sorted(stored))}, and no `{name}`; {how}")

@@ -53,9 +53,12 @@ def split_tokens(
     rows_T = to_device(rows_T, batch.latent_TC.device)
 
     def part(tensor: Tensor, value: Any = 0) -> Tensor:
+        """The rows of this share, of [T, ...], then padding with `value`."""
         mine = tensor[rows_T]
         return pad(mine, (0, 0) * (mine.dim() - 1) + (0, padding), value=value)
 
+    # Padding needs the index of a sample and of a level row that are there. Any will do, because
+    # nothing reads its output.
     mine = replace(
         batch,
         latent_TC=part(batch.latent_TC),

@@ -132,6 +132,7 @@ def _gather(model: ModelAndOptimizer, values: Sequence[Tensor]) -> Tensors:
     dist.gather_object(pieces, every if dist.get_rank() == 0 else None)
     tensors: Tensors = {}
     for name, shape, offset, local in (piece for rank in every for piece in rank):
+        # NaN stays where no rank has a piece, and counts as an infinite difference.
         whole = tensors.setdefault(name, torch.full(shape, torch.nan))
         at = zip(offset, local.shape, strict=True)
         whole[tuple(slice(first, first + size) for first, size in at)] = local

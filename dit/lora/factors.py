@@ -163,7 +163,10 @@ def to_stored(factors: FactorsByModule, model: ModelConfig) -> dict[str, Tensor]
 def from_stored(
     adapters: Adapters, model: ModelConfig, read: Callable[[str], Tensor]
 ) -> dict[str, LoraFactors]:
-    """The inverse for `adapters`: `read` gives the tensor of a checkpoint by its name."""
+    """The inverse for `adapters`.
+
+    `read` gives a tensor of a checkpoint by its name: A [R, I] or B [O, R], of any float type.
+    """
     found: dict[str, LoraFactors] = {}
     for pair in adaptable_pairs(model):
         for part, module in enumerate(their_modules(pair)):

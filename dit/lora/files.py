@@ -216,6 +216,7 @@ def _factors(
     tensors: dict[str, Tensor],
     told: PeftConfig | None,
 ) -> LoraFactors:
+    """A [R, I], B [O, R] and alpha of one module, of `tensors` and peft's configuration."""
     some = next(iter(parts.values()))
     if lost := [part for part in (Factor.DOWN, Factor.UP) if part not in parts]:
         raise LoraFileError(f"{file}: {some.key} is there, but no {lost[0]} of the same module")
@@ -256,6 +257,7 @@ def _positive(alpha: float, place: str) -> float:
 
 
 def _check_shapes(file: Path, parts: dict[Factor, LoraKey], down: Tensor, up: Tensor) -> None:
+    """Refuses what is not A [R, I] and B [O, R] with R > 0 of both."""
     for part, factor in ((Factor.DOWN, down), (Factor.UP, up)):
         if factor.ndim != 2 or 0 in factor.shape:
             what = "a convolution" if factor.ndim > 2 else "no matrix"

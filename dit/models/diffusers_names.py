@@ -7,6 +7,8 @@ trip gives back every bit.
 """
 
 # D model width, K head width, H heads; c t h w channel, frame, row, column of a token's features
+# I inputs of a linear, O outputs; F width of a feed-forward; C numbers in a token, c * t * h * w
+# X any width
 
 from __future__ import annotations
 
@@ -80,7 +82,8 @@ class ByHead(Same):
     """Queries, keys and values laid together head by head: matrices, or their biases.
 
     Each part has the width of a head there, and the last one what is left: in a single-stream layer
-    that is the feed-forward's share of the head.
+    that is the feed-forward's share of the head. So most parts are [H * K, I], or biases [H * K];
+    ours has the rows of all.
 
     `rotated` are the parts whose rotary pairs are neighbours (2i, 2i + 1) there, and lie half a
     head apart (i, i + K/2) here. The same permutation of queries and of keys leaves their products
@@ -124,7 +127,7 @@ def _widths_of_parts(each_head: int, model: ModelConfig, count: int) -> list[int
 class HeadColumns(Same):
     """Columns of attention, then of the feed-forward there, and either head by head here.
 
-    The output of a single-stream layer, which takes both.
+    The output of a single-stream layer, which takes both, [D, D + F]; its bias [D] is the same.
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
@@ -144,7 +147,7 @@ class HeadColumns(Same):
 
 @dataclass(frozen=True, slots=True)
 class RotaryPairs(Same):
-    """One tensor with rotary pairs: the norm of queries or keys, per head or across heads."""
+    """One tensor with rotary pairs: the norm of queries or keys, [K] per head or [H * K] across."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
         return to_halves(parts[0], model)
@@ -154,13 +157,13 @@ class RotaryPairs(Same):
 
 
 def to_halves(x: Tensor, model: ModelConfig) -> Tensor:
-    """Rows of each head in order (0, 2, 4, ..., 1, 3, 5, ...)."""
+    """Rows of each head of [H * K, ...] in order (0, 2, 4, ..., 1, 3, 5, ...)."""
     width = model.hidden_size // model.num_attention_heads
     return x.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def to_pairs(x: Tensor, model: ModelConfig) -> Tensor:
-    """The inverse of `to_halves`."""
+    """The inverse of `to_halves`, of [H * K, ...]."""
     width = model.hidden_size // model.num_attention_heads
     return x.unflatten(0, (-1, 2, width // 2)).transpose(1, 2).flatten(0, 2)
 
@@ -169,7 +172,7 @@ def to_pairs(x: Tensor, model: ModelConfig) -> Tensor:
 class Features(Same):
     """Features of a token: Diffusers' order is `theirs`, ours (c, t, h, w).
 
-    Of the output on `axis` 0 (weight and bias), of the input on `axis` 1.
+    Of the output on `axis` 0 (weight [C, I] and bias [C]), of the input on `axis` 1 ([O, C]).
     """
 
     theirs: str
@@ -199,7 +202,7 @@ _OURS = "cthw"
 
 @dataclass(frozen=True, slots=True)
 class Convolution(Same):
-    """A convolution over patches, [D, C, t, h, w] there and a matrix [D, C t h w] here."""
+    """A convolution over patches, [D, c, t, h, w] there and a matrix [D, C] here."""
 
     axes: int = 3  # 2 for pictures, without frames
 
@@ -221,7 +224,7 @@ class Convolution(Same):
 
 @dataclass(frozen=True, slots=True)
 class LeadingOne(Same):
-    """A first axis of size 1 there, which broadcasts over samples, and none here."""
+    """A table [1, rows, X] there, which broadcasts over samples, and [rows, X] here."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
         return parts[0][0]
@@ -240,7 +243,10 @@ class LeadingOne(Same):
 
 @dataclass(frozen=True, slots=True)
 class SwappedHalves(Same):
-    """(scale, shift) there and (shift, scale) here: the last norm of FLUX, Qwen-Image, Hunyuan."""
+    """(scale, shift) there and (shift, scale) here: the last norm of FLUX, Qwen-Image, Hunyuan.
+
+    A weight [2 * D, I], or its bias [2 * D].
+    """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
         return torch.cat(parts[0].chunk(2)[::-1])

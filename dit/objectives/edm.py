@@ -36,7 +36,10 @@ class Mixing(NamedTuple):
 
 
 def mixing(sigma: Tensor, *, sigma_data: float) -> Mixing:
-    """Factors of latent and noise in the network input; their squares sum to 1."""
+    """Factors of latent and noise in the network input, [T, 1]; their squares sum to 1.
+
+    `sigma` [T, 1] is the level of each token.
+    """
     norm = (sigma.square() + sigma_data**2).sqrt()
     return Mixing(latent=sigma_data / norm, noise=sigma / norm)
 

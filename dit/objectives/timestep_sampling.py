@@ -5,7 +5,7 @@ quantiles those of a validation. Everything is computed in float64 on the CPU: N
 nothing, and a uniform number in float32 is 0 once in 16 million draws, which would be a level of 0.
 """
 
-# N samples in a pack
+# N samples in a pack, S steps of a sampler
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ def mode(quantile_N: Tensor, *, scale: float) -> Tensor:
 
 
 def logit_normal_quantile(t: Tensor, *, mean: float, std: float) -> Tensor:
-    """The inverse of `logit_normal`: the share of its levels below t."""
+    """The inverse of `logit_normal`: the share [N] of its levels below t [N]."""
     return torch.special.ndtr((t.logit() - mean) / std)
 
 
 def mode_quantile(t: Tensor, *, scale: float) -> Tensor:
-    """The inverse of `mode`, which has no closed form, by bisection to the last bit."""
+    """The inverse of `mode`, which has no closed form, by bisection to the last bit; t is [N]."""
     low, high = torch.zeros_like(t), torch.ones_like(t)
+    # A turn halves the interval; float64 has 53 bits below 1.
     for _ in range(54):
         middle = (low + high) / 2
         is_above = mode(middle, scale=scale) > t
@@ -62,7 +63,10 @@ def mode_quantile(t: Tensor, *, scale: float) -> Tensor:
 
 
 def shifted(t: Tensor, factor: Tensor) -> Tensor:
-    """Shift by s: t becomes s t / (1 + (s - 1) t) (arXiv:2403.03206, Sec. 5.3.2, Eq. 23)."""
+    """Shift by s: t becomes s t / (1 + (s - 1) t) (arXiv:2403.03206, Sec. 5.3.2, Eq. 23).
+
+    `factor` s is [N]; t is [N], one number for all samples, or [S, N] or [S, 1] for steps.
+    """
     return factor * t / (1 + (factor - 1) * t)
 
 

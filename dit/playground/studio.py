@@ -146,6 +146,7 @@ class Studio:
             options = replace(_with_size(opened), **_given(options))
 
         def watch(latents: list[Tensor]) -> None:
+            """Of the predicted latent [C, F, H, W] of the one prompt, at each step."""
             nonlocal done
             shown = done * MOST_SHOWN // steps > (done - 1) * MOST_SHOWN // steps
             done += 1

@@ -105,6 +105,7 @@ def generate_latents(
     layout = PatchLayout.of(config)
     samples = check_requests(requests, config)
     lengths = [SampleSize.of(sample, layout).tokens for sample in samples]
+    # A sample that is longer than the packs of training has a pack of its own.
     capacity = max([config.dataset.task_encoder_seq_length, *lengths])
     latents: dict[int, Tensor] = {}
     packs = best_fit_decreasing(lengths, capacity=capacity)
@@ -161,7 +162,10 @@ def check_requests(requests: Sequence[Request], config: RunConfig) -> list[Laten
 
 
 def _of_captions(inputs: Mapping[str, Tensor], layout: PatchLayout) -> dict[str, Tensor]:
-    """Without those that a sample keeps whatever its caption is."""
+    """Without those that a sample keeps whatever its caption is.
+
+    `inputs` are such as a caption becomes: rows [L, E] and vectors [E].
+    """
     kept = [one.name for one in layout.inputs if one.null is NullInput.KEPT]
     return {name: value for name, value in inputs.items() if name not in kept}
 
@@ -196,6 +200,10 @@ def _sample_pack(
     settings: SamplingSettings,
     after_step: Callable[[Callable[[], list[Tensor]]], None],
 ) -> list[Tensor]:
+    """Latents [C, F, H, W] of one pack.
+
+    `after_step` gets a function that makes those that are predicted at a step, if it calls it.
+    """
     device = getattr(model, "device", None) or next(model.parameters()).device
     batch, negative = pack_to(batch, device), pack_to(negative, device)
     path = sampling_path(config.objective)

@@ -293,7 +293,7 @@ def prompt_texts(
 ) -> PromptTexts:
     """What a text encoder makes of a prompt and its negative prompt, with the pictures it sees.
 
-    `alone` encodes a text without a picture.
+    `alone` encodes a text without a picture: rows [L, E] and vectors [E], by name.
 
     Raises:
         ValueError: it sees pictures, and there is none, or a file is none.

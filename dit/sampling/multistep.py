@@ -98,7 +98,10 @@ def _step_ratio(levels: LevelSchedule, i: int) -> Tensor:
 def _corrected(
     levels: LevelSchedule, i: int, start_TC: Tensor, known: list[Tensor], end_TC: Tensor
 ) -> Tensor:
-    """State after step i, corrected by the latent that was predicted at the end of the step."""
+    """State after step i, corrected by the latent that was predicted at the end of the step.
+
+    `known` are the latents [T, C] that were predicted at its start and, if any, a step before.
+    """
     moved_TC = levels.step(i, start_TC, known[-1])
     ahead_TC = end_TC - known[-1]
     if len(known) == 1:

@@ -64,6 +64,7 @@ class StepLevels:
 
     def number(self, level_N: Tensor) -> int:
         """The step that begins at these levels."""
+        # One sample tells the step of all. The nearest level, as a device may round another way.
         return int((self.level_SN[:-1, 0] - level_N[0].cpu()).abs().argmin())
 
     def end(self, level_N: Tensor) -> Tensor:

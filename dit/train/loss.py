@@ -60,6 +60,7 @@ def loss_of(
     error_T = error_T * problem.weight_N[batch.segment_T]
     if batch.weight_T is not None:
         error_T = error_T * batch.weight_T
+    # Not a product: on padding the prediction means nothing, and may be NaN.
     error_T = error_T.where(batch.is_target_T, 0)
     if options.loss_mean is LossMean.TOKEN:
         counts = batch.shared_loss_tokens
@@ -89,6 +90,7 @@ class RankLoss:
     @classmethod
     def of(cls, losses: Sequence[PackLoss]) -> RankLoss:
         numbers = [torch.stack([loss.total, loss.count]).double() for loss, _ in losses]
+        # Only ranks of the last pipeline stage have losses.
         numbers = numbers or [torch.zeros(2, dtype=torch.float64, device=device())]
         return cls(sums=torch.stack(numbers).sum(0), packs=tuple(losses))
 

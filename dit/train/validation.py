@@ -177,6 +177,7 @@ def _mean_over_ranks(mine: Sums) -> dict[str, float]:
     """Means over all ranks, by name; the ranks' sums are added in the order of the ranks."""
     every: list[Sums] = [{}] * dist.get_world_size()
     dist.all_gather_object(every, mine)
+    # Short names first: the loss of all before those of its parts.
     names = sorted({name for sums in every for name in sums}, key=lambda n: (len(n), n))
     means = {}
     for name in names:

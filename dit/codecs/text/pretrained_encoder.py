@@ -20,7 +20,7 @@ TEXT_DTYPE = torch.bfloat16
 
 
 def as_stored(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a caption as shards hold them."""
+    """The tensors of a caption, [L, E] or pooled [E], as shards hold them: bfloat16 on the CPU."""
     return {name: tensor.to(TEXT_DTYPE).cpu() for name, tensor in found.items()}
 
 
@@ -194,6 +194,6 @@ class UnmaskedTextEncoder(PretrainedTextEncoder):
         return self.most_rows if self.padding is EncoderPadding.KEEP else super().rows_of(caption)
 
     def stored(self, states_LE: Tensor, mask_1L: Tensor) -> Tensor:
-        """The rows that a shard holds, of states whose mask is false on padding."""
+        """The rows that a shard holds, of states whose mask [1, L] is 0 on padding."""
         kept = self.padding is EncoderPadding.KEEP
         return states_LE if kept else states_LE[: int(mask_1L.sum())]

@@ -183,6 +183,7 @@ class Autoencoder(Codec):
     def encode_batch(
         self, videos: Sequence[Tensor], *, keys: Sequence[str]
     ) -> list[dict[str, Tensor]]:
+        """Of videos [C, F, H, W] in one batch, with what `image_inputs` makes."""
         video_NCFHW = torch.stack(list(videos))
         latents = self._encode(video_NCFHW, keys if self.stochastic else None)
         found = [{"latent": self.whitening.apply(latent)} for latent in latents]

@@ -105,8 +105,9 @@ class Codec(DatasetEncoder):
     def encode_batch(
         self, videos: Sequence[Tensor], *, keys: Sequence[str]
     ) -> list[dict[str, Tensor]]:
-        """The tensors of each video by their names in a shard; `videos` are of one shape.
+        """The tensors of each video by their names in a shard.
 
+        `videos` are of one shape [C, F, H, W], float32 in [-1, 1].
         Codecs that draw random numbers seed them by `keys`, the keys of the samples.
         """
         del keys

@@ -178,6 +178,7 @@ class Pixel(Codec):
     def encode_batch(
         self, videos: Sequence[Tensor], *, keys: Sequence[str]
     ) -> list[dict[str, Tensor]]:
+        """Of videos [C, F, H, W], with what `image_inputs` makes of the first frame of each."""
         found = super().encode_batch(videos, keys=keys)
         if not self.image_conditioning:
             return found

@@ -67,6 +67,7 @@ class OpenPacking(PackingDataset, ABC):
             if held >= self._capacity:
                 return True
             measured = len(samples)
+            # Energon reads up to this number: so each sample is measured before the next is read.
             self.buffer_size = measured + 1
         return False
 

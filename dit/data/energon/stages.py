@@ -209,6 +209,7 @@ class OldestFirst(OpenPacking):
         else:
             chosen = full_with_first(lengths, capacity=self._capacity)
         left = samples.copy()
+        # From the last on, so that the indices of those that are still to be taken stay right.
         group = [left.pop(index) for index in reversed(chosen)]
         self.put_back(left)
         return [group[::-1]]

@@ -107,6 +107,7 @@ class WorkerShard(BaseWrapperDataset[Any, Any], ABC):
         while self._left:
             start, stop = self._left.pop()
             if start + 1 < stop:
+                # Behind the others that are read side by side: each gives a sample in turn.
                 self._left.insert(1 - _SIDE_BY_SIDE, (start + 1, stop))
             sample = self.read(start)
             if sample is not None:

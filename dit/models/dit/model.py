@@ -1,7 +1,7 @@
 """The DiT: one row of latents, cross-attention to text, low-rank adaLN (Cosmos)."""
 
 # T packed tokens, N samples, M level rows, C patch features, D model width, K head width
-# L text tokens, E text width
+# L text tokens, E text width, I that of the text in the shards where a projection comes between
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _timestep(blocks: Blocks) -> TimestepConditioning:
 
 
 class TextProjection(WholeLinear):
-    """Text of any width -> the width that the layers attend to, with a GELU (Cosmos 2.5)."""
+    """Text of any width [L, I] -> [L, E] that the layers attend to, with a GELU (Cosmos 2.5)."""
 
     def __init__(self, model: DitConfig):
         super().__init__(model.crossattn_emb_size, model.text_width, dtype=dtype(model))

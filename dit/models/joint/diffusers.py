@@ -126,7 +126,7 @@ def run_on_sample(
     references: tuple[Tensor, ...] = (),
     **inputs: Any,
 ) -> Tensor:
-    """What it makes of one sample."""
+    """What it makes of one sample, [C, F, H, W]; `references` are such latents of any size."""
     latents, text_BLE = (sample.latent_CFHW, *references), sample.text_LE[None]
     inputs["timestep"] = torch.tensor([level / 1000])  # it multiplies by 1000 itself
     return run_on_patches(network, [latents], text_BLE, model, fps=sample.fps, **inputs)[0]

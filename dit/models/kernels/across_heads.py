@@ -78,6 +78,10 @@ class _AcrossHeads(torch.autograd.Function):
         sin: Tensor | None,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
+        """`tensors` are the weights [H * K] of all parts, then one [T, H, X] for each row.
+
+        `cos` and `sin` are [T, K] or [T, H, K], float32.
+        """
         rows = len(layout)
         weights, xs = tensors[:-rows], [x.contiguous() for x in tensors[-rows:]]
         width = len(weights[0]) // xs[0].shape[1]
@@ -98,6 +102,7 @@ class _AcrossHeads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """`gradients` are [T, H, width], of each row those of its parts, then of the others."""
         across, layout, given = ctx.across, ctx.layout, iter(gradients)
         cos, sin, squares, *kept = ctx.saved_tensors
         count = sum(parts for parts, _ in layout)
@@ -205,7 +210,12 @@ def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     numbers: int,
     eps: float,
 ) -> list[Tensor]:
-    """Gradients of `x`, where those of `to_others` are copied to, and of the weights."""
+    """Gradients of `x`, where those of `to_others` are copied to, and of the weights.
+
+    `to_out` are [T, H, K] of the parts, `to_others` [T, H, width] of what follows them in a head,
+    `weights` [H * K]; `squares` and `products` are sums [parts * T], float32, part after part;
+    `cos` and `sin` are [T, K] or [T, H, K].
+    """
     (tokens, heads, _), (*_, width) = x_THX.shape, to_out[0].shape
     to_x_THX, place = torch.empty_like(x_THX), len(to_out) * width
     for one in to_others:
@@ -221,6 +231,7 @@ def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
         map(_columns, to_out), weights, *sums, *views, strict=True
     ):
         parts_PX = x.new_empty(grid[0], heads * width, dtype=torch.float32)
+        # One pair of strides serves `x` and its gradient, which is laid out alike.
         _kernels().across_heads_backward[grid](
             *(to_one, x, weight, square, product, *angles, to_x, parts_PX, tokens),
             *(*to_one.stride()[:2], *x.stride()[:2]),
@@ -253,6 +264,7 @@ def _columns(x_THK: Tensor) -> Tensor:
 
 
 def _angles(*both: Tensor | None) -> list[Tensor | None]:
+    """Cosines and sines [T, K] or [T, H, K], contiguous: kernels are told no strides of them."""
     return [one if one is None else one.contiguous() for one in both]
 
 

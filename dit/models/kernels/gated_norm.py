@@ -76,11 +76,13 @@ class _GatedNorm(torch.autograd.Function):
         ctx.save_for_backward(kept_TD, y_TD, gate_ND, scale_ND, stats_T2)
         # Not among the saved tensors: all layers share the chunks, and offloading would copy them.
         ctx.chunks = chunks
+        # A result that nothing reads then costs no row of zeros, which the kernel would add.
         ctx.set_materialize_grads(False)
         return sum_TD, x_TD
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """`gradients` are [T, D], of `sum` and of `x`; None for a result that nothing reads."""
         to_sum_TD, to_x_TD = gradients
         h_TD, y_TD, gate_ND, scale_ND, stats_T2 = ctx.saved_tensors
         if h_TD is not None and to_x_TD is None:

@@ -62,6 +62,7 @@ class _RotatedHeads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """`gradients` are [T, H, K] of queries and of keys, then [T, H, width] of the others."""
         to_q_THK, to_k_THK, *to_others = gradients
         to_x_THX, to_weights_2K = rotated_heads_backward(
             to_q_THK, to_k_THK, to_others, *ctx.saved_tensors, ctx.eps
@@ -156,7 +157,7 @@ def _(
 
 
 def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
-    """Where each part begins in a head."""
+    """Where each of the parts [T, H, width] begins in a head; `first` numbers precede them."""
     places = [first]
     for part in parts[:-1]:
         places.append(places[-1] + part.shape[-1])

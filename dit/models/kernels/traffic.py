@@ -5,7 +5,8 @@ stores that Triton's interpreter makes. What a program reads once and keeps is c
 program, though most of it comes from a cache.
 """
 
-# T tokens, N level rows, S slots, D model width, H heads, K head width
+# T tokens, N level rows, S slots, D model width, H heads, K head width, X numbers of a head in the
+# product
 
 from __future__ import annotations
 
@@ -105,40 +106,53 @@ def _bytes(x: Tensor) -> int:
 
 
 def _row(*rows: Tensor | None) -> int:
-    """A level row of one kind."""
+    """A level row of one of `rows` [N, D]."""
     row = next(one for one in rows if one is not None)
     return row.shape[-1] * row.element_size()
 
 
 def _places(tokens: Tensor, slots: Tensor) -> int:
-    """Where the tokens of each program lie."""
+    """Where the tokens of each program lie: 3 numbers of a slot, and one of a token.
+
+    `tokens` are [T, D], `slots` [S, 3].
+    """
     return (3 * len(slots) + len(tokens)) * _NUMBER
 
 
 def _stats(tokens: Tensor) -> int:
+    """Mean and 1 / standard deviation of each token of [T, D], float32."""
     return 2 * len(tokens) * _NUMBER
 
 
 def _angles(cos: Tensor | None, twisted: bool, groups: int) -> int:
-    """Cosines and sines, half of them if halves are alike, for each group of heads or head."""
+    """Cosines and sines, half of them if halves are alike, for each group of heads or head.
+
+    `cos` is [T, K], which each group of heads reads again, or [T, H, K].
+    """
     if cos is None:
         return 0
     return (1 + twisted) * (groups if cos.dim() == 2 else 1) * _bytes(cos)
 
 
 def _added_parts(weight: Tensor, programs: int) -> int:
-    """Programs write parts of the weight's gradient; torch adds them, and rounds the sums."""
+    """Programs write parts of the weight's gradient; torch adds them, and rounds the sums.
+
+    `weight` is [K], of each head, or [H * K], of all.
+    """
     sums = len(weight) * _NUMBER
     rounding = 0 if weight.element_size() == _NUMBER else sums + _bytes(weight)
     return (2 * programs + 1) * sums + rounding
 
 
 def _angles_and_weights(x: Tensor, weight: Tensor, cos: Tensor) -> int:
-    """Half of the cosines and sines for each group of heads, and the weights for each program."""
+    """Half of the cosines and sines for each group of heads, and the weights for each program.
+
+    `x` is [T, H, X], `weight` that of queries or of keys [K], `cos` [T, K].
+    """
     programs, groups = grid_of(*x.shape[:2])
     return groups * (_bytes(cos) + programs * 2 * _bytes(weight))
 
 
 def _heads(x: Tensor, weight: Tensor) -> int:
-    """Queries, or keys, of all tokens."""
+    """Queries, or keys, of all tokens: of K numbers in each head of `x` [T, H, X]."""
     return x.shape[0] * x.shape[1] * len(weight) * x.element_size()

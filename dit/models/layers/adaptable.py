@@ -7,7 +7,7 @@ DropoutRows              the pack that is computed now, which decides what adapt
 Nothing here imports `dit.lora`, so that runs without adapters do not open it.
 """
 
-# T rows, I inputs, O outputs (of this tensor rank)
+# T rows, I inputs, O outputs (of this tensor rank), X any width
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TensorSharing:
     def exchanged(self, rows: Tensor) -> Tensor:
         """Rows on their way to a product, where outputs are split, or from it, where inputs are.
 
-        Each tensor rank that needs them gets them complete.
+        Each tensor rank that needs them gets them complete. They are [T, X].
         """
         if self.axis is None or self.group is None or self.group.size() == 1:
             return rows
@@ -95,7 +95,10 @@ class Adaptable(nn.Module):
         return not self.weight.requires_grad  # type: ignore[union-attr]
 
     def adapted(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """The output of the linear, by `product` where its matrix is on the device, and adapter."""
+        """The output [T, O] of the linear and its adapter.
+
+        `product` is [T, I] -> [T, O] by the matrix alone, where that is on the device.
+        """
         adapter = getattr(self, CHILD, None)
         product = product if self.frozen is None else partial(self.frozen.output_of, self)
         if adapter is None or not adapter.enabled:

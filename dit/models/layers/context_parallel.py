@@ -107,7 +107,10 @@ def _permuted(x_WX: Tensor, there_W: Tensor | None, back_W: Tensor | None) -> Te
 
 
 class _Permute(torch.autograd.Function):
-    """Plain indexing, whose own backward pass would sort the indices and add row to row."""
+    """Plain indexing, whose own backward pass would sort the indices and add row to row.
+
+    Rows and gradients are [W, X].
+    """
 
     @staticmethod
     def forward(ctx: Any, x_WX: Tensor, there_W: Tensor, back_W: Tensor) -> Tensor:
@@ -208,7 +211,7 @@ class Context:
 
 
 def _attend_here(attend: Attend, qkv: tuple[Tensor, Tensor, Tensor], exchange: Exchange) -> Tensor:
-    """Attention where this rank holds all tokens."""
+    """Attention where this rank holds all tokens; `qkv` are [T, H, K] each."""
     if exchange.own is None:
         return attend(*qkv, exchange.spans)
     q, k, v = exchange.own.arrange(torch.cat(qkv, dim=-1)).chunk(3, dim=-1)
@@ -252,6 +255,7 @@ def attend_in_ring(
     heads, width = q_THK.shape[1:]
     length = spans.total // group.size()
     cu, cu_padded, longest = spans.once("ring", lambda: _offsets(spans))  # type: ignore[misc]
+    # Rows that fill up the end of the pack are of no sample that the ring could share out.
     q, k, v = (x[:length].contiguous() for x in (q_THK, k_THK, v_THK))
     out = _ring(heads, width, group)(
         q,

@@ -176,7 +176,7 @@ class JointOrder:
         )
 
     def join(self, rows: Sequence[Tensor]) -> Tensor:
-        """The rows that this rank holds -> its part of the joint row."""
+        """The rows that this rank holds, [T, X] and [L, X] -> its part of the joint row [J, X]."""
         return self._scattered(self.own.arrange(torch.cat([self._whole(x) for x in rows])))
 
     def split(self, joint_JX: Tensor) -> tuple[Tensor, ...]:
@@ -189,11 +189,17 @@ class JointOrder:
         return self.own.restore(joint_JX)[: self.sizes[0]]
 
     def arranged(self, rows: Sequence[Tensor]) -> Tensor:
-        """Values of all tokens of this context rank (samples, angles) in joint order."""
+        """Values [T, ...] and [L, ...] of all tokens of this context rank in joint order, [J, ...].
+
+        For example samples or angles.
+        """
         return self.own.arrange(torch.cat(list(rows)))
 
     def _whole(self, x: Tensor) -> Tensor:
-        """All tokens of this context rank; each tensor rank goes on with some of them alone."""
+        """All tokens of this context rank, of a row [T, X], [L, X] or [J, X].
+
+        Each tensor rank goes on with some of them alone.
+        """
         if self.shared_by is None:
             return x
         return gather_from_sequence_parallel_region(
@@ -201,6 +207,7 @@ class JointOrder:
         )
 
     def _scattered(self, x: Tensor) -> Tensor:
+        """The tokens of this tensor rank, of a whole row [T, X], [L, X] or [J, X]."""
         if self.shared_by is None:
             return x
         return scatter_to_sequence_parallel_region(x, group=self.shared_by)
@@ -245,6 +252,10 @@ def _in_order(
     *,
     asked: Real | None = None,
 ) -> tuple[Tensor, Real]:
+    """Rows in joint order, int64 [J] or [W], padding last; and the real tokens of each sample.
+
+    `parts` are those of one rank or of all, each of pairs (sample, its real tokens in one piece).
+    """
     by_sample: dict[int, list[Tensor]] = {}
     for part in parts:
         for sample, rows_of in part:
@@ -253,6 +264,7 @@ def _in_order(
         by_sample, key=lambda sample: (asked is not None and not asked[sample], sample)
     )
     order = {sample: torch.cat(by_sample[sample]) for sample in samples}
+    # The empty tensor is all there is where a rank has no real token.
     real = torch.cat([*order.values(), torch.zeros(0, dtype=torch.int64)])
     return then_others(real, total), {sample: len(rows_of) for sample, rows_of in order.items()}
 

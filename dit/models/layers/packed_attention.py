@@ -79,7 +79,10 @@ class PackedAttention(MegatronModule):
             )
 
     def normalised(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Queries and keys without rotation; keys of an image if the norm is across heads."""
+        """Queries and keys without rotation; keys of an image if the norm is across heads.
+
+        Queries are [T, H, K], and so are keys of the same tokens; keys of text have [L, H, K].
+        """
         if self.across_heads is not None:
             return self.across_heads(*heads)
         if self.q_layernorm is None or self.k_layernorm is None:
@@ -216,7 +219,10 @@ class CrossAttention(PackedAttention):
         return self.linear_proj(attended.flatten(1))
 
     def _normalised(self, products: Sequence[Tensor], *, fused: bool) -> Sequence[Tensor]:
-        """Queries, then keys and values of text and of an image."""
+        """Queries [T, H, K], then keys and values [L, H, K] of text and of an image.
+
+        `products` are [T, H * K], then [L, H * 2 * K] of each.
+        """
         heads = products[0].shape[-1] // self.head_width
         q, *both = (x_TX.unflatten(-1, (heads, -1)) for x_TX in products)
         if fused and self.across_heads is not None:

@@ -1,5 +1,8 @@
 """The choice of linear layer, feed-forwards, and Megatron-Core's view of the configuration."""
 
+# T rows, M level rows, I inputs, O outputs (both of this tensor rank where they are split)
+# D model width, F width inside a feed-forward, X = 2 F gates and ups
+
 from __future__ import annotations
 
 from copy import copy
@@ -95,11 +98,11 @@ class _ParallelLinear(Adaptable):
     AXIS: ClassVar[int]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output alone, where Megatron-Core's have an (output, bias) pair."""
+        """[T, I] -> [T, O] alone, where Megatron-Core's have an (output, bias) pair."""
         return self.adapted(x, self.product)
 
     def product(self, x: Tensor) -> Tensor:
-        """The output of the linear alone."""
+        """The output [T, O] of the linear alone, of [T, I]."""
         own: Any = self
         if own.tp_group.size() > 1 or own.gradient_accumulation_fusion:
             base: Any = super()
@@ -224,6 +227,7 @@ class GatheredLinear(ColumnLinear):
         self.shares_tokens = config.sequence_parallel
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """Level rows [M, I] -> all outputs [M, O] on every tensor rank."""
         part = super().forward(x)
         if self.shares_tokens:
             return all_gather_last_dim_from_tensor_parallel_region(part, group=self.tp_group)
@@ -282,10 +286,11 @@ class WholeLinear(Adaptable, nn.Linear):
     """Linear that every tensor rank holds whole, and whose input is whole on every one, too."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """[T, I] -> [T, O], with that of the adapter."""
         return self.adapted(input, self.product)
 
     def product(self, x: Tensor) -> Tensor:
-        """The output of the linear alone."""
+        """The output [T, O] of the linear alone, of [T, I]."""
         return nn.functional.linear(x, self.weight, self.bias)
 
     def tensor_sharing(self) -> TensorSharing:

@@ -36,7 +36,7 @@ class HeadNorm(nn.RMSNorm):
         super().__init__(width, eps=eps, dtype=dtype)
 
     def forward(self, x: Tensor | None) -> Tensor:
-        """Of None it is the weight, for a kernel that does the rest.
+        """`x` is [T, H, K]. Of None it is the weight [K], for a kernel that does the rest.
 
         It is asked for by a call, because Megatron-Core's DDP waits there for weights on their way.
         """
@@ -62,7 +62,10 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        """With g = dL/dy: dL/dw = sum g · n, dL/dx = (g · w - n · mean(g · w · n)) / rms(x)."""
+        """With g = dL/dy: dL/dw = sum g · n, dL/dx = (g · w - n · mean(g · w · n)) / rms(x).
+
+        g and dL/dx are [T, H, K], dL/dw is [K].
+        """
         (n_THK, pace_TH1, weight_K), (gradient_THK,) = ctx.saved_tensors, gradients
         g_THK, w_K = gradient_THK.float(), weight_K.float()
         product_THK = g_THK * n_THK
@@ -136,7 +139,7 @@ class AcrossHeadsNorm(nn.Module):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over ranks, in both directions.
+    """Sum over ranks, in both directions, of a number of each query and key, [T + S].
 
     The sum of squares of one rank takes part in the norms of all ranks, so that its gradient is the
     sum of theirs.
@@ -153,6 +156,7 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    # A copy, because the sum is made in place, and autograd forbids to change what it hands over.
     total = x.clone(memory_format=torch.contiguous_format)
     if group.size() > 1:
         dist.all_reduce(total, group=group)
@@ -197,6 +201,7 @@ class RotaryTable(nn.Module):
         self.axes = len(widths)
         for axis, (width, theta) in enumerate(zip(widths, thetas, strict=True)):
             exponent = torch.arange(0, width, 2, dtype=dtype) / width
+            # Not in checkpoints: it follows from the configuration.
             self.register_buffer(f"frequency_{axis}", 1.0 / theta**exponent, persistent=False)
 
     def forward(self, position_TA: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,12 +211,16 @@ class RotaryTable(nn.Module):
             torch.outer(position_TA[:, axis].to(frequency.dtype), frequency)
             for axis, frequency in enumerate(frequencies)
         ]
+        # Twice: the two numbers of a pair, which lie half a head apart, turn by one angle.
         angle_TK = torch.cat(parts * 2, dim=-1)
         return angle_TK.cos().float(), angle_TK.sin().float()
 
 
 class _Rotate(torch.autograd.Function):
-    """Keeps nothing of x: the way back is the transposed rotation."""
+    """Keeps nothing of x: the way back is the transposed rotation.
+
+    x and its gradient are [T, H, K], cosines and sines [T, K] or [T, H, K].
+    """
 
     @staticmethod
     def forward(ctx: Any, x_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -227,6 +236,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turned(x_THK: Tensor, cos: Tensor, sines: Sequence[Tensor], *, sign: int) -> Tensor:
+    """`cos` is [T, K] or [T, H, K]; each of `sines` is half as wide; `sign` -1 turns back."""
     half, wide_THK = x_THK.shape[-1] // 2, x_THK.float()
     cos, low, high = (x if x.dim() == 3 else x[:, None] for x in (cos, *sines))
     out_THK = wide_THK * cos

@@ -18,7 +18,10 @@ def look_up(table_RX: Tensor, index_T: Tensor) -> Tensor:
 
 
 class _LookUp(torch.autograd.Function):
-    """Plain indexing, whose own backward pass sorts the indices and adds row after row."""
+    """Plain indexing, whose own backward pass sorts the indices and adds row after row.
+
+    The table is [R, X], its rows and their gradient are [T, X].
+    """
 
     @staticmethod
     def forward(ctx: Any, table_RX: Tensor, index_T: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from dit.models.layers.queries_and_keys import hold_key_bias
 
 
 class WholeTwoLinears(nn.Module):
-    """Linear, SiLU, linear."""
+    """Linear, SiLU, linear: waves of a level or pooled text, [N, X] -> [N, D]."""
 
     def __init__(self, inputs: int, width: int, *, dtype: torch.dtype):
         super().__init__()

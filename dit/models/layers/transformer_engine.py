@@ -84,6 +84,7 @@ def _linear_class() -> Any:
                 mark_split(self.bias, axis=0)
 
         def forward(self, x: Tensor) -> Tensor:
+            """Rows [T, I] -> [T, O] of this tensor rank, with that of the adapter."""
             return self.adapted(x, super().forward)
 
         def tensor_sharing(self) -> TensorSharing:

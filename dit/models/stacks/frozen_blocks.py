@@ -115,7 +115,10 @@ def frozen_product(x_TI: Tensor, matrix: FrozenMatrix, bias_O: Tensor | None = N
 
 
 class _Product(torch.autograd.Function):
-    """Autograd would keep the matrix of each product on the device, in its whole width."""
+    """Autograd would keep the matrix of each product on the device, in its whole width.
+
+    The product is [T, I] -> [T, O].
+    """
 
     @staticmethod
     def forward(ctx: Any, x_TI: Tensor, bias_O: Tensor | None, matrix: FrozenMatrix) -> Tensor:
@@ -217,6 +220,7 @@ class WaitingBlock:
         self.home = empty((end,), dtype=torch.uint8)
         for matrix, part in zip(self.matrices, self.parts, strict=True):
             part.of(self.home).copy_(matrix.weight.detach())
+            # Frees the matrix where it was, block by block: all of them may not fit twice.
             matrix.weight.data = matrix.weight.new_empty(0)
 
     def settle(self, places: Places) -> None:

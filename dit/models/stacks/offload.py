@@ -116,6 +116,7 @@ class _Away:
     def take(self) -> Tensor:
         self.fetch()
         assert self.returned is not None
+        # Not kept, so that its memory is free after use; a second backward pass fetches it anew.
         (back, arrival), self.returned = self.returned, None
         self.copies.wait(back, arrival)
         return back
@@ -165,6 +166,7 @@ def when_reached(hidden: Any, fetch: Callable[[], None]) -> None:
     def hook(_: Tensor) -> None:
         fetch()
 
+    # Torch refuses hooks on tensors that no backward pass will reach.
     if row.requires_grad:
         row.register_hook(hook)
 

@@ -115,7 +115,10 @@ class StackedTransformer(MegatronModule):
         ]
 
     def set_input_tensor(self, input_tensor: list[Tensor | None]) -> None:
-        """Takes what the stage before hands on; Megatron-Core's schedules call it."""
+        """Takes what the stage before hands on, [rows, 1, D], None on the first stage.
+
+        Megatron-Core's schedules call it, with one tensor in the list.
+        """
         self.input_tensor = input_tensor[0]
 
     def hidden_shape(self, batch: PackedBatch) -> list[int]:
@@ -279,7 +282,7 @@ def pack_stage_state(blocks: Mapping[str, Tensor], shapes: Shapes, width: int) -
 
 
 def unpack_stage_state(rows: Tensor, shapes: Shapes, width: int) -> dict[str, Tensor]:
-    """The inverse of `pack_stage_state`."""
+    """The inverse of `pack_stage_state`: rows [rows, 1, D] -> the blocks by name."""
     parts = rows[:, 0].split([_rows(shape, width) for shape in shapes.values()])
     return {
         name: part.flatten()[: math.prod(shape)].view(shape)

@@ -109,6 +109,7 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
     def forward(
         self, hidden: tuple[Tensor, Tensor], conditions: JointConditions
     ) -> tuple[Tensor, Tensor]:
+        """`hidden` is [T, D] of latents and [L, D] of text, and so is the result."""
         c, (h_TD, text_LD) = conditions, hidden
         adaln, text_adaln = self.modulation(c.timestep), self.text_modulation(c.timestep)
         h_TD, x_TD = adaln[0].branch(h_TD, c.latents.per_sample)

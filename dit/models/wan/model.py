@@ -1,7 +1,7 @@
 """Wan: one row of latents, cross-attention to text and image, table modulation."""
 
 # T packed tokens, N samples, M level rows, C patch features, D model width, K head width
-# L text rows, E text width, I rows of images, S those of the images of one sample
+# L text rows, E text width, I rows of images, S those of the images of one sample, X any width
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class LevelEmbedding(nn.Module):
 
 
 class Float32Linear(Replicated):
-    """A product in float32 whatever the type of the weights."""
+    """A product of level rows [M, X] -> [M, D] in float32, whatever the type of the weights."""
 
     def product(self, x: Tensor) -> Tensor:
         return linear(x, self.weight.float(), self.bias.float())

@@ -62,6 +62,7 @@ def _moments(features_ND: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check(*sets: Tensor) -> None:
+    """Refuses features [N, D] of fewer than two pictures, which have no spread."""
     for features_ND in sets:
         if len(features_ND) < 2:
             raise ValueError(

@@ -231,7 +231,10 @@ class ValidationSamples:
         *,
         adapter: bool = True,
     ) -> list[GeneratedSample]:
-        """Writes the files of this replica; a failure of one does not affect the others."""
+        """Writes the files of this replica; a failure of one does not affect the others.
+
+        `latents` are [C, F, H, W], of the samples of these numbers.
+        """
         written = []
         folder = _folder(run) if adapter else _folder(run) / WITHOUT
         pictures = self._pictures(numbers, latents, undrawn)

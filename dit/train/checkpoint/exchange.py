@@ -206,12 +206,15 @@ class StateExchange:
     def _exchange(self, routes: Sequence[_Route], *, source: _TensorAt, target: _TensorAt) -> None:
         """Copies each part from its source to its target; all data ranks have the same routes."""
         me, prefixes = self._me.data, tuple(self._values)
+        # In the order of the ranks, as the collective cuts its row. Sorting is stable, so that both
+        # sides have the routes between them in one order.
         leaving = sorted((r for r in routes if r.source == me != r.target), key=lambda r: r.target)
         coming = sorted((r for r in routes if r.target == me != r.source), key=lambda r: r.source)
         for route in routes:
             if route.source == route.target == me:
                 for prefix in prefixes:
                     target(route, prefix).copy_(source(route, prefix), non_blocking=True)
+        # All data ranks have the same routes: none of them waits alone in the collective.
         if all(route.source == route.target for route in routes):
             return
         ranks, sizes_out, sizes_in = self._groups.dp_cp.size(), Counter(), Counter()

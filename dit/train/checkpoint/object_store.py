@@ -256,5 +256,6 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
     """Keeps the other processes of this machine waiting, which want the same."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
+        # The system frees it when the file is closed, also where a process is killed.
         fcntl.lockf(file, fcntl.LOCK_EX)
         yield

@@ -25,7 +25,7 @@ same without it, and no step waits for the device because of it.
 """
 
 # N samples of a pack, Q quantile ranges of the noise level
-# G parts of the model, 4 kinds of SQUARES
+# G parts of the model, 4 kinds of SQUARES; R ranks; B bins of the histogram of lengths
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class IntervalMetrics:
         return values | self.data_stats.values(sums, progress)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The sums of each rank since the last log step, [ranks, ...]; all ranks call it.
+        """The sums of each rank since the last log step, [R, ...]; all ranks call it.
 
         A checkpoint stores them, so that a resumed run logs the same values as one without a stop.
         """
@@ -110,6 +110,7 @@ class IntervalMetrics:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> list[str]:
         """Continues from a `state_dict`; returns the metrics whose shape is another one now.
 
+        Tensors are [R, ...] of the R ranks that saved them.
         With the same number of ranks each gets its own sums back, and totals are equal to the bit.
         """
         running, rank, ranks = self._running_sums(), dist.get_rank(), dist.get_world_size()
@@ -122,6 +123,7 @@ class IntervalMetrics:
             of_ranks = state[name]
             if len(of_ranks) == ranks:
                 running[name].copy_(of_ranks[rank])
+            # Of another number of ranks: one of them takes all, so that the total stays.
             elif rank == 0:
                 running[name].copy_(of_ranks.sum(0))
         return sorted(other)
@@ -182,7 +184,7 @@ class LossByNoiseLevel:
         return range_N
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Means from the sums of all ranks; a range without samples has none."""
+        """Means from the sums [Q] of all ranks; a range without samples has none."""
         errors, counts = sums["loss_q.error"].tolist(), sums["loss_q.count"].tolist()
         rows = zip(self.names, errors, counts, strict=True)
         return {name: error / count for name, error, count in rows if count}
@@ -225,7 +227,7 @@ class DataStats:
             self.tokens += sum(pack.num_tokens)
 
     def values(self, sums: Mapping[str, Tensor], progress: TrainProgress) -> dict[str, Any]:
-        """The values from the sums of all ranks."""
+        """The values from the sums of all ranks: samples [B] of each length, tokens [1]."""
         histogram = sums["tokens_per_sample.samples"].tolist()
         tokens = float(sums["tokens_per_sample.tokens"])
         values: dict[str, Any] = {}
@@ -331,6 +333,7 @@ class Norms:
         nothing = weights[0].new_zeros(())
         gradients = [nothing if value.grad is None else value.grad for value in weights]
         found = [foreach.norms(gradients), foreach.norms(weights)]
+        # In the copies of the weights: differences take no memory of their own.
         foreach.subtract(self.before, weights)
         found.append(foreach.norms(self.before))
         if self.model.ema is None:
@@ -341,7 +344,7 @@ class Norms:
         return [*found, foreach.norms(self.before)]
 
     def values(self, squares: Mapping[str, Tensor], *, grad_norm: float) -> dict[str, float]:
-        """The norms from the sums of all ranks.
+        """The norms from the sums [G] of all ranks, by kind.
 
         Clipping has scaled all gradients by one factor, so their parts of the norm are unchanged.
         """

@@ -124,6 +124,7 @@ def over_ranks(mine: Mapping[str, Any], on_device: Tensor) -> StepMetrics:
     """
     numbers = dict(mine)
     datasets = numbers.pop("of_datasets")
+    # A dataset may be named like one of the other numbers.
     prefix = "dataset "
     numbers |= {f"{prefix}{name}": n for name, n in datasets.items()}
     total = sum_over_ranks(numbers, dict(zip(ON_DEVICE, on_device.split(1), strict=True)))

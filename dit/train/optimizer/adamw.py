@@ -84,6 +84,7 @@ def _adamw(group: dict[str, Any], params: list[Tensor], moments: list[list[Tenso
         means,
         mean_squares,
         [],
+        # The count before this step: torch adds 1 to it.
         [*torch.full((len(params),), step - 1.0, device=where)],
         fused=fused,
         foreach=not fused,
