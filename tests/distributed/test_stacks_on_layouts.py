@@ -102,7 +102,7 @@ from dit.models.layers import packed_attention, parallel_linear
 from dit.models.layers import queries_and_keys as qk
 from dit.models.layers.context_parallel import Context
 from dit.models.stacks import stacked_transformer
-from dit.models.wan import conditions
+from dit.models.wan import model as wan
 from dit.layout_check import program
 from recipes import check_layouts
 from tests.plain_kernel import attend_as_a_gpu
@@ -117,7 +117,7 @@ class NormWithSummedWeights(qk.AcrossHeadsNorm):
         super().__init__(*arguments, **options)
         self.query_scale.sequence_parallel = True
 
-embedding = conditions.TextEmbedding.__init__
+embedding = wan.TextEmbedding.__init__
 
 def marked(self, model):
     embedding(self, model)
@@ -199,7 +199,7 @@ PATCHES = {
     ),
     "modulation gradients of a rank's own tokens": patch.object(parallel_linear, gather, of_own),
     "text whose gradient counts each tensor rank": patch.object(
-        conditions.TextEmbedding, "__init__", marked
+        wan.TextEmbedding, "__init__", marked
     ),
     "clean tokens that have a loss": split_wrongly("is_target_T", "is_real_T"),
     "clean tokens that are told their sample's level": split_wrongly("level_row_T", "segment_T"),

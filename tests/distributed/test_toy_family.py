@@ -118,7 +118,7 @@ from dataclasses import replace
 from pathlib import Path
 from dit.config_loading import read_config
 from dit.distributed.process_groups import process_groups, start_processes
-from dit.models.family import family_of
+from dit.models.registry import family_of
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.train.checkpoint.state_dict import load_weights
 

@@ -27,6 +27,7 @@ TEXTS = {
 READ = {
     "whole",
     "at_least_one_argument",
+    "size_in_bytes",
     "_bytes",
     "_tokens",
     "_integers",
@@ -89,7 +90,8 @@ def paths(parser: argparse.ArgumentParser) -> Iterator[tuple[str, Callable[[str]
         for action in one._actions:
             read = one._registry_get("type", action.type, action.type)
             taken = action.nargs != 0 and action.choices is None and read not in (int, float)
-            if taken and getattr(read, "__name__", "") not in READ and action.dest not in TEXTS:
+            name = getattr(getattr(read, "func", read), "__name__", "")  # of a partial, too
+            if taken and name not in READ and action.dest not in TEXTS:
                 yield f"{one.prog} {'/'.join(action.option_strings) or action.dest}", read
 
 

@@ -67,7 +67,7 @@ CORE = "finalize_model_grads.py finalize_model_grads"
 """`if num_tokens > 0`, up to Megatron-Core 0.18."""
 ON_CPU = {
     "training_target.py draw_dropout",  # numbers of the host
-    "optimizer.py _adamw",  # one fused kernel on a GPU
+    "adamw.py _adamw",  # one fused kernel on a GPU
     "per_sample.py _runs",  # a GPU operates on all tokens of a pack at once
 }
 

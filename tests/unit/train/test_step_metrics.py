@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dit.train.metrics import step_metrics
+from dit.train import timers
 from dit.train.timers import BACKWARD, COMMUNICATION, FORWARD, TIMED_PARTS, elapsed, timed
 
 
 def test_inner_parts_are_taken_out_of_outer_ones(monkeypatch):
     now = iter([0.0, 1.0, 4.0, 6.0, 7.0, 10.0])
-    monkeypatch.setattr(step_metrics, "_now", lambda: next(now))
+    monkeypatch.setattr(timers, "_now", lambda: next(now))
     elapsed()
     with timed(BACKWARD):
         with timed(FORWARD):
