@@ -26,13 +26,13 @@ TEXTS = {
 """Options of which a text is no path. A new option is a path, or belongs here."""
 READ = {
     "whole",
-    "at_least_one_argument",
+    "at_least_one",
     "size_in_bytes",
     "_bytes",
     "_tokens",
-    "_integers",
+    "integers",
     "_positive",
-    "_colour",
+    "opaque",
     "minutes",
 }
 """Functions that read an option which is no path: numbers and colours."""
