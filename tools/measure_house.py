@@ -27,7 +27,7 @@ Figures, of the Python files of dit/, data_prep/, recipes/ and benchmarks/
                         second although the order of tests/unit/test_import_directions.py, without
                         its SPLIT, has the first below the second
     exceptions          entries of that test's SPLIT without which it would refuse an up arrow: a
-                        part of a folder that has a floor of its own, such as dit.config.loading
+                        part of a folder that has a floor of its own, such as dit.convert.cards
     late_imports        import statements inside functions, without benchmarks/
 
 Lists
