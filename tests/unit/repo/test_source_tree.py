@@ -92,12 +92,15 @@ def test_a_family_is_known_in_its_folder_and_by_one_line(tmp_path):
 def test_circles_go_through_late_imports_and_past_names_that_are_passed_on(tmp_path):
     write(
         tmp_path,
-        dit__a____init__="from dit.a.low import Low\n",
+        dit__top="from dit.a import Low\n",
+        dit__d="from dit.top import Low\n\nx = 1\n",  # passed on twice: it is of dit.a.low
         dit__a__low="class Low: ...\n",
         dit__a__high="from dit.a import Low\n\n\ndef f():\n    from dit.b import g\n",
         dit__b="if TYPE_CHECKING:\n    from dit.a import high\n",
         benchmarks__late="def f():\n    import dit.b\n",
     )
+    passes_on = "from dit.a.low import Low\nfrom dit.d import x\n"
+    (tmp_path / "dit/a/__init__.py").write_text(passes_on)
     sources = read(tmp_path)
     assert circles(sources) == [["dit.a.high", "dit.b"]]
     assert late_imports(sources) == 1
