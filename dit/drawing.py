@@ -13,7 +13,7 @@ CELLS = "cells"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Undrawn:
+class FailedDrawing:
     """A picture that could not be drawn, or not as it should be, and the reason."""
 
     what: str  # kind of picture, without the step: a run reports each kind once
@@ -24,7 +24,7 @@ class Undrawn:
 
 
 @contextmanager
-def drawing(what: str, undrawn: list[Undrawn]) -> Iterator[None]:
+def drawing(what: str, undrawn: list[FailedDrawing]) -> Iterator[None]:
     """An error in the block is added to `undrawn`, and the program continues after the block.
 
     Only for work of a single process: an error during a collective must end all processes.
@@ -34,4 +34,4 @@ def drawing(what: str, undrawn: list[Undrawn]) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001
         # Fonts, image and video codecs and dashboards get texts, numbers and files of users, and
         # raise errors of any type: no list of types would be complete.
-        undrawn.append(Undrawn(what=what, because=cause(error)))
+        undrawn.append(FailedDrawing(what=what, because=cause(error)))

@@ -40,7 +40,7 @@ from dit.models.training_checks import check_objective_inputs
 
 RECIPE = "recipe"
 """Origin of what no person set."""
-Place = tuple[int | str, ...]  # where in the tree, as ("dataset", "mock_samples", 0, "width")
+KeyPath = tuple[int | str, ...]  # where in the tree, as ("dataset", "mock_samples", 0, "width")
 
 
 @cache
@@ -90,7 +90,7 @@ def read_paths(merged: Merged, schema: Schema) -> list[str]:
     return problems
 
 
-def _read_paths(values: Any, kind: Any, place: Place, origins: dict[str, str]) -> list[str]:
+def _read_paths(values: Any, kind: Any, place: KeyPath, origins: dict[str, str]) -> list[str]:
     problems: list[str] = []
     for name, value in values.items() if isinstance(values, dict) else ():
         here, item = (*place, name), hints(kind).get(name)
@@ -109,10 +109,10 @@ def _read_paths(values: Any, kind: Any, place: Place, origins: dict[str, str]) -
 
 def _checked_once(
     tree: dict[str, Any], origins: dict[str, str], schema: Schema
-) -> tuple[RunConfig | None, list[tuple[Place, str]]]:
+) -> tuple[RunConfig | None, list[tuple[KeyPath, str]]]:
     """The configuration, or what is wrong and where."""
     groups: dict[str, Any] = {}
-    found: list[tuple[Place, str]] = []
+    found: list[tuple[KeyPath, str]] = []
     for name, kind in schema.groups.items():
         try:
             # JSON mode is strict about types and still takes lists for tuples, text for enums.
@@ -137,12 +137,12 @@ def _nested(tree: dict[str, Any], schema: Schema) -> dict[str, Any]:
     return {name: nested(kind, tree[name]) for name, kind in schema.groups.items()}
 
 
-def _key_path(place: Place, schema: Schema) -> Place:
+def _key_path(place: KeyPath, schema: Schema) -> KeyPath:
     """A place in the tree of fields as one in the tree of keys."""
     return (place[0], *key_path(schema.groups[str(place[0])], place[1:])) if place else ()
 
 
-def _up_to_key(place: Place, schema: Schema) -> Place:
+def _up_to_key(place: KeyPath, schema: Schema) -> KeyPath:
     """The place of a group or key: without what follows the key, such as the index in a list."""
     lengths = range(len(place) + 1)
     whole = (n for n in lengths if len(_key_path(place[:n], schema)) == 2)
@@ -150,7 +150,7 @@ def _up_to_key(place: Place, schema: Schema) -> Place:
 
 
 def _stand_in(
-    tree: dict[str, Any], base: dict[str, Any], place: Place, schema: Schema
+    tree: dict[str, Any], base: dict[str, Any], place: KeyPath, schema: Schema
 ) -> list[str]:
     """Puts the recipe's value at a group or key; returns what mentions of it look like."""
     *outer, last = place
@@ -164,8 +164,8 @@ def _stand_in(
 
 
 def _in_words(
-    details: Any, place: Place, tree: dict[str, Any], origins: dict[str, str], schema: Schema
-) -> list[tuple[Place, str]]:
+    details: Any, place: KeyPath, tree: dict[str, Any], origins: dict[str, str], schema: Schema
+) -> list[tuple[KeyPath, str]]:
     """One of pydantic's errors in our words; a group's own check may have several."""
     if details["type"] != "missing":
         place = _in_tree(place, tree)
@@ -187,7 +187,7 @@ def dotted(place: Sequence[int | str]) -> str:
     return "".join(parts).lstrip(".")
 
 
-def _in_tree(place: Place, tree: dict[str, Any]) -> Place:
+def _in_tree(place: KeyPath, tree: dict[str, Any]) -> KeyPath:
     """A place without what pydantic adds where a key may be of several types: which one failed."""
     for length, part in enumerate(place):
         outer = _at(tree, place[:length])
@@ -198,13 +198,13 @@ def _in_tree(place: Place, tree: dict[str, Any]) -> Place:
     return place
 
 
-def _at(tree: Any, place: Place) -> Any:
+def _at(tree: Any, place: KeyPath) -> Any:
     for part in place:
         tree = tree[part]
     return tree
 
 
-def _origin(place: Place, origins: dict[str, str]) -> str:
+def _origin(place: KeyPath, origins: dict[str, str]) -> str:
     """Where the value or the list that it stands in was written."""
     for length in range(len(place), 0, -1):
         outer = ".".join(map(str, place[:length]))
@@ -236,7 +236,7 @@ def _is_list(kind: Any) -> bool:
     return item is not None and not is_group(item)
 
 
-def _contradiction(place: Place, text: str, origins: dict[str, str], schema: Schema) -> str:
+def _contradiction(place: KeyPath, text: str, origins: dict[str, str], schema: Schema) -> str:
     """A group's own complaint, with the places where the keys it names were set."""
     if not place:
         named = dict.fromkeys(re.findall(r"[a-z_]+\.[a-z_]+", text))

@@ -24,8 +24,8 @@ from dit.config import RunConfig
 from dit.data.pack import PatchLayout, SampleSize, references
 from dit.data.records import (
     MOST_WEIGHT,
-    Head,
     Kinds,
+    RecordHeader,
     ShardRecord,
     head_length,
     is_dfm,
@@ -89,7 +89,7 @@ SMALL = 8192
 
 
 def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize | None:
-    """The size of a sample from its record, whose `.safetensors` may be whole or a Head.
+    """The size of a sample from its record, whose `.safetensors` may be whole or a RecordHeader.
 
     None where the whole record must be read: it is at hand and small, it has DFM's layout, or
     something is wrong with it. A damaged head can say anything, so `cook` finds the reason.
@@ -97,7 +97,7 @@ def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize |
     payload = parts.get("safetensors")
     if payload is None or is_dfm(parts):
         return None
-    if not isinstance(payload, Head) and len(payload) <= SMALL:
+    if not isinstance(payload, RecordHeader) and len(payload) <= SMALL:
         return None
     try:
         return size_in_pack(parts, expected)
@@ -114,8 +114,8 @@ def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
     payload = parts.get("safetensors")
     if payload is None or is_dfm(parts):
         return SampleSize.of(cook(parts, expected, key=""), expected.layout)
-    if not isinstance(payload, Head):
-        payload = Head(data=payload[: head_length(payload)], size=len(payload))
+    if not isinstance(payload, RecordHeader):
+        payload = RecordHeader(data=payload[: head_length(payload)], size=len(payload))
     outline = read_outline({**parts, "safetensors": payload}, expected.kinds)
     return SampleSize.of(_checked(outline, expected, key=""), expected.layout)
 

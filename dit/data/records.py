@@ -31,7 +31,7 @@ Kinds = Mapping[str, InputKind]
 """What is read beside the latent: names in the shard, and of which kind they are."""
 TEXT_ALONE: Kinds = {TEXT: InputKind.TEXT}
 PLACE = "__place__"
-"""Part of a record whose `.safetensors` is a Head: the SampleLocation of the whole."""
+"""Part of a record whose `.safetensors` is a RecordHeader: the SampleLocation of the whole."""
 UNREADABLE = "__unreadable__"
 """Part of a record whose shard cannot be read: the text of the error."""
 _ALWAYS = (LATENT, LOSS_MASK)
@@ -67,7 +67,7 @@ class ShardRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Head:
+class RecordHeader:
     """The beginning of a `.safetensors`, which has the types and shapes of its tensors."""
 
     data: bytes
@@ -94,7 +94,7 @@ def read_record(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRec
 
 
 def read_outline(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRecord:
-    """A record of our layout whose `.safetensors` is a Head, with tensors on the device `meta`.
+    """A record of our layout of which only the RecordHeader is read; tensors are on device `meta`.
 
     Raises:
         SampleRefused: the record is damaged, or only the whole record can tell.
@@ -125,7 +125,7 @@ class _Stored:
     """Its first byte in the file."""
 
 
-def _stored(head: Head, kinds: Kinds) -> dict[str, _Stored | None]:
+def _stored(head: RecordHeader, kinds: Kinds) -> dict[str, _Stored | None]:
     """All tensors of the file; None for one that nothing reads.
 
     Raises:
@@ -165,7 +165,7 @@ def _are_counts(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
 
 
-def _outlined(head: Head, kinds: Kinds) -> dict[str, Tensor | None]:
+def _outlined(head: RecordHeader, kinds: Kinds) -> dict[str, Tensor | None]:
     try:
         return {
             name: t and torch.empty(t.shape, dtype=t.dtype, device="meta")
@@ -182,7 +182,7 @@ def _in_place(
     if isinstance(payload, bytes):
         return None  # torch makes no views of read-only memory
     try:
-        head = Head(data=bytes(payload[: head_length(payload)]), size=len(payload))
+        head = RecordHeader(data=bytes(payload[: head_length(payload)]), size=len(payload))
         stored = _stored(head, kinds)
     except SampleRefused:
         return None

@@ -11,7 +11,7 @@ from dit.device_specs import Device
 from dit.models.cost import Memory, memory
 from dit.planner.checkpoints import CheckpointBytes, checkpoint_bytes
 from dit.planner.efficiency import Efficiency
-from dit.planner.times import Load, Times, times
+from dit.planner.times import PackLoad, Times, times
 from dit.planner.traffic import Traffic, traffic
 from dit.progress import Track, no_progress, tracked
 
@@ -73,7 +73,7 @@ class Refusal:
 
 def plans(
     config: RunConfig,
-    load: Load,
+    load: PackLoad,
     *,
     world_size: int,
     device: Device,
@@ -111,7 +111,7 @@ class BatchPlan:
 
 def batch_plans(
     config: RunConfig,
-    load: Load,
+    load: PackLoad,
     *,
     world_size: int,
     device: Device,
@@ -174,7 +174,7 @@ def _on_layout(config: RunConfig, layout: ParallelLayout) -> RunConfig:
 def _plan(
     config: RunConfig,
     layout: ParallelLayout,
-    load: Load,
+    load: PackLoad,
     *,
     world_size: int,
     device: Device,

@@ -23,7 +23,7 @@ from dit.planner.traffic import exposed_part, recomputed_part, traffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
+class PackLoad:
     """The work in one pack of a run."""
 
     tokens: float
@@ -36,7 +36,7 @@ class Load:
     """The FLOPs among them in attention."""
 
     @classmethod
-    def of(cls, model: ModelConfig, samples: Sequence[tuple[int, int]]) -> Load:
+    def of(cls, model: ModelConfig, samples: Sequence[tuple[int, int]]) -> PackLoad:
         """The load of `samples`, (tokens, caption tokens)."""
         tokens, text = zip(*samples, strict=True)
         return cls(
@@ -47,7 +47,7 @@ class Load:
         )
 
 
-def expected_load(config: RunConfig, *, fill: float | None = None) -> Load:
+def expected_load(config: RunConfig, *, fill: float | None = None) -> PackLoad:
     """The load of a pack of the samples in `dataset.mock_samples`, by their weights.
 
     Packs get as full as the loader makes them, or as `fill` says.
@@ -56,7 +56,7 @@ def expected_load(config: RunConfig, *, fill: float | None = None) -> Load:
     joint = network_cost(model).attends_jointly
     for geometry in data.mock_samples:
         tokens = geometry_tokens(model, geometry)
-        parts.append((geometry.weight, Load.of(model, [(tokens, geometry.text_length)])))
+        parts.append((geometry.weight, PackLoad.of(model, [(tokens, geometry.text_length)])))
         taken = config.mock_tokens(geometry) + joint * geometry.text_length
         taken = min(taken, data.task_encoder_seq_length)  # longer ones are refused
         lengths[taken] = lengths.get(taken, 0.0) + geometry.weight
@@ -64,10 +64,10 @@ def expected_load(config: RunConfig, *, fill: float | None = None) -> Load:
     if fill is None:
         fill = mean_fill(lengths, capacity=capacity, buffer=data.packing_buffer_size)
     times = fill * capacity / sum(taken * weight for taken, weight in lengths.items())
-    return Load(
+    return PackLoad(
         **{
             one.name: times * sum(weight * getattr(load, one.name) for weight, load in parts)
-            for one in fields(Load)
+            for one in fields(PackLoad)
         }
     )
 
@@ -113,7 +113,7 @@ class Times:
 
 
 def times(
-    config: RunConfig, load: Load, *, world_size: int, device: Device, efficiency: Efficiency
+    config: RunConfig, load: PackLoad, *, world_size: int, device: Device, efficiency: Efficiency
 ) -> Times:
     """The times of a step in which every rank has the same load.
 
@@ -165,7 +165,7 @@ def _is_fused(model: ModelConfig) -> bool:
     return model.fused_kernels or model.compile
 
 
-def _moved(model: ModelConfig, load: Load, again: float) -> float:
+def _moved(model: ModelConfig, load: PackLoad, again: float) -> float:
     """Bytes that one pack moves to and from the memory of one device, both passes."""
     here = LayerLoad(
         fused=_is_fused(model),
@@ -219,7 +219,12 @@ def _number(model: ModelConfig) -> int:
 
 
 def _communication(
-    config: RunConfig, load: Load, packs: int, replicas: int, device: Device, efficiency: Efficiency
+    config: RunConfig,
+    load: PackLoad,
+    packs: int,
+    replicas: int,
+    device: Device,
+    efficiency: Efficiency,
 ) -> dict[str, float]:
     model = config.model
     bytes_ = traffic(config, tokens=load.tokens, accumulated=packs, replicas=replicas)

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from string import Template
 
-from dit.drawing import Undrawn
+from dit.drawing import FailedDrawing
 from dit.report import figures
 from dit.report.charts import Curve, chart, style
 from dit.report.comparison import LossGroup, loss_groups, loss_note
@@ -101,7 +101,7 @@ def _sections(
 ) -> Iterator[Section]:
     names = [run.name for run in runs]
     title, settings = figures.settings(runs)
-    undrawn: list[Undrawn] = []
+    undrawn: list[FailedDrawing] = []
     pictures = list(_pictures(runs, samples, undrawn))
     losses, *charts = _charts(runs) or [("Loss", "")]
     apart = loss_note(runs)
@@ -118,7 +118,7 @@ def _sections(
 
 
 def _pictures(
-    runs: Sequence[RunRecord], samples: Sequence[Path], undrawn: list[Undrawn]
+    runs: Sequence[RunRecord], samples: Sequence[Path], undrawn: list[FailedDrawing]
 ) -> Iterator[Section]:
     """Sections of pictures; files that are no pictures are added to `undrawn`."""
     yield "Pictures", "".join(generated(folder, undrawn) for folder in samples)
@@ -133,7 +133,9 @@ def _lengths(runs: Sequence[RunRecord]) -> str:
     return charts and f"<div class=charts>{charts}</div>"
 
 
-def _warnings(runs: Sequence[RunRecord], undrawn: Sequence[Undrawn], notes: Sequence[str]) -> str:
+def _warnings(
+    runs: Sequence[RunRecord], undrawn: Sequence[FailedDrawing], notes: Sequence[str]
+) -> str:
     said = defaultdict[str, list[str]](list)  # what is said -> names of the runs
     for run in runs:
         for text in findings(run):

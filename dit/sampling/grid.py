@@ -21,7 +21,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 from unicodedata import category, east_asian_width
 
-from dit.drawing import CELLS, Undrawn
+from dit.drawing import CELLS, FailedDrawing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,7 +83,7 @@ def _lengthened(picture_HW3: np.ndarray, height: int) -> np.ndarray:
 
 def draw_grid(
     firsts: Sequence[np.ndarray], prompts: Sequence[str], path: Path, *, title: str = ""
-) -> list[Undrawn]:
+) -> list[FailedDrawing]:
     """Writes the grid; returns notices of samples and characters that it does not show.
 
     `title` is a line of ours above the pictures.
@@ -98,15 +98,15 @@ def draw_grid(
     return [*_left_out(of_prompt, shown), *_spelled(fonts)]
 
 
-def _left_out(every: Mapping[str, list], shown: Mapping[str, list]) -> list[Undrawn]:
+def _left_out(every: Mapping[str, list], shown: Mapping[str, list]) -> list[FailedDrawing]:
     all_, some = (sum(map(len, each.values())) for each in (every, shown))
     if all_ == some:
         return []
     limit = f"the first {_MOST_PROMPTS} prompts, {_MOST_OF_ONE} of each"
-    return [Undrawn(what="grid.png", because=f"shows {some} of {all_} samples: {limit}")]
+    return [FailedDrawing(what="grid.png", because=f"shows {some} of {all_} samples: {limit}")]
 
 
-def _spelled(fonts: Fonts) -> list[Undrawn]:
+def _spelled(fonts: Fonts) -> list[FailedDrawing]:
     if not fonts.missing:
         return []
     some = " ".join(sorted(fonts.missing)[:8])
@@ -115,7 +115,7 @@ def _spelled(fonts: Fonts) -> list[Undrawn]:
         " code points (U+...); install one that has, such as Noto Sans CJK. samples.json has the"
         " prompts as they are"
     )
-    return [Undrawn(what="prompts in grid.png", because=because)]
+    return [FailedDrawing(what="prompts in grid.png", because=because)]
 
 
 Box = tuple[int, int, int, int]

@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from dit.console import Console
-from dit.drawing import Undrawn, drawing
+from dit.drawing import FailedDrawing, drawing
 from dit.parsing import parse_json
 from dit.progress import counted
 from dit.sampling.grid import beside, draw_grid
@@ -74,8 +74,8 @@ class Written:
     """Which files of a list of pictures could be written."""
 
     grid: Path | None  # None where it could not be drawn
-    lost: tuple[Undrawn, ...]  # pictures that could not be written
-    notes: tuple[Undrawn, ...]  # further notices for the user
+    lost: tuple[FailedDrawing, ...]  # pictures that could not be written
+    notes: tuple[FailedDrawing, ...]  # further notices for the user
 
 
 def write_media(pictures: Sequence[Picture], folder: Path) -> Written:
@@ -86,7 +86,7 @@ def write_media(pictures: Sequence[Picture], folder: Path) -> Written:
     Raises:
         OSError: samples.json cannot be written.
     """
-    lost: list[Undrawn] = []
+    lost: list[FailedDrawing] = []
     entries, firsts = [], []
     for number, picture in enumerate(pictures):
         with drawing(f"sample {number}", lost):
@@ -143,7 +143,7 @@ def write_listing(
     folder: Path,
     *,
     title: str = "",
-) -> tuple[Path | None, list[Undrawn]]:
+) -> tuple[Path | None, list[FailedDrawing]]:
     """Writes samples.json, then the grid of the first frames; returns the grid's path and notices.
 
     A first frame that is None is left out of the grid. `title` stands above the others. Files that
@@ -154,7 +154,7 @@ def write_listing(
     """
     before = _names(folder / LISTING)
     replace_file(folder / LISTING, json.dumps(entries, indent=1).encode() + b"\n")
-    notes: list[Undrawn] = []
+    notes: list[FailedDrawing] = []
     with drawing("files of an earlier generation", notes):
         notes += _remove_stale(folder, before=before, now=_names(folder / LISTING))
     grid = folder / GRID
@@ -189,7 +189,7 @@ def _names(listing: Path) -> set[str]:
     return {name for name in said if isinstance(name, str) and _OURS.fullmatch(name)}
 
 
-def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[Undrawn]:
+def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[FailedDrawing]:
     """Removes files that only the previous list names; reports files that no list names."""
     stale = sorted(name for name in before - now if (folder / name).is_file())
     for name in stale:
@@ -203,8 +203,8 @@ def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[Undr
     return found
 
 
-def _files(names: Sequence[str], what: str) -> Undrawn:
-    return Undrawn(what="files of an earlier generation", because=f"{_some(names)} {what}")
+def _files(names: Sequence[str], what: str) -> FailedDrawing:
+    return FailedDrawing(what="files of an earlier generation", because=f"{_some(names)} {what}")
 
 
 def _some(names: Sequence[str]) -> str:

@@ -44,11 +44,11 @@ from dit.train.timers import COMMUNICATION, timed
 if TYPE_CHECKING:
     from dit.lora.targets import Adapters
 
-Fill = Callable[[MegatronModule, RunConfig], None]
+Initialise = Callable[[MegatronModule, RunConfig], None]
 """Gives the weights of a model their first values."""
-Load = Callable[[Sequence[MegatronModule]], None]
+LoadFrozen = Callable[[Sequence[MegatronModule]], None]
 """Gives the frozen weights of the parts of a model on this rank their values."""
-Draw = Callable[[str, tuple[int, ...], torch.Generator], Tensor]
+DrawWeight = Callable[[str, tuple[int, ...], torch.Generator], Tensor]
 """(name, whole shape, generator) -> the first values of a weight."""
 
 
@@ -72,9 +72,9 @@ def build_model_and_optimizer(
     config: RunConfig,
     groups: ProcessGroupCollection,
     *,
-    fill: Fill | None = None,
+    fill: Initialise | None = None,
     adapters: Adapters | None = None,
-    load_base: Load | None = None,
+    load_base: LoadFrozen | None = None,
 ) -> ModelAndOptimizer:
     """A model filled by `fill`, a fresh optimizer, and the average of the weights if configured.
 
@@ -112,9 +112,9 @@ def build_model(
     config: RunConfig,
     groups: ProcessGroupCollection,
     *,
-    fill: Fill,
+    fill: Initialise,
     adapters: Adapters | None = None,
-    load_base: Load | None = None,
+    load_base: LoadFrozen | None = None,
 ) -> list[ModelChunk]:
     """The parts of the model on this rank, filled and wrapped for data parallelism."""
     virtual = config.model.virtual_stages
@@ -150,7 +150,7 @@ def build_model(
 @torch.no_grad()
 def draw_weights(
     model: MegatronModule,
-    draw: Draw,
+    draw: DrawWeight,
     *,
     seed: int,
     copies: dist.ProcessGroup | None = None,
@@ -199,7 +199,7 @@ def _owners(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -
     return _shared_out(sizes, copies.size() if copies is not None else 1)
 
 
-def _draw(shard: ShardedTensor, draw: Draw, *, seed: int) -> None:
+def _draw(shard: ShardedTensor, draw: DrawWeight, *, seed: int) -> None:
     axes = shard.prepend_axis_num  # the layer number is such an axis
     name = f"{shard.key}/{shard.global_offset[:axes]}"
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()

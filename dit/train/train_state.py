@@ -14,7 +14,7 @@ from dit.batch import NullInputs
 from dit.config import RunConfig
 from dit.data import PackLoader, ValidationPacks
 from dit.distributed.pack_broadcast import Replica
-from dit.drawing import Undrawn
+from dit.drawing import FailedDrawing
 from dit.objectives import TrainingObjective
 from dit.train.train_progress import TrainProgress
 
@@ -34,7 +34,7 @@ Samples = Callable[["TrainState", Module], "DrawnSamples | None"]
 """Writes samples of a model on all ranks; the first rank gets where they are."""
 
 
-class Start(Protocol):
+class InitialWeights(Protocol):
     """Weights of another tool that a new run starts from."""
 
     def fill(self, model: MegatronModule, config: RunConfig) -> None:
@@ -51,7 +51,7 @@ class Start(Protocol):
         ...
 
 
-ReadFolder = Callable[[Path, RunConfig], Start]
+ReadFolder = Callable[[Path, RunConfig], InitialWeights]
 """Opens a Diffusers folder of frozen weights, which fits the network of the run."""
 
 
@@ -63,7 +63,7 @@ class DrawnSamples:
     videos: list[tuple[Path, str]]  # the samples with several frames, and their prompts
     quality: dict[str, float]  # by the name of the metric
     firsts: list[np.ndarray] = field(default_factory=list)  # uint8 [H, W, 3], as in the grid
-    undrawn: list[Undrawn] = field(default_factory=list)  # what could not be drawn
+    undrawn: list[FailedDrawing] = field(default_factory=list)  # what could not be drawn
 
 
 @dataclass(kw_only=True, slots=True)
@@ -84,7 +84,7 @@ class TrainState:
     saver: Saver | None = None  # where there is a run folder
     mirror: Mirror | None = None  # of checkpoint.mirror, on the first rank
     saved_step: int = -1  # step of the newest checkpoint
-    start: Start | None = None  # where a new run has its weights from; None draws them
+    start: InitialWeights | None = None  # where a new run has its weights from; None draws them
     export: Export | None = None  # called with each complete checkpoint, by all ranks
     samples: Samples | None = None  # called at each validation, by all ranks
     notes: list[str] = field(default_factory=list)  # lines for the start of the log

@@ -63,7 +63,7 @@ from dit.train.metrics.step_metrics import (
     sum_step_metrics,
 )
 from dit.train.model_and_optimizer import (
-    Fill,
+    Initialise,
     build_model_and_optimizer,
     initialise_weights,
     leave_to_checkpoint,
@@ -72,7 +72,7 @@ from dit.train.optimizer.update import learning_rate
 from dit.train.start_checks import check_settings
 from dit.train.step import forward_backward, optimizer_step, prepare_update
 from dit.train.timers import DATA, elapsed, timed
-from dit.train.train_state import Export, ReadFolder, Samples, Start, TrainState
+from dit.train.train_state import Export, InitialWeights, ReadFolder, Samples, TrainState
 from dit.train.validation import read_validation_packs, validation_round
 
 Values = dict[str, Any]
@@ -92,7 +92,7 @@ def pretrain(
     *,
     export: Export | None = None,
     open_samples: Callable[[TrainState], Samples] | None = None,
-    start: Start | None = None,
+    start: InitialWeights | None = None,
     read_folder: ReadFolder | None = None,
 ) -> ExitCode:
     """Trains as configured, from the newest checkpoint where there is one.
@@ -128,7 +128,7 @@ def measure_steps(
     warm_up: int,
     steps: int,
     around: AbstractContextManager,
-    fill: Fill | None = None,
+    fill: Initialise | None = None,
     read_folder: ReadFolder | None = None,
 ) -> list[Values]:
     """The values that `steps` steps inside `around` would log, after `warm_up` other steps.
@@ -159,8 +159,8 @@ def _prepare(
     config: RunConfig,
     ends: ExitStack,
     *,
-    fill: Fill | None = None,
-    start: Start | None = None,
+    fill: Initialise | None = None,
+    start: InitialWeights | None = None,
     read_folder: ReadFolder | None = None,
     timed: bool = False,
 ) -> TrainState:
@@ -236,7 +236,9 @@ def _forecast_notes(config: RunConfig) -> list[str]:
     return [line for of in (passes_line, fill_line) if (line := of(config, forecast))]
 
 
-def _first_values(config: RunConfig, found: Path | None, start: Start | None) -> Fill:
+def _first_values(
+    config: RunConfig, found: Path | None, start: InitialWeights | None
+) -> Initialise:
     """What fills a new model of which all weights are trained."""
     if found is not None:
         return leave_to_checkpoint

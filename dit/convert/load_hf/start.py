@@ -19,7 +19,7 @@ from dit.train.checkpoint.starting_point import starting_point
 
 @dataclass(frozen=True, slots=True)
 class HfStart:
-    """Fills the network of a new run, and says what with: a `dit.train.train_state.Start`."""
+    """Fills the network of a new run, and says what with (`train_state.InitialWeights`)."""
 
     weights: HfWeights
     of_objective: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ from dit.distributed.watchdog import heartbeat
 from dit.models.diffusers_names import Pair, Same
 from dit.train.model_and_optimizer import exchange_shares, own_share, weight_shards
 
-Place = tuple[str, int | None]
+LayerWeight = tuple[str, int | None]
 """Name of a weight as a checkpoint has it, and its layer."""
 
 
@@ -59,7 +59,7 @@ def fill_from_diffusers(
 
 @torch.no_grad()
 def _fill(
-    shards: list[ShardedTensor], pairs: Mapping[Place, Pair], source: DiffusersFolder
+    shards: list[ShardedTensor], pairs: Mapping[LayerWeight, Pair], source: DiffusersFolder
 ) -> None:
     not_finite: list[str] = []
     for shard in shards:
@@ -74,7 +74,7 @@ def _fill(
         )
 
 
-def _place(shard: ShardedTensor) -> Place:
+def _place(shard: ShardedTensor) -> LayerWeight:
     """Layers of one name are stacked on a first axis."""
     return shard.key, shard.global_offset[0] if shard.prepend_axis_num else None
 

@@ -18,7 +18,7 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.source_info import SourceInfo
 
 from dit.data.energon.internals import tar_of_sample
-from dit.data.records import PLACE, UNREADABLE, Head, head_length
+from dit.data.records import PLACE, UNREADABLE, RecordHeader, head_length
 from dit.data.tar_reader import (
     NotPlain,
     OpenShards,
@@ -125,7 +125,7 @@ class PlainReader:
     def __getitem__(self, index: int) -> dict[str, Any] | None:
         """The record that Energon's reader would give; None where the split excludes it.
 
-        In a record that is not small, `.safetensors` is a Head and PLACE has the location.
+        In a record that is not small, `.safetensors` is a RecordHeader and PLACE has the location.
 
         Raises:
             NotPlain: Energon's reader has to read it.
@@ -181,7 +181,7 @@ def read_head(
 ) -> tuple[str, list[str], dict[str, Any]] | None:
     """Key, names of the files and parts of a sample; None where the first filter leaves it out.
 
-    Of a sample that is not small, `.safetensors` is a Head.
+    Of a sample that is not small, `.safetensors` is a RecordHeader.
 
     Raises:
         NotPlain: Energon's reader has to read it.
@@ -217,12 +217,12 @@ class _Window:
         return self._data[begin : begin + size]
 
 
-def _head(window: _Window, at: int, size: int) -> Head | bytes:
+def _head(window: _Window, at: int, size: int) -> RecordHeader | bytes:
     if size <= 8:
         return window(at, size)
     length = head_length(window(at, 8))
     # For a garbled length the first 8 bytes are enough; else the whole file would be read.
-    return Head(data=window(at, length if length <= min(size, _LARGE) else 8), size=size)
+    return RecordHeader(data=window(at, length if length <= min(size, _LARGE) else 8), size=size)
 
 
 class _Member(tarfile.TarInfo):

@@ -12,7 +12,7 @@ from megatron.energon.epathlib import EPath
 from dit.data.datasets import DatasetSplit, check_folder, count_samples, shards_of
 from dit.data.export.samples import EXPORTED, NumberedSamples, StoredSample, of_card
 from dit.data.preflight import read_data_card
-from dit.data.records import Head, head_length, is_dfm, read_outline, read_record
+from dit.data.records import RecordHeader, head_length, is_dfm, read_outline, read_record
 from dit.data.tar_reader import OpenShards, SampleLocation, sample_members, split_name
 from dit.parsing import parse_json
 
@@ -80,7 +80,7 @@ class ShardSamples(NumberedSamples):
 
 
 def _parts(place: SampleLocation, *, whole: bool = True) -> tuple[str, dict[str, Any]]:
-    """Key and parts of a record; unless `whole`, the Head of its `.safetensors` alone.
+    """Key and parts of a record; unless `whole`, the RecordHeader of its `.safetensors` alone.
 
     Raises:
         NotPlain: its tar has unusual headers.
@@ -93,5 +93,7 @@ def _parts(place: SampleLocation, *, whole: bool = True) -> tuple[str, dict[str,
             parts[extension] = place.read(at, size)
         else:
             length = head_length(place.read(at, min(8, size)))
-            parts[extension] = Head(data=place.read(at, min(length, size, _LARGE)), size=size)
+            parts[extension] = RecordHeader(
+                data=place.read(at, min(length, size, _LARGE)), size=size
+            )
     return key, parts

@@ -24,8 +24,8 @@ from dit.models.joint.family import (
     embedder_cost,
 )
 from dit.models.layer_spec import (
+    ApproximatorModulation,
     Cost,
-    GivenModulation,
     NetworkCost,
     RowKind,
     StackSpec,
@@ -99,8 +99,8 @@ def chroma_stacks(model: ChromaConfig) -> tuple[StackSpec, ...]:
     latents = 3 * model.num_single_layers
     return double_then_single(
         model,
-        double=GivenModulation(latents, first_of_text=latents + 6 * model.num_layers),
-        single=GivenModulation(0),
+        double=ApproximatorModulation(latents, first_of_text=latents + 6 * model.num_layers),
+        single=ApproximatorModulation(0),
     )
 
 

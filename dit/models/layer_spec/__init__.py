@@ -20,7 +20,7 @@ from dit.models.layer_spec.layers import (
     StackSpec,
 )
 from dit.models.layer_spec.modulation import (
-    GivenModulation,
+    ApproximatorModulation,
     LowRankModulation,
     ModulationSpec,
     PerBlockModulation,
@@ -48,12 +48,12 @@ __all__ = [
     "MOST_REFINER_LAYERS",
     "REFINER_RATIO",
     "Activation",
+    "ApproximatorModulation",
     "AttentionSpec",
     "Cost",
     "CrossLayerSpec",
     "DoubleLayerSpec",
     "FeedForwardSpec",
-    "GivenModulation",
     "LayerSpec",
     "LowRankModulation",
     "ModulationSpec",

@@ -56,7 +56,7 @@ class TableModulation:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenModulation:
+class ApproximatorModulation:
     """Rows that one network makes for all layers together, so that layers have no weights (Chroma).
 
     Those of a layer follow those of the layer before it.
@@ -73,6 +73,6 @@ class GivenModulation:
 
 
 PER_BLOCK = PerBlockModulation()
-WholeLayerModulation = PerBlockModulation | TableModulation | GivenModulation
+WholeLayerModulation = PerBlockModulation | TableModulation | ApproximatorModulation
 """One module for all parts of a layer."""
 ModulationSpec = LowRankModulation | WholeLayerModulation

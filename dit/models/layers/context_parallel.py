@@ -124,7 +124,7 @@ class _Permute(torch.autograd.Function):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exchange:
+class TokenExchange:
     """How the tokens of a pack meet for attention."""
 
     spans: Spans  # which tokens attend to which, in the order of attention
@@ -156,7 +156,7 @@ class Context:
             contiguous=many and self.comm is ContextComm.A2A and not self.shares_samples,
         )
 
-    def exchange(self, batch: PackedBatch, *, rows: int) -> Exchange:
+    def exchange(self, batch: PackedBatch, *, rows: int) -> TokenExchange:
         """For attention of the latents alone; `rows` as in `TokenOrder.of`."""
         whole = list(zip(batch.starts, batch.num_tokens, strict=False))
         device, ranks = batch.latent_TC.device, self.group.size()
@@ -165,7 +165,7 @@ class Context:
             asked = [
                 (start, n if here else 0) for (start, n), (_, here) in zip(whole, mine, strict=True)
             ]
-            return Exchange(
+            return TokenExchange(
                 spans=Spans.of(mine, side_by_side(asked), total=rows, device=device),
                 all_ranks=TokenOrder.of(batch, rows=rows, first=asked),
             )
@@ -173,10 +173,12 @@ class Context:
         if ranks > 1 and self.comm is ContextComm.A2A:
             order = TokenOrder.of(batch, rows=rows)
         total = batch.starts[-1] if self.share.halves else rows * ranks
-        return Exchange(spans=Spans.of(whole, whole, total=total, device=device), all_ranks=order)
+        return TokenExchange(
+            spans=Spans.of(whole, whole, total=total, device=device), all_ranks=order
+        )
 
     def attend(
-        self, attend: Attend, qkv: tuple[Tensor, Tensor, Tensor], exchange: Exchange
+        self, attend: Attend, qkv: tuple[Tensor, Tensor, Tensor], exchange: TokenExchange
     ) -> Tensor:
         """Attention [T, H, K] of this rank's tokens to all tokens of their samples."""
         spans, everyone = exchange.spans, exchange.all_ranks
@@ -210,7 +212,9 @@ class Context:
         return torch.cat(x_RTHK.unbind(), dim=1)
 
 
-def _attend_here(attend: Attend, qkv: tuple[Tensor, Tensor, Tensor], exchange: Exchange) -> Tensor:
+def _attend_here(
+    attend: Attend, qkv: tuple[Tensor, Tensor, Tensor], exchange: TokenExchange
+) -> Tensor:
     """Attention where this rank holds all tokens; `qkv` are [T, H, K] each."""
     if exchange.own is None:
         return attend(*qkv, exchange.spans)

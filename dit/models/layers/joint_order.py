@@ -34,7 +34,7 @@ from torch.nn.functional import pad
 from dit.batch import PackedBatch, SequenceShard
 from dit.config import ContextComm
 from dit.models.attention.spans import Spans
-from dit.models.layers.context_parallel import Context, Exchange, TokenOrder, then_others
+from dit.models.layers.context_parallel import Context, TokenExchange, TokenOrder, then_others
 from dit.pack_wire import to_device
 
 
@@ -138,8 +138,8 @@ class JointOrder:
 
     sizes: tuple[int, ...]  # of the rows of this context rank, before tensor ranks share them out
     own: TokenOrder  # both rows, one after the other <-> the joint row of this rank
-    apart: Exchange  # for attention where the rows are kept apart
-    joined: Exchange  # for attention on the joint row
+    apart: TokenExchange  # for attention where the rows are kept apart
+    joined: TokenExchange  # for attention on the joint row
     shared_by: dist.ProcessGroup | None  # tensor ranks that share the tokens out, if they do
 
     @classmethod
@@ -170,8 +170,8 @@ class JointOrder:
         return cls(
             sizes=tuple(row.rows for row in rows),
             own=own,
-            apart=Exchange(spans=spans, own=own, all_ranks=apart),
-            joined=Exchange(spans=spans, all_ranks=joined),
+            apart=TokenExchange(spans=spans, own=own, all_ranks=apart),
+            joined=TokenExchange(spans=spans, all_ranks=joined),
             shared_by=shared_by,
         )
 

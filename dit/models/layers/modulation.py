@@ -16,7 +16,7 @@ from torch.nn.functional import pad, silu
 
 from dit.models.layer_spec import (
     LEVEL_WAVES,
-    GivenModulation,
+    ApproximatorModulation,
     LowRankModulation,
     ModulationSpec,
     PerBlockModulation,
@@ -254,7 +254,7 @@ class TableAdaLN(AdaLNModule):
         return timestep.adaln_shift_NX.float() + self.table.float().flatten()
 
 
-class GivenAdaLN(AdaLNModule):
+class ApproximatorAdaLN(AdaLNModule):
     """The layer's own of the rows that are given (Chroma); it has no weights."""
 
     def __init__(
@@ -285,8 +285,8 @@ def make_modulation(
         return LowRankAdaLN(context.config, rank=spec.rank, **shared)
     if isinstance(spec, PerBlockModulation):
         return PerBlockAdaLN(context, width, bias=spec.bias, **shared)
-    if isinstance(spec, GivenModulation):
+    if isinstance(spec, ApproximatorModulation):
         first = spec.first_of_text if of_text else spec.first
         vectors = parts * (3 if gated else 2)
-        return GivenAdaLN(context.config, first=first + layer * vectors, **shared)
+        return ApproximatorAdaLN(context.config, first=first + layer * vectors, **shared)
     return TableAdaLN(context.config, width, **shared)

@@ -18,7 +18,7 @@ from dit.config import Recompute
 from dit.models.attention.choice import attention_for
 from dit.models.attention.spans import Spans
 from dit.models.layer_spec import AttentionSpec, QkNorm
-from dit.models.layers.context_parallel import Context, Exchange
+from dit.models.layers.context_parallel import Context, TokenExchange
 from dit.models.layers.parallel_linear import BuildContext, ColumnLinear, split_linear
 from dit.models.layers.per_sample import PerSample, compiled
 from dit.models.layers.queries_and_keys import (
@@ -127,7 +127,7 @@ class PackedAttention(MegatronModule):
             return checkpoint(attend, *inputs, use_reentrant=False)
         return attend(*inputs)
 
-    def exchanged(self, qkv: QKV, exchange: Exchange) -> Tensor:
+    def exchanged(self, qkv: QKV, exchange: TokenExchange) -> Tensor:
         """Attention [T, H, K] of this context rank's tokens to all tokens of their samples."""
         return self.context.attend(self.attend, qkv, exchange)
 
@@ -151,7 +151,7 @@ class SelfAttention(PackedAttention):
         q, k, v = self.positioned_parts(x_THX, (self.head_width,) * 3, row)
         return q, k, v
 
-    def forward(self, x_TD: Tensor, row: RowConditions, exchange: Exchange) -> Tensor:
+    def forward(self, x_TD: Tensor, row: RowConditions, exchange: TokenExchange) -> Tensor:
         out_THK = self.exchanged(self.qkv(x_TD, row), exchange)
         return self.linear_proj(out_THK.flatten(1))
 
@@ -236,7 +236,7 @@ class CrossAttention(PackedAttention):
 def joint_attention(
     first: tuple[SelfAttention, Tensor, RowConditions],
     second: tuple[SelfAttention, Tensor, RowConditions],
-    exchange: Exchange,
+    exchange: TokenExchange,
 ) -> tuple[Tensor, Tensor]:
     """Attention over two token rows together, each with weights of its own.
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dit.config import ModelConfig
 from dit.models.attention.spans import Spans
 from dit.models.layer_spec import CrossLayerSpec, LowRankModulation
-from dit.models.layers.context_parallel import Exchange
+from dit.models.layers.context_parallel import TokenExchange
 from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
 from dit.models.layers.packed_attention import (
     AttendedRows,
@@ -38,7 +38,7 @@ class CrossConditions:
 
     timestep: TimestepConditioning
     tokens: RowConditions
-    exchange: Exchange  # of self-attention
+    exchange: TokenExchange  # of self-attention
     text_LE: Tensor  # whole on every rank
     cross_spans: Spans
     image: AttendedRows | None = None  # of layers with `CrossLayerSpec.image_rows`

@@ -5,7 +5,7 @@
 3. frozen_product  x W^T, which asks for the matrix again on the way back
 4. round_blocks    the matrices of all layers to 8 bits, one after the other
 5. place_networks  networks to the device, but for blocks that wait (`model.blocks_to_swap`)
-6. BlockTurns      begins to copy the blocks whose turns come next
+6. BlockPrefetch      begins to copy the blocks whose turns come next
 7. WaitingBlock    the matrices of a block on the host, as one row of bytes
 8. Places          rows of bytes on the device, in which blocks take turns
 
@@ -164,7 +164,7 @@ def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: in
     size = max(block.home.numel() for block in waiting)
     places = Places(most, size, device)
     for network, blocks in zip(networks, every, strict=True):
-        turns = BlockTurns(blocks, places)
+        turns = BlockPrefetch(blocks, places)
         for block in blocks.values():
             block.settle(places)
         for stack in network.stacks.values():
@@ -265,7 +265,7 @@ class Places:
         return row
 
 
-class BlockTurns:
+class BlockPrefetch:
     """The blocks of a part of a network that wait, by the number of their layer."""
 
     def __init__(self, blocks: Mapping[int, WaitingBlock], places: Places):

@@ -31,7 +31,7 @@ from dit.models.layer_spec import (
 from dit.models.layers.adaptable import DropoutRows, dropout_rows, dropping
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
-from dit.models.stacks.frozen_blocks import BlockTurns
+from dit.models.stacks.frozen_blocks import BlockPrefetch
 from dit.models.stacks.offload import OffloadedLayer, on_host, when_reached
 
 
@@ -110,7 +110,7 @@ def _balanced(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnCut:
+class _PipelineSplit:
     """Megatron-Core's `pipeline_model_parallel_layout`, for a cut that is made elsewhere.
 
     It asks this for the number of layers here and before here; its own cut knows one kind of
@@ -145,7 +145,7 @@ class LayerStack(TransformerBlock):
         """`layers_before` counts those of other stacks that this stage runs first."""
         config = copy(context.config)
         config.num_layers = spec.count
-        config.pipeline_model_parallel_layout = _OwnCut(here)  # type: ignore[assignment]
+        config.pipeline_model_parallel_layout = _PipelineSplit(here)  # type: ignore[assignment]
         kind = layer_class(spec.layer)
         parameters = {"model": context.model, "spec": spec.layer}
         layer = ModuleSpec(module=kind, params=parameters)
@@ -153,7 +153,7 @@ class LayerStack(TransformerBlock):
         super().__init__(config, submodules, pg_collection=context.groups, vp_stage=vp_stage)
         self.model, self.layers_before = context.model, layers_before
         self.hidden: tuple[str, ...] = kind.hidden
-        self.turns: BlockTurns | None = None  # of blocks that wait on the host
+        self.turns: BlockPrefetch | None = None  # of blocks that wait on the host
 
     def forward(self, hidden: Any, conditions: Any) -> Any:  # type: ignore[override]
         """`hidden` is one row of tokens, or latents and text, as the layers take it."""

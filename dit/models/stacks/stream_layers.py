@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from dit.config import ModelConfig
 from dit.models.layer_spec import DoubleLayerSpec, QkNorm, SingleLayerSpec
 from dit.models.layers.adaptable import TOKENS
-from dit.models.layers.context_parallel import Exchange
+from dit.models.layers.context_parallel import TokenExchange
 from dit.models.layers.joint_order import JointOrder
 from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
 from dit.models.layers.packed_attention import (
@@ -52,7 +52,7 @@ class JointConditions:
     text: RowConditions
     joint: RowConditions
     order: JointOrder
-    latents_alone: Exchange | None = None  # for attention of the latents to each other
+    latents_alone: TokenExchange | None = None  # for attention of the latents to each other
 
 
 class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dit.command_line import OptionParser
-from dit.drawing import Undrawn, drawing
+from dit.drawing import FailedDrawing, drawing
 from dit.local_path import local_text
 from dit.parsing import cause, parse_json
 from dit.sampling.latent_sizes import cut
@@ -60,7 +60,7 @@ def decode(
     If `folder` is the folder of the latents, every entry stays in samples.json with its latent.
     """
     at_home = folder.resolve() == latents.resolve()
-    lost: list[Undrawn] = []
+    lost: list[FailedDrawing] = []
     listed, firsts = [], []
     for number, entry in enumerate(entries):
         made = first = None

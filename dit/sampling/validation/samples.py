@@ -32,7 +32,7 @@ from dit.config import RunConfig
 from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
-from dit.drawing import Undrawn, drawing
+from dit.drawing import FailedDrawing, drawing
 from dit.models.layers.adaptable import adapters_off
 from dit.sampling.generate import SamplingSettings, check_requests, generate_latents
 from dit.sampling.grid import beside
@@ -172,7 +172,7 @@ class ValidationSamples:
         self,
         every: Sequence[GeneratedSample],
         without: Sequence[GeneratedSample],
-        undrawn: list[Undrawn],
+        undrawn: list[FailedDrawing],
         run: TrainState,
     ) -> DrawnSamples:
         """On the first rank: lists the files of all replicas and measures their quality."""
@@ -227,7 +227,7 @@ class ValidationSamples:
         numbers: Sequence[int],
         latents: Sequence[Tensor],
         run: TrainState,
-        undrawn: list[Undrawn],
+        undrawn: list[FailedDrawing],
         *,
         adapter: bool = True,
     ) -> list[GeneratedSample]:
@@ -263,7 +263,7 @@ class ValidationSamples:
         return written
 
     def _pictures(
-        self, numbers: Sequence[int], latents: Sequence[Tensor], undrawn: list[Undrawn]
+        self, numbers: Sequence[int], latents: Sequence[Tensor], undrawn: list[FailedDrawing]
     ) -> list[np.ndarray | None]:
         """Decoded videos [F, H, W, 3]; None for a latent that cannot be decoded."""
         if self.decoder is None:

@@ -34,13 +34,13 @@ from dit.lora.targets import adapters_by_linear, attach_adapters
 from dit.models.layers.adaptable import is_adapter
 from dit.train.checkpoint.state_dict import check_average, check_same_weights, load_weights
 from dit.train.model_and_optimizer import (
-    Fill,
+    Initialise,
     draw_weights,
     initialise,
     initialise_weights,
     leave_to_checkpoint,
 )
-from dit.train.train_state import ReadFolder, Start
+from dit.train.train_state import InitialWeights, ReadFolder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +48,10 @@ class AdapterStart:
     """A run of adapters at its start, with the frozen weights at hand."""
 
     run: AdapterRun
-    folder: Start | None  # the frozen weights, where they are a Diffusers folder
+    folder: InitialWeights | None  # the frozen weights, where they are a Diffusers folder
     begins: bool  # whether the adapters are new, and in no checkpoint
 
-    def first_values(self, config: RunConfig, given: Fill | None = None) -> Fill:
+    def first_values(self, config: RunConfig, given: Initialise | None = None) -> Initialise:
         """What fills a new model, before its frozen weights are loaded; `given` replaces it."""
         fill = initialise_adapters if self.begins else leave_to_checkpoint
         if self.run.base.path is None:  # in no file: drawn again, as at the first start
@@ -84,7 +84,7 @@ def initialise_adapters(model: Any, config: RunConfig) -> None:
     initialise(model, seed=config.rng.seed, std=None, copies=copies, chosen=is_adapter)
 
 
-def _then_from_file(fill: Fill) -> Fill:
+def _then_from_file(fill: Initialise) -> Initialise:
     """After `fill`, adapters get the values of `lora.init_from`.
 
     All ranks call it; the first one reads the file for them.
@@ -100,7 +100,7 @@ def _then_from_file(fill: Fill) -> Fill:
 
 def opened_folder(
     base: FrozenBase, config: RunConfig, read_folder: ReadFolder | None
-) -> Start | None:
+) -> InitialWeights | None:
     """The Diffusers folder of a base; None for other bases.
 
     Raises:

@@ -25,7 +25,7 @@ from torch import Tensor
 from dit.distributed.data_parallel import holdings, main_param_shards
 from dit.distributed.process_groups import broadcast, device
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights
-from dit.train.checkpoint.shares import Place, SharedWeight, share_weights, weight_of
+from dit.train.checkpoint.shares import Owner, SharedWeight, share_weights, weight_of
 
 _FLOAT32_BYTES = 4
 BUCKET_BYTES = 2**28
@@ -79,7 +79,7 @@ class StateExchange:
         """
         self._frozen = frozen
         self._groups = groups
-        self._me = Place(groups.tp.rank(), groups.dp_cp.rank())
+        self._me = Owner(groups.tp.rank(), groups.dp_cp.rank())
         self._values = values or {}
         held = holdings(optimizer, groups) if optimizer is not None else {}
         self._weights = share_weights(

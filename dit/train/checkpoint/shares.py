@@ -22,7 +22,7 @@ _MAIN_REPLICA = (0, 0, 0)
 _ROWS = PinnedRows()  # every save has tensors of the same sizes
 
 
-class Place(NamedTuple):
+class Owner(NamedTuple):
     """A rank of a pipeline stage."""
 
     tensor: int  # rank in the tensor-parallel group
@@ -37,7 +37,7 @@ class WeightSize(NamedTuple):
     holders: Sequence[int] = ()  # data ranks that update most of it; () if each updates all of it
 
 
-def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -> list[Place]:
+def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -> list[Owner]:
     """The rank that writes and reads each weight; of a split weight, this one of its tensor ranks.
 
     The largest weights come first. Each goes to a rank that updates most of it, so that little is
@@ -47,7 +47,7 @@ def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -
     bytes_TD = np.zeros((tensor_ranks, data_ranks))
     total = sum(size.bytes * (tensor_ranks if size.split else 1) for size in sizes)
     even = total / bytes_TD.size
-    places = [Place(0, 0)] * len(sizes)
+    places = [Owner(0, 0)] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i].bytes):
         size = sizes[index]
         used_TD = bytes_TD.max(axis=0, keepdims=True) if size.split else bytes_TD
@@ -59,11 +59,11 @@ def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -
     return places
 
 
-def _least(used_TD: np.ndarray, data_ranks: Sequence[int]) -> Place:
+def _least(used_TD: np.ndarray, data_ranks: Sequence[int]) -> Owner:
     """The place with the fewest bytes on some data ranks, the first of equals."""
     among = used_TD[:, list(data_ranks)]
     tensor, number = np.unravel_index(int(among.argmin()), among.shape)
-    return Place(int(tensor), data_ranks[int(number)])
+    return Owner(int(tensor), data_ranks[int(number)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -72,7 +72,7 @@ class SharedWeight:
 
     entry: ShardedTensor  # what Megatron-Core stores of it; its data are the weight
     split: bool  # each tensor rank has a part of its own
-    place: Place  # who writes and reads it
+    place: Owner  # who writes and reads it
     trained: bool  # the optimizer has state of it
     holdings: Sequence[Holding]  # who updates which part; () where each data rank updates all of it
     apart: bool = False  # its state is stored by itself: other layers of the same name have none
@@ -133,7 +133,7 @@ def share_weights(
         SharedWeight(
             entry=entry,
             split=of_each,
-            place=Place(me, place.data) if of_each else place,
+            place=Owner(me, place.data) if of_each else place,
             trained=data_of(entry) in held,
             holdings=held.get(data_of(entry), ()),
             apart=entry.key in apart,

@@ -17,7 +17,7 @@ from dit.distributed.cuda_environment import settings_made
 from dit.distributed.data_parallel import gradient_buffers, main_param_shards
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
-from dit.drawing import Undrawn, drawing
+from dit.drawing import FailedDrawing, drawing
 from dit.models.cost import parameter_count
 from dit.progress import brief
 from dit.safe_writing import write_atomically
@@ -142,7 +142,7 @@ class RunLogger:
             undrawn += self.dashboards.add_samples(samples, step=step)
         self._log_undrawn(undrawn, step=step)
 
-    def _log_undrawn(self, undrawn: Iterable[Undrawn], *, step: int) -> None:
+    def _log_undrawn(self, undrawn: Iterable[FailedDrawing], *, step: int) -> None:
         """Logs each kind of drawing error once in a run."""
         for one in undrawn:
             if one.what not in self.undrawn:

@@ -53,7 +53,7 @@ from rich.progress import Progress, TextColumn
 from dit.config import RunConfig, WandbMode
 from dit.config.inlining import flattened
 from dit.console import Console
-from dit.drawing import Undrawn, drawing
+from dit.drawing import FailedDrawing, drawing
 from dit.progress import DONE_AND_LEFT, Shortened, in_words, one_line
 from dit.train.metrics.interval_metrics import edges_and_counts
 from dit.train.metrics.jsonl import explain_write_errors
@@ -105,12 +105,12 @@ class Dashboards:
             }
             self.wandb.log(shown | made, step=step)
 
-    def add_samples(self, samples: DrawnSamples, *, step: int) -> list[Undrawn]:
+    def add_samples(self, samples: DrawnSamples, *, step: int) -> list[FailedDrawing]:
         """Shows the grid, and in W&B the first videos; TensorBoard would need moviepy for them.
 
         Returns what could not be shown.
         """
-        undrawn: list[Undrawn] = []
+        undrawn: list[FailedDrawing] = []
         if samples.grid is not None:
             with drawing("TensorBoard's image of the samples", undrawn):
                 pixels_HW3 = _on_white(samples.grid)

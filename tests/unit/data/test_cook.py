@@ -11,7 +11,7 @@ import torch
 from dit import safe_pickle
 from dit.data.cook import Expected, cook, measure_sample
 from dit.data.pack import SampleSize
-from dit.data.records import Head, head_length
+from dit.data.records import RecordHeader, head_length
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.dit.family import ExtraPosition
 
@@ -219,7 +219,9 @@ def test_a_sample_without_checksum_is_read(shards, expected):
 def head(parts):
     """A record whose `.safetensors` is its head alone."""
     payload = parts["safetensors"]
-    return parts | {"safetensors": Head(data=payload[: head_length(payload)], size=len(payload))}
+    return parts | {
+        "safetensors": RecordHeader(data=payload[: head_length(payload)], size=len(payload))
+    }
 
 
 @pytest.mark.parametrize("blanks", [0, 1, 4])
@@ -263,7 +265,7 @@ def test_a_head_that_tells_of_a_fault_or_of_nothing_is_left_to_the_whole(shards,
         )
     payload = shards.ours(latent(2, 1, 4, 4), text(2))["safetensors"]
     for size in (4, 9, 100, len(payload) - 1):
-        cut = Head(data=payload[:size], size=size)
+        cut = RecordHeader(data=payload[:size], size=size)
         assert measure_sample({"safetensors": cut, "json": b"{}"}, expected) is None
     assert (
         measure_sample({"safetensors": payload, "json": b"{}"}, expected) is None

@@ -21,7 +21,7 @@ from dit.data.cook import Expected, cook, measure_sample
 from dit.data.datasets import _null_inputs, train_leaves
 from dit.data.loader_state import LoaderState, check_identity, loader_identity
 from dit.data.pack import PatchLayout, SampleSize, pack_samples
-from dit.data.records import Head, head_length
+from dit.data.records import RecordHeader, head_length
 from dit.data.rejections import (
     Bound,
     ReaderCounts,
@@ -366,7 +366,7 @@ def test_the_head_of_a_record_tells_the_size_of_all_inputs(expected: Expected) -
     whole = SampleSize.of(cook(parts, expected, key="k"), expected.layout)
     assert whole.tokens == 48 + 2 and whole.rows == 48 and whole.shape == (48, 2)
     payload = parts["safetensors"]
-    head = Head(data=payload[: head_length(payload)], size=len(payload))
+    head = RecordHeader(data=payload[: head_length(payload)], size=len(payload))
     assert measure_sample({**parts, "safetensors": head}, expected) == whole
 
 

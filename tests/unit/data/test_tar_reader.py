@@ -16,7 +16,7 @@ from webdataset.writer import ShardWriter
 
 from dit.data import tar_reader
 from dit.data.energon.shard_reader import PlainReader
-from dit.data.records import PLACE, Head
+from dit.data.records import PLACE, RecordHeader
 from dit.data.tar_reader import NotPlain, OpenShards, ShardError
 
 
@@ -41,14 +41,16 @@ def same(ours, theirs):
         return ours is None
     for name, value in theirs.items():
         mine = ours[name]
-        if isinstance(mine, Head):
+        if isinstance(mine, RecordHeader):
             assert mine.size == len(value)
             mine, value = mine.data, value[: len(mine.data)]
         assert mine == value, name
     if PLACE not in ours:
-        return set(ours) == set(theirs) and not any(isinstance(v, Head) for v in ours.values())
+        return set(ours) == set(theirs) and not any(
+            isinstance(v, RecordHeader) for v in ours.values()
+        )
     whole = {name: value for name, value in theirs.items() if not name.startswith("__")}
-    assert isinstance(ours.get("safetensors", b""), Head)
+    assert isinstance(ours.get("safetensors", b""), RecordHeader)
     assert ours[PLACE].parts() == whole
     return set(ours) == {*theirs, PLACE}
 

@@ -23,7 +23,7 @@ from benchmarks.count_traffic import LAYERS, layer_columns
 from dit.config import ContextComm, Precision
 from dit.models.cost import network_cost
 from dit.models.layers import context_parallel
-from dit.models.layers.context_parallel import Context, Exchange, TokenOrder
+from dit.models.layers.context_parallel import Context, TokenExchange, TokenOrder
 from dit.models.registry import families, named_model
 from dit.planner import layer_traffic as planned
 from dit.planner.layer_traffic import LayerLoad, layer_units, row_of
@@ -140,7 +140,7 @@ def test_copies_around_an_exchange_of_context_ranks(monkeypatch, comm, ranks):
     place = torch.empty(ranks * tokens, dtype=torch.int64, device=META)
     gathered = TokenOrder(place, place)
     order = TokenOrder(None, None) if comm is ContextComm.A2A else gathered
-    exchange = Exchange(spans=None, all_ranks=order)  # type: ignore[arg-type]
+    exchange = TokenExchange(spans=None, all_ranks=order)  # type: ignore[arg-type]
     qkv = [torch.empty(tokens, heads, width, device=META, requires_grad=True) for _ in range(3)]
     forward, backward = OperationCounter({}), OperationCounter({})
     with forward:

@@ -21,7 +21,7 @@ from dit.models.registry import named_model
 from dit.planner import layouts
 from dit.planner.efficiency import FUSED, PUBLISHED
 from dit.planner.layouts import batch_plans, plans
-from dit.planner.times import Load, expected_load, times
+from dit.planner.times import PackLoad, expected_load, times
 from recipes import plan_run
 from tests.packs import run_config
 
@@ -46,7 +46,7 @@ def test_published_figures_are_met_within_a_quarter(published, repo_root):
         dataset=DatasetConfig(task_encoder_seq_length=published.tokens),
         ddp=DdpConfig(overlap_grad_reduce=True, overlap_param_gather=True),
     )
-    load = Load.of(model, [(published.tokens, 512)])
+    load = PackLoad.of(model, [(published.tokens, 512)])
     spent = times(
         config,
         load,
@@ -63,7 +63,7 @@ def test_the_page_has_both_readings_of_a_figure_that_is_not_fitted(repo_root):
     """DFM's, for Wan 2.1 14B, one sample a device: of all operations, or as of a language model."""
     wan, tokens = named_model("wan2.1_t2v_14b"), 37_440
     width, hidden = wan.hidden_size, wan.mlp_ratio * wan.hidden_size
-    whole = 3 * Load.of(wan, [(tokens, 512)]).flops
+    whole = 3 * PackLoad.of(wan, [(tokens, 512)]).flops
     of_layer = (4 * width**2 + 2 * width * hidden) + tokens * width  # causal: half of all pairs
     causal = 6 * wan.num_layers * tokens * of_layer
     page = (repo_root / "docs/throughput.md").read_text()
@@ -137,8 +137,8 @@ def test_larger_batches_are_planned_as_runs_of_their_own(monkeypatch):
 
 def test_load_of_a_pack_adds_up():
     model = DitConfig()
-    one, two = Load.of(model, [(100, 7)]), Load.of(model, [(50, 3), (60, 9)])
-    both = Load.of(model, [(100, 7), (50, 3), (60, 9)])
+    one, two = PackLoad.of(model, [(100, 7)]), PackLoad.of(model, [(50, 3), (60, 9)])
+    both = PackLoad.of(model, [(100, 7), (50, 3), (60, 9)])
     assert both.flops == one.flops + two.flops
     assert both.attention == one.attention + two.attention
     assert (both.tokens, both.text) == (210, 19)

@@ -27,7 +27,7 @@ from dit.models.dit.family import DitConfig
 from dit.models.registry import named_model
 from dit.planner.efficiency import FUSED, PLAIN, Efficiency, efficiency_of
 from dit.planner.layer_traffic import LayerLoad, Moved, layer_units
-from dit.planner.times import Load, Times, expected_load, not_modelled, times
+from dit.planner.times import PackLoad, Times, expected_load, not_modelled, times
 from dit.planner.traffic import traffic
 
 # Every rate is half of the device's, so that bytes and operations are seconds.
@@ -40,7 +40,7 @@ HALF = Efficiency(
     links=0.5,
     gap_s=1.0,
 )
-LOAD = Load(tokens=1000.0, text=125.0, flops=70.0, attention=20.0)
+LOAD = PackLoad(tokens=1000.0, text=125.0, flops=70.0, attention=20.0)
 
 
 def spent(

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.train.checkpoint.shares import Place, WeightSize, assign
+from dit.train.checkpoint.shares import Owner, WeightSize, assign
 
 
-def bytes_of(sizes: list[WeightSize], places: list[Place], *, ranks: tuple[int, int]) -> np.ndarray:
+def bytes_of(sizes: list[WeightSize], places: list[Owner], *, ranks: tuple[int, int]) -> np.ndarray:
     found = np.zeros(ranks, dtype=int)
     for size, place in zip(sizes, places, strict=True):
         found[slice(None) if size.split else place.tensor, place.data] += size.bytes
