@@ -203,7 +203,8 @@ def _items(config: RunConfig) -> list[Any]:
     from dit.data import null_inputs
     from dit.data.pack import PatchLayout, SampleSize, pack_samples
     from dit.distributed.process_groups import device
-    from dit.objectives import training_objective, training_problem
+    from dit.objectives.registry import training_objective
+    from dit.objectives.training_target import training_problem
 
     layout, dataset = PatchLayout.of(config), config.dataset
     samples = list(_samples(config))

@@ -8,7 +8,8 @@ import torch
 
 from dit.config import DatasetConfig, RunConfig
 from dit.distributed.data_parallel import zero_gradients
-from dit.objectives import training_objective, training_problem
+from dit.objectives.registry import training_objective
+from dit.objectives.training_target import training_problem
 from dit.train.checkpoint.state_dict import DataState
 from dit.train.loss import RankLoss
 from dit.train.model_and_optimizer import ModelAndOptimizer

@@ -9,7 +9,8 @@ import torch
 from dit.config import RunConfig
 from dit.lora.checkpoint import DRAWN, AdapterRun
 from dit.lora.targets import chosen_adapters
-from dit.objectives import training_objective, training_problem
+from dit.objectives.registry import training_objective
+from dit.objectives.training_target import training_problem
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.state_dict import load_checkpoint
 from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer, randomise

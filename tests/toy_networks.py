@@ -43,8 +43,8 @@ from dit.models.registry import family_of
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.wan.model import WanNetwork
-from dit.objectives import with_clean_level
 from dit.objectives.flow_matching import FlowMatching
+from dit.objectives.training_target import with_clean_level
 from tests.families.flux import flux_model
 from tests.families.wan import wan_model
 from tests.packs import random_pack, tiny_model

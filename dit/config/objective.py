@@ -379,6 +379,6 @@ OBJECTIVES: dict[str, Callable[[ObjectiveConfig], str]] = {
 }
 """Every `objective.name`, with what `--dry-run` says of its options.
 
-`dit.objectives.REGISTRY` has the same names with the parts that need torch; `register` adds to
-both.
+`dit.objectives.registry.REGISTRY` has the same names with the parts that need torch; `register`
+adds to both.
 """

@@ -45,7 +45,7 @@ from dit.convert.diffusers_config import Unsaid, model_config
 from dit.distributed.process_groups import device, process_groups
 from dit.models.diffusers_names import Pair, TensorSplit
 from dit.models.layers.parallel_linear import transformer_config
-from dit.models.registry import default_family, diffusers_families, family_of, pairs
+from dit.models.registry import default_family, diffusers_classes, family_named, family_of, pairs
 from dit.train.model_and_optimizer import initialise
 
 
@@ -211,9 +211,9 @@ class NetworkBridge(MegatronModelBridge):
 
 
 # Megatron-Bridge tells bridges apart by their classes: each of Diffusers' has one of its own.
-for _class, _family in diffusers_families().items():
+for _class, _name in diffusers_classes().items():
     _bridge = type(f"{_class}Bridge", (NetworkBridge,), {})
-    _network: Any = _family.network()
+    _network: Any = family_named(_name).network()
     MegatronModelBridge.register_bridge(source=_class, target=_network, provider=NetworkProvider)(
         _bridge
     )

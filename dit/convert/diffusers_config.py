@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dit.config import (
     CUSTOM_SIZE,
@@ -28,9 +28,11 @@ from dit.convert.diffusers_json import (
     checked_json,
 )
 from dit.convert.errors import ConvertError, listed
-from dit.models.registry import diffusers_families, diffusers_form, family_of
-from dit.objectives.diffusers_schedulers import SchedulerFile
+from dit.models.registry import diffusers_classes, diffusers_form, family_named, family_of
 from dit.objectives.registry import REGISTRY
+
+if TYPE_CHECKING:
+    from dit.objectives.diffusers_schedulers import SchedulerFile
 
 
 class Unsaid(Enum):
@@ -54,13 +56,14 @@ def model_config(
     Raises:
         ConvertError: it is of another class, or has what our model has not; lists everything.
     """
-    known = diffusers_families()
-    family = known.get(str(content.get("_class_name")))
-    if family is None:
+    known = diffusers_classes()
+    name = known.get(str(content.get("_class_name")))
+    if name is None:
         raise ConvertError(
             f"{place} is of class {content.get('_class_name')!r}; only {listed(known)} can be"
             f" imported. {OTHER_NETWORKS}"
         )
+    family = family_named(name)
     form = diffusers_form(family.default())
     if quantized := content.get("quantization_config"):
         raise ConvertError(
@@ -86,8 +89,8 @@ def model_config(
     try:
         settings = form.keys.settings(keys, ours, told)
         if ours is None and pipeline is not None:
-            known = form.pipelines.get(pipeline)
-            settings = {**settings, **(known.settings if known else {})}
+            runs = form.pipelines.get(pipeline)
+            settings = {**settings, **(runs.settings if runs else {})}
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConvertError(f"{place} describes no model that can be trained: {error}") from error
@@ -163,7 +166,8 @@ def objective_config(
     if other := [word for word in given if not word.lstrip("+-~").startswith("objective.")]:
         raise ConvertError(f"{other[0]!r} is not understood; only objective.KEY=VALUE can be set")
     told = any(word.lstrip("+-").startswith("objective.name") for word in given)
-    if pipeline is not None and (fixed := _fixed_by(pipeline, content or {})):
+    fixed = _fixed_by(pipeline, content or {}, model) if pipeline and model else {}
+    if fixed:
         found = FoundObjective(_with_keys(fixed), f"of {pipeline}", tuple(fixed))
     elif content is None:
         found = FoundObjective(
@@ -191,13 +195,12 @@ def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
     return load_config(default_config(), overrides=words).objective
 
 
-def _fixed_by(pipeline: str, scheduler: Mapping[str, Any]) -> Mapping[str, Any]:
+def _fixed_by(pipeline: str, scheduler: Mapping[str, Any], model: ModelConfig) -> Mapping[str, Any]:
     """Keys of `objective` that a pipeline's own arithmetic fixes; of most there are none."""
-    for family in diffusers_families().values():
-        known = diffusers_form(family.default()).pipelines.get(pipeline)
-        if known is not None and known.objective:
-            return {**known.objective, **known.sampling(scheduler)}
-    return {}
+    known = diffusers_form(model).pipelines.get(pipeline)
+    if known is None or not known.objective:
+        return {}
+    return {**known.objective, **known.sampling(scheduler)}
 
 
 def _of_scheduler(

@@ -20,7 +20,8 @@ from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.watchdog import heartbeat
 from dit.lora.targets import chosen_adapters
-from dit.objectives import training_objective, training_problem
+from dit.objectives.registry import training_objective
+from dit.objectives.training_target import training_problem
 from dit.train.checkpoint.exchange import StateExchange
 from dit.train.checkpoint.shares import data_of, entries_of
 from dit.train.metrics.step_metrics import sum_over_ranks

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from dit.config import ModelConfig
 from dit.lora.factors import FactorsByModule, LoraFactors, LoraFileError, side_by_side
-from dit.models.registry import diffusers_families
+from dit.models.registry import families
 
 
 class Factor(StrEnum):
@@ -178,7 +178,7 @@ def tables_of(modules: Sequence[str], model: ModelConfig | None) -> list[_Names]
     Hunyuan models). The family of `model` is asked first, then the one that knows most modules.
     """
     found: list[tuple[bool, int, _Names]] = []
-    for family in diffusers_families().values():
+    for family in families():
         if family.diffusers is not None:
             names = _Names.of(family.diffusers().original_names)
             own = model is not None and family.name == model.family

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
-from importlib import import_module
+from functools import cache, partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from dit.config import CUSTOM_SIZE, OTHER_NETWORKS, ModelConfig, Problems
@@ -40,6 +40,18 @@ FAMILIES = {
     "chroma": "dit.models.chroma.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
+NETWORKS = {
+    "CosmosTransformer3DModel": "dit",
+    "WanTransformer3DModel": "wan",
+    "FluxTransformer2DModel": "flux",
+    "QwenImageTransformer2DModel": "qwen_image",
+    "HunyuanVideoTransformer3DModel": "hunyuan_video",
+    "HunyuanVideo15Transformer3DModel": "hunyuan_video_15",
+    "SD3Transformer2DModel": "sd3",
+    "HunyuanImageTransformer2DModel": "hunyuan_image",
+    "ChromaTransformer2DModel": "chroma",
+}
+"""Class of Diffusers' network -> family, so that a folder's network alone is imported."""
 VARIABLE = "DIT_FAMILIES"
 
 
@@ -82,8 +94,7 @@ def family_named(name: str) -> Family:
 
 def imported(place: str) -> Callable[[], Any]:
     """What `module:attribute` names, imported when it is called."""
-    module, _, attribute = place.partition(":")
-    return lambda: getattr(import_module(module), attribute)
+    return partial(resolve_name, place)
 
 
 @cache
@@ -111,9 +122,11 @@ def family_of_size(size: str, *, first: str) -> Family | None:
     return next((one for one in families(first=first) if size in one.sizes), None)
 
 
-def diffusers_families() -> dict[str, Family]:
-    """Class of Diffusers' network -> family."""
-    return {one.diffusers().class_name: one for one in families() if one.diffusers is not None}
+def diffusers_classes() -> dict[str, str]:
+    """Class of Diffusers' network -> name of its family, those of `$DIT_FAMILIES` too."""
+    added = [family_named(name) for name in family_places() if name not in FAMILIES]
+    forms = {one.name: one.diffusers() for one in added if one.diffusers is not None}
+    return NETWORKS | {form.class_name: name for name, form in forms.items()}
 
 
 def diffusers_form(model: ModelConfig) -> DiffusersForm:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from dit.config import OBJECTIVES, ObjectiveConfig, Problems
-from dit.objectives.edm import Edm
-from dit.objectives.flow_matching import FlowMatching
-from dit.objectives.objective import SamplingPath, TrainingObjective
 
 if TYPE_CHECKING:
     from dit.objectives.diffusers_schedulers import SchedulerFile
+    from dit.objectives.objective import SamplingPath, TrainingObjective
+
+# Resolved when it is used, so that a run imports its own objective alone.
+_EDM = "dit.objectives.edm:Edm"
+_FLOW = "dit.objectives.flow_matching:FlowMatching"
+_SCHEDULERS = "dit.objectives.diffusers_schedulers"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,28 +34,16 @@ class ObjectiveParts:
     """
 
 
-def _edm_scheduler() -> type[SchedulerFile]:
-    from dit.objectives.diffusers_schedulers import EdmScheduler
-
-    return EdmScheduler
-
-
-def _flow_scheduler() -> type[SchedulerFile]:
-    from dit.objectives.diffusers_schedulers import FlowScheduler
-
-    return FlowScheduler
-
-
 REGISTRY: dict[str, ObjectiveParts] = {
     "edm": ObjectiveParts(
-        training=lambda config: Edm(config.edm),
-        sampling=lambda config: Edm(config.edm),
-        scheduler=_edm_scheduler,
+        training=lambda config: resolve_name(_EDM)(config.edm),
+        sampling=lambda config: resolve_name(_EDM)(config.edm),
+        scheduler=partial(resolve_name, f"{_SCHEDULERS}:EdmScheduler"),
     ),
     "flow": ObjectiveParts(
-        training=lambda config: FlowMatching(config.flow),
-        sampling=lambda config: FlowMatching(config.flow, config.edm),
-        scheduler=_flow_scheduler,
+        training=lambda config: resolve_name(_FLOW)(config.flow),
+        sampling=lambda config: resolve_name(_FLOW)(config.flow, config.edm),
+        scheduler=partial(resolve_name, f"{_SCHEDULERS}:FlowScheduler"),
     ),
 }
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dit.config import Problems, RunConfig
 from dit.models.registry import family_of
-from dit.objectives import sampling_path
+from dit.objectives.registry import sampling_path
 
 if TYPE_CHECKING:
     from dit.batch import PackedBatch

@@ -24,7 +24,9 @@ from dit.data.rejections import SampleRefused
 from dit.models.family import NullInput
 from dit.models.patches import unpack_latents
 from dit.models.registry import family_of
-from dit.objectives import SamplingPath, sampling_path, with_clean_level, with_given_tokens
+from dit.objectives.objective import SamplingPath
+from dit.objectives.registry import sampling_path
+from dit.objectives.training_target import with_clean_level, with_given_tokens
 from dit.pack_wire import pack_to
 from dit.progress import Track, no_progress
 from dit.sampling.guiders import Guiders, guided_by

@@ -148,7 +148,7 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
         ValueError: one expert stands alone, or two do not fit together.
     """
     from dit.checkpoint_paths import saved_config
-    from dit.objectives import check_covers_all_levels
+    from dit.objectives.registry import check_covers_all_levels
     from dit.sampling.experts import boundary_of
     from dit.train.checkpoint.starting_point import named_checkpoint
 

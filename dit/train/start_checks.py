@@ -34,7 +34,8 @@ from dit.models.cost import network_cost
 from dit.models.layers.context_parallel import check_joint_context
 from dit.models.parameter_groups import Weight, group_of_weights
 from dit.models.training_checks import check_objective_inputs
-from dit.objectives import clean_network_level, sampling_path, training_objective
+from dit.objectives.registry import sampling_path, training_objective
+from dit.objectives.training_target import clean_network_level
 from dit.safe_writing import check_no_writer
 from dit.train.checkpoint.mirror import to_fetch
 from dit.train.checkpoint.starting_point import check_writable, starting_point

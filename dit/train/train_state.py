@@ -15,7 +15,7 @@ from dit.config import RunConfig
 from dit.data import PackLoader, ValidationPacks
 from dit.distributed.pack_broadcast import Replica
 from dit.drawing import FailedDrawing
-from dit.objectives import TrainingObjective
+from dit.objectives.objective import TrainingObjective
 from dit.train.train_progress import TrainProgress
 
 if TYPE_CHECKING:

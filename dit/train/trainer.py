@@ -35,7 +35,8 @@ from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, device_memory, process_groups
 from dit.distributed.watchdog import heartbeat
 from dit.models.recomputation import choose_recomputation
-from dit.objectives import training_objective, training_problem
+from dit.objectives.registry import training_objective
+from dit.objectives.training_target import training_problem
 from dit.progress import counted
 from dit.train.attention_choice import with_attention
 from dit.train.checkpoint.async_save import Saver

@@ -41,7 +41,8 @@ from dit.distributed.model_parallel import FullForward, Item
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
-from dit.objectives import TrainingObjective, validation_pack, validation_problem
+from dit.objectives.objective import TrainingObjective
+from dit.objectives.training_target import validation_pack, validation_problem
 from dit.pack_wire import pack_to
 from dit.train.metrics.interval_metrics import quantiles
 from dit.train.model_and_optimizer import ModelAndOptimizer

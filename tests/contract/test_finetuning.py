@@ -19,7 +19,8 @@ from dit.convert.load_hf.start import hf_start
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.patches import unpack_latents
 from dit.models.registry import diffusers_form
-from dit.objectives import training_objective, training_problem
+from dit.objectives.registry import training_objective
+from dit.objectives.training_target import training_problem
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.step import forward_backward, optimizer_step
 from recipes.runs import dit_debug, for_weights

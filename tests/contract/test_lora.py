@@ -33,7 +33,7 @@ from dit.lora.files import read_lora, write_lora
 from dit.models.family import InputKind
 from dit.models.patches import unpack_latents
 from dit.models.registry import diffusers_form, family_of, pairs
-from dit.objectives import training_problem
+from dit.objectives.training_target import training_problem
 from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.unpatchify import sample_inputs
 from dit.train import trainer

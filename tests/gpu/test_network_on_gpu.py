@@ -9,7 +9,7 @@ import torch
 
 from dit.config import ObjectiveConfig, Precision, Recompute
 from dit.models.dit.model import DiT
-from dit.objectives import training_objective
+from dit.objectives.registry import training_objective
 from dit.objectives.training_target import draw_problem
 from dit.pack_wire import pack_to
 from dit.train.loss import loss_of

@@ -23,7 +23,7 @@ from dit.data.pack import PatchLayout
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import InputKind
 from dit.models.patches import unpatchify
-from dit.objectives import own_null_texts
+from dit.objectives.training_target import own_null_texts
 from dit.sampling.generate import Request
 from dit.sampling.latent_sizes import LatentStride, Size, rounding
 from dit.sampling.prompts import unguided

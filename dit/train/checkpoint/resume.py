@@ -39,7 +39,7 @@ from dit.distributed.entry import say_below
 from dit.distributed.leaving import at_stake
 from dit.distributed.watchdog import heartbeat
 from dit.models.registry import family_of
-from dit.objectives import REGISTRY
+from dit.objectives.registry import REGISTRY
 from dit.safe_writing import FolderInUseError, only_writer
 from dit.train.checkpoint.data_position import Position, data_positions, restore_position
 from dit.train.checkpoint.origin import Origin, saved_origin

@@ -43,7 +43,7 @@ from dit.data import dataset_sizes
 from dit.distributed.data_parallel import MainParamShard, main_param_shards, state_copy
 from dit.distributed.process_groups import device
 from dit.models.registry import family_of
-from dit.objectives import TrainingObjective
+from dit.objectives.objective import TrainingObjective
 from dit.pack_wire import to_device
 from dit.train.optimizer import foreach
 

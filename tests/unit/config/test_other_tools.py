@@ -18,7 +18,7 @@ from dit.config.inlining import value_of
 from dit.config_loading import ConfigError, load_config, parse_arguments
 from dit.models.cost import trained_count
 from dit.models.registry import FAMILIES
-from dit.objectives import training_objective
+from dit.objectives.registry import training_objective
 from recipes.runs import RECIPES
 from tests.packs import run_config
 

@@ -18,7 +18,8 @@ from dit.convert.import_ import import_weights
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.dit.family import FAMILY
 from dit.models.dit.model import DiT
-from dit.objectives import clean_network_level, sampling_path
+from dit.objectives.registry import sampling_path
+from dit.objectives.training_target import clean_network_level
 from dit.sampling import generate
 from dit.sampling.generate import Request, SamplingSettings, check_requests, generate_latents
 from dit.train.checkpoint.state_dict import load_weights

@@ -36,7 +36,8 @@ from dit.models.family import InputKind, NullInput, SampleInput
 from dit.models.patches import unpack_latents
 from dit.models.positions import GridPositions
 from dit.models.registry import VARIABLE
-from dit.objectives import training_objective, training_problem, validation_problem
+from dit.objectives.registry import training_objective
+from dit.objectives.training_target import training_problem, validation_problem
 from dit.pack_wire import flatten_pack, unflatten_pack
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.unpatchify import sample_inputs

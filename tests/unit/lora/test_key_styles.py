@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dit.lora.factors import LoraFactors, LoraFileError, linear_shapes
 from dit.lora.files import read_lora
-from dit.models.registry import diffusers_families
+from dit.models.registry import families
 from tests.lora_files import random_factors
 
 Style = Callable[[str], tuple[str, str, str | None]]
@@ -66,7 +66,8 @@ def tiny_networks() -> dict[str, Any]:
     """Every kind of network of every family that Diffusers has."""
     return {
         size: family.config(name=size, **{**family.sizes[size], **keys})
-        for family in diffusers_families().values()
+        for family in families()
+        if family.diffusers is not None
         for size, keys in family.tiny.items()
     }
 

@@ -26,6 +26,8 @@ from dit.models.cost import forward_flops, parameter_count
 from dit.models.dit.family import DitConfig
 from dit.models.registry import (
     VARIABLE,
+    diffusers_classes,
+    families,
     family_named,
     family_of,
     named_model,
@@ -46,6 +48,12 @@ def refused(*overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load_config(dit_xl(), overrides=overrides)
     return caught.value.problems
+
+
+def test_each_class_of_diffusers_is_of_the_family_that_has_it(odd: None) -> None:
+    forms = {one.name: one.diffusers() for one in families() if one.diffusers is not None}
+    assert diffusers_classes() == {form.class_name: name for name, form in forms.items()}
+    assert "odd" in forms
 
 
 @pytest.mark.parametrize(

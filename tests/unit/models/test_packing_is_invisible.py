@@ -11,8 +11,8 @@ from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Recompute, Reco
 from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.layers import packed_attention
-from dit.objectives import training_objective
 from dit.objectives.edm import Edm
+from dit.objectives.registry import training_objective
 from dit.train.loss import loss_of
 from dit.train.model_and_optimizer import randomise
 from tests.packs import random_pack, single, tiny_model

@@ -72,7 +72,7 @@ def test_initial_weights_follow_from_the_seed_alone(groups):
 
 def test_every_weight_has_a_gradient_from_the_second_step_on(groups):
     from dit.config import ObjectiveConfig
-    from dit.objectives import training_objective
+    from dit.objectives.registry import training_objective
 
     model = DiT(TINY, groups)
     initialise(model, seed=1, std=None, zero=ZERO)

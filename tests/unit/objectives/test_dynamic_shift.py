@@ -24,8 +24,9 @@ from dit.config import (
 )
 from dit.convert.diffusers_config import objective_config, scheduler_config
 from dit.convert.errors import ConvertError
-from dit.objectives import sampling_path, training_objective, training_problem
 from dit.objectives.diffusers_schedulers import FlowScheduler
+from dit.objectives.registry import sampling_path, training_objective
+from dit.objectives.training_target import training_problem
 from dit.sampling.experts import boundary_of
 from tests.packs import run_config
 

@@ -23,13 +23,9 @@ from dit.config import (
     ValidationConfig,
 )
 from dit.config_loading import ConfigError, load_config
-from dit.objectives import (
-    check_covers_all_levels,
-    training_objective,
-    training_problem,
-    validation_problem,
-)
+from dit.objectives.registry import check_covers_all_levels, training_objective
 from dit.objectives.timestep_sampling import draw_quantiles
+from dit.objectives.training_target import training_problem, validation_problem
 from dit.train.metrics.interval_metrics import quantiles
 from recipes.runs import dit_s
 from tests.packs import run_config

@@ -15,7 +15,8 @@ from dit.data.pack import PatchLayout, pack_samples
 from dit.models.hunyuan_video_15.family import TINY
 from dit.models.registry import family_of, named_model
 from dit.models.training_checks import check_objective_inputs
-from dit.objectives import training_objective, training_problem, validation_pack
+from dit.objectives.registry import training_objective
+from dit.objectives.training_target import training_problem, validation_pack
 
 MODEL = family_of(named_model("hunyuanvideo_15")).config(name="custom", **TINY["hunyuanvideo_15"])
 COUNT = 200

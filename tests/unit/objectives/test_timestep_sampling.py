@@ -16,7 +16,7 @@ from dit.config import (
     ObjectiveName,
     Problems,
 )
-from dit.objectives import training_objective
+from dit.objectives.registry import training_objective
 from dit.objectives.timestep_sampling import draw_quantiles, mode, shift_factors, shifted
 
 COUNT = 20_000

@@ -7,10 +7,11 @@ import torch
 
 from dit.batch import Problem
 from dit.config import EdmConfig, FlowConfig, ObjectiveConfig, ObjectiveName, Weighting
-from dit.objectives import draw_problem, training_objective
 from dit.objectives.edm import Edm
 from dit.objectives.flow_matching import FlowMatching
 from dit.objectives.objective import per_token
+from dit.objectives.registry import training_objective
+from dit.objectives.training_target import draw_problem
 
 EDM = ObjectiveConfig(edm=EdmConfig(sigma_data=0.5))
 FLOW = ObjectiveConfig(name=ObjectiveName.FLOW)

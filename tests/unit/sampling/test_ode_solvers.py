@@ -22,10 +22,10 @@ from dit.config import (
     Sampler,
     SamplingLevels,
 )
-from dit.objectives import sampling_path
 from dit.objectives.diffusers_schedulers import UnipcScheduler
 from dit.objectives.flow_matching import FlowMatching
 from dit.objectives.objective import per_token
+from dit.objectives.registry import sampling_path
 from dit.sampling.ode_solvers import Guidance, guided, initial_noise, sample
 
 EDM = ObjectiveConfig(edm=EdmConfig(sigma_data=0.5))

@@ -23,8 +23,9 @@ from dit.config import (
 )
 from dit.data import dataset_sizes
 from dit.models.dit.family import FAMILY
-from dit.objectives import Draw, pack_rng, training_objective, training_problem
+from dit.objectives.registry import training_objective
 from dit.objectives.timestep_sampling import draw_quantiles
+from dit.objectives.training_target import Draw, pack_rng, training_problem
 from dit.train.metrics.interval_metrics import (
     EMBEDDERS,
     DataStats,

@@ -12,8 +12,8 @@ import torch
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName
 from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
-from dit.objectives import training_objective, validation_problem
-from dit.objectives.training_target import CPU, Draw, draw_noise, pack_rng
+from dit.objectives.registry import training_objective
+from dit.objectives.training_target import CPU, Draw, draw_noise, pack_rng, validation_problem
 from dit.train.metrics.interval_metrics import quantiles
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.validation import kind, validate
