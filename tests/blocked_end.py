@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dit.distributed import entry, leaving
+from dit.distributed import entry
 from recipes import pretrain_dit
 
 SLOW_S, SOON_S = 3, 2
@@ -75,7 +75,7 @@ def break_it(fault: str, rank: int) -> None:
         assert fault in ("save", "late save"), fault
         step.loss_of = ours(step.loss_of)
         async_save._write_distcp = slowly(async_save._write_distcp)
-        leaving._ALONE_S = SOON_S if fault == "late save" else leaving._ALONE_S
+        entry._ALONE_S = SOON_S if fault == "late save" else entry._ALONE_S
 
 
 def main() -> int:

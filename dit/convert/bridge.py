@@ -211,9 +211,9 @@ class NetworkBridge(MegatronModelBridge):
 
 
 # Megatron-Bridge tells bridges apart by their classes: each of Diffusers' has one of its own.
-for _class, _name in diffusers_classes().items():
+for _class, _family in diffusers_classes().items():
     _bridge = type(f"{_class}Bridge", (NetworkBridge,), {})
-    _network: Any = family_named(_name).network()
+    _network: Any = family_named(_family).network()
     MegatronModelBridge.register_bridge(source=_class, target=_network, provider=NetworkProvider)(
         _bridge
     )

@@ -1,10 +1,10 @@
 """Processes: how they start, what they send each other, and how they end.
 
-entry                how a script ends: exit code, one message for an error, signals to stop
-leaving              how a process leaves after an error, whatever it would wait for
+entry                how a script ends: exit code, one message for an error, signals to stop; how a
+                     process leaves after an error, whatever it would wait for
 cuda_environment     what CUDA reads from the environment before it starts
-process_groups       the start of the processes, the groups of a layout, running without CUDA
-group_sharing        one group for those of the same ranks that nothing uses
+process_groups       the start of the processes, the groups of a layout, one for those of the same
+                     ranks that nothing uses, running without CUDA
 cpu_threads          threads on a CPU that others use, or of which a container has a part
 pack_broadcast       one rank of a replica reads, all get its packs
 model_parallel       one pack over context ranks and pipeline stages

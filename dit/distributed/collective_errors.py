@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from dit.distributed.process_groups import device
 from dit.parsing import cause
 
 T = TypeVar("T")
@@ -61,7 +60,7 @@ def from_first_rank(work: Callable[[], T]) -> T:
             outcome[0] = work()
         except ValueError as error:
             outcome[1] = error
-    dist.broadcast_object_list(outcome, src=0, device=device())
+    dist.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]

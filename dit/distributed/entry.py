@@ -1,4 +1,10 @@
-"""How a script ends: its exit code, one message for what went wrong, and signals to stop."""
+"""How a script ends: its exit code, one message for what went wrong, and signals to stop.
+
+After an error a process closes what it can within a limit, and waits for nobody. NCCL waits for
+ever for what it has started with ranks that have left: its kernels, the copies after them, and its
+communicators when they are destroyed. So nothing is destroyed, and no other rank is asked for
+anything.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +24,14 @@ from datetime import timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dit.command_line import OptionParser, not_an_option
 from dit.console import Console
-from dit.distributed.leaving import leave, leave_after, time_to_close
+from dit.parsing import cause
+
+if TYPE_CHECKING:
+    import psutil
 
 # Errors that a user can fix. Any other is a fault of this program, shown with its traceback.
 _USER_ERRORS = (ValueError, OSError, FloatingPointError)
@@ -34,6 +43,12 @@ _ANSWER_S = 10.0
 """Seconds without an answer after which the launcher is taken for dead."""
 _DESTROY_S = 30.0
 """Seconds in which process groups that have done their work end."""
+_CLOSE_S = 30.0
+"""Seconds for loggers and loaders; the launcher may give as long to the other processes."""
+_ALONE_S = 120.0
+"""Where one process is the whole run, which also finishes a checkpoint that is being written."""
+_FLUSH_S = 2.0
+_at_stake: list[str] = []
 
 
 class Parser(OptionParser):
@@ -299,3 +314,63 @@ def _has_started() -> bool:
     # Looked up, not imported: --help and the like must not wait for torch.
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_initialized()
+
+
+@contextmanager
+def at_stake(what: str, *, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, something is finished after an error; it is named as lost where that fails."""
+    _at_stake.append(what)
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  # the first one is on its way out, and is the cause
+        say(f"{what} is lost: {cause(error)}")
+    finally:
+        _at_stake.remove(what)
+
+
+def time_to_close() -> float:
+    """Seconds that a process takes at most to close what it has open, after an error."""
+    return _ALONE_S if os.environ.get("WORLD_SIZE", "1") == "1" else _CLOSE_S
+
+
+def leave_after(seconds: float, code: int, *, say: Callable[[str], None]) -> threading.Timer:
+    """Lets this process leave after a while, whatever it waits for then; cancel it to stay."""
+
+    def give_up() -> None:
+        for what in _at_stake:
+            say(f"{what} is lost: it did not end within {seconds:.0f} s")
+        if not _at_stake:
+            say(f"this process waited for {seconds:.0f} s for others to end, and has left")
+        leave(code)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def leave(code: int) -> None:
+    """Ends this process and its children at once."""
+    import psutil  # late: scripts answer --help without it
+
+    # In a thread, because another one may hold a stream, and wait for whoever should read from it.
+    flush = threading.Thread(target=_flush, daemon=True)
+    flush.start()
+    flush.join(_FLUSH_S)
+    kill_children(psutil.Process())
+    os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
+            stream.flush()
+
+
+def kill_children(process: psutil.Process) -> None:
+    """Kills all descendants of a process."""
+    import psutil
+
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):
+            child.kill()

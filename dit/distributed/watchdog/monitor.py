@@ -32,8 +32,7 @@ import psutil
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from dit.distributed.entry import shown_at_once
-from dit.distributed.leaving import kill_children, leave
+from dit.distributed.entry import kill_children, leave, shown_at_once
 from dit.distributed.process_groups import store_connection
 from dit.distributed.watchdog.main_thread import MainThread, PeerError, heartbeat, is_lost_peer
 from dit.distributed.watchdog.verdict import (

@@ -35,8 +35,7 @@ from dit.config_loading import changes
 from dit.config_loading.schema import schema_of
 from dit.data import DataError, LoaderLayout, PackLoader
 from dit.distributed.collective_errors import on_all_ranks, on_first_rank
-from dit.distributed.entry import say_below
-from dit.distributed.leaving import at_stake
+from dit.distributed.entry import at_stake, say_below
 from dit.distributed.watchdog import heartbeat
 from dit.models.registry import family_of
 from dit.objectives.registry import REGISTRY

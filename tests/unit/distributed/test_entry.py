@@ -14,9 +14,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from dit.distributed import entry, leaving
-from dit.distributed.entry import StopSignals, run, say_below, say_notice, shown_at_once
-from dit.distributed.leaving import at_stake
+from dit.distributed import entry
+from dit.distributed.entry import StopSignals, at_stake, run, say_below, say_notice, shown_at_once
 from recipes import generate_dit
 
 
@@ -68,8 +67,8 @@ def test_without_run_nothing_is_shown_and_the_process_stays(capfd):
 def test_what_an_error_leaves_unfinished_is_named_and_ends_with_the_process(capfd, monkeypatch):
     """Whatever the main thread waits for."""
     left = Event()
-    monkeypatch.setattr(leaving, "leave", lambda code: (codes.append(code), left.set()))
-    monkeypatch.setattr(leaving, "_ALONE_S", 0.1)
+    monkeypatch.setattr(entry, "leave", lambda code: (codes.append(code), left.set()))
+    monkeypatch.setattr(entry, "_ALONE_S", 0.1)
     codes: list[int] = []
 
     def main() -> int:
@@ -89,7 +88,7 @@ def test_what_an_error_leaves_unfinished_is_named_and_ends_with_the_process(capf
 
 def test_process_groups_that_do_not_end_do_not_keep_a_run_that_is_done(monkeypatch, capfd):
     left = Event()
-    monkeypatch.setattr(leaving, "leave", lambda code: (codes.append(code), left.set()))
+    monkeypatch.setattr(entry, "leave", lambda code: (codes.append(code), left.set()))
     monkeypatch.setattr(entry, "_DESTROY_S", 0.1)
     monkeypatch.setattr(entry, "_has_started", lambda: True)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: left.wait(60))
