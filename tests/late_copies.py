@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dit.models.stacks import offload
-from dit.models.stacks.pinned_memory import PinnedRows
+from dit.models.stacks.offload import PinnedRows
 
 _ROWS = set[int]()
 """Addresses of host memory, which stays mapped."""

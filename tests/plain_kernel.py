@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from dit.models.attention.packed import Offsets, attend_packed
+from dit.models.attention.kernels import Offsets, attend_packed
 from dit.models.attention.spans import Spans
 
 

@@ -58,7 +58,7 @@ DRAWN = (
         "dit/models/cost",
     ),
     *("dit/models/kernels/", "dit/models/layer_spec/", "dit/models/layers/", "dit/models/stacks/"),
-    *("dit/models/positions", "dit/models/patches", "dit/data/", "dit/distributed/", "dit/train/"),
+    *("dit/models/positions", "dit/data/", "dit/distributed/", "dit/train/"),
     *("dit/sampling/generate", "dit/sampling/multistep", "dit/sampling/ode_solvers"),
     *("dit/models/flux/model", "dit/models/wan/model", "dit/models/dit/model"),
 )

@@ -20,7 +20,7 @@ from dit.models.attention.kernels import ATTEND
 from dit.models.attention.spans import Spans
 from dit.models.kernels import across_heads, gated_norm, rotated_heads
 from dit.models.kernels.adapter_dropout import adapter_dropout
-from dit.models.kernels.row_chunks import RowChunks
+from dit.models.kernels.gated_norm import RowChunks
 from dit.models.kernels.traffic import OPERATOR_BYTES
 from gpu_run.parts import Part
 from gpu_run.schedule import Outcome

@@ -21,7 +21,7 @@ from dit.data.pack import PatchLayout
 from dit.models.diffusers_form import DiffusersForm, StackedSamples
 from dit.models.diffusers_names import Pair, their_tensors
 from dit.models.parameter_groups import own_name
-from dit.models.patches import unpatchify
+from dit.models.positions import unpatchify
 from dit.models.registry import diffusers_form, pairs
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dit.config import Decay, EmaKind, Precision, Recompute, RunConfig
 from dit.config_loading.load import to_yaml
 from dit.device_specs import DEVICES
-from dit.models.cost import memory, parameter_count, trained_count
-from dit.models.recomputation import choose_recomputation
+from dit.models.cost import choose_recomputation, memory, parameter_count, trained_count
 
 
 def describe(config: RunConfig, *, world_size: int) -> str:

@@ -21,7 +21,7 @@ from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.diffusers_names import their_tensors
 from dit.models.family import InputKind
-from dit.models.patches import unpack_latents
+from dit.models.positions import unpack_latents
 from dit.models.registry import diffusers_form, family_of, pairs
 from dit.progress import Track, no_progress
 

@@ -24,8 +24,7 @@ from dit.batch import Grid, LatentSample, PackedBatch, pack_identity
 from dit.config import RunConfig
 from dit.models.cost import network_cost
 from dit.models.family import InputKind, SampleInput
-from dit.models.patches import write_patches
-from dit.models.positions import PositionRule, padded_positions
+from dit.models.positions import PositionRule, padded_positions, write_patches
 from dit.models.registry import family_of
 from dit.pack_wire import private_bytes, views_of, widest_first
 

@@ -35,8 +35,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from dit.models.kernels import choice
-from dit.models.layers.adaptable import DOWN, UP, TensorSharing, dropout_rows, is_adapter
-from dit.models.weight_marks import mark_split
+from dit.models.layers.adaptable import (
+    DOWN,
+    UP,
+    TensorSharing,
+    dropout_rows,
+    is_adapter,
+    mark_split,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

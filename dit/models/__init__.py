@@ -7,18 +7,16 @@ family           what a family says of itself
 registry         the table of all families
 diffusers_form   the networks of a family as Diffusers has them
 training_checks  what of a run its network refuses
-positions        rules that give tokens their positions
-patches          latents <-> tokens, one sample at a time
+positions        latents <-> tokens, one sample at a time; rules that give tokens their positions
 layer_spec/      sizes and choices of layers and stacks, and what each layer costs
-weight_marks     what Megatron-Core must know of weights that tensor ranks share
 kernels/         fused kernels for GPUs, of what lies between matrix products
 attention/       attention inside each sample of a pack, and which kernel computes it
 layers/          parts: linears, norms, positions, modulation, attention
 stacks/          layers made of parts, stacks made of layers, networks made of stacks
 joint/           what families with joint attention have in common
-cost             parameters, operations and memory of a network, from its description
+cost             parameters, operations and memory of a network, from its description; what a device
+                 of so much memory has to compute again in the backward pass
 parameter_groups weights with settings of their own, or frozen, by patterns of names
-recomputation    what a device of so much memory has to compute again in the backward pass
 config_keys      config.json of Diffusers' networks, key by key
 diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in a table
 

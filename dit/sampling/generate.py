@@ -22,7 +22,7 @@ from dit.data.cook import Expected, check_inputs
 from dit.data.pack import PatchLayout, SampleSize, pack_samples
 from dit.data.rejections import SampleRefused
 from dit.models.family import NullInput
-from dit.models.patches import unpack_latents
+from dit.models.positions import unpack_latents
 from dit.models.registry import family_of
 from dit.objectives.objective import SamplingPath
 from dit.objectives.registry import sampling_path

@@ -12,7 +12,7 @@ from torch import Tensor
 from dit.batch import PackedBatch
 from dit.data.pack import PatchLayout
 from dit.models.family import InputKind
-from dit.models.patches import unpatchify
+from dit.models.positions import unpatchify
 
 
 def sample_inputs(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[str, Tensor]:

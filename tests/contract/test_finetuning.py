@@ -17,7 +17,7 @@ from dit.config import RunConfig
 from dit.config_loading import load_config
 from dit.convert.load_hf.start import hf_start
 from dit.data.pack import PatchLayout, pack_samples
-from dit.models.patches import unpack_latents
+from dit.models.positions import unpack_latents
 from dit.models.registry import diffusers_form
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem

@@ -31,7 +31,7 @@ from dit.lora.checkpoint import adapters_of
 from dit.lora.factors import LoraFileError
 from dit.lora.files import read_lora, write_lora
 from dit.models.family import InputKind
-from dit.models.patches import unpack_latents
+from dit.models.positions import unpack_latents
 from dit.models.registry import diffusers_form, family_of, pairs
 from dit.objectives.training_target import training_problem
 from dit.sampling.commands.lora_option import add_adapters

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from dit.config import ModelConfig, Precision
 from dit.convert.diffusers_config import model_config
-from dit.models.patches import unpack_latents
+from dit.models.positions import unpack_latents
 from tests.distributed.convert_worker import LAYOUTS
 from tests.entering import Enter
 from tests.families.dit import PROJECTED, NearestResize, publish, random_model

@@ -18,7 +18,7 @@ from data_prep.cli.parser import main as data_prep
 from dit.codecs import vae
 from dit.config_loading import read_config
 from dit.data import build_val_packs
-from dit.models.patches import unpack_latents
+from dit.models.positions import unpack_latents
 from dit.sampling.validation.fid_clip import frechet_distance, kernel_distance
 from tests.entering import Enter, Outcome
 from tests.launching import ROOT, SMALL, metrics

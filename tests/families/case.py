@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dit.batch import Grid, PackedBatch
 from dit.config import ModelConfig
-from dit.models.patches import unpatchify
+from dit.models.positions import unpatchify
 from tests.packs import random_pack
 
 LEVELS = (812.5, 0.0, 437.0, 999.0, 31.25)

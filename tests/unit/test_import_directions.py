@@ -30,7 +30,7 @@ BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 # The folders of families are below nobody: the registry imports them by name.
 MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.models.stacks"}
 MODELS |= {"dit.models.attention"}
-MODELS |= {"dit.models.joint", "dit.models.kernels", "dit.models.weight_marks"}
+MODELS |= {"dit.models.joint", "dit.models.kernels"}
 STEP = BASE | MODELS | {"dit.config_loading", "dit.data", "dit.objectives", "dit.lora"}
 STEP |= {"dit.distributed", "dit.checkpoint_paths"}
 FAMILIES = {place.partition(".family:")[0] for place in registry.FAMILIES.values()}
@@ -57,14 +57,11 @@ ALLOWED = {
     "dit.models.layer_spec": set(),
     "dit.models.joint": BASE | {"dit.models", "dit.models.layer_spec"},
     "dit.models.kernels": set(),
-    "dit.models.weight_marks": set(),
     "dit.models.attention": BASE | {"dit.models", "dit.models.layer_spec"},
     "dit.models.layers": BASE
-    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.weight_marks"}
-    | {"dit.models.attention"},
+    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.attention"},
     "dit.models.stacks": BASE
-    | {"dit.models.layer_spec", "dit.models.layers", "dit.models.weight_marks"}
-    | {"dit.models.attention"},
+    | {"dit.models.layer_spec", "dit.models.layers", "dit.models.attention"},
     **dict.fromkeys(FAMILIES, BASE | MODELS),
     "dit.config_loading": BASE | {"dit.models"},
     "dit.checkpoint_paths": BASE | {"dit.config_loading", "dit.distributed"},

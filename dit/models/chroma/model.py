@@ -13,12 +13,12 @@ from torch.nn.functional import silu
 
 from dit.batch import PackedBatch
 from dit.models.chroma.family import ChromaConfig, chroma_stacks
+from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.modulation import ApproximatorAdaLN, sinusoid
 from dit.models.layers.parallel_linear import Replicated
 from dit.models.stacks.double_single_transformer import DoubleSingleTransformer
 from dit.models.stacks.joint_transformer import T_EMB
 from dit.models.stacks.stacked_transformer import Shapes
-from dit.models.weight_marks import sees_part_of_tokens
 
 _SCALE = 1000  # of the numbers of rows, before their sinusoid
 

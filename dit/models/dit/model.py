@@ -21,12 +21,10 @@ from dit.models.layers.parallel_linear import (
     sees_part_of_tokens,
     transformer_config,
 )
-from dit.models.layers.per_sample import PerSample
+from dit.models.layers.per_sample import PerSample, look_up
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.layers.row_lookup import look_up
-from dit.models.layers.text_padding import padded_rows
 from dit.models.stacks.cross_layer import CrossConditions
-from dit.models.stacks.cross_transformer import CrossTransformer, axis_widths
+from dit.models.stacks.cross_transformer import CrossTransformer, axis_widths, padded_rows
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
 
 

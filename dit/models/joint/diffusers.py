@@ -19,8 +19,7 @@ from dit.config.checks import Rule
 from dit.models.config_keys import Key, OwnKey, heads_of, same
 from dit.models.joint.family import DoubleSingleConfig
 from dit.models.layer_spec import MOST_REFINER_LAYERS
-from dit.models.patches import patchify, unpatchify
-from dit.models.positions import GridPositions
+from dit.models.positions import GridPositions, patchify, unpatchify
 
 PATCH = 2
 """Rows and columns of a token in the pipelines of FLUX and Chroma."""

@@ -5,8 +5,8 @@ it, and tests compare the kernel with it. Triton is imported when the first kern
 not be installed where none does.
 
 choice                where kernels run
-row_chunks            tokens by level row, cut into chunks: who adds up what, in a fixed order
-gated_norm            gated residual, LayerNorm, scale and shift by level row, with their gradients
+gated_norm            gated residual, LayerNorm, scale and shift by level row, with their gradients;
+                      tokens by level row, cut into chunks: who adds up what, in a fixed order
 gated_norm_triton     its kernels
 adapter_dropout       dropout on the input of adapters
 adapter_dropout_triton  its kernel

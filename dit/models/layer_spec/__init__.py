@@ -1,11 +1,9 @@
 """Sizes and choices of the layers of a network, and what each of them costs.
 
-shapes      linears with the rows that they run over, who attends to whom, other weights; their sum
-parts       attention, feed-forward, embeddings, token refiners
-modulation  scales, shifts and gates
-kept        what the backward pass needs of each of them
-layers      layers made of these, and stacks
-network     a network made of stacks
+shapes  linears with the rows that they run over, who attends to whom, other weights; their sum;
+        what the backward pass needs of each of them
+parts   attention, feed-forward, embeddings, token refiners; scales, shifts and gates
+layers  layers made of these, stacks, and a network made of stacks
 
 A family describes its network by these values alone, so that parameters, operations, memory and the
 cut into pipeline stages follow from one description. Nothing here needs torch: a plan for a cluster
@@ -16,26 +14,24 @@ from dit.models.layer_spec.layers import (
     CrossLayerSpec,
     DoubleLayerSpec,
     LayerSpec,
+    NetworkCost,
     SingleLayerSpec,
     StackSpec,
 )
-from dit.models.layer_spec.modulation import (
-    ApproximatorModulation,
-    LowRankModulation,
-    ModulationSpec,
-    PerBlockModulation,
-    TableModulation,
-    WholeLayerModulation,
-)
-from dit.models.layer_spec.network import NetworkCost
 from dit.models.layer_spec.parts import (
     LEVEL_WAVES,
     MOST_REFINER_LAYERS,
     REFINER_RATIO,
     Activation,
+    ApproximatorModulation,
     AttentionSpec,
     FeedForwardSpec,
+    LowRankModulation,
+    ModulationSpec,
+    PerBlockModulation,
     QkNorm,
+    TableModulation,
+    WholeLayerModulation,
     condition_cost,
     glyph_weights,
     refiner_cost,

@@ -1,6 +1,9 @@
-"""Attention, feed-forward, embeddings and token refiners: their sizes, choices and costs."""
+"""Attention, feed-forward, embeddings, token refiners, modulation: sizes, choices and costs.
 
-# D model width, F width inside a feed-forward, K head width
+Modulation is how scales, shifts and gates of a layer are made of the embedding of its level.
+"""
+
+# D model width, F width inside a feed-forward, K head width, k vectors of a layer
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from dit.models.layer_spec.kept import CROSS, CROSS_ACROSS_HEADS, OF_IMAGE
 from dit.models.layer_spec.shapes import (
+    CROSS,
+    CROSS_ACROSS_HEADS,
+    OF_IMAGE,
     AttentionShape,
     Cost,
     LinearShape,
@@ -204,3 +209,71 @@ def glyph_weights(width: int, *, inputs: int, inside: int) -> WeightShape:
     """Of the embedding of ByT5's rows: a norm and three linears."""
     linears = (inputs + 1) * inside + (inside + 1) * inside + (inside + 1) * width
     return WeightShape(numbers=2 * inputs + linears)
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankModulation:
+    """Two linears D -> rank -> 3 D for each part of a layer, plus a shift that all layers share.
+
+    Source: Cosmos (`adaln_lora_dim`).
+    """
+
+    rank: int
+
+    def cost(self, width: int, vectors: int) -> Cost:
+        """Of so many vectors of `width`: scales, shifts and gates, three for each part."""
+        total = Cost()
+        for first in range(0, vectors, 3):
+            made = min(3, vectors - first) * width
+            total += replicated(width, self.rank, rows=RowKind.SAMPLES)
+            total += replicated(self.rank, made, rows=RowKind.SAMPLES)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class PerBlockModulation:
+    """One linear D -> k D for each layer and token row, split over tensor ranks (FLUX, Qwen)."""
+
+    bias: bool = True
+
+    def cost(self, width: int, vectors: int) -> Cost:
+        """Of so many vectors of `width`: scales, shifts and gates."""
+        outputs, rows = vectors * width, RowKind.SAMPLES
+        made = LinearShape(inputs=width, outputs=outputs, rows=rows, bias=self.bias, split=True)
+        return Cost(linears=(made,))
+
+
+@dataclass(frozen=True, slots=True)
+class TableModulation:
+    """A learned row for each scale, shift and gate, plus rows that all layers share (Wan, LTX).
+
+    Computed in float32 whatever the type of the weights, as in Wan's published code.
+    """
+
+    def cost(self, width: int, vectors: int) -> Cost:
+        """Of so many vectors of `width`: scales, shifts and gates, three for each part."""
+        weights = (WeightShape(numbers=vectors * width),)
+        return Cost(weights=weights)
+
+
+@dataclass(frozen=True, slots=True)
+class ApproximatorModulation:
+    """Rows that one network makes for all layers together, so that layers have no weights (Chroma).
+
+    Those of a layer follow those of the layer before it.
+    """
+
+    first: int
+    """Row of the first layer of the stack."""
+    first_of_text: int = 0
+    """Likewise of the text of double-stream layers, whose rows are apart."""
+
+    def cost(self, width: int, vectors: int) -> Cost:  # noqa: ARG002
+        """Of a layer; the family describes the network that makes the rows."""
+        return Cost()
+
+
+PER_BLOCK = PerBlockModulation()
+WholeLayerModulation = PerBlockModulation | TableModulation | ApproximatorModulation
+"""One module for all parts of a layer."""
+ModulationSpec = LowRankModulation | WholeLayerModulation

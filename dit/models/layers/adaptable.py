@@ -3,6 +3,8 @@
 names of their weights   in a network and in checkpoints
 Adaptable                what a linear has for an adapter, and where its matrix is frozen
 DropoutRows              the pack that is computed now, which decides what adapters drop
+mark_split               marks on weights by which Megatron-Core knows what tensor ranks share;
+                         sees_part_of_tokens sets another one
 
 Nothing here imports `dit.lora`, so that runs without adapters do not open it.
 """
@@ -27,6 +29,7 @@ from megatron.core.tensor_parallel.mappings import (
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 CHILD = "lora"
@@ -181,3 +184,20 @@ def dropping(rows: DropoutRows | None) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def mark_split(weight: nn.Parameter, *, axis: int) -> None:
+    """Tells Megatron-Core that each tensor rank has its own part of a weight.
+
+    Without the marks the norm of the gradient counts one part instead of all. Megatron-Core's
+    layers set them while they initialise their weights, which `init.initialise` does here instead.
+    """
+    marks = {"tensor_model_parallel": True, "partition_dim": axis, "partition_stride": 1}
+    for name, value in marks.items():
+        setattr(weight, name, value)
+
+
+def sees_part_of_tokens(module: nn.Module, config: TransformerConfig) -> None:
+    """Marks replicated weights whose gradients Megatron must sum under sequence parallelism."""
+    for parameter in module.parameters(recurse=False):
+        parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]

@@ -32,8 +32,7 @@ from torch.nn.functional import pad
 
 from dit.batch import PackedBatch, SequenceShard
 from dit.config import ContextComm
-from dit.models.attention.kernels import COUNT_MULTIPLE, dot_product, few_lengths
-from dit.models.attention.packed import filled_up
+from dit.models.attention.kernels import COUNT_MULTIPLE, dot_product, few_lengths, filled_up
 from dit.models.attention.spans import Attend, Spans
 from dit.pack_wire import to_device
 

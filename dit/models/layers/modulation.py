@@ -21,13 +21,13 @@ from dit.models.layer_spec import (
     ModulationSpec,
     PerBlockModulation,
 )
+from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.parallel_linear import (
     BuildContext,
     GatheredLinear,
     Replicated,
 )
 from dit.models.layers.per_sample import PerSample
-from dit.models.weight_marks import sees_part_of_tokens
 
 _GUIDANCE_SCALE = 1000  # before its sinusoid, as of t
 

@@ -29,9 +29,14 @@ from torch.nn.functional import gelu, silu
 
 from dit.config import Implementation, ModelConfig, Precision
 from dit.models.layer_spec import Activation, FeedForwardSpec
-from dit.models.layers.adaptable import TOKENS, Adaptable, TensorSharing
+from dit.models.layers.adaptable import (
+    TOKENS,
+    Adaptable,
+    TensorSharing,
+    mark_split,
+    sees_part_of_tokens,
+)
 from dit.models.layers.transformer_engine import engine_linear
-from dit.models.weight_marks import mark_split, sees_part_of_tokens
 
 
 def transformer_config(model: ModelConfig) -> TransformerConfig:

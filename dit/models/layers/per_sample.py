@@ -4,12 +4,12 @@ On a CPU neighbouring samples of equal length form a rectangle, to which the row
 without a copy: for a small model that saves 5 to 7% of the CPU seconds of a step. On other devices
 each token looks its row up, inside the kernel that uses the row: one of `dit/models/kernels` where
 they run, or with `model.compile` one that torch.compile makes. Without either, a row is spread over
-its tokens first.
+its tokens first (`look_up`, also for other tables of few rows).
 """
 
 # N level rows of a pack (one for each sample, two where it has clean tokens), T packed tokens,
 # D any width
-# G neighbours of one rectangle, S tokens of each
+# G neighbours of one rectangle, S tokens of each; R rows of a table, X any width
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from dit.models.kernels import choice
-from dit.models.kernels.row_chunks import RowChunks
-from dit.models.layers.row_lookup import look_up
+
+if TYPE_CHECKING:
+    from dit.models.kernels.gated_norm import RowChunks
 
 
 @cache
@@ -146,18 +148,14 @@ class PerSample:
         """
         if not self.fused:
             return h_TD, self.modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND)
-        from dit.models.kernels import gated_norm
-
         chunks = self._row_chunks(len(scale_ND))
-        return gated_norm.modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND, chunks=chunks)
+        return _kernels().modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND, chunks=chunks)
 
     def add(self, h_TD: Tensor, x_TD: Tensor, *, gate_ND: Tensor) -> Tensor:
         """Tokens of `h_TD`, plus those of `x_TD` times `gate`."""
         if self.fused:
-            from dit.models.kernels import gated_norm
-
             chunks = self._row_chunks(len(gate_ND))
-            return gated_norm.add(h_TD, x_TD, gate_ND=gate_ND, chunks=chunks)
+            return _kernels().add(h_TD, x_TD, gate_ND=gate_ND, chunks=chunks)
         wide = h_TD.to(gate_ND.dtype), x_TD.to(gate_ND.dtype)
         if self.runs is not None:
             sum_TD = _on_rectangles(*wide, gate_ND, self.runs, shifts=False)
@@ -178,19 +176,23 @@ class PerSample:
         next_rows = {"scale_ND": scale_ND, "shift_ND": shift_ND}
         if not self.fused:
             return self.branch(self.add(h_TD, x_TD, gate_ND=gate_ND), **next_rows)
-        from dit.models.kernels import gated_norm
-
         chunks = self._row_chunks(len(gate_ND))
-        return gated_norm.add_and_modulate(h_TD, x_TD, gate_ND=gate_ND, **next_rows, chunks=chunks)
+        return _kernels().add_and_modulate(h_TD, x_TD, gate_ND=gate_ND, **next_rows, chunks=chunks)
 
     def _row_chunks(self, rows: int) -> RowChunks:
         """Made once for all layers."""
         if rows not in self._chunks:
-            self._chunks[rows] = RowChunks.of(self.level_row_T, rows)
+            self._chunks[rows] = _kernels().RowChunks.of(self.level_row_T, rows)
         return self._chunks[rows]
 
     def _made(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return compiled(function) if self.compiled else function
+
+
+def _kernels() -> ModuleType:
+    from dit.models.kernels import gated_norm
+
+    return gated_norm
 
 
 def _norm(h_TD: Tensor) -> Tensor:
@@ -260,3 +262,30 @@ class _Rectangles(torch.autograd.Function):
             if ctx.shifts:
                 run.samples(to_base).add_(gradient_GSD.sum(1, keepdim=True))
         return to_base, to_x_TD, to_scale_ND, None, None
+
+
+def look_up(table_RX: Tensor, index_T: Tensor) -> Tensor:
+    """`table_RX[index_T]`, for tables of a few hundred rows that many tokens share."""
+    rows_TX = _LookUp.apply(table_RX, index_T)
+    assert isinstance(rows_TX, Tensor)
+    return rows_TX
+
+
+class _LookUp(torch.autograd.Function):
+    """Plain indexing, whose own backward pass sorts the indices and adds row after row.
+
+    The table is [R, X], its rows and their gradient are [T, X].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table_RX: Tensor, index_T: Tensor) -> Tensor:
+        ctx.save_for_backward(index_T)
+        ctx.rows = len(table_RX)
+        return table_RX[index_T]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (index_T,), (gradient_TX,) = ctx.saved_tensors, gradients
+        row_R1 = torch.arange(ctx.rows, device=index_T.device)[:, None]
+        # A product of matrices sums in float32, in an order that is always the same.
+        return (index_T == row_R1).to(gradient_TX.dtype) @ gradient_TX, None

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
-from dit.models.weight_marks import mark_split
+from dit.models.layers.adaptable import mark_split
 
 
 class HeadNorm(nn.RMSNorm):

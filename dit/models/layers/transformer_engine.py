@@ -19,8 +19,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from dit.config import Fp8Recipe, Implementation, ModelConfig
-from dit.models.layers.adaptable import Adaptable, TensorSharing
-from dit.models.weight_marks import mark_split
+from dit.models.layers.adaptable import Adaptable, TensorSharing, mark_split
 
 
 def check_engine(model: ModelConfig) -> None:

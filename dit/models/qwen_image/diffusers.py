@@ -23,7 +23,7 @@ from dit.models.diffusers_form import DiffusersForm, Pipeline
 from dit.models.diffusers_names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.family import REFERENCE
 from dit.models.joint.tensor_names import HEAD_ROWS, double_stream_rows, stream_sizes
-from dit.models.patches import patchify, unpatchify
+from dit.models.positions import patchify, unpatchify
 from dit.models.qwen_image.family import MOST_REFERENCES, SCALE, QwenImageConfig
 
 CLASS = "QwenImageTransformer2DModel"

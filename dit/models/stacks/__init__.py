@@ -3,8 +3,8 @@
 cross_layer          layers with cross-attention to text (Cosmos, Wan)
 stream_layers        double-stream and single-stream layers (FLUX, Qwen-Image, HunyuanVideo)
 stack                layers of one kind: cut into pipeline stages, built, recomputed
-pinned_memory        page-locked host memory, from and to which a GPU copies beside its work
-offload              activations that wait in host memory
+offload              page-locked host memory, from and to which a GPU copies beside its work;
+                     activations that wait there
 frozen_blocks        frozen matrices in 8 bits, and blocks of them that wait in host memory
 stacked_transformer  embed, stacks, head, and what pipeline stages hand on
 cross_transformer    the same for networks of one row of latents, with cross-attention to text

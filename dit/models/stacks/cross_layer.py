@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dit.config import ModelConfig
 from dit.models.attention.spans import Spans
 from dit.models.layer_spec import CrossLayerSpec, LowRankModulation
+from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.context_parallel import TokenExchange
 from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
 from dit.models.layers.packed_attention import (
@@ -29,7 +30,6 @@ from dit.models.layers.packed_attention import (
     SelfAttention,
 )
 from dit.models.layers.parallel_linear import BuildContext, FeedForward
-from dit.models.weight_marks import sees_part_of_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

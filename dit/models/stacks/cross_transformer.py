@@ -1,4 +1,7 @@
-"""Networks with one row of latents, whose layers see text by cross-attention (DiT, Wan)."""
+"""Networks with one row of latents, whose layers see text by cross-attention (DiT, Wan).
+
+Published weights of several families attend to captions that are filled up with zeros.
+"""
 
 # T packed tokens, L text tokens, D model width
 
@@ -7,15 +10,15 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from dit.batch import PackedBatch
+from dit.batch import TEXT, PackedBatch
 from dit.models.attention.spans import Spans
 from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.layers.text_padding import pad_text
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import StackedTransformer
 
@@ -67,3 +70,31 @@ def spans_of(batch: PackedBatch, starts: tuple[int, ...]) -> Spans:
     rows = [(first, stop - first) for first, stop in pairwise(starts)]
     tokens, device = len(batch.segment_T), batch.segment_T.device
     return Spans.of(batch.shared_spans, rows, total=tokens, device=device)
+
+
+def padded_rows(batch: PackedBatch, length: int | None) -> int:
+    """Rows of all captions of a pack, filled up to `length` each (null: as they are)."""
+    return batch.text_starts[-1] if length is None else length * batch.num_samples
+
+
+def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
+    """Appends zero vectors to every caption up to `length` tokens (null: leaves them alone).
+
+    The published weights of Cosmos and of Wan attend to this padding.
+
+    Raises:
+        ValueError: a caption is longer.
+    """
+    if length is None:
+        return batch
+    parts, width = [], batch.text_LE.shape[-1]
+    for sample, (start, stop) in enumerate(pairwise(batch.text_starts)):
+        missing = length - (stop - start)
+        if missing < 0:
+            raise ValueError(
+                f"the caption of sample {batch.keys[sample]!r} has {stop - start} tokens, more than"
+                f" model.text_pad_to={length}; raise it, or encode shorter captions"
+            )
+        parts += [batch.text_LE[start:stop], batch.text_LE.new_zeros(missing, width)]
+    starts = tuple(range(0, length * batch.num_samples + 1, length))
+    return batch.with_text(TEXT, torch.cat(parts), starts)

@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from dit.models.layers.adaptable import Adaptable
-from dit.models.stacks.offload import Arrival, PlainCopies, copies_of
-from dit.models.stacks.pinned_memory import PinnedRows
+from dit.models.stacks.offload import Arrival, PinnedRows, PlainCopies, copies_of
 
 ROUNDED = torch.float8_e4m3fn
 _MANTISSA, _EXPONENT = 0.875, 9

@@ -20,9 +20,8 @@ from dit.models.layers.packed_attention import AttendedRows
 from dit.models.layers.parallel_linear import Replicated, WholeLinear, dtype, transformer_config
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.layers.text_padding import padded_rows
 from dit.models.stacks.cross_layer import CrossConditions
-from dit.models.stacks.cross_transformer import CrossTransformer, axis_widths, spans_of
+from dit.models.stacks.cross_transformer import CrossTransformer, axis_widths, padded_rows, spans_of
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
 from dit.models.wan.family import IMAGE, MASK_CHANNELS, ImageCondition, WanConfig, wan_stack
 from dit.pack_wire import to_device

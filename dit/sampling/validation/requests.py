@@ -22,7 +22,7 @@ from dit.config import ModelConfig, RunConfig
 from dit.data.pack import PatchLayout
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import InputKind
-from dit.models.patches import unpatchify
+from dit.models.positions import unpatchify
 from dit.objectives.training_target import own_null_texts
 from dit.sampling.generate import Request
 from dit.sampling.latent_sizes import LatentStride, Size, rounding

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dit.distributed.data_parallel import Holding
 from dit.models.parameter_groups import Weight, own_name
-from dit.models.stacks.pinned_memory import PinnedRows
+from dit.models.stacks.offload import PinnedRows
 
 _FLOAT32_BYTES = 4
 _MAIN_REPLICA = (0, 0, 0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from dit.config.training import MOMENTS
-from dit.models.stacks.pinned_memory import PinnedRows
+from dit.models.stacks.offload import PinnedRows
 
 _ROWS = PinnedRows()
 

@@ -22,7 +22,7 @@ from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.pipeline import check_pipeline
 from dit.models.dit.model import DiT
-from dit.models.patches import unpack_latents
+from dit.models.positions import unpack_latents
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.ode_solvers import initial_noise
 from dit.train.checkpoint.state_dict import load_weights

@@ -33,8 +33,7 @@ from dit.data.rejections import (
 from dit.distributed.model_parallel import split_tokens
 from dit.models.dit.family import DitConfig
 from dit.models.family import InputKind, NullInput, SampleInput
-from dit.models.patches import unpack_latents
-from dit.models.positions import GridPositions
+from dit.models.positions import GridPositions, unpack_latents
 from dit.models.registry import VARIABLE
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem, validation_problem

@@ -27,7 +27,7 @@ from dit.config import Recompute
 from dit.lora.adapter import adapter_key, dropped
 from dit.models.dit.model import DiT
 from dit.models.kernels import across_heads, adapter_dropout, choice, gated_norm, rotated_heads
-from dit.models.kernels.row_chunks import RowChunks
+from dit.models.kernels.gated_norm import RowChunks
 from dit.models.kernels.traffic import OPERATOR_BYTES
 from dit.train.model_and_optimizer import randomise
 from tests.fused_kernels import (

@@ -7,7 +7,7 @@ import torch
 
 from dit.models.attention import by_runs
 from dit.models.attention.by_runs import attend_by_runs
-from dit.models.attention.packed import attend_packed, sequences
+from dit.models.attention.kernels import attend_packed, sequences
 from dit.models.attention.spans import Spans, attend_one_by_one
 from dit.models.layers import context_parallel
 from tests.plain_kernel import plain_kernel

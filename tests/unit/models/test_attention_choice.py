@@ -17,8 +17,7 @@ from dit.models.attention import choice, fit
 from dit.models.attention.by_runs import attend_by_runs
 from dit.models.attention.choice import attention_calls, fault, first_working, milliseconds
 from dit.models.attention.fit import LONG, AttentionCase, fitting, planned_backend, refusal
-from dit.models.attention.kernels import ATTEND
-from dit.models.attention.packed import attend_packed
+from dit.models.attention.kernels import ATTEND, attend_packed
 from dit.models.layers import packed_attention
 from dit.train.model_and_optimizer import randomise
 from tests.learning import tiny_run

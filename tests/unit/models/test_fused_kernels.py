@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dit.config import ModelConfig
 from dit.models.kernels import across_heads, adapter_dropout, choice, gated_norm, rotated_heads
-from dit.models.kernels.row_chunks import CHUNK, RowChunks, slots_of
+from dit.models.kernels.gated_norm import CHUNK, RowChunks, slots_of
 from dit.models.layers.per_sample import PerSample
 from dit.models.registry import families, named_model
 from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AcrossCall, AdaLNCall, HeadsCall

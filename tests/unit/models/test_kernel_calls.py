@@ -19,8 +19,7 @@ import torch.nn.attention as nn_attention
 from torch.nn.attention import varlen
 
 from dit.models.attention import kernels
-from dit.models.attention.kernels import COUNT_MULTIPLE, dot_product
-from dit.models.attention.packed import Offsets, attend_packed
+from dit.models.attention.kernels import COUNT_MULTIPLE, Offsets, attend_packed, dot_product
 from dit.models.attention.spans import Spans, attend_one_by_one
 from tests.plain_kernel import plain_kernel
 from tests.record_kernel_calls import RECORD

@@ -7,7 +7,7 @@ import mmap
 import pytest
 import torch
 
-from dit.models.stacks.pinned_memory import PinnedRows, lock_pages, row_bytes
+from dit.models.stacks.offload import PinnedRows, lock_pages, row_bytes
 
 
 class Locked:

@@ -10,8 +10,8 @@ import torch
 from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import LearnablePositions, Rotary
 from dit.models.layers.parallel_linear import transformer_config
+from dit.models.layers.per_sample import look_up
 from dit.models.layers.queries_and_keys import rotate
-from dit.models.layers.row_lookup import look_up
 from tests.packs import tiny_model
 
 MODEL = tiny_model(

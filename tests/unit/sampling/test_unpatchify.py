@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dit.models.patches import unpack_latents
+from dit.models.positions import unpack_latents
 
 side = st.integers(1, 3)
 
