@@ -154,6 +154,8 @@ def test_hostile_prompts_as_lines(tmp_path, content):
         ("--guidance", "inf"),
         ("--guidance_rescale", "nan"),
         ("--guidance_interval", "nan", "1"),
+        ("--guidance_interval", "1", "0"),
+        ("--width", "-8"),
         ("--fps", "1e-5"),
         ("--fps", "nan"),
         ("--fps", "1e300"),
@@ -164,6 +166,15 @@ def test_numbers_that_make_no_sense_are_named_before_anything_is_opened(tmp_path
     with pytest.raises(ValueError, match=f"^{flags[0]} "):
         generate_dit.main([*asked, *flags])
     assert not (tmp_path / "o").exists()
+
+
+def test_a_file_of_prompts_that_is_not_there_or_empty(tmp_path):
+    file = tmp_path / "prompts.txt"
+    with pytest.raises(ValueError, match=rf"{file}.*is not there"):
+        read_prompts(file)
+    file.write_text("\n \n")
+    with pytest.raises(ValueError, match=rf"{file}.*write one on each line"):
+        read_prompts(file)
 
 
 @pytest.mark.parametrize(

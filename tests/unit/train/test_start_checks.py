@@ -374,12 +374,15 @@ def test_a_dry_run_refuses_what_a_start_refuses(made, tmp_path, capsys, name):
     shutil.copytree(made, place.root)
     words = place.prepared(prepare)
     before = {path: path.stat().st_mtime_ns for path in place.root.rglob("*")}
+    records = (place.run / "metrics.jsonl").read_bytes()
     with pytest.raises(ValueError, match=said) as dry:
         main([*words, "--dry-run"])
     assert {path: path.stat().st_mtime_ns for path in place.root.rglob("*")} == before
     with pytest.raises(ValueError, match=said) as start:
         main(words)
     assert str(start.value) == str(dry.value)
+    assert not (place.new / "metrics.jsonl").exists()
+    assert (place.run / "metrics.jsonl").read_bytes() == records
 
 
 def test_a_run_folder_in_use_is_refused_without_a_change(made, tmp_path):
