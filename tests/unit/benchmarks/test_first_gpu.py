@@ -25,6 +25,7 @@ from measuring.steps import call_seconds
 
 from dit.config_loading import default_config, load_config
 from dit.models.cost import memory
+from tests.tables import table
 from tests.tiny_wheels import write_wheel
 
 DONE = {"state": State.DONE}
@@ -298,61 +299,7 @@ def test_kernels_are_summed_by_kind_and_the_longest_come_first():
     assert found["of_no_kind"] == [{"name": "sort", "seconds": 0.05, "calls": 1}]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        # FlashAttention 2 in torch, 3, and 4 in CuTe DSL
-        (
-            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false,"
-            " false, cutlass::bfloat16_t>, false, false>(pytorch_flash::Flash_fwd_params)",
-            "attention",
-        ),
-        (
-            "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<"
-            "flash::CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>, cute::C<1>>>>>>",
-            "attention",
-        ),
-        (
-            "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm100FlashAttentionForwardSm100_object_"
-            "at__tensor0000o11101213_None_None_0",
-            "attention",
-        ),
-        # cuDNN
-        (
-            "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x",
-            "attention",
-        ),
-        # cuBLAS, and CUTLASS as inductor takes it
-        ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNN", "matrix products"),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matrix products"),
-        (
-            "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>",
-            "matrix products",
-        ),
-        (
-            "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16>",
-            "matrix products",
-        ),
-        # Triton: ours, and inductor's
-        ("gated_norm_backward", "norms, rotation, dropout"),
-        ("rotated_heads_forward", "norms, rotation, dropout"),
-        ("across_heads_sums", "norms, rotation, dropout"),
-        ("adapter_dropout_masked", "norms, rotation, dropout"),
-        ("triton_red_fused_add_mul_native_layer_norm_3", "norms, rotation, dropout"),
-        ("triton_poi_fused_gelu_2", "everything else"),
-        # NCCL
-        (
-            "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-            "communication",
-        ),
-        (
-            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<"
-            "FusedAdamMathFunctor<float, 4, ADAM_MODE(1)>>",
-            "optimizer",
-        ),
-        ("Memcpy HtoD (Pinned -> Device)", "copies"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), table(__file__, "kernels"))
 def test_kernels_fall_under_their_kind(name: str, kind: str):
     assert steps.kind_of(name) == kind
 

@@ -10,6 +10,7 @@ from dit.config import OptimizerConfig, Problems, RunConfig, TrainConfig
 from dit.config_loading import ConfigError, load_config
 from dit.models.dit.family import DitConfig
 from tests.packs import run_config
+from tests.tables import table
 
 
 def problems_of(*tokens: str, file: Path | None = None) -> list[str]:
@@ -23,21 +24,7 @@ def only_problem(*tokens: str) -> str:
     return problem
 
 
-@pytest.mark.parametrize(
-    ("key", "guess"),
-    [
-        ("model.num_layer", "model.num_layers"),
-        ("modle.num_layers", "model.num_layers"),
-        ("train_iters", "train.train_iters"),
-        ("train.lr", "optimizer.lr"),
-        ("train.iters", "train.train_iters"),
-        ("optimizer.learning_rate", "optimizer.lr"),
-        ("dataset.save", "checkpoint.save"),
-        ("optimizer.weight_decy", "optimizer.weight_decay"),
-        ("modle", "model"),
-        ("dataset.mock_samples.0.widht", "dataset.mock_samples.0.width"),
-    ],
-)
+@pytest.mark.parametrize(("key", "guess"), table(__file__, "nearest"))
 def test_an_unknown_key_names_its_nearest(key: str, guess: str) -> None:
     message = only_problem(f"{key}=3")
     assert message == f"{key}=3 (command line): unknown key; did you mean {guess}?"
@@ -64,36 +51,7 @@ def test_unknown_keys_can_be_removed_neither() -> None:
     assert only_problem("~model.num_layer").startswith("~model.num_layer (command line): unknown")
 
 
-@pytest.mark.parametrize(
-    ("token", "expected"),
-    [
-        ("train.train_iters=abc", "an integer"),
-        ("train.train_iters=1.5", "an integer"),
-        ("train.train_iters=1e4", "an integer; write 10000"),
-        ("train.train_iters='5'", "an integer"),
-        ("train.train_iters=true", "an integer"),
-        ("train.train_iters=null", "an integer"),
-        ("train.train_iters={a: 1}", "an integer"),
-        ("dataset.mock='true'", "true or false"),
-        ("dataset.mock=1", "true or false"),
-        ("optimizer.lr=fast", "a number"),
-        ("optimizer.lr=true", "a number"),
-        ("logger.wandb_project=5", "text or null; put it in quotes"),
-        ("logger.wandb_project=no", "text or null; put it in quotes"),
-        ("model.precision=fp16", "one of fp32, bf16; did you mean bf16?"),
-        ("model.recompute_granularity=null", "one of none, selective, full"),
-        ("model.rope_scale=[1,2]", "a list of 3 values, each a number"),
-        ("model.rope_scale=[1,2,3,4]", "a list of 3 values, each a number"),
-        ("model.rope_scale=2", "a list of 3 values, each a number"),
-        ("model.virtual_pipeline_model_parallel_size=two", "an integer or null"),
-        ("dataset.mock_samples=[3]", "keys of frames, height, width"),
-        ("dataset.mock_samples={width: 3}", "a list of {frames, height, width"),
-        ("lora.targets=attention", "a list of texts; write [attention]"),
-        ("lora.targets=attention,mlp", "a list of texts; write [attention,mlp]"),
-        ("objective.given_frames=1", "a list of numbers or null; write [1]"),
-        ("dataset.blend=[{weight: 1}]", "keys of path, weight; path is missing"),
-    ],
-)
+@pytest.mark.parametrize(("token", "expected"), table(__file__, "types"))
 def test_a_wrong_type_says_what_is_expected(token: str, expected: str) -> None:
     message = only_problem(token)
     assert "(command line): expected " in message
@@ -101,30 +59,7 @@ def test_a_wrong_type_says_what_is_expected(token: str, expected: str) -> None:
     assert message.startswith(token.partition("=")[0])
 
 
-@pytest.mark.parametrize(
-    ("token", "expected"),
-    [
-        ("model.hidden_size=100", "model: hidden_size=100 does not divide into"),
-        ("model.num_attention_heads=0", "model: num_attention_heads=0 must be at least 1"),
-        ("model.name=dit_m", "model: name=dit_m is no known size; use dit_s, dit_b, dit_l, dit_xl"),
-        ("model.sequence_parallel=true", "model: sequence_parallel=true needs"),
-        ("model.context_parallel_size=3", "model: cp_comm_type=a2a spreads num_attention_heads=16"),
-        (
-            "model.virtual_pipeline_model_parallel_size=2",
-            "model: virtual_pipeline_model_parallel_size=2 needs",
-        ),
-        ("model.pipeline_model_parallel_size=3", "model: num_layers=28 does not divide by"),
-        ("train.micro_batch_size=2", "train: micro_batch_size=2 must be 1"),
-        ("dataset.task_encoder_seq_length=8", "dataset: task_encoder_seq_length=8 must be a pos"),
-        ("optimizer.adam_eps=.nan", "optimizer: adam_eps=nan must be positive"),
-        ("scheduler.lr_decay_iters=0", "scheduler: lr_decay_iters=0 must be at least 1"),
-        ("scheduler.lr_warmup_iters=10000", "scheduler.lr_warmup_iters=10000 must lie below"),
-        ("rng.seed=-1", "rng: seed=-1 must not be negative"),
-        ("objective.mode_scale=2", "objective: mode_scale=2.0 must lie in [-1.0, 1.7519]: beyond"),
-        ("objective.timestep_scale=0", "objective: timestep_scale=0.0 must be positive"),
-        ("dataset.mock_samples=[{width: 0}]", "dataset.mock_samples[0]: width=0 must be at least"),
-    ],
-)
+@pytest.mark.parametrize(("token", "expected"), table(__file__, "combinations"))
 def test_an_impossible_combination_names_its_numbers(token: str, expected: str) -> None:
     message = only_problem(token)
     assert message.startswith(expected)
@@ -214,22 +149,7 @@ def test_what_may_follow_from_a_wrong_value_is_not_reported() -> None:
     assert len(problems_of("model.hidden_size=390", "model.num_attention_heads='6'")) == 1
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "${oc.create:x}",
-        "${oc.decode:${oc.env:HOME}}",
-        "${oc.select:rng.seed}",
-        "${oc.deprecated:rng.seed}",
-        "${eval:1+1}",
-        "${python:os.getcwd}",
-        "${${rng.seed}:x}",
-        "a ${hydra:run.dir} b",
-        r"\\${eval:1}",
-        r"${oc.env:NOT_SET,\${eval:1}}",
-        r'${oc.env:NOT_SET,"\\${eval:1}"}',
-    ],
-)
+@pytest.mark.parametrize("value", table(__file__, "resolvers"))
 def test_no_other_resolver_runs(value: str) -> None:
     assert "is not supported; use ${other.key} or" in only_problem(f"dataset.path='{value}'")
 
@@ -271,24 +191,7 @@ def test_an_interpolation_that_leads_nowhere(value: str, why: str) -> None:
     assert why in message
 
 
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        (["--rng.seed"], "--rng.seed (command line): has no value; write --rng.seed=VALUE"),
-        (["--dataset.mock", "--rng.seed=3"], "--dataset.mock (command line): has no value"),
-        (["rng.seed"], "rng.seed (command line): is no override; write KEY=VALUE"),
-        (["=3"], "=3 (command line): is no override"),
-        (
-            ["a/run.yaml"],
-            "a/run.yaml (command line): is no override; write --config-file a/run.yaml",
-        ),
-        (["~rng.seed=3"], "~rng.seed=3 (command line): ~KEY takes no value; write ~rng.seed"),
-        (["rng.seed=["], "rng.seed=[ (command line): "),
-        (["model=3"], "model=3 (command line): is a group and holds no value; set a key such as"),
-        (["model=null"], "model=null (command line): is a group and holds no value"),
-        (["dataset.mock_samples.4.width=3"], "dataset.mock_samples.4.width=3 (command line): "),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "expected"), table(__file__, "no_overrides"))
 def test_what_is_no_override(tokens: list[str], expected: str) -> None:
     assert only_problem(*tokens).startswith(expected)
 
@@ -326,39 +229,12 @@ def test_a_global_batch_that_does_not_divide() -> None:
         config.data_parallel_size(4)
 
 
-def test_heads_that_do_not_divide_over_tensor_ranks() -> None:
-    split = ("model.hidden_size=96", "model.num_attention_heads=6")
-    (message, *_) = problems_of(*split, "model.tensor_model_parallel_size=4")
-    assert "num_attention_heads=6 does not divide by tensor_model_parallel_size=4" in message
-    assert "choose a divisor of 6" in message
-
-
-def test_samples_that_do_not_divide_over_context_ranks() -> None:
-    split = ("model.context_parallel_size=3", "model.cp_comm_type=all_gather")
-    message = only_problem(*split)
-    assert "dataset.sample_multiple=16 does not divide by it" in message
-    assert "use dataset.sample_multiple=48" in message
-
-
-def test_ring_of_context_ranks_takes_two_pieces_of_a_sample() -> None:
-    split = ("model.context_parallel_size=16", "model.cp_comm_type=p2p")
-    message = only_problem(*split)
-    assert "dataset.sample_multiple=16 does not divide by 32, for cp_comm_type=p2p" in message
-    assert "use dataset.sample_multiple=32" in message
-
-
-def test_no_ring_of_context_ranks_is_deterministic() -> None:
-    split = ("model.context_parallel_size=2", "model.cp_comm_type=p2p")
-    message = only_problem(*split, "train.deterministic=true")
-    assert "no kernel for model.cp_comm_type=p2p" in message
-    assert "use cp_comm_type=a2a or all_gather" in message
-
-
-def test_heads_that_do_not_divide_over_context_ranks_name_the_choice_that_fits() -> None:
-    split = ("model.tensor_model_parallel_size=2", "model.context_parallel_size=16")
-    message = only_problem(*split)
-    assert "* context_parallel_size=16 = 32 ranks" in message
-    assert "use cp_comm_type=all_gather" in message
+@pytest.mark.parametrize(("split", "problem", "remedy"), table(__file__, "layouts"))
+def test_what_does_not_divide_over_ranks_names_what_would(
+    split: list[str], problem: str, remedy: str
+) -> None:
+    message = problems_of(*split)[0]
+    assert problem in message and remedy in message
 
 
 def test_packs_that_do_not_fill_virtual_stages() -> None:
@@ -386,18 +262,7 @@ def test_the_dataclasses_check_themselves() -> None:
     assert len(caught.value.problems) == 4
 
 
-@pytest.mark.parametrize(
-    ("wrong", "remedy"),
-    [
-        ("validation.sampling_steps=0", "must lie in [1, 1000]; 35 is usual"),
-        ("validation.num_captions=-1", "must lie in [0, 1024]; 8 make a readable grid"),
-        ("validation.guidance=.inf", "must be a finite number; 1 is without guidance"),
-        ("validation.fps=0", "must be positive and finite; 24 is usual"),
-        ("validation.sample_seed=-1", "must not be negative; take any integer from 0"),
-        ("validation.height=0", "must be at least 1"),
-        ("validation.sampler=ddim", "heun"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "remedy"), table(__file__, "samples"))
 def test_samples_that_cannot_be_say_what_would_do(wrong: str, remedy: str) -> None:
     message = only_problem(wrong)
     assert message.startswith("validation") and remedy in message

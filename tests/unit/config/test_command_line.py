@@ -12,6 +12,7 @@ from dit.config_loading import Arguments, ConfigError, parse_arguments
 from dit.config_loading.schema import Schema, is_group, record_type, sentences
 from dit.models.dit.family import DitConfig
 from recipes.runs import RECIPES, dit_s, dit_xl
+from tests.tables import table
 
 SCHEMA = Schema(DitConfig)
 
@@ -94,24 +95,7 @@ def test_a_file_of_the_installed_package_is_found_from_anywhere(tmp_path, monkey
     assert parse("--config-file", name).config.checkpoint.save == "mine"
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["--mok"], "--mok (command line): unknown flag; did you mean --mock?"),
-        (["--train_iters", "5"], "--train_iters=5 (command line): unknown flag; did you mean --tr"),
-        (
-            ["--train-iters=5"],
-            "--train-iters=5 (command line): unknown flag; did you mean --tr",
-        ),
-        (["--lr", "1e-4"], "--lr=1e-4 (command line): unknown flag; did you mean --optimizer.lr?"),
-        (["--nproc_per_node=8"], "--nproc_per_node=8 (command line): belongs to torch.distributed"),
-        (["--zzz"], "--zzz (command line): unknown flag; --help lists all flags, docs/"),
-        (["-x"], "-x (command line): unknown flag"),
-        (["--config-file"], "argument --config-file/--config: expected one argument"),
-        (["--recipe", "dit_m"], "argument --recipe: invalid choice: 'dit_m'"),
-        (["--mock=1"], "argument --mock: ignored explicit argument '1'"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "expected"), table(__file__, "unknown_flags"))
 def test_unknown_flags_name_the_nearest(argv: list[str], expected: str) -> None:
     (problem,) = problems_of(*argv)
     assert problem.startswith(expected)

@@ -12,38 +12,11 @@ from dit.config_loading.foreign import FOREIGN
 from dit.config_loading.schema import Schema
 from dit.models.dit.family import DitConfig
 from tests.packs import run_config
+from tests.tables import table
 
 SCHEMA = Schema(DitConfig)
 
-DFM = """
-model:
-  tensor_model_parallel_size: 1
-  sequence_parallel: false
-  context_parallel_size: 1
-  qkv_format: thd
-  num_attention_heads: 16
-  vae_cache_folder: null
-dataset:
-  path: DATASET_FOLDER
-  task_encoder_seq_length: 15360
-  packing_buffer_size: 100
-  num_workers: 20
-checkpoint:
-  save: dfm_experiment
-  load: dfm_experiment
-  load_optim: true
-  save_interval: 1000
-train:
-  eval_interval: 1000
-  train_iters: 10000
-  eval_iters: 32
-  global_batch_size: 8
-  micro_batch_size: 1
-logger:
-  log_interval: 10
-  wandb_project: DiT
-  wandb_exp_name: dfm_experiment
-"""
+DFM = table(__file__, "file")
 
 
 @pytest.fixture
@@ -67,46 +40,20 @@ def test_each_key_without_a_meaning_gets_one_line(dfm_file: Path, caplog) -> Non
     with caplog.at_level(logging.WARNING, logger="dit.config_loading"):
         load_config(run_config(), config_file=dfm_file)
     assert [record.getMessage() for record in caplog.records] == [
-        f'model.qkv_format="thd" ({dfm_file}:6): read, not used: packs are always thd',
-        f"checkpoint.load_optim=true ({dfm_file}:17): read, not used: a checkpoint always holds and"
+        f'model.qkv_format="thd" ({dfm_file}:5): read, not used: packs are always thd',
+        f"checkpoint.load_optim=true ({dfm_file}:16): read, not used: a checkpoint always holds and"
         " restores model, optimizer and loader",
     ]
 
 
-@pytest.mark.parametrize(
-    "token",
-    [
-        "model.seq_length=2048",
-        "dataset.seq_length=2048",
-        "dataset.micro_batch_size=1",
-        "dataset.global_batch_size=8",
-        "tokenizer.tokenizer_type=NullTokenizer",
-        "tokenizer={vocab_size: 32000, tokenizer_type: NullTokenizer}",
-        "mixed_precision=bf16_mixed",
-        "mixed_precision={bf16: true, fp8: null}",
-        "ddp.average_in_collective=true",
-        "train.manual_gc_eval=100",
-    ],
-)
+@pytest.mark.parametrize("token", table(__file__, "other_keys"))
 def test_other_keys_of_its_recipes_are_accepted(token: str, caplog) -> None:
     with caplog.at_level(logging.WARNING, logger="dit.config_loading"):
         assert load_config(run_config(), overrides=[token]) == run_config()
     assert "read, not used" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "token",
-    [
-        "model.qkv_format=sbhd",
-        "dataset.micro_batch_size=2",
-        "checkpoint.load_optim=false",
-        "checkpoint.ckpt_format=zarr",
-        "mixed_precision=fp16_mixed",
-        "mixed_precision.fp8=hybrid",
-        "model.fp16=true",
-        "ddp.use_megatron_fsdp=true",
-    ],
-)
+@pytest.mark.parametrize("token", table(__file__, "refused"))
 def test_a_value_that_asks_for_what_is_not_done_is_an_error(token: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(run_config(), overrides=[token])

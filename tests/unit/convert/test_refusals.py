@@ -36,6 +36,7 @@ from tests.families.flux import random_flux
 from tests.families.qwen_image import random_qwen_image
 from tests.hostile import damaged, json_bytes
 from tests.packs import run_config, tiny_model
+from tests.tables import table
 
 NAME = "transformer_blocks.1.attn2.to_k.weight"
 
@@ -79,21 +80,7 @@ def test_missing_extra_and_misshapen_tensors_are_listed(groups, source):
     _refused(source, f"has no {NAME}", "surplus.weight", "proj_out.weight of shape [3, 96]")
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"_class_name": "LTXVideoTransformer3DModel"}, "docs/families.md says what"),
-        ({"out_channels": 8}, "out_channels=8"),
-        ({"in_channels": 18, "out_channels": 16}, "in_channels=18"),
-        ({"patch_size": [1, 2, 1]}, "patch_size=[1, 2, 1]"),
-        ({"extra_pos_embed_type": "sincos"}, "'sincos'"),
-        ({"img_context_dim_in": 64}, "img_context_dim_in=64"),
-        ({"controlnet_block_every_n": 7}, "controlnet_block_every_n=7"),
-        ({"brand_new": 1}, "brand_new"),
-        ({"attention_head_dim": 7}, "even width"),
-        ({"num_layers": 3}, "transformer_blocks.2."),
-    ],
-)
+@pytest.mark.parametrize(("changes", "named"), table(__file__, "other_models"))
 def test_models_that_are_not_ours(groups, source, changes, named):
     _edit(source, **changes)
     _refused(source, named)
@@ -127,31 +114,7 @@ def test_values_of_another_type(groups, source, changes, named):
     _refused(source, str(source / "config.json"), named)
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ({"_class_name": "DDIMScheduler"}, "'DDIMScheduler'"),
-        ({}, "None"),
-        ({"_class_name": "EDMEulerScheduler", "sigma_data": None}, "sigma_data=null"),
-        ({"_class_name": "EDMEulerScheduler", "prediction_type": "v"}, 'prediction_type="v"'),
-        ({"_class_name": "EDMEulerScheduler", "sigma_min": 90}, "sigma_min=90.0"),
-        ({"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": "3"}, 'shift="3"'),
-        (
-            {"_class_name": "FlowMatchEulerDiscreteScheduler", "use_karras_sigmas": True},
-            "use_karras_sigmas",
-        ),
-        ({"_class_name": "UniPCMultistepScheduler"}, "its prediction_type=epsilon is not of flow"),
-        (
-            {
-                "_class_name": "UniPCMultistepScheduler",
-                "prediction_type": "flow_prediction",
-                "use_flow_sigmas": True,
-                "shift_terminal": 0.1,
-            },
-            "its shift_terminal=0.1 is not of flow",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("content", "named"), table(__file__, "schedulers"))
 def test_schedulers_that_do_not_tell_the_objective(groups, source, content, named):
     file = source / "scheduler_config.json"
     file.write_text(json.dumps(content))

@@ -10,6 +10,7 @@ import pytest
 
 from dit.config import BlendEntry
 from dit.data import DataError, check_data, data_lines
+from tests.tables import table
 
 INDEX = "train/shard-000001.tar.idx"
 
@@ -136,32 +137,7 @@ def test_texts_that_published_weights_do_not_read_are_named(shards, root, encode
     ] * told
 
 
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        (
-            {"latent": {"channels": 16}},
-            ["latent.channels is 16, and model.in_channels=2; set model.in_channels=16"],
-        ),
-        (
-            {"text_encoder": {"width": 1024}},
-            ["text_encoder.width is 1024, and model.crossattn_emb_size=8", "emb_size=1024"],
-        ),
-        ({"latent": {"channels": 2.5}}, ["latent.channels is 2.5, no whole number"]),
-        ({"latent": []}, ["its 'latent' is no object", "pack the data again"]),
-        ({"format_version": 2}, ["format_version is 2", "the program is older than the data"]),
-        ({"format_version": "x"}, ["format_version is 'x', no version"]),
-        (
-            {"sizes": [{"num_frames": 1, "height": 72, "width": 64, "samples": 34}]},
-            ["34 of its 34 samples do not fit", "1 x 72 x 64 pixels", "model.patch_spatial=2"],
-        ),
-        (
-            {"sizes": [{"num_frames": 9, "height": 64, "width": 64, "samples": 34}]},
-            ["latent [2, 3, 8, 8] takes 48 tokens", "raise dataset.task_encoder_seq_length"],
-        ),
-        ({"sizes": [{"height": 8}]}, ["'sizes' are no list of num_frames"]),
-    ],
-)
+@pytest.mark.parametrize(("change", "parts"), table(__file__, "cards"))
 def test_a_card_of_other_data_than_the_model_is_for(shards, root, change, parts):
     (root / "dataset_card.json").write_text(json.dumps(CARD | change))
     config = shards.config(root, task_encoder_seq_length=32)

@@ -28,6 +28,7 @@ from dit.models.registry import named_model
 from tests.families.hunyuan_image import DISTILLED
 from tests.families.table import CASES
 from tests.lora_files import comfyui, kohya, linears, random_factors
+from tests.tables import table
 
 
 def shapes_of(family: str, **changes: Any) -> dict[str, Any]:
@@ -73,51 +74,7 @@ def test_names_that_hunyuan_models_have(case: str, tmp_path: Path) -> None:
 
 
 # Diffusers (scripts/convert_hunyuan_image_to_diffusers.py), the original code, kohya's, ComfyUI's.
-HUNYUAN_IMAGE = """
-transformer_blocks.0.norm1.linear            double_blocks.0.img_mod.linear  =  double_blocks.0.img_mod.lin
-transformer_blocks.0.attn.to_q               double_blocks.0.img_attn_q  double_blocks.0.img_attn_qkv  double_blocks.0.img_attn.qkv
-transformer_blocks.0.attn.to_k               double_blocks.0.img_attn_k  double_blocks.0.img_attn_qkv  double_blocks.0.img_attn.qkv
-transformer_blocks.0.attn.to_v               double_blocks.0.img_attn_v  double_blocks.0.img_attn_qkv  double_blocks.0.img_attn.qkv
-transformer_blocks.0.attn.to_out.0           double_blocks.0.img_attn_proj  =  double_blocks.0.img_attn.proj
-transformer_blocks.0.ff.net.0.proj           double_blocks.0.img_mlp.fc1  =  double_blocks.0.img_mlp.0
-transformer_blocks.0.ff.net.2                double_blocks.0.img_mlp.fc2  =  double_blocks.0.img_mlp.2
-transformer_blocks.0.norm1_context.linear    double_blocks.0.txt_mod.linear  =  double_blocks.0.txt_mod.lin
-transformer_blocks.0.attn.add_q_proj         double_blocks.0.txt_attn_q  double_blocks.0.txt_attn_qkv  double_blocks.0.txt_attn.qkv
-transformer_blocks.0.attn.add_k_proj         double_blocks.0.txt_attn_k  double_blocks.0.txt_attn_qkv  double_blocks.0.txt_attn.qkv
-transformer_blocks.0.attn.add_v_proj         double_blocks.0.txt_attn_v  double_blocks.0.txt_attn_qkv  double_blocks.0.txt_attn.qkv
-transformer_blocks.0.attn.to_add_out         double_blocks.0.txt_attn_proj  =  double_blocks.0.txt_attn.proj
-transformer_blocks.0.ff_context.net.0.proj   double_blocks.0.txt_mlp.fc1  =  double_blocks.0.txt_mlp.0
-transformer_blocks.0.ff_context.net.2        double_blocks.0.txt_mlp.fc2  =  double_blocks.0.txt_mlp.2
-single_transformer_blocks.0.norm.linear      single_blocks.0.modulation.linear  =  single_blocks.0.modulation.lin
-single_transformer_blocks.0.attn.to_q        single_blocks.0.linear1_q  single_blocks.0.linear1  =
-single_transformer_blocks.0.attn.to_k        single_blocks.0.linear1_k  single_blocks.0.linear1  =
-single_transformer_blocks.0.attn.to_v        single_blocks.0.linear1_v  single_blocks.0.linear1  =
-single_transformer_blocks.0.proj_mlp         single_blocks.0.linear1_mlp  single_blocks.0.linear1  =
-single_transformer_blocks.0.proj_out         single_blocks.0.linear2.fc  single_blocks.0.linear2  =
-time_guidance_embed.timestep_embedder.linear_1    time_in.mlp.0      =  time_in.in_layer
-time_guidance_embed.timestep_embedder.linear_2    time_in.mlp.2      =  time_in.out_layer
-time_guidance_embed.timestep_embedder_r.linear_1  time_r_in.mlp.0    =  time_r_in.in_layer
-time_guidance_embed.timestep_embedder_r.linear_2  time_r_in.mlp.2    =  time_r_in.out_layer
-time_guidance_embed.guidance_embedder.linear_1    guidance_in.mlp.0  =  guidance_in.in_layer
-time_guidance_embed.guidance_embedder.linear_2    guidance_in.mlp.2  =  guidance_in.out_layer
-context_embedder_2.linear_1  byt5_in.fc1  =  =
-context_embedder_2.linear_2  byt5_in.fc2  =  =
-context_embedder_2.linear_3  byt5_in.fc3  =  =
-context_embedder.proj_in     txt_in.input_embedder  =  =
-context_embedder.time_text_embed.timestep_embedder.linear_1  txt_in.t_embedder.mlp.0  =  txt_in.t_embedder.in_layer
-context_embedder.time_text_embed.timestep_embedder.linear_2  txt_in.t_embedder.mlp.2  =  txt_in.t_embedder.out_layer
-context_embedder.time_text_embed.text_embedder.linear_1  txt_in.c_embedder.linear_1  =  txt_in.c_embedder.in_layer
-context_embedder.time_text_embed.text_embedder.linear_2  txt_in.c_embedder.linear_2  =  txt_in.c_embedder.out_layer
-context_embedder.token_refiner.refiner_blocks.0.attn.to_q      txt_in.individual_token_refiner.blocks.0.self_attn_qkv  =  txt_in.individual_token_refiner.blocks.0.self_attn.qkv
-context_embedder.token_refiner.refiner_blocks.0.attn.to_k      txt_in.individual_token_refiner.blocks.0.self_attn_qkv  =  txt_in.individual_token_refiner.blocks.0.self_attn.qkv
-context_embedder.token_refiner.refiner_blocks.0.attn.to_v      txt_in.individual_token_refiner.blocks.0.self_attn_qkv  =  txt_in.individual_token_refiner.blocks.0.self_attn.qkv
-context_embedder.token_refiner.refiner_blocks.0.attn.to_out.0  txt_in.individual_token_refiner.blocks.0.self_attn_proj  =  txt_in.individual_token_refiner.blocks.0.self_attn.proj
-context_embedder.token_refiner.refiner_blocks.0.ff.net.0.proj  txt_in.individual_token_refiner.blocks.0.mlp.fc1  =  txt_in.individual_token_refiner.blocks.0.mlp.0
-context_embedder.token_refiner.refiner_blocks.0.ff.net.2       txt_in.individual_token_refiner.blocks.0.mlp.fc2  =  txt_in.individual_token_refiner.blocks.0.mlp.2
-context_embedder.token_refiner.refiner_blocks.0.norm_out.linear  txt_in.individual_token_refiner.blocks.0.adaLN_modulation.1  =  =
-proj_out          final_layer.linear  =  =
-norm_out.linear~  final_layer.adaLN_modulation.1  =  =
-"""  # noqa: E501
+HUNYUAN_IMAGE = table(__file__, "hunyuan_image")
 
 
 def column(text: str, number: int = 0) -> dict[str, list[str]]:
@@ -160,44 +117,7 @@ def test_files_of_hunyuan_image(project: str, tmp_path: Path) -> None:
 
 
 # Diffusers (scripts/convert_sd3_to_diffusers.py), and Stability's code; kohya's scripts have its.
-SD3 = """
-transformer_blocks.0.norm1.linear  joint_blocks.0.x_block.adaLN_modulation.1
-transformer_blocks.0.attn.to_q  joint_blocks.0.x_block.attn.qkv
-transformer_blocks.0.attn.to_k  joint_blocks.0.x_block.attn.qkv
-transformer_blocks.0.attn.to_v  joint_blocks.0.x_block.attn.qkv
-transformer_blocks.0.attn.to_out.0  joint_blocks.0.x_block.attn.proj
-transformer_blocks.0.attn2.to_q  joint_blocks.0.x_block.attn2.qkv
-transformer_blocks.0.attn2.to_k  joint_blocks.0.x_block.attn2.qkv
-transformer_blocks.0.attn2.to_v  joint_blocks.0.x_block.attn2.qkv
-transformer_blocks.0.attn2.to_out.0  joint_blocks.0.x_block.attn2.proj
-transformer_blocks.0.ff.net.0.proj  joint_blocks.0.x_block.mlp.fc1
-transformer_blocks.0.ff.net.2  joint_blocks.0.x_block.mlp.fc2
-transformer_blocks.0.norm1_context.linear  joint_blocks.0.context_block.adaLN_modulation.1
-transformer_blocks.0.attn.add_q_proj  joint_blocks.0.context_block.attn.qkv
-transformer_blocks.0.attn.add_k_proj  joint_blocks.0.context_block.attn.qkv
-transformer_blocks.0.attn.add_v_proj  joint_blocks.0.context_block.attn.qkv
-transformer_blocks.0.attn.to_add_out  joint_blocks.0.context_block.attn.proj
-transformer_blocks.0.ff_context.net.0.proj  joint_blocks.0.context_block.mlp.fc1
-transformer_blocks.0.ff_context.net.2  joint_blocks.0.context_block.mlp.fc2
-transformer_blocks.1.norm1.linear  joint_blocks.1.x_block.adaLN_modulation.1
-transformer_blocks.1.attn.to_q  joint_blocks.1.x_block.attn.qkv
-transformer_blocks.1.attn.to_k  joint_blocks.1.x_block.attn.qkv
-transformer_blocks.1.attn.to_v  joint_blocks.1.x_block.attn.qkv
-transformer_blocks.1.attn.to_out.0  joint_blocks.1.x_block.attn.proj
-transformer_blocks.1.ff.net.0.proj  joint_blocks.1.x_block.mlp.fc1
-transformer_blocks.1.ff.net.2  joint_blocks.1.x_block.mlp.fc2
-transformer_blocks.1.norm1_context.linear~  joint_blocks.1.context_block.adaLN_modulation.1
-transformer_blocks.1.attn.add_q_proj  joint_blocks.1.context_block.attn.qkv
-transformer_blocks.1.attn.add_k_proj  joint_blocks.1.context_block.attn.qkv
-transformer_blocks.1.attn.add_v_proj  joint_blocks.1.context_block.attn.qkv
-context_embedder  context_embedder
-time_text_embed.timestep_embedder.linear_1  t_embedder.mlp.0
-time_text_embed.timestep_embedder.linear_2  t_embedder.mlp.2
-time_text_embed.text_embedder.linear_1  y_embedder.mlp.0
-time_text_embed.text_embedder.linear_2  y_embedder.mlp.2
-norm_out.linear~  final_layer.adaLN_modulation.1
-proj_out  final_layer.linear
-"""
+SD3 = table(__file__, "sd3")
 
 
 def test_files_of_sd3(tmp_path: Path) -> None:
@@ -206,32 +126,7 @@ def test_files_of_sd3(tmp_path: Path) -> None:
 
 
 # Diffusers, and Chroma's code; kohya's scripts, ComfyUI and diffusion-pipe have its.
-CHROMA = """
-x_embedder  img_in
-context_embedder  txt_in
-distilled_guidance_layer.in_proj  distilled_guidance_layer.in_proj
-distilled_guidance_layer.layers.0.linear_1  distilled_guidance_layer.layers.0.in_layer
-distilled_guidance_layer.layers.0.linear_2  distilled_guidance_layer.layers.0.out_layer
-distilled_guidance_layer.out_proj  distilled_guidance_layer.out_proj
-transformer_blocks.0.attn.to_q  double_blocks.0.img_attn.qkv
-transformer_blocks.0.attn.to_k  double_blocks.0.img_attn.qkv
-transformer_blocks.0.attn.to_v  double_blocks.0.img_attn.qkv
-transformer_blocks.0.attn.to_out.0  double_blocks.0.img_attn.proj
-transformer_blocks.0.ff.net.0.proj  double_blocks.0.img_mlp.0
-transformer_blocks.0.ff.net.2  double_blocks.0.img_mlp.2
-transformer_blocks.0.attn.add_q_proj  double_blocks.0.txt_attn.qkv
-transformer_blocks.0.attn.add_k_proj  double_blocks.0.txt_attn.qkv
-transformer_blocks.0.attn.add_v_proj  double_blocks.0.txt_attn.qkv
-transformer_blocks.0.attn.to_add_out  double_blocks.0.txt_attn.proj
-transformer_blocks.0.ff_context.net.0.proj  double_blocks.0.txt_mlp.0
-transformer_blocks.0.ff_context.net.2  double_blocks.0.txt_mlp.2
-single_transformer_blocks.0.attn.to_q  single_blocks.0.linear1
-single_transformer_blocks.0.attn.to_k  single_blocks.0.linear1
-single_transformer_blocks.0.attn.to_v  single_blocks.0.linear1
-single_transformer_blocks.0.proj_mlp  single_blocks.0.linear1
-single_transformer_blocks.0.proj_out  single_blocks.0.linear2
-proj_out  final_layer.linear
-"""
+CHROMA = table(__file__, "chroma")
 
 
 def test_files_of_chroma(tmp_path: Path) -> None:

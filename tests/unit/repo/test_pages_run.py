@@ -9,76 +9,25 @@ import shlex
 import socket
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
+from tests import media_files
 from tests.doc_commands import commands, pages, script_call
+from tests.families import wan
+from tests.tables import table
 from tests.warm_python import warm_python
 
-# Appended to each call of a script: the last value of an option counts.
-TINY = {
-    "recipes/pretrain_dit.py": [
-        *("train.train_iters=2", "train.eval_interval=2", "train.eval_iters=1"),
-        *("checkpoint.save_interval=2", "scheduler.lr_warmup_iters=0", "model.num_layers=1"),
-        *("dataset.num_workers=0", "dataset.packing_buffer_size=20"),
-    ],
-    "-m data_prep image": ["--minutes", "0"],
-    "-m data_prep video": ["--minutes", "0"],
-    "recipes/generate_dit.py": ["--num_steps", "2"],
-    "recipes/evaluate_pictures.py": ["--num_steps", "2", "--count", "2"],
-    "recipes/check_layouts.py": ["--layouts", "tp2"],
-    "recipes/evaluate_digits.py": [
-        *("--num_steps", "2", "--per_prompt", "1", "--min_accuracy", "0")
-    ],
-    "benchmarks/benchmark.py": ["--steps", "2", "--warm-up", "1"],
-    "benchmarks/benchmark_loader.py": ["--samples", "200", "70", "--repeats", "1", "--memory", "8"],
-    "benchmarks/benchmark_packing.py": [
-        *("--samples", "128", "--ranks", "2", "--balance-packs", "8", "--steps", "4")
-    ],
-    "benchmarks/benchmark_writing.py": ["--samples", "50", "--repeats", "1"],
-    "benchmarks/coloured_shapes.py": ["--pictures", "40", "--prompts", "4", "--min_accuracy", "0"],
-    "benchmarks/count_traffic.py": ["--samples", "2", "--grid", "1", "4", "4", "--text", "3"],
-    "benchmarks/compare_padded.py": [
-        *("--steps", "1", "model.num_layers=1", "model.hidden_size=64"),
-        *("model.num_attention_heads=2", "model.crossattn_emb_size=32"),
-    ],
-}
-# What the tiny pipelines of the page of Wan need beside it.
-WAN = {
-    "recipes/pretrain_dit.py": [
-        *("model.num_layers=2", "model.hidden_size=48", "model.num_attention_heads=4"),
-        *("model.mlp_ratio=1.3333333333333333", "model.crossattn_emb_size=16"),
-        *("model.freq_dim=16", "model.image_embed_size=16", "model.image_embed_length=5"),
-        *("model.precision=fp32", "model.recompute_granularity=none"),
-        *("model.tensor_model_parallel_size=1", "model.sequence_parallel=false"),
-        *("train.global_batch_size=1", "dataset.task_encoder_seq_length=512"),
-        *("validation.sampling_steps=2", "dataset.use_train_split_for_val=true"),
-    ],
-    "recipes/generate_dit.py": [
-        *("--height", "32", "--width", "64", "--num_video_frames", "5"),
-    ],
-}
+SCRIPTS, NETWORKS = table(__file__, "programs"), table(__file__, "networks")
 # A network that is given no picture.
-OF_TEXT = [word for word in WAN["recipes/pretrain_dit.py"] if "image_embed" not in word]
-TEXT_TO_VIDEO = WAN | {"recipes/pretrain_dit.py": OF_TEXT}
+OF_TEXT = [w for w in NETWORKS["wan"]["recipes/pretrain_dit.py"] if "image_embed" not in w]
+TEXT_TO_VIDEO = NETWORKS["wan"] | {"recipes/pretrain_dit.py": OF_TEXT}
 
-# Likewise of FLUX.
-FLUX = {
-    "recipes/pretrain_dit.py": [
-        *("model.num_layers=2", "model.num_single_layers=2", "model.hidden_size=48"),
-        *("model.num_attention_heads=4", "model.rope_axes=[4,4,4]", "model.in_channels=4"),
-        *("model.crossattn_emb_size=16", "model.pooled_size=16", "model.precision=fp32"),
-        *("model.recompute_granularity=none", "model.tensor_model_parallel_size=1"),
-        *("model.sequence_parallel=false", "train.global_batch_size=1"),
-        *("dataset.task_encoder_seq_length=1280", "dataset.use_train_split_for_val=true"),
-    ],
-    "recipes/generate_dit.py": ["--height", "32", "--width", "24"],
-}
-# Likewise of the way to eight GPUs: text to video, and a layout of one process. The page of
-# Diffusers compares outputs.
+# On the way to eight GPUs: text to video, and a layout of one process. The page of Diffusers
+# compares outputs.
 EIGHT = TEXT_TO_VIDEO | {
     "-m dit.convert verify": ["--tensors-only"],
     "recipes/pretrain_dit.py": [
@@ -89,77 +38,34 @@ EIGHT = TEXT_TO_VIDEO | {
 # A python block makes a clip of this size.
 SMALL = {'"height": 480': '"height": 32', '"width": 832': '"width": 32'}
 SMALL |= {'"num_frames": 81': '"num_frames": 5', "num_inference_steps=30": "num_inference_steps=2"}
-QWEN = {
-    "recipes/pretrain_dit.py": [
-        *("model.num_layers=2", "model.hidden_size=48", "model.num_attention_heads=4"),
-        *("model.rope_axes=[4,4,4]", "model.crossattn_emb_size=16", "model.precision=fp32"),
-        *("model.recompute_granularity=none", "train.global_batch_size=1"),
-        *("dataset.task_encoder_seq_length=1280", "dataset.use_train_split_for_val=true"),
-    ],
-    "recipes/generate_dit.py": ["--height", "32", "--width", "48"],
-}
-HUNYUAN_VIDEO = {
-    "recipes/pretrain_dit.py": [
-        *("model.num_layers=2", "model.num_single_layers=2", "model.num_refiner_layers=1"),
-        *("model.hidden_size=32", "model.num_attention_heads=2", "model.rope_axes=[4,4,8]"),
-        *("model.mlp_ratio=2", "model.in_channels=4", "model.crossattn_emb_size=16"),
-        *("model.pooled_size=16", "model.precision=fp32", "model.recompute_granularity=none"),
-        *("dataset.task_encoder_seq_length=512", "dataset.use_train_split_for_val=true"),
-    ],
-    "recipes/generate_dit.py": [
-        *("--height", "32", "--width", "48", "--num_video_frames", "5"),
-    ],
-}
-HUNYUAN_15 = {
-    "recipes/pretrain_dit.py": [
-        *("model.num_layers=2", "model.num_refiner_layers=1", "model.hidden_size=32"),
-        *("model.num_attention_heads=2", "model.rope_axes=[4,4,8]", "model.mlp_ratio=2"),
-        *("model.in_channels=4", "model.crossattn_emb_size=16", "model.image_embed_size=16"),
-        *("model.glyph_embed_size=16", "model.target_size=20", "model.precision=fp32"),
-        *("model.recompute_granularity=none", "model.tensor_model_parallel_size=1"),
-        *("model.sequence_parallel=false", "model.pipeline_model_parallel_size=1"),
-        *("train.global_batch_size=1", "dataset.task_encoder_seq_length=1024"),
-        "dataset.use_train_split_for_val=true",
-    ],
-    "recipes/generate_dit.py": HUNYUAN_VIDEO["recipes/generate_dit.py"],
-}
-STILL = {
-    "recipes/pretrain_dit.py": [
-        *("model.name=custom", "model.precision=fp32", "model.recompute_granularity=none"),
-        *("dataset.task_encoder_seq_length=1024", "dataset.use_train_split_for_val=true"),
-    ],
-    "recipes/generate_dit.py": ["--height", "32", "--width", "32"],
-}
-"""Of pictures, where the sizes of the network are those of its folder."""
 
 
 def still(*keys: str) -> dict[str, list[str]]:
-    """`STILL` with keys of one family."""
-    return STILL | {"recipes/pretrain_dit.py": [*STILL["recipes/pretrain_dit.py"], *keys]}
+    """Of pictures, with keys of one family."""
+    own = NETWORKS["still"]
+    return own | {"recipes/pretrain_dit.py": [*own["recipes/pretrain_dit.py"], *keys]}
 
 
-SD3 = still("model.family=sd3", "model.num_layers=3")
-CHROMA = still("model.family=chroma", "model.num_layers=2")
-HUNYUAN_IMAGE = still("model.family=hunyuan_image", "model.num_layers=2")
-XL = {
-    "recipes/pretrain_dit.py": [
-        *("model.hidden_size=64", "model.num_attention_heads=4", "model.num_layers=2"),
-        *("model.tensor_model_parallel_size=1", "model.recompute_granularity=none"),
-        *("train.global_batch_size=2", "dataset.task_encoder_seq_length=512"),
-        "dataset.use_train_split_for_val=true",
-    ],
-}
 TINY_PAGES = {
-    "conf/dit_xl_image.yaml": XL,
-    **{"models/stable-diffusion": SD3, "runs/sd3_lora": SD3},
-    **{"models/Chroma": CHROMA, "runs/chroma_lora": CHROMA},
-    **{"models/HunyuanImage": HUNYUAN_IMAGE, "runs/hunyuanimage_lora": HUNYUAN_IMAGE},
-    **{"runs/eight": EIGHT, "data/mixed": EIGHT},
-    **{"models/Wan2.1-T2V": TEXT_TO_VIDEO, "models/Wan": WAN, "runs/wan": WAN},
-    **{"models/FLUX": FLUX, "runs/flux_": FLUX},
-    **{"models/Qwen": QWEN, "runs/qwen_image_lora": QWEN},
-    **{"models/HunyuanVideo-1.5": HUNYUAN_15, "runs/hunyuan15_lora": HUNYUAN_15},
-    **{"models/HunyuanVideo": HUNYUAN_VIDEO, "runs/hunyuanvideo_": HUNYUAN_VIDEO},
+    "conf/dit_xl_image.yaml": NETWORKS["xl"],
+    **dict.fromkeys(
+        ("models/stable-diffusion", "runs/sd3_lora"),
+        still("model.family=sd3", "model.num_layers=3"),
+    ),
+    **dict.fromkeys(
+        ("models/Chroma", "runs/chroma_lora"), still("model.family=chroma", "model.num_layers=2")
+    ),
+    **dict.fromkeys(
+        ("models/HunyuanImage", "runs/hunyuanimage_lora"),
+        still("model.family=hunyuan_image", "model.num_layers=2"),
+    ),
+    **dict.fromkeys(("runs/eight", "data/mixed"), EIGHT),
+    "models/Wan2.1-T2V": TEXT_TO_VIDEO,
+    **dict.fromkeys(("models/Wan", "runs/wan"), NETWORKS["wan"]),
+    **dict.fromkeys(("models/FLUX", "runs/flux_"), NETWORKS["flux"]),
+    **dict.fromkeys(("models/Qwen", "runs/qwen_image_lora"), NETWORKS["qwen"]),
+    **dict.fromkeys(("models/HunyuanVideo-1.5", "runs/hunyuan15_lora"), NETWORKS["hunyuan_15"]),
+    **dict.fromkeys(("models/HunyuanVideo", "runs/hunyuanvideo_"), NETWORKS["hunyuan_video"]),
 }
 """What a command names -> what makes it fit the tiny pipelines; the first that fits counts."""
 
@@ -195,7 +101,7 @@ def tiny(words: tuple[str, ...]) -> str:
     """The line with the least work."""
     program, arguments = script_call(words) or ([], [])
     name = " ".join(program)
-    extra = [] if "--dry-run" in arguments else TINY.get(name, [])
+    extra = [] if "--dry-run" in arguments else SCRIPTS.get(name, [])
     if "--family" in arguments:
         extra = [*extra, "--nproc", "2", "--family", "wan2.1_t2v_1.3b"]
     own = (fits for place, fits in TINY_PAGES.items() if any(place in word for word in arguments))
@@ -206,123 +112,54 @@ def tiny(words: tuple[str, ...]) -> str:
     return shlex.join([*words, *extra])
 
 
-def publish_wan(workspace: Path) -> None:
-    """Tiny pipelines, videos and a picture where the page of Wan has large ones."""
-    from tests import media_files
-    from tests.families.wan import NETWORKS, pipeline, random_wan
+PIPELINES: dict[str, dict[str, tuple[str, tuple, dict]]] = {
+    "wan.md": {
+        "Wan2.1-I2V-14B-480P-Diffusers": ("wan", ("i2v_2.1",), {}),
+        "Wan2.2-I2V-A14B-Diffusers": ("wan", ("i2v_2.2",), {"boundary_ratio": 0.9}),
+    },
+    "fine_tuning.md": {
+        "Wan2.1-T2V-14B-Diffusers": ("wan", ("t2v",), {}),
+        "Wan2.1-T2V-1.3B-Diffusers": ("wan", ("t2v",), {}),
+    },
+    "flux.md": {"FLUX.1-dev": ("flux", ("dev",), {})},
+    "qwen_image.md": {"Qwen-Image": ("qwen_image", ("qwen_image",), {})},
+    "hunyuan_video.md": {
+        "HunyuanVideo": ("hunyuan_video", (), {}),
+        "HunyuanVideo-I2V": ("hunyuan_video", ("token_replace",), {}),
+    },
+    "hunyuan_video_15.md": {
+        "HunyuanVideo-1.5-Diffusers-480p_i2v": ("hunyuan_video_15", (), {"image": True}),
+    },
+    "sd3.md": {"stable-diffusion-3.5-medium": ("sd3", (), {})},
+    "chroma.md": {"Chroma1-HD": ("chroma", (), {})},
+    "hunyuan_image.md": {"HunyuanImage-2.1-Diffusers": ("hunyuan_image", (), {})},
+}
+"""Page -> folder in models/ -> the file of tests/families whose `pipeline` fills it, its inputs."""
+CLIPS: dict[str, tuple[tuple[str, ...], int, str | None]] = {
+    "wan.md": (("films",), 4, None),
+    "fine_tuning.md": (("films",), 20, "a fox runs"),
+    "eight_gpus.md": (("films", "fox"), 4, "a fox runs"),
+    "hunyuan_video.md": (("films",), 2, None),
+    "hunyuan_video_15.md": (("films",), 2, 'a fox with a sign "run"'),
+}
+"""Page -> folders, number of clips in each, their caption."""
 
-    second: Any = {"transformer_2": random_wan(seed=1, **NETWORKS["i2v_2.2"])}
-    second["boundary_ratio"] = 0.9
-    for kind, name, more in (
-        ("i2v_2.1", "Wan2.1-I2V-14B-480P-Diffusers", {}),
-        ("i2v_2.2", "Wan2.2-I2V-A14B-Diffusers", second),
-    ):
-        pipeline(workspace / kind, kind, **more)
+
+def publish(page: str, workspace: Path) -> None:
+    """Tiny pipelines and clips where a page has large ones."""
+    for name, (family, inputs, more) in PIPELINES.get(page, {}).items():
         (workspace / "models").mkdir(exist_ok=True)
-        (workspace / kind / "pipeline").rename(workspace / "models" / name)
-    for number in range(4):
-        media_files.video(workspace / f"films/{number}.mp4", 9 + number)
-    media_files.image(workspace / "photos/fox.png")
-
-
-def publish_text_to_video(workspace: Path) -> None:
-    """Tiny pipelines and twenty clips where the page of fine-tuning has large ones."""
-    from tests import media_files
-    from tests.families.wan import pipeline
-
-    models = workspace / "models"
-    models.mkdir()
-    pipeline(workspace / "t2v", "t2v")
-    (workspace / "t2v/pipeline").rename(models / "Wan2.1-T2V-14B-Diffusers")
-    small = models / "Wan2.1-T2V-1.3B-Diffusers"
-    small.symlink_to(models / "Wan2.1-T2V-14B-Diffusers")
-    for number in range(20):
-        media_files.video(workspace / f"films/{number}.mp4", 9 + number % 4)
-        (workspace / f"films/{number}.txt").write_text("a fox runs")
-
-
-def publish_eight_gpus(workspace: Path) -> None:
-    """Small clips and captions where the way to eight GPUs has large ones."""
-    from tests import media_files
-
-    for folder in ("films", "fox"):
-        for number in range(4):
-            media_files.video(workspace / folder / f"{number}.mp4", 9 + number)
-            (workspace / folder / f"{number}.txt").write_text("a fox runs")
-
-
-def publish_flux(workspace: Path) -> None:
-    """A tiny pipeline where the page of FLUX has a large one."""
-    from tests.families.flux import pipeline
-
-    pipeline(workspace / "dev", "dev")
-    (workspace / "models").mkdir()
-    (workspace / "dev" / "pipeline").rename(workspace / "models" / "FLUX.1-dev")
-
-
-def publish_qwen_image(workspace: Path) -> None:
-    """A tiny pipeline where the page of Qwen-Image has a large one."""
-    from tests.families.qwen_image import pipeline
-
-    pipeline(workspace / "qwen", "qwen_image")
-    (workspace / "models").mkdir()
-    (workspace / "qwen" / "pipeline").rename(workspace / "models" / "Qwen-Image")
-
-
-def publish_hunyuan_video(workspace: Path) -> None:
-    """Tiny pipelines and clips where the page of HunyuanVideo has large ones."""
-    from tests import media_files
-    from tests.families.hunyuan_video import pipeline
-
-    pipeline(workspace / "i2v", "token_replace")
-    pipeline(workspace / "t2v")
-    (workspace / "models").mkdir()
-    (workspace / "t2v" / "pipeline").rename(workspace / "models" / "HunyuanVideo")
-    (workspace / "i2v" / "pipeline").rename(workspace / "models" / "HunyuanVideo-I2V")
-    for number in range(2):
-        media_files.video(workspace / f"films/{number}.mp4", 9)
-    media_files.image(workspace / "photos/fox.png")
-
-
-def publish_sd3(workspace: Path) -> None:
-    """A tiny pipeline where the page of Stable Diffusion 3 has a large one."""
-    from tests.families.sd3 import pipeline
-
-    pipeline(workspace / "sd3")
-    (workspace / "models").mkdir()
-    (workspace / "sd3" / "pipeline").rename(workspace / "models" / "stable-diffusion-3.5-medium")
-
-
-def publish_chroma(workspace: Path) -> None:
-    """A tiny pipeline where the page of Chroma has a large one."""
-    from tests.families.chroma import pipeline
-
-    pipeline(workspace / "chroma")
-    (workspace / "models").mkdir()
-    (workspace / "chroma" / "pipeline").rename(workspace / "models" / "Chroma1-HD")
-
-
-def publish_hunyuan_image(workspace: Path) -> None:
-    """A tiny pipeline where the page of HunyuanImage has a large one."""
-    from tests.families.hunyuan_image import pipeline
-
-    pipeline(workspace / "hunyuanimage")
-    (models := workspace / "models").mkdir()
-    (workspace / "hunyuanimage" / "pipeline").rename(models / "HunyuanImage-2.1-Diffusers")
-
-
-def publish_hunyuan_15(workspace: Path) -> None:
-    """A tiny pipeline and clips where the page of HunyuanVideo 1.5 has large ones."""
-    from tests import media_files
-    from tests.families.hunyuan_video_15 import pipeline
-
-    pipeline(workspace / "i2v", image=True)
-    (models := workspace / "models").mkdir()
-    (workspace / "i2v" / "pipeline").rename(models / "HunyuanVideo-1.5-Diffusers-480p_i2v")
-    for number in range(2):
-        media_files.video(workspace / f"films/{number}.mp4", 9)
-        (workspace / f"films/{number}.txt").write_text('a fox with a sign "run"')
-    media_files.image(workspace / "photos/fox.png")
+        if "boundary_ratio" in more:
+            more = more | {"transformer_2": wan.random_wan(seed=1, **wan.NETWORKS["i2v_2.2"])}
+        import_module(f"tests.families.{family}").pipeline(workspace / name, *inputs, **more)
+        (workspace / name / "pipeline").rename(workspace / "models" / name)
+    folders, count, caption = CLIPS.get(page, ((), 0, None))
+    for file in (workspace / folder / str(n) for folder in folders for n in range(count)):
+        media_files.video(file.with_suffix(".mp4"), 9 + int(file.name) % 4)
+        if caption is not None:
+            file.with_suffix(".txt").write_text(caption)
+    if page in PIPELINES:
+        media_files.image(workspace / "photos/fox.png")
 
 
 def publish_shards(workspace: Path) -> None:
@@ -351,13 +188,6 @@ def publish_photos(photos: Path, *, captions: bool) -> None:
             (photos / f"a_{colour}_square_{i}.txt").write_text(f"a {colour} square")
 
 
-PUBLISH = {
-    **{"wan.md": publish_wan, "fine_tuning.md": publish_text_to_video, "flux.md": publish_flux},
-    **{"eight_gpus.md": publish_eight_gpus, "qwen_image.md": publish_qwen_image},
-    **{"hunyuan_video.md": publish_hunyuan_video, "hunyuan_video_15.md": publish_hunyuan_15},
-    **{"hunyuan_image.md": publish_hunyuan_image, "sd3.md": publish_sd3},
-    **{"chroma.md": publish_chroma, "launching.md": publish_shards},
-}
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
@@ -386,7 +216,9 @@ def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: st
         run(tiny(packing), workspace)
     if page in ("diffusers.md", "fine_tuning.md"):  # go on from the first run
         run(tiny(training), workspace)
-    PUBLISH.get(page, lambda _: None)(workspace)
+    publish(page, workspace)
+    if page == "launching.md":
+        publish_shards(workspace)
     publish_photos(workspace / "photos", captions=page == "eight_gpus.md")
     for words in _calls(repo_root, page):
         run(tiny(words), workspace, warm=page not in COLD)

@@ -18,6 +18,7 @@ from dit.codecs import vae
 from dit.codecs.text import WordTable
 from dit.command_line import python
 from dit.parsing import parse_yaml
+from tests.tables import table
 from tests.warm_python import warm_python
 
 
@@ -179,21 +180,7 @@ def test_upright_size_of_a_rotated_photo(tmp_path: Path, image_of, read_samples)
     assert (sample["original_height"], sample["original_width"]) == (32, 16)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--split", "0.9,0.2,0"), "sums to 1.1"),
-        (("--split", "0.5,0.25,0.25"), "none of the 2 falls into it"),
-        (("--processor", "pixl"), "no processor 'pixl'; --list_processors"),
-        (("--text_encoder", "t5"), "no text encoder 't5'"),
-        (("--pixel_block", "0"), "--pixel_block 0"),
-        (("--pixel_channels", "4"), "--pixel_channels 4"),
-        (("--size_multiple", "6"), "--size_multiple 6 must be a multiple of the 4 pixels"),
-        (("--max_pixels", "3"), "--max_pixels 3"),
-        (("--text_width", "7"), "--text_width 7"),
-        (("--shard_size", "0"), "--shard_size 0"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), table(__file__, "bad_options"))
 def test_bad_options_are_errors_that_touch_nothing(
     tmp_path: Path, picture_folder, capsys, arguments: tuple[str, ...], message: str
 ) -> None:

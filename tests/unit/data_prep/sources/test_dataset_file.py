@@ -22,6 +22,7 @@ from data_prep.sources.folders import FolderCollection
 from data_prep.sources.media_source import Input
 from tests.hostile import damaged, mistaken, odd_values
 from tests.media_files import image
+from tests.tables import table
 
 FILE = {
     "resolutions": [512, [832, 480]],
@@ -53,46 +54,7 @@ def problem(tmp_path: Path, text: str, name: str = "all.yaml") -> str:
     return str(error.value)
 
 
-VALUES = [
-    ("num_repeats", ".inf", "num_repeats: inf is not a number above 0, at most 10000"),
-    ("num_repeats", ".nan", "num_repeats: nan is not a number"),
-    ("num_repeats", "1.0e+300", "num_repeats: 1e+300 is not"),
-    ("num_repeats", "true", "num_repeats: true is not"),
-    ("num_repeats", "'2'", "num_repeats: '2' is not"),
-    ("5", "1", "unknown key 5; known: resolutions"),
-    ("[a]", "1", "a key must be text"),
-    ("null", "1", "unknown key null"),
-    ("2020-01-01", "1", "unknown key '2020-01-01'"),
-    ("ar_buckets", "[0]", "ar_buckets: 0 is not a number above 0"),
-    ("ar_buckets", "[[1, 0]]", "ar_buckets: 0 is not a whole number from 1"),
-    ("ar_buckets", "[]", "ar_buckets: [] is not a list of 1 to"),
-    ("ar_buckets", "[.nan]", "ar_buckets: nan is not"),
-    ("resolutions", "512", "resolutions: 512 is not a list of 1 to 1000 items, such as [512]"),
-    ("resolutions", "[a]", "resolutions: 'a' is not a whole number from 1 to"),
-    ("resolutions", "[[1, 2, 3]]", "resolutions: [1, 2, 3] is not width and height"),
-    ("resolutions", "[8]", "resolutions: 8 x 8 is less than one patch of 16 x 16"),
-    ("resolutions", "[2001-12-14]", "resolutions: '2001-12-14' is not"),
-    ("frame_buckets", "[a]", "frame_buckets: 'a' is not a whole number"),
-    ("frame_buckets", "[1, 6]", "frame_buckets: 6 frames do not fit this processor"),
-    ("frame_buckets", "{1: 2}", "frame_buckets: {1: 2} is not a list"),
-    ("size_buckets", "[512]", "size_buckets: 512 is not width, height and frames"),
-    ("size_buckets", "[[50, 32, 1]]", "size_buckets: 50 is no multiple of 16 pixels; write 48"),
-    ("min_ar", "-1", "min_ar: -1 is not a number above 0"),
-    ("num_ar_buckets", "1000000000", "num_ar_buckets: 1000000000 is not a whole number"),
-    ("caption_prefix", "5", "caption_prefix: 5 is not a text"),
-    ("caption_field", "[a]", "caption_field: ['a'] is not a text"),
-    ("enable_ar_bucket", "maybe", "enable_ar_bucket: 'maybe' is not true or false"),
-    ("skip_empty_caption", "1", "skip_empty_caption: 1 is not true or false"),
-    ("cache_shuffle_num", "-1", "cache_shuffle_num: -1 is not a whole number from 0"),
-    ("cache_shuffle_delimiter", "''", "cache_shuffle_delimiter: '' is not a text with something"),
-    ("default_mask_file", "m.png", "default_mask_file: a mask belongs to the file of its name"),
-    ("control_path", "''", "control_path: '' is not a text with something in it"),
-    ("control_path", "[1]", "control_path: 1 is not a text"),
-    ("control_path", "[]", "control_path: [] is not a list of 1 to"),
-]
-
-
-@pytest.mark.parametrize(("key", "value", "message"), VALUES)
+@pytest.mark.parametrize(("key", "value", "message"), table(__file__, "values"))
 def test_a_value_that_a_key_cannot_have(tmp_path: Path, key, value, message) -> None:
     above = problem(tmp_path, f"{key}: {value}\ndirectory: [{{path: a}}]\n")
     inside = problem(tmp_path, f"directory:\n- path: a\n  ? {key}\n  : {value}\n")
