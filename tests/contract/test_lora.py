@@ -164,6 +164,9 @@ def test_our_folder_computes_it_in_diffusers_and_peft(made) -> None:
     network.fuse_lora()
     assert_close(theirs(network, config), wanted)
     model = PeftModel.from_pretrained(network_of(case), str(folder / "out"))
+    # No linear beside them has an adapter, such as another one that ends in `proj_out`.
+    adapted = {name for name, _ in model.named_modules() if name.endswith("lora_A")}
+    assert adapted == {f"base_model.model.{name}.lora_A" for name in done.factors}
     assert_close(theirs(model, config), wanted)
     assert_close(theirs(model.merge_and_unload(), config), wanted)
     card = (folder / "out" / "README.md").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,31 +62,17 @@ def save(folder: Path, pipe: Any) -> Path:
     return folder
 
 
-@dataclass(kw_only=True)
-class Seen:
-    """What a pipeline gave its network and its scheduler, call after call, and what came out."""
+def watched(
+    pipe: Any, *, given: int, guidance: float, noise: Tensor, **call: Any
+) -> tuple[Tensor, Tensor]:
+    """Runs a pipeline on `noise` [C, F, H, W] with `given` latent frames of a random video.
 
-    network: list[dict[str, Any]] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)
-    velocities: list[Tensor] = field(default_factory=list)
-    states: list[Tensor] = field(default_factory=list)
-    latents: Tensor = field(default_factory=lambda: torch.empty(0))
+    Returns what its network is fed first, and the latents that come out, both [C, F, H, W].
+    """
+    fed: list[Tensor] = []
 
-
-def watched(pipe: Any, *, given: int, guidance: float, noise: Tensor, **call: Any) -> Seen:
-    """Runs a pipeline on `noise` [C, F, H, W] with `given` latent frames of a random video."""
-    seen = Seen()
-
-    def see(_module: Any, _arguments: Any, told: dict[str, Any], output: Any) -> None:
-        seen.network.append({k: v.clone() if isinstance(v, Tensor) else v for k, v in told.items()})
-        seen.outputs.append(output[0].clone())
-
-    step = pipe.scheduler.step
-
-    def watched_step(velocity: Tensor, t: Any, state: Tensor, **options: Any) -> Any:
-        seen.velocities.append(velocity.clone())
-        seen.states.append(state.clone())
-        return step(velocity, t, state, **options)
+    def see(_module: Any, _arguments: Any, told: dict[str, Any]) -> None:
+        fed.append(told["hidden_states"][0].clone())
 
     frames, height, width = noise.shape[1], noise.shape[2] * 8, noise.shape[3] * 8
     size: dict[str, Any] = {"height": height, "width": width}
@@ -100,8 +85,7 @@ def watched(pipe: Any, *, given: int, guidance: float, noise: Tensor, **call: An
         size["video"] = [video]
         if isinstance(pipe, Cosmos2_5_PredictBasePipeline):
             size["num_latent_conditional_frames"] = given
-    handle = pipe.transformer.register_forward_hook(see, with_kwargs=True)
-    pipe.scheduler.step = watched_step
+    handle = pipe.transformer.register_forward_pre_hook(see, with_kwargs=True)
     try:
         (made,) = pipe(
             latents=noise[None],
@@ -115,6 +99,4 @@ def watched(pipe: Any, *, given: int, guidance: float, noise: Tensor, **call: An
         )
     finally:
         handle.remove()
-        pipe.scheduler.step = step
-    seen.latents = made[0][:, None] if images else made[0]
-    return seen
+    return fed[0], made[0][:, None] if images else made[0]

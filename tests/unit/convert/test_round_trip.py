@@ -35,29 +35,15 @@ def _assert_same(some, others):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shard", ["10GB", "40KB"])
-@pytest.mark.parametrize("changes", [{}, EVERYTHING, {"patch_size": (2, 3, 3)}])
-def test_import_then_export_is_bit_exact(groups, tmp_path, dtype, shard, changes):
-    source = publish(tmp_path / "hf", random_model(**changes).to(dtype), max_shard_size=shard)
+def test_import_then_export_is_bit_exact(groups, tmp_path, dtype, shard):
+    network = random_model(**EVERYTHING, patch_size=(2, 3, 3)).to(dtype)
+    source = publish(tmp_path / "hf", network, max_shard_size=shard)
     assert (len(list(source.glob("*.safetensors"))) > 1) == (shard == "40KB")
     import_weights(source, tmp_path / "ours")
     size = 10**9 if shard == "40KB" else 40_000  # the other way round
     done = export_weights(tmp_path / "ours", tmp_path / "back", ExportOptions(max_shard_size=size))
     assert (done.files > 1) == (shard == "10GB")
     _assert_same(_tensors(source), _tensors(tmp_path / "back"))
-
-
-def test_config_comes_back(groups, tmp_path):
-    source = publish(tmp_path / "hf", random_model(**EVERYTHING, rope_scale=(2.0, 1.0, 1.0)))
-    import_weights(source, tmp_path / "ours")
-    export_weights(tmp_path / "ours", tmp_path / "back")
-    one, two = (json.loads((d / "config.json").read_text()) for d in (source, tmp_path / "back"))
-    told = {key: value for key, value in two.items() if key[0] != "_"}
-    assert told == {key: value for key, value in one.items() if key in told}
-    again = CosmosTransformer3DModel.load_config(tmp_path / "back")
-    network = CosmosTransformer3DModel.from_config(again)
-    theirs = CosmosTransformer3DModel.from_config(CosmosTransformer3DModel.load_config(source))
-    keys = {key for key in theirs.config if key[0] != "_"}
-    assert {k: network.config[k] for k in keys} == {k: theirs.config[k] for k in keys}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -97,13 +83,6 @@ def test_an_export_has_a_card_with_pictures(groups, tmp_path):
         assert part in text
     assert "flow_shift" not in text  # of another objective
     assert [one.name for one in (folder / "samples").iterdir()] == ["00000.png"]
-
-
-def test_a_pipeline_folder_is_read(groups, tmp_path):
-    publish(tmp_path / "pipeline" / "transformer", random_model())
-    import_weights(tmp_path / "pipeline", tmp_path / "ours")
-    export_weights(tmp_path / "ours", tmp_path / "back")
-    _assert_same(_tensors(tmp_path / "pipeline" / "transformer"), _tensors(tmp_path / "back"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

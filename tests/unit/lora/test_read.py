@@ -90,17 +90,6 @@ def test_what_diffusers_pipelines_save(tmp_path: Path) -> None:
     assert_same_outputs(WAN, tmp_path, WAN.output(network))
 
 
-def test_files_without_metadata_have_alpha_as_rank(tiny: Tiny, tmp_path: Path) -> None:
-    factors = random_factors({"a.b": (6, 5)}, ranks={"a.b": 3})
-    one = factors["a.b"]
-    tensors = {"transformer.a.b.lora_A.weight": one.down, "transformer.a.b.lora_B.weight": one.up}
-    save_file(tensors, tmp_path / "pytorch_lora_weights.safetensors")
-    read = read_lora(tmp_path)["a.b"]
-    assert (read.alpha, read.shape.scale) == (3, 1)
-    assert torch.equal(read.down, one.down)
-    assert torch.equal(read.up, one.up)
-
-
 IMAGE = Tiny("WanTransformer3DModel", in_channels=12, image_dim=10, added_kv_proj_dim=48)
 TABLES = {
     "Wan": (linears(WAN.network()), WAN_NAMES),
@@ -175,17 +164,6 @@ def test_what_diffusion_pipe_saves(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     read = read_lora(tmp_path)
     assert {n: one.alpha for n, one in read.items()} == {n: one.alpha for n, one in factors.items()}
-
-
-def test_names_of_peft_state_dicts_and_older_spellings(tmp_path: Path) -> None:
-    down, up = torch.ones(2, 3), torch.ones(4, 2)
-    for a, b in (
-        ("lora_A.default.weight", "lora_B.default.weight"),
-        ("lora.down.weight", "lora.up.weight"),
-        ("lora_down.weight", "lora_up.weight"),
-    ):
-        save_file({f"m.n.{a}": down, f"m.n.{b}": up}, tmp_path / "x.safetensors")
-        assert read_lora(tmp_path).keys() == {"m.n"}
 
 
 def test_types_are_widened_exactly(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from diffusers.loaders.lora_conversion_utils import (
     _convert_non_diffusers_anima_lora_to_diffusers,
     _convert_non_diffusers_wan_lora_to_diffusers,
 )
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -55,16 +55,6 @@ def assert_equal(got: torch.Tensor, wanted: torch.Tensor) -> None:
     assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
-def test_diffusers_gives_the_outputs_of_the_merged_weights(written) -> None:
-    tiny, _, folder, wanted = written
-    network = tiny.network()
-    network.load_lora_adapter(folder, prefix="transformer", use_safetensors=True)
-    assert_equal(tiny.output(network), wanted)
-    network.fuse_lora()
-    network.unload_lora()
-    assert_equal(tiny.output(network), wanted)
-
-
 def test_diffusers_gives_them_without_metadata_too(written, tmp_path: Path) -> None:
     tiny, _, folder, wanted = written
     bare = tmp_path / "bare.safetensors"
@@ -72,16 +62,6 @@ def test_diffusers_gives_them_without_metadata_too(written, tmp_path: Path) -> N
     network = tiny.network()
     network.load_lora_adapter(bare, prefix="transformer", use_safetensors=True)
     assert_equal(tiny.output(network), wanted)
-
-
-def test_peft_gives_the_outputs_of_the_merged_weights(written) -> None:
-    tiny, factors, folder, wanted = written
-    model = PeftModel.from_pretrained(tiny.network(), str(folder))
-    adapted = {name for name, _ in model.named_modules() if name.endswith("lora_A")}
-    # No linear beside them has an adapter, such as another one that ends in `proj_out`.
-    assert adapted == {f"base_model.model.{name}.lora_A" for name in factors}
-    assert_equal(tiny.output(model), wanted)
-    assert_equal(tiny.output(model.merge_and_unload()), wanted)
 
 
 def test_every_file_of_the_folder_reads_as_the_same_adapter(written) -> None:

@@ -1,4 +1,7 @@
-"""A packed sample gives the same prediction, loss and gradient as the same sample alone."""
+"""Samples weigh alike in a mean over them, padding moves nothing, captions fit their padding.
+
+That a sample in a pack gives what it gives alone is asked in `tests/contract/test_parity.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Recompute, RecomputeMethod
-from dit.models.dit.family import ExtraPosition
+from dit.config import LossMean, ObjectiveConfig
 from dit.models.dit.model import DiT
-from dit.models.layers import packed_attention
-from dit.objectives.edm import Edm
 from dit.objectives.registry import training_objective
 from dit.train.loss import loss_of
 from dit.train.model_and_optimizer import randomise
-from tests.packs import random_pack, single, tiny_model
-from tests.plain_kernel import attend_as_a_gpu
+from tests.packs import random_pack, tiny_model
 
-GRIDS = [(1, 4, 6), (3, 2, 5), (1, 1, 1), (2, 8, 3), (1, 4, 6), (5, 3, 3)]
-TEXTS = [9, 1, 4, 30, 9, 2]
-FPS = [float("nan"), 24.0, float("nan"), 8.0, float("nan"), 30.0]
 MODEL = tiny_model(num_layers=3)
 
 
@@ -28,68 +24,6 @@ def _model(groups, **changes) -> DiT:
     model = DiT(replace(MODEL, **changes), groups)
     randomise(model, seed=7)
     return model.train()
-
-
-def _noise(batch, objective):
-    """Levels at both ends of the range and between, and noise, for each sample."""
-    generator = torch.Generator().manual_seed(3)
-    noise_TC = torch.randn(batch.latent_TC.shape, generator=generator)
-    if isinstance(objective, Edm):
-        c = objective.config
-        return torch.tensor([c.sigma_min, c.sigma_max, 0.5, 1.0, 3.0, 0.1]), noise_TC
-    return torch.tensor([1e-5, 1.0, 0.5, 0.25, 0.75, 0.9]), noise_TC
-
-
-@pytest.mark.parametrize("name", list(ObjectiveName))
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"recompute_granularity": Recompute.FULL, "recompute_num_layers": 2},
-        {
-            "recompute_granularity": Recompute.FULL,
-            "recompute_method": RecomputeMethod.BLOCK,
-            "extra_pos_embed": ExtraPosition.LEARNABLE,
-            "max_size": (8, 16, 16),
-        },
-        {"recompute_granularity": Recompute.SELECTIVE},
-        {"text_pad_to": 32, "concat_padding_mask": True},
-    ],
-    ids=["plain", "recompute", "learnable", "selective", "cosmos"],
-)
-@pytest.mark.parametrize("attend", [None, attend_as_a_gpu], ids=["cpu", "gpu"])
-def test_sample_in_a_pack_equals_sample_alone(groups, monkeypatch, name, changes, attend):
-    if attend is not None:
-        monkeypatch.setattr(packed_attention, "attention_for", lambda *of: attend)
-    model = _model(groups, **changes)
-    objective = training_objective(ObjectiveConfig(name=name))
-    batch = random_pack(GRIDS, TEXTS, model=MODEL, fps=FPS)
-    noise_N, noise_TC = _noise(batch, objective)
-    problem = objective.problem_at(batch, noise_N, noise_TC)
-
-    prediction_TC = model(problem.input_TC, problem.level_M, batch)
-    whole = loss_of(batch, problem, prediction_TC, ObjectiveConfig())
-    whole.total.backward()
-    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
-    model.zero_grad()
-
-    total, count = 0.0, 0
-    for i in range(batch.num_samples):
-        alone, rows = single(batch, i), slice(*batch.starts[i : i + 2])
-        mine = objective.problem_at(alone, noise_N[i : i + 1], noise_TC[rows])
-        torch.testing.assert_close(mine.input_TC, problem.input_TC[rows])
-        single_TC = model(mine.input_TC, mine.level_M, alone)
-        real = slice(0, alone.real_tokens)
-        torch.testing.assert_close(single_TC[real], prediction_TC[rows][real], rtol=1e-5, atol=1e-5)
-        loss = loss_of(alone, mine, single_TC, ObjectiveConfig())
-        loss.total.backward()
-        total, count = total + loss.total.item(), count + int(loss.count)
-    assert count == int(whole.count) == batch.real_tokens
-    assert total == pytest.approx(whole.total.item(), rel=1e-5)
-    for n, p in model.named_parameters():
-        error = (p.grad - gradients[n]).norm() / gradients[n].norm()
-        assert gradients[n].norm() > 0, f"{n} has no gradient"
-        assert error < 1e-5, f"{n}: {error}"
 
 
 def test_mean_over_samples_weighs_each_sample_once():

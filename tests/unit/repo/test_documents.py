@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tomllib
 from functools import cache
@@ -16,6 +15,7 @@ from dit.codecs.vae import CODECS
 from dit.config_loading import parse_arguments
 from recipes.runs import RECIPES
 from tests.doc_commands import Command, commands, launcher_flags, pages, script_call
+from tests.launching import run
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = commands(ROOT)
@@ -33,10 +33,8 @@ def project_files() -> list[Path]:
 
 @cache
 def help_of(*program: str) -> str:
-    """What a program of ours prints for --help, which takes a second or two."""
-    done = subprocess.run(
-        [sys.executable, *program, "--help"], cwd=ROOT, capture_output=True, text=True
-    )
+    """What a program of ours prints for --help."""
+    done = run([sys.executable, *program, "--help"])
     assert done.returncode == 0, done.stderr
     return done.stdout
 
