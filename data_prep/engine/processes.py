@@ -7,6 +7,7 @@ kills that worker, too, is refused.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -168,8 +169,6 @@ def _take_back(worker: _Worker) -> list[_Job]:
 
 def _serve(work: BlockWorker, device: str, pipe: Connection) -> None:
     """Main function of a worker."""
-    import signal
-
     import torch
     from tqdm import tqdm
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -70,8 +71,6 @@ class ModelLocation:
 
 
 def _class_of(part: PipelineComponent) -> Any:
-    import importlib
-
     try:
         return getattr(importlib.import_module(part.library), part.kind)
     except ImportError:

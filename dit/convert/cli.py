@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dit.command_line import OptionParser, size_in_bytes
-from dit.config import TextPadding
+from dit.config import TextPadding, Weights
 from dit.console import Console
 from dit.convert.lora.commands import (
     add_checkpoint,
@@ -232,7 +232,6 @@ def _about_text(text_pad_to: int | TextPadding | None) -> str:
 def _export(args: argparse.Namespace) -> int:
     import torch
 
-    from dit.config import Weights
     from dit.convert.export import ExportOptions, check_whole_checkpoint, export_weights
 
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, None: None}
@@ -256,7 +255,6 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from dit.config import Weights
     from dit.convert.export import check_whole_checkpoint
     from dit.convert.verify import compare_forward, compare_tensors
 
@@ -286,8 +284,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _start() -> bool:
     """Starts a process group: of the launcher, or of this process alone. False if there is one."""
-    import torch.distributed as dist
-
+    dist = _distributed()
     if dist.is_initialized():
         return False
     launched = "RANK" in os.environ
@@ -297,22 +294,27 @@ def _start() -> bool:
 
 
 def _stop() -> None:
-    import torch.distributed as dist
-
+    dist = _distributed()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _track() -> Track:
     """Shows the progress of the first process; what takes less than two seconds shows none."""
-    import torch.distributed as dist
-
-    first = not dist.is_initialized() or dist.get_rank() == 0
-    return progress_on(Console(stderr=True), quiet_s=_QUIET_S) if first else no_progress
+    return progress_on(Console(stderr=True), quiet_s=_QUIET_S) if _is_first() else no_progress
 
 
 def _say(line: str, *, stream: Any = None) -> None:
-    import torch.distributed as dist
-
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    if _is_first():
         Console(file=stream).print(line)
+
+
+def _is_first() -> bool:
+    dist = _distributed()
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _distributed() -> Any:
+    import torch.distributed
+
+    return torch.distributed

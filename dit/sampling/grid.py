@@ -18,15 +18,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unicodedata import category, east_asian_width
 
+import numpy as np
+from PIL import Image, ImageColor
+
 from dit.drawing import CELLS, FailedDrawing
-
-if TYPE_CHECKING:
-    import numpy as np
-    from PIL import Image
-
 
 USUAL = "DejaVu Sans"
 """This font comes with matplotlib and has most alphabets."""
@@ -63,9 +61,6 @@ def beside(*pictures: np.ndarray | None) -> np.ndarray:
 
     Those that are given stand on the left of the sample that begins with them.
     """
-    import numpy as np
-    from PIL import ImageColor
-
     there = [picture_HW3 for picture_HW3 in pictures if picture_HW3 is not None]
     width = max(1, there[0].shape[1] // 64)
     gap_HW3 = np.full((1, width, 3), ImageColor.getrgb(_INK), np.uint8)
@@ -76,8 +71,6 @@ def beside(*pictures: np.ndarray | None) -> np.ndarray:
 
 def _lengthened(picture_HW3: np.ndarray, height: int) -> np.ndarray:
     """With its last row repeated down to `height`."""
-    import numpy as np
-
     return np.pad(picture_HW3, ((0, height - len(picture_HW3)), (0, 0), (0, 0)), "edge")
 
 
@@ -172,8 +165,6 @@ def _placed(
     picture_HW3: np.ndarray, corner: tuple[int, int], cell: tuple[int, int]
 ) -> tuple[Box, Image.Image]:
     """The picture at the left of the middle of its cell."""
-    from PIL import Image
-
     image = _fitted(Image.fromarray(picture_HW3), width=cell[0], height=cell[1])
     left, top = corner[0], corner[1] + (cell[1] - image.height) // 2
     return (left, top, left + image.width, top + image.height), image
@@ -181,7 +172,6 @@ def _placed(
 
 def _drawn(blocks: Sequence[Block], fonts: Fonts, title: str) -> bytes:
     """A PNG with a transparent background, which names its pictures (`CELLS`)."""
-    import numpy as np
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox, IdentityTransform
 
@@ -229,8 +219,6 @@ def _named(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 
 def _canvas(blocks: Sequence[Block], *, least: int) -> Image.Image:
     """All pictures on a transparent canvas with room for labels, `least` pixels wide or more."""
-    from PIL import Image
-
     rights, ends = zip(*(block.label_box[2:] for block in blocks), strict=True)
     canvas = Image.new("RGBA", (max(least, *rights), max(ends)))
     for block in blocks:
@@ -250,8 +238,6 @@ def _cell(shown: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
 
 def _fitted(image: Image.Image, *, width: int, height: int) -> Image.Image:
     """The image scaled to fit; an enlarged pixel stays a square."""
-    from PIL import Image
-
     scale = min(width / image.width, height / image.height)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     how = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BOX

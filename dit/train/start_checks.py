@@ -31,14 +31,24 @@ from dit.data.pack import PatchLayout
 from dit.data.passes import absent_data, data_paths
 from dit.data.preflight import validation_sets
 from dit.models.cost import network_cost
-from dit.models.layers.context_parallel import check_joint_context
+from dit.models.layers.context_parallel import check_joint_context, check_ring
+from dit.models.layers.parallel_linear import check_fusion
+from dit.models.layers.per_sample import check_compiler
+from dit.models.layers.transformer_engine import check_engine
 from dit.models.parameter_groups import Weight, group_of_weights
 from dit.models.training_checks import check_objective_inputs
 from dit.objectives.registry import sampling_path, training_objective
 from dit.objectives.training_target import clean_network_level
 from dit.safe_writing import check_no_writer
+from dit.train.attention_choice import check_named
+from dit.train.checkpoint.data_position import read_positions, restore_position
 from dit.train.checkpoint.mirror import to_fetch
+from dit.train.checkpoint.origin import saved_origin
+from dit.train.checkpoint.resume import disk_space_notes
 from dit.train.checkpoint.starting_point import check_writable, starting_point
+from dit.train.checkpoint.state_dict import check_continues, check_starts_from, interval_sums
+from dit.train.metrics.writers import check_wandb
+from dit.train.optimizer.narrow_moments import check_moments
 from dit.train.train_state import ReadFolder
 
 
@@ -150,10 +160,6 @@ def _goes_on(config: RunConfig) -> bool:
 def _check_weights(
     config: RunConfig, found: Path | None, read_folder: ReadFolder | None
 ) -> Iterator[str]:
-    from dit.train.checkpoint.origin import saved_origin
-    from dit.train.checkpoint.resume import disk_space_notes
-    from dit.train.checkpoint.state_dict import check_continues, check_starts_from, interval_sums
-
     if config.lora.enabled or has_adapters(found):
         from dit.train.checkpoint.adapters import check_adapters
 
@@ -175,8 +181,6 @@ def _check_data(config: RunConfig, goes_on_from: Path | None, *, world_size: int
     loader = build_train_loader(config, rank=0, world_size=replicas)
     try:
         if goes_on_from is not None and config.checkpoint.load_data_position:
-            from dit.train.checkpoint.data_position import read_positions, restore_position
-
             restore_position(loader, read_positions(goes_on_from), goes_on_from)
     finally:
         loader.close()
@@ -186,8 +190,6 @@ def _check_data(config: RunConfig, goes_on_from: Path | None, *, world_size: int
 
 
 def _check_machine(config: RunConfig) -> Iterator[str]:
-    from dit.train.metrics.writers import check_wandb
-
     check_wandb(config)
     for check in _checks_of_devices(config):
         try:
@@ -200,10 +202,6 @@ def _check_machine(config: RunConfig) -> Iterator[str]:
 
 def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
     """What layers and optimizer check when they are built, where the configuration asks for it."""
-    from dit.models.layers.per_sample import check_compiler
-    from dit.models.layers.transformer_engine import check_engine
-    from dit.train.optimizer.narrow_moments import check_moments
-
     model = config.model
     of_engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
     yield partial(check_moments, config.optimizer)
@@ -211,14 +209,8 @@ def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
     if model.compile:
         yield check_compiler
     if model.cp_comm_type is ContextComm.P2P:
-        from dit.models.layers.context_parallel import check_ring
-
         yield partial(check_ring, model.context_parallel_size)
     if model.attention_backend is not AttentionBackend.AUTO:
-        from dit.train.attention_choice import check_named
-
         yield partial(check_named, config)
     if model.gradient_accumulation_fusion:
-        from dit.models.layers.parallel_linear import check_fusion
-
         yield partial(check_fusion, of_engine=of_engine)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dit.config import Weights
 from dit.local_path import checkpoint_place
 
 Say = Callable[[str], None]
@@ -66,7 +67,6 @@ def _add_folder(parser: argparse.ArgumentParser, name: str, text: str) -> None:
 def run_export_lora(args: argparse.Namespace, say: Say) -> int:
     import torch
 
-    from dit.config import Weights
     from dit.convert.export import check_whole_checkpoint
     from dit.convert.lora.checkpoints import export_lora
 

@@ -45,16 +45,14 @@ class DigitJudge:
     @classmethod
     def trained(cls, *, seed: int = 0) -> DigitJudge:
         """On three quarters of scikit-learn's 1,797 digits; tested on the others."""
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-        from sklearn.svm import SVC
+        from sklearn import datasets, model_selection, svm
 
-        image_NP, digit_N = load_digits(return_X_y=True)
-        train_NP, test_NP, train_N, test_N = train_test_split(
+        image_NP, digit_N = datasets.load_digits(return_X_y=True)
+        train_NP, test_NP, train_N, test_N = model_selection.train_test_split(
             image_NP, digit_N, test_size=0.25, stratify=digit_N, random_state=seed
         )
         # pyright infers from the default "scale" that gamma must be a string; a number is valid.
-        made = SVC(gamma=0.001).fit(train_NP, train_N)  # type: ignore[reportArgumentType]
+        made = svm.SVC(gamma=0.001).fit(train_NP, train_N)  # type: ignore[reportArgumentType]
         return cls(classifier=made, held_out_accuracy=float(made.score(test_NP, test_N)))
 
     def read(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
@@ -126,15 +124,14 @@ class ClipJudge:
 
     @classmethod
     def trained_on(cls, motions: Sequence[Motion], clips: Sequence[np.ndarray]) -> ClipJudge:
-        from sklearn.decomposition import PCA
-        from sklearn.pipeline import make_pipeline
-        from sklearn.svm import SVC
+        from sklearn import decomposition, pipeline, svm
 
         pixels_NP, labels_N2 = _pixels(clips), np.array(motions)
         components = min(_COMPONENTS, *pixels_NP.shape)
 
         def fitted(pixels_NP: np.ndarray, labels_N: np.ndarray) -> Any:
-            return make_pipeline(PCA(components, random_state=0), SVC()).fit(pixels_NP, labels_N)
+            reduced = decomposition.PCA(components, random_state=0)
+            return pipeline.make_pipeline(reduced, svm.SVC()).fit(pixels_NP, labels_N)
 
         return cls(
             digit=fitted(pixels_NP, labels_N2[:, 0]),
