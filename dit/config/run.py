@@ -9,7 +9,7 @@ from enum import StrEnum
 from dit.config.checks import Rule, at_least_one, check, given, numbers, positive
 from dit.config.data import DatasetConfig, MockGeometry
 from dit.config.lora import LoraConfig
-from dit.config.model import ContextComm, ModelConfig
+from dit.config.model import ContextComm, Implementation, ModelConfig, Precision
 from dit.config.objective import ObjectiveConfig
 from dit.config.resume import AtStart, Live
 from dit.config.training import (
@@ -20,6 +20,7 @@ from dit.config.training import (
     OptimizerConfig,
     RngConfig,
     SchedulerConfig,
+    Sharding,
     TrainConfig,
     ValidationConfig,
 )
@@ -209,6 +210,7 @@ class RunConfig:
                 " one, lora.plus_ratio how much faster B learns than A",
             ),
             *self._warm_start(),
+            *self._weights_in_shares(),
             *(
                 (
                     not value or not self.dataset.mock,
@@ -248,6 +250,39 @@ class RunConfig:
                 f" the weights, which checkpoint.load_hf={c.load_hf} does not say; set"
                 " ema.kind=constant, or leave it out",
             ),
+        ]
+
+    def _weights_in_shares(self) -> list[Rule]:
+        """What `ddp.sharding=weights` cannot have."""
+        if self.ddp.sharding is Sharding.OPTIMIZER:
+            return []
+        model, optimizer = self.model, self.optimizer
+        narrower = self.lora.dtype is Precision.BF16 and model.precision is Precision.FP32
+        virtual = model.virtual_pipeline_model_parallel_size
+        without = {
+            f"model.virtual_pipeline_model_parallel_size={virtual}": model.virtual_stages > 1,
+            "model.gradient_accumulation_fusion=true": model.gradient_accumulation_fusion,
+            f"model.blocks_to_swap={model.blocks_to_swap}": model.blocks_to_swap > 0,
+            f"model.cpu_offloading_num_layers={model.cpu_offloading_num_layers}": (
+                model.cpu_offloading_num_layers > 0
+            ),
+            "model.compile=true": model.compile,
+            f"model.transformer_impl={model.transformer_impl}": (
+                model.transformer_impl is Implementation.TRANSFORMER_ENGINE
+            ),
+            f"lora.base_dtype={self.lora.base_dtype}": self.lora.base_dtype is not None,
+            f"lora.dtype={self.lora.dtype} below model.precision={model.precision}": narrower,
+            f"optimizer.exp_avg_dtype={optimizer.exp_avg_dtype} and"
+            f" optimizer.exp_avg_sq_dtype={optimizer.exp_avg_sq_dtype}": optimizer.narrow_moments,
+            "optimizer.optimizer_cpu_offload=true": optimizer.optimizer_cpu_offload,
+        }
+        return [
+            (
+                not wanted,
+                f"{setting} does not go with ddp.sharding=weights; leave it out, or set"
+                " ddp.sharding=optimizer",
+            )
+            for setting, wanted in without.items()
         ]
 
     @property

@@ -274,10 +274,20 @@ class EmaConfig:
         )
 
 
+class Sharding(StrEnum):
+    """What data-parallel ranks share out among them."""
+
+    OPTIMIZER = "optimizer"
+    WEIGHTS = "weights"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DdpConfig:
     """Data parallelism of Megatron-Core."""
 
+    sharding: Live[Sharding] = Sharding.OPTIMIZER
+    """What each data-parallel rank has a share of: the optimizer state (optimizer), or weights and
+    gradients as well (weights, as in FSDP2), where each layer gathers its weights for a pass."""
     use_distributed_optimizer: Refused[bool] = True
     """Shard optimizer state and float32 weights over data-parallel ranks."""
     overlap_grad_reduce: Live[bool] = False
@@ -303,9 +313,30 @@ class DdpConfig:
                 self.dp_replicate_size == 1 or self.use_distributed_optimizer,
                 "dp_replicate_size replicates a sharded optimizer: use_distributed_optimizer=true",
             ),
+            *self._of_shares(),
             *at_least_one(self, "dp_replicate_size", *given(self, "bucket_size")),
             *numbers(self, bucket_size=2**62, dp_replicate_size=2**20),
         )
+
+    def _of_shares(self) -> list[Rule]:
+        """What weights in shares cannot have."""
+        whole = self.sharding is Sharding.OPTIMIZER
+        return [
+            (
+                whole or self.use_distributed_optimizer,
+                "sharding=weights shares the optimizer state out as well:"
+                " use_distributed_optimizer=true",
+            ),
+            *(
+                (
+                    whole or not getattr(self, name),
+                    f"{name}=true is of sharding=optimizer; with sharding=weights each layer"
+                    " gathers its weights and reduces its gradients while others are computed:"
+                    f" leave {name} out",
+                )
+                for name in ("overlap_grad_reduce", "overlap_param_gather")
+            ),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

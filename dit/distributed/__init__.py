@@ -9,6 +9,7 @@ cpu_threads          threads on a CPU that others use, or of which a container h
 pack_broadcast       one rank of a replica reads, all get its packs
 model_parallel       one pack over context ranks and pipeline stages
 data_parallel        gradients and weights over data ranks; the float32 main parameters
+full_sharding        the same with weights in shares (`ddp.sharding=weights`), by torch's FSDP2
 collective_errors    an error on one rank is raised on all
 watchdog             no process waits for ever for another one that has died
 """

@@ -1,15 +1,14 @@
-"""Data parallelism: Megatron-Core's DDP, with or without its distributed optimizer.
+"""Data parallelism: Megatron-Core's DDP, with or without its distributed optimizer, or shares.
 
-This is the only module that knows how gradients are summed over data ranks and which rank holds
-which part of the float32 main parameters. Another way (FSDP) would stand beside it with the same
-functions.
+This module and `full_sharding`, which has weights in shares, alone know how gradients are summed
+over data ranks and which rank holds which part of the float32 main parameters.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -23,12 +22,13 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from dit.config import RunConfig
+from dit.config import RunConfig, Sharding
+from dit.distributed.full_sharding import ShardedChunk, rows_of
 
 # From 0.19 on it warns each user that it computes the layout of its buffers by itself.
 logging.getLogger("megatron.core.distributed.distributed_data_parallel").setLevel(logging.ERROR)
 
-ModelChunk = DistributedDataParallel
+ModelChunk = DistributedDataParallel | ShardedChunk
 """A part of the model on this rank, wrapped; there is one for each virtual pipeline stage."""
 
 
@@ -46,7 +46,9 @@ def wrap(
         average_in_collective=False,  # gradients are sums until divided by the global token count
         check_for_nan_in_grad=False,  # it raises on one rank only; the step looks at the norm
     )
-    chunks = [
+    if config.ddp.sharding is Sharding.WEIGHTS:
+        return [ShardedChunk(model, ddp, groups) for model in models]
+    chunks: list[Any] = [
         DistributedDataParallel(
             config=model.config,
             ddp_config=ddp,
@@ -64,6 +66,11 @@ def wrap(
     return chunks
 
 
+def named_weights(chunk: ModelChunk) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The weights of a part of the model by their names in the network; rows of those in shares."""
+    return ((name.removeprefix("module."), weight) for name, weight in chunk.named_parameters())
+
+
 def zero_gradients(chunks: Sequence[ModelChunk], optimizer: MegatronOptimizer) -> None:
     """Clears the gradients of the model and of the main parameters."""
     for chunk in chunks:
@@ -73,8 +80,13 @@ def zero_gradients(chunks: Sequence[ModelChunk], optimizer: MegatronOptimizer) -
 
 def gradient_buffers(chunks: Sequence[ModelChunk]) -> list[Tensor]:
     """The buffers in which gradients are accumulated and reduced."""
-    wrapped: list[Any] = [*chunks]
-    return [buffer.grad_data for chunk in wrapped for buffer in chunk.buffers]
+    found: list[Tensor] = []
+    for chunk in chunks:
+        if isinstance(chunk, ShardedChunk):
+            found += chunk.gradients()
+        else:
+            found += [buffer.grad_data for buffer in chunk.buffers]  # type: ignore[union-attr]
+    return found
 
 
 def is_sharded(chunks: Sequence[ModelChunk]) -> bool:
@@ -96,14 +108,28 @@ def gathered_weights(chunks: Sequence[ModelChunk]) -> Iterator[None]:
 
     With `ddp.overlap_param_gather` each forward pass gathers the weights that the last step updated
     on other ranks. Ranks that save, or that validate fewer packs than others, must not wait for a
-    gather that the others never begin.
+    gather that the others never begin. Weights in shares stay there.
     """
-    overlapped = chunks[0].ddp_config.overlap_param_gather
-    for chunk in chunks if overlapped else ():
+    overlapped: list[Any] = [*chunks] if chunks[0].ddp_config.overlap_param_gather else []
+    for chunk in overlapped:
         chunk.disable_forward_pre_hook(param_sync=True)
     yield
-    for chunk in chunks if overlapped else ():
+    for chunk in overlapped:
         chunk.enable_forward_pre_hook()
+
+
+@contextmanager
+def own_passes(chunks: Sequence[ModelChunk]) -> Iterator[None]:
+    """Inside, each data rank makes as many passes without gradients as it wants; all enter.
+
+    The weights must not change inside: where they are in shares, a rank that leaves has taken part
+    in the passes of all others.
+    """
+    with ExitStack() as inside:
+        for chunk in chunks:
+            if isinstance(chunk, ShardedChunk):
+                inside.enter_context(chunk.in_company())
+        yield
 
 
 def publish_main_params(optimizer: MegatronOptimizer, chunks: Sequence[ModelChunk]) -> None:
@@ -133,7 +159,8 @@ def every_optimizer(optimizer: MegatronOptimizer) -> list[Any]:
 class MainParamShard:
     """The part of one weight that this rank's optimizer updates, in float32."""
 
-    weight: torch.nn.Parameter  # in the model; this rank's part under tensor parallelism
+    # In the model; this rank's part under tensor parallelism, and its rows of weights in shares.
+    weight: torch.nn.Parameter
     value: Tensor
     part: slice  # of the flattened weight
 
@@ -159,11 +186,13 @@ def main_param_shards_of(inner: MegatronOptimizer) -> Iterator[MainParamShard]:
         halves, copies = chain(*inner.float16_groups), chain(*inner.fp32_from_float16_groups)
         weights = {copy: half for half, copy in zip(halves, copies, strict=True)}
     for value in inner.get_parameters():
-        yield MainParamShard(weights.get(value, value), value, slice(0, value.numel()))
+        rows = rows_of(value)
+        part = slice(0, value.numel()) if rows is None else rows.part
+        yield MainParamShard(weights.get(value, value), value, part)
 
 
 class Holding(NamedTuple):
-    """A part of a weight, and the data rank whose optimizer updates it."""
+    """A part of a weight, and the data rank that updates it, or has it where it is in shares."""
 
     rank: int
     copy: int  # of the optimizer state; there are several with ddp.dp_replicate_size
@@ -175,26 +204,38 @@ class Holding(NamedTuple):
 
 
 def holdings(
-    optimizer: MegatronOptimizer, groups: ProcessGroupCollection
+    optimizer: MegatronOptimizer | None,
+    groups: ProcessGroupCollection,
+    weights: Iterable[Tensor],
 ) -> dict[Tensor, list[Holding]]:
     """Who updates which part of each trained weight; no holdings where each data rank updates all.
 
-    No communication: Megatron-Core cuts each bucket into equal parts, one for each rank.
+    Of weights in shares, frozen ones too: who has which part.
+
+    No communication: Megatron-Core cuts each bucket into equal parts, one for each rank, and torch
+    the rows of each weight.
     """
     held: dict[Tensor, list[Holding]] = {}
     ranks, copies = groups.intra_dp_cp.size(), groups.dp_cp.size() // groups.intra_dp_cp.size()
-    for inner in chained_optimizers(optimizer):
+
+    def of_copies(parts: Iterable[tuple[int, slice]]) -> list[Holding]:
+        of_one = [*parts]
+        return [
+            Holding(copy * ranks + rank, copy, part)
+            for copy in range(copies)
+            for rank, part in of_one
+        ]
+
+    for weight in weights:
+        if (rows := rows_of(weight)) is not None:
+            held[weight] = of_copies(rows.parts())
+    for inner in chained_optimizers(optimizer) if optimizer is not None else ():
         if not isinstance(inner, DistributedOptimizer):
-            held |= {shard.weight: [] for shard in main_param_shards_of(inner)}
+            held |= {s.weight: [] for s in main_param_shards_of(inner) if s.weight not in held}
             continue
         for buffer in inner.buffers:
             for weight, (start, stop, bucket) in buffer.param_index_map.items():
-                parts = list(_parts(buffer.buckets[bucket], start, stop, ranks))
-                held[weight] = [
-                    Holding(copy * ranks + rank, copy, part)
-                    for copy in range(copies)
-                    for rank, part in parts
-                ]
+                held[weight] = of_copies(_parts(buffer.buckets[bucket], start, stop, ranks))
     return held
 
 

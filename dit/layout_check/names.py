@@ -18,6 +18,7 @@ from dit.config import (
     Recompute,
     RecomputeMethod,
     RunConfig,
+    Sharding,
 )
 
 WORDS = {
@@ -32,6 +33,7 @@ WORDS = {
     "packsN": "N packs in a step, over all data-parallel ranks",
     "hsdpN": "N groups of data-parallel ranks that each have the optimizer state",
     "overlap": "gradients reduced and weights gathered while the passes go on",
+    "fsdp": "weights and gradients in shares, which each layer gathers for a pass",
     "whole": "without the distributed optimizer",
     "full": "activations of every layer computed again",
     "block": "activations of the first layer of each stage computed again",
@@ -67,6 +69,7 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "selective": {"model": {"recompute_granularity": Recompute.SELECTIVE}},
     "compiled": {"model": {"compile": True}},
     "bf16": {"model": {"precision": Precision.BF16}},
+    "fsdp": {"ddp": {"sharding": Sharding.WEIGHTS}},
     "overlap": {"ddp": {"overlap_grad_reduce": True, "overlap_param_gather": True}},
     "whole": {"ddp": {"use_distributed_optimizer": False}},
 }

@@ -16,6 +16,7 @@ from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data import null_inputs
 from dit.distributed.data_parallel import gathered_weights, main_param_shards
+from dit.distributed.full_sharding import rows_of
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.watchdog import heartbeat
@@ -170,7 +171,7 @@ def _thawed(model: ModelAndOptimizer, before: Mapping[_Place, str]) -> list[str]
     return sorted(set().union(*every))
 
 
-_Place = tuple[str, tuple[int, ...]]  # name, offset
+_Place = tuple[str, tuple[int, ...], int]  # name, offset, where rows of a weight in shares begin
 
 
 def _digests(model: ModelAndOptimizer) -> dict[_Place, str]:
@@ -181,5 +182,7 @@ def _digests(model: ModelAndOptimizer) -> dict[_Place, str]:
             for entry in entries_of(module):
                 bits = data_of(entry).detach().cpu().contiguous().flatten().view(torch.uint8)
                 digest = hashlib.blake2b(bits.numpy().tobytes()).hexdigest()
-                digests[_name(entry), tuple(entry.global_offset)] = digest
+                rows = rows_of(data_of(entry))
+                first = 0 if rows is None else rows.part.start
+                digests[_name(entry), tuple(entry.global_offset), first] = digest
     return digests

@@ -36,7 +36,7 @@ from dit.data import ValidationPacks, validation_groups
 from dit.data.preflight import validation_sets
 from dit.data.rejections import RefusedSample
 from dit.distributed.collective_errors import from_first_rank
-from dit.distributed.data_parallel import gathered_weights
+from dit.distributed.data_parallel import gathered_weights, own_passes
 from dit.distributed.model_parallel import FullForward, Item
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device
@@ -135,18 +135,19 @@ def _losses(
     sums: defaultdict[str, torch.Tensor] = defaultdict(lambda: torch.zeros(2).double())
     for chunk in model.chunks:
         chunk.eval()
-    for quantile in quantiles(config.validation.quantiles):
-        level = f"_q{100 * quantile:.3g}"
-        for items in _problems(packs, objective, config, quantile):
-            heartbeat("validation")
-            options = config.objective
-            losses = run_schedule(model.chunks, items, options=options, forward_only=True)
-            for loss, batch in losses:
-                each_N2 = loss.of_samples(batch).cpu()
-                sums[name] += each_N2.sum(0)
-                sums[name + level] += each_N2.sum(0)
-                for grid, one in zip(batch.grids, each_N2, strict=True):
-                    sums[f"{name}_{kind(grid, config.model)}"] += one
+    with own_passes(model.chunks):
+        for quantile in quantiles(config.validation.quantiles):
+            level = f"_q{100 * quantile:.3g}"
+            for items in _problems(packs, objective, config, quantile):
+                heartbeat("validation")
+                options = config.objective
+                losses = run_schedule(model.chunks, items, options=options, forward_only=True)
+                for loss, batch in losses:
+                    each_N2 = loss.of_samples(batch).cpu()
+                    sums[name] += each_N2.sum(0)
+                    sums[name + level] += each_N2.sum(0)
+                    for grid, one in zip(batch.grids, each_N2, strict=True):
+                        sums[f"{name}_{kind(grid, config.model)}"] += one
     for chunk in model.chunks:
         chunk.train()
     return _mean_over_ranks({key: tuple(both.tolist()) for key, both in sums.items()})

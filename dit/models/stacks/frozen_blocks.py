@@ -72,10 +72,15 @@ def restored(weight_OI: Tensor, factor_O: Tensor, dtype: torch.dtype) -> Tensor:
 class FrozenMatrix:
     """What a linear multiplies with."""
 
-    def __init__(self, weight: nn.Parameter):
-        self.weight, self.dtype = weight, weight.dtype
+    def __init__(self, linear: Any):
+        self._linear, self.dtype = linear, linear.weight.dtype
         self.factor_O: Tensor | None = None  # of a matrix in 8 bits
         self.fetched: Callable[[], Tensor] | None = None  # of one whose place is on the host
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The linear's at this moment: with weights in shares it is another one in each pass."""
+        return self._linear.weight
 
     def round(self, device: torch.device, *, columns: dist.ProcessGroup | None) -> None:
         """Puts 8 bits in the place of the weight, on the device; see `rounded`."""
@@ -102,7 +107,7 @@ class FrozenMatrix:
 
 def freeze_matrix(linear: Adaptable) -> FrozenMatrix:
     """From now on products of the linear ask for the matrix, whose bytes may then lie elsewhere."""
-    linear.frozen = linear.frozen or FrozenMatrix(linear.weight)  # type: ignore[arg-type]
+    linear.frozen = linear.frozen or FrozenMatrix(linear)
     return linear.frozen
 
 

@@ -30,6 +30,7 @@ from dit.codecs.dataset_card import CARD_NAME
 from dit.codecs.vae import Codec
 from dit.config import RunConfig
 from dit.distributed.collective_errors import from_first_rank
+from dit.distributed.data_parallel import own_passes
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.drawing import FailedDrawing, drawing
@@ -140,7 +141,8 @@ class ValidationSamples:
         first, replicas = run.data_ranks.rank(), run.data_ranks.size()
         numbers = range(first, len(self.wanted), replicas)
         latents = self._generate(numbers, run, model)
-        if adapted and not self.frozen:
+        # Ranks without a sample may have to take part in the passes of the others.
+        if adapted and from_first_rank(lambda: not self.frozen):
             with adapters_off(model):
                 made = self._generate(numbers, run, model)
             self.frozen.update(zip(numbers, (latent.cpu() for latent in made), strict=True))
@@ -164,9 +166,10 @@ class ValidationSamples:
 
     def _generate(self, numbers: Sequence[int], run: TrainState, model: nn.Module) -> list[Tensor]:
         requests = [self.wanted[number].request for number in numbers]
-        return generate_latents(
-            model, requests, config=run.config, settings=settings_of(run.config)
-        )
+        with own_passes(run.model.chunks):
+            return generate_latents(
+                model, requests, config=run.config, settings=settings_of(run.config)
+            )
 
     def _conclude(
         self,

@@ -25,7 +25,14 @@ from torch import Tensor
 from dit.distributed.data_parallel import holdings, main_param_shards
 from dit.distributed.process_groups import broadcast, device
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights
-from dit.train.checkpoint.shares import Owner, SharedWeight, share_weights, weight_of
+from dit.train.checkpoint.shares import (
+    Owner,
+    SharedWeight,
+    data_of,
+    entries_of,
+    share_weights,
+    weight_of,
+)
 
 _FLOAT32_BYTES = 4
 BUCKET_BYTES = 2**28
@@ -81,18 +88,21 @@ class StateExchange:
         self._groups = groups
         self._me = Owner(groups.tp.rank(), groups.dp_cp.rank())
         self._values = values or {}
-        held = holdings(optimizer, groups) if optimizer is not None else {}
+        weights = (data_of(entry) for module in modules for entry in entries_of(module))
+        held = holdings(optimizer, groups, weights)
+        trained = {w for w in held if w.requires_grad} if optimizer is not None else set()
+        shards = main_param_shards(optimizer) if optimizer is not None else []
+        numbered = enumerate(shards)
+        self._numbers: dict[Tensor, int] = {shard.weight: n for n, shard in numbered}
         self._weights = share_weights(
             modules,
             groups,
             held=held,
+            trained=trained,
             tensors=len(self._values),
             chosen=chosen,
             apart=frozen.partly,
         )
-        shards = main_param_shards(optimizer) if optimizer is not None else []
-        numbered = enumerate(shards)
-        self._numbers: dict[Tensor, int] = {shard.weight: n for n, shard in numbered}
 
     @torch.no_grad()
     def gather(self) -> list[ShardedTensor]:
@@ -100,8 +110,8 @@ class StateExchange:
 
         Collective: each rank sends what it updates of the shares of others, and nothing twice.
         """
-        mine = [w for w in self._weights if self._stores(w)]
-        share = [w.stored(WEIGHT, w.on_host(w.weight.dtype).copy_(w.weight)) for w in mine]
+        mine = [w for w in self._weights if self._stores(w) and not w.in_shares]
+        share = [w.stored(WEIGHT, w.on_host(w.entry.dtype).copy_(w.weight)) for w in mine]
         for bucket in self._buckets():
             share += self._gather_state(bucket)
         if device().type == "cuda":
@@ -110,7 +120,11 @@ class StateExchange:
 
     def _gather_state(self, bucket: Sequence[SharedWeight]) -> list[ShardedTensor]:
         mine = [w for w in bucket if self._stores(w)]
-        whole = {(w, prefix): w.on_host() for w in mine for prefix in self._values}
+        whole = {
+            (w, prefix): w.on_host(self._type(w, prefix))
+            for w in mine
+            for prefix in self._prefixes(w)
+        }
         for (w, prefix), state in whole.items():
             if not w.holdings:
                 state.view(-1).copy_(self._own(w, prefix), non_blocking=True)
@@ -154,7 +168,7 @@ class StateExchange:
         for prefix, name in names.items():
             once.setdefault(name, prefix)
         return {
-            prefix: w.stored(name, w.on_host(torch.float32 if prefix and name else w.weight.dtype))
+            prefix: w.stored(name, w.on_host(torch.float32 if prefix and name else w.entry.dtype))
             for name, prefix in once.items()
         }
 
@@ -162,10 +176,13 @@ class StateExchange:
     def hand_out(self, read: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Puts what the ranks have read of `wanted` into their weights and values.
 
-        Collective: a weight goes to each data rank, its state to the ranks that update it.
+        Collective: a weight goes to each data rank, or its rows to the ranks that have them; its
+        state goes to the ranks that update it.
         """
         found = {w: read.get(str(number), {}) for number, w in enumerate(self._weights)}
         for w in self._weights:
+            if w.in_shares:
+                continue  # with its state
             if self._stores(w):
                 w.weight.copy_(self._weight_in(found[w]))
             self._to_tensor_ranks(w, w.weight)
@@ -181,14 +198,14 @@ class StateExchange:
         self, bucket: Sequence[SharedWeight], found: Mapping[SharedWeight, Mapping[str, Tensor]]
     ) -> None:
         whole = {
-            (w, prefix): torch.empty_like(w.weight, dtype=torch.float32)
+            (w, prefix): w.empty(self._type(w, prefix))
             for w in bucket
             if w.place.data == self._me.data or not w.holdings
-            for prefix in self._values
+            for prefix in self._prefixes(w)
         }
         for (w, prefix), state in whole.items():
             if self._stores(w):
-                state.copy_(found[w][prefix])
+                state.copy_(found[w][prefix] if prefix else self._weight_in(found[w]))
             self._to_tensor_ranks(w, state)
             if not w.holdings:
                 self._to_data_ranks(w, state)
@@ -205,24 +222,28 @@ class StateExchange:
 
     def _exchange(self, routes: Sequence[_Route], *, source: _TensorAt, target: _TensorAt) -> None:
         """Copies each part from its source to its target; all data ranks have the same routes."""
-        me, prefixes = self._me.data, tuple(self._values)
+        me = self._me.data
         # In the order of the ranks, as the collective cuts its row. Sorting is stable, so that both
         # sides have the routes between them in one order.
         leaving = sorted((r for r in routes if r.source == me != r.target), key=lambda r: r.target)
         coming = sorted((r for r in routes if r.target == me != r.source), key=lambda r: r.source)
         for route in routes:
             if route.source == route.target == me:
-                for prefix in prefixes:
+                for prefix in self._prefixes(route.of):
                     target(route, prefix).copy_(source(route, prefix), non_blocking=True)
         # All data ranks have the same routes: none of them waits alone in the collective.
         if all(route.source == route.target for route in routes):
             return
         ranks, sizes_out, sizes_in = self._groups.dp_cp.size(), Counter(), Counter()
         for route in leaving:
-            sizes_out[route.target] += route.numel * len(prefixes)
+            sizes_out[route.target] += route.numel * len(self._prefixes(route.of))
         for route in coming:
-            sizes_in[route.source] += route.numel * len(prefixes)
-        pieces = [source(route, prefix).to(device()) for route in leaving for prefix in prefixes]
+            sizes_in[route.source] += route.numel * len(self._prefixes(route.of))
+        pieces = [
+            source(route, prefix).to(device(), torch.float32)
+            for route in leaving
+            for prefix in self._prefixes(route.of)
+        ]
         received = torch.empty(sizes_in.total(), device=device())
         dist.all_to_all_single(
             received,
@@ -231,8 +252,9 @@ class StateExchange:
             [sizes_out[rank] for rank in range(ranks)],
             group=self._groups.dp_cp,
         )
-        numels = [route.numel for route in coming for _ in prefixes]
-        places = [target(route, prefix) for route in coming for prefix in prefixes]
+        kinds = [(route, prefix) for route in coming for prefix in self._prefixes(route.of)]
+        numels = [route.numel for route, _ in kinds]
+        places = [target(*kind) for kind in kinds]
         for place, piece in zip(places, received.split(numels), strict=True):
             place.copy_(piece, non_blocking=True)
 
@@ -244,8 +266,18 @@ class StateExchange:
         """The copy of the optimizer state that a data rank has a part of."""
         return data_rank // self._groups.intra_dp_cp.size()
 
+    def _prefixes(self, w: SharedWeight) -> list[str]:
+        """Of the tensors of which each data rank may have a part of its own."""
+        return [*([WEIGHT] if w.in_shares else []), *(self._values if w.trained else [])]
+
+    def _type(self, w: SharedWeight, prefix: str) -> torch.dtype:
+        """Of a tensor in a checkpoint."""
+        return torch.float32 if prefix else w.entry.dtype
+
     def _own(self, w: SharedWeight, prefix: str) -> Tensor:
-        """The part of the state that this rank updates, flat."""
+        """The part of the state, or of the weight, that this rank has, flat."""
+        if prefix == WEIGHT:
+            return w.weight.detach().view(-1)
         return self._values[prefix][self._numbers[w.weight]].view(-1)
 
     def _to_tensor_ranks(self, w: SharedWeight, tensor: Tensor) -> None:
@@ -258,12 +290,12 @@ class StateExchange:
             broadcast(tensor, self._groups.dp_cp, source=w.place.data)
 
     def _buckets(self) -> Iterator[list[SharedWeight]]:
-        """All weights with state, in runs of at most `BUCKET_BYTES` if no weight has more."""
+        """Weights in parts or with state, in runs of `BUCKET_BYTES` at most; a weight is whole."""
         bucket, size = [], 0
         for w in self._weights:
-            if not (w.trained and self._values):
+            if not (prefixes := self._prefixes(w)):
                 continue
-            own = w.weight.numel() * _FLOAT32_BYTES * len(self._values)
+            own = w.numel * _FLOAT32_BYTES * len(prefixes)
             if bucket and size + own > BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], 0

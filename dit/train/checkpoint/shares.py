@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from dit.distributed.data_parallel import Holding
+from dit.distributed.full_sharding import rows_of, stored_of
 from dit.models.parameter_groups import Weight, own_name
 from dit.models.stacks.offload import PinnedRows
 
@@ -74,12 +76,27 @@ class SharedWeight:
     split: bool  # each tensor rank has a part of its own
     place: Owner  # who writes and reads it
     trained: bool  # the optimizer has state of it
-    holdings: Sequence[Holding]  # who updates which part; () where each data rank updates all of it
+    # Who updates, or has, which part; () where each data rank updates all of it.
+    holdings: Sequence[Holding]
     apart: bool = False  # its state is stored by itself: other layers of the same name have none
 
     @property
     def weight(self) -> Tensor:
+        """The weight, or this rank's rows of one in shares."""
         return data_of(self.entry)
+
+    @property
+    def in_shares(self) -> bool:
+        return rows_of(self.weight) is not None
+
+    @property
+    def numel(self) -> int:
+        """Of the whole weight."""
+        return math.prod(self.entry.local_shape)
+
+    def empty(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Memory of the device for a tensor of the shape of the weight."""
+        return self.weight.new_empty(self.entry.local_shape, dtype=dtype)
 
     def stored(self, prefix: str, data: Tensor) -> ShardedTensor:
         """`data` as the tensor of a checkpoint whose name is that of the weight after `prefix`."""
@@ -88,6 +105,7 @@ class SharedWeight:
             assert entry.axis_fragmentations is not None
             entry = replace(
                 entry,
+                data=None,
                 key=own_name(weight_of(entry)),
                 global_shape=entry.global_shape[1:],
                 global_offset=entry.global_offset[1:],
@@ -100,7 +118,7 @@ class SharedWeight:
     def on_host(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Host memory for a tensor of the shape of the weight."""
         empty = _ROWS.empty if self.weight.is_cuda else torch.empty
-        return empty(self.weight.shape, dtype=dtype)
+        return empty(self.entry.local_shape, dtype=dtype)
 
 
 def share_weights(
@@ -108,6 +126,7 @@ def share_weights(
     groups: ProcessGroupCollection,
     *,
     held: Mapping[Tensor, Sequence[Holding]],
+    trained: Container[Tensor],
     tensors: int,
     chosen: Callable[[str], bool] = lambda _: True,
     apart: Container[str] = (),
@@ -116,25 +135,26 @@ def share_weights(
 
     In the same order on all ranks of its pipeline stage.
 
-    `held` says for each weight with state who updates it; the state of a weight are `tensors`
-    float32 tensors of its shape, which the weights of the names `apart` store layer by layer.
+    `held` says who updates which part of each weight that is `trained`, or has it. The state of
+    these are `tensors` float32 tensors of the shape of the weight, which the weights of the names
+    `apart` store layer by layer.
     """
     entries = [e for module in modules for e in entries_of(module) if chosen(e.key)]
     tensor_ranks, me = groups.tp.size(), groups.tp.rank()
     split = [tensor_ranks > 1 and _is_part(entry) for entry in entries]
     sizes = []
     for entry, of_each in zip(entries, split, strict=True):
-        weight = data_of(entry)
-        state = tensors * _FLOAT32_BYTES * weight.numel() if weight in held else 0
+        weight, numel = data_of(entry), math.prod(entry.local_shape)
+        state = tensors * _FLOAT32_BYTES if weight in trained else 0
         holders = _main_holders(held.get(weight, ()))
-        sizes.append(WeightSize(weight.nbytes + state, of_each, holders))
+        sizes.append(WeightSize(numel * (entry.dtype.itemsize + state), of_each, holders))
     places = assign(sizes, tensor_ranks=tensor_ranks, data_ranks=groups.dp_cp.size())
     return [
         SharedWeight(
             entry=entry,
             split=of_each,
             place=Owner(me, place.data) if of_each else place,
-            trained=data_of(entry) in held,
+            trained=data_of(entry) in trained,
             holdings=held.get(data_of(entry), ()),
             apart=entry.key in apart,
         )
@@ -147,9 +167,15 @@ def data_of(entry: ShardedTensor) -> Tensor:
     return entry.data
 
 
+def stored_by(module: MegatronModule) -> Iterable[Any]:
+    """What Megatron-Core stores of a module."""
+    in_shares = stored_of(module)
+    return module.sharded_state_dict().values() if in_shares is None else in_shares
+
+
 def entries_of(module: MegatronModule) -> Iterator[ShardedTensor]:
-    """What Megatron-Core stores of the weights of a module."""
-    for entry in module.sharded_state_dict().values():
+    """What Megatron-Core stores of weights of a module; of those in shares, data are the rows."""
+    for entry in stored_by(module):
         if isinstance(entry, ShardedTensor) and entry.data is not None:
             yield entry
 

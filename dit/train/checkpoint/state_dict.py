@@ -35,6 +35,7 @@ from dit.models.layers.adaptable import is_adapter
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
 from dit.train.checkpoint.distcp import common_values, load, tensor_names
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
+from dit.train.checkpoint.shares import stored_by
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.optimizer.narrow_moments import put_moments
 from dit.train.optimizer.states import load_optimizer_groups, optimizer_groups, optimizer_values
@@ -278,7 +279,7 @@ def share_of_state(
         frozen=frozen,
     )
     # Empty here, but Megatron-Core's own loaders ask for them.
-    extra = [e for m in model.modules for e in m.sharded_state_dict().values()]
+    extra = [e for module in model.modules for e in stored_by(module)]
     return {
         "share": exchange.gather(),
         "extra": [e for e in extra if isinstance(e, ShardedObject)],

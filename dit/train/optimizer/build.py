@@ -15,8 +15,9 @@ from megatron.core.optimizer import (
     get_standard_config_overrides,
 )
 
-from dit.config import ParameterGroup, Precision, RunConfig
-from dit.distributed.data_parallel import ModelChunk, chained_optimizers
+from dit.config import ParameterGroup, Precision, RunConfig, Sharding
+from dit.distributed.data_parallel import ModelChunk, chained_optimizers, named_weights
+from dit.distributed.full_sharding import over_rows
 from dit.models.layers.adaptable import CHILD, UP, Adaptable
 from dit.models.parameter_groups import Weight, group_of_weights
 from dit.models.registry import family_of
@@ -38,7 +39,7 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
 
     Another optimizer would be chosen here.
     """
-    c = config.optimizer
+    c, rows = config.optimizer, config.ddp.sharding is Sharding.WEIGHTS
     options = OptimizerConfig(
         optimizer="adam",
         lr=c.lr,
@@ -48,9 +49,10 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
         adam_beta2=c.adam_beta2,
         adam_eps=c.adam_eps,
         clip_grad=c.clip_grad,
-        bf16=config.model.precision is Precision.BF16,
+        # Rows of weights are float32, and share out the optimizer by themselves.
+        bf16=config.model.precision is Precision.BF16 and not rows,
         params_dtype=chunks[0].config.params_dtype,
-        use_distributed_optimizer=config.ddp.use_distributed_optimizer,
+        use_distributed_optimizer=config.ddp.use_distributed_optimizer and not rows,
         overlap_param_gather=config.ddp.overlap_param_gather,
         **moment_options(c),
     )
@@ -61,7 +63,7 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
     for chunk in chunks:  # nor where nothing would hold against it
         network: Any = chunk.module
         idle = network.parameters_without_gradient()
-        for name, param in network.named_parameters():
+        for name, param in named_weights(chunk):
             if any(fnmatchcase(name, pattern) for pattern in idle):
                 setattr(param, _IDLE, True)
                 overrides[ParamKey(attr=_IDLE)] = no_decay
@@ -74,6 +76,9 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
     optimizer = get_megatron_optimizer(
         options, [*chunks], config_overrides=overrides, use_gloo_process_groups=False
     )
+    if rows:
+        first: Any = chunks[0].module
+        over_rows(optimizer, first.groups)
     for group in optimizer.param_groups:
         # `set_learning_rate` needs none of these. From 0.17 on Megatron-Core identifies groups by
         # them, so a checkpoint would not load with another learning rate.
@@ -92,7 +97,7 @@ def _of_groups(
     c, found = config.optimizer, {}
     groups = group_of_weights(config)
     for chunk in chunks:
-        names = {param: name for name, param in chunk.module.named_parameters()}
+        names = {param: name for name, param in named_weights(chunk)}
         for param, group in grouped(chunk.module, groups):
             factor = group.lr_factor if group.lr is None else group.lr / c.lr
             factors = {} if factor is None else {"lr_mult": float(factor)}

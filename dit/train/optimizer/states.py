@@ -14,8 +14,13 @@ from torch import Tensor
 
 from dit.config.training import MOMENTS
 from dit.distributed.data_parallel import every_optimizer, main_param_shards_of
+from dit.distributed.full_sharding import RowsOptimizer
 
-_MAIN_PARAM = {DistributedOptimizer: "param", Float16OptimizerWithFloat16Params: "fp32_param"}
+_MAIN_PARAM = {
+    DistributedOptimizer: "param",
+    RowsOptimizer: "param",
+    Float16OptimizerWithFloat16Params: "fp32_param",
+}
 """How Megatron-Core's optimizers name the main parameters in a checkpoint."""
 
 
@@ -68,7 +73,8 @@ def optimizer_groups(
         dist.all_gather_object(of_stages, own, group=groups.pp)
     every = {tuple(g[key] for key in _GROUP): g for of_stage in of_stages for g in of_stage}
     stored: dict[str, Any] = {"optimizer": {"param_groups": list(every.values())}}
-    if any(isinstance(inner, DistributedOptimizer) for inner in every_optimizer(optimizer)):
+    shared_out = DistributedOptimizer | RowsOptimizer
+    if any(isinstance(inner, shared_out) for inner in every_optimizer(optimizer)):
         stored["param_state_sharding_type"] = _SHARDING
     return stored
 

@@ -129,7 +129,8 @@ def test_a_factor_is_that_of_the_whole_row(monkeypatch) -> None:
 
 def test_a_product_keeps_neither_matrix_nor_input_and_has_the_gradients_of_a_linear() -> None:
     weight = torch.nn.Parameter(torch.randn(5, 7, dtype=torch.float64), requires_grad=False)
-    matrix = FrozenMatrix(weight)
+    linear: Any = SimpleNamespace(weight=weight)
+    matrix = FrozenMatrix(linear)
     x = torch.randn(2, 3, 7, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, b: frozen_product(x, matrix, b), (x, bias))

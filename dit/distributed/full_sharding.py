@@ -1,0 +1,242 @@
+"""Data parallelism with weights in shares: torch's `fully_shard` under Megatron-Core's schedule.
+
+Between passes a data rank has some rows of each weight, in float32 where it is trained: these are
+the main parameters, and what the optimizer updates. In a pass each layer gathers its weights in the
+type of the network, and frees them; the embedders and the head stay gathered for the whole pass.
+
+1. RowShares       which rows of a weight a data rank has
+2. ShardedChunk    what Megatron-Core's schedule, `finalize_model_grads` and optimizer ask of a part
+                   of the model
+3. RowsOptimizer   Megatron-Core's optimizer of float32 weights, over rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer.optimizer import FP32Optimizer
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from dit.distributed.process_groups import device
+from dit.distributed.watchdog import heartbeat
+
+_ROWS = "rows"
+"""Mark of a parameter that is some rows of a weight."""
+_STORED = "stored_in_shares"
+"""Attribute of a network whose weights are in shares: what Megatron-Core stores of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowShares:
+    """How the rows of a weight are cut into one part for each data rank, as `torch.chunk` does.
+
+    The last parts may have fewer rows than the others, or none.
+    """
+
+    shape: torch.Size  # of the weight; of this rank's part under tensor parallelism
+    ranks: int
+    rank: int
+
+    def part_of(self, rank: int) -> slice:
+        """The part of a data rank, of the flattened weight."""
+        rows, width = self.shape[0], self.shape[1:].numel()
+        size = -(-rows // self.ranks)
+        return slice(min(rank * size, rows) * width, min((rank + 1) * size, rows) * width)
+
+    @property
+    def part(self) -> slice:
+        """The part of this rank."""
+        return self.part_of(self.rank)
+
+    def parts(self) -> list[tuple[int, slice]]:
+        """Rank and part of all that have one."""
+        every = ((rank, self.part_of(rank)) for rank in range(self.ranks))
+        return [(rank, part) for rank, part in every if part.stop > part.start]
+
+
+def rows_of(weight: Tensor) -> RowShares | None:
+    """Which rows of a weight a parameter is; None of one that is whole."""
+    return getattr(weight, _ROWS, None)
+
+
+def stored_of(module: Any) -> list[Any] | None:
+    """What Megatron-Core stores of a network in shares, with rows for data; None of any other.
+
+    Megatron-Core's own answer would take the rows for whole weights.
+    """
+    return getattr(module, _STORED, None)
+
+
+class RowsOptimizer(FP32Optimizer):
+    """Megatron-Core's optimizer of float32 weights, over the rows that this rank has."""
+
+
+def over_rows(optimizer: MegatronOptimizer, groups: ProcessGroupCollection) -> None:
+    """Makes the optimizer of a model in shares one that knows it."""
+    for inner in optimizer.chained_optimizers:  # type: ignore[attr-defined]
+        assert type(inner) is FP32Optimizer
+        inner.__class__ = RowsOptimizer
+        # Squares of all rows of one copy make the norm.
+        inner.grad_stats_parallel_group = groups.intra_dist_opt
+
+
+class ShardedChunk(MegatronModule):
+    """A part of the model on this rank whose weights are shared out over the data ranks."""
+
+    def __init__(
+        self, module: Any, ddp_config: DistributedDataParallelConfig, groups: ProcessGroupCollection
+    ):
+        super().__init__(config=module.config)
+        self.module: Any = module
+        self.ddp_config = ddp_config
+        stored, whole = [*module.sharded_state_dict().values()], dict(module.named_parameters())
+        layers = [layer for stack in module.stacks.values() for layer in stack.layers]
+        self._shard(module, layers, groups)
+        # While a layer is gathered, its parameters are others.
+        self._weights: dict[str, Any] = dict(module.named_parameters())
+        self._units, self._ranks = (module, *layers), groups.intra_dp_cp
+        ranks, rank = self._ranks.size(), self._ranks.rank()
+        self._rows: dict[str, nn.Parameter] = {}
+        for name, weight in self._weights.items():
+            own = nn.Parameter(_local(weight.detach()), requires_grad=weight.requires_grad)
+            vars(own).update(vars(whole[name]))  # marks by which Megatron-Core sums and counts
+            setattr(own, _ROWS, RowShares(shape=weight.shape, ranks=ranks, rank=rank))
+            self._rows[name] = own
+        own_of = {whole[name]: own for name, own in self._rows.items()}
+        setattr(module, _STORED, [_with_rows(entry, own_of) for entry in stored])
+
+    def _shard(self, module: Any, layers: Sequence[Any], groups: ProcessGroupCollection) -> None:
+        mesh, policy = _mesh(groups), _policy(module, self.ddp_config)
+        for unit in (*layers, module):
+            for weight in unit.parameters():
+                if weight.requires_grad and not isinstance(weight, DTensor):
+                    weight.data = weight.data.float()  # a main parameter
+            fully_shard(unit, mesh=mesh, mp_policy=policy)
+        module.set_reduce_scatter_unused_params(True)  # packs differ in what they have
+        for unit in (module, *layers):
+            # A sum, which `finalize_model_grads` divides by the tokens of all ranks.
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
+        # Not by the order of the last pass, which recomputation and pipelines change.
+        for before, layer in pairwise(layers):
+            layer.set_modules_to_backward_prefetch([before])
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.module(*inputs, **named)
+
+    # What Megatron-Core's optimizer and `finalize_model_grads` ask.
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The rows that this rank has of each weight."""
+        return ((f"module.{name}", own) for name, own in self._rows.items())
+
+    def parameters(self, *_: Any, **__: Any) -> Iterator[nn.Parameter]:
+        return iter(self._rows.values())
+
+    def _trained(self) -> Iterator[tuple[Any, nn.Parameter]]:
+        return ((self._weights[n], own) for n, own in self._rows.items() if own.requires_grad)
+
+    def finish_grad_sync(self, **_: Any) -> None:
+        """Hands the gradients, which each pass has summed over the ranks, to the rows."""
+        for weight, own in self._trained():
+            own.grad = torch.zeros_like(own) if weight.grad is None else _local(weight.grad)
+
+    def gradients(self) -> list[Tensor]:
+        """Of the rows, as far as there are any now."""
+        return [own.grad for _, own in self._trained() if own.grad is not None]
+
+    def scale_gradients(self, scaling_factor: float) -> None:
+        for gradient in self.gradients():
+            gradient *= scaling_factor
+
+    def zero_grad_buffer(self) -> None:
+        for weight, own in self._trained():
+            own.grad = weight.grad = None
+
+    def start_param_sync(self, **_: Any) -> None:
+        """Frees what a pass without gradients has left gathered: the rows have changed since."""
+        self.module.reshard()
+
+    # Passes that not all data ranks make.
+
+    @contextmanager
+    def in_company(self) -> Iterator[None]:
+        """Inside, data ranks may make passes without gradients, each as many as it wants.
+
+        Who has no more of them takes part in the gathers of the others until nobody has. All data
+        ranks enter, with the same weights. Not after an error, with which one rank is alone.
+        """
+        announced = self.module.register_forward_pre_hook(self._say_pass, prepend=True)
+        yield
+        announced.remove()
+        while self._announce(0).item():
+            heartbeat("passes of other ranks")
+            self._attend()
+        self.start_param_sync()
+
+    def _say_pass(self, *_: Any) -> None:
+        self._announce(1)
+
+    def _announce(self, passes: int) -> Tensor:
+        """Whether any data rank makes a pass now, as each of them says of itself."""
+        any_rank = torch.tensor([passes], device=device())
+        dist.all_reduce(any_rank, op=dist.ReduceOp.MAX, group=self._ranks)
+        return any_rank
+
+    def _attend(self) -> None:
+        """The gathers of a pass, in their order."""
+        first, *layers = self._units
+        first.unshard()
+        for layer in layers:
+            layer.unshard()
+            layer.reshard()
+
+
+def _local(weight: Any) -> Tensor:
+    assert isinstance(weight, DTensor)
+    return weight.to_local()
+
+
+def _with_rows(entry: Any, own_of: dict[Tensor, nn.Parameter]) -> Any:
+    if not isinstance(entry, ShardedTensor) or entry.data is None:
+        return entry
+    own, entry = own_of[entry.data], replace(entry, data=None)
+    entry.data = own  # not at once: its shape is that of the rows, and its type float32
+    return entry
+
+
+def _mesh(groups: ProcessGroupCollection) -> DeviceMesh:
+    """The data ranks, context ranks included; `ddp.dp_replicate_size` adds an axis of copies."""
+    shares, every, kind = groups.intra_dp_cp, groups.dp_cp, device().type
+    if shares.size() == every.size():
+        return DeviceMesh.from_group(every, kind, mesh_dim_names=("shares",))
+    ranks = torch.tensor(dist.get_process_group_ranks(every)).view(-1, shares.size())
+    return DeviceMesh.from_group(
+        [groups.inter_dist_opt, shares], kind, mesh=ranks, mesh_dim_names=("copies", "shares")
+    )
+
+
+def _policy(module: Any, ddp: DistributedDataParallelConfig) -> MixedPrecisionPolicy:
+    types = {weight.dtype for weight in module.parameters() if weight.requires_grad}
+    assert len(types) <= 1, f"weights of several types are trained: {types}"
+    compute = next(iter(types), None)
+    return MixedPrecisionPolicy(
+        # float32 here would widen frozen weights as well.
+        param_dtype=None if compute == torch.float32 else compute,
+        reduce_dtype=torch.float32 if ddp.grad_reduce_in_fp32 else compute,
+        cast_forward_inputs=False,  # noise levels are float32
+    )
