@@ -185,22 +185,6 @@ def test_the_run_to_continue_may_be_its_own_folder(pretrain, tmp_path):
     assert "continuing after step 2" in _said(pretrain(tmp_path / "new", typo))
 
 
-def test_with_the_newest_checkpoint_damaged_the_advice_leads_on(pretrain, tmp_path):
-    _said(pretrain(tmp_path))
-    newest = tmp_path / "checkpoints/step_00000002"
-    largest = max(newest.iterdir(), key=lambda file: file.stat().st_size)
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(content)
-    said = pretrain(tmp_path, "train.train_iters=3").error()
-    assert f"{newest} is damaged: {largest.name} changed after it was saved" in said
-    assert f"write step_00000001 into {tmp_path}/checkpoints/LATEST to go on from there" in said
-    (tmp_path / "checkpoints/LATEST").write_text("step_00000001")
-    said = _said(pretrain(tmp_path, "train.train_iters=3"))
-    assert "continuing after step 1" in said
-    assert len(metrics(tmp_path)) == 3
-
-
 @pytest.mark.slow
 def test_a_run_that_is_done_says_what_can_be_done_with_it(pretrain, tmp_path):
     """Each line is a command that works as it stands; a folder's name may have a space."""

@@ -37,7 +37,7 @@ class Case:
     """Named size -> parameters of the published network."""
     configuration: Callable[[int], dict[str, Any]]
     """config.json of a number below `cases`, of the kinds of networks that the family has."""
-    cases: int = 12
+    cases: int = 8
     quick: int = 3
     """How many of these `make test` has."""
     options: Callable[[int], dict[str, Any]] = lambda _: {}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dit.models import registry
+from tests.tables import table
 
 OURS = ("dit", "data_prep", "recipes")
 GROUND = {
@@ -180,35 +181,7 @@ def test_model_and_loader_never_ask_for_a_rank(repo_root: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(
-    ("modules", "heavy"),
-    [
-        (
-            (
-                "dit.config",
-                "dit.config_loading",
-                "dit.convert.cli",
-                "dit.report.__main__",
-                "recipes.runs",
-            ),
-            ("torch", "megatron"),
-        ),
-        (
-            (
-                "dit.batch",
-                "dit.data",
-                "dit.objectives",
-                "dit.sampling.generate",
-                "data_prep.cli.parser",
-            ),
-            ("megatron.core", "diffusers", "transformers", "sklearn"),
-        ),
-        (
-            ("recipes.pretrain_dit", "recipes.generate_dit", "dit.report.__main__"),
-            ("torch", "megatron", "sklearn", "matplotlib"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("modules", "heavy"), table(__file__, "heavy"))
 def test_heavy_packages_wait_until_they_are_used(
     modules: tuple[str, ...], heavy: tuple[str, ...]
 ) -> None:

@@ -10,26 +10,11 @@ from dit.config import DatasetConfig, Precision, RunConfig
 from dit.convert.diffusers_config import diffusers_transformer_config, model_config
 from dit.models.dit.family import MODEL_SIZES, DitConfig
 from tests.families.dit import NETWORKS, random_model
+from tests.tables import table
 
 # TRANSFORMER_CONFIGS of Diffusers' scripts/convert_cosmos_to_diffusers.py (read on 2026-11-22),
 # which made the published folders of Cosmos 1.
-PUBLISHED = {
-    "_class_name": "CosmosTransformer3DModel",
-    "_diffusers_version": "0.34.0.dev0",
-    "adaln_lora_dim": 256,
-    "attention_head_dim": 128,
-    "concat_padding_mask": True,
-    "extra_pos_embed_type": "learnable",
-    "in_channels": 16,
-    "max_size": [128, 240, 240],
-    "mlp_ratio": 4.0,
-    "num_attention_heads": 32,
-    "num_layers": 28,
-    "out_channels": 16,
-    "patch_size": [1, 2, 2],
-    "rope_scale": [2.0, 1.0, 1.0],
-    "text_embed_dim": 1024,
-}
+PUBLISHED = table(__file__, "published")
 PUBLISHED_14B = {"num_attention_heads": 40, "num_layers": 36, "rope_scale": [2.0, 2.0, 2.0]}
 PREDICT2 = PUBLISHED | {
     **{"extra_pos_embed_type": None, "num_attention_heads": 16, "rope_scale": [1.0, 4.0, 4.0]},

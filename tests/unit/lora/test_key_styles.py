@@ -17,6 +17,7 @@ from dit.lora.factors import LoraFactors, LoraFileError, linear_shapes
 from dit.lora.files import read_lora
 from dit.models.registry import families
 from tests.lora_files import random_factors
+from tests.tables import table
 
 Style = Callable[[str], tuple[str, str, str | None]]
 """Diffusers' name of a module -> keys of A, B and, if the style has one, alpha."""
@@ -117,19 +118,7 @@ def test_former_processors_of_diffusers(tmp_path: Path) -> None:
     assert ends == {"to_q", "to_out.0", "add_k_proj"}
 
 
-OF_TEXT = [
-    "text_encoder.encoder.layers.0.self_attn.q_proj.lora_A.weight",
-    "text_encoder_2.text_model.encoder.layers.0.self_attn.q_proj.lora_linear_layer.down.weight",
-    "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q.lora_A.weight",
-    "base_model.model.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight",
-    "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight",
-    "lora_te1_text_model_encoder_layers_0_mlp_fc1.alpha",
-    "lora_te3_encoder_block_0_layer_0_SelfAttention_q.lora_up.weight",
-    "lycoris_te1_text_model_encoder_layers_0_mlp_fc1.lora_down.weight",
-    "te2.text_model.encoder.layers.0.mlp.fc1.dora_scale",
-    "clip_l.transformer.text_model.encoder.layers.0.mlp.fc1.lora_A.weight",
-    "cond_stage_model.transformer.layers.0.mlp.fc1.lora_A.weight",
-]
+OF_TEXT = table(__file__, "of_text")
 
 
 def test_keys_of_text_encoders_are_left_out_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from dit.lora.factors import LoraFileError
 from dit.lora.files import read_lora
+from tests.tables import table
 
 DOWN, UP = torch.ones(2, 6), torch.ones(4, 2)
 A, B = (
@@ -34,22 +35,7 @@ def error_of(place: Path) -> str:
     return str(error.value)
 
 
-METHODS = {
-    "transformer.blocks.0.attn1.to_q.lora_magnitude_vector": "not supported: merge it",
-    "lora_unet_blocks_0_self_attn_q.dora_scale": "DoRA",
-    "lora_unet_blocks_0_self_attn_q.lokr_w1": "LoKr",
-    "diffusion_model.blocks.0.self_attn.q.hada_w1_a": "LoHa",
-    "diffusion_model.blocks.0.self_attn.q.lora_mid.weight": "convolution",
-    "diffusion_model.blocks.0.self_attn.q.diff_b": "bias",
-    "transformer.blocks.0.attn1.to_q.lora_B.bias": "bias",
-    "diffusion_model.blocks.0.norm3.diff": "whole difference",
-    "text_encoder.encoder.layers.0.self_attn.q_proj.lora_A.weight": "text encoder",
-    "lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": "text encoder",
-    "unet.down_blocks.0.attentions.0.to_q.lora_A.weight": "another network",
-    "transformer_2.blocks.0.attn1.to_q.lora_A.weight": "another network",
-    "blocks.0.attn1.to_q.weight": "no key of LoRA",
-    "lora_unet_down_blocks_1_attentions_0_proj_in.lora_down.weight": "no network that is known",
-}
+METHODS = table(__file__, "methods")
 
 
 @pytest.mark.parametrize("key", METHODS)

@@ -19,32 +19,10 @@ from dit.sampling.commands.options import GenerationOptions, parser, with_file
 from dit.sampling.validation.samples import settings_of
 from recipes.runs import RECIPES
 from tests.hostile import damaged, mistaken
+from tests.tables import table
 
-OURS = """
-checkpoint_path: runs/x
-prompt: [a red square, -a dash]
-num-steps: 12
-guidance: 3
-guidance_interval: [0.1, 5]
-sequence_parallel: false
-save_latents: true
-output_dir: out
-t5_cache_dir: null
-"""
-AUTOMODEL = """
-model: {pretrained_model_name_or_path: Wan-AI/Wan2.1, checkpoint: runs/x}
-inference:
-  num_inference_steps: 50
-  guidance_scale: 5.0
-  height: 480
-  dtype: bfloat16
-  prompts: ["A cat"]
-  pipeline_kwargs: {num_frames: 81, negative_prompt: ""}
-output: {output_dir: ./outputs, fps: 16}
-distributed: null
-vae: {enable_tiling: true}
-seed: 42
-"""
+OURS = table(__file__, "ours")
+AUTOMODEL = table(__file__, "automodel")
 
 
 @pytest.fixture

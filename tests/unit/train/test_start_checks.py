@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from dit.codecs.text import ByteTable
 from dit.safe_writing import FolderInUseError
 from recipes.pretrain_dit import main
 from tests.families.dit import publish, random_model
+from tests.tables import table
 from tests.unit.data.conftest import Shards
 
 SMALL = (
@@ -61,6 +63,10 @@ class Place:
     def words(self, *more: object) -> list[str]:
         given = [f"dataset.path={self.data}", f"checkpoint.save={self.new}", *map(str, more)]
         return [*SMALL, *given]
+
+    def named(self, asked: list[str]) -> list[str]:
+        """Words with their paths, which are written as $NAME."""
+        return [re.sub(r"\$(\w+)", lambda found: str(self.root / found[1]), one) for one in asked]
 
     def prepared(self, prepare: Callable[[Place], object]) -> list[str]:
         """The words that `prepare` returns, if any, after what it does to the files."""
@@ -146,15 +152,10 @@ def change(file: Path, before: str, after: str) -> None:
 
 
 Prepare = Callable[[Place], object]
-# What is asked for, in words or by what is done to the files before; and what is said of it.
+WORDS: dict[str, tuple[list[str], str]] = table(__file__, "refused")
+# What is done to the files, and the words of the start if there are any; and what is said of it.
 REFUSED: dict[str, tuple[Prepare, str]] = {
-    "unknown key": (lambda p: ["train.iters=3"], "train.train_iters"),
-    "layout": (lambda p: ["model.tensor_model_parallel_size=2"], "processes"),
-    "inputs of the objective": (lambda p: ["objective.guidance=3"], "no guidance embedding"),
-    "weights in no group": (
-        lambda p: ["optimizer.groups=[{pattern: nothing*, lr: 0.1}]"],
-        "nothing",
-    ),
+    **{name: (partial(Place.named, asked=asked), said) for name, (asked, said) in WORDS.items()},
     # data
     "shard": (lambda p: without(p.data / "train/shard-000000.tar"), "is missing; restore it"),
     "index": (lambda p: without(p.data / "train/shard-000000.tar.idx"), "idx is missing"),
@@ -165,42 +166,9 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
         lambda p: (p.data / "dataset_card.json").write_text("{") and None,
         "card.json",
     ),
-    "no sample fits": (lambda p: ["model.in_channels=4"], "none of 30 training samples"),
-    "too many readers": (lambda p: ["dataset.num_workers=31"], "lower dataset.num_workers"),
     "null text": (lambda p: null_text(p, 7), r"null_text.*\[1, 7\]"),
     "validation samples that do not fit": (long_validation, "5 of 10 samples cannot be used"),
-    "validation set": (
-        lambda p: [f"validation.sets=[{{name: other, path: {p.nowhere}}}]"],
-        "nowhere does not exist",
-    ),
-    "no validation split": (
-        lambda p: [f"dataset.path={p.train_alone}"],
-        "no samples in split `val`",
-    ),
-    "epochs of a blend": (
-        lambda p: [
-            "train.epochs=2",
-            "dataset.path=null",
-            f"dataset.blend=[{{path: {p.data}}}, {{path: {p.data}}}]",
-        ],
-        "train.epochs=2 counts passes",
-    ),
-    # the run folder
-    "shards in the run folder": (lambda p: [f"checkpoint.save={p.data}"], "is a dataset"),
-    "run folder in a file": (
-        lambda p: [f"checkpoint.save={p.data}/train/shard-000000.tar/x"],
-        "cannot be written",
-    ),
     # checkpoints
-    "load nothing": (lambda p: [f"checkpoint.load={p.nowhere}"], "holds no checkpoint"),
-    "another rank of adapters": (
-        lambda p: [f"checkpoint.save={p.adapters}", "lora.rank=4"],
-        "lora.rank: 2 in the checkpoint, 4 here",
-    ),
-    "no mirror": (
-        lambda p: ["checkpoint.mirror=msc://no-such-profile/x"],
-        "msc://no-such-profile/x cannot be used",
-    ),
     "damaged index": (
         lambda p: (
             (newest(p.run) / ".metadata").write_bytes(
@@ -209,18 +177,6 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
             and ["checkpoint.finetune=true", f"checkpoint.load={p.run}"]
         ),
         "damaged: .metadata changed",
-    ),
-    "blocks wait that are trained": (
-        lambda p: [
-            "model.num_layers=2",
-            "model.blocks_to_swap=1",
-            "optimizer.groups=[{pattern: patch_embed*, frozen: true}]",
-        ],
-        "optimizer.groups freezes none of a block",
-    ),
-    "finetune nothing": (
-        lambda p: ["checkpoint.finetune=true", f"checkpoint.load={p.nowhere}"],
-        "holds no checkpoint",
     ),
     "damaged checkpoint": (
         lambda p: without(newest(p.run) / "config.yaml") or [f"checkpoint.save={p.run}"],
@@ -232,42 +188,11 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
         ),
         "names 'step_7', which is not there",
     ),
-    "another model": (
-        lambda p: [f"checkpoint.save={p.run}", "model.num_layers=2"],
-        "model.num_layers: 1 in the checkpoint, 2 here",
-    ),
-    "another objective": (
-        lambda p: [f"checkpoint.save={p.run}", "objective.name=flow"],
-        "objective.name: edm in the checkpoint, flow here",
-    ),
-    "tuning another model": (
-        lambda p: ["checkpoint.finetune=true", f"checkpoint.load={p.run}", "model.num_layers=2"],
-        "holds the weights of another model",
-    ),
-    "other data": (
-        lambda p: [f"checkpoint.save={p.run}", "dataset.packing_buffer_size=7"],
-        "packing_buffer_size: 100 when saved, 7 now",
-    ),
     "position": (
         lambda p: without(newest(p.run) / "loader_00000.pt") or [f"checkpoint.save={p.run}"],
         "has no loader_00000.pt",
     ),
     # adapters
-    "adapters beside nothing": (lambda p: ["lora.rank=2"], "beside weights, and there are none"),
-    "adapters on another network": (
-        lambda p: [
-            *("lora.rank=2", "checkpoint.finetune=true", f"checkpoint.load={p.run}"),
-            "model.num_layers=2",
-        ],
-        "holds the weights of another model",
-    ),
-    "adapters of no linear": (
-        lambda p: [
-            *("lora.rank=2", "checkpoint.finetune=true", f"checkpoint.load={p.run}"),
-            "lora.targets=[nothing]",
-        ],
-        "lora.targets",
-    ),
     "adapters of another file": (
         lambda p: [
             *("checkpoint.finetune=true", f"checkpoint.load={p.run}"),
@@ -278,10 +203,6 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
     "adapters without their base": (
         lambda p: moved_base(p) or [f"checkpoint.save={p.adapters}", "lora.rank=2"],
         "the frozen weights of the adapters are not at",
-    ),
-    "all weights of adapters": (
-        lambda p: [f"checkpoint.save={p.adapters}"],
-        "holds LoRA adapters and no weights",
     ),
     "rank of a file": (
         lambda p: [
@@ -299,20 +220,7 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
         lambda p: without(next(p.hf.glob("*.safetensors"))) or [f"checkpoint.load_hf={p.hf}"],
         "has neither diffusion_pytorch_model.safetensors nor",
     ),
-    "beside another network": (
-        lambda p: [f"checkpoint.load_hf={p.hf}", "lora.rank=2", "model.num_layers=2"],
-        "describes another network",
-    ),
-    "no folder": (lambda p: [f"checkpoint.load_hf={p.nowhere}"], "checkpoint.load_hf"),
-    "another network": (
-        lambda p: [f"checkpoint.load_hf={p.hf}", "model.hidden_size=64"],
-        "describes another network",
-    ),
     # what validation and exports need
-    "no prompts": (
-        lambda p: [f"validation.prompts_file={p.nowhere}.txt"],
-        "validation.prompts_file",
-    ),
     "empty prompts": (lambda p: [encoded(p, "\n")], "has no prompt; write one on each line"),
     "damaged prompts": (lambda p: [encoded(p, "{", suffix="json")], "is no JSON"),
     "picture that is not there": (
@@ -323,26 +231,11 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
         lambda p: [given_picture(p)],
         "the network is given no picture",
     ),
-    "no feature extractor": (
-        lambda p: [
-            *("validation.num_captions=2", f"validation.feature_extractor={p.nowhere}.pt"),
-        ],
-        "validation.feature_extractor=",
-    ),
     "no text encoder": (
         lambda p: (
             (p.root / "p.txt").write_text("a") and [f"validation.prompts_file={p.root}/p.txt"]
         ),
         "has no dataset_card.json that names the text encoder",
-    ),
-    "export": (
-        lambda p: [
-            "checkpoint.also_save_hf=true",
-            "objective.name=flow",
-            "objective.flow_shift=3",
-            "objective.shift_base_tokens=64",
-        ],
-        "cannot express it",
     ),
 }
 

@@ -92,16 +92,6 @@ def test_videos2caption_beside_its_folder(tmp_path: Path) -> None:
     assert "several files" in str(texts["more/one.png"])
 
 
-@pytest.mark.parametrize("content", ["{", '[{"caption": "x"}]', '["x"]'])
-def test_a_table_that_cannot_be_read_refuses_what_it_might_describe(
-    content: str, root: Path
-) -> None:
-    (root / "meta.json").write_text(content)
-    (root / "a.txt").write_text("has its own")
-    texts = found(root)
-    assert texts["a.png"] == ["has its own"] and str(texts["b.png"]).startswith("meta.json: ")
-
-
 def test_captions_may_be_demanded(root: Path) -> None:
     (root / "meta.json").write_text(json.dumps({"a.png": "A"}))
     texts = found(root, missing=MissingCaption.REFUSE)
