@@ -1,4 +1,6 @@
-"""Adapters: their arithmetic beside fused linears, their dropout, and which linears get one."""
+"""Adapters: their arithmetic beside fused linears, their dropout, which linears get one, how they
+follow from those of Diffusers' modules, and what a run trains by its keys and its checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,25 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import nn
 
+from dit.checkpoint_paths import ADAPTERS, CheckpointError
 from dit.config import LoraConfig, LoraTargets, Precision, Problems
+from dit.config_loading import save_config
 from dit.lora.adapter import AdapterShape, adapter_key, dropped, freeze, narrowed
+from dit.lora.checkpoint import DRAWN, AdapterRun, adapter_run, adapters_of
+from dit.lora.factors import LoraFileError, from_stored, linear_shapes, shapes_of, to_stored
 from dit.lora.targets import (
     adaptable_pairs,
     adapters_by_linear,
     attach_adapters,
     chosen_adapters,
     linear_name,
+    stored_name,
+    their_modules,
 )
+from dit.models.dit.family import DitConfig
 from dit.models.layers.adaptable import (
     TOKENS,
     DropoutRows,
@@ -26,9 +37,11 @@ from dit.models.layers.adaptable import (
     is_up,
 )
 from dit.models.wan.model import WanNetwork
-from dit.train.checkpoint.adapters import initialise_adapters
+from dit.train.checkpoint.adapters import initialise_adapters, load_adapted
 from dit.train.model_and_optimizer import randomise
-from tests.families.wan import wan_model
+from tests.families.flux import flux_model
+from tests.families.wan import CONDITIONS, wan_model
+from tests.lora_files import random_factors
 from tests.packs import run_config
 
 QKV = "blocks.layers.1.self_attention.linear_qkv"
@@ -239,3 +252,131 @@ def test_adapters_of_modules_that_are_not_there_are_refused():
 def test_values_of_lora_are_checked(values, message):
     with pytest.raises(Problems, match=message):
         LoraConfig(**values)
+
+
+DIT = {
+    "name": "custom",
+    "num_layers": 2,
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "crossattn_emb_size": 16,
+    "in_channels": 4,
+}
+MODELS = {f"wan {kind}": wan_model(kind) for kind in CONDITIONS}
+MODELS |= {
+    "flux": flux_model(),
+    "dit": DitConfig(**DIT),
+    "projected": DitConfig(**DIT, crossattn_proj_size=20),
+}
+
+
+@pytest.fixture(params=MODELS)
+def case(request):
+    model = MODELS[request.param]
+    pairs = adaptable_pairs(model)
+    mine = {name for pair in pairs for name in their_modules(pair)}
+    shapes = {name: size for name, size in linear_shapes(model).items() if name in mine}
+    # Ranks of q, k and v differ, and one of them has no adapter.
+    del shapes[next(name for name in shapes if name.endswith(("attn1.to_k", "attn.to_k")))]
+    made = random_factors(shapes, ranks={"to_q": 3, "to_v": 5})
+    return model, made
+
+
+def test_the_product_of_ours_is_the_arranged_product_of_theirs(case) -> None:
+    model, factors = case
+    stored = to_stored(factors, model)
+    assert len(stored) == 2 * len(factors)
+    for pair in adaptable_pairs(model):
+        names, shapes = their_modules(pair), pair.their_shapes.values()
+        theirs = [
+            factors[name].up.double() @ factors[name].down.double()
+            if name in factors
+            else torch.zeros(size, dtype=torch.float64)
+            for name, size in zip(names, shapes, strict=True)
+        ]
+        wanted = pair.join(theirs)
+        heads, ours = pair.model.num_attention_heads if len(names) > 1 else 1, []
+        for part, (name, size) in enumerate(zip(names, shapes, strict=True)):
+            product = torch.zeros(size, dtype=torch.float64)
+            if name in factors:
+                down, up = (stored[stored_name(pair, part, letter)].double() for letter in "AB")
+                product = up @ down
+            ours.append(product.unflatten(0, (heads, -1)))
+        made = torch.cat(ours, dim=1).flatten(0, 1)
+        torch.testing.assert_close(made, wanted, rtol=1e-13, atol=1e-13)
+
+
+def test_the_way_back_gives_every_bit(case) -> None:
+    model, factors = case
+    stored = to_stored(factors, model)
+    back = from_stored(shapes_of(factors), model, stored.__getitem__)
+    assert back.keys() == factors.keys()
+    for name, one in back.items():
+        assert torch.equal(one.down, factors[name].down)
+        assert torch.equal(one.up, factors[name].up) and one.alpha == factors[name].alpha
+
+
+RUN = AdapterRun(
+    adapters={"transformer_blocks.0.attn1.to_q": AdapterShape(rank=2, alpha=3.0)},
+    base=DRAWN,
+)
+
+
+def test_a_checkpoint_of_adapters_says_what_they_are(tmp_path):
+    assert adapters_of(tmp_path) is None
+    (tmp_path / ADAPTERS).write_text(RUN.as_json())
+    assert adapters_of(tmp_path) == RUN
+    config = run_config(lora=LoraConfig(rank=2))
+    save_config(config, tmp_path / "config.yaml")
+    assert adapter_run(config, tmp_path) == RUN
+
+
+def test_weights_that_are_in_no_file_show_nothing(tmp_path):
+    (tmp_path / ADAPTERS).write_text(RUN.as_json())
+    with pytest.raises(CheckpointError, match="are in no file: they show nothing"):
+        load_adapted(tmp_path, nn.Linear(1, 1), None, averaged=False, read_folder=None)
+
+
+def test_adapters_alone_are_no_weights_to_train(tmp_path):
+    (tmp_path / ADAPTERS).write_text(RUN.as_json())
+    with pytest.raises(CheckpointError, match="holds LoRA adapters and no weights"):
+        adapter_run(run_config(), tmp_path)
+
+
+def test_keys_of_text_encoders_are_left_out_where_the_run_says_so(tmp_path):
+    config = run_config()
+    name, (outputs, inputs) = next(iter(linear_shapes(config.model).items()))
+    one = random_factors({name: (outputs, inputs)})[name]
+    file = tmp_path / "x.safetensors"
+    tensors = {f"{name}.lora_A.weight": one.down, f"{name}.lora_B.weight": one.up}
+    save_file(tensors | {"text_encoder.m.lora_A.weight": torch.ones(2, 2)}, file)
+    dataset = replace(config.dataset, mock=True)  # adapters beside weights of a seed
+    lora = LoraConfig(init_from=str(file))
+    with pytest.raises(LoraFileError, match=r"lora\.ignore_text_encoder=true"):
+        adapter_run(replace(config, dataset=dataset, lora=lora), None)
+    said: list[str] = []
+    lora = replace(lora, ignore_text_encoder=True)
+    found = adapter_run(replace(config, dataset=dataset, lora=lora), None, said.append)
+    assert found is not None and list(found.adapters) == [name]
+    assert [line for line in said if "1 of 3 keys are of text encoders" in line] == said != []
+
+
+BASE = '{"path": null, "averaged": false, "digest": ""}'
+DAMAGED = {
+    "empty": "",
+    "no keys": "{}",
+    "base": '{"base": 1, "adapters": {}}',
+    "half a base": '{"base": {"path": null}, "adapters": {}}',
+    "key": f'{{"base": {BASE}, "adapters": {{}}, "more": 1}}',
+    "rank": f'{{"base": {BASE}, "adapters": {{"a": {{"rank": 0, "alpha": 1.0}}}}}}',
+    "alpha": f'{{"base": {BASE}, "adapters": {{"a": {{"rank": 1, "alpha": Infinity}}}}}}',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_is_named(tmp_path, content):
+    (tmp_path / ADAPTERS).write_text(content)
+    with pytest.raises(CheckpointError, match=ADAPTERS):
+        adapters_of(tmp_path)
+    (tmp_path / ADAPTERS).write_text(f'{{"base": {BASE}, "adapters": {{}}}}')
+    assert adapters_of(tmp_path) == AdapterRun(base=DRAWN, adapters={})

@@ -25,7 +25,7 @@ from dit.models.layers.parallel_linear import (
     transformer_config,
 )
 from dit.models.layers.per_sample import PerSample
-from dit.models.layers.queries_and_keys import AcrossHeadsNorm, RotaryTable, hold_key_bias
+from dit.models.layers.queries_and_keys import AcrossHeadsNorm, HeadNorm, RotaryTable, hold_key_bias
 from tests.packs import tiny_model
 
 MODEL = tiny_model(hidden_size=48, num_attention_heads=4)
@@ -199,3 +199,72 @@ def test_gathered_linear_on_one_rank_is_a_linear(context):
     x = torch.randn(4, 48)
     torch.testing.assert_close(linear(x), nn.functional.linear(x, linear.weight, linear.bias))
     assert linear.weight.tensor_model_parallel and linear.bias.tensor_model_parallel
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_and_its_gradients_are_those_of_torch(dtype):
+    mine, plain = HeadNorm(24, dtype=dtype), nn.RMSNorm(24, eps=1e-5, dtype=dtype)
+    random = torch.Generator().manual_seed(0)
+    for module in (mine, plain):
+        nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(1))
+    # A part of a wider tensor, as queries are; the last token is nearly zero.
+    x_THX = torch.randn(50, 3, 72, generator=random)
+    x_THX[-1] *= 1e-3
+    x_THX = x_THX.to(dtype).requires_grad_()
+    weight_THK = torch.randn(50, 3, 24, generator=random).to(dtype)
+    found = []
+    for module in (mine, plain):
+        y_THK = module(x_THX[..., 24:48])
+        gradients = torch.autograd.grad((y_THK * weight_THK).sum(), (x_THX, module.weight))
+        found.append((y_THK, *gradients))
+    tolerance = {} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    for got, want in zip(*found, strict=True):
+        assert got.dtype is dtype
+        torch.testing.assert_close(got, want, **tolerance)
+
+
+OWNERS = {
+    "equal": [0] * 4 + [1] * 4 + [2] * 4,
+    "mixed": [0] * 2 + [1] * 2 + [2] * 5 + [3] * 1 + [4] * 1 + [5] * 3,
+    "a part of a pack, with one more row at its end": [2] * 3 + [4] * 3 + [5] * 4,
+}
+
+
+@pytest.mark.parametrize("looked_up", [False, True], ids=["rectangles", "rows"])
+@pytest.mark.parametrize("segment", OWNERS.values(), ids=OWNERS)
+def test_rows_are_those_of_the_own_sample(segment, looked_up):
+    segment_T = torch.tensor(segment)
+    per_sample = PerSample.of(segment_T)
+    assert per_sample.runs is not None
+    per_sample = PerSample(segment_T, None) if looked_up else per_sample
+    random = torch.Generator().manual_seed(0)
+
+    def wave(rows):
+        x = torch.randn(rows, 5, generator=random, dtype=torch.float64)
+        return x.requires_grad_()
+
+    x_TD, h_TD, a_ND, b_ND = wave(len(segment)), wave(len(segment)), wave(6), wave(6)
+    found = (
+        per_sample.modulate(x_TD, scale_ND=a_ND, shift_ND=b_ND),
+        per_sample.add(h_TD, x_TD, gate_ND=a_ND),
+    )
+    norm_TD = (x_TD - x_TD.mean(-1, keepdim=True)) / (
+        x_TD.var(-1, correction=0, keepdim=True) + 1e-6
+    ).sqrt()
+    expected = (norm_TD * a_ND[segment_T] + b_ND[segment_T], h_TD + a_ND[segment_T] * x_TD)
+    for mine, plain in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, plain)
+        weight = torch.randn(mine.shape, generator=random, dtype=torch.float64)
+        inputs = (x_TD, h_TD, a_ND, b_ND)
+        for got, want in zip(
+            torch.autograd.grad((mine * weight).sum(), inputs, allow_unused=True),
+            torch.autograd.grad((plain * weight).sum(), inputs, allow_unused=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, want)
+
+
+def test_neighbours_of_equal_length_are_one_rectangle():
+    (run,) = PerSample.of(torch.tensor(OWNERS["equal"])).runs or ()
+    assert (run.sample, run.count, run.row, run.length) == (0, 3, 0, 4)
+    assert len(PerSample.of(torch.tensor(OWNERS["mixed"])).runs or ()) == 4

@@ -1,4 +1,4 @@
-"""Adam against torch's, weight decay and learning rate."""
+"""Learning rates, AdamW by lists of weights, gradients that a product adds to DDP's sums."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from megatron.core.optimizer import clip_grads
+from megatron.core.tensor_parallel import layers
+from megatron.core.utils import local_multi_tensor_l2_norm, local_multi_tensor_scale
 
 from dit.config import (
     DdpConfig,
     Decay,
     EmaConfig,
     EmaKind,
+    Implementation,
     OptimizerConfig,
     Precision,
     RunConfig,
@@ -20,10 +24,13 @@ from dit.config import (
     TrainConfig,
 )
 from dit.models.dit.family import ExtraPosition
+from dit.models.layers import parallel_linear
 from dit.train.model_and_optimizer import build_model_and_optimizer, decay_at, power_exponent
+from dit.train.optimizer import foreach
 from dit.train.optimizer.adamw import GroupStepAdam
 from dit.train.optimizer.update import clip_and_step, learning_rate, set_learning_rate
 from dit.train.step import optimizer_step
+from tests.learning import tiny_run, train, weights_and_averages
 from tests.packs import run_config, tiny_model
 
 MODEL = tiny_model(
@@ -215,3 +222,113 @@ def test_gradients_are_reduced_in_the_configured_type(groups, precision, in_fp32
     half = precision is Precision.BF16 and not in_fp32
     wanted = torch.bfloat16 if half else torch.float32
     assert {p.main_grad.dtype for p in model.chunks[0].parameters()} == {wanted}
+
+
+SHAPES = [(1,), (37, 19), (5,), (64, 3, 3), (1000,)]
+
+
+def _tensors(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-4, 0.3, 1.0])
+def test_an_average_moves_as_in_a_loop(rate):
+    averages, values, expected = _tensors(1), _tensors(2), _tensors(1)
+    foreach.lerp(averages, values, rate)
+    for average, value in zip(expected, values, strict=True):
+        average.lerp_(value, rate)
+    assert all(torch.equal(a, b) for a, b in zip(averages, expected, strict=True))
+    foreach.lerp([], [], rate)  # a rank may have no part of any weight
+
+
+def test_differences_and_norms():
+    kept, weights = _tensors(1), _tensors(2)
+    foreach.subtract(kept, weights)
+    expected = [a - b for a, b in zip(_tensors(1), _tensors(2), strict=True)]
+    assert all(torch.equal(a, b) for a, b in zip(kept, expected, strict=True))
+    assert foreach.norms(kept).tolist() == pytest.approx([float(x.norm()) for x in expected])
+    foreach.copy(kept, weights)
+    assert all(torch.equal(a, b) for a, b in zip(kept, weights, strict=True))
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3_000_000])
+def test_a_norm_does_not_depend_on_how_ranks_share_its_numbers(size):
+    """Torch's own is 5e-5 off for 3 million numbers."""
+    numbers = torch.randn(size, generator=torch.Generator().manual_seed(0)) + 0.3
+    true = float(numbers.double().norm())
+    for parts in (1, 7):
+        shares = foreach.norms(numbers.tensor_split(parts)).double()
+        assert float(shares.norm()) == pytest.approx(true, rel=2e-7)
+    whole, _ = foreach._l2_norm(0, None, [[*numbers.tensor_split(7)]], False)
+    assert float(whole) == pytest.approx(true, rel=2e-7)
+
+
+def test_gradients_are_clipped_as_megatron_clips_them(groups, monkeypatch):
+    monkeypatch.setattr(clip_grads, "l2_norm_impl", local_multi_tensor_l2_norm)
+    monkeypatch.setattr(clip_grads, "multi_tensor_scale_impl", local_multi_tensor_scale)
+    lists, numbers = [_tensors(1), _tensors(3)], [_tensors(1), _tensors(3)]
+    theirs, _ = local_multi_tensor_l2_norm(0, None, [lists[0]], False)
+    local_multi_tensor_scale(0, None, lists, 0.37)
+    foreach.install_norm_and_scale()
+    assert clip_grads.l2_norm_impl is not local_multi_tensor_l2_norm
+    assert clip_grads.multi_tensor_scale_impl is not local_multi_tensor_scale
+    norm, _ = clip_grads.l2_norm_impl(0, None, [numbers[0]], False)
+    clip_grads.multi_tensor_scale_impl(0, None, numbers, 0.37)
+    assert norm.shape == (1,) and float(norm) == pytest.approx(float(theirs))
+    assert all(torch.equal(a, b) for a, b in zip(lists[1], numbers[1], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(numbers[0], _tensors(1), strict=True))
+    clip_grads.multi_tensor_scale_impl(0, None, [numbers[0]] * 2, 0.37)
+    assert all(torch.equal(a, b) for a, b in zip(*numbers, strict=True))
+
+
+class _Products:
+    """Apex's extension, by torch."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def wgrad_gemm_accum_fp32(self, inputs, gradient, total) -> None:
+        self.calls += 1
+        total.add_(gradient.t().float() @ inputs.float())
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_weights_are_those_of_separate_sums(groups, monkeypatch, precision):
+    products = _Products()
+    monkeypatch.setattr(layers, "fused_weight_gradient_mlp_cuda", products, raising=False)
+    monkeypatch.setattr(parallel_linear, "find_spec", lambda name: name)
+    config = tiny_run(precision=precision)
+    fused = replace(config, model=replace(config.model, gradient_accumulation_fusion=True))
+    found = []
+    for one in (config, fused):
+        model = build_model_and_optimizer(one, groups)
+        train(model, one, 1, 3)
+        found.append(weights_and_averages(model))
+    assert products.calls == 3 * 7 * config.model.num_layers
+    bound = 1e-6 if precision is Precision.FP32 else 0.05  # of gradients in bf16
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() <= bound * a.norm()
+
+
+def test_layers_of_the_engine_need_no_apex(groups, stand_in):
+    """Of a layer's seven products the one of the caption is Megatron-Core's, and stays plain."""
+    engine = Implementation.TRANSFORMER_ENGINE
+    config = tiny_run(
+        transformer_impl=engine, hidden_size=64, num_attention_heads=2, precision=Precision.BF16
+    )
+    fused = replace(config, model=replace(config.model, gradient_accumulation_fusion=True))
+    found = []
+    for one in (config, fused):
+        model = build_model_and_optimizer(one, groups)
+        train(model, one, 1, 3)
+        found.append(weights_and_averages(model))
+    assert stand_in.seen.fused == 3 * 6 * config.model.num_layers
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() <= 0.05 * a.norm()
+
+
+def test_missing_products_are_named(groups):
+    config = tiny_run(gradient_accumulation_fusion=True)
+    with pytest.raises(ValueError, match="gradient_accumulation_fusion=true needs Apex"):
+        build_model_and_optimizer(config, groups)
