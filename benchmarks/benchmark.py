@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dit.config import RunConfig
-from dit.config_loading import parse_arguments
+from dit.config_loading.cli import parse_arguments
 from dit.config_loading.describe import describe
 from dit.distributed.entry import Parser, run, say_once
 from recipes.runs import RECIPES, for_weights, read_folder
 
 if TYPE_CHECKING:
-    from dit.train.model_and_optimizer import Fill
+    from dit.train.model_and_optimizer import InitialWeights
 
 _EPILOG = (
     "All other arguments are those of pretrain_dit.py: --config-file FILE, --recipe NAME, --mock,"
@@ -66,7 +66,7 @@ def measure(
     warm_up: int,
     steps: int,
     around: AbstractContextManager[Any],
-    fill: Fill | None = None,
+    fill: InitialWeights | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Figures of `steps` steps inside `around`, and the values of each; called by all ranks.
 

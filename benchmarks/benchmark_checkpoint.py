@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dit.config import Precision, RunConfig
-from dit.config_loading import parse_arguments
+from dit.config_loading.cli import parse_arguments
 from dit.distributed.entry import Parser, run
 from recipes.runs import RECIPES
 

@@ -13,6 +13,7 @@ objectives    pack -> regression problem
 models        noisy tokens -> prediction
 lora          low-rank adapters beside frozen linears, and their files
 distributed   process groups, sending packs, running without CUDA
+distcp        Megatron-Core's sharded checkpoint in three parts
 checkpoint_paths  which checkpoint a path means, and whether its files are as they were saved
 train         the step, the loop, checkpoints, metrics
 sampling      noise -> latents -> pictures

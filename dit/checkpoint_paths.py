@@ -150,7 +150,7 @@ def verify(path: Path) -> None:
 LATEST = "LATEST"
 LOWEST_VAL = "LOWEST_VAL"
 _LONGEST_POINTER = 300  # bytes that are read of LATEST or LOWEST_VAL
-_POINTERS = (LATEST, LOWEST_VAL)
+POINTERS = (LATEST, LOWEST_VAL)
 STEP = "step_"
 PARTIAL = ".partial_"
 """Before the name of a checkpoint that is not complete yet, or no longer."""
@@ -174,7 +174,7 @@ def find_checkpoint(path: Path) -> Path | None:
     """
     if any((path / name).is_file() for name in (*_CORE_FILES, MANIFEST)):
         return _complete(path)
-    named = path.name in _POINTERS
+    named = path.name in POINTERS
     for folder in (path.parent,) if named else (path, path / "checkpoints"):
         pointer = folder / (path.name if named else LATEST)
         if pointer.is_file():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dit.command_line import OptionParser
-from dit.config_loading import parse_arguments
+from dit.config_loading.cli import parse_arguments
 from dit.console import Console
 from dit.device_specs import DEVICES
 from dit.distributed.entry import run

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dit.config import RunConfig
-from dit.config_loading import parse_arguments
+from dit.config_loading.cli import parse_arguments
 from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import run, say_once
 from recipes.runs import RECIPES, for_weights, read_folder

@@ -7,7 +7,7 @@ import sys
 
 import torch.distributed as dist
 
-from dit.config_loading import parse_arguments
+from dit.config_loading.cli import parse_arguments
 from dit.distributed.process_groups import process_groups, start_processes
 from recipes.runs import RECIPES
 

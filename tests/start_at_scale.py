@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from dit.config import RunConfig
-from dit.config_loading import parse_arguments
+from dit.config_loading.cli import parse_arguments
 from dit.data import LoaderLayout, build_train_loader, build_val_packs
 from dit.data.energon import task_encoder
 from dit.distributed.pack_broadcast import Replica

@@ -33,8 +33,8 @@ from dit.config import LoraConfig, ModelConfig
 from dit.data.pack import PatchLayout, pack_samples
 from dit.lora.targets import attach_adapters, chosen_adapters
 from dit.models.family import InputKind
-from dit.models.kernels import choice
 from dit.models.kernels.traffic import OPERATOR_BYTES
+from dit.models.layers import per_sample
 from dit.models.registry import family_of
 from dit.pack_wire import pack_to
 
@@ -234,7 +234,7 @@ def added_traffic(
     less: nn.Module, more: nn.Module, batch: PackedBatch, *, width: int
 ) -> tuple[LayerTraffic, LayerTraffic]:
     """What `more` moves in each pass beyond what `less` does; a pack on `meta`."""
-    with patch.object(choice, "kernels_run_on", lambda device: device == META):
+    with patch.object(per_sample, "kernels_run_on", lambda device: device == META):
         passes = [_pass_traffic(network, batch) for network in (less, more)]
     unit = 2 * len(batch.segment_T) * width
     forward, backward = (

@@ -14,7 +14,6 @@ is one `ConfigError`, raised before any work starts. Nothing here imports torch.
     reference_page  `docs/configuration.md`; likewise
 """
 
-from dit.config_loading.cli import Arguments, parse_arguments
 from dit.config_loading.load import (
     ConfigError,
     changes,
@@ -26,12 +25,10 @@ from dit.config_loading.load import (
 )
 
 __all__ = [
-    "Arguments",
     "ConfigError",
     "changes",
     "default_config",
     "load_config",
-    "parse_arguments",
     "read_config",
     "save_config",
     "to_yaml",

@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from dit.checkpoint_paths import damaged, saved_config
 from dit.convert.errors import ConvertError, listed
+from dit.distcp import write_format, write_items
 from dit.models.diffusers_names import Pair
 from dit.models.parameter_groups import NOTHING_FROZEN, frozen_weights, own_name
 
@@ -210,8 +211,6 @@ class StoredPiece:
 
 def write_file(file: Path, pieces: Iterable[StoredPiece]) -> list[WriteResult]:
     """Writes one file of a checkpoint; `pieces` may produce one tensor after the other."""
-    from dit.train.checkpoint.distcp import write_items
-
     return write_items(file, map(_item, pieces))
 
 
@@ -247,8 +246,6 @@ def write_index(
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes a checkpoint of one file: whole tensors by their names, and the index."""
-    from dit.train.checkpoint.distcp import write_items
-
     items, entries = [], {}
     for name, tensor in tensors.items():
         chunk = _whole(tensor.shape)
@@ -263,8 +260,6 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
 def _finish(
     folder: Path, tensors: Mapping[str, TensorStorageMetadata], results: list[WriteResult]
 ) -> None:
-    from dit.train.checkpoint.distcp import write_format
-
     FileSystemWriter(folder).finish(Metadata(state_dict_metadata=dict(tensors)), [results])
     torch.save({}, folder / "common.pt")
     write_format(folder)

@@ -34,7 +34,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from dit.models.kernels import choice
+from dit.models.layers import per_sample
 from dit.models.layers.adaptable import (
     DOWN,
     UP,
@@ -282,11 +282,12 @@ def dropped(
     (`dit.models.kernels.adapter_dropout`), which gives the same bits.
 
     `rate` is the probability of 0, `key` that of pack and adapter (`adapter_key`), `first` the
-    number of the first channel. `fused_kernels` allows our kernel, which runs where `choice` says.
+    number of the first channel. `fused_kernels` allows our kernel, which runs where
+    `kernels_run_on` says so.
 
     To the gradient of the other use, which nothing else may have, that of this one is added.
     """
-    fused = fused_kernels and choice.kernels_run_on(x_TI.device)
+    fused = fused_kernels and per_sample.kernels_run_on(x_TI.device)
     masked, rest = _kernels() if fused else _PLAIN, (place_T, rate, key, first)
     if not x_TI.requires_grad:  # what a function returns would
         return x_TI, masked.of(x_TI, *rest)

@@ -43,9 +43,8 @@ from dit.safe_writing import check_no_writer
 from dit.train.attention_choice import check_named
 from dit.train.checkpoint.data_position import read_positions, restore_position
 from dit.train.checkpoint.mirror import to_fetch
-from dit.train.checkpoint.origin import saved_origin
 from dit.train.checkpoint.resume import disk_space_notes
-from dit.train.checkpoint.starting_point import check_writable, starting_point
+from dit.train.checkpoint.starting_point import check_writable, saved_origin, starting_point
 from dit.train.checkpoint.state_dict import check_continues, check_starts_from, interval_sums
 from dit.train.metrics.writers import check_wandb
 from dit.train.optimizer.narrow_moments import check_moments

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dit.train.checkpoint.async_save import Saver
     from dit.train.checkpoint.mirror import Mirror
-    from dit.train.checkpoint.origin import Origin
+    from dit.train.checkpoint.starting_point import Origin
     from dit.train.metrics.interval_metrics import IntervalMetrics
     from dit.train.model_and_optimizer import ModelAndOptimizer
 

@@ -23,8 +23,7 @@ from dit.config import AttentionBackend, RunConfig
 from dit.config_loading import load_config
 from dit.distributed.process_groups import start_processes
 from dit.models.attention import choice, fit
-from dit.models.attention.by_runs import attend_by_runs
-from dit.models.attention.kernels import ATTEND
+from dit.models.attention.kernels import ATTEND, attend_by_runs
 from dit.train import attention_choice, trainer
 from dit.train.checkpoint.starting_point import named_checkpoint
 from tests.learning import tiny_run

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from dit.config_loading import parse_arguments
+from dit.config_loading.cli import parse_arguments
 from dit.lora.factors import linear_shapes
 from dit.lora.files import write_lora
 from recipes.runs import RECIPES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.models.kernels.choice import kernels_run_on
+from dit.models.layers.per_sample import kernels_run_on
 from tests.fused_kernels import CALLS, ROWS, AcrossCall, AdaLNCall, HeadsCall, errors
 
 pytestmark = pytest.mark.gpu

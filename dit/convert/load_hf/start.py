@@ -13,8 +13,7 @@ from dit.convert.diffusers_checkpoint import DiffusersFolder
 from dit.convert.load_hf.settings import HfWeights, objective_notes, open_hf_weights
 from dit.convert.load_hf.weights import fill_from_diffusers
 from dit.models.layers.adaptable import is_adapter
-from dit.train.checkpoint.origin import Origin, read_origin
-from dit.train.checkpoint.starting_point import starting_point
+from dit.train.checkpoint.starting_point import Origin, read_origin, starting_point
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Attention inside each sample of a pack: what it computes, by which kernel, and who chooses it.
 
 spans     which tokens attend to which, and the plain definition
-by_runs   torch's SDPA, for neighbours of equal lengths in one call: CPUs, float32, long samples
 fit       which kernels a device, a network and the packages that are here allow; without torch
 kernels   the calls of each kernel, by its name in `model.attention_backend`, and one call for a
-          whole pack, for those that know no padding
+          whole pack, for those that know no padding; torch's SDPA, for neighbours of equal lengths
+          in one call: CPUs, float32, long samples
 choice    what a run computes in attention, and which kernel is the fastest at it
 """

@@ -1,10 +1,9 @@
 """Fused kernels in Triton for what lies between matrix products, on GPUs.
 
 Each operator also exists in plain torch (`layers/per_sample`, `layers/queries_and_keys`): CPUs use
-it, and tests compare the kernel with it. Triton is imported when the first kernel runs, so it need
-not be installed where none does.
+it, and tests compare the kernel with it; `layers/per_sample.kernels_run_on` chooses. Triton is
+imported when the first kernel runs, so it need not be installed where none does.
 
-choice                where kernels run
 gated_norm            gated residual, LayerNorm, scale and shift by level row, with their gradients;
                       tokens by level row, cut into chunks: who adds up what, in a fixed order
 gated_norm_triton     its kernels

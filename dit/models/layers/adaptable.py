@@ -154,7 +154,7 @@ class DropoutRows:
 
     seed: int  # 63 bits
     places: Mapping[str, TokenPlaces]  # by the name of a row of tokens (`TOKENS`)
-    fused_kernels: bool = False  # allows our kernel, which runs where `choice` says
+    fused_kernels: bool = False  # allows our kernel, which runs where `kernels_run_on`
 
     def places_of(self, x_TI: Tensor, *, token_row: str | None) -> Tensor:
         """Place of each row of the input of a linear on `token_row`.

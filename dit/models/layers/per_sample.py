@@ -19,6 +19,7 @@ import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -27,10 +28,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from dit.models.kernels import choice
-
 if TYPE_CHECKING:
     from dit.models.kernels.gated_norm import RowChunks
+
+
+def kernels_run_on(device: torch.device) -> bool:
+    """Whether tensors on `device` go through the kernels: with CUDA and Triton."""
+    return device.type == "cuda" and _usable(device)
+
+
+@cache
+def _usable(device: torch.device) -> bool:
+    """Older GPUs than Ampere (8.0) have no bfloat16, and Triton refuses it there."""
+    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @cache
@@ -123,9 +133,9 @@ class PerSample:
     def of(
         cls, level_row_T: Tensor, *, compiled: bool = False, fused_kernels: bool = False
     ) -> PerSample:
-        """`fused_kernels` allows our own kernels, which run where `choice` says."""
+        """`fused_kernels` allows our own kernels, where `kernels_run_on` says so."""
         device = level_row_T.device
-        fused = fused_kernels and not compiled and choice.kernels_run_on(device)
+        fused = fused_kernels and not compiled and kernels_run_on(device)
         rectangles = device.type == "cpu" and not (compiled or fused)
         return cls(level_row_T, _runs(level_row_T) if rectangles else None, compiled, fused)
 

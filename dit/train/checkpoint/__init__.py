@@ -31,9 +31,7 @@ data_position  the loaders' states of a checkpoint
 shares         which rank writes and reads which weight
 exchange       state of weights on its way between the ranks that update it and those that store it
 async_save     a checkpoint is gathered, written and published, in the background where configured
-distcp         Megatron-Core's sharded checkpoint in three parts
 object_store   checkpoints in an object store: written, read again, fetched
 mirror         copies of the finished checkpoints there (checkpoint.mirror)
-origin         files that the first weights came from, and their digest
 starting_point the checkpoint that a run starts from, and the folder that it may be saved into
 """

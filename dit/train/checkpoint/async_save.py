@@ -39,13 +39,13 @@ from dit.checkpoint_paths import (
 )
 from dit.config import RunConfig
 from dit.config_loading import save_config
+from dit.distcp import DistcpFile, DistcpSave, plan_files
 from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
 from dit.distributed.data_parallel import gathered_weights
 from dit.models.parameter_groups import frozen_weights
 from dit.safe_writing import sync_folder
 from dit.train.checkpoint.data_position import loader_file
-from dit.train.checkpoint.distcp import DistcpFile, DistcpSave, plan_files
-from dit.train.checkpoint.origin import ORIGIN, Origin
+from dit.train.checkpoint.starting_point import ORIGIN, Origin
 from dit.train.checkpoint.state_dict import INTERVAL, DataState, share_of_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.train_progress import TrainProgress

@@ -18,11 +18,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dit.checkpoint_paths import (
     LATEST,
     LOWEST_VAL,
     MANIFEST,
+    POINTERS,
     STEP,
     CheckpointError,
     find_checkpoint,
@@ -32,7 +34,9 @@ from dit.distributed.collective_errors import error_in_words
 from dit.distributed.watchdog import heartbeat
 from dit.progress import counted
 from dit.safe_writing import write_atomically
-from dit.train.checkpoint.object_store import POINTERS, CheckpointStore
+
+if TYPE_CHECKING:
+    from dit.train.checkpoint.object_store import CheckpointStore
 
 _LATER = "the run goes on, and tries again at its next save and at its end"
 _POLL_S = 0.05
@@ -49,7 +53,7 @@ def restored(config: RunConfig) -> list[str]:
     c = config.checkpoint
     if not c.mirror or not c.save:
         return []
-    store, own = CheckpointStore(c.mirror), find_checkpoint(Path(c.save))
+    store, own = _store(c.mirror), find_checkpoint(Path(c.save))
     if own is not None:
         return _about_mirror(store, own)
     name = store.newest()
@@ -76,8 +80,15 @@ def to_fetch(config: RunConfig) -> str | None:
     c = config.checkpoint
     if not c.mirror or not c.save:
         return None
-    store = CheckpointStore(c.mirror)
+    store = _store(c.mirror)
     return store.newest() if find_checkpoint(Path(c.save)) is None else None
+
+
+def _store(address: str) -> CheckpointStore:
+    """Imported where a run has a mirror."""
+    from dit.train.checkpoint.object_store import CheckpointStore
+
+    return CheckpointStore(address)
 
 
 def _about_mirror(store: CheckpointStore, own: Path) -> list[str]:
@@ -100,7 +111,7 @@ class Mirror:
         """Raises CheckpointError where MSC has no such profile."""
         c = config.checkpoint
         assert c.mirror and c.save
-        self.store, self.keep_last = CheckpointStore(c.mirror), c.keep_last
+        self.store, self.keep_last = _store(c.mirror), c.keep_last
         self.checkpoints = Path(c.save) / "checkpoints"
         self.failures = self.failures_in_a_row = 0
         self._lines: deque[str] = deque()

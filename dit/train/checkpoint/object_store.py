@@ -27,6 +27,7 @@ from dit.checkpoint_paths import (
     LOWEST_VAL,
     MANIFEST,
     PARTIAL,
+    POINTERS,
     STEP,
     CheckpointError,
     FileDigest,
@@ -41,7 +42,6 @@ from dit.safe_writing import sync_folder
 
 logger = logging.getLogger(__name__)
 
-POINTERS = (LATEST, LOWEST_VAL)
 _FOLDER = "checkpoints"
 _PIECE = 16 << 20  # bytes of an object that are held in memory
 _SIDE_BY_SIDE = 8  # files that are fetched

@@ -41,8 +41,7 @@ from dit.models.registry import family_of
 from dit.objectives.registry import REGISTRY
 from dit.safe_writing import FolderInUseError, only_writer
 from dit.train.checkpoint.data_position import Position, data_positions, restore_position
-from dit.train.checkpoint.origin import Origin, saved_origin
-from dit.train.checkpoint.starting_point import check_writable, unwritable
+from dit.train.checkpoint.starting_point import Origin, check_writable, saved_origin, unwritable
 from dit.train.checkpoint.state_dict import (
     DataState,
     interval_sums,

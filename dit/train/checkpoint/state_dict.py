@@ -31,9 +31,9 @@ from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
 from dit.config.inlining import value_of
 from dit.config.resume import Resume, resume_class
 from dit.config_loading.schema import schema_of
+from dit.distcp import common_values, load, tensor_names
 from dit.models.layers.adaptable import is_adapter
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
-from dit.train.checkpoint.distcp import common_values, load, tensor_names
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
 from dit.train.checkpoint.shares import stored_by
 from dit.train.model_and_optimizer import ModelAndOptimizer

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dit.config.checks import Problems
-from dit.config_loading import Arguments, ConfigError, parse_arguments
+from dit.config_loading import ConfigError
+from dit.config_loading.cli import Arguments, parse_arguments
 from dit.config_loading.schema import Schema, is_group, record_type, sentences
 from dit.models.dit.family import DitConfig
 from recipes.runs import RECIPES, dit_s, dit_xl

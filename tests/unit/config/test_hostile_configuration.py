@@ -11,7 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.config_loading import ConfigError, load_config, parse_arguments, to_yaml
+from dit.config_loading import ConfigError, load_config, to_yaml
+from dit.config_loading.cli import parse_arguments
 from dit.config_loading.schema import Schema
 from dit.models.dit.family import DitConfig
 from recipes.runs import RECIPES

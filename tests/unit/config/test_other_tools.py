@@ -15,7 +15,8 @@ import torch
 import yaml
 
 from dit.config.inlining import value_of
-from dit.config_loading import ConfigError, load_config, parse_arguments
+from dit.config_loading import ConfigError, load_config
+from dit.config_loading.cli import parse_arguments
 from dit.models.cost import trained_count
 from dit.models.registry import FAMILIES
 from dit.objectives.registry import training_objective

@@ -26,9 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dit.config import Recompute
 from dit.lora.adapter import adapter_key, dropped
 from dit.models.dit.model import DiT
-from dit.models.kernels import across_heads, adapter_dropout, choice, gated_norm, rotated_heads
+from dit.models.kernels import across_heads, adapter_dropout, gated_norm, rotated_heads
 from dit.models.kernels.gated_norm import RowChunks
 from dit.models.kernels.traffic import OPERATOR_BYTES
+from dit.models.layers import per_sample
 from dit.train.model_and_optimizer import randomise
 from tests.fused_kernels import (
     CALLS,
@@ -190,7 +191,7 @@ def test_dropout_has_the_bits_of_torch(rate, dtype, monkeypatch):
     place_T = torch.randint(0, 2**31 - 1, (37,), generator=rng)
     where = {"rate": rate, "key": adapter_key(7, "a"), "place_T": place_T, "first": 5 * 1030}
     bits = {BF16: torch.int16, FP32: torch.int32}[dtype]
-    monkeypatch.setattr(choice, "kernels_run_on", lambda device: True)
+    monkeypatch.setattr(per_sample, "kernels_run_on", lambda device: True)
     each = []
     for fused in (True, False):
         other_TI, out_TI = dropped(x_TI, **where, fused_kernels=fused)
@@ -231,7 +232,7 @@ def _assert_same(network, plain_network, batch, level_M, monkeypatch):
         randomise(one, seed=3)
     plain, calls = _numbers(plain_network, batch, level_M)
     assert not calls
-    monkeypatch.setattr(choice, "kernels_run_on", lambda device: True)
+    monkeypatch.setattr(per_sample, "kernels_run_on", lambda device: True)
     fused, calls = _numbers(network, batch, level_M)
     for name, number in plain.items():
         assert (fused[name] - number).norm() <= 1e-5 * number.norm() + 1e-7, name

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dit.models.attention import by_runs
-from dit.models.attention.by_runs import attend_by_runs
-from dit.models.attention.kernels import attend_packed, sequences
+from dit.models.attention import kernels
+from dit.models.attention.kernels import attend_by_runs, attend_packed, sequences
 from dit.models.attention.spans import Spans, attend_one_by_one
 from dit.models.layers import context_parallel
 from tests.plain_kernel import plain_kernel
@@ -173,13 +172,13 @@ def test_kernels_that_plan_for_a_count_see_few_counts(layout):
 @pytest.mark.parametrize("together", [True, False])
 def test_samples_share_calls_or_have_their_own(monkeypatch, together):
     shapes = []
-    plain = by_runs.scaled_dot_product_attention
+    plain = kernels.scaled_dot_product_attention
 
     def counted(q, k, v):
         shapes.append(q.shape[0])
         return plain(q, k, v)
 
-    monkeypatch.setattr(by_runs, "scaled_dot_product_attention", counted)
+    monkeypatch.setattr(kernels, "scaled_dot_product_attention", counted)
     spans, total, keys = _spans([5, 5, 5, 4], [7, 7, 7, 2])
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(rows, 3, 8, generator=generator) for rows in (total, keys, keys)]

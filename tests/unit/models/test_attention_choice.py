@@ -14,10 +14,9 @@ import torch.nn.attention as nn_attention
 from dit.config import AttentionBackend, ContextComm, Precision
 from dit.config_loading import load_config
 from dit.models.attention import choice, fit
-from dit.models.attention.by_runs import attend_by_runs
 from dit.models.attention.choice import attention_calls, fault, first_working, milliseconds
 from dit.models.attention.fit import LONG, AttentionCase, fitting, planned_backend, refusal
-from dit.models.attention.kernels import ATTEND, attend_packed
+from dit.models.attention.kernels import ATTEND, attend_by_runs, attend_packed
 from dit.models.layers import packed_attention
 from dit.train.model_and_optimizer import randomise
 from tests.learning import tiny_run

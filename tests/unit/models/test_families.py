@@ -13,15 +13,8 @@ import pytest
 from dit.config import (
     Problems,
 )
-from dit.config_loading import (
-    ConfigError,
-    changes,
-    load_config,
-    parse_arguments,
-    read_config,
-    save_config,
-    to_yaml,
-)
+from dit.config_loading import ConfigError, changes, load_config, read_config, save_config, to_yaml
+from dit.config_loading.cli import parse_arguments
 from dit.models.cost import forward_flops, parameter_count
 from dit.models.dit.family import DitConfig
 from dit.models.registry import (
@@ -226,7 +219,7 @@ def test_a_configuration_in_our_own_keys_reads_no_table_of_other_tools(tmp_path:
     save_config(dit_s(), tmp_path / "run.yaml")
     code = (
         "import sys; from recipes.runs import RECIPES;"
-        "from dit.config_loading import parse_arguments;"
+        "from dit.config_loading.cli import parse_arguments;"
         f"parse_arguments(['--mock', '--config-file', {str(tmp_path / 'run.yaml')!r},"
         " '--recipe', 'dit_s', 'train.train_iters=5', '--rng.seed', '3', '~rng.seed'],"
         " recipes=RECIPES);"

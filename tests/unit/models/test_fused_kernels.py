@@ -16,8 +16,9 @@ import triton
 from torch import Tensor
 
 from dit.config import ModelConfig
-from dit.models.kernels import across_heads, adapter_dropout, choice, gated_norm, rotated_heads
+from dit.models.kernels import across_heads, adapter_dropout, gated_norm, rotated_heads
 from dit.models.kernels.gated_norm import CHUNK, RowChunks, slots_of
+from dit.models.layers import per_sample
 from dit.models.layers.per_sample import PerSample
 from dit.models.registry import families, named_model
 from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AcrossCall, AdaLNCall, HeadsCall
@@ -246,7 +247,7 @@ def test_other_devices_take_the_plain_form(monkeypatch):
     for device in ("cpu", "meta"):
         level_row_T = torch.zeros(3, dtype=torch.int64, device=device)
         assert not PerSample.of(level_row_T, fused_kernels=True).fused
-    monkeypatch.setattr(choice, "kernels_run_on", lambda device: True)
+    monkeypatch.setattr(per_sample, "kernels_run_on", lambda device: True)
     assert PerSample.of(level_row_T, fused_kernels=True).fused
     assert not PerSample.of(level_row_T, fused_kernels=False).fused
     assert not PerSample.of(level_row_T, fused_kernels=True, compiled=True).fused

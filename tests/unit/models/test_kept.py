@@ -18,8 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from dit.batch import PackedBatch
 from dit.config import ContextComm, ModelConfig, Precision, Recompute
 from dit.models.cost import kept_by_layer, network_cost
-from dit.models.kernels import choice
-from dit.models.layers import context_parallel
+from dit.models.layers import context_parallel, per_sample
 from dit.models.registry import families, family_of, named_model
 from dit.pack_wire import pack_to
 from tests.packs import random_pack
@@ -58,7 +57,7 @@ def _kept(model: ModelConfig, batch: PackedBatch, groups) -> int:
         return x
 
     level_M = torch.empty(batch.num_levels, device=META)
-    on_cuda = patch.object(choice, "kernels_run_on", lambda device: device == META)
+    on_cuda = patch.object(per_sample, "kernels_run_on", lambda device: device == META)
     with on_cuda, CudaKernels(), saved_tensors_hooks(keep, lambda x: x):
         network(batch.latent_TC.float(), level_M, batch)
     return sum(storage.nbytes() for storage in kept.values())

@@ -19,9 +19,13 @@ from dit.data.pack import PatchLayout, pack_samples
 from dit.models.family import InputKind, NullInput, SampleInput
 from dit.models.positions import GridPositions
 from dit.models.registry import VARIABLE
-from dit.objectives.given_frames import with_clean_tokens
 from dit.objectives.registry import training_objective
-from dit.objectives.training_target import training_problem, validation_pack, validation_problem
+from dit.objectives.training_target import (
+    training_problem,
+    validation_pack,
+    validation_problem,
+    with_clean_tokens,
+)
 from dit.train.loss import loss_of
 from recipes.runs import dit_debug
 from tests.toy_family import PLACE

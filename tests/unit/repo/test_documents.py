@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from dit.codecs.vae import CODECS
-from dit.config_loading import parse_arguments
+from dit.config_loading.cli import parse_arguments
 from recipes.runs import RECIPES
 from tests.doc_commands import Command, commands, launcher_flags, pages, script_call
 from tests.launching import run
