@@ -130,11 +130,7 @@ def load_config(
         for size, keys in family.keys_of_sizes.items()
     }
     checked = partial(_checked, base, settings, sizes, schema, saved=saved)
-    found = checked()
-    if found.problems:
-        # Another tool's key may ask for what its own network would not have used, either.
-        without = checked(where_legal=False)
-        found = without if len(without.problems) < len(found.problems) else found
+    found = _where_legal(checked)
     problems += found.problems
     if problems or found.config is None:
         raise ConfigError(problems)
@@ -150,6 +146,20 @@ class _Checked:
     config: RunConfig | None  # None where there are problems
     notices: list[str]
     problems: list[str]
+    optional: frozenset[str]
+    """Our keys that keys of other tools set as far as the run can take them."""
+
+
+def _where_legal(checked: Callable[..., _Checked]) -> _Checked:
+    """Without what keys of other tools ask for and this run cannot take, as theirs may not."""
+    found, unset = checked(), dict[str, str]()
+    for key in sorted(found.optional) if found.problems else ():
+        without = checked(unset={**unset, key: ""})
+        if len(without.problems) < len(found.problems):
+            wrong = [problem for problem in found.problems if problem not in without.problems]
+            unset[key] = f"{key} is not set, for {'; '.join(wrong)}"
+            found = checked(unset=unset)
+    return found
 
 
 def _checked(
@@ -159,14 +169,14 @@ def _checked(
     schema: Schema,
     *,
     saved: bool,
-    where_legal: bool = True,
+    unset: Mapping[str, str] | None = None,
 ) -> _Checked:
     """`sizes`: the keys that each `model.name` implies.
 
-    `where_legal`: whether to use the keys of other tools that not all networks take.
+    `unset`: those of `optional` that are not to be set, and why.
     """
     problems: list[str] = []
-    ours, notices = _sort(settings, schema, problems, where_legal=where_legal)
+    ours, notices, optional = _sort(settings, schema, problems, unset or {})
     merged = merge(base, ours, sizes)
     problems += [] if saved else read_paths(merged, schema)
     config, wrong = checked_config(merged, base, schema)
@@ -176,6 +186,7 @@ def _checked(
         config=config,
         notices=[*said, *merged.notices],
         problems=[*problems, *merged.problems, *wrong],
+        optional=optional,
     )
 
 
@@ -251,12 +262,13 @@ def _foreign(key: str) -> Foreign | None:
 
 
 def _sort(
-    settings: list[Setting], schema: Schema, problems: list[str], *, where_legal: bool
-) -> tuple[list[Setting], list[Notice]]:
-    """The settings of our own keys, and one notice for each key of another stack."""
+    settings: list[Setting], schema: Schema, problems: list[str], unset: Mapping[str, str]
+) -> tuple[list[Setting], list[Notice], frozenset[str]]:
+    """The settings of our own keys, one notice for each key of another stack, and `optional`."""
     ours: list[Setting] = []
     notices: list[tuple[bool, Notice]] = []
-    kept = _without_removed_foreign(settings, schema)
+    optional: set[str] = set()
+    kept = _with_blocks(_without_removed_foreign(settings, schema), schema)
     values = {setting.key: setting.value for setting in kept}  # the last, which is the strongest
     for setting in kept:
         known = schema.is_known(setting.key)
@@ -273,11 +285,26 @@ def _sort(
             problems.append(f"{_named(setting)}: is not supported: {entry.instead}")
         else:
             read = _read(setting, entry, values, problems)
-            read = read if where_legal or not entry.where_legal else []
+            optional |= {one.key for one in read if entry.where_legal}
+            left = [unset[one.key] for one in read if entry.where_legal and one.key in unset]
+            read = [] if left else read
             ours += read
-            notices.append((entry.grave, partial(_notice, setting, entry, read)))
+            notices.append((entry.grave, partial(_notice, setting, entry, read, left)))
     # What changes the whole run comes first.
-    return ours, [notice for _, notice in sorted(notices, key=lambda one: not one[0])]
+    said = [notice for _, notice in sorted(notices, key=lambda one: not one[0])]
+    return ours, said, frozenset(optional)
+
+
+def _with_blocks(settings: list[Setting], schema: Schema) -> list[Setting]:
+    """And, before them, one setting for each group of another stack that has a meaning itself."""
+    blocks: dict[str, Setting] = {}
+    for setting in settings:
+        group, dot, name = setting.key.partition(".")
+        entry = _foreign(group) if dot and not schema.is_known(group) else None
+        if entry is not None and entry.of_block:
+            whole = blocks.get(group, replace(setting, key=group, value={}))
+            blocks[group] = replace(whole, value=whole.value | {name: setting.value})
+    return [*blocks.values(), *settings]
 
 
 def _refused_by(config: RunConfig, settings: list[Setting], schema: Schema) -> list[str]:
@@ -327,10 +354,14 @@ def _read(
     return [replace(setting, key=key, value=value, origin=origin) for key, value in values.items()]
 
 
-def _notice(setting: Setting, entry: Foreign, read: list[Setting], config: RunConfig) -> str:
+def _notice(
+    setting: Setting, entry: Foreign, read: list[Setting], left: list[str], config: RunConfig
+) -> str:
+    """What a key is read as; `left` has the reasons why it is not read as what it could be."""
     if entry.of_run is not None and setting.value is not None:
         return f"{_named(setting)}: {entry.of_run(setting.value, config)}"
-    note = f": {entry.instead}" if entry.instead else ""
+    notes = "; ".join(text for text in (entry.instead, *left) if text)
+    note = f": {notes}" if notes else ""
     if not read:
         return f"{_named(setting)}: read, not used{note}"
     as_ours = ", ".join(f"{one.key}={shown(one.value)}" for one in read)

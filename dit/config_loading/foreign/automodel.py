@@ -49,6 +49,13 @@ def _weighting(value: Any) -> dict[str, Any]:
     return {"objective.name": "flow", "objective.weighting": words[value]}
 
 
+def _fsdp(block: Any) -> dict[str, Any]:
+    """The group as a whole, which says that the run is one of FSDP2."""
+    if not isinstance(block, dict):
+        raise ValueError("is a group and holds no value; set a key such as fsdp.tp_size")
+    return {"ddp.sharding": "weights"}
+
+
 AUTOMODEL: dict[str, Foreign] = {
     "seed": read_as("rng.seed"),
     "wandb.project": read_as("logger.wandb_project"),
@@ -86,6 +93,12 @@ AUTOMODEL: dict[str, Foreign] = {
     "lr_scheduler.lr_decay_steps": read_as("scheduler.lr_decay_iters"),
     "lr_scheduler.min_lr": read_as("optimizer.min_lr"),
     "lr_scheduler.*": unused_key("scheduler.* and optimizer.min_lr decide"),
+    "fsdp": Foreign(
+        reading=_fsdp,
+        instead="data ranks share weights out, as in FSDP2",
+        of_block=True,
+        where_legal=True,
+    ),
     "fsdp.tp_size": read_as("model.tensor_model_parallel_size"),
     "fsdp.cp_size": read_as("model.context_parallel_size"),
     "fsdp.pp_size": read_as("model.pipeline_model_parallel_size"),

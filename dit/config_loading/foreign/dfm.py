@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from dit.config_loading.foreign.entry import Foreign
 
 _OFF = (None, False)
@@ -12,6 +15,17 @@ _PRECISION = "model.precision and ddp.grad_reduce_in_fp32 decide"
 _MOMENTS = "optimizer.exp_avg_dtype and exp_avg_sq_dtype decide, and float32 is their default"
 _FLOAT32 = (None, "torch.float32", "float32", "fp32")
 _TEXT = "there is no tokenizer: shards hold embedded text"
+_STRATEGY = "ddp.data_parallel_sharding_strategy"
+_STRATEGIES = {"no_shard": "optimizer", "optim": "optimizer", "optim_grads_params": "weights"}
+"""Of Megatron-FSDP, and what each is of ddp.sharding; `no_shard` is its default."""
+
+
+def _megatron_fsdp(values: Mapping[str, Any]) -> dict[str, Any]:
+    strategy = values.get(_STRATEGY) or "no_shard"
+    if not values["ddp.use_megatron_fsdp"] or strategy not in _STRATEGIES:
+        return {}
+    return {"ddp.sharding": _STRATEGIES[strategy]}
+
 
 DFM: dict[str, Foreign] = {
     "model.qkv_format": Foreign(instead="packs are always thd", accepts=("thd",)),
@@ -69,7 +83,16 @@ DFM: dict[str, Foreign] = {
     "optimizer.store_param_remainders": Foreign(instead="the optimizer keeps float32 weights"),
     "scheduler.override_opt_param_scheduler": Foreign(instead="the configuration always decides"),
     "ddp.use_megatron_fsdp": Foreign(
-        instead="ddp.use_distributed_optimizer shards the optimizer", accepts=_OFF
+        joint=_megatron_fsdp,
+        instead=f"as {_STRATEGY} says, whose default is no_shard",
+        accepts=_ON_OR_OFF,
+        where_legal=True,
+    ),
+    _STRATEGY: Foreign(
+        instead="optim_grads_params is ddp.sharding=weights, optim and no_shard are"
+        " ddp.sharding=optimizer, each with ddp.use_megatron_fsdp=true; gradients are not shared"
+        " out without weights",
+        accepts=(None, *_STRATEGIES),
     ),
     "ddp.check_for_nan_in_grad": Foreign(instead="train.max_skipped_steps decides"),
     "ddp.average_in_collective": Foreign(

@@ -26,7 +26,8 @@ class Foreign:
     accepts: tuple[Any, ...] | None = None  # the supported values; None means any value
     reading: Reading | None = None  # None: the key is not used
     joint: JointReading | None = None  # in the place of `reading`
-    where_legal: bool = False  # not used, without an error, where our network does not take it
+    where_legal: bool = False  # not used, without an error, where this run cannot take it
+    of_block: bool = False  # the key is a group, which says something beside each of its keys
     of_run: Callable[[Any, RunConfig], str] | None = None  # (value, the whole run) -> `instead`
     grave: bool = False  # this run trains another network or method than the file asks for
     refused: Callable[[Any, RunConfig], str] | None = None  # (value, the whole run) -> why it is
@@ -150,4 +151,4 @@ CONVERT = (
     " then set dataset.path=NEW"
 )
 MACHINE = "the launcher and the machine decide"
-SHARDED = "ddp.use_distributed_optimizer shards the optimizer over all data-parallel ranks"
+SHARDED = "ddp.sharding says what data-parallel ranks share out: the optimizer, or weights as well"

@@ -50,6 +50,11 @@ def _ema(value: Any) -> dict[str, Any]:
     return {"ema.kind": "constant", "ema.decay": value}
 
 
+def _shares(ranks: Any) -> dict[str, Any]:
+    """Weights are shared out over so many ranks; -1 stands for all."""
+    return {"ddp.sharding": "optimizer" if ranks == 1 else "weights"}
+
+
 _SPARSE = unused_key("attention is dense here", None, False, 0, 0.0, "")
 _FIRST_STEPS = unused_key("the average begins with the run: ema.kind says how")
 _LOADED = "dataset.* decides"
@@ -103,7 +108,11 @@ _PARALLEL = {
     "tp_size": read_as("model.tensor_model_parallel_size"),
     "sp_size": read_as("model.context_parallel_size"),
     "hsdp_replicate_dim": read_as("ddp.dp_replicate_size"),
-    "hsdp_shard_dim": unused_key(SHARDED),
+    "hsdp_shard_dim": Foreign(
+        reading=_shares,
+        instead="over as many data-parallel and context ranks as ddp.dp_replicate_size leaves",
+        where_legal=True,
+    ),
 }
 _VALIDATION = {
     "dataset_file": read_as("validation.prompts_file"),
