@@ -89,14 +89,13 @@ def _any_titles() -> dict[str, Any]:
 @contextmanager
 def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
     """The container and its first video stream; errors of FFmpeg become refusals."""
-    import av
-    from av.error import FFmpegError
+    import av.error
 
     with open_media(file) as stream:
         stream.seek(0)
         try:
             container = av.open(stream, "r", **_any_titles())
-        except (FFmpegError, OSError, ValueError) as error:
+        except (av.error.FFmpegError, OSError, ValueError) as error:
             stream.seek(0)
             what = what_it_is(stream.read(HEAD))
             why = getattr(error, "strerror", None) or str(error)  # without the path
@@ -107,7 +106,7 @@ def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
             video.codec_context.options = _LIMITS
             try:
                 yield container, video
-            except (FFmpegError, OSError, ValueError, OverflowError, MemoryError) as error:
+            except (av.error.FFmpegError, OSError, ValueError, OverflowError, MemoryError) as error:
                 detail = f"{type(error).__name__}: {error}"
                 raise RefusedError(Reason.VIDEO_DAMAGED, detail) from error
 
@@ -308,15 +307,14 @@ def _hevc_alpha(video: Any) -> bytes:
 
 def _alpha_decoder(video: Any) -> Any:
     """The decoder of transparency in WebM; None for other videos, or where this FFmpeg has none."""
-    from av.codec.codec import UnknownCodecError
-    from av.codec.context import CodecContext
+    import av.codec.codec
 
     name = _WITH_ALPHA.get(video.codec_context.name)
     if name is None or not tells_alpha(video):
         return None
     try:
-        decoder = CodecContext.create(name, "r")
-    except UnknownCodecError:
+        decoder = av.CodecContext.create(name, "r")
+    except av.codec.codec.UnknownCodecError:
         return None
     decoder.options = _LIMITS
     return decoder

@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from dit.config import MockGeometry, RunConfig
-from dit.models.cost import forward_flops
+from dit.device_specs import device_named
+from dit.models.cost import forward_flops, memory
+from dit.planner.efficiency import EFFICIENCIES
+from dit.planner.times import expected_load, times
 
 _WARM_UP, _STEPS = 2, 4
 _MOST_TOKENS = 8192  # of a pack that is measured; longer ones are reckoned from a short one
@@ -83,11 +86,6 @@ def planned_seconds(config: RunConfig, device: str) -> float | None:
 
     Infinite where weights and activations do not fit into its memory.
     """
-    from dit.device_specs import device_named
-    from dit.models.cost import memory
-    from dit.planner.efficiency import EFFICIENCIES
-    from dit.planner.times import expected_load, times
-
     found, efficiency = device_named(device), EFFICIENCIES["fused"]
     if found is None:
         return None

@@ -199,7 +199,6 @@ def _check(
 @contextmanager
 def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int) -> Iterator[None]:
     """Inside, the process group of this layout alone."""
-    import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
@@ -210,7 +209,7 @@ def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int
         mine.set("begins", "")
     mine.wait(["begins"], _TURN)
     dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
+        "nccl" if _devices() else "gloo",
         store=mine,
         rank=rank(),
         world_size=layout.size,

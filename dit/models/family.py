@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from dit.config import ModelConfig, Precision
@@ -109,9 +110,7 @@ def reference_inputs(model: Any, *, clean: bool) -> list[SampleInput]:
 
 def grid_positions(_: ModelConfig) -> PositionRule:
     """`Family.positions`: indices of frames, whatever their rate, of rows and of columns."""
-    from dit.models.positions import GridPositions
-
-    return GridPositions()
+    return resolve_name("dit.models.positions:GridPositions")()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,9 @@ from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+from PIL import Image
+
+from dit.codecs.text.vocabulary import unknown_words
 from dit.parsing import parse_json
 from dit.playground.requests import Wish
 from dit.sampling.commands.generate_media import (
@@ -161,8 +164,6 @@ class Studio:
             opened, [Prompt(text=wish.prompt)], seed=wish.seed, options=options, watch=watch
         )
         frames, settings = made.frames_FHW3, made.settings
-        from dit.codecs.text.vocabulary import unknown_words
-
         fps = settings["fps"] or FPS
         note = unknown_words([wish.prompt], opened.encoder, opened.card)
         return {
@@ -189,8 +190,6 @@ def _given(options: GenerationOptions) -> dict[str, Any]:
 
 def data_url(frames_FHW3: np.ndarray, *, fps: float) -> str:
     """A PNG, or of several frames an animated WebP, which a page shows as it is."""
-    from PIL import Image
-
     first, *others = (Image.fromarray(frame) for frame in frames_FHW3)
     stored, kind = io.BytesIO(), "webp" if others else "png"
     moving = {"save_all": True, "append_images": others, "duration": round(1000 / fps), "loop": 0}

@@ -14,6 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from dit.drawing import CELLS, FailedDrawing, drawing
 from dit.parsing import parse_json
 from dit.report.reading import ReportError, RunRecord
@@ -118,8 +120,6 @@ Cell = tuple[str, str, int]
 
 def _of_grid(file: Path) -> str:
     """Raises an error of any type where the file names no pictures, or places outside of it."""
-    from PIL import Image
-
     if not file.is_file():  # reading a pipe would wait for ever
         raise FileNotFoundError
     with Image.open(file) as image:
@@ -191,8 +191,6 @@ def _source(file: Path) -> tuple[str, bool]:
     Raises:
         OSError: the file does not exist.
     """
-    from PIL import Image
-
     if not file.is_file():  # reading a pipe would wait for ever
         raise FileNotFoundError("it is not there, or is no file")
     content, kind = file.read_bytes(), "png"

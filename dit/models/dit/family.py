@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig
@@ -219,9 +220,7 @@ class DitConfig(ModelConfig):
 
 
 def _positions(model: DitConfig) -> PositionRule:
-    from dit.models.positions import GridPositions
-
-    return GridPositions(model.base_fps)
+    return resolve_name("dit.models.positions:GridPositions")(model.base_fps)
 
 
 def _vae(model: DitConfig) -> str:

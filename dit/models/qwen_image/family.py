@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig
@@ -112,9 +113,7 @@ class QwenImageConfig(ModelConfig):
 
 
 def _positions(_: QwenImageConfig) -> PositionRule:
-    from dit.models.positions import CentredPositions
-
-    return CentredPositions()
+    return resolve_name("dit.models.positions:CentredPositions")()
 
 
 def _codec(model: QwenImageConfig) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig, TextPadding
@@ -156,9 +157,7 @@ class Sd3Config(ModelConfig):
 
 
 def _positions(model: Sd3Config) -> PositionRule:
-    from dit.models.positions import CroppedPositions
-
-    return CroppedPositions(model.table_side)
+    return resolve_name("dit.models.positions:CroppedPositions")(model.table_side)
 
 
 def _inputs(model: Sd3Config) -> tuple[SampleInput, ...]:

@@ -28,6 +28,7 @@ from dit.command_line import OptionParser
 from dit.config import Sampler
 from dit.console import Console
 from dit.local_path import checkpoint_place, is_address, local_text
+from dit.models.registry import family_of
 from dit.sampling.commands.digit_judges import (
     CAPTIONS,
     EDITS,
@@ -138,8 +139,6 @@ class MovingKind(Kind):
     sheet = "clips.png"
 
     def __init__(self, args: argparse.Namespace, opened: OpenCheckpoint, data: Path, folder: Path):
-        from dit.models.registry import family_of
-
         assert opened.decoder is not None
         train, held_out = (real_clips(data, split, opened.decoder) for split in ("train", "val"))
         self._judge, self._held_out = ClipJudge.trained_on(*zip(*train, strict=True)), held_out

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 
 from dit.command_line import OptionParser
 from dit.config import Sampler
@@ -33,6 +34,7 @@ from dit.local_path import checkpoint_place, is_address, local_text
 from dit.progress import counted
 from dit.sampling.commands.digit_accuracy import generation_options, report_folder
 from dit.sampling.commands.options import MOST_SAMPLES, check_count, check_seed
+from dit.sampling.prompts import Prompt
 
 if TYPE_CHECKING:
     from dit.codecs.vae import Codec
@@ -176,8 +178,6 @@ def _root_mean(errors: Sequence[np.ndarray]) -> tuple[float | None, float | None
 
 def draw_pairs(pairs: Sequence[tuple[np.ndarray, np.ndarray]], path: Path) -> None:
     """Writes a sheet of pictures: the first of each pair above the second, pixel by pixel."""
-    from PIL import Image
-
     shape = np.max([one.shape[:2] for pair in pairs for one in pair], axis=0)
     times = max(1, -(-_CELL // int(shape.max())))
     height, width = (int(side) * times + 2 for side in shape)
@@ -234,7 +234,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported late: --help and a wrong option answer at once.
     from dit.sampling.commands.generate_media import generate_opened, shown_progress
     from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
-    from dit.sampling.prompts import Prompt
 
     loading = LoadOptions(lora=args.lora)
     opened = open_checkpoint(args.checkpoint_path, weights=args.weights, options=loading)
