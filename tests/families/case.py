@@ -132,6 +132,48 @@ def fill_random(network: nn.Module, *, seed: int) -> None:
             parameter.copy_(wave * spread + norm)
 
 
+def parts_of(folder: Path, **kinds: Any) -> dict[str, Any]:
+    """Parts of a pipeline by their classes; text encoders in the precision of shards, bfloat16."""
+    return {
+        name: kind.from_pretrained(
+            folder / name, **{"torch_dtype": torch.bfloat16} if "text_encoder" in name else {}
+        )
+        for name, kind in kinds.items()
+    }
+
+
+def saved(opened: Any, folder: Path) -> Any:
+    """A pipeline that shows no progress, in `folder`/pipeline."""
+    opened.set_progress_bar_config(disable=True)
+    opened.save_pretrained(folder / "pipeline")
+    return opened
+
+
+def latents_made(pipe: Any, latents: Tensor, **call: Any) -> Tensor:
+    """What a pipeline makes of its noise in four steps, as the noise is laid out."""
+    call |= {"num_inference_steps": STEPS, "output_type": "latent", "return_dict": False}
+    (found,) = pipe(latents=latents, **call)
+    return found
+
+
+def embeds_of(texts: Texts) -> dict[str, Tensor]:
+    """Arguments of pipelines with a pooled text, in float32 as the network is.
+
+    The pipeline's own are of the type of its text encoders.
+    """
+    found: dict[str, Tensor] = {}
+    for name, text in texts.items():
+        pooled = f"{name.removesuffix('prompt')}pooled_prompt_embeds"
+        found |= {f"{name}_embeds": text["text"][None].float()}
+        found[pooled] = text["pooled_text"][None].float()
+    return found
+
+
+def sides_of(noise_CFHW: Tensor, stride: int) -> dict[str, int]:
+    """Rows and columns of a latent in pixels."""
+    return {"height": noise_CFHW.shape[2] * stride, "width": noise_CFHW.shape[3] * stride}
+
+
 def gap(ours: Tensor, theirs: Tensor) -> float:
     """Largest absolute difference over the root mean square of theirs."""
     return float((ours - theirs).abs().max() / theirs.square().mean().sqrt())

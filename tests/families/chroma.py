@@ -26,14 +26,17 @@ from tests.families.case import (
     COUNTED,
     COUNTED_TEXT,
     PROMPT,
-    STEPS,
     Case,
     Generation,
     Texts,
     latent_of,
+    latents_made,
     mixed_pack,
+    parts_of,
     picture,
+    saved,
     shape_of,
+    sides_of,
     text_of,
 )
 from tests.families.flux import packed_by_pipeline
@@ -124,20 +127,14 @@ random_chroma = CASE.random
 
 def pipeline(folder: Path) -> ChromaPipeline:
     """The pipeline with random weights, saved in `folder`/pipeline; its parts are FLUX's."""
-    parts: Any = pipeline_parts.flux(folder / "parts")
+    kinds = {"text_encoder_2": T5EncoderModel, "tokenizer_2": AutoTokenizer}
+    parts = parts_of(pipeline_parts.flux(folder / "parts"), vae=AutoencoderKL, **kinds)
     opened = ChromaPipeline(
         transformer=random_chroma(),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        vae=AutoencoderKL.from_pretrained(parts / "vae"),
-        # In the precision in which shards hold what it makes.
-        text_encoder=T5EncoderModel.from_pretrained(
-            parts / "text_encoder_2", torch_dtype=torch.bfloat16
-        ),
-        tokenizer=AutoTokenizer.from_pretrained(parts / "tokenizer_2"),
+        **{name.removesuffix("_2"): part for name, part in parts.items()},
     )
-    opened.set_progress_bar_config(disable=True)
-    opened.save_pretrained(folder / "pipeline")
-    return opened
+    return saved(opened, folder)
 
 
 def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
@@ -146,18 +143,15 @@ def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
     With masks of booleans: those of ones and zeros that the pipeline makes of a caption are added
     to the products of attention, and hide no padding.
     """
-    embeds: dict[str, Any] = {}
     for name, text in texts.items():
         padded = pad(text["text"].float(), (0, 0, 0, 5), value=1.0)
-        embeds[f"{name}_embeds"] = padded[None]
-        embeds[f"{name}_attention_mask"] = torch.arange(len(padded))[None] < len(text["text"])
+        call[f"{name}_embeds"] = padded[None]
+        call[f"{name}_attention_mask"] = torch.arange(len(padded))[None] < len(text["text"])
     pipe.to(torch.float32)
-    height, width = (side * pipe.vae_scale_factor for side in noise_CFHW.shape[2:])
-    (found,) = pipe(
-        **embeds, height=height, width=width, num_inference_steps=STEPS,
-        latents=packed_by_pipeline(noise_CFHW), output_type="latent", return_dict=False, **call,
-    )  # fmt: skip
-    return ChromaPipeline._unpack_latents(found, height, width, pipe.vae_scale_factor)[0][:, None]
+    stride = pipe.vae_scale_factor
+    sides = sides_of(noise_CFHW, stride)
+    found = latents_made(pipe, packed_by_pipeline(noise_CFHW), **sides, **call)
+    return ChromaPipeline._unpack_latents(found, **sides, vae_scale_factor=stride)[0][:, None]
 
 
 def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:

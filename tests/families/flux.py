@@ -20,11 +20,15 @@ from tests.families.case import (
     COUNTED_TEXT,
     GUIDANCE,
     PROMPT,
-    STEPS,
     Case,
     Generation,
     Texts,
+    embeds_of,
     latent_of,
+    latents_made,
+    parts_of,
+    saved,
+    sides_of,
     text_of,
 )
 from tests.packs import random_pack
@@ -184,49 +188,29 @@ def pipeline(folder: Path, kind: str) -> Any:
 
     from tests.families import pipeline_parts
 
-    parts, bf16 = pipeline_parts.flux(folder / "parts"), {"torch_dtype": torch.bfloat16}
+    kinds = {"tokenizer": AutoTokenizer, "tokenizer_2": AutoTokenizer, "vae": AutoencoderKL}
+    kinds |= {"text_encoder": CLIPTextModel, "text_encoder_2": T5EncoderModel}
     scheduler = SCHEDULERS["schnell" if kind == "schnell" else "dev"]
     made: dict[str, Any] = {
-        "tokenizer": AutoTokenizer.from_pretrained(parts / "tokenizer"),
-        "tokenizer_2": AutoTokenizer.from_pretrained(parts / "tokenizer_2"),
-        # In the precision in which shards hold what they make.
-        "text_encoder": CLIPTextModel.from_pretrained(parts / "text_encoder", **bf16),
-        "text_encoder_2": T5EncoderModel.from_pretrained(parts / "text_encoder_2", **bf16),
-        "vae": AutoencoderKL.from_pretrained(parts / "vae"),
+        **parts_of(pipeline_parts.flux(folder / "parts"), **kinds),
         "transformer": random_flux(**NETWORK, guidance_embeds=kind != "schnell"),
         "scheduler": FlowMatchEulerDiscreteScheduler(**scheduler),
     }
     opened = (FluxKontextPipeline if kind == "kontext" else FluxPipeline)(**made)
-    opened.set_progress_bar_config(disable=True)
-    opened.save_pretrained(folder / "pipeline")
-    return opened
+    return saved(opened, folder)
 
 
 def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of a pipeline from `noise_CFHW` and texts as our encoder has them."""
     from diffusers import FluxPipeline
 
-    embeds: dict[str, Any] = {}
-    for name, text in texts.items():
-        # In float32 as the network is; the pipeline's own are of the type of its text encoders.
-        embeds[f"{name}_embeds"] = text["text"][None].float()
-        embeds[f"{name.removesuffix('prompt')}pooled_prompt_embeds"] = text["pooled_text"][
-            None
-        ].float()
     pipe.text_encoder.float()  # positions of text have its type
-    height, width = (side * pipe.vae_scale_factor for side in noise_CFHW.shape[2:])
-    (found,) = pipe(
-        **embeds,
-        height=height,
-        width=width,
-        num_inference_steps=STEPS,
-        latents=packed_by_pipeline(noise_CFHW),
-        output_type="latent",
-        return_dict=False,
-        **call,
-    )
+    stride = pipe.vae_scale_factor
+    sides = sides_of(noise_CFHW, stride)
+    call |= embeds_of(texts)
+    found = latents_made(pipe, packed_by_pipeline(noise_CFHW), **sides, **call)
     pipe.text_encoder.bfloat16()
-    return FluxPipeline._unpack_latents(found, height, width, pipe.vae_scale_factor)[0][:, None]
+    return FluxPipeline._unpack_latents(found, **sides, vae_scale_factor=stride)[0][:, None]
 
 
 def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:

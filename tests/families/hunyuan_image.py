@@ -31,15 +31,18 @@ from tests.families.case import (
     COUNTED_TEXT,
     NEGATIVE,
     ONES_OF_REFINER,
-    STEPS,
     Case,
     Generation,
     Texts,
     latent_of,
+    latents_made,
     mixed_pack,
+    parts_of,
     picture,
     rows_of,
+    saved,
     shape_of,
+    sides_of,
     text_of,
 )
 
@@ -142,41 +145,30 @@ random_hunyuan_image = CASE.random
 
 def pipeline(folder: Path, *, distilled: bool = False) -> Any:
     """The pipeline, saved in `folder`; the distilled one has no guiders."""
-    parts, bf16 = pipeline_parts.hunyuanimage(folder / "parts"), {"torch_dtype": torch.bfloat16}
     guiders: dict[str, Any] = {
         "guider": AdaptiveProjectedMixGuidance(**GUIDER),
         "ocr_guider": AdaptiveProjectedMixGuidance(**OF_QUOTED),
     }
-    vlm: Any = Qwen2_5_VLForConditionalGeneration
     opened = HunyuanImagePipeline(
-        tokenizer=AutoTokenizer.from_pretrained(parts / "tokenizer"),
-        tokenizer_2=ByT5Tokenizer.from_pretrained(parts / "tokenizer_2"),
-        # In the precision in which shards hold what they make.
-        text_encoder=vlm.from_pretrained(parts / "text_encoder", **bf16),
-        text_encoder_2=T5EncoderModel.from_pretrained(parts / "text_encoder_2", **bf16),
-        vae=AutoencoderKLHunyuanImage.from_pretrained(parts / "vae"),
+        **parts_of(
+            pipeline_parts.hunyuanimage(folder / "parts"),
+            tokenizer=AutoTokenizer,
+            tokenizer_2=ByT5Tokenizer,
+            text_encoder=Qwen2_5_VLForConditionalGeneration,
+            text_encoder_2=T5EncoderModel,
+            vae=AutoencoderKLHunyuanImage,
+        ),
         transformer=random_hunyuan_image(**(DISTILLED if distilled else {})),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
         **({} if distilled else guiders),
     )
-    opened.set_progress_bar_config(disable=True)
-    opened.save_pretrained(folder / "pipeline")
-    return opened
+    return saved(opened, folder)
 
 
 def made_by(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of a pipeline from `noise_CFHW`."""
-    height, width = (side * pipe.vae_scale_factor for side in noise_CFHW.shape[2:])
-    (found,) = pipe(
-        height=height,
-        width=width,
-        num_inference_steps=STEPS,
-        latents=noise_CFHW.transpose(0, 1),
-        output_type="latent",
-        return_dict=False,
-        **call,
-    )
-    return found[0][:, None]
+    call |= sides_of(noise_CFHW, pipe.vae_scale_factor)
+    return latents_made(pipe, noise_CFHW.transpose(0, 1), **call)[0][:, None]
 
 
 QUOTED = 'a sign says "open" and “shut”'

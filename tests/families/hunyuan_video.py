@@ -34,16 +34,20 @@ from tests.families.case import (
     COUNTED_TEXT,
     GUIDANCE,
     ONES_OF_REFINER,
-    STEPS,
     VIDEO,
     VIDEOS,
     Case,
     Generation,
     Texts,
+    embeds_of,
     latent_of,
+    latents_made,
     mixed_pack,
+    parts_of,
     rows_of,
+    saved,
     shape_of,
+    sides_of,
     text_of,
 )
 
@@ -173,57 +177,32 @@ def pipeline(folder: Path, shown: str | None = None) -> Any:
         "transformer": random_hunyuan_video(**sizes),
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=SHIFT),
     }
+    kinds: dict[str, Any] = {"tokenizer": AutoTokenizer, "tokenizer_2": AutoTokenizer}
+    kinds |= {"text_encoder": LlamaModel, "text_encoder_2": CLIPTextModel}
     if shown:
-        network: Any = LlavaForConditionalGeneration
-        opened: Any = HunyuanVideoImageToVideoPipeline(
-            **made,
-            text_encoder=network.from_pretrained(parts / "text_encoder", dtype=torch.bfloat16),
-            text_encoder_2=CLIPTextModel.from_pretrained(
-                parts / "text_encoder_2", dtype=torch.bfloat16
-            ),
-            tokenizer=AutoTokenizer.from_pretrained(parts / "tokenizer"),
-            tokenizer_2=AutoTokenizer.from_pretrained(parts / "tokenizer_2"),
-            image_processor=CLIPImageProcessor.from_pretrained(parts / "image_processor"),
-        )
+        kinds |= {"text_encoder": LlavaForConditionalGeneration}
+        kinds |= {"image_processor": CLIPImageProcessor}
+    made |= parts_of(parts, **kinds)
+    if shown:
+        opened: Any = HunyuanVideoImageToVideoPipeline(**made)
     else:
-        opened = HunyuanVideoPipeline(
-            **made,
-            text_encoder=LlamaModel.from_pretrained(parts / "text_encoder"),
-            text_encoder_2=CLIPTextModel.from_pretrained(parts / "text_encoder_2"),
-            tokenizer=AutoTokenizer.from_pretrained(parts / "tokenizer"),
-            tokenizer_2=AutoTokenizer.from_pretrained(parts / "tokenizer_2"),
-        )
-    opened.set_progress_bar_config(disable=True)
-    opened.save_pretrained(folder / "pipeline")
-    return opened
+        opened = HunyuanVideoPipeline(**made)
+        opened.text_encoder.float()
+        opened.text_encoder_2.float()
+    return saved(opened, folder)
 
 
 def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
     """Latents [C, F, H, W] of a pipeline from `noise_CFHW`, of texts as our encoder has them."""
-    embeds: dict[str, Any] = {}
     for name, text in texts.items():
-        prefix = name.removesuffix("prompt")
-        embeds[f"{name}_embeds"] = text["text"][None].float()
-        embeds[f"{name}_attention_mask"] = torch.ones(1, len(text["text"]))
-        embeds[f"{prefix}pooled_prompt_embeds"] = text["pooled_text"][None].float()
-    return latents_of(pipe, noise_CFHW, **embeds, **call)
+        call[f"{name}_attention_mask"] = torch.ones(1, len(text["text"]))
+    return latents_of(pipe, noise_CFHW, **embeds_of(texts), **call)
 
 
 def latents_of(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
     """Latents [C, F, H, W] of a pipeline from `noise_CFHW`; it encodes the prompts of `call`."""
-    frames, *sides = noise_CFHW.shape[1:]
-    height, width = (8 * side for side in sides)
-    (found,) = pipe(
-        height=height,
-        width=width,
-        num_frames=4 * frames - 3,
-        num_inference_steps=STEPS,
-        latents=noise_CFHW[None],
-        output_type="latent",
-        return_dict=False,
-        **call,
-    )
-    return found[0]
+    call |= {"num_frames": 4 * noise_CFHW.shape[1] - 3} | sides_of(noise_CFHW, 8)
+    return latents_made(pipe, noise_CFHW[None], **call)[0]
 
 
 GENERATIONS = {

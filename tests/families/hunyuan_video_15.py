@@ -34,7 +34,6 @@ from tests.families.case import (
     COUNTED_TEXT,
     NEGATIVE,
     ONES_OF_REFINER,
-    STEPS,
     TEXT_OF_LAST_BLOCK,
     UNREAD_TEXT,
     VIDEO,
@@ -44,9 +43,13 @@ from tests.families.case import (
     Texts,
     last_text,
     latent_of,
+    latents_made,
     mixed_pack,
+    parts_of,
     rows_of,
+    saved,
     shape_of,
+    sides_of,
     text_of,
 )
 
@@ -152,43 +155,27 @@ random_hunyuan = CASE.random
 
 def pipeline(folder: Path, *, image: bool = False, guider: Any = None, **changes: Any) -> Any:
     """The pipeline for text, or for a first frame with text, saved in `folder`."""
-    parts, bf16 = pipeline_parts.hunyuan(folder / "parts"), {"torch_dtype": torch.bfloat16}
+    kinds: dict[str, Any] = {"tokenizer": AutoTokenizer, "tokenizer_2": ByT5Tokenizer}
+    kinds |= {"text_encoder": Qwen2_5_VLTextModel, "text_encoder_2": T5EncoderModel}
+    kinds |= {"vae": AutoencoderKLHunyuanVideo15}
+    if image:
+        kinds |= {"image_encoder": SiglipVisionModel, "feature_extractor": SiglipImageProcessor}
     made: dict[str, Any] = {
-        "tokenizer": AutoTokenizer.from_pretrained(parts / "tokenizer"),
-        "tokenizer_2": ByT5Tokenizer.from_pretrained(parts / "tokenizer_2"),
-        # In the precision in which shards hold what they make.
-        "text_encoder": Qwen2_5_VLTextModel.from_pretrained(parts / "text_encoder", **bf16),
-        "text_encoder_2": T5EncoderModel.from_pretrained(parts / "text_encoder_2", **bf16),
-        "vae": AutoencoderKLHunyuanVideo15.from_pretrained(parts / "vae"),
+        **parts_of(pipeline_parts.hunyuan(folder / "parts"), **kinds),
         "transformer": random_hunyuan(**changes),
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=SHIFT),
         "guider": guider or ClassifierFreeGuidance(guidance_scale=SCALE),
     }
-    if image:
-        processor = SiglipImageProcessor.from_pretrained(parts / "feature_extractor")
-        encoder = SiglipVisionModel.from_pretrained(parts / "image_encoder")
-        made |= {"image_encoder": encoder, "feature_extractor": processor}
     opened = (HunyuanVideo15ImageToVideoPipeline if image else HunyuanVideo15Pipeline)(**made)
-    opened.set_progress_bar_config(disable=True)
-    opened.save_pretrained(folder / "pipeline")
-    return opened
+    return saved(opened, folder)
 
 
 def made_by(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
     """Latents [C, F, H, W] of a pipeline from `noise_CFHW`."""
-    frames, *sides = noise_CFHW.shape[1:]
     if "image" not in call:
-        height, width = (side * pipe.vae_scale_factor_spatial for side in sides)
-        call |= {"height": height, "width": width}
-    (found,) = pipe(
-        num_frames=4 * frames - 3,
-        num_inference_steps=STEPS,
-        latents=noise_CFHW[None],
-        output_type="latent",
-        return_dict=False,
-        **call,
-    )
-    return found[0]
+        call |= sides_of(noise_CFHW, pipe.vae_scale_factor_spatial)
+    call |= {"num_frames": 4 * noise_CFHW.shape[1] - 3}
+    return latents_made(pipe, noise_CFHW[None], **call)[0]
 
 
 QUOTED = 'a sign says "open" and “shut”'

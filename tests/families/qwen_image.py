@@ -26,7 +26,6 @@ from tests.families.case import (
     COUNTED,
     COUNTED_TEXT,
     PROMPT,
-    STEPS,
     TEXT_OF_LAST_BLOCK,
     UNREAD_TEXT,
     Case,
@@ -34,9 +33,13 @@ from tests.families.case import (
     Texts,
     last_text,
     latent_of,
+    latents_made,
     mixed_pack,
+    parts_of,
     picture,
+    saved,
     shape_of,
+    sides_of,
     text_of,
 )
 
@@ -151,42 +154,31 @@ def pipeline(folder: Path, size: str) -> Any:
     Those that edit have no processor, for Transformers' own needs torchvision, and so no text
     encoder.
     """
-    parts = pipeline_parts.qwen_image(folder / "parts")
-    edits = size != "qwen_image"
     made: dict[str, Any] = {
-        "tokenizer": AutoTokenizer.from_pretrained(parts / "tokenizer"),
-        # In the precision in which shards hold what it makes.
-        "text_encoder": Qwen2_5_VLForConditionalGeneration.from_pretrained(
-            parts / "text_encoder", torch_dtype=torch.bfloat16
-        ),
-        "vae": AutoencoderKLQwenImage.from_pretrained(parts / "vae"),
         "transformer": random_qwen_image(zero_cond_t=size == "qwen_image_edit_2511"),
         "scheduler": FlowMatchEulerDiscreteScheduler(**SCHEDULER),
+        **parts_of(
+            pipeline_parts.qwen_image(folder / "parts"),
+            tokenizer=AutoTokenizer,
+            text_encoder=Qwen2_5_VLForConditionalGeneration,
+            vae=AutoencoderKLQwenImage,
+        ),
     }
-    if edits:
+    if size != "qwen_image":
         made |= {"tokenizer": None, "text_encoder": None, "processor": None}
     opened = getattr(diffusers, PIPELINES[size])(**made)
-    opened.set_progress_bar_config(disable=True)
-    opened.save_pretrained(folder / "pipeline")
-    return opened
+    return saved(opened, folder)
 
 
 def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of a pipeline from `noise_CFHW` and texts as our encoder has them."""
     channels, _, rows, columns = noise_CFHW.shape
-    height, width = (side * pipe.vae_scale_factor for side in (rows, columns))
-    noise = noise_CFHW.transpose(0, 1)
-    (found,) = pipe(
-        **{f"{name}_embeds": text["text"][None].float() for name, text in texts.items()},
-        height=height,
-        width=width,
-        num_inference_steps=STEPS,
-        latents=QwenImagePipeline._pack_latents(noise, 1, channels, rows, columns),
-        output_type="latent",
-        return_dict=False,
-        **call,
-    )
-    return QwenImagePipeline._unpack_latents(found, height, width, pipe.vae_scale_factor)[0]
+    stride, noise = pipe.vae_scale_factor, noise_CFHW.transpose(0, 1)
+    latents = QwenImagePipeline._pack_latents(noise, 1, channels, rows, columns)
+    call |= {f"{name}_embeds": text["text"][None].float() for name, text in texts.items()}
+    sides = sides_of(noise_CFHW, stride)
+    found = latents_made(pipe, latents, **sides, **call)
+    return QwenImagePipeline._unpack_latents(found, **sides, vae_scale_factor=stride)[0]
 
 
 def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:

@@ -30,16 +30,20 @@ from tests.families.case import (
     COUNTED_TEXT,
     NEGATIVE,
     PROMPT,
-    STEPS,
     Case,
     Generation,
     Texts,
+    embeds_of,
     last_text,
     latent_of,
+    latents_made,
     mixed_pack,
+    parts_of,
     picture,
     rows_of,
+    saved,
     shape_of,
+    sides_of,
     text_of,
 )
 
@@ -153,39 +157,23 @@ def text_parts(root: Path) -> Path:
 
 def pipeline(folder: Path) -> StableDiffusion3Pipeline:
     """The pipeline with random weights, saved in `folder`/pipeline."""
-    parts, bf16 = text_parts(folder / "parts"), {"torch_dtype": torch.bfloat16}
-    clip: Any = CLIPTextModelWithProjection
+    clip, words = CLIPTextModelWithProjection, AutoTokenizer
+    encoders = {"text_encoder": clip, "text_encoder_2": clip, "text_encoder_3": T5EncoderModel}
+    tokenizers = {"tokenizer": words, "tokenizer_2": words, "tokenizer_3": words}
     opened = StableDiffusion3Pipeline(
         transformer=random_sd3(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=AutoencoderKL.from_pretrained(pipeline_parts.flux(folder / "vae") / "vae"),
-        text_encoder=clip.from_pretrained(parts / "text_encoder", **bf16),
-        text_encoder_2=clip.from_pretrained(parts / "text_encoder_2", **bf16),
-        text_encoder_3=T5EncoderModel.from_pretrained(parts / "text_encoder_3", **bf16),
-        tokenizer=AutoTokenizer.from_pretrained(parts / "tokenizer"),
-        tokenizer_2=AutoTokenizer.from_pretrained(parts / "tokenizer_2"),
-        tokenizer_3=AutoTokenizer.from_pretrained(parts / "tokenizer_3"),
+        **parts_of(pipeline_parts.flux(folder / "vae"), vae=AutoencoderKL),
+        **parts_of(text_parts(folder / "parts"), **encoders, **tokenizers),
     )
-    opened.set_progress_bar_config(disable=True)
-    opened.save_pretrained(folder / "pipeline")
-    return opened
+    return saved(opened, folder)
 
 
 def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of the pipeline from `noise_CFHW` and texts as our encoder has them."""
-    embeds: dict[str, Any] = {}
-    for name, text in texts.items():
-        embeds[f"{name}_embeds"] = text["text"][None].float()
-        embeds[f"{name.removesuffix('prompt')}pooled_prompt_embeds"] = text["pooled_text"][
-            None
-        ].float()
     pipe.to(torch.float32)
-    height, width = (side * pipe.vae_scale_factor for side in noise_CFHW.shape[2:])
-    (found,) = pipe(
-        **embeds, height=height, width=width, num_inference_steps=STEPS,
-        latents=noise_CFHW.transpose(0, 1), output_type="latent", return_dict=False, **call,
-    )  # fmt: skip
-    return found[0][:, None]
+    call |= embeds_of(texts) | sides_of(noise_CFHW, pipe.vae_scale_factor)
+    return latents_made(pipe, noise_CFHW.transpose(0, 1), **call)[0][:, None]
 
 
 def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:

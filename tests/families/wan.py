@@ -26,7 +26,11 @@ from tests.families.case import (
     Case,
     Generation,
     latent_of,
+    latents_made,
+    parts_of,
     rows_of,
+    saved,
+    sides_of,
     text_of,
 )
 from tests.packs import random_pack
@@ -230,24 +234,18 @@ def pipeline(folder: Path, kind: str, *, scheduler: str = "unipc", **more: Any) 
 
     from tests.families import pipeline_parts
 
-    parts = (pipeline_parts.wan22 if kind == "5b" else pipeline_parts.wan)(folder / "parts")
+    make = pipeline_parts.wan22 if kind == "5b" else pipeline_parts.wan
+    kinds: dict[str, Any] = {"tokenizer": AutoTokenizer, "text_encoder": UMT5EncoderModel}
+    kinds |= {"vae": AutoencoderKLWan}
+    if "image_dim" in NETWORKS[kind]:
+        kinds |= {"image_encoder": CLIPVisionModel, "image_processor": CLIPImageProcessor}
     made: dict[str, Any] = {
-        "tokenizer": AutoTokenizer.from_pretrained(parts / "tokenizer"),
-        # In the precision in which shards hold its rows.
-        "text_encoder": UMT5EncoderModel.from_pretrained(
-            parts / "text_encoder", torch_dtype=torch.bfloat16
-        ),
-        "vae": AutoencoderKLWan.from_pretrained(parts / "vae"),
+        **parts_of(make(folder / "parts"), **kinds),
         "transformer": random_wan(**NETWORKS[kind]),
         "scheduler": SCHEDULERS[scheduler](),
     }
-    if "image_dim" in NETWORKS[kind]:
-        encoder = CLIPVisionModel.from_pretrained(parts / "image_encoder")
-        processor = CLIPImageProcessor.from_pretrained(parts / "image_processor")
-        made |= {"image_encoder": encoder, "image_processor": processor}
     opened = (WanPipeline if kind == "t2v" else WanImageToVideoPipeline)(**made, **more)
-    opened.set_progress_bar_config(disable=True)
-    opened.save_pretrained(folder / "pipeline")
+    saved(opened, folder)
     if kind == "i2v_2.1":
         _tell_rows(folder / "pipeline" / "transformer" / "config.json")
     return opened
@@ -262,19 +260,9 @@ def _tell_rows(file: Path) -> None:
 
 def made_by(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
     """Latents [C, F, H, W] of a pipeline from `noise_CFHW`, in four steps."""
-    frames, rows, columns = noise_CFHW.shape[1:]
-    stride = pipe.vae_scale_factor_spatial
-    (found,) = pipe(
-        height=rows * stride,
-        width=columns * stride,
-        num_frames=4 * frames - 3,
-        num_inference_steps=4,
-        latents=noise_CFHW[None],
-        output_type="latent",
-        return_dict=False,
-        **call,
-    )
-    return found[0]
+    call |= sides_of(noise_CFHW, pipe.vae_scale_factor_spatial)
+    call |= {"num_frames": 4 * noise_CFHW.shape[1] - 3}
+    return latents_made(pipe, noise_CFHW[None], **call)[0]
 
 
 def _generation(scheduler: str) -> Generation:
