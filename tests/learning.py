@@ -47,7 +47,8 @@ def train(model: ModelAndOptimizer, config: RunConfig, first: int, last: int) ->
         update = clip_and_step(model.optimizer, clip_grad=1.0)
         if model.ema is not None:
             model.ema.update(step)
-        numbers += [rank_loss.total / rank_loss.count, update.grad_norm]
+        # The first tensor rank alone counts.
+        numbers += [rank_loss.total / max(rank_loss.count, 1), update.grad_norm]
     return numbers
 
 

@@ -113,7 +113,7 @@ class ShardedChunk(MegatronModule):
         self._rows: dict[str, nn.Parameter] = {}
         for name, weight in self._weights.items():
             own = nn.Parameter(_local(weight.detach()), requires_grad=weight.requires_grad)
-            vars(own).update(vars(whole[name]))  # marks by which Megatron-Core sums and counts
+            vars(own).update(_marks(whole[name]))
             setattr(own, _ROWS, RowShares(shape=weight.shape, ranks=ranks, rank=rank))
             self._rows[name] = own
         own_of = {whole[name]: own for name, own in self._rows.items()}
@@ -204,6 +204,11 @@ class ShardedChunk(MegatronModule):
         for layer in layers:
             layer.unshard()
             layer.reshard()
+
+
+def _marks(weight: nn.Parameter) -> dict[str, Any]:
+    """By which Megatron-Core sums gradients and counts weights."""
+    return vars(weight)
 
 
 def _local(weight: Any) -> Tensor:

@@ -1,0 +1,236 @@
+"""Several processes train a tiny model with weights in shares.
+
+`test_weights_in_shares.py` starts them. Each proof is a function of the folder that all launches
+share; the first rank writes what it returns.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing import load_plain_tensors
+from torch.distributed.fsdp import FSDPModule
+
+from dit.config import DdpConfig, ParameterGroup, Precision, RunConfig, Sharding
+from dit.distributed import full_sharding
+from dit.distributed.collective_errors import on_all_ranks
+from dit.distributed.data_parallel import (
+    chained_optimizers,
+    gradient_buffers,
+    own_passes,
+    zero_gradients,
+)
+from dit.distributed.full_sharding import rows_of
+from dit.distributed.process_groups import process_groups, start_processes
+from dit.objectives.registry import training_objective
+from dit.objectives.training_target import training_problem
+from dit.train.checkpoint.async_save import save_checkpoint
+from dit.train.checkpoint.state_dict import load_checkpoint
+from dit.train.model_and_optimizer import (
+    ModelAndOptimizer,
+    build_model_and_optimizer,
+    randomise,
+)
+from dit.train.optimizer.update import clip_and_step
+from dit.train.step import run_schedule
+from dit.train.train_progress import TrainProgress
+from tests.learning import DATA, tiny_run, train
+from tests.packs import random_pack
+
+TENSOR = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+
+
+def configs(**model: Any) -> tuple[RunConfig, RunConfig]:
+    """One run with weights in shares, one with the optimizer alone."""
+    run = tiny_run(**model)
+    return replace(run, ddp=DdpConfig(sharding=Sharding.WEIGHTS)), run
+
+
+def built(config: RunConfig) -> ModelAndOptimizer:
+    return build_model_and_optimizer(
+        config, process_groups(), fill=lambda model, _: randomise(model, seed=5)
+    )
+
+
+def saved(folder: Path, name: str, model: ModelAndOptimizer, config: RunConfig) -> Path:
+    on_all_ranks(lambda: (folder / name).mkdir(parents=True, exist_ok=True))
+    progress = TrainProgress(step=3)
+    return save_checkpoint(folder / name, model, progress=progress, config=config, data=DATA)
+
+
+def different(one: Path, other: Path) -> list[str]:
+    """Names of stored tensors that are not the same bits, on all ranks."""
+    dist.barrier()
+    a, b = load_plain_tensors(str(one)), load_plain_tensors(str(other))
+    assert a.keys() == b.keys(), a.keys() ^ b.keys()
+    tensors = [name for name in a if torch.is_tensor(a[name])]
+    assert len(tensors) > 50
+    return [n for n in tensors if a[n].dtype != b[n].dtype or not torch.equal(a[n], b[n])]
+
+
+def furthest(numbers: list[float], others: list[float]) -> float:
+    return max(abs(a - b) / (abs(b) or 1) for a, b in zip(numbers, others, strict=True))
+
+
+def to_and_fro(folder: Path, precision: str, **model: Any) -> dict[str, Any]:
+    """A checkpoint goes on as it is, and through a run of the other kind and back."""
+    shares, plain = configs(precision=Precision(precision), **model)
+    one = built(shares)
+    train(one, shares, 1, 3)
+    first = saved(folder, f"{precision}-shares", one, shares)
+    rest = train(one, shares, 4, 6)
+    again = built(shares)
+    load_checkpoint(first, again, config=shares)
+    goes_on = train(again, shares, 4, 6) == rest
+    other = built(plain)
+    load_checkpoint(first, other, config=plain)
+    second = saved(folder, f"{precision}-plain", other, plain)
+    of_other = train(other, plain, 4, 6)
+    back = built(shares)
+    load_checkpoint(second, back, config=shares)
+    third = saved(folder, f"{precision}-back", back, shares)
+    return {
+        "goes_on": goes_on,
+        "different": [*different(first, second), *different(second, third)],
+        "goes_on_after": train(back, shares, 4, 6) == rest,
+        "furthest": furthest(of_other, rest),
+        "uneven": sum(
+            rows.shape[0] % rows.ranks > 0
+            for p in one.chunks[0].parameters()
+            if (rows := rows_of(p)) is not None
+        ),
+    }
+
+
+def on_other_ranks(folder: Path, precision: str, **model: Any) -> dict[str, Any]:
+    """What other ranks have saved (`to_and_fro`) is the same after a load and a save here."""
+    (first,) = (folder / f"{precision}-shares" / "checkpoints").glob("step_*")
+    found = []
+    for name, config in zip(
+        ("shares", "plain"), configs(precision=Precision(precision), **model), strict=True
+    ):
+        one = built(config)
+        load_checkpoint(first, one, config=config)
+        number = f"{precision}-{name}-{dist.get_world_size()}-{len(model)}"
+        found += different(first, saved(folder, number, one, config))
+    return {"different": found}
+
+
+def bytes_of_a_rank(_: Path) -> dict[str, Any]:
+    """Numbers of weights, gradients and states of each rank, and of the whole."""
+    shares = configs()[0]
+    groups = (ParameterGroup(pattern="*layers.0.*", frozen=True),)
+    shares = replace(shares, optimizer=replace(shares.optimizer, groups=groups))
+    model = built(shares)
+    train(model, shares, 1, 1)
+    chunk: Any = model.chunks[0]
+    rows = [rows_of(p) for p in chunk.parameters()]
+    here = sum(p.numel() for p in chunk.parameters())
+    trained = sum(p.numel() for p in chunk.parameters() if p.requires_grad)
+    (inner,) = chained_optimizers(model.optimizer)
+    of_module = sum(p.to_local().numel() for p in model.modules[0].parameters())
+    frozen = [m.frozen.weight for m in model.modules[0].modules() if getattr(m, "frozen", None)]
+    return {
+        "ranks": on_all_ranks(lambda: here),
+        "whole": sum(r.shape.numel() for r in rows if r is not None),
+        "rows": sum(r.part.stop - r.part.start for r in rows if r is not None) == here,
+        "module": of_module == here,
+        "frozen": [type(weight.data).__name__ for weight in frozen][:1],
+        "gradients": sum(g.numel() for g in chunk.gradients()) == trained,
+        "moments": [
+            sum(state[name].numel() for state in inner.optimizer.state.values()) == trained
+            for name in ("exp_avg", "exp_avg_sq")
+        ],
+    }
+
+
+def not_finite_on_one_rank(_: Path) -> dict[str, Any]:
+    """A step that one rank cannot make is made by none, and training goes on."""
+    shares = configs()[0]
+    model = built(shares)
+    train(model, shares, 1, 1)
+    before = [p.detach().clone() for p in model.chunks[0].parameters()]
+    zero_gradients(model.chunks, model.optimizer)
+    run_schedule(model.chunks, [item(shares)], options=shares.objective)
+    if dist.get_rank() == 1:
+        gradient_buffers(model.chunks)[0].fill_(torch.nan)
+    update = clip_and_step(model.optimizer, clip_grad=1.0)
+    now = model.chunks[0].parameters()
+    same = all(torch.equal(a, b) for a, b in zip(before, now, strict=True))
+    return {
+        "skipped": on_all_ranks(lambda: update.skipped and same),
+        "next": train(model, shares, 2, 2),
+    }
+
+
+def item(config: RunConfig, *sizes: tuple[int, int, int]) -> Any:
+    batch = random_pack([*(sizes or [(1, 4, 4)])], [3] * max(len(sizes), 1), model=config.model)
+    null = {"text": torch.zeros(1, 8)}
+    objective = training_objective(config.objective)
+    return training_problem(objective, batch, seed=1, step=1, null=null, options=config.objective)
+
+
+def passes_of_each_rank(_: Path) -> dict[str, Any]:
+    """Ranks make 0, 1 and 3 passes; each gets the loss that complete weights give."""
+    found = {}
+    for name, config in zip(("shares", "plain"), configs(), strict=True):
+        model = built(config)
+        wanted, losses = (0, 1, 3)[dist.get_rank() % 3], []
+        if dist.get_world_size() == 2:
+            wanted = (0, 3)[dist.get_rank()]
+        with torch.no_grad(), own_passes(model.chunks):
+            for number in range(wanted):
+                one = [item(config, (1, 2 + 2 * number, 4))]
+                losses += run_schedule(
+                    model.chunks, one, options=config.objective, forward_only=True
+                )
+        mine = [float(loss.total) for loss, _ in losses]
+        found[name] = on_all_ranks(lambda mine=mine: mine)
+        found[f"{name} then"] = train(model, config, 1, 1)
+    return found
+
+
+def beside_the_other(_: Path, precision: str = "fp32", fault: str = "", **model: Any) -> Any:
+    """Losses and norms of two steps beside those of a sharded optimizer."""
+    shares, plain = configs(precision=Precision(precision), **model)
+    wrong: Any = nullcontext()
+    if fault == "divided":
+        wrong = patch.object(FSDPModule, "set_gradient_divide_factor")
+    elif fault == "cast":
+        policy = full_sharding._policy
+        wrong = patch.object(
+            full_sharding,
+            "_policy",
+            lambda *of: replace(policy(*of), cast_forward_inputs=True),
+        )
+    elif fault == "marks":
+        wrong = patch.object(full_sharding, "_marks", lambda weight: {})
+    with wrong:
+        made = built(shares)
+    found, wanted = train(made, shares, 1, 2), train(built(plain), plain, 1, 2)
+    return {"loss": furthest(found[:1], wanted[:1]), "furthest": furthest(found, wanted)}
+
+
+def main(folder: Path, proofs: list[tuple[str, dict[str, Any]]]) -> None:
+    results = []
+    for name, settings in proofs:
+        sizes = {k: v for k, v in settings.items() if k in TENSOR}
+        start_processes(seed=1, model=tiny_run(**sizes).model)
+        results.append(globals()[name](folder, **settings))
+    if dist.get_rank() == 0:
+        written = folder / f"results_{dist.get_world_size()}.json"
+        written.write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
