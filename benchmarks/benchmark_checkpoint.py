@@ -102,8 +102,12 @@ def measure(model: ModelAndOptimizer, config: RunConfig, folder: Path, bucket: i
 
     from dit.train.checkpoint import exchange
     from dit.train.checkpoint.async_save import save_checkpoint
-    from dit.train.checkpoint.state_dict import DataState, load_checkpoint, stored_values
-    from dit.train.train_progress import TrainProgress
+    from dit.train.checkpoint.state_dict import (
+        DataState,
+        TrainProgress,
+        load_checkpoint,
+        stored_values,
+    )
 
     exchange.BUCKET_BYTES = bucket
     values = stored_values(model)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dit.config import RunConfig
 from dit.config_loading.cli import parse_arguments
+from dit.config_loading.validate import check_trainable
 from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import run, say_once
 from recipes.runs import RECIPES, for_weights, read_folder
@@ -25,7 +26,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     from dit.distributed.process_groups import rank, start_processes, world_size
     from dit.models.cost import check_memory
-    from dit.models.training_checks import check_trainable
 
     # What is wrong is said before any process waits.
     check_trainable(config)

@@ -11,10 +11,9 @@ from dit.distributed.data_parallel import zero_gradients
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.train.checkpoint.state_dict import DataState
-from dit.train.loss import RankLoss
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.optimizer.update import clip_and_step, set_learning_rate
-from dit.train.step import run_schedule
+from dit.train.step import RankLoss, run_schedule
 from tests.packs import random_pack, tiny_model
 
 DATA = DataState(

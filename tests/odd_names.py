@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dit.models.config_keys import ConfigKeys
-from dit.models.diffusers_form import DiffusersForm
+from dit.models.diffusers_form import ConfigKeys, DiffusersForm
 from dit.models.diffusers_names import (
     ByHead,
     Convolution,

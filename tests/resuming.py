@@ -12,10 +12,9 @@ from dit.lora.targets import chosen_adapters
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.train.checkpoint.async_save import Saver
-from dit.train.checkpoint.state_dict import load_checkpoint
+from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint
 from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer, randomise
 from dit.train.step import forward_backward, optimizer_step
-from dit.train.train_progress import TrainProgress
 from tests.learning import DATA
 from tests.packs import random_pack
 

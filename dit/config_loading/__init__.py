@@ -9,7 +9,7 @@ is one `ConfigError`, raised before any work starts. Nothing here imports torch.
                interpolation
     schema     keys, types and sentences of the dataclasses; those of `model` are a family's
     foreign    keys of other tools: what each is read as, or why it is not used
-    validate   types and contradictions
+    validate   types, contradictions, what a network refuses of its run
     describe   what `--print-config` prints; imported where it is asked for
     reference_page  `docs/configuration.md`; likewise
 """

@@ -7,6 +7,8 @@ problem turns up.
 
 Outside of this module plain values are a tree of keys. Pydantic sees the tree of dataclass fields,
 in which an inlined group (`dit.config.inlining`) is a level of its own.
+
+`check_trainable` and `check_objective_inputs` refuse what of a run its network refuses.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dit.config import Problems, RunConfig
+from dit.config.checks import check
 from dit.config.inlining import flattened, key_path, nested
 from dit.config_loading.schema import (
     Schema,
@@ -36,7 +39,8 @@ from dit.config_loading.schema import (
 )
 from dit.config_loading.settings import Merged, shown
 from dit.local_path import PathError, not_none
-from dit.models.training_checks import check_objective_inputs
+from dit.models.family import InputKind, NullInput
+from dit.models.registry import family_of
 
 RECIPE = "recipe"
 """Origin of what no person set."""
@@ -251,3 +255,61 @@ def _contradiction(place: KeyPath, text: str, origins: dict[str, str], schema: S
         text = f"{dotted(place)}: {text}"
     where = ", ".join(f"{name} from {origin}" for name, origin in known.items())
     return f"{text} [{where}]" if where else text
+
+
+def check_trainable(config: RunConfig) -> None:
+    """Refuses networks that only generate.
+
+    Raises:
+        Problems: names the key.
+    """
+    check(
+        (
+            not family_of(config.model).tells_step_end(config.model),
+            "model.use_meanflow=true: the network was distilled to predict the mean velocity of"
+            " whole steps (mean flow), which no objective here teaches; train the network that it"
+            " was distilled from, and generate with this one",
+        )
+    )
+
+
+def check_objective_inputs(config: RunConfig) -> None:
+    """Refuses what of the objective concerns inputs that the network or its samples do not have.
+
+    Raises:
+        Problems: names the keys.
+    """
+    wanted, family = config.objective, family_of(config.model)
+    inputs = family.inputs(config.model)
+    frames = [one for one in inputs if one.kind is InputKind.FRAMES]
+    which = f"the network (model.family={family.name}, model.name={config.model.name})"
+    if not frames:
+        why = f"{which} takes no given frames; leave it out"
+    else:
+        why = f"{which} needs `{frames[0].name}` of every sample; leave it out"
+    shown = frames or [one for one in inputs if one.kind is InputKind.FRAME_CHANNELS]
+    optional = any(not one.required for one in shown)
+    of_image = any(one.kind is InputKind.CHANNELS or one.null is NullInput.KEPT for one in inputs)
+    p, counts = wanted.image_condition_probability, wanted.given_frames
+    usual, told = family.guidance(config.model), wanted.guidance
+    check(
+        (
+            usual is None or told is not None,
+            f"objective.guidance=null: {which} is told a guidance scale; set it to {usual}, or to"
+            " what the weights were distilled for",
+        ),
+        (
+            usual is not None or told is None,
+            f"objective.guidance={told}: {which} has no guidance embedding; leave it out",
+        ),
+        (p == 1 or optional, f"objective.image_condition_probability={p}: {why}"),
+        (
+            counts is None or (optional and bool(frames)),
+            f"objective.given_frames={list(counts or ())}: {why}",
+        ),
+        (
+            wanted.image_dropout == 0 or of_image,
+            f"objective.image_dropout={wanted.image_dropout}: {which} takes no condition channels"
+            " and no image rows; leave it out",
+        ),
+    )

@@ -5,8 +5,7 @@ described here is written for one device: nothing asks for a rank.
 
 family           what a family says of itself
 registry         the table of all families
-diffusers_form   the networks of a family as Diffusers has them
-training_checks  what of a run its network refuses
+diffusers_form   the networks of a family as Diffusers has them; config.json key by key
 positions        latents <-> tokens, one sample at a time; rules that give tokens their positions
 layer_spec/      sizes and choices of layers and stacks, and what each layer costs
 kernels/         fused kernels for GPUs, of what lies between matrix products
@@ -17,7 +16,6 @@ joint/           what families with joint attention have in common
 cost             parameters, operations and memory of a network, from its description; what a device
                  of so much memory has to compute again in the backward pass
 parameter_groups weights with settings of their own, or frozen, by patterns of names
-config_keys      config.json of Diffusers' networks, key by key
 diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in a table
 
 Each other folder is a family, with the same four files; `registry.FAMILIES` lists them. To add one,

@@ -1,10 +1,18 @@
-"""The networks of a family as Diffusers has them: names, configuration, pipelines, arithmetic."""
+"""The networks of a family as Diffusers has them: names, configuration, pipelines, arithmetic.
+
+`ConfigKeys` are config.json of a class of Diffusers, key by key, and what of our configuration says
+the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, create_model
 
 from dit.config import ModelConfig, RunConfig
 from dit.config.checks import Rule
@@ -15,8 +23,165 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dit.batch import LatentSample
-    from dit.models.config_keys import ConfigKeys
     from dit.models.diffusers_names import NameTable
+
+
+class StrictKeys(BaseModel):
+    """Keys of a config.json, typed as in JSON: 1.0 is no integer, 1 no boolean, NaN no number."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class OpenKeys(StrictKeys):
+    """Likewise; keys that Diffusers' class does not have stay apart, in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of config.json, and the field of ours that says the same.
+
+    Where the two are not equal, `read` makes the field's value of all keys, and `write` the key's
+    of our network; with several fields `read` makes as many values. A key that has neither a field
+    nor `write` is written as Diffusers' default.
+    """
+
+    name: str
+    field: str | tuple[str, ...] | None = None
+    default: Any = None
+    """Diffusers' own."""
+    type: Any = None
+    """None: that of the default, whose numbers are positive."""
+    read: Callable[[Any], Any] | None = None
+    write: Callable[[Any], Any] | None = None
+    write_run: Callable[[RunConfig], Any] | None = None
+    """`write`, of a run, where the network alone does not tell it."""
+    written: Callable[[Any], bool] = lambda _: True
+    """Whether an export has it; of a network."""
+
+    def settings(self, t: Any) -> dict[str, Any]:
+        """What it says of our network; `t` has all keys."""
+        if self.field is None:
+            return {}
+        value = getattr(t, self.name) if self.read is None else self.read(t)
+        if isinstance(self.field, str):
+            return {self.field: value}
+        return dict(zip(self.field, value, strict=True))
+
+    def value(self, config: RunConfig) -> Any:
+        """What it is for the network of a run."""
+        if self.write_run is not None:
+            return self.write_run(config)
+        if self.write is not None:
+            return self.write(config.model)
+        return getattr(config.model, self.field) if isinstance(self.field, str) else self.default
+
+
+def same(name: str, default: Any, **options: Any) -> Key:
+    """A key that is called as our field is."""
+    return Key(name, name, default, **options)
+
+
+def never(_: Any) -> bool:
+    """`Key.written` of keys that an export leaves at Diffusers' default."""
+    return False
+
+
+def heads_of(width: int) -> Key:
+    """The width of a head, of which there are `num_attention_heads`."""
+    return Key(
+        "attention_head_dim",
+        "hidden_size",
+        width,
+        read=lambda t: t.num_attention_heads * t.attention_head_dim,
+        write=lambda m: m.hidden_size // m.num_attention_heads,
+    )
+
+
+VIDEO_PATCH = Key(
+    "patch_size",
+    ("patch_temporal", "patch_spatial"),
+    (1, 2, 2),
+    read=lambda t: t.patch_size[:2],
+    write=lambda m: (m.patch_temporal, m.patch_spatial, m.patch_spatial),
+)
+"""Frames, rows and columns; that the last two are equal is a rule of the family."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnKey:
+    """A field of ours that no key tells: an export keeps it under a private key."""
+
+    field: str
+    type: Any
+    published: Callable[[Any], Any]
+    """Its value where we did not write the file, of all keys."""
+    read: Callable[[Any], Any] = lambda value: value
+    default: Any = ...
+    """Of exports that lack it; by default there are none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigKeys:
+    """config.json of one class, both ways. Nothing here raises for what a user gave."""
+
+    keys: tuple[Key, ...]
+    """In the order in which they are written."""
+    kept: tuple[OwnKey, ...] = ()
+    rules: Callable[[Any], list[Rule]] = lambda _: []
+    """What of the keys our network must have a counterpart for, and the words if it has none."""
+
+    @cached_property
+    def file(self) -> type[BaseModel]:
+        """The keys with Diffusers' own defaults; others are kept in `model_extra`."""
+        fields: Any = {
+            key.name: (key.type or _type_of(key.default), key.default) for key in self.keys
+        }
+        return create_model("Keys", __base__=OpenKeys, **fields)
+
+    @cached_property
+    def kept_file(self) -> type[BaseModel]:
+        """What an export keeps in config.json that Diffusers has no place for."""
+        fields: Any = {one.field: (one.type, one.default) for one in self.kept}
+        return create_model("PrivateKeys", __base__=StrictKeys, **fields)
+
+    def unsupported(self, t: Any) -> list[str]:
+        """What of a `file` our network has no counterpart for, in words; not unknown keys."""
+        return [message for holds, message in self.rules(t) if not holds]
+
+    def settings(self, t: Any, kept: Any, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of the family, of a `file` and of its `kept_file`, if we wrote it.
+
+        Else fields that the user has `told` count more than what published weights have.
+
+        Raises:
+            ValueError: a value is none of ours.
+        """
+        if kept is None:
+            found = {one.field: one.published(t) for one in self.kept} | dict(told)
+        else:
+            found = {one.field: one.read(getattr(kept, one.field)) for one in self.kept}
+        t = SimpleNamespace(**dict(t), kept=SimpleNamespace(**found))
+        for key in self.keys:
+            found |= key.settings(t)
+        return found
+
+    def content(self, config: RunConfig) -> dict[str, Any]:
+        """config.json of a run's network, without private keys."""
+        return {key.name: key.value(config) for key in self.keys if key.written(config.model)}
+
+    def private(self, model: Any) -> dict[str, Any]:
+        """The values of `kept_file`."""
+        return {one.field: getattr(model, one.field) for one in self.kept}
+
+
+def _type_of(default: Any) -> Any:
+    """The type of a value in JSON."""
+    if isinstance(default, tuple):
+        return tuple[tuple(map(_type_of, default))]  # type: ignore[misc]
+    numbers = {int: PositiveInt, float: PositiveFloat}
+    return numbers.get(type(default), type(default))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

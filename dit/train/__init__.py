@@ -3,16 +3,15 @@
 start_checks           what a start refuses, for a dry run
 trainer                the run: read, step, average, validate, log, save
 train_state            everything that a run holds in memory
-train_progress         how far it has come
 model_and_optimizer    configuration -> model, optimizer and average of the weights; initial values
-step                   packs -> loss and gradients -> updated weights
-loss                   the error of a prediction, weighted as the objective says
+step                   packs -> loss and gradients -> updated weights; the error of a prediction,
+                       weighted as the objective says
 timers                 the seconds of the parts of a step
 attention_choice       the kernel of attention: kept, or the fastest on the first rank
 optimizer              which one trains which weights, one clipped update, what it keeps
 validation             held-out packs -> loss; samples of the averaged model
-device_memory          what a full device held, and the keys that need less
-garbage_collection     Python's garbage, collected at fixed steps
+memory                 what a full device held, and the keys that need less; Python's garbage,
+                       collected at fixed steps
 metrics                what is measured, and where it is written
 checkpoint             the run on disk, and how it continues from there
 

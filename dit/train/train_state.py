@@ -16,7 +16,7 @@ from dit.data import PackLoader, ValidationPacks
 from dit.distributed.pack_broadcast import Replica
 from dit.drawing import FailedDrawing
 from dit.objectives.objective import TrainingObjective
-from dit.train.train_progress import TrainProgress
+from dit.train.checkpoint.state_dict import TrainProgress
 
 if TYPE_CHECKING:
     import numpy as np

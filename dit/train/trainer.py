@@ -50,8 +50,7 @@ from dit.train.checkpoint.resume import (
     save,
 )
 from dit.train.checkpoint.starting_point import starting_point
-from dit.train.device_memory import memory_explained
-from dit.train.garbage_collection import collect_after, manual_gc
+from dit.train.memory import collect_after, manual_gc, memory_explained
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
 from dit.train.metrics.step_metrics import (

@@ -21,8 +21,19 @@ from torch import Tensor, nn
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.config_keys import VIDEO_PATCH, ConfigKeys, Key, OwnKey, heads_of, never, same
-from dit.models.diffusers_form import DiffusersForm, FrozenTextProjection, Pipeline, StackedSamples
+from dit.models.diffusers_form import (
+    VIDEO_PATCH,
+    ConfigKeys,
+    DiffusersForm,
+    FrozenTextProjection,
+    Key,
+    OwnKey,
+    Pipeline,
+    StackedSamples,
+    heads_of,
+    never,
+    same,
+)
 from dit.models.diffusers_names import ByHead, Features, NameTable, Row, TensorSplit, linear_rows
 from dit.models.dit.family import CLEAN_LEVEL, PREDICT2_OBJECTIVE, DitConfig, ExtraPosition
 from dit.models.family import InputKind

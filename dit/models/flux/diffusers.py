@@ -17,8 +17,14 @@ from torch import Tensor, nn
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.config.checks import Rule
-from dit.models.config_keys import ConfigKeys, Key, OwnKey
-from dit.models.diffusers_form import DiffusersForm, Pipeline, StackedSamples
+from dit.models.diffusers_form import (
+    ConfigKeys,
+    DiffusersForm,
+    Key,
+    OwnKey,
+    Pipeline,
+    StackedSamples,
+)
 from dit.models.diffusers_names import NameTable
 from dit.models.family import POOLED
 from dit.models.flux.family import FluxConfig

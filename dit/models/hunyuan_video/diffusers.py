@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.config_keys import ConfigKeys, Key, same
-from dit.models.diffusers_form import DiffusersForm, Pipeline
+from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, Pipeline, same
 from dit.models.diffusers_names import Convolution, NameTable, Row, linear_rows
 from dit.models.family import POOLED
 from dit.models.hunyuan_video.family import FIRST_FRAME, FirstFrame, HunyuanVideoConfig

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.config_keys import ConfigKeys, Key, never, same
-from dit.models.diffusers_form import DiffusersForm, Pipeline
+from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, Pipeline, never, same
 from dit.models.diffusers_names import Convolution, NameTable, Row, TensorSplit, linear_rows
 from dit.models.hunyuan_video_15.family import FIRST_FRAME, IMAGE, HunyuanVideo15Config
 from dit.models.joint.diffusers import (

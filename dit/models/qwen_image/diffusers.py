@@ -18,8 +18,16 @@ from torch.nn.functional import pad
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.config_keys import ConfigKeys, Key, OwnKey, heads_of, never, same
-from dit.models.diffusers_form import DiffusersForm, Pipeline
+from dit.models.diffusers_form import (
+    ConfigKeys,
+    DiffusersForm,
+    Key,
+    OwnKey,
+    Pipeline,
+    heads_of,
+    never,
+    same,
+)
 from dit.models.diffusers_names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.family import REFERENCE
 from dit.models.joint.tensor_names import HEAD_ROWS, double_stream_rows, stream_sizes

@@ -17,8 +17,15 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.config.checks import Rule
-from dit.models.config_keys import ConfigKeys, Key, OwnKey, heads_of, same
-from dit.models.diffusers_form import DiffusersForm, Pipeline
+from dit.models.diffusers_form import (
+    ConfigKeys,
+    DiffusersForm,
+    Key,
+    OwnKey,
+    Pipeline,
+    heads_of,
+    same,
+)
 from dit.models.diffusers_names import (
     Convolution,
     Features,

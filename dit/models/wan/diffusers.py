@@ -17,8 +17,16 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.config_keys import VIDEO_PATCH, ConfigKeys, Key, OwnKey, heads_of, same
-from dit.models.diffusers_form import DiffusersForm, Pipeline
+from dit.models.diffusers_form import (
+    VIDEO_PATCH,
+    ConfigKeys,
+    DiffusersForm,
+    Key,
+    OwnKey,
+    Pipeline,
+    heads_of,
+    same,
+)
 from dit.models.diffusers_names import (
     ByHead,
     Convolution,

@@ -46,9 +46,8 @@ from dit.models.parameter_groups import frozen_weights
 from dit.safe_writing import sync_folder
 from dit.train.checkpoint.data_position import loader_file
 from dit.train.checkpoint.starting_point import ORIGIN, Origin
-from dit.train.checkpoint.state_dict import INTERVAL, DataState, share_of_state
+from dit.train.checkpoint.state_dict import INTERVAL, DataState, TrainProgress, share_of_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
-from dit.train.train_progress import TrainProgress
 
 _NOT_OF_THE_DISK = (
     torch.distributed.DistError,  # another process has died

@@ -1,12 +1,13 @@
 """What a checkpoint holds and how it loads: weights, averages, optimizer, position in the data.
 
-The files are listed in `dit.train.checkpoint`.
+The files are listed in `dit.train.checkpoint`. `TrainProgress` is how far a run has come.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,7 +40,49 @@ from dit.train.checkpoint.shares import stored_by
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.optimizer.narrow_moments import put_moments
 from dit.train.optimizer.states import load_optimizer_groups, optimizer_groups, optimizer_values
-from dit.train.train_progress import TrainProgress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainProgress:
+    """Steps and samples since the start of the run; a checkpoint stores every field."""
+
+    step: int = 0
+    consumed_samples: int = 0  # over all ranks
+    samples_before: int = 0  # the consumed samples from before the data were restarted
+    of_datasets: dict[str, int] = field(default_factory=dict)  # since then, per dataset of a blend
+    skipped_steps: int = 0  # steps without an update: loss or gradient was not finite
+    skipped_in_a_row: int = 0  # skipped steps since the last update
+    updates_before: int = 0  # of the average when the run began (`train.warm_start_ema`)
+    lowest_val_loss: float = math.inf  # of all checkpoints so far
+
+    @property
+    def updates(self) -> int:
+        """Steps that changed the weights. Learning rate, Adam and average count these."""
+        return self.step - self.skipped_steps
+
+    def with_other_data(self) -> TrainProgress:
+        """The same steps where the data are restarted: epochs and validation losses begin anew."""
+        return replace(
+            self,
+            samples_before=self.consumed_samples,
+            of_datasets={},
+            lowest_val_loss=math.inf,
+        )
+
+    def after(
+        self, *, samples: int, of_datasets: Mapping[str, int], skipped: bool
+    ) -> TrainProgress:
+        """The progress one step later."""
+        so_far = self.of_datasets
+        return replace(
+            self,
+            step=self.step + 1,
+            consumed_samples=self.consumed_samples + samples,
+            of_datasets={name: so_far.get(name, 0) + n for name, n in of_datasets.items()},
+            skipped_steps=self.skipped_steps + skipped,
+            skipped_in_a_row=self.skipped_in_a_row + 1 if skipped else 0,
+        )
+
 
 INTERVAL = "log_interval.safetensors"
 _T = TypeVar("_T")

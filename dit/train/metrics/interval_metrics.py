@@ -49,10 +49,10 @@ from dit.train.optimizer import foreach
 
 if TYPE_CHECKING:
     from dit.distributed.model_parallel import Item
-    from dit.train.loss import PackLoss, RankLoss
+    from dit.train.checkpoint.state_dict import TrainProgress
     from dit.train.model_and_optimizer import ModelAndOptimizer
     from dit.train.optimizer.update import Update
-    from dit.train.train_progress import TrainProgress
+    from dit.train.step import PackLoss, RankLoss
 
 
 class IntervalMetrics:

@@ -31,8 +31,8 @@ from dit.progress import counted
 from dit.train.timers import COMMUNICATION, timed
 
 if TYPE_CHECKING:
-    from dit.train.loss import RankLoss
     from dit.train.optimizer.update import Update
+    from dit.train.step import RankLoss
     from dit.train.train_state import TrainState
 
 SKIPPED_FILE = "skipped_samples.jsonl"

@@ -9,9 +9,9 @@ import torch
 from diffusers import HunyuanImagePipeline
 
 from dit.config import Problems, Weights
+from dit.config_loading.validate import check_trainable
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.verify import compare_forward
-from dit.models.training_checks import check_trainable
 from dit.sampling.guiders import open_guiders
 from tests.families.case import NEGATIVE, PICTURE, PROMPT, gap
 from tests.families.generation import all_of_ours, noise_of, opened, ours

@@ -12,10 +12,10 @@ from diffusers.guiders import AdaptiveProjectedGuidance, ClassifierFreeGuidance
 from PIL import Image
 
 from dit.config import Problems, Weights
+from dit.config_loading.validate import check_trainable
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward
-from dit.models.training_checks import check_trainable
 from dit.sampling.guiders import open_guider
 from dit.sampling.prompts import Prompt
 from tests.families.case import NEGATIVE, VIDEO, gap

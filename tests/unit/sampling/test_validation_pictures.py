@@ -33,7 +33,7 @@ from dit.sampling.validation import samples as samples_module
 from dit.sampling.validation.fid_clip import frechet_distance
 from dit.sampling.validation.requests import inputs_of_held_out, own_latent
 from dit.sampling.validation.samples import open_samples
-from dit.train.train_progress import TrainProgress
+from dit.train.checkpoint.state_dict import TrainProgress
 from tests.families import flux, pipeline_parts, qwen_image
 from tests.families.wan import pipeline, wan_model
 from tests.lora_files import random_factors

@@ -15,10 +15,9 @@ from dit.models.dit.model import DiT
 from dit.planner.checkpoints import checkpoint_bytes
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.data_position import data_positions
-from dit.train.checkpoint.state_dict import load_checkpoint, load_weights, start_from
+from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint, load_weights, start_from
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.optimizer import states
-from dit.train.train_progress import TrainProgress
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
 
 ALONE = LoaderLayout(ranks=1, workers=0)

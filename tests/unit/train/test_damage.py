@@ -11,9 +11,8 @@ import pytest
 from dit.checkpoint_paths import MANIFEST, CheckpointError, find_checkpoint, saved_config
 from dit.config import CheckpointConfig
 from dit.train.checkpoint.async_save import save_checkpoint
-from dit.train.checkpoint.state_dict import load_checkpoint
+from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer
-from dit.train.train_progress import TrainProgress
 from tests.learning import DATA, tiny_run
 
 CONFIG = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=0))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dit.config import Precision, Recompute, TrainConfig
-from dit.train.garbage_collection import collect_after, manual_gc
+from dit.train.memory import collect_after, manual_gc
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from tests.learning import tiny_run, train
 

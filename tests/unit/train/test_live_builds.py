@@ -29,7 +29,7 @@ from dit.lora.checkpoint import DRAWN, AdapterRun, adapter_run
 from dit.models.layers import per_sample
 from dit.models.stacks import stacked_transformer
 from dit.sampling.validation import prompt_requests
-from dit.train import garbage_collection
+from dit.train import memory
 from dit.train.optimizer import adamw
 from dit.train.trainer import pretrain
 from recipes import pretrain_dit
@@ -203,7 +203,7 @@ def test_the_process_and_its_records_are_set_up_by_the_new_settings(groups, tmp_
         def collect() -> None:
             seen["collected"] += 1
 
-        monkeypatch.setattr(garbage_collection, "gc", Gc(collect))
+        monkeypatch.setattr(memory, "gc", Gc(collect))
         here = load_config(config, overrides=[*tokens, f"train.train_iters={steps}"])
         try:
             pretrain(here, export=export)

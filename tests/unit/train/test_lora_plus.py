@@ -21,11 +21,10 @@ from dit.lora.checkpoint import DRAWN, AdapterRun
 from dit.lora.targets import chosen_adapters
 from dit.models.layers.adaptable import is_up
 from dit.train.checkpoint.async_save import Saver
-from dit.train.checkpoint.state_dict import load_checkpoint
+from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.optimizer.update import learning_rate
 from dit.train.step import optimizer_step
-from dit.train.train_progress import TrainProgress
 from tests.families.wan import wan_model
 from tests.unit.train.test_checkpoint import DATA
 

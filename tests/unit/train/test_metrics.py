@@ -26,6 +26,7 @@ from dit.models.dit.family import FAMILY
 from dit.objectives.registry import training_objective
 from dit.objectives.timestep_sampling import draw_quantiles
 from dit.objectives.training_target import Draw, pack_rng, training_problem
+from dit.train.checkpoint.state_dict import TrainProgress
 from dit.train.metrics.interval_metrics import (
     EMBEDDERS,
     DataStats,
@@ -42,7 +43,6 @@ from dit.train.metrics.step_metrics import (
 )
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.step import forward_backward, optimizer_step
-from dit.train.train_progress import TrainProgress
 from tests.learning import assert_equal, tiny_run, weights_and_averages
 from tests.packs import random_pack
 

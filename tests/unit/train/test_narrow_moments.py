@@ -14,10 +14,9 @@ from dit.config import DdpConfig, MomentType, OptimizerConfig, Precision, Proble
 from dit.config_loading import load_config
 from dit.models.cost import memory, parameter_count
 from dit.train.checkpoint.async_save import save_checkpoint
-from dit.train.checkpoint.state_dict import load_checkpoint
+from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.step import optimizer_step
-from dit.train.train_progress import TrainProgress
 from tests.families.wan import wan_model
 from tests.packs import run_config
 from tests.unit.train.test_checkpoint import DATA

@@ -16,10 +16,9 @@ from dit.models.parameter_groups import own_name
 from dit.models.registry import pairs
 from dit.planner.checkpoints import checkpoint_bytes
 from dit.train.checkpoint.async_save import save_checkpoint
-from dit.train.checkpoint.state_dict import load_checkpoint, load_weights
+from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint, load_weights
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.optimizer.update import clip_and_step, set_learning_rate
-from dit.train.train_progress import TrainProgress
 from tests.families.wan import wan_model
 from tests.unit.train.test_checkpoint import DATA
 

@@ -1,7 +1,14 @@
-"""What a device's memory held when it ran out, and the keys that need less of it."""
+"""Memory: what a device's held when it ran out, the keys that need less of it; Python's garbage.
+
+Garbage is collected at fixed steps, which are the same on all ranks. Left to itself, Python looks
+for unreachable cycles when enough objects were made: on each rank at another time, while all others
+wait for it in the next collective. A step leaves no tensor in such a cycle, so that memory does not
+wait for a collection.
+"""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dit.config import Recompute, RunConfig
+from dit.config import Recompute, RunConfig, TrainConfig
 from dit.distributed.data_parallel import chained_optimizers, gradient_buffers, main_param_shards
 from dit.distributed.process_groups import device
 
@@ -104,3 +111,29 @@ def _remedies(config: RunConfig) -> Iterator[str]:
 
 def _gb(size: int) -> str:
     return f"{size / 1e9:.3g} GB"
+
+
+@contextmanager
+def manual_gc(config: TrainConfig) -> Iterator[None]:
+    """Inside, Python collects nothing by itself, if the run is so configured.
+
+    What exists at the start, mostly modules, lives as long as the run: no later collection looks
+    at it again.
+    """
+    if not config.manual_gc:
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def collect_after(step: int, config: TrainConfig) -> None:
+    """Collects after every `train.manual_gc_interval`-th step."""
+    if config.manual_gc and config.manual_gc_interval and step % config.manual_gc_interval == 0:
+        gc.collect()
