@@ -33,7 +33,7 @@ from dit.distributed.process_groups import process_groups, start_processes
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.train.checkpoint.async_save import save_checkpoint
-from dit.train.checkpoint.state_dict import load_checkpoint
+from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint
 from dit.train.model_and_optimizer import (
     ModelAndOptimizer,
     build_model_and_optimizer,
@@ -41,7 +41,6 @@ from dit.train.model_and_optimizer import (
 )
 from dit.train.optimizer.update import clip_and_step
 from dit.train.step import run_schedule
-from dit.train.train_progress import TrainProgress
 from tests.learning import DATA, tiny_run, train
 from tests.packs import random_pack
 
