@@ -25,6 +25,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from dit.config import EmaConfig, EmaKind, RunConfig
+from dit.config.training import OptimizerStates
 from dit.distributed.data_parallel import (
     ModelChunk,
     main_param_shards,
@@ -58,6 +59,7 @@ class ModelAndOptimizer:
 
     chunks: list[ModelChunk]  # the parts of the model on this rank, one a virtual pipeline stage
     optimizer: MegatronOptimizer
+    states: OptimizerStates  # what the optimizer keeps of each main parameter
     ema: Ema | None
     groups: ProcessGroupCollection
     adapters: Adapters | None = None  # what alone is trained; None trains all weights
@@ -87,7 +89,12 @@ def build_model_and_optimizer(
     averaged = config.ema.kind is not EmaKind.NONE
     ema = Ema(config.ema, optimizer, groups) if averaged else None
     return ModelAndOptimizer(
-        chunks=chunks, optimizer=optimizer, ema=ema, groups=groups, adapters=adapters
+        chunks=chunks,
+        optimizer=optimizer,
+        states=config.optimizer.states,
+        ema=ema,
+        groups=groups,
+        adapters=adapters,
     )
 
 

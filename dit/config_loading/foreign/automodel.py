@@ -27,7 +27,7 @@ from dit.config_loading.foreign.entry import (
     recompute,
     unused_key,
 )
-from dit.config_loading.foreign.optimizers import OPTIMIZER
+from dit.config_loading.foreign.optimizers import OPTIMIZER, OPTION
 
 _FP8 = "model.fp8 with model.transformer_impl=transformer_engine"
 _SAVED = "checkpoints are torch_dist; checkpoint.also_save_hf=true exports each for Diffusers"
@@ -85,8 +85,8 @@ AUTOMODEL: dict[str, Foreign] = {
     "optim.optimizer.betas": read_by(betas),
     "optim.optimizer.eps": read_as("optimizer.adam_eps"),
     "optim.clip_grad_max_norm": read_as("optimizer.clip_grad"),
-    "optim.optimizer.*": unused_key("the optimizer is AdamW"),
-    "optim.*": unused_key("the optimizer is AdamW; optimizer.* are its keys"),
+    "optim.optimizer.*": OPTION,
+    "optim.*": OPTION,
     "clip_grad_max_norm": read_as("optimizer.clip_grad"),
     "lr_scheduler.lr_decay_style": read_as("scheduler.lr_decay_style"),
     "lr_scheduler.lr_warmup_steps": read_as("scheduler.lr_warmup_iters"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dit.config_loading.foreign.entry import Foreign
+from dit.config_loading.foreign.optimizers import OPTIMIZER
 
 _OFF = (None, False)
 _ON_OR_OFF = (*_OFF, True)
@@ -70,9 +71,7 @@ DFM: dict[str, Foreign] = {
         instead="checkpoints are torch_dist", accepts=(None, "torch_dist")
     ),
     "checkpoint.fully_parallel_save": Foreign(instead="the optimizer decides how it is sharded"),
-    "optimizer.optimizer": Foreign(
-        instead="the optimizer is AdamW", accepts=(None, "adam", "adamw")
-    ),
+    "optimizer.optimizer": OPTIMIZER,
     "optimizer.use_precision_aware_optimizer": Foreign(instead=_MOMENTS, accepts=_ON_OR_OFF),
     "optimizer.main_grads_dtype": Foreign(
         instead="ddp.grad_reduce_in_fp32 decides", accepts=_FLOAT32

@@ -21,7 +21,7 @@ from dit.config_loading.foreign.entry import (
     recompute,
     unused_key,
 )
-from dit.config_loading.foreign.optimizers import OPTIMIZER
+from dit.config_loading.foreign.optimizers import OPTIMIZER, OPTION
 
 _PACKING = "data are packed before training, by `python -m data_prep`"
 _COUNTED = "it counts steps"
@@ -203,7 +203,7 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "optimizer.type": OPTIMIZER,
     "optimizer.betas": read_by(betas),
     "optimizer.eps": read_as("optimizer.adam_eps"),
-    "optimizer.stabilize": unused_key("the optimizer is AdamW"),
+    "optimizer.stabilize": OPTION,
     "monitoring.enable_wandb": read_by(_mode),
     "monitoring.wandb_tracker_name": _named("logger.wandb_project"),
     "monitoring.wandb_run_name": _named("logger.wandb_exp_name"),

@@ -23,6 +23,7 @@ from dit.config_loading.foreign.entry import (
     recompute,
     unused_key,
 )
+from dit.config_loading.foreign.optimizers import OPTION
 
 
 def _decay_style(value: Any) -> dict[str, Any]:
@@ -173,7 +174,7 @@ FASTVIDEO: dict[str, Foreign] = {
     "training.data.seed": read_as("rng.seed"),
     "training.data.*": unused_key(_LOADED),
     **_below("training.optimizer", _OPTIMIZER),
-    "training.optimizer.*": unused_key("the optimizer is AdamW; optimizer.* are its keys"),
+    "training.optimizer.*": OPTION,
     **_below("training.loop", _LOOP),
     **_below("training.checkpoint", _CHECKPOINT),
     **_below("training.model", _MODEL),

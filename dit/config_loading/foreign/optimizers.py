@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dit.config import RunConfig
-from dit.config_loading.foreign.entry import Foreign
+from dit.config_loading.foreign.entry import Foreign, unused_key
 from dit.models.cost import trained_count
 
 _ADAMW = ("adam", "adamw", "adamwoptimi", "fusedadam")
@@ -20,7 +20,7 @@ def _name(value: Any) -> str:
 
 
 def _adamw(value: Any) -> dict[str, Any]:
-    if _name(value) not in (*_ADAMW, *_MOMENTS):
+    if value is not None and _name(value) not in (*_ADAMW, *_MOMENTS):
         raise ValueError(
             "is not supported: the optimizer is AdamW, and learning rates of others do not fit it;"
             " write AdamW, and a learning rate for it (1e-4 is usual for LoRA, 1e-5 for all"
@@ -51,3 +51,5 @@ def _size(size: int) -> str:
 
 OPTIMIZER = Foreign(reading=_adamw, of_run=_said)
 """The key that names an optimizer."""
+OPTION = unused_key("the optimizer has no such option; optimizer.* are its keys")
+"""An option of another optimizer."""

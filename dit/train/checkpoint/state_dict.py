@@ -334,7 +334,8 @@ def stored_values(
     model: ModelAndOptimizer, *, averaged: bool = True
 ) -> dict[str, Sequence[Tensor]]:
     """What is stored beside the weights, by prefix: optimizer and, if `averaged`, the average."""
-    values: dict[str, Sequence[Tensor]] = {**optimizer_values(model.optimizer)}
+    kept = optimizer_values(model.optimizer, model.states.names)
+    values: dict[str, Sequence[Tensor]] = {**kept}
     if model.ema is not None and averaged:
         values[_AVERAGE] = model.ema.averages
     return values

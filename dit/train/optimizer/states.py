@@ -12,7 +12,6 @@ from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from dit.config.training import MOMENTS
 from dit.distributed.data_parallel import every_optimizer, main_param_shards_of
 from dit.distributed.full_sharding import RowsOptimizer
 
@@ -24,11 +23,13 @@ _MAIN_PARAM = {
 """How Megatron-Core's optimizers name the main parameters in a checkpoint."""
 
 
-def optimizer_values(optimizer: MegatronOptimizer) -> dict[str, list[Tensor]]:
+def optimizer_values(optimizer: MegatronOptimizer, names: Sequence[str]) -> dict[str, list[Tensor]]:
     """What the optimizer keeps of each main parameter of this rank, by its name in a checkpoint.
 
-    In the order of `main_param_shards`; the main parameters themselves are among them, unless they
-    are the weights of the model. All ranks have the same names, those without a parameter, too.
+    `names` are those of `OptimizerConfig.states`, which it keeps of every main parameter. The
+    tensors are in the order of `main_param_shards`; the main parameters themselves are among them,
+    unless they are the weights of the model. All ranks have the same names, those without a
+    parameter, too.
     """
     values: dict[str, list[Tensor]] = {}
     for inner in every_optimizer(optimizer):
@@ -36,14 +37,14 @@ def optimizer_values(optimizer: MegatronOptimizer) -> dict[str, list[Tensor]]:
         shards = [] if inner.is_stub_optimizer else list(main_param_shards_of(inner))
         if main is not None:
             values.setdefault(state_prefix(main), []).extend(shard.value for shard in shards)
-        for name in MOMENTS:
-            moments = _moments(inner, [shard.value for shard in shards], name)
-            values[state_prefix(name)] = [*values.get(state_prefix(name), ()), *moments]
+        for name in names:
+            states = _states(inner, [shard.value for shard in shards], name)
+            values[state_prefix(name)] = [*values.get(state_prefix(name), ()), *states]
     return values
 
 
-def _moments(inner: Any, params: Sequence[Tensor], name: str) -> list[Tensor]:
-    """A moment of each parameter, or a float32 copy of one that is kept in fewer bits."""
+def _states(inner: Any, params: Sequence[Tensor], name: str) -> list[Tensor]:
+    """A state of each parameter, or a float32 copy of one that is kept in fewer bits."""
     if inner.config.use_precision_aware_optimizer:
         return [inner.optimizer.get_unscaled_state(p, name) for p in params]
     return [inner.optimizer.state[p][name] for p in params]
@@ -80,7 +81,7 @@ def optimizer_groups(
 
 
 def load_optimizer_groups(optimizer: MegatronOptimizer, stored: Mapping[str, Any]) -> None:
-    """Takes over how many updates Adam has made, as `optimizer_groups` or Megatron-Core stored it.
+    """Takes over how many updates were made, as `optimizer_groups` or Megatron-Core stored it.
 
     All else in a group are settings, which are the run's own. Every group makes every update; one
     without a weight on the rank that stored it may not have counted them.

@@ -84,7 +84,7 @@ def _of_each(model: ModelAndOptimizer, name: str) -> list[float]:
 def _adamw(model: ModelAndOptimizer, config: RunConfig, number: int) -> list[torch.Tensor]:
     """What AdamW makes of the main parameters in its `number`-th step: Algorithm 2 of its paper."""
     c, rate, wanted = config.optimizer, learning_rate(config, number), []
-    values = optimizer_values(model.optimizer)
+    values = optimizer_values(model.optimizer, MOMENTS)
     moments = zip(*(values[state_prefix(name)] for name in MOMENTS), strict=True)
     factors = zip(_of_each(model, "lr_mult"), _of_each(model, "wd_mult"), strict=True)
     gradients = _gradients(model, number)
