@@ -1,6 +1,6 @@
 """Latents of zero mean and unit variance per channel, and back."""
 
-# C latent channels, F frames, H rows, W columns
+# C latent channels, F frames, H rows, W columns, N = F * H * W cells
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ word_table          `words`: a fixed vector for each word, alike for words that 
 vocabulary          the words of captions, which dataset cards keep, and those of prompts
 pretrained_encoder  text encoders on Transformers
 projection          the text projection of a Diffusers transformer
-families            the text encoders of FLUX, Chroma, SD3, Wan, HunyuanVideo 1.5 and Cosmos
+families            the text encoders of most families, and the table of them, `OF_FAMILIES`
 hunyuan_video       those of the first HunyuanVideo; that of image-to-video sees the first frame
 qwen_image          those of HunyuanImage, of Qwen-Image and of its edit models, which see pictures
 """

@@ -86,7 +86,7 @@ class TextEncoder(DatasetEncoder):
 
 
 def requested_length(args: Namespace, default: int) -> int:
-    """Tokens of a caption that `--max_sequence_length` allows.
+    """The largest number of tokens of a caption, as `--max_sequence_length` sets it.
 
     Raises:
         CodecError: there would be none.

@@ -1,4 +1,4 @@
-"""Text encoders of FLUX, Chroma, SD3, Wan, HunyuanVideo 1.5 and Cosmos, as in pipelines."""
+"""Text encoders of the families, as in Diffusers' pipelines; those of two have own files."""
 
 # L tokens, E width of the embedding
 

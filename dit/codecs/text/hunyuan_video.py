@@ -5,7 +5,7 @@ of the caption beside it. That of text-to-video is Llama. That of image-to-video
 sees the first frame: rows of the frame stand before those of the caption.
 """
 
-# L tokens, E width of the embedding
+# L tokens, E width of the embedding, P that of the pooled text
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ before it, are cut off. The edit models' see the pictures to be edited, too, so 
 of the empty caption differs from sample to sample. HunyuanImage's has ByT5 beside it.
 """
 
-# L tokens, E width of the embedding
+# L tokens, G tokens of words in quotation marks, E width of the embedding
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 3. rows      one row for the whole caption, then one for each word
 """
 
-# L rows, E width of the embedding
+# L rows, E width of the embedding, P pieces of a word
 
 from __future__ import annotations
 

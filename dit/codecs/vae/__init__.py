@@ -3,7 +3,7 @@
 codec        the interface: video -> whitened latent -> pictures
 pixel        the codec without weights: space to depth
 autoencoder  codecs on the autoencoders of Diffusers
-families     the autoencoders of FLUX, Chroma, SD3, Wan, Hunyuan, Cosmos and Qwen-Image
+families     the autoencoders of all families
 """
 
 from __future__ import annotations

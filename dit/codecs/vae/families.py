@@ -1,4 +1,4 @@
-"""Codecs of FLUX, Chroma, SD3, Wan, Hunyuan, Cosmos and Qwen-Image, as in pipelines."""
+"""Codecs of all families, as in Diffusers' pipelines."""
 
 # N samples, C colour or latent channels, F frames, H rows, W columns, E width
 

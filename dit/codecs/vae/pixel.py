@@ -1,6 +1,6 @@
 """The codec without weights: space to depth, of pixels or of their frequencies."""
 
-# C colour or latent channels, F frames, H rows, W columns, K frequencies
+# N videos, C colour or latent channels, F frames, H rows, W columns, K frequencies
 
 from __future__ import annotations
 
