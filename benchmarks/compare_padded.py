@@ -9,6 +9,8 @@
 Any key of a run may follow (model.name=dit_xl model.precision=bf16 ...). One process.
 """
 
+# C latent channels, F H W frames, rows, columns
+
 from __future__ import annotations
 
 import argparse

@@ -7,7 +7,7 @@
 Tensors on `meta` take a GPU's paths. What an operation reads again from a cache is not known here.
 """
 
-# T packed tokens, D model width, K head width
+# T packed tokens, D model width, K head width, M level rows, C numbers of a token
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The baseline: Diffusers' model in a plain PyTorch loop, with samples padded or in buckets."""
 
 # B samples of a batch; C channels, F H W frames, rows, columns of a latent; L text tokens
+# E text width
 
 from __future__ import annotations
 

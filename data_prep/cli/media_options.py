@@ -151,7 +151,7 @@ def _collections(args: Namespace) -> list[Collection]:
 
 
 def _overlapping(inputs: list[Input]) -> list[Input]:
-    """The same inputs; where a folder lies in another one, both know what the other packs."""
+    """The same inputs; of folders that overlap, each knows which files the other one packs."""
     folders = {
         number: given.collection
         for number, given in enumerate(inputs)

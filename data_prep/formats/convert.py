@@ -1,5 +1,7 @@
 """Caches of other tools -> our shards, and back."""
 
+# C latent channels, F H W frames, rows, columns
+
 from __future__ import annotations
 
 from argparse import Namespace

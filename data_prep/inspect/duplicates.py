@@ -93,7 +93,7 @@ def near_groups(looks: Sequence[Looks | None]) -> list[list[int]]:
 
 def _find(root: np.ndarray, one: int) -> int:
     while root[one] != one:
-        root[one] = root[root[one]]  # halves the way for the next one who asks
+        root[one] = root[root[one]]  # halves the path for the next search
         one = int(root[one])
     return one
 

@@ -36,7 +36,7 @@ _REMEDY = {ending: why for why, endings in _REMEDIES.items() for ending in endin
 
 @dataclass(kw_only=True, slots=True)
 class Ignored:
-    """Counts of the files of which no input makes a sample, and what they are."""
+    """Files that become no sample of any input: their kinds, with counts."""
 
     counts: Counter[str] = field(default_factory=Counter)
     _unused: dict[tuple[str, Path], set[str]] = field(default_factory=dict)

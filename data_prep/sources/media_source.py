@@ -3,6 +3,8 @@
 The plan decides everything. Reading follows the plan by the same rules.
 """
 
+# C colours, F H W frames, rows, columns
+
 from __future__ import annotations
 
 import bisect

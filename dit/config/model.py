@@ -343,7 +343,7 @@ class ModelConfig:
         ]
 
     def _stages(self) -> list[Rule]:
-        """Rules of layers and heads over pipeline and context ranks."""
+        """Rules for splitting layers over pipeline stages, and heads over context ranks."""
         heads, tp = self.num_attention_heads, self.tensor_model_parallel_size
         cp, pp = self.context_parallel_size, self.pipeline_model_parallel_size
         virtual = self.virtual_stages

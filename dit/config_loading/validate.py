@@ -186,7 +186,7 @@ def _in_words(
 
 
 def dotted(place: Sequence[int | str]) -> str:
-    """`dataset.mock_samples[0].width`."""
+    """The key as users write it, such as `dataset.mock_samples[0].width`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return "".join(parts).lstrip(".")
 

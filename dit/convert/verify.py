@@ -1,5 +1,7 @@
 """Compares a Diffusers folder with a checkpoint: every tensor, and the outputs of the networks."""
 
+# T packed tokens, C patch features, M level rows
+
 from __future__ import annotations
 
 import math

@@ -28,7 +28,7 @@ from dit.stored_samples import UnusableError, dfm_texts, trim_padding, with_axes
 FORMAT_VERSION = 1
 LATENT, LOSS_MASK = "latent", "loss_mask"
 Kinds = Mapping[str, InputKind]
-"""What is read beside the latent: names in the shard, and of which kind they are."""
+"""What is read beside the latent: name in the shard -> kind of input."""
 TEXT_ALONE: Kinds = {TEXT: InputKind.TEXT}
 PLACE = "__place__"
 """Part of a record whose `.safetensors` is a RecordHeader: the SampleLocation of the whole."""
@@ -94,7 +94,7 @@ def read_record(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRec
 
 
 def read_outline(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRecord:
-    """A record of our layout of which only the RecordHeader is read; tensors are on device `meta`.
+    """A record of our layout, read up to its RecordHeader; its tensors are on device `meta`.
 
     Raises:
         SampleRefused: the record is damaged, or only the whole record can tell.

@@ -5,7 +5,7 @@ entry                how a script ends: exit code, one message for an error, sig
 cuda_environment     what CUDA reads from the environment before it starts
 process_groups       the start of the processes, the groups of a layout, one for those of the same
                      ranks that nothing uses, running without CUDA
-cpu_threads          threads on a CPU that others use, or of which a container has a part
+cpu_threads          number of CPU threads, if others use the CPU or a container gets a part of it
 pack_broadcast       one rank of a replica reads, all get its packs
 model_parallel       one pack over context ranks and pipeline stages
 data_parallel        gradients and weights over data ranks; the float32 main parameters

@@ -216,7 +216,7 @@ def freeze(network: nn.Module, *, trained: Callable[[str], bool] = is_adapter) -
 
 
 def narrowed(x_TI: Tensor, down_RI: Tensor) -> tuple[Tensor, Tensor]:
-    """The input, of which the linear alone computes its output, and A x in the type of A."""
+    """The input, for the frozen linear, and A x [T, R] in the type of A."""
     if not x_TI.requires_grad:  # what a function returns would
         return x_TI, linear(x_TI.to(down_RI.dtype), down_RI)
     both: Any = _Narrowed.apply(x_TI, down_RI)

@@ -4,6 +4,8 @@
 the same.
 """
 
+# B samples, C latent channels, F H W frames, rows, columns, L text tokens
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

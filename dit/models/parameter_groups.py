@@ -92,7 +92,7 @@ class FrozenWeights:
 
     pairs: tuple[Pair, ...] = ()  # of groups
     alone: frozenset[Weight] = frozenset()  # stored without state; their average is themselves
-    partly: frozenset[str] = frozenset()  # names of which some layers are frozen, and some not
+    partly: frozenset[str] = frozenset()  # names whose layers are frozen in part
 
 
 NOTHING_FROZEN = FrozenWeights()

@@ -111,7 +111,7 @@ class GridPositions:
 
 @dataclass(frozen=True, slots=True)
 class CroppedPositions:
-    """(row, column) in a square table, of which a picture takes the middle (SD3)."""
+    """(row, column) in a square table; a picture uses the middle of the table (SD3)."""
 
     size: int
     """Rows and columns of the table."""

@@ -25,7 +25,7 @@ class Efficiency:
     """Of dense bfloat16: 650 TFLOP/s of FlashAttention-3 on an H100, head width 128, 16k tokens
     (published: arXiv:2407.08608, Fig. 5)."""
     attention_backward: float = 0.40
-    """Of dense bfloat16: likewise 500 TFLOP/s, of which four fifths count here. The kernels compute
+    """Of dense bfloat16: likewise 500 TFLOP/s; four fifths of them count here. The kernels compute
     the scores a second time in the backward pass, five products where two passes of the forward
     one's two are counted."""
     bandwidth: float = 0.80

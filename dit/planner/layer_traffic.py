@@ -46,7 +46,7 @@ class Moved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerLoad:
-    """What the units of a layer depend on beside its sizes."""
+    """What the memory traffic of a layer depends on beside the layer's sizes."""
 
     fused: bool
     text: float

@@ -75,7 +75,7 @@ def _batch(one: BatchPlan, first: BatchPlan, tokens: float) -> dict[str, str]:
 
 
 def wide_console() -> Console:
-    """Where a terminal is narrower than a table it breaks the lines, and hides no number."""
+    """A wide console: a narrower terminal breaks the lines of a table, but hides no number."""
     return Console(width=200)
 
 

@@ -17,7 +17,7 @@ class Traffic:
     """Bytes of one rank in a step of `accumulated` packs."""
 
     tensor: float
-    """Of which `exposed_part` is waited for."""
+    """The step waits for its `exposed_part`."""
     context: float
     pipeline: float
     data: float

@@ -81,7 +81,7 @@ class _LeftError(Exception):
 
 
 class Studio:
-    """Generates one wish after the other, whoever asks."""
+    """Generates the requests of all visitors, one after the other."""
 
     def __init__(self, variants: Sequence[Variant], *, weights: str):
         self.variants = variants

@@ -40,8 +40,8 @@ MEASURES: dict[str, Mapping[str, Any]] = {
     "base_image_seq_len": _FLOW | {"time_shift_type": _BY_TOKENS},
     "max_image_seq_len": _FLOW | {"time_shift_type": _BY_TOKENS},
 }
-# Those of samplers alone, of what the network is told, and of which samples lose their inputs:
-# that is part of what a run tries, as its width is.
+# Keys of samplers, of what the network is told, and of dropout. The last two are part of what a run
+# tries, as its width is, so that losses compare.
 OTHERS = {
     *("sigma_min", "sigma_max", "rho", "timestep_scale"),
     *("sampling_levels", "level_spacing", "shift_terminal"),

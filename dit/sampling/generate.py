@@ -5,7 +5,7 @@
 """
 
 # C latent channels; F H W frames, rows, columns of a latent; L text tokens, E text width
-# T packed tokens
+# T packed tokens, N samples
 
 from __future__ import annotations
 

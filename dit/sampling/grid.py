@@ -117,7 +117,7 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """The pictures of one prompt in their places, and the label beneath them in its own."""
+    """The pictures of one prompt and the label below them, each with its box on the page."""
 
     prompt: str
     pictures: list[tuple[Box, Image.Image]]

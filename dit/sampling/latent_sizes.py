@@ -1,5 +1,7 @@
 """Sizes in pixels -> sizes in latent cells, rounded up to what decoder and model accept."""
 
+# F H W 3 frames, rows, columns, colours
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -69,7 +69,7 @@ def card_of_pipeline(
 
 
 def _check_sees_as_much(encoder: type[TextEncoder], processor: str | None, folder: Path) -> None:
-    """Raises CodecError where one of the folder and `processor` alone sees first frames."""
+    """Raises CodecError if only one of the encoders, this or `processor`'s, sees first frames."""
     if processor is None or processor not in CODECS:
         return
     wanted = TEXT_ENCODERS[CODECS[processor].text_encoder]

@@ -1,6 +1,7 @@
 """Tokens of a pack -> inputs of its samples (the inverse of packing)."""
 
 # C patch features = c * pt * p * p, T packed tokens; F H W frames, rows, columns of a latent
+# N samples, E width of a vector
 
 from __future__ import annotations
 

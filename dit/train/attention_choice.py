@@ -123,7 +123,7 @@ def _fault(backend: AttentionBackend, case: AttentionCase) -> str:
 def _without(
     ranks: Sequence[dict[AttentionBackend, str]], working: Sequence[AttentionBackend]
 ) -> Iterator[str]:
-    """Lines about kernels that some ranks have, and that not all of them can use."""
+    """Log lines: kernels that some ranks have, but that do not work on every rank."""
     some = dict.fromkeys(one for rank in ranks for one in rank if one not in working)
     for one in some:
         if one is not AttentionBackend.SDPA:

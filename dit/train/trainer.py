@@ -239,7 +239,7 @@ def _forecast_notes(config: RunConfig) -> list[str]:
 def _first_values(
     config: RunConfig, found: Path | None, start: InitialWeights | None
 ) -> Initialise:
-    """What fills a new model of which all weights are trained."""
+    """What fills a new model whose weights are all trained."""
     if found is not None:
         return leave_to_checkpoint
     if start is not None:

@@ -5,7 +5,7 @@
                as queries, keys and values laid together, the whole tensor, before the part is taken
 3. exchanged   the ranks of step 1 send each other what they have read
 
-No optimizer is asked for: a network fits that is not wrapped yet, or of which a part is trained.
+No optimizer is needed: the network may be unwrapped as yet, or trained in part.
 """
 
 from __future__ import annotations

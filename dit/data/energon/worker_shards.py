@@ -61,7 +61,7 @@ def sample_id(restore_key: Sequence[Any]) -> SampleId:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remaining:
-    """What a reader reads of a dataset before its own shard, because other readers left it."""
+    """Samples that other readers left unread, which this one reads before its own shard."""
 
     runs: tuple[IndexRange, ...] = ()
     first: int = 0

@@ -264,7 +264,7 @@ def _place(thread: int) -> tuple[str, bool]:
 
 
 def _frame_of(thread: int) -> FrameType:
-    """Where a thread is, or its helper that it waits for."""
+    """The current frame of a thread; if it waits for its helper thread, that of the helper."""
     with _no_collection():
         frames = sys._current_frames()
     helper, own = MainThread.waits_for, frames[thread]

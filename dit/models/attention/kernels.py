@@ -7,7 +7,7 @@ Their packages are imported at the first call. `tests/unit/models/test_kernel_ca
 calls against the parameters that the packages have.
 """
 
-# T query tokens, S key tokens, H heads, K head width
+# T query tokens, S key tokens, H heads, K head width, X = H * K
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Chroma: double-stream layers, then single-stream ones, over latents and text."""
 
 # M level rows, R rows of modulations, D model width
-# C numbers that the approximator is told of each row, H width inside of it
+# C numbers that the approximator is told of each row, H width inside of it, X = M * R rows
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Its class is `CosmosTransformer3DModel`.
 
 # D model width, R rank of a modulation, F width of the MLP, E width of the text that layers see,
 # I width of the text in the shards, K head width, C numbers in a token of the latent (P with the
-# masks), frames rows columns: learnable positions
+# masks), frames rows columns: learnable positions; B samples, F H W sides of a latent
 
 from __future__ import annotations
 

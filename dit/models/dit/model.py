@@ -2,6 +2,7 @@
 
 # T packed tokens, N samples, M level rows, C patch features, D model width, K head width
 # L text tokens, E text width, I that of the text in the shards where a projection comes between
+# A axes of a position, X = 3 * D numbers that are added to those of every modulation
 
 from __future__ import annotations
 

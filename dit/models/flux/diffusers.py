@@ -5,7 +5,7 @@ Its class is `FluxTransformer2DModel`.
 
 # D model width, F width of the MLP, W cosines and sines of a number that is told, E text width
 # P width of pooled text, K head width, C numbers in a token
-# T tokens, L text tokens; f h w frames, rows and columns in patches
+# T tokens, L text tokens, B samples; f h w frames, rows and columns in patches
 
 from __future__ import annotations
 

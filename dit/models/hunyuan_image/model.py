@@ -1,6 +1,7 @@
 """HunyuanImage 2.1: double-stream layers, then single-stream ones, over latents and text."""
 
 # T latent tokens, L text tokens, M level rows, N samples, C patch features, D model width
+# G rows of words in quotation marks, E width of an encoder
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """HunyuanVideo: a refined caption, double-stream layers, then single-stream ones."""
 
 # T packed tokens, M level rows, N samples, C patch features, D model width, L text tokens
+# P width of the pooled text
 
 from __future__ import annotations
 

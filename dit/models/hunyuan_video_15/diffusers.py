@@ -6,6 +6,7 @@ Its class is `HunyuanVideo15Transformer3DModel`.
 # D model width, F width of the MLP, R that of the refiner's, W cosines and sines of the level
 # E text width, G width of words in quotation marks, S width inside their layers, I image width
 # K head width, P input channels of a token, C output channels
+# L text tokens
 
 from __future__ import annotations
 

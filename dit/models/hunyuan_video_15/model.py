@@ -2,6 +2,7 @@
 
 # T latent tokens, L text tokens, M level rows, N samples, C patch features, D model width
 # G rows of words in quotation marks, I of pictures, E width of an encoder
+# X cosines and sines of a number that is told
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ FLUX and Chroma have double-stream layers, then single-stream ones. The Hunyuan 
 captions; those of HunyuanVideo 1.5 and HunyuanImage read rows of ByT5, too.
 """
 
+# B samples, L text tokens, E text width, G tokens of words in quotation marks
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -76,7 +76,7 @@ def attention_rows(
     exists: Exists = _always,
     output: bool = True,
 ) -> tuple[Row, ...]:
-    """Of one attention; `normed`: whether there are norms, `output`: a linear behind it."""
+    """Rows of one attention; `normed`: whether it has norms, `output`: a linear behind it."""
     qkv, norms, out = names
     rows = (
         *linear_rows(
@@ -232,7 +232,7 @@ def glyph_rows(ours: str) -> tuple[Row, ...]:
 
 
 def head_rows(*, features: Arrangement = _SAME) -> tuple[Row, ...]:
-    """Of what follows the layers; `features` is the order of numbers in a token."""
+    """Rows of the last norm and linear; `features` is the order of the numbers in a token."""
     return (
         *modulation_rows("modulate_out", "norm_out.linear", "2D", arrangement=SwappedHalves()),
         *linear_rows("proj_out", "proj_out", "C", "D", arrangement=features),

@@ -19,7 +19,8 @@ raises c or r, so that no two pieces share a place, and their number is known wi
 device how long the rows are.
 """
 
-# T packed tokens, N level rows, D model width, S slots: pieces, of which some may be empty
+# T packed tokens, N level rows, D model width, S slots, each of a piece or empty
+# P of shift, scale and gate those that there are
 
 from __future__ import annotations
 
@@ -221,7 +222,8 @@ def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
 ) -> list[Tensor]:
     """Gradients of `h` where there is a scale, of `y` where there is a gate, and of the rows.
 
-    Those of the rows are [P, N, D]: shift and scale, then gate.
+    `to_x_TD` and `to_sum_TD` are the gradients of `x` and of `sum`. `h_TD` is `sum` as the forward
+    pass kept it. The gradients of the rows are [P, N, D]: shift and scale, then gate.
     """
     gated, norm = gate_ND is not None, scale_ND is not None
     g_TD = to_x_TD if norm else to_sum_TD

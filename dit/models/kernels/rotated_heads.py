@@ -5,6 +5,7 @@ their gradients are written there: nothing cuts the product's output apart or jo
 """
 
 # T packed tokens, H heads of this tensor rank, K head width, X numbers of a head in the product
+# P x G programs of the kernel: over tokens, and over groups of heads
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ two tiles [heads, half of the width]. All arithmetic is in float32; each result 
 # ruff: noqa: PLR0913  # a kernel takes its tensors, strides and sizes one by one
 # pyright: basic, reportOperatorIssue=false, reportArgumentType=false, reportIndexIssue=false
 
+# H heads of a program
+
 from __future__ import annotations
 
 import triton

@@ -51,7 +51,7 @@ def is_up(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSharing:
-    """What tensor ranks share of a linear, and of its input."""
+    """How tensor ranks split a linear's weight, its input and the gradient of its input."""
 
     axis: int | None = None  # of the weight that they share: 0 outputs, 1 inputs; None: nothing
     group: dist.ProcessGroup | None = None  # tensor ranks

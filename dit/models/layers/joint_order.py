@@ -15,6 +15,7 @@ row by itself.
 
 # T latent tokens, L text tokens, J = T + L tokens of both, all of this context rank
 # W = R * J tokens of all R context ranks, X any width
+# With sequence parallelism a tensor rank holds an equal part of T, of L and of J.
 
 from __future__ import annotations
 
@@ -176,7 +177,7 @@ class JointOrder:
         )
 
     def join(self, rows: Sequence[Tensor]) -> Tensor:
-        """The rows that this rank holds, [T, X] and [L, X] -> its part of the joint row [J, X]."""
+        """This tensor rank's parts of the rows [T, X] and [L, X] -> its part of the row [J, X]."""
         return self._scattered(self.own.arrange(torch.cat([self._whole(x) for x in rows])))
 
     def split(self, joint_JX: Tensor) -> tuple[Tensor, ...]:
@@ -196,9 +197,9 @@ class JointOrder:
         return self.own.arrange(torch.cat(list(rows)))
 
     def _whole(self, x: Tensor) -> Tensor:
-        """All tokens of this context rank, of a row [T, X], [L, X] or [J, X].
+        """A row [T, X], [L, X] or [J, X] of this context rank, from this tensor rank's part `x`.
 
-        Each tensor rank goes on with some of them alone.
+        `_scattered` hands all tensor ranks the whole gradient, so that none are added up here.
         """
         if self.shared_by is None:
             return x
@@ -207,7 +208,7 @@ class JointOrder:
         )
 
     def _scattered(self, x: Tensor) -> Tensor:
-        """The tokens of this tensor rank, of a whole row [T, X], [L, X] or [J, X]."""
+        """This tensor rank's part of a whole row [T, X], [L, X] or [J, X]."""
         if self.shared_by is None:
             return x
         return scatter_to_sequence_parallel_region(x, group=self.shared_by)

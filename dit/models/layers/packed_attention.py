@@ -1,6 +1,7 @@
 """Attention modules: queries, keys and values of packed tokens, attention, output."""
 
-# T packed tokens, L text tokens, E text width, D model width, H heads, K head width
+# T packed tokens, L text tokens, S key tokens, J tokens of the joint row, E text width
+# D model width, H heads, K head width, X numbers of a head, or any width
 
 from __future__ import annotations
 

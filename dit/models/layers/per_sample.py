@@ -96,7 +96,7 @@ def missing_for_compilation() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbours with as many tokens."""
+    """Neighbouring samples of equal length: a rectangle of G samples of S tokens each."""
 
     sample: int  # the first
     count: int

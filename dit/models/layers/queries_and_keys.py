@@ -10,7 +10,7 @@
 """
 
 # T query tokens, S key tokens, A axes, H heads of this tensor rank, K head width, X numbers of a
-# head in the product that makes queries and keys
+# head in the product that makes queries and keys, P = 3 * H * K outputs of that product
 
 from __future__ import annotations
 
@@ -163,20 +163,20 @@ def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return total
 
 
-def hold_key_bias(bias_X: Tensor, head_width: int) -> None:
-    """Gives the bias of keys no gradient; it lies between those of queries and values, by heads.
+def hold_key_bias(bias_P: Tensor, head_width: int) -> None:
+    """Sets the gradient of the bias of keys to zero, in a bias [H, 3, K] flattened: q, k, v.
 
-    For keys of one linear that are not normalised: their bias adds the same number to all scores of
-    a query, which softmax does not see, so that its gradient is zero. Rounding makes noise of it,
-    of which AdamW would make whole steps, on each layout others.
+    For keys without a norm. Their bias adds the same number to all scores of a query, which softmax
+    ignores, so its true gradient is zero. Rounding makes it a little noise, which AdamW would turn
+    into full steps, different ones on each layout.
     """
 
-    def without_keys(gradient_X: Tensor) -> Tensor:
-        held = gradient_X.clone()
+    def without_keys(gradient_P: Tensor) -> Tensor:
+        held = gradient_P.clone()
         held.view(-1, 3, head_width)[:, 1] = 0
         return held
 
-    bias_X.register_hook(without_keys)
+    bias_P.register_hook(without_keys)
 
 
 class RotaryTable(nn.Module):

@@ -4,7 +4,7 @@ Its class is `QwenImageTransformer2DModel`.
 """
 
 # D model width, F width of the MLP, W cosines and sines of the level, E text width, K head width
-# C numbers in a token
+# C numbers in a token, L text tokens
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _positions(_: QwenImageConfig) -> PositionRule:
 
 
 def _codec(model: QwenImageConfig) -> str:
-    """Name of the VAE and of the text encoder, which sees the pictures that are edited."""
+    """Name of both the codec and its text encoder; the encoder of edits sees the pictures."""
     if not model.reference_latents:
         return "qwen_image"
     return "qwen_image_edit_2511" if model.clean_references else "qwen_image_edit"

@@ -1,7 +1,7 @@
 """Qwen-Image: latents and text in rows of their own, which attend to each other in every layer."""
 
 # T latent tokens, L text tokens, M level rows, N samples, C patch features, D model width
-# E text width
+# E text width, A axes of a position, X cosines and sines of a level
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Stable Diffusion 3: double-stream layers alone, over latents with positions added and text."""
 
 # T packed tokens, M level rows, C patch features, D model width, L text tokens, E text width
-# G rows and columns of the table of positions
+# G rows or columns of the table of positions, F frequencies, X sines and cosines of one of them
+# A axes of a position
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Published weights of several families attend to captions that are filled up with zeros.
 """
 
-# T packed tokens, L text tokens, D model width
+# T packed tokens, L text tokens, D model width, K head width
 
 from __future__ import annotations
 

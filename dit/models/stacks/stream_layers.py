@@ -6,7 +6,7 @@ throughout; FLUX and HunyuanVideo begin so and go on with single-stream layers.
 """
 
 # T latent tokens, L text tokens, J tokens of the joint row, D model width, F width inside of the
-# feed-forward, H heads of this tensor rank, K head width
+# feed-forward, H heads of this tensor rank, K head width, X any width
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class TextEmbedding(nn.Module):
 
 
 class ImageEmbedding(nn.Module):
-    """Rows of the image encoder [I, E] -> [I, D]; marked as those of text are not, either."""
+    """Rows of the image encoder [I, E] -> [I, D]; no mark on its weights, as in `TextEmbedding`."""
 
     def __init__(self, model: WanConfig):
         super().__init__()

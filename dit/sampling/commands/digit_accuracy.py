@@ -80,7 +80,7 @@ class Kind(ABC):
         """What the uint8 [F, H, W, 3] pictures show that were made of the prompts."""
 
     def drawn(self, pictures: Sequence[np.ndarray]) -> list[tuple[str, np.ndarray]]:  # noqa: ARG002
-        """Captions and pictures [H, W, 3] of the sheet."""
+        """The (caption, picture [H, W, 3]) pairs that the sheet of samples shows."""
         return []
 
     @staticmethod
@@ -194,9 +194,9 @@ def asked_motions(
 
 
 class EditedKind(Kind):
-    """Held-out digits, each with an edit.
+    """Held-out digits, each of which is to be edited as its prompt says.
 
-    One that stays as it was, has the other edit, or becomes another digit is wrong.
+    A result is wrong if it is the unedited digit, shows the other edit, or shows another digit.
     """
 
     defaults: ClassVar = {"min_accuracy": None}

@@ -6,7 +6,7 @@
 """
 
 # N pictures or clips; F H W 3 frames, rows, columns, colours of one; K digits; E states of a digit;
-# P pixels: 64 of a digit, 2304 of a clip
+# P pixels: 64 of a digit, 2304 of a clip; C latent channels
 
 from __future__ import annotations
 

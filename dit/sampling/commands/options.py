@@ -268,7 +268,7 @@ def _in_our_words(token: str) -> str:
 
 
 def _instead_of(action: argparse.Action) -> set[str]:
-    """Arguments that override this option; each of the two for prompts replaces both."""
+    """Arguments that override this option; --prompt and --prompts_file override each other."""
     if {"--prompt", "--prompts_file"} & set(action.option_strings):
         return {"--prompt", "--prompts_file"}
     return set(action.option_strings)

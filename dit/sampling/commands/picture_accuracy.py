@@ -13,6 +13,7 @@ colours of the even pixels of all pictures together.
 """
 
 # N generated pictures; M training pictures; H W 3 rows, columns, colours; pixels are uint8
+# P pixels around one; E even pixels of all pictures
 
 from __future__ import annotations
 

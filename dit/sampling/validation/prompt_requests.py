@@ -139,7 +139,7 @@ def check_prompts(run: _OfData, prompts: Sequence[Prompt]) -> list[_GivenToPromp
 
 
 def check_encoder(run: _OfData, given: Sequence[_GivenToPrompt]) -> None:
-    """Looks for the text encoder, of which it reads the configuration and the tokenizer alone.
+    """Looks for the text encoder, and reads only its configuration and tokenizer.
 
     Raises:
         ValueError: as `_checked_encoder`.

@@ -4,7 +4,7 @@
 2. requests_of_captions  captions and inputs of held-out samples -> `ValidationRequest`s
 """
 
-# L text tokens, E text width; F H W frames, rows, columns of a latent
+# L text tokens, E text width, D features; F H W frames, rows, columns of a latent
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ samples without them, too, from the same noise: files in without_adapter/, side 
 """
 
 # C latent channels; F H W frames, rows, columns; L text tokens, E text width
+# N pictures, D features of one
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loaders' states of a checkpoint, of which every file is read once.
+"""The loaders' states of a checkpoint; each of their files is read once.
 
 On as many data ranks and loader processes as saved it, each data rank reads its own file, and the
 others tell it only that theirs are of the same step. On others, and of an earlier version, the

@@ -81,7 +81,7 @@ class StateExchange:
     ):
         """`values` are the state of the optimizer's main parameters.
 
-        `chosen` says of which weights, by their names in a checkpoint; all that have state are.
+        `chosen` accepts names of the weights to move; those with state are moved in any case.
         `frozen` are those of the run that wrote the checkpoint.
         """
         self._frozen = frozen

@@ -215,7 +215,7 @@ class Mirror:
                     self.store.point(pointer, name)
 
     def _prune(self, local: Iterable[str]) -> None:
-        """Removes what `keep_last` leaves out, and what was interrupted; later steps stay."""
+        """Removes copies beyond `keep_last`, and interrupted ones; copies of later steps stay."""
         files, newest = self.store.files(), max(local)
         done = sorted(n for n, there in files.items() if MANIFEST in there and n <= newest)
         kept = {*local, *(done[-self.keep_last :] if self.keep_last else done)}

@@ -1,5 +1,7 @@
 """Which rank writes and reads the state of which weight, so that all ranks have about as much."""
 
+# T tensor ranks, D data ranks
+
 from __future__ import annotations
 
 import math

@@ -64,7 +64,7 @@ def starting_point(config: RunConfig) -> Path | None:
     folder may hold none yet.
 
     Raises:
-        CheckpointError: there is one, of which no checkpoint can be told.
+        CheckpointError: the newest one is not complete, or `checkpoint.load` holds none.
     """
     c = config.checkpoint
     own = find_checkpoint(Path(c.save)) if c.save else None

@@ -25,7 +25,8 @@ same without it, and no step waits for the device because of it.
 """
 
 # N samples of a pack, Q quantile ranges of the noise level
-# G parts of the model, 4 kinds of SQUARES; R ranks; B bins of the histogram of lengths
+# G parts of the model, 4 kinds of SQUARES, W shards of weights on this rank; R ranks
+# B bins of the histogram of lengths
 
 from __future__ import annotations
 

@@ -37,6 +37,8 @@ At the steps that validate:
     validation_s, sampling_s       seconds of all losses; of all samples with their files
 """
 
+# H W 3 rows, columns, colours
+
 from __future__ import annotations
 
 import re
