@@ -8,7 +8,6 @@
     training   steps, AdamW, learning rate, EMA, validation, data parallelism, seed
     resume     what another value of a key does to a run that continues from its checkpoint
     checks     Problems, and rules that several groups use
-    inlining   groups whose keys stand in the outer group: EdmConfig and FlowConfig in `objective`
 
 Precedence, weakest first: recipe function, YAML file, command line (`dit.config_loading`). Keys
 have the names that users of Megatron-Bridge and DFM know. A checkpoint stores the whole tree. The

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from inspect import get_annotations
 
 from dit.config.checks import Rule, at_least_one, check, given, numbers, positive, within
-from dit.config.inlining import INLINED
 from dit.config.resume import Live, Refused
 
 MODE_SCALES = (-1.0, 2 / (math.pi - 2))
@@ -92,7 +92,7 @@ class LossMean(StrEnum):
     SAMPLE = "sample"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class EdmConfig:
     """Options of EDM; symbols as in arXiv:2206.00364."""
 
@@ -110,8 +110,11 @@ class EdmConfig:
     """EDM, and flow with Karras's levels: exponent of the samplers' levels (Eq. 5)."""
 
     def __post_init__(self) -> None:
+        check(*self._of_edm(), *numbers(self))
+
+    def _of_edm(self) -> list[Rule]:
         low, high = self.sigma_min, self.sigma_max
-        check(
+        return [
             (
                 0 < low < high,
                 f"sigma_min={low} must be positive and below sigma_max={high}",
@@ -122,16 +125,15 @@ class EdmConfig:
             within(self, "p_std", 1e-6, 50),
             *(within(self, name, 1e-6, 1e6) for name in ("sigma_data", "sigma_min", "sigma_max")),
             within(self, "rho", 0.1, 1000),
-            *numbers(self),
-        )
+        ]
 
     @property
-    def summary(self) -> str:
+    def summary_of_edm(self) -> str:
         """The most important options in one line."""
         return f"ln sigma ~ N({self.p_mean:g}, {self.p_std:g}²), sigma_data {self.sigma_data:g}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class FlowConfig:
     """Options of flow matching; symbols as in arXiv:2403.03206."""
 
@@ -171,9 +173,12 @@ class FlowConfig:
     """Flow: lowest and highest t, after the shift, to train on (an expert); null is all."""
 
     def __post_init__(self) -> None:
+        check(*self._of_flow(), *numbers(self))
+
+    def _of_flow(self) -> list[Rule]:
         low, high = MODE_SCALES
         first, last = self.level_range or (0.0, 1.0)
-        check(
+        return [
             *positive(self, "logit_std", "flow_shift", "timestep_scale"),
             (
                 low <= self.mode_scale <= high,
@@ -201,8 +206,7 @@ class FlowConfig:
             within(self, "flow_shift", 1e-3, 1000),
             within(self, "base_shift", -50, 50),
             within(self, "max_shift", -50, 50),
-            *numbers(self),
-        )
+        ]
 
     def _shift_by_tokens(self) -> list[Rule]:
         base, most = self.base_image_seq_len, self.max_image_seq_len
@@ -274,7 +278,7 @@ class FlowConfig:
         return first <= 1e-3 and last == 1
 
     @property
-    def summary(self) -> str:
+    def summary_of_flow(self) -> str:
         """The most important options in one line."""
         text = f"t {self.density}, shift {self._shift_in_words}, weight {self.weighting}"
         if self.level_spacing is not None:
@@ -293,8 +297,8 @@ class FlowConfig:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ObjectiveConfig:
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig(EdmConfig, FlowConfig):
     """Noise levels, preconditioning and weights; symbols as in the papers."""
 
     name: Refused[str] = ObjectiveName.EDM
@@ -315,13 +319,16 @@ class ObjectiveConfig:
     """Relative frequencies of 0, 1, 2, ... given frames of a sample; null: those of its shard."""
     guidance: Refused[float | None] = None
     """Input of a guidance embedding in training (FLUX.1 dev: 1); null: the network has none."""
-    edm: EdmConfig = field(default_factory=EdmConfig, metadata=INLINED)
-    """Options of EDM; their keys are `objective.sigma_data` and so on."""
-    flow: FlowConfig = field(default_factory=FlowConfig, metadata=INLINED)
-    """Options of flow matching; their keys are `objective.density` and so on."""
+
+    @classmethod
+    def field_order(cls) -> list[str]:
+        """The fields in the order of files: those of all objectives, of EDM, of flow matching."""
+        return [name for kind in cls.__mro__ for name in get_annotations(kind)]
 
     def __post_init__(self) -> None:
         check(
+            *self._of_edm(),
+            *self._of_flow(),
             (
                 self.name in OBJECTIVES,
                 f"name={self.name} is no known objective; use {', '.join(OBJECTIVES)}",
@@ -334,8 +341,8 @@ class ObjectiveConfig:
             within(self, "guidance", 0, 1000),
             *self._given_frames(),
             (
-                self.flow.level_range is None or self.name == ObjectiveName.FLOW,
-                f"level_range={list(self.flow.level_range or ())} is of flow matching, and name is"
+                self.level_range is None or self.name == ObjectiveName.FLOW,
+                f"level_range={list(self.level_range or ())} is of flow matching, and name is"
                 f" {self.name}: set name=flow, or leave it null",
             ),
             *numbers(self),
@@ -374,8 +381,8 @@ class ObjectiveConfig:
 
 
 OBJECTIVES: dict[str, Callable[[ObjectiveConfig], str]] = {
-    "edm": lambda config: config.edm.summary,
-    "flow": lambda config: config.flow.summary,
+    "edm": lambda config: config.summary_of_edm,
+    "flow": lambda config: config.summary_of_flow,
 }
 """Every `objective.name`, with what `--dry-run` says of its options.
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import cache
 from inspect import get_annotations
-from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
-
-from dit.config.inlining import inlined_groups
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 
 class Resume(StrEnum):
@@ -47,18 +45,16 @@ AtStart = Annotated[T, Resume.AT_START]
 
 @cache
 def resume_classes(group: Any) -> dict[str, Resume]:
-    """The class of each key of a dataclass and its inlined groups that has one.
+    """The class of each key of a dataclass that has one.
 
     A field that a subclass declares anew keeps its class unless the subclass gives another.
     """
     found: dict[str, Resume] = {}
-    for base in reversed((get_origin(group) or group).__mro__):
+    for base in reversed(group.__mro__):
         types = get_type_hints(base, include_extras=True)
         for name in get_annotations(base):
             marks = [m for m in getattr(types[name], "__metadata__", ()) if isinstance(m, Resume)]
             found |= {name: marks[0]} if marks else {}
-    for kind in inlined_groups(group).values():
-        found |= resume_classes(kind)
     return found
 
 

@@ -177,8 +177,8 @@ class RunConfig:
                 " Engine's ring; leave it out, or use cp_comm_type=a2a or all_gather",
             ),
             (
-                not self.samples or self.objective.flow.covers_all_levels,
-                f"objective.level_range={list(self.objective.flow.level_range or ())} trains the"
+                not self.samples or self.objective.covers_all_levels,
+                f"objective.level_range={list(self.objective.level_range or ())} trains the"
                 " expert of these levels alone, and samples need all levels; leave"
                 " validation.prompts_file and validation.num_captions unset",
             ),

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dit.command_line import OptionParser
+from dit.command_line import OptionParser, sentences
 from dit.config import ModelConfig
-from dit.config.inlining import value_of
 from dit.config.resume import RESUMED, resume_class
 from dit.config_loading.load import default_config
 from dit.config_loading.schema import (
@@ -21,7 +20,6 @@ from dit.config_loading.schema import (
     hints,
     record_type,
     schema_of,
-    sentences,
 )
 from dit.config_loading.settings import read_file
 from dit.models.registry import default_family, families, family_of_size
@@ -108,7 +106,7 @@ def _table(kind: Any, values: object, group: str, keys: Iterable[str], files: Fi
     ]
     for key in keys:
         record = record_type(hints(kind)[key])
-        default = "" if record else f"`{as_typed(value_of(values, key))}`"
+        default = "" if record else f"`{as_typed(getattr(values, key))}`"
         lines.append(_row(kind, key, f"{group}.{key}", default, files))
         for name in hints(record) if record else ():
             lines.append(_row(record, name, f"{group}.{key}[].{name}", "", files))

@@ -8,25 +8,33 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from dit import command_line
+from dit.command_line import sentences
 from dit.config import ModelConfig, RunConfig
-from dit.config.inlining import inlined_groups, is_group, key_types, value_of
 from dit.config.resume import Resume, resume_class
 
 
+def is_group(kind: object) -> bool:
+    """Whether a type is a dataclass."""
+    return isinstance(kind, type) and is_dataclass(kind)
+
+
+@cache
 def hints(group: Any) -> dict[str, Any]:
     """Types of the keys of a dataclass, by name, in the order of files.
 
-    The keys of its inlined groups are among them.
+    A dataclass whose own fields stand before inherited ones or between them in files has a method
+    `field_order`.
     """
-    return key_types(group)
+    types = get_type_hints(group)
+    ordered = getattr(group, "field_order", lambda: [one.name for one in fields(group)])
+    return {name: types[name] for name in ordered()}
 
 
 def item_type(kind: object, index: int) -> Any:
@@ -42,7 +50,7 @@ def item_type(kind: object, index: int) -> Any:
 def path_keys(group: Any) -> dict[str, Callable[[str], str]]:
     """The keys of a dataclass that are paths, with the function of `dit.local_path` of each."""
     found = {}
-    for name, kind in get_type_hints(get_origin(group) or group, include_extras=True).items():
+    for name, kind in get_type_hints(group, include_extras=True).items():
         found.update((name, mark) for mark in _marks(kind) if callable(mark))
     return found
 
@@ -183,21 +191,12 @@ def _expected_list(items: tuple[Any, ...]) -> str:
     return f"a list of {several.get(items[0]) or f'values, each {expected(items[0])}'}"
 
 
-@cache
-def sentences(group: type) -> dict[str, str]:
-    """The sentence below each key of a dataclass and its inlined groups; inherited ones, too."""
-    found = dict(command_line.sentences(get_origin(group) or group))
-    for kind in inlined_groups(group).values():
-        found |= sentences(kind)
-    return found
-
-
 def _reference_of(group: type, values: object, prefix: str, width: int) -> str:
     lines = []
     for name, kind in hints(group).items():
         head = f"  {prefix}{name}"
         if record_type(kind) is None:
-            head += f" = {as_typed(value_of(values, name))}"
+            head += f" = {as_typed(getattr(values, name))}"
         lines.append(f"{head}    [{expected(kind)}]")
         sentence = sentences(group).get(name, "")
         lines += textwrap.wrap(sentence, width, initial_indent=" " * 6, subsequent_indent=" " * 6)

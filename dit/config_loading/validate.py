@@ -5,9 +5,6 @@ groups run when all of them are right. A group whose types are wrong is not chec
 pass, so the recipe's values stand in for the wrong ones and the tree is checked again, until no new
 problem turns up.
 
-Outside of this module plain values are a tree of keys. Pydantic sees the tree of dataclass fields,
-in which an inlined group (`dit.config.inlining`) is a level of its own.
-
 `check_trainable` and `check_objective_inputs` refuse what of a run its network refuses.
 """
 
@@ -27,7 +24,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from dit.config import Problems, RunConfig
 from dit.config.checks import check
-from dit.config.inlining import flattened, key_path, nested
 from dit.config_loading.schema import (
     Schema,
     expected,
@@ -60,7 +56,7 @@ def plain(config: RunConfig) -> dict[str, Any]:
 def plain_group(group: Any) -> dict[str, Any]:
     """A group of a configuration as YAML has it, its keys in the order of files."""
     kind = type(group)
-    values = flattened(kind, _adapter(kind).dump_python(group, mode="json"))
+    values = _adapter(kind).dump_python(group, mode="json")
     return {name: values[name] for name in hints(kind)}
 
 
@@ -68,7 +64,7 @@ def checked_config(
     merged: Merged, base: dict[str, Any], schema: Schema
 ) -> tuple[RunConfig | None, list[str]]:
     """The configuration, or None and what is wrong with it."""
-    tree, base = _nested(deepcopy(merged.tree), schema), _nested(base, schema)
+    tree = deepcopy(merged.tree)
     problems: list[str] = []
     doubtful: list[str] = []  # keys for which the recipe's value stands in
     while True:
@@ -76,11 +72,11 @@ def checked_config(
         if config is not None:
             return (None if problems else config), problems
         problems += [text for _, text in found if not any(key in text for key in doubtful)]
-        replaced = {_up_to_key(place, schema) for place, _ in found if place}
+        replaced = {place[:2] for place, _ in found if place}  # groups and keys
         if not replaced:
             return None, problems
         for place in sorted(replaced, key=str):
-            doubtful += _stand_in(tree, base, place, schema)
+            doubtful.append(_stand_in(tree, base, place))
 
 
 def read_paths(merged: Merged, schema: Schema) -> list[str]:
@@ -136,35 +132,11 @@ def _checked_once(
         return None, [((), _contradiction((), text, origins, schema)) for text in error.problems]
 
 
-def _nested(tree: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """The tree of keys as a tree of fields."""
-    return {name: nested(kind, tree[name]) for name, kind in schema.groups.items()}
-
-
-def _key_path(place: KeyPath, schema: Schema) -> KeyPath:
-    """A place in the tree of fields as one in the tree of keys."""
-    return (place[0], *key_path(schema.groups[str(place[0])], place[1:])) if place else ()
-
-
-def _up_to_key(place: KeyPath, schema: Schema) -> KeyPath:
-    """The place of a group or key: without what follows the key, such as the index in a list."""
-    lengths = range(len(place) + 1)
-    whole = (n for n in lengths if len(_key_path(place[:n], schema)) == 2)
-    return place[: next(whole, None)]
-
-
-def _stand_in(
-    tree: dict[str, Any], base: dict[str, Any], place: KeyPath, schema: Schema
-) -> list[str]:
-    """Puts the recipe's value at a group or key; returns what mentions of it look like."""
+def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: KeyPath) -> str:
+    """Puts the recipe's value at a group or key; returns what a mention of it looks like."""
     *outer, last = place
     _at(tree, tuple(outer))[last] = deepcopy(_at(base, place))
-    path = _key_path(place, schema)
-    if len(place) == 1:
-        return [f"{path[0]}."]
-    if len(path) == 2:
-        return [f"{path[1]}="]
-    return [f"{path[0]}.{key}" for key in _at(base, place)]  # the keys of an inlined group
+    return f"{last}=" if outer else f"{last}."
 
 
 def _in_words(
@@ -173,15 +145,14 @@ def _in_words(
     """One of pydantic's errors in our words; a group's own check may have several."""
     if details["type"] != "missing":
         place = _in_tree(place, tree)
-    path = _key_path(place, schema)
     raised = details.get("ctx", {}).get("error")
     if isinstance(raised, Problems):
-        return [(place, _contradiction(path, text, origins, schema)) for text in raised.problems]
+        return [(place, _contradiction(place, text, origins, schema)) for text in raised.problems]
     lost = place[-1] if details["type"] == "missing" else None
-    place, path = (place, path) if lost is None else (place[:-1], path[:-1])
-    value, kind = _at(tree, place), schema.type_of(".".join(map(str, path)))
+    place = place if lost is None else place[:-1]
+    value, kind = _at(tree, place), schema.type_of(".".join(map(str, place)))
     hint = f"; {lost} is missing" if isinstance(lost, str) else _hint(value, kind)
-    text = f"{dotted(path)}={shown(value)} ({_origin(path, origins)}): expected {expected(kind)}"
+    text = f"{dotted(place)}={shown(value)} ({_origin(place, origins)}): expected {expected(kind)}"
     return [(place, text + hint)]
 
 

@@ -245,11 +245,10 @@ def _stepping(objective: ObjectiveConfig, of_family: Mapping[str, Any]) -> Objec
 
     No scheduler_config.json tells them.
     """
-    flow = objective.flow
-    is_linear = flow.sampling_levels is SamplingLevels.LINEAR
+    is_linear = objective.sampling_levels is SamplingLevels.LINEAR
     if not is_linear or of_family.get("sampling_levels") != SamplingLevels.EVEN:
         return objective
-    return replace(objective, flow=replace(flow, sampling_levels=SamplingLevels.EVEN))
+    return replace(objective, sampling_levels=SamplingLevels.EVEN)
 
 
 def _scheduler_of(content: dict[str, Any]) -> type[SchedulerFile] | None:

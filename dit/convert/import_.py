@@ -123,10 +123,10 @@ def _of_expert(
     of_flow = found.objective.name == ObjectiveName.FLOW
     if source.level_range is None or not of_flow or any("level_range" in word for word in given):
         return found
-    flow = replace(found.objective.flow, level_range=source.level_range)
+    objective = replace(found.objective, level_range=source.level_range)
     low, high = source.level_range
     note = f"{found.note}; level_range=[{low:g}, {high:g}] of the pipeline's boundary_ratio"
-    return FoundObjective(replace(found.objective, flow=flow), note, (*found.stated, "level_range"))
+    return FoundObjective(objective, note, (*found.stated, "level_range"))
 
 
 def _without_projection(

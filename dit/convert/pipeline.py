@@ -15,7 +15,6 @@ from typing import Any
 
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.config.inlining import value_of
 from dit.convert.diffusers_checkpoint import CONFIG, PIPELINE_INDEX, SECOND, level_range
 from dit.convert.diffusers_json import read_json, write_json
 from dit.convert.errors import ConvertError, listed
@@ -75,7 +74,7 @@ def keeps_scheduler(pipeline: Path | None, config: RunConfig) -> bool:
 
 def network_folder(pipeline: Path, config: RunConfig) -> str:
     """Folder that the network of a run has in a pipeline: of two, by the levels that it is for."""
-    return _networks(pipeline).get(config.objective.flow.level_range, TRANSFORMER)
+    return _networks(pipeline).get(config.objective.level_range, TRANSFORMER)
 
 
 def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
@@ -107,8 +106,8 @@ def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
         ),
         *_objective_rules(config, kind, runs.objective),
         (
-            config.objective.flow.level_range in _networks(pipeline),
-            f"objective.level_range={_shown(config.objective.flow.level_range)}, and its networks"
+            config.objective.level_range in _networks(pipeline),
+            f"objective.level_range={_shown(config.objective.level_range)}, and its networks"
             f" are for {' and '.join(map(_shown, _networks(pipeline)))}",
         ),
         *((False, message) for message in runs.misfits(m)),
@@ -128,7 +127,7 @@ def _objective_rules(config: RunConfig, kind: str, fixed: Mapping[str, Any]) -> 
     """The keys of `objective` that the pipeline's loop fixes; its name has been compared."""
     for key, wanted in fixed.items():
         if key != "name":
-            value = value_of(config.objective, key)
+            value = getattr(config.objective, key)
             yield value == wanted, f"objective.{key}={value}, and {kind} has {wanted}"
 
 

@@ -11,8 +11,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from dit.config import (
-    EdmConfig,
-    FlowConfig,
     LevelSpacing,
     ObjectiveConfig,
     ObjectiveName,
@@ -100,21 +98,21 @@ class EdmScheduler(SchedulerFile):
     prediction_type: Literal["epsilon"] = "epsilon"
 
     def objective(self) -> ObjectiveConfig:
-        options = EdmConfig(**{name: getattr(self, name) for name in self.states[1:]})
-        return ObjectiveConfig(name=ObjectiveName.EDM, edm=options)
+        options = {name: getattr(self, name) for name in self.states[1:]}
+        return ObjectiveConfig(name=ObjectiveName.EDM, **options)
 
     @classmethod
     def content(cls, config: ObjectiveConfig) -> dict[str, Any]:
         return {
             "_class_name": EDM_SCHEDULER,
             "_diffusers_version": "0.35.0",
-            "sigma_min": config.edm.sigma_min,
-            "sigma_max": config.edm.sigma_max,
-            "sigma_data": config.edm.sigma_data,
+            "sigma_min": config.sigma_min,
+            "sigma_max": config.sigma_max,
+            "sigma_data": config.sigma_data,
             "sigma_schedule": "karras",
             "num_train_timesteps": 1000,
             "prediction_type": "epsilon",
-            "rho": config.edm.rho,
+            "rho": config.rho,
             "final_sigmas_type": "zero",
         }
 
@@ -179,16 +177,15 @@ class FlowScheduler(SchedulerFile):
             shift = {key: getattr(self, key) for key in _LINE_OF_MU}
             shift["time_shift_type"] = TimeShift(self.time_shift_type)
         last = {"shift_terminal": self.shift_terminal or None, "level_spacing": self._spacing}
-        options = FlowConfig(**shift, **last)
-        return ObjectiveConfig(name=ObjectiveName.FLOW, flow=options)
+        return ObjectiveConfig(name=ObjectiveName.FLOW, **shift, **last)
 
     @classmethod
     def inexpressible(cls, config: ObjectiveConfig, /) -> str | None:
-        scale, base = config.flow.timestep_scale, config.flow.shift_base_tokens
+        scale, base = config.timestep_scale, config.shift_base_tokens
         if scale != _FLOW_STEPS:
             return f"objective.timestep_scale={scale:g}"
-        if not (config.flow.steps_evenly or config.flow.sampling_levels is SamplingLevels.UNIPC):
-            return f"objective.sampling_levels={config.flow.sampling_levels}"
+        if not (config.steps_evenly or config.sampling_levels is SamplingLevels.UNIPC):
+            return f"objective.sampling_levels={config.sampling_levels}"
         return None if base is None else f"objective.shift_base_tokens={base}"
 
     @classmethod
@@ -197,24 +194,24 @@ class FlowScheduler(SchedulerFile):
 
     @classmethod
     def content(cls, config: ObjectiveConfig) -> dict[str, Any]:
-        if config.flow.sampling_levels is SamplingLevels.UNIPC:
+        if config.sampling_levels is SamplingLevels.UNIPC:
             return UnipcScheduler.content(config)
         content: dict[str, Any] = {
             "_class_name": FLOW_SCHEDULER,
             "_diffusers_version": "0.35.0",
             "num_train_timesteps": _FLOW_STEPS,
-            "shift": config.flow.flow_shift,
+            "shift": config.flow_shift,
         }
-        if config.flow.time_shift_type is not None:
-            content |= {key: getattr(config.flow, key) for key in _LINE_OF_MU}
+        if config.time_shift_type is not None:
+            content |= {key: getattr(config, key) for key in _LINE_OF_MU}
             content |= {
                 "use_dynamic_shifting": True,
-                "time_shift_type": config.flow.time_shift_type.value,
+                "time_shift_type": config.time_shift_type.value,
             }
-        if config.flow.shift_terminal is not None:
-            content["shift_terminal"] = config.flow.shift_terminal
-        if config.flow.level_spacing is not None:
-            content[f"use_{config.flow.level_spacing}_sigmas"] = True
+        if config.shift_terminal is not None:
+            content["shift_terminal"] = config.shift_terminal
+        if config.level_spacing is not None:
+            content[f"use_{config.level_spacing}_sigmas"] = True
         return content
 
 
@@ -255,14 +252,16 @@ class UnipcScheduler(SchedulerFile):
         )
 
     def objective(self) -> ObjectiveConfig:
-        options = FlowConfig(flow_shift=self.flow_shift, sampling_levels=SamplingLevels.UNIPC)
-        return ObjectiveConfig(name=ObjectiveName.FLOW, flow=options)
+        unipc = SamplingLevels.UNIPC
+        return ObjectiveConfig(
+            name=ObjectiveName.FLOW, flow_shift=self.flow_shift, sampling_levels=unipc
+        )
 
     @classmethod
     def content(cls, config: ObjectiveConfig) -> dict[str, Any]:
         return {
             "_class_name": UNIPC_SCHEDULER,
             "_diffusers_version": "0.35.0",
-            "flow_shift": config.flow.flow_shift,
+            "flow_shift": config.flow_shift,
             **_UNIPC,
         }

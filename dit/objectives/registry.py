@@ -36,13 +36,13 @@ class ObjectiveParts:
 
 REGISTRY: dict[str, ObjectiveParts] = {
     "edm": ObjectiveParts(
-        training=lambda config: resolve_name(_EDM)(config.edm),
-        sampling=lambda config: resolve_name(_EDM)(config.edm),
+        training=lambda config: resolve_name(_EDM)(config),
+        sampling=lambda config: resolve_name(_EDM)(config),
         scheduler=partial(resolve_name, f"{_SCHEDULERS}:EdmScheduler"),
     ),
     "flow": ObjectiveParts(
-        training=lambda config: resolve_name(_FLOW)(config.flow),
-        sampling=lambda config: resolve_name(_FLOW)(config.flow, config.edm),
+        training=lambda config: resolve_name(_FLOW)(config),
+        sampling=lambda config: resolve_name(_FLOW)(config, config),
         scheduler=partial(resolve_name, f"{_SCHEDULERS}:FlowScheduler"),
     ),
 }
@@ -74,10 +74,10 @@ def check_covers_all_levels(config: ObjectiveConfig) -> None:
     Raises:
         Problems: `level_range` leaves out levels that a sampler visits.
     """
-    if not config.flow.covers_all_levels:
+    if not config.covers_all_levels:
         raise Problems(
             [
-                f"objective.level_range={list(config.flow.level_range or ())}: the network is the"
+                f"objective.level_range={list(config.level_range or ())}: the network is the"
                 " expert of these noise levels and was never trained on the others, which a sampler"
                 " visits, too; generate with the checkpoints of both experts"
             ]

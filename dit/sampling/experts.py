@@ -65,7 +65,7 @@ def boundary_of(high: RunConfig, low: RunConfig) -> float:
     Raises:
         Problems: the ranges do not meet or leave out levels, or the runs do not fit together.
     """
-    ranges = [list(run.objective.flow.level_range or (0.0, 1.0)) for run in (high, low)]
+    ranges = [list(run.objective.level_range or (0.0, 1.0)) for run in (high, low)]
     (first, top), (bottom, last) = ranges
     problems = []
     if not (first == last and top == 1 and bottom <= 1e-3):
@@ -75,7 +75,7 @@ def boundary_of(high: RunConfig, low: RunConfig) -> float:
             " such as [0.875, 1], and the second that of all below, such as [0, 0.875]"
         )
     for key in _LEVELS:
-        one, other = (getattr(run.objective.flow, key) for run in (high, low))
+        one, other = (getattr(run.objective, key) for run in (high, low))
         if one != other:
             problems.append(
                 f"objective.{key}={one} of --checkpoint_path and {other} of --checkpoint_path_low:"

@@ -30,7 +30,7 @@ def test_pictures_of_texts_and_the_way_back(groups, tmp_path: Path, name: str) -
     run = opened(tmp_path)
     objective = run.config.objective
     for key, value in case.objective.items():
-        found = getattr(objective if hasattr(objective, key) else objective.flow, key)
+        found = getattr(objective, key)
         assert found == value, key
     texts = texts_of(run, case.prompt, case.negative)
     for rows, theirs in case.encoded(pipe, texts):

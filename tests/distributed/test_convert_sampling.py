@@ -50,11 +50,11 @@ def _start(seed: int, config) -> torch.Tensor:
 
 def _edm(network, scheduler, noise, objective: ObjectiveConfig) -> torch.Tensor:
     """Starts from sigma_max, and leaves the scale of the noise behind."""
-    latents = noise * objective.edm.sigma_max
+    latents = noise * objective.sigma_max
     for t in scheduler.timesteps:
         raw = network(scheduler.scale_model_input(latents, t), t)
         latents = scheduler.step(raw, t, latents).prev_sample
-    return latents / objective.edm.sigma_data
+    return latents / objective.sigma_data
 
 
 def _flow(network, scheduler, noise, objective: ObjectiveConfig) -> torch.Tensor:

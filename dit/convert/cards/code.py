@@ -103,14 +103,14 @@ class PictureCode:
     @property
     def _scheduler(self) -> str | None:
         """The scheduler that an export has; None: the objective has none."""
-        name, flow = self.config.objective.name, self.config.objective.flow
-        if name == ObjectiveName.EDM:
+        objective = self.config.objective
+        if objective.name == ObjectiveName.EDM:
             return EDM_SCHEDULER
-        if name != ObjectiveName.FLOW or flow.shift_base_tokens is not None:
+        if objective.name != ObjectiveName.FLOW or objective.shift_base_tokens is not None:
             return None
-        if flow.sampling_levels is SamplingLevels.UNIPC:
+        if objective.sampling_levels is SamplingLevels.UNIPC:
             return UNIPC_SCHEDULER
-        return FLOW_SCHEDULER if flow.steps_evenly else None
+        return FLOW_SCHEDULER if objective.steps_evenly else None
 
     def _adapted(self, network: str) -> str:
         return f'{network}.load_lora_adapter("FOLDER", prefix="transformer", use_safetensors=True)'
@@ -154,7 +154,7 @@ class PictureCode:
         return made, ["export_to_video", *tools]
 
     def _loop(self) -> str:
-        edm = self.config.objective.edm if self._scheduler == EDM_SCHEDULER else None
+        edm = self.config.objective if self._scheduler == EDM_SCHEDULER else None
         frames, rows, columns = self._latent()
         start = f"torch.randn(1, {self.config.model.in_channels}, {frames}, {rows}, {columns})"
         padded, length = "", self.config.model.text_pad_to
@@ -166,7 +166,7 @@ class PictureCode:
             scheduler=self._scheduler,
             place=json.dumps(self.base if self.adapters else "FOLDER"),
             adapted=f"{self._adapted('network')}\n" if self.adapters else "",
-            levels=str(_STEPS) if edm else _levels(self.config.objective.flow, self._tokens()),
+            levels=str(_STEPS) if edm else _levels(self.config.objective, self._tokens()),
             data_card=DATA_CARD,
             prompt=_quoted(self.prompt),
             padded=padded,

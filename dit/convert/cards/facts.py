@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from dit.checkpoint_paths import STEP, saved_card
-from dit.config import RunConfig
-from dit.config.inlining import value_of
+from dit.config import EdmConfig, FlowConfig, ObjectiveName, RunConfig
 from dit.parsing import parse_json
 
 CARD_FILE, SAMPLES, LISTING = "README.md", "samples", "samples.json"
@@ -49,7 +49,7 @@ class RunFacts:
             CheckpointError: the card of its data is damaged.
         """
         step = checkpoint.name.removeprefix(STEP)
-        shown = ((key, _value(config, key)) for key in (*more, *_SETTINGS))
+        shown = ((key, attrgetter(key)(config)) for key in (*more, *_SETTINGS))
         return cls(
             data=_data(config),
             licence=(saved_card(checkpoint) or {}).get("license") or None,
@@ -113,21 +113,14 @@ def _in_a_cell(text: str) -> str:
 def _objective(config: RunConfig) -> dict[str, str]:
     """What was learned: in one line, and the keys that were set otherwise than by default."""
     objective = config.objective
-    group = getattr(objective, objective.name, None)  # None: one that others registered
+    kinds = {str(ObjectiveName.EDM): EdmConfig, str(ObjectiveName.FLOW): FlowConfig}
+    kind = kinds.get(objective.name)  # None: one that others registered
     changed = {
         f"objective.{one.name}": _shown(value)
-        for one in (fields(group) if group is not None else ())
-        if (value := getattr(group, one.name)) != one.default and value is not None
+        for one in (fields(kind) if kind is not None else ())
+        if (value := getattr(objective, one.name)) != one.default and value is not None
     }
     return {"objective": objective.summary, **changed}
-
-
-def _value(config: Any, key: str) -> Any:
-    group, _, name = key.partition(".")
-    try:
-        return value_of(getattr(config, group), name)
-    except AttributeError:  # a key of another objective
-        return None
 
 
 def _shown(value: Any) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 from dit.checkpoint_paths import find_checkpoint, saved_config
 from dit.config import ModelConfig, ObjectiveConfig, RunConfig
-from dit.config.inlining import key_types, value_of
 from dit.config_loading.load import ForWeights
+from dit.config_loading.schema import hints
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folder
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import checked_table, found_model, found_objective
@@ -36,7 +36,7 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
         return None  # what is wrong with it is said where all keys are checked
     if own := find_checkpoint(Path(save)) if isinstance(save, str) else None:
         saved = saved_config(own)
-        every = frozenset(key_types(ObjectiveConfig))
+        every = frozenset(hints(ObjectiveConfig))
         return ForWeights(_in_layout(saved.model, recipe), saved.objective, every, str(own))
     source = open_folder(Path(place), option=LOAD_HF)
     model = found_model(source, precision=recipe.model.precision)
@@ -100,7 +100,7 @@ def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveC
         found = found_objective(source, told, ())
     except ConvertError:  # its scheduler does not tell, so that the run had to
         found = found_objective(source, told, [f"objective.name={run.name}"])
-    each = [(key, value_of(run, key), value_of(found.objective, key)) for key in found.stated]
+    each = [(key, getattr(run, key), getattr(found.objective, key)) for key in found.stated]
     other = [f"objective.{key}={mine}, and there {its}" for key, mine, its in each if mine != its]
     return [f"objective {found.note}", *(f"other than {source.path} says: {one}" for one in other)]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +30,6 @@ from dit.checkpoint_paths import (
     verify,
 )
 from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
-from dit.config.inlining import value_of
 from dit.config.resume import Resume, resume_class
 from dit.config_loading.schema import schema_of
 from dit.distcp import common_values, load, tensor_names
@@ -403,8 +403,7 @@ def _fixed(config: RunConfig) -> dict[str, Any]:
     schema, fixed = schema_of(config), {}
     for key in schema.all_keys():
         if schema.resume_class(key) is Resume.REFUSED:
-            group, _, name = key.partition(".")
-            fixed[key] = value_of(getattr(config, group), name)
+            fixed[key] = attrgetter(key)(config)
     # With another error the network learns another location of the target than its mean.
     if config.objective.loss is not LossKind.HUBER:
         fixed["objective.huber_c"] = None

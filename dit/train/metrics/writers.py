@@ -53,7 +53,6 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import Progress, TextColumn
 
 from dit.config import RunConfig, WandbMode
-from dit.config.inlining import flattened
 from dit.console import Console
 from dit.drawing import FailedDrawing, drawing
 from dit.progress import DONE_AND_LEFT, Shortened, in_words, one_line
@@ -181,7 +180,7 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
             dir=str(folder),
             id=_wandb_id(folder),
             resume="allow",
-            config=flattened(RunConfig, asdict(config)),
+            config=asdict(config),
         )
     except wandb.Error as error:
         raise ValueError(

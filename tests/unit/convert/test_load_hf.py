@@ -89,11 +89,11 @@ def test_settings_come_from_the_folder(tmp_path):
     config = run_of(wan, "train.eval_interval=0")
     assert config.model.family == "wan" and config.model.hidden_size == 48
     assert config.model.text_pad_to == 512
-    assert config.objective.name == "flow" and config.objective.flow.flow_shift == 3
-    assert config.objective.flow.level_range == (0, 0.875)
+    assert config.objective.name == "flow" and config.objective.flow_shift == 3
+    assert config.objective.level_range == (0, 0.875)
     other = run_of(wan, "objective.flow_shift=5", "objective.level_range=null")
-    assert other.objective.flow.flow_shift == 5
-    assert other.objective.flow.level_range is None
+    assert other.objective.flow_shift == 5
+    assert other.objective.level_range is None
 
 
 def test_keys_that_do_not_touch_the_weights_win(groups, tmp_path):

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save, save_file
 
 from dit.checkpoint_paths import CheckpointError
 from dit.config import (
-    FlowConfig,
     ObjectiveConfig,
     ObjectiveName,
     Precision,
@@ -128,7 +127,7 @@ def test_schedulers_that_do_not_tell_the_objective(groups, source, content, name
 def test_an_objective_that_is_said_counts(groups, source, tmp_path):
     words = ["objective.name=flow", "objective.flow_shift=3"]
     done = import_weights(source, tmp_path / "ours", objective=words)
-    assert (done.config.objective.name, done.config.objective.flow.flow_shift) == ("flow", 3)
+    assert (done.config.objective.name, done.config.objective.flow_shift) == ("flow", 3)
     assert done.objective_note == "with objective.name=flow objective.flow_shift=3, as given"
     with pytest.raises(ConvertError, match=r"model\.num_layers=1.* only objective"):
         import_weights(source, tmp_path / "b", objective=["model.num_layers=1"])
@@ -143,7 +142,7 @@ def test_what_is_said_is_of_the_network(groups, tmp_path):
     done = import_weights(source, tmp_path / "a", objective=["objective.guidance=3.5"])
     assert done.config.objective.guidance == 3.5
     done = import_weights(source, tmp_path / "b", objective=["objective.flow_shift=3"])
-    assert (done.config.objective.guidance, done.config.objective.flow.flow_shift) == (1, 3)
+    assert (done.config.objective.guidance, done.config.objective.flow_shift) == (1, 3)
     with pytest.raises(ConvertError, match=r"--text-pad-to 512 must be `stored` or `none`"):
         import_weights(source, tmp_path / "c", text_pad_to=512)
     _edit(source, guidance_embeds=False)
@@ -389,19 +388,11 @@ def test_a_damaged_checkpoint(groups, source, tmp_path):
     [
         (RunConfig(model=tiny_model(base_fps=30.0)), "model.base_fps=30"),
         (
-            run_config(
-                objective=ObjectiveConfig(
-                    name=ObjectiveName.FLOW, flow=FlowConfig(timestep_scale=1.0)
-                )
-            ),
+            run_config(objective=ObjectiveConfig(name=ObjectiveName.FLOW, timestep_scale=1.0)),
             "objective.timestep_scale=1",
         ),
         (
-            run_config(
-                objective=ObjectiveConfig(
-                    name=ObjectiveName.FLOW, flow=FlowConfig(shift_base_tokens=256)
-                )
-            ),
+            run_config(objective=ObjectiveConfig(name=ObjectiveName.FLOW, shift_base_tokens=256)),
             "objective.shift_base_tokens=256",
         ),
     ],

@@ -233,7 +233,7 @@ def test_pictures_named_by_their_captions_go_without_guidance_once_they_are_lear
 ) -> None:
     def of(corpus: Corpus, minutes: float) -> tuple[float, float | None]:
         config = read(corpus, chosen(corpus, minutes=minutes, seconds=0.5), tmp_path)
-        return config.objective.edm.sigma_min, config.validation.guidance
+        return config.objective.sigma_min, config.validation.guidance
 
     assert of(DRAWINGS, 40) == (LAST_LEVEL, LEARNED_GUIDANCE)
     assert of(DRAWINGS, 4) == (LAST_LEVEL, None)  # 2.5, unless the network embeds its own

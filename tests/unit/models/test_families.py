@@ -101,12 +101,12 @@ def test_a_named_size_sets_keys_of_the_objective_below_explicit_ones(
     odd: None, tmp_path: Path
 ) -> None:
     expert = load_config(dit_s(), overrides=["model.name=odd_expert"])
-    flow = expert.objective.flow
+    flow = expert.objective
     assert (flow.level_range, flow.flow_shift) == ((0.875, 1.0), 5.0)
     low = ["objective.level_range=[0, 0.875]", "model.name=odd_expert"]
-    other = load_config(dit_s(), overrides=low).objective.flow
+    other = load_config(dit_s(), overrides=low).objective
     assert (other.level_range, other.flow_shift) == ((0.0, 0.875), 5.0)
-    plain = load_config(dit_s(), overrides=["model.name=odd_s"]).objective.flow
+    plain = load_config(dit_s(), overrides=["model.name=odd_s"]).objective
     assert (plain.level_range, plain.flow_shift) == (None, 3.0)
     everything = load_config(
         dit_s(), overrides=["model.name=odd_expert", "objective.level_range=null"]

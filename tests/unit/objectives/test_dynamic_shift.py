@@ -62,7 +62,7 @@ def scheduler_file(options: dict[str, Any]) -> dict[str, Any]:
 
 def read(options: dict[str, Any], **flow: Any) -> ObjectiveConfig:
     found = objective_config(scheduler_file(options), place="here").objective
-    return replace(found, flow=replace(found.flow, **flow))
+    return replace(found, **flow)
 
 
 def mu_of(scheduler: FlowMatchEulerDiscreteScheduler, tokens: int) -> float:
@@ -118,13 +118,12 @@ def test_training_levels_follow_the_tokens_of_each_sample(kind) -> None:
     line = {"base_shift": 0.4, "max_shift": 1.3, "base_image_seq_len": 100}
     options = {**line, "max_image_seq_len": 3000, "time_shift_type": kind.value}
     scheduler = FlowMatchEulerDiscreteScheduler(**options, use_dynamic_shifting=True)
-    config = FlowConfig(**line, max_image_seq_len=3000, time_shift_type=kind)
     density = {"density": "logit_normal", "logit_std": 0.7}
     quantile_N = torch.tensor([0.1, 0.5, 0.5, 0.9], dtype=torch.float64)
     tokens = (64, 64, 4096, 512)
-    plain = ObjectiveConfig(name="flow", flow=FlowConfig(**density))
+    plain = ObjectiveConfig(name="flow", **density)
     before_N = training_objective(plain).levels(quantile_N, tokens)
-    shifted = replace(plain, flow=replace(config, **density))
+    shifted = replace(plain, **line, max_image_seq_len=3000, time_shift_type=kind)
     found_N = training_objective(shifted).levels(quantile_N, tokens)
     for t, count, found in zip(before_N.tolist(), tokens, found_N, strict=True):
         expected = scheduler.time_shift(mu_of(scheduler, count), 1.0, torch.tensor(t))
@@ -134,9 +133,7 @@ def test_training_levels_follow_the_tokens_of_each_sample(kind) -> None:
 
 def test_neither_references_nor_text_are_counted(make_pack) -> None:
     """One number of target tokens, with and without a reference: one level, of the pack's own."""
-    config = ObjectiveConfig(
-        name="flow", text_dropout=0.0, flow=FlowConfig(time_shift_type=TimeShift.EXPONENTIAL)
-    )
+    config = ObjectiveConfig(name="flow", text_dropout=0.0, time_shift_type=TimeShift.EXPONENTIAL)
     objective = training_objective(config)
     batch = make_pack([(1, 8, 8), (1, 4, 4)])
 
@@ -202,7 +199,7 @@ def test_what_is_trained_with_a_spacing_is_said_and_unchanged(spacing) -> None:
         objective_config(scheduler_file({"shift": 3.0} | more), place="here")
         for more in ({}, {f"use_{spacing}_sigmas": True})
     )
-    assert spaced.objective.flow.level_spacing is spacing
+    assert spaced.objective.level_spacing is spacing
     assert f"use_{spacing}_sigmas spaces the levels of samplers" in spaced.note
     assert "training draws t by objective.density" in spaced.note
     assert f"{spacing} levels of samplers" in spaced.objective.summary
@@ -222,7 +219,7 @@ def test_two_spacings_contradict_each_other() -> None:
 def test_steps_that_no_sampler_here_has_leave_the_rest_of_the_file() -> None:
     content = scheduler_file({"shift": 5.0, "stochastic_sampling": True})
     found = objective_config(content, place="here", given=["objective.name=flow"])
-    assert found.objective.flow.flow_shift == 5 and "stochastic_sampling=true" in found.note
+    assert found.objective.flow_shift == 5 and "stochastic_sampling=true" in found.note
 
 
 def test_a_law_without_numbers_is_refused() -> None:
@@ -230,7 +227,7 @@ def test_a_law_without_numbers_is_refused() -> None:
     with pytest.raises(ConvertError, match="its max_shift=null"):
         objective_config(content, place="here")
     constant = scheduler_file({"shift": 2.0}) | {"max_shift": None, "shift_terminal": 0}
-    flow = objective_config(constant, place="here").objective.flow
+    flow = objective_config(constant, place="here").objective
     assert (flow.flow_shift, flow.shift_terminal) == (2.0, None)
 
 
@@ -243,7 +240,7 @@ def test_what_is_read_is_written(name) -> None:
     unread = {"shift"} if theirs.config.use_dynamic_shifting else set()
     for key, value in SCHEDULERS[name].items():
         assert key in unread or theirs.config[key] == value
-    even = replace(config, flow=replace(config.flow, sampling_levels=SamplingLevels.EVEN))
+    even = replace(config, sampling_levels=SamplingLevels.EVEN)
     assert scheduler_config(even) == written
 
 
@@ -252,8 +249,8 @@ def test_a_family_says_that_its_pipelines_step_evenly() -> None:
         found = objective_config(
             scheduler_file(FLUX), place="here", of_family=of_family, given=given
         )
-        assert found.objective.flow.time_shift_type is TimeShift.EXPONENTIAL
-        return found.objective.flow.sampling_levels
+        assert found.objective.time_shift_type is TimeShift.EXPONENTIAL
+        return found.objective.sampling_levels
 
     assert levels({"name": "flow"}) == "linear"
     assert levels({"name": "flow", "sampling_levels": "even"}) == "even"
@@ -314,8 +311,8 @@ def test_two_experts_have_one_law(key) -> None:
     law = {"time_shift_type": TimeShift.EXPONENTIAL}
 
     def run(level_range, **options):
-        flow = FlowConfig(level_range=level_range, **{**law, **options})
-        return run_config(objective=ObjectiveConfig(name="flow", flow=flow))
+        flow = {"level_range": level_range, **law, **options}
+        return run_config(objective=ObjectiveConfig(name="flow", **flow))
 
     with pytest.raises(Problems, match=rf"objective\.{key}="):
         boundary_of(run((0.9, 1.0)), run((0.0, 0.9), **{key: other[key]}))

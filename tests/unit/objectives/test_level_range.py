@@ -46,7 +46,7 @@ SHIFTS = [
 
 
 def flow(**options) -> ObjectiveConfig:
-    return ObjectiveConfig(name="flow", text_dropout=0.0, flow=FlowConfig(**options))
+    return ObjectiveConfig(name="flow", text_dropout=0.0, **options)
 
 
 def share_below(t: float, config: FlowConfig, tokens: int) -> float:
@@ -87,7 +87,7 @@ def test_quantiles_are_those_of_the_levels_inside(density, shift, level_range) -
     for q, t, n in zip(quantile_N.tolist(), t_N.tolist(), tokens, strict=True):
         width = 2e-7 / (high - low)  # float32 of a level
         # Near its ends the density may be so low or so high that q or t says more.
-        around = [share_inside(min(max(t + d, low), high), config.flow, n) for d in (-1e-6, 1e-6)]
+        around = [share_inside(min(max(t + d, low), high), config, n) for d in (-1e-6, 1e-6)]
         assert around[0] - width <= q <= around[1] + width
 
 
@@ -103,7 +103,7 @@ def test_drawn_levels_have_the_conditional_distribution(
     _, problem = training_problem(
         training_objective(config), batch, seed=1, step=2, null=null, options=config
     )
-    exact = np.vectorize(lambda t: share_inside(float(t), config.flow, 24))
+    exact = np.vectorize(lambda t: share_inside(float(t), config, 24))
     inside_N = problem.noise_N.double().clamp(*level_range).numpy()
     assert kstest(inside_N, exact).pvalue > 1e-3
     assert torch.equal(problem.level_M, 1000 * problem.noise_N)
@@ -118,7 +118,7 @@ def test_validation_levels_lie_evenly_inside(count: int, make_pack) -> None:
         problem = validation_problem(objective, batch, seed=1, quantile=quantile)
         assert len(set(problem.noise_N.tolist())) == 1
         levels.append(float(problem.noise_N[0]))
-    shares = [share_inside(t, config.flow, 6) for t in levels]
+    shares = [share_inside(t, config, 6) for t in levels]
     assert shares == pytest.approx(quantiles(count), abs=1e-5)
 
 

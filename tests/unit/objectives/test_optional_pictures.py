@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dit.batch import LatentSample, PackedBatch
-from dit.config import FlowConfig, ObjectiveConfig, Problems, RunConfig
+from dit.config import ObjectiveConfig, Problems, RunConfig
 from dit.config_loading.validate import check_objective_inputs
 from dit.data.pack import PatchLayout, pack_samples
 from dit.models.hunyuan_video_15.family import TINY
@@ -25,8 +25,7 @@ PICTURE = ("image_embed", "first_frame_latent")
 
 
 def config(**objective: Any) -> RunConfig:
-    flow = FlowConfig(flow_shift=5.0)
-    told = ObjectiveConfig(name="flow", text_dropout=0.0, flow=flow)
+    told = ObjectiveConfig(name="flow", text_dropout=0.0, flow_shift=5.0)
     return RunConfig(model=MODEL, objective=replace(told, **objective))
 
 

@@ -9,8 +9,6 @@ from scipy.stats import kstest, norm
 
 from dit.config import (
     MODE_SCALES,
-    EdmConfig,
-    FlowConfig,
     LevelDensity,
     ObjectiveConfig,
     ObjectiveName,
@@ -23,7 +21,7 @@ COUNT = 20_000
 
 
 def flow(**options) -> ObjectiveConfig:
-    return ObjectiveConfig(name=ObjectiveName.FLOW, flow=FlowConfig(**options))
+    return ObjectiveConfig(name=ObjectiveName.FLOW, **options)
 
 
 def drawn(config: ObjectiveConfig, tokens: int = 64):
@@ -41,7 +39,7 @@ def mode_cdf(t: float, scale: float) -> float:
 
 
 def test_edm_sigma_is_log_normal() -> None:
-    config = ObjectiveConfig(edm=EdmConfig(p_mean=-1.2, p_std=1.4))
+    config = ObjectiveConfig(p_mean=-1.2, p_std=1.4)
     log_sigma = torch.from_numpy(drawn(config)).double().log()
     assert kstest(log_sigma.numpy(), norm(-1.2, 1.4).cdf).pvalue > 1e-3
     assert abs(log_sigma.mean() + 1.2) < 5 * 1.4 / COUNT**0.5

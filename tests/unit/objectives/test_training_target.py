@@ -13,7 +13,7 @@ from dit.objectives.objective import per_token
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import draw_problem
 
-EDM = ObjectiveConfig(edm=EdmConfig(sigma_data=0.5))
+EDM = ObjectiveConfig(sigma_data=0.5)
 FLOW = ObjectiveConfig(name=ObjectiveName.FLOW)
 MU, STD = 0.6, 0.8  # Gaussian data in latent units
 
@@ -68,7 +68,7 @@ def test_float32_literal_table_loses_digits_where_ours_does_not(make_pack) -> No
     sigma_N, noise_TC = torch.full((3,), 0.0002), torch.randn(batch.latent_TC.shape)
     exact = naive_edm(batch.latent_TC.double(), noise_TC.double(), sigma_N[0].double(), 0.5)[1]
     literal = naive_edm(batch.latent_TC, noise_TC, sigma_N[0], 0.5)[1]
-    ours = Edm(EDM.edm).problem_at(batch, sigma_N, noise_TC).target_TC
+    ours = Edm(EDM).problem_at(batch, sigma_N, noise_TC).target_TC
     assert (ours - exact).abs().max() < 1e-6
     assert (literal - exact).abs().max() > 1e-5
 
@@ -87,14 +87,14 @@ def test_flow_is_the_straight_path(make_pack) -> None:
 
 
 def test_flow_linear_weight(make_pack) -> None:
-    config = replace(FLOW, flow=FlowConfig(weighting=Weighting.LINEAR, flow_shift=3.0))
+    config = replace(FLOW, weighting=Weighting.LINEAR, flow_shift=3.0)
     t_N = torch.tensor([0.0, 0.5, 1.0])
     batch = make_pack()
     problem = training_objective(config).problem_at(batch, t_N, torch.randn(batch.latent_TC.shape))
     assert problem.weight_N.tolist() == [1.0, 2.5, 4.0]
 
 
-@pytest.mark.parametrize("objective", [Edm(EDM.edm), FlowMatching(FLOW.flow)], ids=["edm", "flow"])
+@pytest.mark.parametrize("objective", [Edm(EDM), FlowMatching(FLOW)], ids=["edm", "flow"])
 def test_network_output_is_read_back_as_latent_and_slope(make_pack, objective) -> None:
     """With the target as output, `predict` returns the latent and d state / d level."""
     batch = make_pack(multiple=1)
@@ -122,7 +122,7 @@ def test_edm_prediction_is_the_papers_denoiser() -> None:
     state_TC, raw_TC = torch.randn(2, 3, 4, dtype=torch.float64)
     variance = sigma**2 + 0.25
     denoised = 0.25 / variance * state_TC + sigma * 0.5 / variance**0.5 * raw_TC
-    found = Edm(EDM.edm).predict(state_TC, raw_TC, sigma)
+    found = Edm(EDM).predict(state_TC, raw_TC, sigma)
     torch.testing.assert_close(0.5 * found.latent_TC, denoised)
     torch.testing.assert_close(
         found.velocity_TC, (state_TC - denoised) / sigma, rtol=1e-7, atol=1e-7
@@ -130,7 +130,7 @@ def test_edm_prediction_is_the_papers_denoiser() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("objective", [Edm(EDM.edm), FlowMatching(FLOW.flow)], ids=["edm", "flow"])
+@pytest.mark.parametrize("objective", [Edm(EDM), FlowMatching(FLOW)], ids=["edm", "flow"])
 def test_everything_is_float32_for_any_latent(make_pack, objective, dtype) -> None:
     batch = make_pack()
     batch = replace(batch, latent_TC=batch.latent_TC.to(dtype))
@@ -143,7 +143,7 @@ def test_everything_is_float32_for_any_latent(make_pack, objective, dtype) -> No
 
 @pytest.mark.parametrize(
     ("objective", "levels"),
-    [(Edm(EDM.edm), (0.0002, 80.0, 1.0)), (FlowMatching(FLOW.flow), (1e-5, 1.0, 0.5))],
+    [(Edm(EDM), (0.0002, 80.0, 1.0)), (FlowMatching(FLOW), (1e-5, 1.0, 0.5))],
     ids=["edm", "flow"],
 )
 def test_extreme_levels_in_one_pack(make_pack, objective, levels) -> None:
@@ -154,7 +154,7 @@ def test_extreme_levels_in_one_pack(make_pack, objective, levels) -> None:
     assert problem.input_TC.abs().max() < 10 and problem.target_TC.abs().max() < 10
 
 
-@pytest.mark.parametrize("objective", [Edm(EDM.edm), FlowMatching(FLOW.flow)], ids=["edm", "flow"])
+@pytest.mark.parametrize("objective", [Edm(EDM), FlowMatching(FLOW)], ids=["edm", "flow"])
 def test_a_sample_is_the_same_alone_and_in_a_pack(make_pack, objective) -> None:
     batch = make_pack()
     noise_TC, noise_N = torch.randn(batch.latent_TC.shape), torch.tensor([0.002, 0.9, 0.3])
@@ -185,7 +185,7 @@ def test_edm_input_and_target_have_unit_variance_for_whitened_data(make_pack, si
     """The requirements that the paper's appendix B.6 derives the preconditioning from."""
     batch = gaussian_pack(make_pack, 0.0, 1.0)
     noise_TC = torch.randn(batch.latent_TC.shape, generator=torch.Generator().manual_seed(1))
-    problem = Edm(EDM.edm).problem_at(batch, torch.tensor([sigma]), noise_TC)
+    problem = Edm(EDM).problem_at(batch, torch.tensor([sigma]), noise_TC)
     tolerance = 5 * (2 / batch.latent_TC.numel()) ** 0.5
     assert abs(problem.input_TC.square().mean() - 1) < tolerance
     loss_of_silence = problem.weight_N * problem.target_TC.square().mean()  # F = 0
@@ -195,8 +195,8 @@ def test_edm_input_and_target_have_unit_variance_for_whitened_data(make_pack, si
 @pytest.mark.parametrize(
     ("objective", "optimal", "levels"),
     [
-        (Edm(EDM.edm), edm_optimal, (0.02, 0.5, 5.0)),
-        (FlowMatching(FLOW.flow), flow_optimal, (0.05, 0.5, 0.95)),
+        (Edm(EDM), edm_optimal, (0.02, 0.5, 5.0)),
+        (FlowMatching(FLOW), flow_optimal, (0.05, 0.5, 0.95)),
     ],
     ids=["edm", "flow"],
 )

@@ -15,7 +15,6 @@ from diffusers import (
 )
 
 from dit.config import (
-    EdmConfig,
     FlowConfig,
     ObjectiveConfig,
     ObjectiveName,
@@ -28,7 +27,7 @@ from dit.objectives.objective import per_token
 from dit.objectives.registry import sampling_path
 from dit.sampling.ode_solvers import Guidance, guided, initial_noise, sample
 
-EDM = ObjectiveConfig(edm=EdmConfig(sigma_data=0.5))
+EDM = ObjectiveConfig(sigma_data=0.5)
 FLOW = ObjectiveConfig(name=ObjectiveName.FLOW)
 STEPS = (16, 32, 64, 128)
 MU, STD = 0.6, 0.8  # Gaussian latents
@@ -36,7 +35,7 @@ MU, STD = 0.6, 0.8  # Gaussian latents
 
 def edm_network(config, batch, mu=MU, std=STD):
     """The exact denoiser for latents N(mu, std²) as a raw network output."""
-    sd = config.edm.sigma_data
+    sd = config.sigma_data
     mean, spread = sd * mu, (sd * std) ** 2
 
     def network(input_TC, level_N):
@@ -53,7 +52,7 @@ def flow_network(config, batch, mu=MU, std=STD):
     """The exact velocity E[noise - latent | state] for latents N(mu, std²)."""
 
     def network(input_TC, level_N):
-        t = per_token(level_N.double() / config.flow.timestep_scale, batch)
+        t = per_token(level_N.double() / config.timestep_scale, batch)
         variance = (1 - t) ** 2 * std**2 + t**2
         centred = input_TC.double() - (1 - t) * mu
         return (t - (1 - t) * std**2) / variance * centred - mu
@@ -71,7 +70,7 @@ def exact_end(config, noise_TC, last_T1):
     if config.name is ObjectiveName.FLOW:
         t = last_T1
         return MU + (1 - t) * STD**2 / torch.hypot((1 - t) * STD, t) * noise_TC
-    sd, first = config.edm.sigma_data, config.edm.sigma_max
+    sd, first = config.sigma_data, config.sigma_max
     mean, std = torch.tensor([[sd * MU]]).double(), torch.tensor([[sd * STD]]).double()
     standardised = (first * noise_TC - mean) / math.hypot(std, first)
     return (mean + std**2 / torch.hypot(std, last_T1) * standardised) / sd
@@ -109,10 +108,10 @@ def orders(found: list[float]) -> list[float]:
     "config",
     [
         EDM,
-        replace(EDM, edm=EdmConfig(sigma_data=1.0, rho=5.0, sigma_max=20.0)),
+        replace(EDM, sigma_data=1.0, rho=5.0, sigma_max=20.0),
         FLOW,
-        replace(FLOW, flow=FlowConfig(flow_shift=3.0)),
-        replace(FLOW, flow=FlowConfig(shift_base_tokens=2)),
+        replace(FLOW, flow_shift=3.0),
+        replace(FLOW, shift_base_tokens=2),
     ],
     ids=["edm", "edm-other", "flow", "flow-shift", "flow-token-shift"],
 )
@@ -180,7 +179,7 @@ def test_flow_is_diffusers_loop(make_pack, sampler, theirs, num_steps, shift) ->
     batch = make_pack([(1, 4, 4), (1, 4, 4)])
     network, calls = random_network(batch)
     noise_TC = initial_noise(batch, (0, 1))
-    objective = sampling_path(replace(FLOW, flow=FlowConfig(flow_shift=shift)))
+    objective = sampling_path(replace(FLOW, flow_shift=shift))
     ours = sample(objective, network, noise_TC, batch, num_steps=num_steps, sampler=sampler)
     scheduler = theirs(shift=shift)
     scheduler.set_timesteps(num_steps)
@@ -210,7 +209,7 @@ def test_heun_is_not_euler_and_calls_the_network_at_the_new_level(config, make_p
 
 
 def test_each_sample_follows_the_shift_of_its_own_length(make_pack) -> None:
-    config = replace(FLOW, flow=FlowConfig(flow_shift=2.0, shift_base_tokens=16))
+    config = replace(FLOW, flow_shift=2.0, shift_base_tokens=16)
     objective = sampling_path(config)
     whole = make_pack([(1, 8, 8), (1, 4, 4)])
     noise_TC = initial_noise(whole, (5, 6))
@@ -328,7 +327,7 @@ def test_flow_multistep_is_diffusers_solver(make_pack, sampler, num_steps, shift
     batch = make_pack([(1, 4, 4), (1, 4, 4)])
     network, _ = random_network(batch)
     noise_TC = initial_noise(batch, (0, 1))
-    objective = sampling_path(replace(FLOW, flow=FlowConfig(flow_shift=shift)))
+    objective = sampling_path(replace(FLOW, flow_shift=shift))
     ours = sample(objective, network, noise_TC, batch, num_steps=num_steps, sampler=sampler)
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
     if sampler is Sampler.DPMPP:
@@ -348,10 +347,10 @@ def test_unipc_is_the_loop_of_wans_pipelines(make_pack, num_steps, shift) -> Non
     batch = make_pack([(1, 4, 4), (1, 4, 4)])
     network, calls = random_network(batch)
     noise_TC = initial_noise(batch, (0, 1))
-    config = FlowConfig(flow_shift=shift, sampling_levels=SamplingLevels.UNIPC)
-    objective = sampling_path(replace(FLOW, flow=config))
+    config = replace(FLOW, flow_shift=shift, sampling_levels=SamplingLevels.UNIPC)
+    objective = sampling_path(config)
     ours = sample(objective, network, noise_TC, batch, num_steps=num_steps, sampler=Sampler.UNIPC)
-    content = UnipcScheduler.content(replace(FLOW, flow=config))
+    content = UnipcScheduler.content(config)
     scheduler = UniPCMultistepScheduler.from_config(content)
     scheduler.set_timesteps(num_steps)
     assert [level_N.tolist() for _, level_N in calls] == [[int(t)] * 2 for t in scheduler.timesteps]

@@ -96,7 +96,7 @@ def both_experts(folder: Path) -> tuple[Path, Path]:
     found = []
     for name, part in (("high", "pipeline"), ("low", "pipeline/transformer_2")):
         found.append(import_weights(folder / part, folder / name))
-    flows = [one.config.objective.flow for one in found]
+    flows = [one.config.objective for one in found]
     assert [flow.level_range for flow in flows] == [(0.875, 1.0), (0.0, 0.875)]
     assert {flow.flow_shift for flow in flows} == {3.0}
     assert "level_range=[0, 0.875] of the pipeline's boundary_ratio" in found[1].objective_note
@@ -107,7 +107,7 @@ def test_a_boundary_without_a_second_transformer_is_none(groups, tmp_path: Path)
     """Diffusers' converter has written one for Wan 2.1, whose one network has all levels."""
     pipeline(tmp_path, "t2v", boundary_ratio=0.9)
     found = import_weights(tmp_path / "pipeline", tmp_path / "whole")
-    assert found.config.objective.flow.level_range is None
+    assert found.config.objective.level_range is None
     index = tmp_path / "pipeline/model_index.json"
     index.write_text(
         json.dumps(

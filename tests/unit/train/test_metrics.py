@@ -14,7 +14,6 @@ from dit.config import (
     DdpConfig,
     EmaConfig,
     EmaKind,
-    FlowConfig,
     LoggerConfig,
     LossMean,
     ObjectiveConfig,
@@ -100,7 +99,7 @@ def _config(**changes):
 @pytest.mark.parametrize("name", list(ObjectiveName))
 def test_loss_by_level_is_the_mean_over_samples_of_its_quantiles(groups, name, mean):
     config = _config()
-    changes = {"name": name, "loss_mean": mean, "flow": FlowConfig(shift_base_tokens=16)}
+    changes = {"name": name, "loss_mean": mean, "shift_base_tokens": 16}
     config = replace(config, objective=replace(config.objective, **changes))
     _, read, reports = _train(groups, config, steps=4)
     assert all("loss_q10" not in read[index] for index in (0, 2))

@@ -9,7 +9,6 @@ import pytest
 from dit.config import (
     EmaConfig,
     EmaKind,
-    FlowConfig,
     LoraConfig,
     ObjectiveConfig,
     ObjectiveName,
@@ -22,7 +21,7 @@ from tests.packs import run_config, tiny_model
 
 
 def flow(**options: object) -> ObjectiveConfig:
-    return ObjectiveConfig(name=ObjectiveName.FLOW, flow=FlowConfig(**options))
+    return ObjectiveConfig(name=ObjectiveName.FLOW, **options)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def flow(**options: object) -> ObjectiveConfig:
             False,
         ),
         (
-            run_config(objective=ObjectiveConfig(flow=FlowConfig(timestep_scale=1.0))),
+            run_config(objective=ObjectiveConfig(timestep_scale=1.0)),
             True,
         ),  # unused by EDM
     ],

@@ -12,10 +12,8 @@ from dit.checkpoint_paths import CheckpointError
 from dit.config import (
     CheckpointConfig,
     DdpConfig,
-    EdmConfig,
     EmaConfig,
     EmaKind,
-    FlowConfig,
     LossKind,
     ObjectiveConfig,
     ObjectiveName,
@@ -55,8 +53,8 @@ def _weights(model) -> list[torch.Tensor]:
 
 def test_an_expert_goes_on_in_its_own_levels_alone(groups, tmp_path):
     def of(level_range):
-        flow = FlowConfig(level_range=level_range)
-        return replace(tiny_run(), objective=ObjectiveConfig(name="flow", flow=flow))
+        objective = ObjectiveConfig(name="flow", level_range=level_range)
+        return replace(tiny_run(), objective=objective)
 
     place, model = _saved(tmp_path, groups, of((0.875, 1.0)))
     load_checkpoint(place, model, config=of((0.875, 1.0)))
@@ -75,7 +73,7 @@ def test_a_checkpoint_of_a_version_without_level_range_is_one_of_all_levels(tmp_
     assert len(kept) == len(lines) - len(later)
     (tmp_path / "config.yaml").write_text("\n".join(kept))
     check_same_model(tmp_path, config)
-    expert = replace(config.objective, flow=FlowConfig(level_range=(0.875, 1.0)))
+    expert = replace(config.objective, level_range=(0.875, 1.0))
     with pytest.raises(CheckpointError, match=r"level_range: None in the checkpoint"):
         check_same_model(tmp_path, replace(config, objective=expert))
 
@@ -98,7 +96,7 @@ def test_every_difference_that_forbids_to_go_on_is_named(groups, tmp_path):
     place, model = _saved(tmp_path, groups, tiny_run())
     other = replace(
         tiny_run(num_layers=3, hidden_size=96),
-        objective=ObjectiveConfig(edm=EdmConfig(sigma_data=1.0)),
+        objective=ObjectiveConfig(sigma_data=1.0),
         ddp=WHOLE,
     )
     with pytest.raises(CheckpointError) as error:

@@ -15,7 +15,6 @@ import pytest
 
 from dit.checkpoint_paths import CheckpointError
 from dit.config import Balance, RunConfig
-from dit.config.inlining import value_of
 from dit.config.resume import Resume
 from dit.config_loading import ConfigError, load_config
 from dit.config_loading.load import default_config
@@ -82,7 +81,7 @@ def _tokens(kind: Any, now: Any) -> Iterator[str]:
 def _another(config: RunConfig, key: str) -> RunConfig:
     """The configuration with another value of a key that is valid."""
     group, _, name = key.partition(".")
-    now = value_of(getattr(config, group), name)
+    now = getattr(getattr(config, group), name)
     kind = schema_of(config).type_of(key)
     tokens = [OTHER[key]] if key in OTHER else _tokens(kind, now)
     for token, more in product(tokens, BESIDE):
