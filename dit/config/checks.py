@@ -83,11 +83,14 @@ def within(group: Any, name: str, low: float, high: float) -> Rule:
 
 
 def at_least_one(group: object, *names: str) -> list[Rule]:
-    """Rules that the named fields, or all numbers of those that hold several, are 1 or more."""
+    """Rules that the named fields, or all numbers of those that hold several, are 1 or more.
+
+    A field that is None is right.
+    """
     values = {name: getattr(group, name) for name in names}
     return [
         (
-            (min(value) if isinstance(value, tuple) else value) >= 1,
+            value is None or (min(value) if isinstance(value, tuple) else value) >= 1,
             f"{name}={value} must be at least 1",
         )
         for name, value in values.items()
@@ -119,6 +122,10 @@ def positive(group: object, *names: str) -> list[Rule]:
     ]
 
 
-def given(group: object, *names: str) -> list[str]:
-    """The named fields that are not None."""
-    return [name for name in names if getattr(group, name) is not None]
+def not_negative(group: object, *names: str) -> list[Rule]:
+    """Rules that the named fields, if they are not None, are 0 or more; NaN is not."""
+    values = {name: getattr(group, name) for name in names}
+    return [
+        (value is None or value >= 0, f"{name}={value} must not be negative")
+        for name, value in values.items()
+    ]

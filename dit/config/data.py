@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dit.config.checks import at_least_one, check, numbers, positive, within
+from dit.config.checks import at_least_one, check, not_negative, numbers, positive, within
 from dit.config.resume import Live, OfData
 from dit.local_path import DataPath
 
@@ -30,7 +30,7 @@ class MockGeometry:
     def __post_init__(self) -> None:
         check(
             *at_least_one(self, "frames", "height", "width", "text_length"),
-            (self.weight > 0, f"weight={self.weight} must be positive"),
+            *positive(self, "weight"),
             (self.fps is None or self.fps > 0, f"fps={self.fps} must be positive or null"),
             within(self, "fps", 1e-3, 1e6),
             *numbers(self, frames=2**16, height=2**16, width=2**16, text_length=2**20, weight=1e12),
@@ -47,9 +47,7 @@ class BlendEntry:
     """Relative probability that the next sample comes from here."""
 
     def __post_init__(self) -> None:
-        check(
-            (self.weight > 0, f"weight={self.weight} must be positive"), *numbers(self, weight=1e12)
-        )
+        check(*positive(self, "weight"), *numbers(self, weight=1e12))
 
 
 class Balance(StrEnum):
@@ -104,25 +102,16 @@ class DatasetConfig:
     def __post_init__(self) -> None:
         capacity, multiple = self.task_encoder_seq_length, self.sample_multiple
         check(
-            (multiple >= 1, f"sample_multiple={multiple} must be at least 1"),
+            *at_least_one(
+                self, "sample_multiple", "packing_buffer_size", "max_samples_per_sequence"
+            ),
             (
                 capacity >= 1 and capacity % max(multiple, 1) == 0,
                 f"task_encoder_seq_length={capacity} must be a positive multiple of"
                 f" sample_multiple={multiple}",
             ),
-            (
-                self.packing_buffer_size >= 1,
-                f"packing_buffer_size={self.packing_buffer_size} must be at least 1",
-            ),
-            (self.num_workers >= 0, f"num_workers={self.num_workers} must not be negative"),
-            (
-                self.shuffle_buffer_size >= 0,
-                f"shuffle_buffer_size={self.shuffle_buffer_size} must not be negative",
-            ),
-            (
-                0 <= self.max_bad_fraction <= 1,
-                f"max_bad_fraction={self.max_bad_fraction} must lie in [0, 1]",
-            ),
+            *not_negative(self, "num_workers", "shuffle_buffer_size"),
+            within(self, "max_bad_fraction", 0, 1),
             (
                 not (self.path and self.blend),
                 "path and blend are both set; keep one of them",
@@ -132,7 +121,6 @@ class DatasetConfig:
                 f"balance_packs={self.balance_packs} must be at least 2, to choose from",
             ),
             (len(self.mock_samples) > 0, "mock_samples is empty; give at least one geometry"),
-            *at_least_one(self, "max_samples_per_sequence"),
             *positive(self, "checkpoint_every_sec"),
             # Upper bounds on samples and packs held in memory, and on processes.
             *numbers(

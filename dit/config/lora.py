@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dit.config.checks import at_least_one, check, given, numbers, positive
+from dit.config.checks import at_least_one, check, numbers, positive
 from dit.config.model import Precision
 from dit.config.resume import AtStart, Live, Refused
 from dit.local_path import LocalPath
@@ -52,7 +52,7 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         check(
-            *at_least_one(self, *given(self, "rank")),
+            *at_least_one(self, "rank"),
             *positive(self, "alpha", "plus_ratio"),
             (
                 self.plus_ratio is None or self.enabled,

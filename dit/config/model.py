@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
-from dit.config.checks import Rule, at_least_one, bounds, check, given, numbers, positive
+from dit.config.checks import Rule, at_least_one, bounds, check, numbers, positive
 from dit.config.resume import AtStart, Live, Refused
 from dit.local_path import LocalPath
 
@@ -216,11 +216,11 @@ class ModelConfig:
             self._own_family(),
             *at_least_one(self, *whole),
             *self._text_padding(),
-            *at_least_one(self, *given(self, "virtual_pipeline_model_parallel_size")),
+            *at_least_one(self, "virtual_pipeline_model_parallel_size"),
             *self._offloading(),
             *self._engine(),
-            *positive(self, "mlp_ratio", *given(self, "init_method_std")),
-            *at_least_one(self, *given(self, *whole_of_family)),
+            *positive(self, "mlp_ratio", "init_method_std"),
+            *at_least_one(self, *whole_of_family),
             *self.own_sizes(),
             *numbers(self, **_MOST | most),
         ]

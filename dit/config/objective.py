@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from inspect import get_annotations
 
-from dit.config.checks import Rule, at_least_one, check, given, numbers, positive, within
+from dit.config.checks import Rule, at_least_one, check, numbers, positive, within
 from dit.config.resume import Live, Refused
 
 MODE_SCALES = (-1.0, 2 / (math.pi - 2))
@@ -196,7 +196,7 @@ class FlowConfig:
                 f" timestep_scale={self.timestep_scale:g}; set one of sampling_levels=linear and"
                 " timestep_scale=1000",
             ),
-            *at_least_one(self, *given(self, "shift_base_tokens"), "base_image_seq_len"),
+            *at_least_one(self, "shift_base_tokens", "base_image_seq_len"),
             *self._shift_by_tokens(),
             *self._last_level(),
             # Limits within which e^x and powers are finite and not zero in float32.
@@ -360,7 +360,7 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             ),
             (
                 self.image_condition_probability == 1,
-                f"given_frames={list(weights)} draws how many frames are given, which"
+                f"given_frames={list(weights)} draws how many frames are which"
                 f" image_condition_probability={self.image_condition_probability} does, too; set"
                 " one of them",
             ),

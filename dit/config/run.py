@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dit.config.checks import Rule, at_least_one, check, given, numbers, positive
+from dit.config.checks import Rule, at_least_one, check, not_negative, numbers, positive
 from dit.config.data import DatasetConfig, MockGeometry
 from dit.config.lora import LoraConfig
 from dit.config.model import ContextComm, Implementation, ModelConfig, Precision
@@ -66,8 +66,8 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         check(
-            (self.save_interval >= 1, f"save_interval={self.save_interval} must be at least 1"),
-            (self.keep_last >= 0, f"keep_last={self.keep_last} must not be negative"),
+            *at_least_one(self, "save_interval"),
+            *not_negative(self, "keep_last"),
             (
                 not self.also_save_hf or self.save is not None,
                 "also_save_hf=true exports into save, which is null; set checkpoint.save",
@@ -124,7 +124,7 @@ class LoggerConfig:
     def __post_init__(self) -> None:
         check(
             *at_least_one(self, "log_interval"),
-            *positive(self, *given(self, "price_per_gpu_hour", "watts_per_gpu")),
+            *positive(self, "price_per_gpu_hour", "watts_per_gpu"),
             *numbers(self, price_per_gpu_hour=2**30, watts_per_gpu=2**30),
         )
 

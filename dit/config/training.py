@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dit.config.checks import Rule, at_least_one, check, given, numbers, positive, within
+from dit.config.checks import Rule, at_least_one, check, not_negative, numbers, positive, within
 from dit.config.objective import Sampler
 from dit.config.resume import AtStart, Live, OfData, Refused
 from dit.local_path import DataPath, LocalPath
@@ -42,27 +42,14 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check(
-            (self.train_iters >= 1, f"train_iters={self.train_iters} must be at least 1"),
-            *positive(self, *given(self, "epochs")),
-            (
-                self.global_batch_size >= 1,
-                f"global_batch_size={self.global_batch_size} must be at least 1",
-            ),
+            *at_least_one(self, "train_iters", "global_batch_size", "max_skipped_steps"),
+            *positive(self, "epochs"),
             (
                 self.micro_batch_size == 1,
                 f"micro_batch_size={self.micro_batch_size} must be 1: a micro-batch is one pack."
                 " Raise dataset.task_encoder_seq_length for more tokens per pass",
             ),
-            (self.eval_interval >= 0, f"eval_interval={self.eval_interval} must not be negative"),
-            (self.eval_iters >= 0, f"eval_iters={self.eval_iters} must not be negative"),
-            (
-                self.max_skipped_steps >= 1,
-                f"max_skipped_steps={self.max_skipped_steps} must be at least 1",
-            ),
-            (
-                self.manual_gc_interval >= 0,
-                f"manual_gc_interval={self.manual_gc_interval} must not be negative",
-            ),
+            *not_negative(self, "eval_interval", "eval_iters", "manual_gc_interval"),
             *numbers(self, global_batch_size=2**24, epochs=2**24),
         )
 
@@ -86,7 +73,7 @@ class ParameterGroup:
         said = self.lr is not None or self.lr_factor is not None or self.weight_decay is not None
         check(
             (self.pattern != "", "pattern='' names no weight; '*' means all"),
-            *positive(self, *given(self, "lr", "lr_factor")),
+            *positive(self, "lr", "lr_factor"),
             (
                 self.lr is None or self.lr_factor is None,
                 f"lr={self.lr} and lr_factor={self.lr_factor} say the same; leave one of them out",
@@ -95,10 +82,7 @@ class ParameterGroup:
                 said != self.frozen,
                 f"pattern={self.pattern}: set lr, lr_factor or weight_decay, or frozen=true alone",
             ),
-            (
-                self.weight_decay is None or self.weight_decay >= 0,
-                f"weight_decay={self.weight_decay} must not be negative",
-            ),
+            *not_negative(self, "weight_decay"),
             *numbers(self, lr=1000, lr_factor=1e6, weight_decay=1000),
         )
 
@@ -184,8 +168,7 @@ class OptimizerConfig:
             ),
             (0 <= self.adam_beta1 < 1, f"adam_beta1={self.adam_beta1} must lie in [0, 1)"),
             (0 <= self.adam_beta2 < 1, f"adam_beta2={self.adam_beta2} must lie in [0, 1)"),
-            (self.clip_grad >= 0, f"clip_grad={self.clip_grad} must not be negative"),
-            (self.weight_decay >= 0, f"weight_decay={self.weight_decay} must not be negative"),
+            *not_negative(self, "clip_grad", "weight_decay"),
             (
                 not (self.narrow_moments and self.optimizer_cpu_offload),
                 f"exp_avg_dtype={self.exp_avg_dtype} and exp_avg_sq_dtype={self.exp_avg_sq_dtype}"
@@ -237,11 +220,8 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         check(
-            (
-                self.lr_warmup_iters >= 0,
-                f"lr_warmup_iters={self.lr_warmup_iters} must not be negative",
-            ),
-            *at_least_one(self, *given(self, "lr_decay_iters")),
+            *not_negative(self, "lr_warmup_iters"),
+            *at_least_one(self, "lr_decay_iters"),
             *numbers(self),
         )
 
@@ -314,7 +294,7 @@ class DdpConfig:
                 "dp_replicate_size replicates a sharded optimizer: use_distributed_optimizer=true",
             ),
             *self._of_shares(),
-            *at_least_one(self, "dp_replicate_size", *given(self, "bucket_size")),
+            *at_least_one(self, "dp_replicate_size", "bucket_size"),
             *numbers(self, bucket_size=2**62, dp_replicate_size=2**20),
         )
 
@@ -398,7 +378,7 @@ class ValidationConfig:
     def __post_init__(self) -> None:
         names = [one.name for one in self.sets]
         check(
-            *at_least_one(self, "quantiles", *given(self, "height", "width", "num_video_frames")),
+            *at_least_one(self, "quantiles", "height", "width", "num_video_frames"),
             (len(set(names)) == len(names), f"sets={names} has a name twice; choose other names"),
             *self._sampling(),
             *numbers(
@@ -473,7 +453,4 @@ class RngConfig:
     """Any integer from 0 to 2^63 - 1."""
 
     def __post_init__(self) -> None:
-        check(
-            (self.seed >= 0, f"seed={self.seed} must not be negative"),
-            *numbers(self, seed=2**63 - 1),
-        )
+        check(*not_negative(self, "seed"), *numbers(self, seed=2**63 - 1))

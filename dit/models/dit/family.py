@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig
-from dit.config.checks import Rule, bounded, given, positive
+from dit.config.checks import Rule, bounded, positive
 from dit.config.resume import Refused
 from dit.models.family import (
     TINY_NETWORK,
@@ -176,7 +176,7 @@ class DitConfig(ModelConfig):
 
     def own_sizes(self) -> list[Rule]:
         return [
-            *positive(self, *given(self, "base_fps")),
+            *positive(self, "base_fps"),
             (min(self.rope_scale) > 0, f"rope_scale={self.rope_scale} must be positive"),
         ]
 

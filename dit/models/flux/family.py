@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dit.config import TextPadding
-from dit.config.checks import Rule, bounded
+from dit.config.checks import Rule, bounded, not_negative
 from dit.config.resume import Refused
 from dit.models.family import (
     Family,
@@ -73,13 +73,7 @@ class FluxConfig(DoubleSingleConfig):
     """Reference pictures that a sample may have, as tokens beside its own (Kontext: 1)."""
 
     def own_sizes(self) -> list[Rule]:
-        return [
-            *DoubleSingleConfig.own_sizes(self),
-            (
-                self.reference_latents >= 0,
-                f"reference_latents={self.reference_latents} must not be negative",
-            ),
-        ]
+        return [*DoubleSingleConfig.own_sizes(self), *not_negative(self, "reference_latents")]
 
 
 def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
