@@ -70,19 +70,20 @@ def option(default: Any = MISSING, /, *also: str, **words: Any) -> Any:
     return field(default=default, metadata={"also": also, "words": words})
 
 
-def add_options(parser: argparse._ActionsContainer, *kinds: Any) -> None:
+def add_options(parser: argparse._ActionsContainer, *kinds: Any, dashes: bool = False) -> None:
     """Adds an option for each field of dataclasses; the sentence below it is its help.
 
     A bool is a switch, and one that is true has a form with `no`; a tuple of two takes two values;
     a tuple or sequence of any length is repeated. `Annotated[str, read]` is read by a function, or
-    is one of the choices of an enum.
+    is one of the choices of an enum. `dashes` stand for underscores in the help, if so.
     """
     for kind in kinds:
         types, texts = get_type_hints(kind, include_extras=True), sentences(kind)
         for one in fields(kind):
             words = {"help": texts.get(one.name)} | _of_type(types[one.name])
             words |= _of_default(one.default, words) | one.metadata.get("words", {})
-            parser.add_argument(f"--{one.name}", *one.metadata.get("also", ()), **words)
+            name = _in_dashes(one.name) if dashes else one.name
+            parser.add_argument(f"--{name}", *one.metadata.get("also", ()), **words)
 
 
 def _of_default(default: Any, words: Mapping[str, Any]) -> dict[str, Any]:

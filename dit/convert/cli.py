@@ -7,21 +7,16 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from dit.command_line import OptionParser, size_in_bytes
+from dit.command_line import OptionParser, add_options, option, size_in_bytes
 from dit.config import TextPadding, Weights
 from dit.console import Console
-from dit.convert.lora.commands import (
-    add_checkpoint,
-    add_export_lora,
-    add_import_lora,
-    run_export_lora,
-    run_import_lora,
-)
+from dit.local_path import CheckpointPath
 from dit.progress import Track, no_progress, progress_on
 
 EXIT_CODES = """\
@@ -38,6 +33,118 @@ Sums in another order make a difference of this size in float32.
 
 
 _bytes = partial(size_in_bytes, example="5GB, 5GiB or 1000000", least=1)
+
+
+def _tokens(text: str) -> int | TextPadding | None:
+    if text == "none":
+        return None
+    if text == TextPadding.STORED:
+        return TextPadding.STORED
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither `none` nor `stored` nor a number of tokens"
+        )
+    return int(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ImportOptions:
+    """A folder of Diffusers -> a checkpoint that a run can start from."""
+
+    hf_path: Path = option(metavar="DIR")
+    """Folder with config.json and safetensors, or of a pipeline."""
+    megatron_path: Path = option(metavar="DIR")
+    """Checkpoint to write; must not exist."""
+    text_pad_to: Annotated[Any, _tokens] = option(argparse.SUPPRESS, metavar="TOKENS")
+    """Captions that the weights were trained with: padded with zeros to this many tokens, `stored`
+    (with the padding of their encoder), or `none`. (default: as for the family's published weights;
+    exports from here remember it)"""
+    projected_text: bool = False
+    """Leave out the text projection of Cosmos 2.5, for shards of data_prep --text_projection; an
+    export puts it back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Checkpoint:
+    """A checkpoint that is read."""
+
+    megatron_path: CheckpointPath = option(metavar="DIR")
+    """Run folder, checkpoint folder, or LATEST file of a run; or msc://PROFILE/PATH of its
+    checkpoint.mirror."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WhichWeights:
+    """The weights of a checkpoint."""
+
+    weights: Literal["ema", "model"] | None = None
+    """Average of the weights, or the last ones. (default: ema if the run keeps one)"""
+    text_projection: Path | None = option(None, metavar="DIR")
+    """Diffusers transformer whose text projection made the stored texts; the export gets this
+    projection. (default: the folder that the dataset card names)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ExportOptions:
+    """A checkpoint -> a folder that Diffusers opens."""
+
+    hf_path: Path = option(metavar="DIR")
+    """Folder to write; must not exist."""
+    dtype: Literal["fp32", "bf16"] | None = None
+    """Type of all tensors. (default: the stored type of each; averages are fp32)"""
+    max_shard_size: Annotated[int, _bytes] = option("5GB", metavar="BYTES")
+    """Largest file, such as 500MB. (default: %(default)s)"""
+    merged: bool = False
+    """For a checkpoint of LoRA adapters: write the whole network, with adapters added."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Surroundings:
+    """What stands beside the network; one of these."""
+
+    pipeline_from: Path | None = option(None, metavar="DIR")
+    """Folder of a Diffusers pipeline for this network. The export gets its tokenizer, text encoder
+    and VAE, and is a pipeline itself."""
+    no_scheduler: bool = False
+    """Write no scheduler_config.json, for an objective without scheduler in Diffusers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _VerifyOptions:
+    """Compares a folder of Diffusers with a checkpoint: each tensor, and the outputs."""
+
+    hf_path: Path = option(metavar="DIR")
+    """Folder that was imported, or exported to."""
+    tensors_only: bool = False
+    """Compare no outputs, which would take memory for the network in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ExportLoraOptions:
+    """A checkpoint of LoRA adapters -> a folder for Diffusers, peft and ComfyUI."""
+
+    hf_path: Path = option(metavar="DIR")
+    """Folder to write; must not exist."""
+    weights: Literal["ema", "model"] | None = None
+    """Average of the adapters, or the last ones. (default: ema if the run keeps one)"""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """(default: %(default)s)"""
+    base_model: str | None = option(None, metavar="NAME")
+    """Hub name of the base model, such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers, for the card."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ImportLoraOptions:
+    """A file or folder of LoRA adapters -> a checkpoint that a run of adapters starts from."""
+
+    hf_path: Path = option(metavar="DIR")
+    """Folder or safetensors file of Diffusers, peft or ComfyUI."""
+    base_path: Path = option(metavar="DIR")
+    """Diffusers folder or checkpoint of the base model."""
+    megatron_path: Path = option(metavar="DIR")
+    """Checkpoint to write; must not exist."""
+    ignore_text_encoder: bool = False
+    """Leave out keys of text encoders, and count them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,134 +179,30 @@ def convert_parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add_import(commands)
-    _add_export(commands)
-    _add_verify(commands)
-    lora = add_export_lora(commands, EXIT_CODES)
-    lora.set_defaults(run=lambda args: run_export_lora(args, _say))
-    lora = add_import_lora(commands, EXIT_CODES)
-    lora.set_defaults(run=lambda args: run_import_lora(args, _say))
-    return parser
-
-
-def _add_import(commands: Any) -> None:
-    about = "A folder of Diffusers -> a checkpoint that a run can start from."
-    parser = commands.add_parser("import", help=about, description=about, epilog=EXIT_CODES)
-    _add_hf_path(parser, "Folder with config.json and safetensors, or of a pipeline.")
-    text = "Checkpoint to write; must not exist."
-    parser.add_argument("--megatron-path", type=Path, required=True, metavar="DIR", help=text)
-    parser.add_argument(
-        "--text-pad-to",
-        type=_tokens,
-        default=argparse.SUPPRESS,
-        metavar="TOKENS",
-        help="Captions that the weights were trained with: padded with zeros to this many tokens,"
-        " `stored` (with the padding of their encoder), or `none`. (default: as for the family's"
-        " published weights; exports from here remember it)",
-    )
-    parser.add_argument(
-        "--projected-text",
-        action="store_true",
-        help="Leave out the text projection of Cosmos 2.5, for shards of data_prep"
-        " --text_projection; an export puts it back.",
-    )
-    parser.add_argument(
+    _add(commands, "import", _import, _ImportOptions).add_argument(
         "objective",
         nargs="*",
         metavar="objective.KEY=VALUE",
         help="Objective of the weights, if there is no scheduler beside them that says it, such as"
         " objective.name=flow objective.flow_shift=3.",
     )
-    parser.set_defaults(run=_import)
+    exporting = _add(commands, "export", _export, _ExportOptions, _Checkpoint, _WhichWeights)
+    add_options(exporting.add_mutually_exclusive_group(), _Surroundings, dashes=True)
+    _add(commands, "verify", _verify, _VerifyOptions, _Checkpoint, _WhichWeights)
+    _add(commands, "export-lora", _export_lora, _ExportLoraOptions, _Checkpoint)
+    _add(commands, "import-lora", _import_lora, _ImportLoraOptions)
+    return parser
 
 
-def _add_export(commands: Any) -> None:
-    about = "A checkpoint -> a folder that Diffusers opens."
-    parser = commands.add_parser("export", help=about, description=about, epilog=EXIT_CODES)
-    add_checkpoint(parser)
-    _add_hf_path(parser, "Folder to write; must not exist.")
-    _add_weights(parser)
-    parser.add_argument(
-        "--dtype",
-        choices=("fp32", "bf16"),
-        help="Type of all tensors. (default: the stored type of each; averages are fp32)",
-    )
-    parser.add_argument(
-        "--max-shard-size",
-        type=_bytes,
-        default="5GB",
-        metavar="BYTES",
-        help="Largest file, such as 500MB. (default: %(default)s)",
-    )
-    _add_text_projection(parser)
-    parser.add_argument(
-        "--merged",
-        action="store_true",
-        help="For a checkpoint of LoRA adapters: write the whole network, with adapters added.",
-    )
-    alternatives = parser.add_mutually_exclusive_group()
-    alternatives.add_argument(
-        "--pipeline-from",
-        type=Path,
-        metavar="DIR",
-        help="Folder of a Diffusers pipeline for this network. The export gets its tokenizer, text"
-        " encoder and VAE, and is a pipeline itself.",
-    )
-    alternatives.add_argument(
-        "--no-scheduler",
-        action="store_true",
-        help="Write no scheduler_config.json, for an objective without scheduler in Diffusers.",
-    )
-    parser.set_defaults(run=_export)
-
-
-def _add_verify(commands: Any) -> None:
-    about = "Compares a folder of Diffusers with a checkpoint: each tensor, and the outputs."
-    parser = commands.add_parser("verify", help=about, description=about, epilog=EXIT_CODES)
-    _add_hf_path(parser, "Folder that was imported, or exported to.")
-    add_checkpoint(parser)
-    _add_weights(parser)
-    _add_text_projection(parser)
-    parser.add_argument(
-        "--tensors-only",
-        action="store_true",
-        help="Compare no outputs, which would take memory for the network in float32.",
-    )
-    parser.set_defaults(run=_verify)
-
-
-def _add_hf_path(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--hf-path", type=Path, required=True, metavar="DIR", help=text)
-
-
-def _add_weights(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--weights",
-        choices=("ema", "model"),
-        help="Average of the weights, or the last ones. (default: ema if the run keeps one)",
-    )
-
-
-def _add_text_projection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--text-projection",
-        type=Path,
-        metavar="DIR",
-        help="Diffusers transformer whose text projection made the stored texts; the export gets"
-        " this projection. (default: the folder that the dataset card names)",
-    )
-
-
-def _tokens(text: str) -> int | TextPadding | None:
-    if text == "none":
-        return None
-    if text == TextPadding.STORED:
-        return TextPadding.STORED
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither `none` nor `stored` nor a number of tokens"
-        )
-    return int(text)
+def _add(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], *kinds: Any
+) -> argparse.ArgumentParser:
+    """The parser of a command, whose options are fields; the first class says what it does."""
+    about = kinds[0].__doc__
+    parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
+    add_options(parser, *kinds, dashes=True)
+    parser.set_defaults(run=run)
+    return parser
 
 
 def _import(args: argparse.Namespace) -> int:
@@ -214,8 +217,12 @@ def _import(args: argparse.Namespace) -> int:
     _say(f"precision: {done.config.model.precision}, {done.precision_note}")
     _say(f"objective: {done.config.objective.name}, {done.objective_note}")
     _say(f"text: {_about_text(done.config.model.text_pad_to)}")
+    return _say_next(done.path)
+
+
+def _say_next(checkpoint: Path) -> int:
     _say(
-        f"start a run with --config-file {done.path / 'config.yaml'} checkpoint.load={done.path}"
+        f"start a run with --config-file {checkpoint / 'config.yaml'} checkpoint.load={checkpoint}"
         " checkpoint.finetune=true checkpoint.save=... dataset.path=..."
     )
     return 0
@@ -280,6 +287,44 @@ def _verify(args: argparse.Namespace) -> int:
     if not equal:
         _say("error: the folder and the checkpoint differ", stream=sys.stderr)
     return 0 if equal else 1
+
+
+def _export_lora(args: argparse.Namespace) -> int:
+    import torch
+
+    from dit.convert.export import check_whole_checkpoint
+    from dit.convert.lora.checkpoints import export_lora
+
+    path = check_whole_checkpoint(args.megatron_path)
+    done = export_lora(
+        path,
+        args.hf_path,
+        weights=Weights(args.weights) if args.weights else None,
+        dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[args.dtype],
+        base_model=args.base_model,
+    )
+    which = {Weights.EMA: "averages of the adapters", Weights.MODEL: "adapters"}[done.weights]
+    numbers = sum(one.down.numel() + one.up.numel() for one in done.factors.values())
+    _say(
+        f"{which} of {path} are in {args.hf_path}: {len(done.factors)} linears,"
+        f" {numbers / 1e6:.2f} million numbers; README.md there says how to load them"
+    )
+    return 0
+
+
+def _import_lora(args: argparse.Namespace) -> int:
+    from dit.convert.lora.checkpoints import import_lora
+
+    factors = import_lora(
+        args.hf_path,
+        args.base_path,
+        args.megatron_path,
+        without_text_encoder=_say if args.ignore_text_encoder else None,
+    )
+    path = args.megatron_path
+    ranks = ", ".join(map(str, sorted({one.rank for one in factors.values()})))
+    _say(f"adapters of {len(factors)} linears, of rank {ranks}, are in {path}")
+    return _say_next(path)
 
 
 def _start() -> bool:
