@@ -91,7 +91,7 @@ def _describe(config: RunConfig, *, world_size: int, notes: Sequence[str], check
         sys.stdout.write(start_lines(config, world_size=world_size, read_folder=read_folder))
         c = config.validation
         if config.samples and (c.prompts_file or c.negative_prompt or c.feature_extractor):
-            from dit.sampling.validation.check import check_samples
+            from dit.sampling.validation.samples import check_samples
 
             check_samples(config)
 

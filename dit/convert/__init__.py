@@ -1,8 +1,7 @@
 """Checkpoints to and from Hugging Face Diffusers: `python -m dit.convert import|export|verify`.
 
 cli                   the command line
-diffusers_checkpoint  a Diffusers folder: read one tensor at a time, files planned
-diffusers_json        its JSON files, checked key by key
+diffusers_checkpoint  a Diffusers folder: JSON checked key by key, one tensor read at a time
 diffusers_config      config.json and scheduler_config.json <-> our configuration
 megatron_checkpoint   our checkpoint: read and written one tensor at a time, for any layout
 import_               Diffusers folder -> checkpoint

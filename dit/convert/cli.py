@@ -293,7 +293,7 @@ def _export_lora(args: argparse.Namespace) -> int:
     import torch
 
     from dit.convert.export import check_whole_checkpoint
-    from dit.convert.lora.checkpoints import export_lora
+    from dit.convert.lora import export_lora
 
     path = check_whole_checkpoint(args.megatron_path)
     done = export_lora(
@@ -313,7 +313,7 @@ def _export_lora(args: argparse.Namespace) -> int:
 
 
 def _import_lora(args: argparse.Namespace) -> int:
-    from dit.convert.lora.checkpoints import import_lora
+    from dit.convert.lora import import_lora
 
     factors = import_lora(
         args.hf_path,

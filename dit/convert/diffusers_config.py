@@ -22,7 +22,7 @@ from dit.config import (
     TextPadding,
 )
 from dit.config_loading import default_config, load_config
-from dit.convert.diffusers_json import (
+from dit.convert.diffusers_checkpoint import (
     OUR_KEY,
     PrivateKeys,
     checked_json,

@@ -31,11 +31,11 @@ from dit.convert.diffusers_checkpoint import (
     FilePlan,
     open_folder,
     plan_files,
+    write_json,
 )
 from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
-from dit.convert.diffusers_json import write_json
 from dit.convert.errors import ConvertError
-from dit.convert.lora.checkpoints import MergedWeights, export_lora, open_merged
+from dit.convert.lora import MergedWeights, export_lora, open_merged
 from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
 from dit.convert.pipeline import (
     SCHEDULER,

@@ -15,8 +15,14 @@ from typing import Any
 
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.convert.diffusers_checkpoint import CONFIG, PIPELINE_INDEX, SECOND, level_range
-from dit.convert.diffusers_json import read_json, write_json
+from dit.convert.diffusers_checkpoint import (
+    CONFIG,
+    PIPELINE_INDEX,
+    SECOND,
+    level_range,
+    read_json,
+    write_json,
+)
 from dit.convert.errors import ConvertError, listed
 from dit.models.registry import diffusers_form
 from dit.objectives.registry import REGISTRY

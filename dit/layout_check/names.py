@@ -1,10 +1,15 @@
-"""Names of parallel layouts, such as `tp2+sp+cp2`, and their settings."""
+"""What is trained, by name, as settings of a run.
+
+1. NamedLayout    parallel layouts, such as `tp2+sp+cp2`
+2. kind_settings  tiny networks of each kind that the families have
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dit.config import (
@@ -12,6 +17,7 @@ from dit.config import (
     ContextComm,
     DdpConfig,
     LoraConfig,
+    MockGeometry,
     ModelConfig,
     ParameterGroup,
     Precision,
@@ -20,6 +26,8 @@ from dit.config import (
     RunConfig,
     Sharding,
 )
+from dit.models.family import Family
+from dit.models.registry import families
 
 WORDS = {
     "tpN": "N tensor ranks",
@@ -213,3 +221,37 @@ def parse_layout(name: str) -> NamedLayout:
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")
     return NamedLayout(name=name, size=size, settings=settings, packs=packs)
+
+
+ALL = "all"
+"""Every kind of every family."""
+
+
+def chosen_sizes(words: Sequence[str]) -> list[str]:
+    """Named sizes that have a tiny network, of families, sizes or `ALL`, each once.
+
+    Raises:
+        ValueError: a word is none of these.
+    """
+    tiny = {family.name: [*family.tiny] for family in families()}
+    every = [size for sizes in tiny.values() for size in sizes]
+    named = {ALL: every, **{size: [size] for size in every}, **tiny}
+    for word in words:
+        if word not in named:
+            raise ValueError(f"--family {word}: unknown; use some of {', '.join(named)}")
+    return list(dict.fromkeys(size for word in words for size in named[word]))
+
+
+def kind_settings(size: str, mixture: Sequence[MockGeometry]) -> list[str]:
+    """The tiny network of a named size as KEY=VALUE, which has the size's other settings.
+
+    For a network that knows no place of further frames, the samples of `mixture` have fewer.
+    """
+    family: Family = next(one for one in families() if size in one.tiny)
+    settings: dict[str, Any] = {"family": family.name, "name": size, **family.tiny[size]}
+    lines = [f"model.{key}={json.dumps(value)}" for key, value in settings.items()]
+    most = family.config(**{**family.sizes[size], **settings}).largest_latent
+    if most is None or max(one.frames for one in mixture) <= most[0]:
+        return lines
+    samples = [replace(one, frames=min(one.frames, most[0]), fps=None) for one in mixture]
+    return [*lines, f"dataset.mock_samples={json.dumps([asdict(one) for one in samples])}"]

@@ -27,8 +27,16 @@ from typing import TYPE_CHECKING
 from dit.config import OBJECTIVES, RunConfig
 from dit.config_loading import load_config
 from dit.distributed.entry import Parser, say_once
-from dit.layout_check.kinds import chosen_sizes, kind_settings
-from dit.layout_check.names import LAYOUTS, MATRIX, ONE, WORDS, NamedLayout, parse_layout
+from dit.layout_check.names import (
+    LAYOUTS,
+    MATRIX,
+    ONE,
+    WORDS,
+    NamedLayout,
+    chosen_sizes,
+    kind_settings,
+    parse_layout,
+)
 from dit.layout_check.report import Comparison, compare, print_report, training_name
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ No part of a run imports it.
 
 efficiency    the parts of a device's peak that software reaches: assumed, or fitted to publications
 layer_traffic bytes that a layer moves through a device's memory: a table of what was counted
-traffic       bytes that ranks send each other in a step
+traffic       bytes that ranks send each other in a step, and those of a checkpoint
 times         seconds of a step, from operations, bytes and rates
-checkpoints   bytes of a checkpoint, and what each rank does with it
 layouts       every layout of so many devices, the fastest first, and why others do not work
 tables        plans as tables on the terminal, and as JSON
 """

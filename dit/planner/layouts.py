@@ -9,10 +9,9 @@ from itertools import product
 from dit.config import ContextComm, Problems, Recompute, RunConfig
 from dit.device_specs import Device
 from dit.models.cost import Memory, memory
-from dit.planner.checkpoints import CheckpointBytes, checkpoint_bytes
 from dit.planner.efficiency import Efficiency
 from dit.planner.times import PackLoad, Times, times
-from dit.planner.traffic import Traffic, traffic
+from dit.planner.traffic import CheckpointBytes, Traffic, checkpoint_bytes, traffic
 from dit.progress import Track, no_progress, tracked
 
 _RECOMPUTE = tuple(one for one in Recompute if one is not Recompute.AUTO)

@@ -1,15 +1,22 @@
-"""Bytes that one rank sends in a step, by kind of parallelism."""
+"""Bytes that one rank sends in a step, by kind of parallelism; those of a checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dit.config import ContextComm, Precision, Recompute, RecomputeMethod, RunConfig
-from dit.models.cost import network_cost, trained_here
+from dit.config import ContextComm, EmaKind, Precision, Recompute, RecomputeMethod, RunConfig
+from dit.models.cost import (
+    network_cost,
+    parameter_count,
+    parameters_here,
+    trained_count,
+    trained_here,
+)
 
 # Each exchange of a layer gathers its input and scatters its output. The backward pass does both in
 # reverse, and gathers the input again for the weights' gradients.
 _TENSOR_FORWARD, _TENSOR_BACKWARD = 2, 3
+_FLOAT32 = 4  # bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,3 +90,40 @@ def _data(config: RunConfig, *, size: int, ranks: int) -> float:
 def _others(ranks: int) -> float:
     """The part of evenly divided data that lies on other ranks."""
     return (ranks - 1) / ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointBytes:
+    """Bytes of a checkpoint, and what each rank does with it (`dit/train/checkpoint`).
+
+    Those of a rank are means, and no rank has more than those of one weight beyond.
+    """
+
+    whole: int
+    share: float
+    """What a rank writes, reads, and has in host memory meanwhile."""
+    sent: float
+    """What a rank sends at most when it saves: the state that it keeps."""
+    received: int
+    """What a rank takes when it loads: its weights, and the state that it keeps."""
+
+
+def checkpoint_bytes(config: RunConfig, *, world_size: int) -> CheckpointBytes:
+    """The bytes of a checkpoint of `config`, by arithmetic."""
+    weight = 2 if config.model.precision is Precision.BF16 else _FLOAT32
+    averaged = config.ema.kind is not EmaKind.NONE
+    sharded = config.ddp.use_distributed_optimizer
+    # Beside them the main parameters, which are the weights themselves in float32 alone.
+    states = len(config.optimizer.states.names)
+    state = _FLOAT32 * (states + (sharded or weight == 2) + averaged)
+    trained, adapted = trained_count(config), config.lora.enabled
+    # Beside adapters no other weight is stored, and of frozen weights no state.
+    whole = (trained if adapted else parameter_count(config.model)) * weight + trained * state
+    kept, trained_of_rank = trained * state / world_size, trained_here(config)
+    here = trained_of_rank if adapted else parameters_here(config.model)
+    return CheckpointBytes(
+        whole=whole,
+        share=whole / world_size,
+        sent=kept if sharded else 0,
+        received=round(here * weight + (kept if sharded else trained_of_rank * state)),
+    )

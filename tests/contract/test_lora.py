@@ -25,7 +25,7 @@ from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights, open_stored
 from dit.convert.import_ import import_weights
 from dit.convert.load_hf.start import weights_of_folder
-from dit.convert.lora.checkpoints import export_lora, import_lora, open_adapters
+from dit.convert.lora import export_lora, import_lora, open_adapters
 from dit.data.pack import PatchLayout, pack_samples
 from dit.lora.checkpoint import adapters_of
 from dit.lora.factors import LoraFileError

@@ -14,7 +14,7 @@ import torch
 from diffusers import WanTransformer3DModel
 
 from dit.convert.diffusers_checkpoint import open_folder
-from dit.convert.lora.checkpoints import open_adapters
+from dit.convert.lora import open_adapters
 from dit.convert.megatron_checkpoint import StoredWeights
 from tests.families.wan import publish_wan, random_wan
 from tests.launching import command, metrics, run

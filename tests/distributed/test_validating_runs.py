@@ -19,7 +19,7 @@ from dit.codecs import vae
 from dit.config_loading import read_config
 from dit.data import build_val_packs
 from dit.models.positions import unpack_latents
-from dit.sampling.validation.fid_clip import frechet_distance, kernel_distance
+from dit.sampling.validation.feature_extractor import frechet_distance, kernel_distance
 from tests.entering import Enter, Outcome
 from tests.launching import ROOT, SMALL, metrics
 

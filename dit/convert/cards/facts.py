@@ -1,8 +1,9 @@
-"""What a checkpoint and its run say of themselves."""
+"""What a checkpoint and its run say of themselves, and the cards that say it."""
 
 from __future__ import annotations
 
 import html
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -13,6 +14,7 @@ from typing import Any
 
 from dit.checkpoint_paths import STEP, saved_card
 from dit.config import EdmConfig, FlowConfig, ObjectiveName, RunConfig
+from dit.convert.cards.code import HUB
 from dit.parsing import parse_json
 
 CARD_FILE, SAMPLES, LISTING = "README.md", "samples", "samples.json"
@@ -143,3 +145,75 @@ def _pictures(checkpoint: Path) -> tuple[ShownPicture, ...]:
         return ()
     there = (pair for pair in named if pair[0].parent == samples and pair[0].is_file())
     return tuple(ShownPicture(file=f, prompt=p) for f, p in islice(there, _PICTURES))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraCard:
+    """What a person who finds the folder should know."""
+
+    network: str  # class of Diffusers' network
+    base: str | None = None  # name on the hub of the weights that the adapter is for
+    base_digest: str | None = None
+    code: str = ""  # that makes a picture with the base and the adapters
+    run: RunFacts = field(default_factory=RunFacts)
+
+    def text(self, *, comfyui: bool) -> str:
+        """The page; `comfyui`: whether there is a file for ComfyUI."""
+        parts = [self._front(), "# LoRA\n", self._facts(), "## Use\n", self._loading(comfyui)]
+        parts += self.run.sections()
+        return "\n".join(parts)
+
+    def _front(self) -> str:
+        base = ""
+        if self.base is not None and HUB.fullmatch(self.base):
+            base = f"base_model: {json.dumps(self.base)}\n"
+        return f"---\nlibrary_name: diffusers\n{base}tags:\n- lora\n- peft\n---\n"
+
+    def _facts(self) -> str:
+        base = self.base or f"a `{self.network}`"
+        digest = f" (SHA-256 of its weights: `{self.base_digest}`)" if self.base_digest else ""
+        return "\n".join([f"- Base: {base}{digest}", *self.run.lines()]) + "\n"
+
+    def _loading(self, comfyui: bool) -> str:
+        lines = [
+            f"```python\n{self.code}\n```\n",
+            "`peft.PeftModel.from_pretrained(transformer, FOLDER)` reads the folder as well.",
+        ]
+        if comfyui:
+            lines.append("For ComfyUI, copy `comfyui/lora.safetensors` into `models/loras`.")
+        return "\n".join(lines) + "\n"
+
+
+_USE = """## What it may be used for
+
+_To be filled in: what the licences of the data and of the weights that it started from permit._
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkCard:
+    """A Diffusers folder with the weights of a checkpoint."""
+
+    network: str  # class of Diffusers' network
+    weights: str  # which of the checkpoint's
+    numbers: int  # of the network
+    code: str  # that makes a picture with the folder
+    run: RunFacts = field(default_factory=RunFacts)
+
+    def text(self) -> str:
+        facts = [
+            f"- Network: `{self.network}`, {self.numbers:,} parameters",
+            f"- Weights: {self.weights}",
+            *self.run.lines(),
+        ]
+        return "\n".join(
+            [
+                "---\nlibrary_name: diffusers\n---\n",
+                "# Diffusion transformer\n",
+                "\n".join(facts) + "\n",
+                _USE,
+                "## Use\n",
+                f"```python\n{self.code}\n```\n",
+                *self.run.sections(),
+            ]
+        )

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from dit.codecs.dataset_card import CARD_NAME
 from dit.codecs.vae import Codec
 from dit.config import RunConfig
+from dit.data import dataset_card
 from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.data_parallel import own_passes
 from dit.distributed.process_groups import device
@@ -47,10 +48,20 @@ from dit.sampling.media_files import (
     write_listing,
     write_picture,
 )
-from dit.sampling.prompts import read_prompts, unused
-from dit.sampling.validation.feature_extractor import FeatureExtractor
-from dit.sampling.validation.fid_clip import clip_score, frechet_distance, kernel_distance
-from dit.sampling.validation.prompt_requests import find_decoder, prepare_prompts
+from dit.sampling.prompts import Prompt, read_prompts, unused
+from dit.sampling.validation.feature_extractor import (
+    FeatureExtractor,
+    clip_score,
+    frechet_distance,
+    kernel_distance,
+)
+from dit.sampling.validation.prompt_requests import (
+    check_encoder,
+    check_prompts,
+    find_decoder,
+    latent_stride,
+    prepare_prompts,
+)
 from dit.sampling.validation.requests import ValidationRequest, notes, requests_of_captions
 from dit.train.train_state import DrawnSamples, Samples, TrainState
 
@@ -64,10 +75,7 @@ def open_samples(run: TrainState) -> Samples:
         ValueError: the file of prompts, the text encoder, a size, a picture or an input is missing.
     """
     c = run.config.validation
-    prompts = []
-    if c.prompts_file is not None:
-        file = Path(c.prompts_file)
-        prompts = read_prompts(file, option="validation.prompts_file")
+    prompts = _prompts(run.config)
     with torch.random.fork_rng([]):
         found = from_first_rank(lambda: prepare_prompts(run, prompts))
         decoder = find_decoder(run)[0] if run.replica.reads else None
@@ -84,6 +92,11 @@ def open_samples(run: TrainState) -> Samples:
     said = [unused(prompts), *notes(wanted, found, guidance=run.config.guidance)]
     run.notes += [f"samples at each validation: {note}" for note in said if note]
     return ValidationSamples(wanted=wanted, decoder=decoder, extractor=extractor)
+
+
+def _prompts(config: RunConfig) -> list[Prompt]:
+    file = config.validation.prompts_file
+    return [] if file is None else read_prompts(Path(file), option="validation.prompts_file")
 
 
 def _extractor(run: TrainState, decoder: Codec | None) -> FeatureExtractor | None:
@@ -321,3 +334,30 @@ def _facts(run: TrainState, one: ValidationRequest, *, adapter: bool) -> dict[st
         "step": run.progress.step,
         **({} if run.model.adapters is None else {"adapter": adapter}),
     }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _CardAndConfig:
+    config: RunConfig
+    card: dict[str, Any] | None
+
+
+def check_samples(config: RunConfig) -> None:
+    """What a start refuses of all that, for a dry run: no text is encoded for it.
+
+    Checks prompts, their pictures, the text encoder and the network of the quality metrics.
+
+    Raises:
+        ValueError: one of them is missing or does not fit.
+    """
+    c, run = config.validation, _CardAndConfig(config=config, card=dataset_card(config))
+    prompts = _prompts(config)
+    check_encoder(run, check_prompts(run, prompts))
+    is_known = "stride" in (run.card or {}).get("latent", {})
+    asks = c.feature_extractor is not None or (bool(prompts) and not is_known)
+    decoder = find_decoder(run)[0] if asks else None
+    latent_stride(decoder, run, needed=bool(prompts))
+    if c.feature_extractor is not None:
+        if decoder is None:
+            raise no_pictures(c.feature_extractor)
+        FeatureExtractor(c.feature_extractor, torch.device("cpu"))

@@ -48,9 +48,14 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from PIL import Image
+from rich.color import Color
 from rich.progress import Progress, TextColumn
+from rich.style import Style
+from rich.text import Text
 
 from dit.config import RunConfig, WandbMode
 from dit.console import Console
@@ -58,11 +63,7 @@ from dit.drawing import FailedDrawing, drawing
 from dit.progress import DONE_AND_LEFT, Shortened, in_words, one_line
 from dit.train.metrics.interval_metrics import edges_and_counts
 from dit.train.metrics.jsonl import explain_write_errors
-from dit.train.metrics.terminal_pictures import half_blocks
 from dit.train.train_state import DrawnSamples
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Values = Mapping[str, Any]  # numbers, and histograms as lists of pairs (interval_metrics.py)
 MOST_VIDEOS = 32
@@ -97,7 +98,6 @@ class Dashboards:
             for name, (edges, counts) in bins.items():
                 _add_histogram(self.board, name, edges, counts, step=step)
         if self.wandb is not None:
-            import numpy as np
             import wandb
 
             made = {
@@ -141,9 +141,6 @@ class Dashboards:
 
 def _on_white(grid: Path) -> np.ndarray:
     """The grid, which has no background, on white: uint8 [H, W, 3]."""
-    import numpy as np
-    from PIL import Image
-
     with Image.open(grid) as image:
         drawn = image.convert("RGBA")
     return np.asarray(Image.alpha_composite(Image.new("RGBA", drawn.size, "white"), drawn))[..., :3]
@@ -290,3 +287,33 @@ def check_wandb(config: RunConfig) -> None:
             f"logger.wandb_project={c.wandb_project} needs the package wandb: install the extra"
             " `log`, or leave wandb_project unset"
         )
+
+
+_HEIGHT = 16  # pixels: 8 lines
+_UPPER_HALF = "\u2580"  # its ink is the upper pixel, its background the lower one
+
+
+def half_blocks(pictures: Sequence[np.ndarray], *, columns: int) -> Text:
+    """Pictures uint8 [H, W, 3] side by side, as many as fit into so many columns."""
+    lines = [Text() for _ in range(_HEIGHT // 2)]
+    for picture_HW3 in pictures:
+        small_HW3 = _small(picture_HW3, columns)
+        if len(lines[0]) + bool(lines[0]) + small_HW3.shape[1] > columns:
+            break
+        for line, upper_W3, lower_W3 in zip(lines, small_HW3[::2], small_HW3[1::2], strict=True):
+            line.append(" " if line else "")
+            for upper, lower in zip(upper_W3.tolist(), lower_W3.tolist(), strict=True):
+                line.append(_UPPER_HALF, Style(color=_rgb(upper), bgcolor=_rgb(lower)))
+    return Text("\n").join(lines)
+
+
+def _small(picture_HW3: np.ndarray, columns: int) -> np.ndarray:
+    """The picture at the height of the preview; an enlarged pixel stays a square."""
+    height, width, _ = picture_HW3.shape
+    how = Image.Resampling.NEAREST if height <= _HEIGHT else Image.Resampling.BOX
+    wide = min(max(1, round(width * _HEIGHT / height)), columns)
+    return np.asarray(Image.fromarray(picture_HW3).resize((wide, _HEIGHT), how))
+
+
+def _rgb(colour: Sequence[int]) -> Color:
+    return Color.from_rgb(*colour)

@@ -16,8 +16,7 @@ from dit.config_loading import ConfigError, load_config
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import import_weights
 from dit.convert.load_hf.settings import open_hf_weights
-from dit.convert.load_hf.start import hf_start, origin_of
-from dit.convert.load_hf.weights import fill_from_diffusers
+from dit.convert.load_hf.start import fill_from_diffusers, hf_start, origin_of
 from dit.models.registry import family_of
 from dit.train.checkpoint.state_dict import load_weights
 from dit.train.model_and_optimizer import randomise

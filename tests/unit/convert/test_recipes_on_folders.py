@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from dit.config import ModelConfig, RunConfig
 from dit.config_loading import load_config
 from dit.config_loading.schema import hints
+from dit.convert.diffusers_checkpoint import OUR_KEY
 from dit.convert.diffusers_config import diffusers_transformer_config
-from dit.convert.diffusers_json import OUR_KEY
 from dit.convert.load_hf.start import hf_start
 from dit.models.registry import family_of, named_model, pairs
 from dit.objectives.diffusers_schedulers import EdmScheduler, FlowScheduler, UnipcScheduler

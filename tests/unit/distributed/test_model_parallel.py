@@ -10,8 +10,7 @@ import torch
 from dit.batch import Problem, SequenceShard
 from dit.config_loading import load_config
 from dit.distributed.model_parallel import received_shapes, split_tokens
-from dit.layout_check.kinds import kind_settings
-from dit.layout_check.names import ONE, parse_layout
+from dit.layout_check.names import ONE, kind_settings, parse_layout
 from dit.layout_check.program import STEPS, _packs
 from dit.models.layers.context_parallel import TokenOrder
 from recipes.check_layouts import layout_check

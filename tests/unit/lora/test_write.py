@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dit.convert.cards import LoraCard, RunFacts, ShownPicture
-from dit.convert.lora.checkpoints import write_folder
+from dit.convert.lora import write_folder
 from dit.lora.factors import LoraFactors
 from dit.lora.files import read_lora, write_lora
 from dit.models.dit.diffusers import COSMOS1_NAMES, PREDICT2_NAMES

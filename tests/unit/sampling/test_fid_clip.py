@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
-from dit.sampling.validation.fid_clip import (
+from dit.sampling.validation.feature_extractor import (
     clip_score,
     frechet_distance,
     gaussian_distance,

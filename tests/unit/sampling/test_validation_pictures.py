@@ -30,7 +30,7 @@ from dit.sampling.given_pictures import GivenPictures
 from dit.sampling.open_checkpoint import OpenCheckpoint
 from dit.sampling.prompts import Prompt, read_prompts
 from dit.sampling.validation import samples as samples_module
-from dit.sampling.validation.fid_clip import frechet_distance
+from dit.sampling.validation.feature_extractor import frechet_distance
 from dit.sampling.validation.requests import inputs_of_held_out, own_latent
 from dit.sampling.validation.samples import open_samples
 from dit.train.checkpoint.state_dict import TrainProgress

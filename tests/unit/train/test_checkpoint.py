@@ -12,7 +12,7 @@ from dit.checkpoint_paths import CheckpointError, find_checkpoint
 from dit.config import CheckpointConfig, DdpConfig, EmaKind, OptimizerConfig, Precision
 from dit.data import LoaderLayout
 from dit.models.dit.model import DiT
-from dit.planner.checkpoints import checkpoint_bytes
+from dit.planner.traffic import checkpoint_bytes
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.data_position import data_positions
 from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint, load_weights, start_from

@@ -14,7 +14,7 @@ from dit.convert.megatron_checkpoint import StoredWeights
 from dit.models.cost import memory, parameter_count, trained_count
 from dit.models.parameter_groups import own_name
 from dit.models.registry import pairs
-from dit.planner.checkpoints import checkpoint_bytes
+from dit.planner.traffic import checkpoint_bytes
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint, load_weights
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
