@@ -9,12 +9,10 @@ the pipeline decides levels and preconditioning itself.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dit.config import RunConfig
-from dit.config.checks import Rule
 from dit.convert.diffusers_checkpoint import (
     CONFIG,
     PIPELINE_INDEX,
@@ -110,7 +108,15 @@ def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
             REGISTRY[config.objective.name].scheduler is REGISTRY[runs.samples].scheduler,
             f"objective.name={config.objective.name}, and {kind} samples {runs.samples.upper()}",
         ),
-        *_objective_rules(config, kind, runs.objective),
+        # The keys of `objective` that the pipeline's loop fixes; its name has been compared.
+        *(
+            (
+                getattr(config.objective, key) == wanted,
+                f"objective.{key}={getattr(config.objective, key)}, and {kind} has {wanted}",
+            )
+            for key, wanted in runs.objective.items()
+            if key != "name"
+        ),
         (
             config.objective.level_range in _networks(pipeline),
             f"objective.level_range={_shown(config.objective.level_range)}, and its networks"
@@ -127,14 +133,6 @@ def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
         ),
     ]
     return [message for holds, message in rules if not holds]
-
-
-def _objective_rules(config: RunConfig, kind: str, fixed: Mapping[str, Any]) -> Iterator[Rule]:
-    """The keys of `objective` that the pipeline's loop fixes; its name has been compared."""
-    for key, wanted in fixed.items():
-        if key != "name":
-            value = getattr(config.objective, key)
-            yield value == wanted, f"objective.{key}={value}, and {kind} has {wanted}"
 
 
 def _shown(levels: tuple[float, float] | None) -> str:

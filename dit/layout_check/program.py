@@ -67,7 +67,12 @@ def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
     for kind in kinds:
         lines = [*kind, *overrides]
         config = load_config(base, config_file=arguments.config_file, overrides=lines)
-        trainings += _trainings(config, one_objective=bool(kind) or _sets_objective(overrides))
+        # With the run's objective, or with each that there is.
+        given = any(token.lstrip("-+").startswith("objective.name") for token in overrides)
+        objectives = [config.objective.name] if kind or given else [*OBJECTIVES]
+        trainings += [
+            replace(config, objective=replace(config.objective, name=name)) for name in objectives
+        ]
     default = _devices() or (8 if families else 4)
     processes = int(os.environ.get("WORLD_SIZE", "0")) or arguments.nproc or default
     layouts = [parse_layout(name) for name in names or (MATRIX if families else LAYOUTS)]
@@ -83,17 +88,6 @@ def _split(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """Names, and settings of the form KEY=VALUE."""
     names = [word for word in words or () if "=" not in word]
     return names, [word for word in words or () if "=" in word]
-
-
-def _sets_objective(overrides: Sequence[str]) -> bool:
-    return any(token.lstrip("-+").startswith("objective.name") for token in overrides)
-
-
-def _trainings(config: RunConfig, *, one_objective: bool) -> list[RunConfig]:
-    """With the run's objective, or with each that there is."""
-    if one_objective:
-        return [config]
-    return [replace(config, objective=replace(config.objective, name=one)) for one in OBJECTIVES]
 
 
 def _parser() -> Parser:

@@ -38,7 +38,9 @@ def print_tables(
     if best:
         tables = {
             "": [_speed(plan, tokens) for plan in best],
-            "Milliseconds of a step, and shares": [_kinds(plan) for plan in best],
+            "Milliseconds of a step, and shares": [
+                _name(plan) | milliseconds(plan.times) | {"MFU": f"{plan.mfu:.1%}"} for plan in best
+            ],
             "GB on the fullest device": [_memory(plan) for plan in best],
             "GB a device sends in a step, and seconds that the step waits for it": [
                 _traffic(plan) for plan in best
@@ -101,10 +103,6 @@ def _speed(plan: LayoutPlan, tokens: float) -> dict[str, str]:
         "MFU": f"{plan.mfu:.1%}",
         "days": brief(tokens / plan.tokens_per_s / 86400),
     }
-
-
-def _kinds(plan: LayoutPlan) -> dict[str, str]:
-    return _name(plan) | milliseconds(plan.times) | {"MFU": f"{plan.mfu:.1%}"}
 
 
 def milliseconds(times: Times) -> dict[str, str]:

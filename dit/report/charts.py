@@ -67,7 +67,8 @@ class Axis:
 
 def chart(title: str, lines: Sequence[Curve]) -> str:
     """A figure with a title, the curves over the steps, and a legend with the newest values."""
-    x, y = _x_axis(lines), _y_axis(lines, title.partition(":")[0])
+    x = Axis(0, max(1, *(b.step for line in lines for b in line.buckets)))
+    y = _y_axis(lines, title.partition(":")[0])
 
     def at(step: float, value: float) -> str:
         right = LEFT + x.at(step) * (RIGHT - LEFT)
@@ -83,11 +84,6 @@ def chart(title: str, lines: Sequence[Curve]) -> str:
         f'{"".join(body)}<path class=cursor d="M0 {TOP}V{BOTTOM}"/></svg>'
         f"{_legend(lines, title)}</figure>"
     )
-
-
-def _x_axis(lines: Sequence[Curve]) -> Axis:
-    last = max(b.step for line in lines for b in line.buckets)
-    return Axis(0, max(last, 1))
 
 
 def _y_axis(lines: Sequence[Curve], title: str) -> Axis:

@@ -85,14 +85,11 @@ def loss_groups(runs: Sequence[RunRecord]) -> list[LossGroup]:
     return [
         LossGroup(
             runs=[number for number, other in enumerate(each) if other == one],
-            label=_label({name: one[name] for name in names if name in one}),
+            label=", ".join(f"{name} {shown(one[name])}" for name in names if name in one)
+            or "unknown",
         )
         for one in distinct
     ]
-
-
-def _label(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {shown(value)}" for name, value in settings.items()) or "unknown"
 
 
 def shown(value: Any) -> str:

@@ -140,18 +140,12 @@ def _warnings(
     for run in runs:
         for text in findings(run):
             said[text].append(run.name)
-    several = len(runs) > 1
-    lines = [
-        f"<li>{_bold(', '.join(names)) if several else ''}{escape(text)}</li>"
-        for text, names in said.items()
-    ]
-    lines[:0] = [f"<li>{escape(text)}</li>" for text in notes]
+    lines = [f"<li>{escape(text)}</li>" for text in notes]
+    for text, names in said.items():
+        whose = f"<b>{escape(', '.join(names))}</b>: " if len(runs) > 1 else ""
+        lines.append(f"<li>{whose}{escape(text)}</li>")
     lines += [f"<li>{escape(text)}</li>" for text in lost_pictures(undrawn)]
     return f"<ul class=warnings>{''.join(lines)}</ul>" if lines else ""
-
-
-def _bold(names: str) -> str:
-    return f"<b>{escape(names)}</b>: "
 
 
 def _all_settings(run: RunRecord) -> str:

@@ -86,16 +86,16 @@ def section_name(index: int) -> str:
 def curves(run: RunRecord) -> dict[ChartPlace, Points]:
     """Every curve of a run with values other than 0, in the order of the page."""
     found = {chart_place(name): of for name, of in run.series.items() if name not in _UNSHOWN}
-    return {at: found[at] for at in sorted(found, key=_in_order) if _says_something(found[at])}
+    return {
+        at: found[at]
+        for at in sorted(found, key=_in_order)
+        if any(value for _, value in found[at])  # a count that stays 0 needs no curve
+    }
 
 
 def _in_order(at: ChartPlace) -> tuple[int, tuple[int, str], tuple[int, str]]:
     # Shorter names come first, so that q5 stands before q10 and the plain loss before all others.
     return at.section, (len(at.title), at.title), (len(at.label), at.label)
-
-
-def _says_something(of: Points) -> bool:
-    return any(value for _, value in of)  # a count that stays 0 needs no curve
 
 
 def buckets(of: Points, *, most: int = BUCKETS) -> list[Bucket]:

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dit.command_line import chosen
@@ -44,37 +43,12 @@ from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_check
 from dit.sampling.prompts import Prompt, read_prompts, unguided, unused
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
-    from dit.distributed.model_parallel import FullForward
-    from dit.sampling.experts import TwoExperts
     from dit.sampling.generate import SamplingSettings, Watch
     from dit.sampling.given_pictures import GivenPictures, PromptTexts, ReferencePictures
 
 _QUIET_S = 5.0
-
-
-def generate(
-    checkpoint_path: str | Path,
-    prompts: Sequence[str],
-    *,
-    seed: int = 0,
-    lora: Sequence[str] = (),
-    track: Track = no_progress,
-    **options: Any,
-) -> list[np.ndarray]:
-    """One uint8 [F, H, W, 3] picture or video for each prompt, in order.
-
-    The i-th takes its noise from seed + i. `lora` are files of adapters, as FILE or FILE:SCALE;
-    `options` are the fields of `GenerationOptions`.
-    """
-    wanted = GenerationOptions(**options)
-    loading = LoadOptions(lora=lora)
-    opened = open_checkpoint(checkpoint_path, weights=wanted.weights, options=loading)
-    asked = [Prompt(text=prompt) for prompt in prompts]
-    made = generate_opened(opened, asked, seed=seed, options=wanted, track=track)
-    return [picture.frames_FHW3 for picture in made]
 
 
 def generate_opened(
@@ -87,11 +61,11 @@ def generate_opened(
     track: Track = no_progress,
     watch: Watch | None = None,
 ) -> list[Picture]:
-    """As `generate`, with an open checkpoint; each picture comes with its prompt and settings.
+    """A picture or video for each prompt, in order, with its prompt and settings.
 
-    With several processes, each data-parallel replica generates its share. The first process
-    returns all pictures, the others an empty list. `track` shows the progress of the first one;
-    `watch` is that of `generate_latents`.
+    The i-th takes its noise from seed + i. With several processes, each data-parallel replica
+    generates its share. The first process returns all pictures, the others an empty list. `track`
+    shows the progress of the first one; `watch` is that of `generate_latents`.
     """
     import torch.distributed as dist
 
@@ -102,8 +76,8 @@ def generate_opened(
     given, references = _pictures_of(prompts, each, opened)
     words = [(p.text, one.negative_prompt) for p, one in zip(prompts, each, strict=True)]
     texts = _encoded(opened, words, given, references)
-    data = opened.model.groups.dp
-    mine = range(data.rank(), len(prompts), data.size())
+    groups = opened.model.groups
+    mine = range(groups.dp.rank(), len(prompts), groups.dp.size())
     requests = [
         Request(
             inputs={
@@ -125,7 +99,7 @@ def generate_opened(
         opened.model, requests, config=config, settings=settings, track=track, watch=watch
     )
     shown: list[Picture] = []
-    if _is_first_of_replica(opened.model):
+    if groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0:  # the first of the replica
         with track("decoding", len(made), 0) as advance:
             for i, latent in zip(mine, made, strict=True):
                 one = _picture(opened, prompts[i], each[i], seed + i, latent, keep=latents)
@@ -162,11 +136,6 @@ def _encoded(
         return prompt_texts(encoder, pair, ends, of, alone=alone)
 
     return [encoded(*each) for each in zip(words, given, references, strict=True)]
-
-
-def _is_first_of_replica(model: FullForward | TwoExperts) -> bool:
-    groups = model.groups
-    return groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0
 
 
 def _pictures_of(

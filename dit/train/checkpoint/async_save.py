@@ -165,7 +165,8 @@ class Saver:
         if pending is None:
             return None
         with self._explain_errors(pending.partial, size=pending.bytes):
-            known = _merged(on_all_ranks(lambda: _digests(pending)))
+            of_ranks = on_all_ranks(lambda: _digests(pending))
+            known = {name: digest for files in of_ranks for name, digest in files.items()}
             written = [job.result() for job in pending.jobs]
             distcp = pending.distcp
             distcp.write_index([file.results for file in written[: len(distcp.files)]])
@@ -307,10 +308,6 @@ def _digests(pending: _PendingSave) -> dict[str, FileDigest]:
     wait(pending.jobs)
     written = [job.result() for job in pending.jobs]
     return {file.name: file.digest for file in written}
-
-
-def _merged(of_ranks: list[dict[str, FileDigest]]) -> dict[str, FileDigest]:
-    return {name: digest for files in of_ranks for name, digest in files.items()}
 
 
 def _rename_for_removal(path: Path) -> Path:

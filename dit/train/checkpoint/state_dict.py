@@ -294,14 +294,10 @@ def _read(state: dict[str, Any], path: Path) -> Any:
     try:
         return load(state, path)
     except CheckpointException as error:
-        raise damaged(path, _first_cause(error)) from error
+        first = next((cause for cause, _ in error.failures.values()), error)  # of the ranks
+        raise damaged(path, first) from error
     except Exception as error:
         raise damaged(path, error) from error
-
-
-def _first_cause(error: CheckpointException) -> BaseException:
-    """The error of the first rank that failed."""
-    return next((cause for cause, _ in error.failures.values()), error)
 
 
 def share_of_state(

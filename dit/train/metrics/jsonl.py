@@ -98,7 +98,10 @@ class JsonlWriter:
             LogFileError: the file cannot be written.
         """
         # JSON has no NaN, so it is written as null.
-        clean = {k: None if _is_nan(v) else v for k, v in values.items()}
+        clean = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
         with explain_write_errors(self.path):
             if self.file is None:
                 self.file = self.path.open("a", buffering=1)
@@ -108,10 +111,6 @@ class JsonlWriter:
         if self.file is not None:
             with suppress(OSError):  # a failed write has raised before
                 self.file.close()
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,6 +210,7 @@ _PACKAGES = ("torch", "megatron-core", "megatron-energon", "transformer-engine")
 
 def environment(*, step: int, layout: str) -> dict[str, Any]:
     """The line of a start after `step` steps."""
+    kind = torch.cuda.get_device_name() if device().type == "cuda" else "CPU"
     return {
         "step": step,
         "software": SOFTWARE,
@@ -218,7 +218,7 @@ def environment(*, step: int, layout: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "cuda": torch.version.cuda if device().type == "cuda" else None,
         "system": f"{platform.system()} {platform.machine()}",
-        "device": f"{dist.get_world_size()} x {_device_name()}",
+        "device": f"{dist.get_world_size()} x {kind}",
         "layout": layout,
     }
 
@@ -228,7 +228,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _device_name() -> str:
-    return torch.cuda.get_device_name() if device().type == "cuda" else "CPU"

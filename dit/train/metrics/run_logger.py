@@ -103,7 +103,8 @@ class RunLogger:
         c, step = self.run.config, values["step"]
         if step % c.logger.log_interval == 0 or step == c.train.train_iters:
             self.gather_refused()
-            values |= {_metric_of(reason): count for reason, count in self.refused_counts.items()}
+            counts = self.refused_counts.items()
+            values |= {f"refused_{Reject(reason).name.lower()}": count for reason, count in counts}
         if self.terminal is None:
             return
         if skipped is not None:
@@ -196,10 +197,6 @@ class RunLogger:
         ):
             if writer is not None:
                 writer.close()
-
-
-def _metric_of(reason: str) -> str:
-    return f"refused_{Reject(reason).name.lower()}"
 
 
 def _first_lines(run: TrainState) -> list[str]:
