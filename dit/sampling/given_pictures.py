@@ -1,9 +1,8 @@
 """Pictures that are given with a prompt -> what network and text encoder read of them.
 
-GivenPictures      the first and the last frame, resized to the size that is generated, as in
-                   Diffusers' pipelines; an image encoder sees the resized one, as in the packing of
-                   data, a text encoder the whole one
-ReferencePictures  pictures that the prompt changes, of the sizes that data_prep gives them
+1. The first and the last frame, resized to the size that is generated, as in Diffusers' pipelines;
+   an image encoder sees the resized one, as in the packing of data, a text encoder the whole one.
+2. References: pictures that the prompt changes, of the sizes that data_prep gives them.
 """
 
 # N C H W one picture, its colours, rows and columns
@@ -74,10 +73,12 @@ class PromptTexts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenPictures:
-    """Files of the first and the last frame of one sample."""
+    """Files of the first and the last frame of one sample, and of its references in their order."""
 
-    first: str | None
-    last: str | None
+    first: str | None = None
+    last: str | None = None
+    references: tuple[str, ...] = ()
+    reference_size: str = ReferenceFit.TARGET
     options: PictureOptions = OF_COMMAND_LINE
 
     def check(self, inputs: Sequence[SampleInput], *, frames: int) -> None:
@@ -86,6 +87,20 @@ class GivenPictures:
         Raises:
             ValueError: names the option.
         """
+        self._check_ends(inputs, frames)
+        most = sum(one.kind is InputKind.REFERENCE for one in inputs)
+        if len(self.references) > most:
+            takes = f"takes {most} at most" if most else "takes none"
+            raise ValueError(
+                f"{self._option('reference')} {self.references[most]}: the network {takes}"
+                f" (model.reference_latents={most}); leave it out"
+            )
+
+    def _option(self, name: str) -> str:
+        """What an option of `PictureOptions` is called, after the place of the prompt."""
+        return f"{self.options.place}{getattr(self.options, name)}"
+
+    def _check_ends(self, inputs: Sequence[SampleInput], frames: int) -> None:
         made = [one for one in inputs if one.pictures]
         most = max((one.pictures for one in made), default=0)
         needed = most if any(one.required for one in made) else 0
@@ -115,16 +130,21 @@ class GivenPictures:
             )
 
     def inputs(
-        self, decoder: Any, wanted: Sequence[SampleInput], *, size: Size
+        self, decoder: Any, wanted: Sequence[SampleInput], *, size: Size, multiple: int
     ) -> dict[str, Tensor]:
-        """The inputs of the network, by name; `size` is that of the whole latent, in pixels.
+        """The inputs of the network, by name.
+
+        `size` is that of the whole latent, in pixels, `multiple` the pixels along a token's side.
 
         Raises:
-            ValueError: a file is no picture, or the codec of the data does not make an input.
+            ValueError: a file is no picture, or the codec of the data is not here or does not make
+                an input.
         """
-        if self.first is None:
-            return {}
-        option = f"{self.options.place}{self.options.first} {self.first}"
+        ends = {} if self.first is None else self._ends(decoder, wanted, size)
+        return ends | self._references(decoder, wanted, size[1:], multiple)
+
+    def _ends(self, decoder: Any, wanted: Sequence[SampleInput], size: Size) -> dict[str, Tensor]:
+        option = f"{self._option('first')} {self.first}"
         if not hasattr(decoder, "image_inputs"):
             which = "is not here" if decoder is None else f"({decoder.name}) reads no pictures"
             raise ValueError(
@@ -133,8 +153,7 @@ class GivenPictures:
         frames, height, width = size
         first, last = self.first_picture(height, width), None
         if self.last is not None:
-            option_of_last = f"{self.options.place}{self.options.last}"
-            last = read_picture(self.last, height, width, option=option_of_last)
+            last = read_picture(self.last, height, width, option=self._option("last"))
         (made,) = decoder.image_inputs(first, last, frames=frames)
         names = {one.name: one.required for one in wanted if one.pictures}
         if lost := [name for name, needed in names.items() if needed and name not in made]:
@@ -152,85 +171,55 @@ class GivenPictures:
             ValueError: as there.
         """
         assert self.first is not None
-        option = f"{self.options.place}{self.options.first}"
-        return read_picture(self.first, height, width, option=option)
+        return read_picture(self.first, height, width, option=self._option("first"))
 
     def check_seen_by(self, encoder: TextEncoder) -> None:
-        """Raises if the encoder sees the first frame beside a prompt, and none is given.
+        """Raises if the encoder sees pictures or the first frame beside a text, and none is given.
 
         Raises:
             ValueError: names the remedy.
         """
+        place, missing = self.options.place, self.options.missing
+        if encoder.most_pictures and not self.references:
+            raise ValueError(
+                f"{place}the text encoder {encoder.name} of the data sees the pictures that the"
+                f" prompt changes: {missing.format('reference')}"
+            )
         if encoder.sees_first_frame and self.first is None:
             raise ValueError(
-                f"{self.options.place}the text encoder {encoder.name} of the data sees the first"
-                f" frame beside a prompt: {self.options.missing.format('image')}"
+                f"{place}the text encoder {encoder.name} of the data sees the first frame beside a"
+                f" prompt: {missing.format('image')}"
             )
 
-    def texts(self, encoder: TextEncoder, prompt: str) -> dict[str, Tensor]:
-        """What an encoder that sees the first frame makes of a prompt and the whole picture.
+    def texts(
+        self,
+        encoder: TextEncoder,
+        words: tuple[str, str],
+        *,
+        alone: Callable[[str], Mapping[str, Tensor]],
+    ) -> PromptTexts:
+        """What a text encoder makes of a prompt and its negative prompt, with what it sees.
+
+        `alone` encodes a text without a picture: rows [L, E] and vectors [E], by name.
 
         Raises:
-            ValueError: there is no picture, or the file is none.
+            ValueError: it sees pictures, and there is none, or a file is none.
         """
         self.check_seen_by(encoder)
+        prompt, negative = words
+        if encoder.most_pictures:
+            return self._texts_beside_references(encoder, prompt, negative)
+        if not encoder.sees_first_frame:
+            return PromptTexts(prompt=alone(prompt), negative=alone(negative))
         assert self.first is not None
-        option = f"{self.options.place}{self.options.first}"
-        return encoder.encode_beside(prompt, [_upright(self.first, option=option)])
+        whole = _upright(self.first, option=self._option("first"))
+        beside_first = encoder.encode_beside(prompt, [whole])
+        return PromptTexts(prompt=beside_first, negative=alone(negative))
 
-    def shown(self, height: int, width: int) -> np.ndarray | None:
-        """The first picture as uint8 [H, W, 3], for a grid; None where none is given."""
-        if self.first is None:
-            return None
-        return _uint8(self.first_picture(height, width))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReferencePictures:
-    """Files of the references of one sample, in their order."""
-
-    files: tuple[str, ...]
-    size: str = ReferenceFit.TARGET
-    options: PictureOptions = OF_COMMAND_LINE
-
-    @property
-    def _option(self) -> str:
-        return f"{self.options.place}{self.options.reference}"
-
-    def check(self, inputs: Sequence[SampleInput]) -> None:
-        """Raises if the network, whose `inputs` these are, takes fewer references.
-
-        Raises:
-            ValueError: names the option.
-        """
-        most = sum(one.kind is InputKind.REFERENCE for one in inputs)
-        if len(self.files) > most:
-            takes = f"takes {most} at most" if most else "takes none"
-            raise ValueError(
-                f"{self._option} {self.files[most]}: the network {takes}"
-                f" (model.reference_latents={most}); leave it out"
-            )
-
-    def check_seen_by(self, encoder: TextEncoder) -> None:
-        """Raises if the encoder sees pictures beside a text, and none is given.
-
-        Raises:
-            ValueError: names the remedy.
-        """
-        if encoder.most_pictures and not self.files:
-            raise ValueError(
-                f"{self.options.place}the text encoder {encoder.name} of the data sees the pictures"
-                f" that the prompt changes: {self.options.missing.format('reference')}"
-            )
-
-    def texts(self, encoder: TextEncoder, prompt: str, negative: str) -> PromptTexts:
-        """What an encoder that sees the pictures makes of a prompt and its negative prompt.
-
-        Raises:
-            ValueError: there is no picture, or a file is none.
-        """
-        self.check_seen_by(encoder)
-        pictures = [_upright(file, option=self._option) for file in self.files]
+    def _texts_beside_references(
+        self, encoder: TextEncoder, prompt: str, negative: str
+    ) -> PromptTexts:
+        pictures = [_upright(file, option=self._option("reference")) for file in self.references]
         found: dict[str, Mapping[str, Tensor]] = {}
         for text in dict.fromkeys(one for one in (prompt, negative) if one) or [""]:
             made = dict(encoder.encode_beside(text, pictures))
@@ -238,35 +227,29 @@ class ReferencePictures:
             found.setdefault(text, made)
         return PromptTexts(prompt=found[prompt], negative=found[negative])
 
-    def inputs(
-        self, decoder: Any, wanted: Sequence[SampleInput], *, target: tuple[int, int], multiple: int
+    def _references(
+        self, decoder: Any, wanted: Sequence[SampleInput], target: tuple[int, int], multiple: int
     ) -> dict[str, Tensor]:
-        """The inputs of the network, by name.
-
-        `target` are height and width of what is made, `multiple` the pixels along a token's side.
-
-        Raises:
-            ValueError: a file is no picture, or the codec of the data is not here.
-        """
-        if self.files and decoder is None:
+        """`target` are height and width of what is made."""
+        if self.references and decoder is None:
             raise ValueError(
-                f"{self._option} {self.files[0]}: the VAE of the data is not here;"
-                f" {self.options.encoders} where one is"
+                f"{self._option('reference')} {self.references[0]}: the VAE of the data is not"
+                f" here; {self.options.encoders} where one is"
             )
         names = [one.name for one in wanted if one.kind is InputKind.REFERENCE]
         found = {}
-        for name, file in zip(names, self.files, strict=False):
+        for name, file in zip(names, self.references, strict=False):
             sides = target
-            if self.size != ReferenceFit.TARGET:
+            if self.reference_size != ReferenceFit.TARGET:
                 sides = self._sides(file, decoder, multiple)
-            (picture_3HW,) = read_picture(file, *sides, option=self._option)
+            (picture_3HW,) = read_picture(file, *sides, option=self._option("reference"))
             found[name] = decoder.encode(picture_3HW[:, None])
         return found
 
     def _sides(self, file: str, decoder: Any, multiple: int) -> tuple[int, int]:
         """Height and width at which a picture is encoded, where they follow from the picture."""
-        width, height = _upright(file, option=self._option).size
-        if self.size == ReferenceFit.PUBLISHED:
+        width, height = _upright(file, option=self._option("reference")).size
+        if self.reference_size == ReferenceFit.PUBLISHED:
             rule = getattr(decoder, "reference_size", None)
             if rule is None:
                 raise ValueError(
@@ -278,32 +261,15 @@ class ReferencePictures:
         return rows, columns
 
     def shown(self, height: int, width: int) -> np.ndarray | None:
-        """All of them side by side as uint8 [H, W', 3], for a grid; None where none is given."""
-        each = [read_picture(file, height, width, option=self._option) for file in self.files]
+        """The references side by side, else the first frame, as uint8 [H, W, 3] for a grid.
+
+        None where none is given.
+        """
+        option = self._option("reference")
+        each = [read_picture(file, height, width, option=option) for file in self.references]
+        if not each and self.first is not None:
+            each = [self.first_picture(height, width)]
         return beside(*map(_uint8, each)) if each else None
-
-
-def prompt_texts(
-    encoder: TextEncoder,
-    words: tuple[str, str],
-    ends: GivenPictures,
-    references: ReferencePictures,
-    *,
-    alone: Callable[[str], Mapping[str, Tensor]],
-) -> PromptTexts:
-    """What a text encoder makes of a prompt and its negative prompt, with the pictures it sees.
-
-    `alone` encodes a text without a picture: rows [L, E] and vectors [E], by name.
-
-    Raises:
-        ValueError: it sees pictures, and there is none, or a file is none.
-    """
-    prompt, negative = words
-    if encoder.most_pictures:
-        return references.texts(encoder, prompt, negative)
-    if encoder.sees_first_frame:
-        return PromptTexts(prompt=ends.texts(encoder, prompt), negative=alone(negative))
-    return PromptTexts(prompt=alone(prompt), negative=alone(negative))
 
 
 def _uint8(colours_13HW: Tensor) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,14 @@ class Prompt:
     negative: str | None = None  # negative prompt of its own; None is the common one
     unused: tuple[str, ...] = ()  # keys of its entry in the file that nothing reads
     place: str = field(default="", compare=False)  # where it stands in its file, for errors
+
+    def size(self, asked: Any, usual: Mapping[str, int]) -> dict[str, int | None]:
+        """Its own frames, rows and columns, else those `asked` for, else the usual ones of data."""
+        names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
+        return {
+            name: getattr(self, name) or getattr(asked, name) or usual.get(known)
+            for name, known in names.items()
+        }
 
 
 def unused(prompts: Sequence[Prompt]) -> str:

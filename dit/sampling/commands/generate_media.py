@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dit.sampling.generate import SamplingSettings, Watch
-    from dit.sampling.given_pictures import GivenPictures, PromptTexts, ReferencePictures
+    from dit.sampling.given_pictures import GivenPictures, PromptTexts
 
 _QUIET_S = 5.0
 
@@ -73,17 +73,14 @@ def generate_opened(
 
     asked, options = options, options_of_network(options, opened)
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
-    given, references = _pictures_of(prompts, each, opened)
+    given = _pictures_of(prompts, each, opened)
     words = [(p.text, one.negative_prompt) for p, one in zip(prompts, each, strict=True)]
-    texts = _encoded(opened, words, given, references)
+    texts = _encoded(opened, words, given)
     groups = opened.model.groups
     mine = range(groups.dp.rank(), len(prompts), groups.dp.size())
     requests = [
         Request(
-            inputs={
-                **texts[i].prompt,
-                **_picture_inputs(opened, given[i], references[i], size=_size(each[i])),
-            },
+            inputs={**texts[i].prompt, **_picture_inputs(opened, given[i], size=_size(each[i]))},
             negative=texts[i].negative,
             latent_FHW=opened.latent_stride.latent(_size(each[i])),
             fps=math.nan if each[i].num_video_frames == 1 else each[i].fps or FPS,
@@ -103,9 +100,7 @@ def generate_opened(
         with track("decoding", len(made), 0) as advance:
             for i, latent in zip(mine, made, strict=True):
                 one = _picture(opened, prompts[i], each[i], seed + i, latent, keep=latents)
-                height, width = _size(each[i])[1:]
-                first, changed = (of[i].shown(height, width) for of in (given, references))
-                shown.append(replace(one, given_HW3=first if changed is None else changed))
+                shown.append(replace(one, given_HW3=given[i].shown(*_size(each[i])[1:])))
                 advance(1)
     shares: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(shown, shares)
@@ -113,18 +108,13 @@ def generate_opened(
 
 
 def _encoded(
-    opened: OpenCheckpoint,
-    words: Sequence[tuple[str, str]],
-    given: Sequence[GivenPictures],
-    references: Sequence[ReferencePictures],
+    opened: OpenCheckpoint, words: Sequence[tuple[str, str]], given: Sequence[GivenPictures]
 ) -> list[PromptTexts]:
     """What the text encoder makes of each prompt and its negative prompt, `words`.
 
     Raises:
         ValueError: it sees the first frame or the pictures to edit, and a prompt has none.
     """
-    from dit.sampling.given_pictures import prompt_texts
-
     encoder = opened.encoder
 
     @cache
@@ -132,32 +122,36 @@ def _encoded(
         return encoder.encode_all(text) if text else dict(opened.null)
 
     @cache
-    def encoded(pair: tuple[str, str], ends: GivenPictures, of: ReferencePictures) -> PromptTexts:
-        return prompt_texts(encoder, pair, ends, of, alone=alone)
+    def encoded(pair: tuple[str, str], pictures: GivenPictures) -> PromptTexts:
+        return pictures.texts(encoder, pair, alone=alone)
 
-    return [encoded(*each) for each in zip(words, given, references, strict=True)]
+    return [encoded(*each) for each in zip(words, given, strict=True)]
 
 
 def _pictures_of(
     prompts: Sequence[Prompt], each: Sequence[GenerationOptions], opened: OpenCheckpoint
-) -> tuple[list[GivenPictures], list[ReferencePictures]]:
+) -> list[GivenPictures]:
     """First and last frame, and the pictures to edit, of each prompt.
 
     Raises:
         ValueError: the network takes none, or needs some.
     """
-    from dit.sampling.given_pictures import OF_COMMAND_LINE, GivenPictures, ReferencePictures
+    from dit.sampling.given_pictures import OF_COMMAND_LINE, GivenPictures
 
     taken = family_of(opened.config.model).inputs(opened.config.model)
-    given, references = [], []
-    for one, named in zip(each, map(OF_COMMAND_LINE.of, prompts), strict=True):
-        ends = GivenPictures(first=one.image, last=one.last_image, options=named)
-        ends.check(taken, frames=_size(one)[0])
-        edited = ReferencePictures(files=one.reference, size=one.reference_size, options=named)
-        edited.check(taken)
-        given.append(ends)
-        references.append(edited)
-    return given, references
+    given = [
+        GivenPictures(
+            first=one.image,
+            last=one.last_image,
+            references=one.reference,
+            reference_size=one.reference_size,
+            options=OF_COMMAND_LINE.of(prompt),
+        )
+        for one, prompt in zip(each, prompts, strict=True)
+    ]
+    for pictures, one in zip(given, each, strict=True):
+        pictures.check(taken, frames=_size(one)[0])
+    return given
 
 
 def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> SamplingSettings:
@@ -178,14 +172,13 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
 
 
 def _picture_inputs(
-    opened: OpenCheckpoint, given: GivenPictures, references: ReferencePictures, *, size: Size
+    opened: OpenCheckpoint, given: GivenPictures, *, size: Size
 ) -> dict[str, Tensor]:
     """What the network reads of the given pictures, at the size that the decoder makes."""
     stride, model = opened.latent_stride, opened.config.model
     size, wanted = stride.pixels(stride.latent(size)), family_of(model).inputs(model)
-    made = given.inputs(opened.decoder, wanted, size=size)
     multiple = stride.stride * model.patch_spatial
-    return made | references.inputs(opened.decoder, wanted, target=size[1:], multiple=multiple)
+    return given.inputs(opened.decoder, wanted, size=size, multiple=multiple)
 
 
 def _size(options: GenerationOptions) -> Size:
@@ -257,12 +250,7 @@ def options_of_prompt(
     """
     from dit.codecs.vae import usual_size
 
-    usual = usual_size(opened.card)
-    names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
-    found = {
-        name: getattr(prompt, name) or getattr(options, name) or usual.get(known)
-        for name, known in names.items()
-    }
+    found = prompt.size(options, usual_size(opened.card))
     missing = [f"--{name}" for name, value in found.items() if value is None]
     if missing:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Prompts of a file, with the pictures that are given with them -> what each validation samples.
 
-1. _GivenToPrompt      the pictures of a prompt, checked before anything is encoded
+1. check_prompts       the pictures of prompts, checked before anything is encoded
 2. _encode             texts, beside the pictures where the encoder sees them
 3. _request_of_prompt  pictures through the VAE, at the size that is sampled
 """
@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,8 +32,6 @@ from dit.sampling.given_pictures import (
     OF_VALIDATION,
     GivenPictures,
     PromptTexts,
-    ReferencePictures,
-    prompt_texts,
 )
 from dit.sampling.latent_sizes import LatentStride, Size
 from dit.sampling.prompts import Prompt
@@ -50,59 +47,6 @@ class _OfData(Protocol):
 
     @property
     def card(self) -> dict[str, Any] | None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class _GivenToPrompt:
-    """The pictures of one prompt, which fit the network and can be read."""
-
-    ends: GivenPictures
-    references: ReferencePictures
-    shown_HW3: np.ndarray | None  # uint8, for the grid
-
-    @classmethod
-    def of(cls, prompt: Prompt, run: _OfData) -> _GivenToPrompt:
-        """Of a prompt of the file.
-
-        Raises:
-            ValueError: names the prompt, and the picture that is missing, damaged or too many.
-        """
-        model, named = run.config.model, OF_VALIDATION.of(prompt)
-        inputs, (frames, height, width) = family_of(model).inputs(model), _size(prompt, run)
-        ends = GivenPictures(first=prompt.image, last=prompt.last_image, options=named)
-        ends.check(inputs, frames=frames)
-        # Of the size that the pictures of the data have, which data_prep wrote into the card.
-        size = ((run.card or {}).get("settings") or {}).get("reference_size", ReferenceFit.TARGET)
-        references = ReferencePictures(files=prompt.references, size=size, options=named)
-        references.check(inputs)
-        changed = references.shown(height, width)
-        shown = ends.shown(height, width) if changed is None else changed
-        return cls(ends=ends, references=references, shown_HW3=shown)
-
-    @property
-    def files(self) -> dict[str, Any]:
-        """For samples.json, named as the options of `generate_dit.py`."""
-        each = {"image": self.ends.first, "last_image": self.ends.last}
-        return {name: file for name, file in each.items() if file is not None} | (
-            {"reference": list(self.references.files)} if self.references.files else {}
-        )
-
-    def inputs(
-        self, decoder: Codec | None, model: ModelConfig, *, size: Size, multiple: int
-    ) -> dict[str, Tensor]:
-        """What the network reads, with the VAE on the device of the run while it encodes."""
-        if self.shown_HW3 is None or decoder is None:
-            return self._made(decoder, model, size, multiple)
-        heartbeat("encoding of the pictures of prompts")
-        with decoder.visiting(device()):
-            return self._made(decoder, model, size, multiple)
-
-    def _made(
-        self, decoder: Codec | None, model: ModelConfig, size: Size, multiple: int
-    ) -> dict[str, Tensor]:
-        inputs = family_of(model).inputs(model)
-        changed = self.references.inputs(decoder, inputs, target=size[1:], multiple=multiple)
-        return self.ends.inputs(decoder, inputs, size=size) | changed
 
 
 def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPrompts:
@@ -123,7 +67,7 @@ def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPromp
     return replace(found, requests=requests)
 
 
-def check_prompts(run: _OfData, prompts: Sequence[Prompt]) -> list[_GivenToPrompt]:
+def check_prompts(run: _OfData, prompts: Sequence[Prompt]) -> list[GivenPictures]:
     """The pictures of prompts whose sizes are known.
 
     Raises:
@@ -135,10 +79,31 @@ def check_prompts(run: _OfData, prompts: Sequence[Prompt]) -> list[_GivenToPromp
             " encoder of the data; pack it with `python -m data_prep`, or leave that unset and use"
             " validation.num_captions, which needs none"
         )
-    return [_GivenToPrompt.of(prompt, run) for prompt in prompts]
+    return [_given(prompt, run) for prompt in prompts]
 
 
-def check_encoder(run: _OfData, given: Sequence[_GivenToPrompt]) -> None:
+def _given(prompt: Prompt, run: _OfData) -> GivenPictures:
+    """The pictures of a prompt of the file, which fit the network and can be read.
+
+    Raises:
+        ValueError: names the prompt, and the picture that is missing, damaged or too many.
+    """
+    model, (frames, height, width) = run.config.model, _size(prompt, run)
+    # Of the size that the pictures of the data have, which data_prep wrote into the card.
+    size = ((run.card or {}).get("settings") or {}).get("reference_size", ReferenceFit.TARGET)
+    given = GivenPictures(
+        first=prompt.image,
+        last=prompt.last_image,
+        references=prompt.references,
+        reference_size=size,
+        options=OF_VALIDATION.of(prompt),
+    )
+    given.check(family_of(model).inputs(model), frames=frames)
+    given.shown(height, width)
+    return given
+
+
+def check_encoder(run: _OfData, given: Sequence[GivenPictures]) -> None:
     """Looks for the text encoder, and reads only its configuration and tokenizer.
 
     Raises:
@@ -150,7 +115,7 @@ def check_encoder(run: _OfData, given: Sequence[_GivenToPrompt]) -> None:
             encoder.is_cut("")
 
 
-def _checked_encoder(run: _OfData, given: Sequence[_GivenToPrompt]) -> TextEncoder:
+def _checked_encoder(run: _OfData, given: Sequence[GivenPictures]) -> TextEncoder:
     """The text encoder of the data, which is not loaded yet.
 
     Raises:
@@ -186,7 +151,7 @@ def _negative(prompt: Prompt, config: RunConfig) -> str:
 
 
 def _encode(
-    prompts: Sequence[Prompt], given: Sequence[_GivenToPrompt], run: TrainState
+    prompts: Sequence[Prompt], given: Sequence[GivenPictures], run: TrainState
 ) -> tuple[Texts, list[PromptTexts]]:
     """The empty text and the common negative prompt without a picture; the texts of each prompt.
 
@@ -215,8 +180,7 @@ def _encode(
                 without_picture(common)
             for pair, pictures in zip(words, given, strict=True):
                 heartbeat("encoding of prompts")
-                seen = (pictures.ends, pictures.references)
-                each.append(prompt_texts(encoder, pair, *seen, alone=without_picture))
+                each.append(pictures.texts(encoder, pair, alone=without_picture))
         return alone, each
     finally:
         forget()
@@ -236,7 +200,7 @@ def _encoder_is_here(asked: str) -> Iterator[None]:
 
 
 def _check_pictures(
-    encoder: TextEncoder, given: Sequence[_GivenToPrompt], config: RunConfig
+    encoder: TextEncoder, given: Sequence[GivenPictures], config: RunConfig
 ) -> None:
     """Raises if an encoder that sees pictures would have none.
 
@@ -244,8 +208,7 @@ def _check_pictures(
         ValueError: names the prompt, or the option.
     """
     for pictures in given:
-        pictures.references.check_seen_by(encoder)
-        pictures.ends.check_seen_by(encoder)
+        pictures.check_seen_by(encoder)
     c = config.validation
     if encoder.most_pictures and c.negative_prompt and c.num_captions:
         raise ValueError(
@@ -301,7 +264,7 @@ def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> Laten
 def _request_of_prompt(
     prompt: Prompt,
     texts: PromptTexts,
-    given: _GivenToPrompt,
+    given: GivenPictures,
     *,
     run: TrainState,
     found: PreparedPrompts,
@@ -311,8 +274,7 @@ def _request_of_prompt(
     assert stride is not None
     pixels = _size(prompt, run)
     latent = stride.latent(pixels)
-    multiple = stride.stride * stride.patch_spatial
-    made = given.inputs(decoder, c.model, size=stride.pixels(latent), multiple=multiple)
+    made = _inputs(given, decoder, c.model, stride, size=stride.pixels(latent))
     negative = _negative(prompt, c)
     request = Request(
         inputs={**texts.prompt, **made},
@@ -326,9 +288,32 @@ def _request_of_prompt(
         negative=negative,
         request=request,
         pixels=pixels,
-        given_HW3=given.shown_HW3,
-        pictures=given.files,
+        given_HW3=given.shown(*pixels[1:]),
+        pictures=_files(given),
     )
+
+
+def _inputs(
+    given: GivenPictures,
+    decoder: Codec | None,
+    model: ModelConfig,
+    stride: LatentStride,
+    *,
+    size: Size,
+) -> dict[str, Tensor]:
+    """What the network reads, with the VAE on the device of the run while it encodes."""
+    wanted, multiple = family_of(model).inputs(model), stride.stride * stride.patch_spatial
+    with ExitStack() as visit:
+        if decoder is not None and (given.first or given.references):
+            heartbeat("encoding of the pictures of prompts")
+            visit.enter_context(decoder.visiting(device()))
+        return given.inputs(decoder, wanted, size=size, multiple=multiple)
+
+
+def _files(given: GivenPictures) -> dict[str, Any]:
+    """For samples.json, named as the options of `generate_dit.py`."""
+    each = {"image": given.first, "last_image": given.last, "reference": list(given.references)}
+    return {name: file for name, file in each.items() if file}
 
 
 def _size(prompt: Prompt, run: _OfData) -> Size:
@@ -337,16 +322,8 @@ def _size(prompt: Prompt, run: _OfData) -> Size:
     Raises:
         ValueError: nothing tells it.
     """
-    c = run.config.validation
     assert run.card is not None
-    usual = usual_size(run.card)
-    given: dict[str, Any] = {
-        "num_video_frames": prompt.num_video_frames or c.num_video_frames,
-        "height": prompt.height or c.height,
-        "width": prompt.width or c.width,
-    }
-    names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
-    sizes: dict[str, Any] = {n: value or usual.get(names[n]) for n, value in given.items()}
+    sizes: dict[str, Any] = prompt.size(run.config.validation, usual_size(run.card))
     missing = [f"validation.{name}" for name, value in sizes.items() if not value]
     if missing:
         raise ValueError(f"set {', '.join(missing)}: the dataset card lists no sizes")

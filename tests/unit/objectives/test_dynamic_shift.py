@@ -301,7 +301,7 @@ def test_what_contradicts_itself_is_refused(options, message) -> None:
 
 def test_the_summary_says_the_law() -> None:
     config = FlowConfig(time_shift_type=TimeShift.EXPONENTIAL, max_shift=0.9)
-    assert "shift exponential in mu = 0.5 at 256 tokens to 0.9 at 4096" in config.summary
+    assert "shift exponential in mu = 0.5 at 256 tokens to 0.9 at 4096" in config.summary_of_flow
 
 
 @pytest.mark.parametrize("key", ["time_shift_type", "max_shift", "shift_terminal", "level_spacing"])

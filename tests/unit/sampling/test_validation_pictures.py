@@ -353,7 +353,7 @@ def test_cosmos_video2world_begins_with_a_picture(tmp_path: Path) -> None:
     given = GivenPictures(first=str(file), last=None)
     wanted = FAMILY.inputs(DitConfig(condition_mask=True))
     given.check(wanted, frames=9)
-    (made,) = given.inputs(codec, wanted, size=(9, 32, 48)).items()
+    (made,) = given.inputs(codec, wanted, size=(9, 32, 48), multiple=16).items()
     (alone,) = codec._encode(given.first_picture(32, 48)[:, :, None], None)
     assert made[0] == "first_frame_latent"
     torch.testing.assert_close(made[1], codec.whitening.apply(alone), rtol=0, atol=1e-5)

@@ -245,11 +245,12 @@ NOT_IN_A_DRY_RUN = {
     "tells one rank the error of another": "collective_errors.* data_position._exchange",
     "reads all numbers of weights": """
         checkpoint.checked_base origin.read_origin checkpoint_paths.verify state_dict._read
-        weights.* diffusers_checkpoint.read""",
+        start.fill_from_diffusers start._fill diffusers_checkpoint.read""",
     "reads validation samples, of which a dry run reads the heads": """
         validation_groups.read stages.restore_sample cook.* rejections.check""",
     "has texts encoded": """
-        prompt_requests._request_of_prompt given_pictures.inputs generate.check_requests
+        prompt_requests._request_of_prompt given_pictures._ends given_pictures._references
+        generate.check_requests
         generate._blank samples._extractor""",
     "writes": "resume.run_folder resume._make_run_folder safe_writing._lock jsonl.*",
     "fetches, where a dry run asks what there is to fetch (to_fetch)": "mirror.restored",
