@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dit.convert.errors import ConvertError, listed
+from dit.convert.errors import ConvertError, check_shapes, listed
 from dit.models.diffusers_names import Pair
 from dit.parsing import parse_json
 
@@ -154,19 +154,11 @@ class DiffusersFolder:
             ConvertError: lists the names that are missing, left over, or of another shape.
         """
         shapes = {name: shape for pair in wanted for name, shape in pair.their_shapes.items()}
-        problems = []
-        if missing := shapes.keys() - self.headers.keys():
-            problems.append(f"has no {listed(missing)}")
-        others = self.headers.keys() - shapes.keys()
-        if extra := [n for n in others if not any(fnmatchcase(n, one) for one in ignored)]:
-            problems.append(f"has, beyond what {CONFIG} describes, {listed(extra)}")
-        problems += [
-            f"has {name} of shape {list(self.headers[name].shape)} instead of {list(shape)}"
-            for name, shape in shapes.items()
-            if name in self.headers and self.headers[name].shape != shape
-        ]
-        if problems:
-            raise ConvertError(f"{self.path} {'; '.join(problems)}")
+        here = {name: header.shape for name, header in self.headers.items()}
+        others = here.keys() - shapes.keys()
+        extra = [n for n in others if not any(fnmatchcase(n, one) for one in ignored)]
+        beyond = f"what {CONFIG} describes"
+        check_shapes(here, shapes, extra=extra, place=self.path, beyond=beyond)
 
 
 def is_diffusers_folder(path: Path) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Name of a tensor -> its shape."""
 
 
 class ConvertError(ValueError):
@@ -14,3 +18,25 @@ def listed(names: Iterable[str], *, most: int = 20) -> str:
     ordered = sorted(names)
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return ", ".join(ordered[:most]) + more
+
+
+def check_shapes(
+    here: Shapes, wanted: Shapes, *, extra: Collection[str], place: Path, beyond: str
+) -> None:
+    """Checks that `place` has exactly the tensors that are wanted; `extra` are left over.
+
+    Raises:
+        ConvertError: lists the names that are missing, left over, or of another shape.
+    """
+    problems = []
+    if missing := wanted.keys() - here.keys():
+        problems.append(f"has no {listed(missing)}")
+    if extra:
+        problems.append(f"has, beyond {beyond}, {listed(extra)}")
+    problems += [
+        f"has {name} of shape {list(here[name])} instead of {list(shape)}"
+        for name, shape in wanted.items()
+        if name in here and here[name] != shape
+    ]
+    if problems:
+        raise ConvertError(f"{place} {'; '.join(problems)}")

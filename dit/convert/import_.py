@@ -24,7 +24,7 @@ from dit.convert.diffusers_config import (
     objective_config,
 )
 from dit.convert.errors import ConvertError, listed
-from dit.convert.megatron_checkpoint import StoredPiece, write_file, write_index
+from dit.convert.megatron_checkpoint import write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
 from dit.models.cost import network_cost
 from dit.models.diffusers_names import Pair
@@ -233,11 +233,11 @@ def _pieces(
     members: list[Pair],
     not_finite: list[str],
     advance: Callable[[int], None],
-) -> Iterator[StoredPiece]:
+) -> Iterator[tuple[Pair, torch.Tensor]]:
     for pair in members:
         parts = {name: source.read(name) for name in pair.theirs}
         not_finite += [name for name, part in parts.items() if not part.isfinite().all()]
-        yield StoredPiece(pair, pair.join(list(parts.values())))
+        yield pair, pair.join(list(parts.values()))
         advance(1)
 
 

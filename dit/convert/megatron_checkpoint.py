@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,7 +32,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import WriteResult
 
 from dit.checkpoint_paths import damaged, saved_config
-from dit.convert.errors import ConvertError, listed
+from dit.convert.errors import ConvertError, check_shapes
 from dit.distcp import write_format, write_items
 from dit.models.diffusers_names import Pair
 from dit.models.parameter_groups import NOTHING_FROZEN, frozen_weights, own_name
@@ -97,18 +96,9 @@ class StoredWeights:
         every = self._index.state_dict_metadata.items()
         stored = {n: one for n, one in every if isinstance(one, TensorStorageMetadata)}
         here = {name: tuple(entry.size) for name, entry in stored.items()}
-        problems = []
-        if missing := shapes.keys() - here.keys():
-            problems.append(f"has no {listed(missing)}")
-        if extra := self._tensors().keys() - shapes.keys():
-            problems.append(f"has, beyond the model of its config.yaml, {listed(extra)}")
-        problems += [
-            f"has {name} of shape {list(here[name])} instead of {list(shape)}"
-            for name, shape in shapes.items()
-            if name in here and here[name] != shape
-        ]
-        if problems:
-            raise ConvertError(f"{self.path} {'; '.join(problems)}")
+        extra = self._tensors().keys() - shapes.keys()
+        beyond = "the model of its config.yaml"
+        check_shapes(here, shapes, extra=extra, place=self.path, beyond=beyond)
 
     def _tensors(self) -> dict[str, TensorStorageMetadata]:
         """Index entries of the weights, or of their EMA."""
@@ -142,13 +132,7 @@ class StoredWeights:
     def read(self, pair: Pair) -> Tensor:
         """One whole tensor."""
         chunk = _whole(pair.shape) if self._is_apart(pair) else _chunk(pair)
-        whole = torch.empty(chunk.sizes, dtype=self.dtype(pair))
-        name = self._name(pair)
-        items = create_read_items_for_chunk_list(name, self._entry(pair), [chunk])
-        held = sum(math.prod(item.lengths) for item in items)
-        assert held == whole.numel(), f"{name}: {held} of {whole.numel()} numbers are stored"
-        self._reader.read_data(LoadPlan(items), _TensorPlanner(whole)).wait()
-        return whole.view(pair.shape)
+        return self._read(self._name(pair), self._entry(pair), chunk).view(pair.shape)
 
     def read_whole(self, name: str) -> Tensor:
         """A tensor that no line of the name table has, such as an adapter's, by its name."""
@@ -157,9 +141,13 @@ class StoredWeights:
             raise ConvertError(
                 f"{self.path} has no {self.prefix}{name}; its adapters are not whole"
             )
-        chunk = _whole(entry.size)
-        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
-        items = create_read_items_for_chunk_list(self.prefix + name, entry, [chunk])
+        return self._read(self.prefix + name, entry, _whole(entry.size))
+
+    def _read(self, name: str, entry: TensorStorageMetadata, chunk: ChunkStorageMetadata) -> Tensor:
+        whole = torch.empty(chunk.sizes, dtype=entry.properties.dtype)
+        items = create_read_items_for_chunk_list(name, entry, [chunk])
+        held = sum(math.prod(item.lengths) for item in items)
+        assert held == whole.numel(), f"{name}: {held} of {whole.numel()} numbers are stored"
         self._reader.read_data(LoadPlan(items), _TensorPlanner(whole)).wait()
         return whole
 
@@ -201,32 +189,25 @@ def _chunk(pair: Pair) -> ChunkStorageMetadata:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPiece:
-    """One tensor to write, and its line of the name table."""
+def write_file(file: Path, pieces: Iterable[tuple[Pair, Tensor]]) -> list[WriteResult]:
+    """Writes one file of a checkpoint: tensors [...], each with its line of the name table.
 
-    pair: Pair
-    tensor: Tensor
-
-
-def write_file(file: Path, pieces: Iterable[StoredPiece]) -> list[WriteResult]:
-    """Writes one file of a checkpoint; `pieces` may produce one tensor after the other."""
-    return write_items(file, map(_item, pieces))
-
-
-def _item(piece: StoredPiece) -> tuple[WriteItem, Tensor]:
-    chunk = _chunk(piece.pair)
-    tensor = piece.tensor.reshape(chunk.sizes)
-    item = WriteItem(
-        index=MetadataIndex(piece.pair.ours, chunk.offsets),
-        type=WriteItemType.SHARD,
-        tensor_data=TensorWriteData(
-            chunk=chunk,
-            properties=TensorProperties(dtype=tensor.dtype),
-            size=torch.Size(stored_shape(piece.pair)),
-        ),
+    `pieces` may produce one tensor after the other.
+    """
+    items = (
+        _item(pair.ours, tensor, _chunk(pair), size=stored_shape(pair)) for pair, tensor in pieces
     )
-    return item, tensor
+    return write_items(file, items)
+
+
+def _item(
+    name: str, tensor: Tensor, chunk: ChunkStorageMetadata, *, size: Sequence[int]
+) -> tuple[WriteItem, Tensor]:
+    """What writes a `chunk` of the stored tensor `name`, which has the shape `size` as a whole."""
+    kind = TensorProperties(dtype=tensor.dtype)
+    data = TensorWriteData(chunk=chunk, properties=kind, size=torch.Size(size))
+    item = WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+    return item, tensor.reshape(chunk.sizes)
 
 
 def write_index(
@@ -248,11 +229,8 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes a checkpoint of one file: whole tensors by their names, and the index."""
     items, entries = [], {}
     for name, tensor in tensors.items():
-        chunk = _whole(tensor.shape)
-        kind = TensorProperties(dtype=tensor.dtype)
-        data = TensorWriteData(chunk=chunk, properties=kind, size=tensor.shape)
-        place = MetadataIndex(name, chunk.offsets)
-        items.append((WriteItem(place, WriteItemType.SHARD, tensor_data=data), tensor.contiguous()))
+        chunk, kind = _whole(tensor.shape), TensorProperties(dtype=tensor.dtype)
+        items.append(_item(name, tensor.contiguous(), chunk, size=tensor.shape))
         entries[name] = TensorStorageMetadata(kind, tensor.shape, [chunk])
     _finish(file.parent, entries, write_items(file, items))
 

@@ -15,8 +15,3 @@ page        all of it -> HTML; page.js has what moves
 server      the page of runs that go on (--watch)
 local_server  serves a page over HTTP, to this machine only
 """
-
-from dit.report.page import write_page
-from dit.report.reading import ReportError, RunRecord, read_runs
-
-__all__ = ["ReportError", "RunRecord", "read_runs", "write_page"]

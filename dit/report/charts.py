@@ -6,7 +6,7 @@ Each curve carries its values for page.js, which shows those under the pointer i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -75,7 +75,8 @@ def chart(title: str, lines: Sequence[Curve]) -> str:
         shown = min(max(value, y.low), y.high)
         return f"{right:.1f} {BOTTOM - y.at(shown) * (BOTTOM - TOP):.1f}"
 
-    body = [*_grid(x, y), *(_drawn(line, at, title) for line in lines)]
+    marks = grid(x, y, across=_labelled(x.ticks()), up=_labelled(y.ticks()))
+    body = [*marks, *(_drawn(line, at, title) for line in lines)]
     kind = "chart many" if len(lines) > _MANY else "chart"
     return (
         f'<figure class="{kind}" data-across="{WIDTH} {LEFT} {RIGHT} {x.high:.15g}"><figcaption>'
@@ -109,13 +110,16 @@ def _y_axis(lines: Sequence[Curve], title: str) -> Axis:
     return Axis(max(below, 0) if low >= 0 else below, above)
 
 
-def _grid(x: Axis, y: Axis) -> list[str]:
+def grid(
+    x: Axis, y: Axis, *, across: Iterable[tuple[float, str]], up: Iterable[tuple[float, str]]
+) -> list[str]:
+    """Lines and labels at values of both axes."""
     parts = []
-    for value, label in _labelled(y.ticks()):
+    for value, label in up:
         height = BOTTOM - y.at(value) * (BOTTOM - TOP)
         parts.append(f'<path class=grid d="M{LEFT} {height:.1f}H{RIGHT}"/>')
         parts.append(f'<text class=y x={LEFT - 6} y="{height + 4:.1f}">{label}</text>')
-    for value, label in _labelled(x.ticks()):
+    for value, label in across:
         right = LEFT + x.at(value) * (RIGHT - LEFT)
         parts.append(f'<text class=x x="{right:.1f}" y={BOTTOM + 18}>{label}</text>')
     return parts

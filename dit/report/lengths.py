@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from html import escape
 
-from dit.report.charts import BOTTOM, HEIGHT, LEFT, LOG_SCALE, RIGHT, TOP, WIDTH, Axis, number
+from dit.report.charts import BOTTOM, HEIGHT, LEFT, LOG_SCALE, RIGHT, TOP, WIDTH, Axis, grid, number
 from dit.report.reading import RunRecord
 
 BIN = 2 ** (1 / 8)
@@ -59,16 +59,10 @@ def _bar(longest: int, share: float, x: Axis, y: Axis) -> str:
 
 
 def _grid(x: Axis, y: Axis) -> str:
-    parts = []
-    for share in y.ticks():
-        height = _down(share, y)
-        parts.append(f'<path class=grid d="M{LEFT} {height:.1f}H{RIGHT}"/>')
-        parts.append(f'<text class=y x={LEFT - 6} y="{height + 4:.1f}">{100 * share:.3g}%</text>')
     first, last = (round(math.log2(end)) for end in (x.low, x.high))
-    for power in range(first, last + 1, math.ceil((last - first + 1) / _TICKS)):
-        at = f'x="{_across(2.0**power, x):.1f}" y={BOTTOM + 18}'
-        parts.append(f"<text class=x {at}>{number(2.0**power)}</text>")
-    return "".join(parts)
+    ends = (2.0**n for n in range(first, last + 1, math.ceil((last - first + 1) / _TICKS)))
+    shares = ((share, f"{100 * share:.3g}%") for share in y.ticks())
+    return "".join(grid(x, y, across=((end, number(end)) for end in ends), up=shares))
 
 
 def _across(tokens: float, x: Axis) -> float:

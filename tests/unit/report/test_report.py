@@ -12,10 +12,10 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 import dit.report
-from dit.report import read_runs
 from dit.report.__main__ import main
 from dit.report.charts import Axis, Curve, chart, number
 from dit.report.findings import findings, spikes
+from dit.report.reading import read_runs
 from dit.report.series import buckets, chart_place, curves
 from dit.sampling.grid import draw_grid
 from tests.unit.report.pages import (

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from dit.report import read_runs
 from dit.report.__main__ import main
 from dit.report.charts import BOTTOM, TOP, Curve, chart
 from dit.report.page import page
+from dit.report.reading import read_runs
 from dit.report.series import BUCKETS, buckets
 from dit.report.server import ReportServer
 from tests.browser import browser

@@ -14,8 +14,7 @@ from PIL import Image
 from dit.config import LoggerConfig, WandbMode
 from dit.console import Console
 from dit.train.metrics import writers
-from dit.train.metrics.writers import half_blocks
-from dit.train.metrics.writers import Dashboards, Terminal
+from dit.train.metrics.writers import Dashboards, Terminal, half_blocks
 from dit.train.train_state import DrawnSamples
 from tests.packs import run_config
 
