@@ -1,6 +1,6 @@
 """Progress of long work: a bar on a terminal, lines in a log file, both with the time left.
 
-And numbers as both show them.
+And numbers and lists as both show them.
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ def brief(number: float) -> str:
 def counted(number: int, what: str) -> str:
     """1 sample, 1,601 samples."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def first_of(names: Sequence[object], most: int) -> str:
+    """a, b and 3 more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def in_words(seconds: float) -> str:

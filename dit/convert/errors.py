@@ -1,9 +1,11 @@
-"""The error of this folder, in a module without imports of ours, because all others raise it."""
+"""The error of this folder, in a module that imports little, because all others raise it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+
+from dit.progress import first_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Name of a tensor -> its shape."""
@@ -15,9 +17,7 @@ class ConvertError(ValueError):
 
 def listed(names: Iterable[str], *, most: int = 20) -> str:
     """Names in one line; a long list is cut, with the number of names left out."""
-    ordered = sorted(names)
-    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
-    return ", ".join(ordered[:most]) + more
+    return first_of(sorted(names), most)
 
 
 def check_shapes(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dit.drawing import FailedDrawing
-from dit.progress import counted
+from dit.progress import counted, first_of
 from dit.report.charts import number
 from dit.report.lengths import BIN, bins_of
 from dit.report.reading import Points, RunRecord, finite
@@ -77,8 +77,8 @@ def _skipped(run: RunRecord) -> Iterator[str]:
     if steps:
         yield (
             f"{counted(len(steps), 'step')} skipped, whose loss or gradient was not finite"
-            f" ({_first(steps)}): skipped_samples.jsonl names the samples; look at them, or lower"
-            " optimizer.lr"
+            f" ({first_of(steps, _SHOWN)}): skipped_samples.jsonl names the samples; look at them,"
+            " or lower optimizer.lr"
         )
 
 
@@ -104,8 +104,8 @@ def _spikes(run: RunRecord) -> Iterator[str]:
     steps = spikes(run.points_of_updates("loss"))
     if steps:
         yield (
-            f"the loss jumps at {counted(len(steps), 'step')} ({_first(steps)}): if it does not"
-            " come back, lower optimizer.lr, or look at the samples of these steps"
+            f"the loss jumps at {counted(len(steps), 'step')} ({first_of(steps, _SHOWN)}): if it"
+            " does not come back, lower optimizer.lr, or look at the samples of these steps"
         )
 
 
@@ -138,8 +138,3 @@ def _rise(run: RunRecord) -> Iterator[str]:
 def count(value: Any) -> int:
     """A number of samples; 0 for a value that is no number."""
     return int(finite(value) or 0)
-
-
-def _first(steps: list[int]) -> str:
-    more = f" and {len(steps) - _SHOWN} more" if len(steps) > _SHOWN else ""
-    return ", ".join(map(str, steps[:_SHOWN])) + more

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from dit.config import RunConfig
 from dit.config_loading import ConfigError, default_config, read_config, to_yaml
 from dit.parsing import parse_json, parse_yaml
+from dit.progress import first_of
 
 Points = list[tuple[float, float]]  # step and value
 
@@ -178,10 +179,7 @@ def _json_lines(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
                 wrong.append(f"line {number} ({_one_line(error)})")
     if not wrong:
         return found, []
-    more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-    return found, [
-        f"{file} is damaged, these lines are left out: {', '.join(wrong[:_SHOWN])}{more}"
-    ]
+    return found, [f"{file} is damaged, these lines are left out: {first_of(wrong, _SHOWN)}"]
 
 
 def _line(text: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dit.console import Console
 from dit.drawing import FailedDrawing, drawing
 from dit.parsing import parse_json
-from dit.progress import counted
+from dit.progress import counted, first_of
 from dit.sampling.grid import beside, draw_grid
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def make_folder(folder: Path, *, count: int) -> None:
     if others:
         raise ValueError(
             f"--output_dir {folder} has files that no {LISTING} names, and that samples would"
-            f" replace: {_some(others)}; choose another folder, or move them away"
+            f" replace: {first_of(others, _SHOWN)}; choose another folder, or move them away"
         )
 
 
@@ -204,12 +204,9 @@ def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[Fail
 
 
 def _files(names: Sequence[str], what: str) -> FailedDrawing:
-    return FailedDrawing(what="files of an earlier generation", because=f"{_some(names)} {what}")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
+    return FailedDrawing(
+        what="files of an earlier generation", because=f"{first_of(names, _SHOWN)} {what}"
+    )
 
 
 def _number(name: str) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dit.parsing import parse_json
+from dit.progress import first_of
 from dit.sampling.latent_sizes import MOST_PIXELS
 
 _SIZES = ("height", "width", "num_frames")
@@ -48,9 +49,8 @@ class Prompt:
 def unused(prompts: Sequence[Prompt]) -> str:
     """A notice of the keys in a file of prompts that nothing reads, or an empty text."""
     names = sorted({name for prompt in prompts for name in prompt.unused})
-    shown = ", ".join(repr(name)[1:-1] for name in names[:_SHOWN])
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"not used, of the file of prompts: {shown}{more}" if names else ""
+    shown = first_of([repr(name)[1:-1] for name in names], _SHOWN)
+    return f"not used, of the file of prompts: {shown}" if names else ""
 
 
 def unguided(negatives: Iterable[str], *, guidance: float) -> str:

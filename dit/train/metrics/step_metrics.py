@@ -27,7 +27,7 @@ from dit.config import RunConfig
 from dit.distributed.process_groups import device
 from dit.models.cost import network_cost, training_flops
 from dit.pack_wire import to_device
-from dit.progress import counted
+from dit.progress import counted, first_of
 from dit.train.timers import COMMUNICATION, timed
 
 if TYPE_CHECKING:
@@ -204,10 +204,9 @@ class SkippedStep:
     keys: tuple[str, ...]
 
     def __str__(self) -> str:
-        count, shown = len(self.keys), ", ".join(self.keys[:_SHOWN])
-        more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
+        count, shown = len(self.keys), first_of(self.keys, _SHOWN)
         whose = "of" if self.because == "loss" else "of a step with"
-        return f"{self.because} {whose} {counted(count, 'sample')} is not finite: {shown}{more}"
+        return f"{self.because} {whose} {counted(count, 'sample')} is not finite: {shown}"
 
 
 def gather_skipped_step(
