@@ -59,7 +59,7 @@ DRAWN = (
     ),
     *("dit/models/kernels/", "dit/models/layer_spec/", "dit/models/layers/", "dit/models/stacks/"),
     *("dit/models/positions", "dit/data/", "dit/distributed/", "dit/train/"),
-    *("dit/sampling/generate", "dit/sampling/multistep", "dit/sampling/ode_solvers"),
+    *("dit/sampling/generate", "dit/sampling/ode_solvers"),
     *("dit/models/flux/model", "dit/models/wan/model", "dit/models/dit/model"),
 )
 """Of what the fixed list was drawn: what decides numbers, the order of samples and checkpoints."""

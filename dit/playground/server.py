@@ -14,8 +14,7 @@ from contextlib import closing
 from importlib.resources import files
 from typing import Any
 
-from dit.playground.requests import read_wish
-from dit.playground.studio import Studio
+from dit.playground.studio import Studio, read_wish
 from dit.report.local_server import LocalHandler, LocalServer
 
 _LONGEST = 64 * 1024  # bytes of a request

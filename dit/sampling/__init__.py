@@ -7,10 +7,8 @@ given_pictures   files of first and last frames, and of references -> what the n
 latent_sizes     sizes in pixels -> sizes in latent cells that decoder and model accept
 generate         requests -> latents, many requests in one pack
 experts          two networks, each of which has its range of noise levels
-ode_solvers      noise -> latents: Euler and Heun, with classifier-free guidance
+ode_solvers      noise -> latents: Euler, Heun, DPM-Solver++, UniPC; classifier-free guidance
 guiders          guiders of Diffusers' pipelines in the place of that guidance
-multistep        solvers that reuse the step before: DPM-Solver++ and UniPC
-unpatchify       what samples of a pack have beside their latents
 media_files      decoded pictures -> PNG and MP4 files, and their list samples.json
 grid             decoded pictures -> one overview picture, a row for each prompt
 commands/        the programs that recipes/ start

@@ -35,7 +35,7 @@ from dit.models.positions import unpack_latents
 from dit.models.registry import diffusers_form, family_of, pairs
 from dit.objectives.training_target import training_problem
 from dit.sampling.commands.lora_option import add_adapters
-from dit.sampling.unpatchify import sample_inputs
+from dit.sampling.validation.requests import sample_inputs
 from dit.train import trainer
 from dit.train.checkpoint.adapters import load_adapted
 from dit.train.checkpoint.state_dict import load_weights

@@ -18,9 +18,8 @@ import pytest
 from PIL import Image
 
 from dit.playground.__main__ import main
-from dit.playground.requests import read_wish
 from dit.playground.server import PlaygroundServer
-from dit.playground.studio import Studio, data_url, example_prompts
+from dit.playground.studio import Studio, data_url, example_prompts, read_wish
 from tests.browser import browser
 
 WISH: dict[str, Any] = {"prompt": "a fox", "seed": 3, "variant": 1, "num_steps": 4, "width": None}

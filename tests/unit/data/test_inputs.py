@@ -39,7 +39,7 @@ from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem, validation_problem
 from dit.pack_wire import flatten_pack, unflatten_pack
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
-from dit.sampling.unpatchify import sample_inputs
+from dit.sampling.validation.requests import sample_inputs
 from dit.train.start_checks import check_clean_level
 from dit.train.step import loss_of
 from tests.families.wan import wan_model
