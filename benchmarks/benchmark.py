@@ -26,7 +26,7 @@ from dit.distributed.entry import Parser, run, say_once
 from recipes.runs import RECIPES, for_weights, read_folder
 
 if TYPE_CHECKING:
-    from dit.train.model_and_optimizer import InitialWeights
+    from dit.train.model_and_optimizer import Initialise
 
 _EPILOG = (
     "All other arguments are those of pretrain_dit.py: --config-file FILE, --recipe NAME, --mock,"
@@ -66,7 +66,7 @@ def measure(
     warm_up: int,
     steps: int,
     around: AbstractContextManager[Any],
-    fill: InitialWeights | None = None,
+    fill: Initialise | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Figures of `steps` steps inside `around`, and the values of each; called by all ranks.
 
