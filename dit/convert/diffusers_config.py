@@ -210,7 +210,9 @@ def _of_scheduler(
 
     Then steps that no sampler here has are no obstacle, either.
     """
-    name, kind = content.get("_class_name"), _scheduler_of(content)
+    name, kinds = content.get("_class_name"), (one.scheduler for one in REGISTRY.values())
+    readers = (kind().reader(name) for kind in kinds if kind is not None)
+    kind = next(filter(None, readers), None)
     known = " or ".join(f"objective.name={one}" for one in REGISTRY)
     ask = f"say what the weights were trained for: {known}"
     if kind is not None:
@@ -249,13 +251,6 @@ def _stepping(objective: ObjectiveConfig, of_family: Mapping[str, Any]) -> Objec
     if not is_linear or of_family.get("sampling_levels") != SamplingLevels.EVEN:
         return objective
     return replace(objective, sampling_levels=SamplingLevels.EVEN)
-
-
-def _scheduler_of(content: dict[str, Any]) -> type[SchedulerFile] | None:
-    """What reads a scheduler_config.json of this class, or None."""
-    name, kinds = content.get("_class_name"), (one.scheduler for one in REGISTRY.values())
-    readers = (kind().reader(name) for kind in kinds if kind is not None)
-    return next(filter(None, readers), None)
 
 
 def _objective(file: SchedulerFile, place: object) -> ObjectiveConfig:

@@ -35,7 +35,7 @@ from dit.convert.diffusers_checkpoint import (
 )
 from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
 from dit.convert.errors import ConvertError
-from dit.convert.lora import MergedWeights, export_lora, open_merged
+from dit.convert.lora import export_lora, open_merged
 from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
 from dit.convert.pipeline import (
     SCHEDULER,
@@ -53,7 +53,6 @@ from dit.progress import Track, no_progress
 from dit.train.checkpoint.starting_point import named_checkpoint
 
 MAX_SHARD_SIZE = 5 * 10**9
-_Stored = StoredWeights | MergedWeights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,7 +214,8 @@ def export_weights(
         )
     check_expressible(config, options)
     table = pairs(config.model)
-    sizes = [_bytes(stored, pair, options.dtype) for pair in table]
+    kinds = [options.dtype or stored.dtype(pair) for pair in table]
+    sizes = [torch.Size(p.shape).numel() * k.itemsize for p, k in zip(table, kinds, strict=True)]
     plan = plan_files(table, sizes, max_shard_size=options.max_shard_size)
     with new_folder(target, option="--hf-path") as folder:
         inner = folder
@@ -294,10 +294,6 @@ def _write(
     except SafetensorError as error:  # for example, the disk is full
         raise OSError(str(error)) from error
     shutil.copymode(folder / CONFIG, file)  # `save_file` makes files that only the owner can read
-
-
-def _bytes(stored: _Stored, pair: Pair, dtype: torch.dtype | None) -> int:
-    return torch.Size(pair.shape).numel() * (dtype or stored.dtype(pair)).itemsize
 
 
 def exporter(config: RunConfig) -> Callable[[Path], Path]:

@@ -66,12 +66,9 @@ def beside(*pictures: np.ndarray | None) -> np.ndarray:
     gap_HW3 = np.full((1, width, 3), ImageColor.getrgb(_INK), np.uint8)
     parts = [part for picture_HW3 in there for part in (gap_HW3, picture_HW3)][1:]
     height = max(len(part) for part in parts)
-    return np.concatenate([_lengthened(part, height) for part in parts], axis=1)
-
-
-def _lengthened(picture_HW3: np.ndarray, height: int) -> np.ndarray:
-    """With its last row repeated down to `height`."""
-    return np.pad(picture_HW3, ((0, height - len(picture_HW3)), (0, 0), (0, 0)), "edge")
+    # The last row of a lower one is repeated.
+    as_high = [np.pad(part, ((0, height - len(part)), (0, 0), (0, 0)), "edge") for part in parts]
+    return np.concatenate(as_high, axis=1)
 
 
 def draw_grid(

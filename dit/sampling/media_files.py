@@ -61,7 +61,8 @@ def make_folder(folder: Path, *, count: int) -> None:
             " write to"
         ) from error
     numbered = {file.name for file in folder.iterdir() if _OURS.fullmatch(file.name)}
-    others = sorted(name for name in numbered - _names(folder / LISTING) if _number(name) < count)
+    unlisted = numbered - _names(folder / LISTING)
+    others = sorted(name for name in unlisted if int(Path(name).stem) < count)
     if others:
         raise ValueError(
             f"--output_dir {folder} has files that no {LISTING} names, and that samples would"
@@ -207,10 +208,6 @@ def _files(names: Sequence[str], what: str) -> FailedDrawing:
     return FailedDrawing(
         what="files of an earlier generation", because=f"{first_of(names, _SHOWN)} {what}"
     )
-
-
-def _number(name: str) -> int:
-    return int(Path(name).stem)
 
 
 def _write_png(

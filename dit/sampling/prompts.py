@@ -82,7 +82,9 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
         case ".json":
             prompts = _from_json(text, where)
         case ".jsonl" | ".ndjson":
-            prompts = _from_json_lines(text, where)
+            # U+2028 and similar characters are legal inside a JSON line: only a line feed ends it.
+            entries = ((f"{where}, line {i}", _bare(s)) for i, s in enumerate(text.split("\n"), 1))
+            prompts = [_prompt(_parsed(line, place), place) for place, line in entries if line]
         case _:
             lines = enumerate(map(_bare, _LINE_ENDS.split(text)), 1)
             prompts = [Prompt(text=line, place=f"{where}, line {i}") for i, line in lines if line]
@@ -144,12 +146,6 @@ def _from_json(text: str, where: str) -> list[Prompt]:
         raise ValueError(f'{where} has no list; write {{"data": [{{"caption": "..."}}]}}')
     found = [_prompt(item, f"{where}, entry {number}") for number, item in enumerate(content)]
     return [replace(one, unused=(*one.unused, *more)) for one in found]
-
-
-def _from_json_lines(text: str, where: str) -> list[Prompt]:
-    # U+2028 and similar characters are legal inside a JSON line: only a line feed ends it.
-    lines = ((f"{where}, line {i}", _bare(line)) for i, line in enumerate(text.split("\n"), 1))
-    return [_prompt(_parsed(line, place), place) for place, line in lines if line]
 
 
 def _bare(line: str) -> str:

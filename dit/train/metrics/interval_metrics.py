@@ -88,9 +88,12 @@ class IntervalMetrics:
         if not self.is_due(progress.step):
             return {}
         running = self._running_sums()
-        sums = _sum_over_ranks(running | self.norms.take())
-        for mine in running.values():
-            mine.zero_()
+        mine = running | self.norms.take()
+        flat = _flat(mine)
+        dist.all_reduce(flat)
+        sums = _by_name(flat, mine)
+        for tensor in running.values():
+            tensor.zero_()
         values: dict[str, Any] = self.loss_by_level.values(sums)
         if not update.skipped:
             values |= self.norms.values(sums, grad_norm=update.grad_norm)
@@ -131,13 +134,6 @@ class IntervalMetrics:
 
     def _running_sums(self) -> dict[str, Tensor]:
         return self.loss_by_level.sums | self.data_stats.sums
-
-
-def _sum_over_ranks(mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The sum of each tensor over all ranks, which give the same names."""
-    flat = _flat(mine)
-    dist.all_reduce(flat)
-    return _by_name(flat, mine)
 
 
 def _flat(parts: Mapping[str, Tensor]) -> Tensor:
