@@ -21,7 +21,6 @@ FILES = 12  # of a folder, beside __init__.py and __main__.py
 # folder -> why it has more.
 FULL: dict[str, str] = {
     "dit": "one file for each thing that all folders may use",
-    "dit/sampling": "files follow each other from a checkpoint to files of media, without a border",
 }
 # dependency -> why its private members are touched in more than one file.
 SPREAD: dict[str, str] = {
