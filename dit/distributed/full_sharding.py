@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
@@ -116,15 +117,13 @@ class ShardedChunk(MegatronModule):
             vars(own).update(_marks(whole[name]))
             setattr(own, _ROWS, RowShares(shape=weight.shape, ranks=ranks, rank=rank))
             self._rows[name] = own
-        own_of = {whole[name]: own for name, own in self._rows.items()}
+        own_of: dict[Any, nn.Parameter] = {whole[n]: own for n, own in self._rows.items()}
         setattr(module, _STORED, [_with_rows(entry, own_of) for entry in stored])
 
     def _shard(self, module: Any, layers: Sequence[Any], groups: ProcessGroupCollection) -> None:
         mesh, policy = _mesh(groups), _policy(module, self.ddp_config)
         for unit in (*layers, module):
-            for weight in unit.parameters():
-                if weight.requires_grad and not isinstance(weight, DTensor):
-                    weight.data = weight.data.float()  # a main parameter
+            _give_memory(unit)
             fully_shard(unit, mesh=mesh, mp_policy=policy)
         module.set_reduce_scatter_unused_params(True)  # packs differ in what they have
         for unit in (module, *layers):
@@ -206,6 +205,31 @@ class ShardedChunk(MegatronModule):
             layer.reshard()
 
 
+class _WithoutMemory(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.empty:
+            kwargs = {**(kwargs or {}), "device": torch.device("meta")}
+        return func(*args, **(kwargs or {}))
+
+
+def without_memory() -> TorchFunctionMode:
+    """Inside, weights of new modules take no memory; `ShardedChunk` gives them theirs."""
+    return _WithoutMemory()
+
+
+def _give_memory(unit: nn.Module) -> None:
+    """Makes whole weights of a layer on the device, which `fully_shard` then cuts; without values.
+
+    Trained ones are float32, for their rows are the main parameters.
+    """
+    for module in unit.modules():
+        for name, weight in [*module.named_parameters(recurse=False)]:
+            if not isinstance(weight, DTensor):
+                dtype = torch.float32 if weight.requires_grad else weight.dtype
+                made = torch.empty(weight.shape, dtype=dtype, device=device())
+                setattr(module, name, nn.Parameter(made, requires_grad=weight.requires_grad))
+
+
 def _marks(weight: nn.Parameter) -> dict[str, Any]:
     """By which Megatron-Core sums gradients and counts weights."""
     return vars(weight)
@@ -217,9 +241,9 @@ def _local(weight: Any) -> Tensor:
 
 
 def _with_rows(entry: Any, own_of: dict[Tensor, nn.Parameter]) -> Any:
-    if not isinstance(entry, ShardedTensor) or entry.data is None:
-        return entry
-    own, entry = own_of[entry.data], replace(entry, data=None)
+    if not isinstance(entry, ShardedTensor) or entry.data not in own_of:
+        return entry  # also the table of a network that is no weight
+    own, entry = own_of[entry.data], replace(entry, data=None)  # type: ignore[index]
     entry.data = own  # not at once: its shape is that of the rows, and its type float32
     return entry
 

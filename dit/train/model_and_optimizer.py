@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from dit.config import EmaConfig, EmaKind, RunConfig
+from dit.config import EmaConfig, EmaKind, RunConfig, Sharding
 from dit.config.training import OptimizerStates
 from dit.distributed.data_parallel import (
     ModelChunk,
@@ -32,11 +34,13 @@ from dit.distributed.data_parallel import (
     publish_main_params,
     wrap,
 )
+from dit.distributed.full_sharding import rows_of, without_memory
 from dit.distributed.process_groups import broadcast, device
 from dit.models.layers.adaptable import is_adapter, is_up
 from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.models.registry import family_of
 from dit.models.stacks.frozen_blocks import place_networks, round_blocks
+from dit.train.checkpoint.shares import stored_by
 from dit.train.optimizer import foreach
 from dit.train.optimizer.build import build_optimizer, freeze_groups
 from dit.train.optimizer.narrow_moments import check_moments
@@ -126,32 +130,51 @@ def build_model(
     """The parts of the model on this rank, filled and wrapped for data parallelism."""
     virtual = config.model.virtual_stages
     stages = range(virtual) if virtual > 1 else [None]
-    network = family_of(config.model).network()
-    models = [network(config.model, groups, stage) for stage in stages]
-    rounds, swapped = config.lora.base_dtype is not None, config.model.blocks_to_swap
+    in_shares = config.ddp.sharding is Sharding.WEIGHTS
+    with without_memory() if in_shares else nullcontext():
+        models = [_network(config, groups, stage, adapters) for stage in stages]
+    # In shares, weights have memory from now on, and get values row by row.
+    chunks = _wrapped(models, config, groups) if in_shares else []
     for model in models:
-        if not (rounds or swapped):  # else the device has no place for the whole of it
-            model.to(device())
-        if adapters is not None:
-            from dit.lora.targets import attach_adapters
-
-            precision = config.lora.dtype or config.model.precision
-            dropout = config.lora.dropout
-            attach_adapters(model, adapters, precision=precision, dropout=dropout)
         fill(model, config)
     if load_base is not None:
         load_base(models)
-    for model in models:
-        freeze_groups(model, config)
-        if rounds:
-            round_blocks(model, device())
-        if config.model.gradient_accumulation_fusion:
-            add_gradients_in_products(model)
-    place_networks(models, device(), swapped=swapped)
-    chunks = wrap(models, config, groups)
+    chunks = chunks or _wrapped(models, config, groups)
     # Megatron-Core's schedules look at the first chunk's configuration.
     chunks[0].config.finalize_model_grads_func = timed(COMMUNICATION)(finalize_model_grads)
     return chunks
+
+
+def _network(
+    config: RunConfig, groups: ProcessGroupCollection, stage: int | None, adapters: Adapters | None
+) -> Any:
+    """A part of the network, with its adapters; not filled yet."""
+    model = family_of(config.model).network()(config.model, groups, stage)
+    # The device may have no place for the whole of it.
+    waits = config.lora.base_dtype is not None or config.model.blocks_to_swap
+    if not (waits or config.ddp.sharding is Sharding.WEIGHTS):
+        model.to(device())
+    if adapters is not None:
+        from dit.lora.targets import attach_adapters
+
+        precision = config.lora.dtype or config.model.precision
+        attach_adapters(model, adapters, precision=precision, dropout=config.lora.dropout)
+    return model
+
+
+def _wrapped(
+    models: Sequence[Any], config: RunConfig, groups: ProcessGroupCollection
+) -> list[ModelChunk]:
+    """The parts on the device, wrapped, with their frozen weights frozen."""
+    for model in models:
+        freeze_groups(model, config)
+        if config.lora.base_dtype is not None:
+            round_blocks(model, device())
+        if config.model.gradient_accumulation_fusion:
+            add_gradients_in_products(model)
+    if config.ddp.sharding is Sharding.OPTIMIZER:
+        place_networks(models, device(), swapped=config.model.blocks_to_swap)
+    return wrap(models, config, groups)
 
 
 @torch.no_grad()
@@ -171,50 +194,69 @@ def draw_weights(
     draw at the same time, about as much each.
     """
     shards = [shard for shard in weight_shards(model) if chosen(shard.key)]
-    for shard in own_share(shards, copies):
-        _draw(shard, draw, seed=seed)
-    exchange_shares(shards, copies)
+    fill_shards(shards, lambda shard: _drawn(shard, draw, seed=seed), copies)
 
 
 def weight_shards(model: MegatronModule) -> list[ShardedTensor]:
-    """This rank's part of each weight, in a fixed order."""
-    found = nested_values(model.sharded_state_dict())
+    """This rank's part of each weight, in a fixed order; the data of one in shares are its rows."""
+    found = nested_values(dict(enumerate(stored_by(model))))
     return [one for one in found if isinstance(one, ShardedTensor) and one.data is not None]
 
 
-def own_share(
-    shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None
-) -> list[ShardedTensor]:
-    """Those that this one of the ranks `copies`, which hold the same shards, is to fill."""
-    here = copies.rank() if copies is not None else 0
-    return [one for one, rank in zip(shards, _owners(shards, copies), strict=True) if rank == here]
-
-
 @torch.no_grad()
-def exchange_shares(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -> None:
-    """Sends the shards of each rank's `own_share` to the other ranks of `copies`."""
-    if copies is None or copies.size() == 1:
-        return
+def fill_shards(
+    shards: Sequence[ShardedTensor],
+    value_of: Callable[[ShardedTensor], Tensor],
+    copies: dist.ProcessGroup | None,
+) -> None:
+    """Gives this rank's part of each weight its value, which one of the ranks `copies` makes.
+
+    These hold the same parts, or rows of them. They make their values at the same time, about as
+    much each, one at a time, and send each to the others before they make the next.
+    """
+    owned: list[list[ShardedTensor]] = [[] for _ in range(_size(copies))]
     for shard, rank in zip(shards, _owners(shards, copies), strict=True):
-        assert shard.data is not None
-        broadcast(shard.data, copies, source=rank)
+        owned[rank].append(shard)
+    here = copies.rank() if copies is not None else 0
+    for turn in zip_longest(*owned):
+        value = value_of(turn[here]) if turn[here] is not None else None
+        for rank, shard in enumerate(turn):
+            if shard is not None:
+                _send(shard, value if rank == here else None, copies, source=rank)
+
+
+def _send(
+    shard: ShardedTensor, value: Tensor | None, copies: dist.ProcessGroup | None, *, source: int
+) -> None:
+    """Puts the value of rank `source` into the parts of all ranks."""
+    part = shard.data
+    assert part is not None
+    whole = torch.empty(shard.local_shape, dtype=shard.dtype, device=part.device)
+    if value is not None:
+        whole.copy_(value)
+    if copies is not None and copies.size() > 1:
+        broadcast(whole, copies, source=source)
+    rows = rows_of(part)
+    part.copy_(whole if rows is None else whole.view(-1)[rows.part].view(part.shape))
+
+
+def _size(copies: dist.ProcessGroup | None) -> int:
+    return copies.size() if copies is not None else 1
 
 
 def _owners(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -> list[int]:
-    """The rank that fills each shard, so that all of them have about as much to do."""
-    sizes = [one.data.numel() for one in shards]  # type: ignore[union-attr]
-    return _shared_out(sizes, copies.size() if copies is not None else 1)
+    """The rank that makes the value of each shard, so that all of them have about as much to do."""
+    return _shared_out([math.prod(one.local_shape) for one in shards], _size(copies))
 
 
-def _draw(shard: ShardedTensor, draw: DrawWeight, *, seed: int) -> None:
+def _drawn(shard: ShardedTensor, draw: DrawWeight, *, seed: int) -> Tensor:
     axes = shard.prepend_axis_num  # the layer number is such an axis
     name = f"{shard.key}/{shard.global_offset[:axes]}"
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     whole = draw(shard.key, shard.global_shape[axes:], generator)
     mine = zip(shard.global_offset[axes:], shard.local_shape, strict=True)
-    assert shard.data is not None
-    shard.data.copy_(whole[tuple(slice(at, at + size) for at, size in mine)])
+    return whole[tuple(slice(at, at + size) for at, size in mine)]
 
 
 def _shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
@@ -321,18 +363,19 @@ class Ema:
 
     @contextmanager
     def as_weights(self, chunks: list[ModelChunk]) -> Iterator[None]:
-        """Inside, the model's weights are the averages; afterwards they are its own again.
+        """Inside, the model's weights are the averages, and these the weights; then all are back.
 
         Not after an error, with which one rank is alone: all gather the weights together.
         """
-        own = [shard.value.detach().clone() for shard in self.shards]
-        self._set_weights(self.averages, chunks)
+        self._swap(chunks)
         yield
-        self._set_weights(own, chunks)
+        self._swap(chunks)
 
     @torch.no_grad()
-    def _set_weights(self, values: list[Tensor], chunks: list[ModelChunk]) -> None:
-        """Sets the main parameters, and with them the model's weights on all data ranks."""
-        for shard, value in zip(self.shards, values, strict=True):
-            shard.value.copy_(value)
+    def _swap(self, chunks: list[ModelChunk]) -> None:
+        """Exchanges averages and main parameters, and with them the model's weights everywhere."""
+        for average, shard in zip(self.averages, self.shards, strict=True):
+            own = shard.value.clone()  # one at a time: there may be no place for all of them twice
+            shard.value.copy_(average)
+            average.copy_(own)
         publish_main_params(self.optimizer, chunks)

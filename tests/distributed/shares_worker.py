@@ -6,8 +6,10 @@ share; the first rank writes what it returns.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,10 @@ import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing import load_plain_tensors
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dit.config import DdpConfig, ParameterGroup, Precision, RunConfig, Sharding
 from dit.distributed import full_sharding
@@ -32,7 +38,9 @@ from dit.distributed.full_sharding import rows_of
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
+from dit.train.checkpoint import exchange
 from dit.train.checkpoint.async_save import save_checkpoint
+from dit.train.checkpoint.shares import SharedWeight
 from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint
 from dit.train.model_and_optimizer import (
     ModelAndOptimizer,
@@ -216,6 +224,107 @@ def beside_the_other(_: Path, precision: str = "fp32", fault: str = "", **model:
         made = built(shares)
     found, wanted = train(made, shares, 1, 2), train(built(plain), plain, 1, 2)
     return {"loss": furthest(found[:1], wanted[:1]), "furthest": furthest(found, wanted)}
+
+
+class Large(TorchDispatchMode):
+    """Counts numbers in weights and states that are alive at one time, whole ones and parts.
+
+    What has fewer than `LEAST` is left out: all activations of these passes, and small weights.
+    """
+
+    LEAST = 3000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[int, StorageWeakRef] = {}
+        self.left_out: set[int] = set()
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result, large = func(*args, **(kwargs or {})), False
+        for one in tree_leaves((result, (kwargs or {}).get("out"))):
+            if isinstance(one, torch.Tensor) and one.device.type != "meta":
+                one = one.to_local() if isinstance(one, DTensor) else one
+                if one.untyped_storage().nbytes() >= 4 * self.LEAST:
+                    self.see(one)
+                    large = True
+        if large:
+            self.most = max(self.most, self.alive())
+        return result
+
+    def see(self, tensor: torch.Tensor) -> None:
+        ref = StorageWeakRef(tensor.untyped_storage())
+        self.seen.setdefault(ref.cdata, ref)
+
+    def leave_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of a tensor in host memory, which a CPU cannot tell by its device."""
+        self.left_out.add(StorageWeakRef(tensor.untyped_storage()).cdata)
+        return tensor
+
+    def alive(self) -> int:
+        total = 0
+        for key, ref in [*self.seen.items()]:
+            storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+            if storage is None:
+                del self.seen[key]
+                self.left_out.discard(key)
+            elif key not in self.left_out and storage.nbytes() >= 4 * self.LEAST:
+                total += storage.nbytes() // 4
+        return total
+
+
+def most_at_one_time(folder: Path, layers: int) -> dict[str, Any]:
+    """The most numbers of weights and states on a rank, by what it does; and what is allowed."""
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_layers": layers}
+    shares = configs(**sizes)[0]
+    on_host, most = SharedWeight.on_host, {"held": 0}
+
+    def counted(name: str, work: Callable[[], Any]) -> Any:
+        gc.collect()
+        count = Large()
+        for tensor in held:
+            count.see(tensor)
+        before = count.alive()
+        with count:
+            out = lambda w, *of: count.leave_out(on_host(w, *of))  # noqa: E731
+            with (
+                patch.object(SharedWeight, "on_host", out),
+                patch.object(exchange, "BUCKET_BYTES", 2**16),
+            ):
+                result = work()
+        most[name], most["held"] = count.most, before
+        return result
+
+    held: list[torch.Tensor] = []
+    model = counted("fresh start", lambda: built(shares))
+    held = [*states_of(model)]
+    path = counted("save", lambda: saved(folder, f"most-{layers}", model, shares))
+    counted("resume", lambda: load_checkpoint(path, model, config=shares))
+    assert model.ema is not None
+
+    def passes() -> None:
+        with torch.no_grad():
+            for _ in range(2):
+                with own_passes(model.chunks):
+                    for _ in range((0, 1, 3, 0)[dist.get_rank()]):
+                        one = [item(shares, (1, 2, 2))]
+                        run_schedule(model.chunks, one, options=shares.objective, forward_only=True)
+                with model.ema.as_weights(model.chunks):
+                    pass
+
+    counted("passes", passes)
+    whole = {n: p for n, p in model.modules[0].named_parameters()}
+    of_layers = sum(p.shape.numel() for n, p in whole.items() if ".layers." in n) // layers
+    root = sum(p.shape.numel() for n, p in whole.items() if ".layers." not in n)
+    return {"most": most, "layer": of_layers, "root": root}
+
+
+def states_of(model: ModelAndOptimizer) -> list[torch.Tensor]:
+    """Weights, average and states of this rank."""
+    (inner,) = chained_optimizers(model.optimizer)
+    assert model.ema is not None
+    moments = [t for state in inner.optimizer.state.values() for t in state.values()]
+    return [*model.chunks[0].parameters(), *model.ema.averages, *moments]
 
 
 def main(folder: Path, proofs: list[tuple[str, dict[str, Any]]]) -> None:

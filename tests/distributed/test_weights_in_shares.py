@@ -33,6 +33,8 @@ PROOFS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "divided": (2, "beside_the_other", {"fault": "divided"}),
     "marks": (2, "beside_the_other", {"fault": "marks"} | TENSOR),
     "cast": (2, "beside_the_other", {"fault": "cast"} | BF16),
+    "6 layers": (4, "most_at_one_time", {"layers": 6}),
+    "12 layers": (4, "most_at_one_time", {"layers": 12}),
 }
 """Ranks, function of `shares_worker.py` and its settings, by name."""
 
@@ -59,7 +61,7 @@ def test_every_tensor_is_that_of_one_process(tmp_path, ranks):
 def found(once) -> dict[str, Any]:
     """What each proof has found; three ranks come first, for two load what they save."""
     folder, proofs = once("shares", _launch), {}
-    for ranks in (3, 2):
+    for ranks in (4, 3, 2):
         names = [name for name, proof in PROOFS.items() if proof[0] == ranks]
         results = json.loads((folder / f"results_{ranks}.json").read_text())
         proofs |= dict(zip(names, results, strict=True))
@@ -68,7 +70,7 @@ def found(once) -> dict[str, Any]:
 
 def _launch(folder: Path) -> None:
     script = str(ROOT / "tests/distributed/shares_worker.py")
-    for ranks in (3, 2):
+    for ranks in (4, 3, 2):
         proofs = [proof[1:] for proof in PROOFS.values() if proof[0] == ranks]
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         line = [sys.executable, *launcher, script, str(folder), json.dumps(proofs)]
@@ -129,3 +131,19 @@ def test_steps_are_those_of_a_sharded_optimizer(found):
 def test_broken_code_is_found(found, fault, number):
     """A mean over ranks in place of a sum, no marks on rows, noise levels in bf16."""
     assert found[fault][number] > 2e-5
+
+
+def test_no_rank_ever_has_the_whole_network(found):
+    """At a fresh start, a save, a resume, and in 0, 1 and 3 passes of the weights and the average.
+
+    In numbers. What a rank keeps is its share of weights, average and moments; beside it there are
+    two layers and twice the embedders and the head at most, however many layers there are.
+    """
+    few, many = found["6 layers"], found["12 layers"]
+    kept, of_few = many["most"].pop("held"), few["most"].pop("held")
+    allowed = 2 * many["layer"] + 2 * many["root"]
+    assert kept > 5 * allowed / 2  # else the bound would say little
+    assert set(many["most"]) == {"fresh start", "save", "resume", "passes"}
+    for name, most in many["most"].items():
+        assert most <= kept + allowed, name
+        assert most - few["most"][name] <= 1.01 * (kept - of_few), name

@@ -10,7 +10,7 @@ No optimizer is needed: the network may be unwrapped as yet, or trained in part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -31,7 +31,7 @@ from dit.distributed.watchdog import heartbeat
 from dit.models.diffusers_names import Pair, Same
 from dit.models.layers.adaptable import is_adapter
 from dit.train.checkpoint.starting_point import Origin, read_origin, starting_point
-from dit.train.model_and_optimizer import exchange_shares, own_share, weight_shards
+from dit.train.model_and_optimizer import fill_shards, weight_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +118,28 @@ def fill_from_diffusers(
     """
     pairs = {(pair.ours, pair.layer): pair for pair in weights.table}
     shards = [shard for shard in weight_shards(module) if not left_out(shard.key)]
-    mine = own_share(shards, copies)
+    failed: list[Exception] = []
+    not_finite: list[str] = []
+
+    def read(shard: ShardedTensor) -> Tensor:
+        heartbeat("read of checkpoint.load_hf")
+        if not failed:  # else the other ranks go on to where all of them hear of it
+            try:
+                return _part(shard, pairs[_place(shard)], weights.source, not_finite)
+            except (OSError, RuntimeError, ValueError) as error:
+                failed.append(error)
+        return torch.zeros(shard.local_shape)
+
+    fill_shards(shards, read, copies)
     try:
-        on_all_ranks(lambda: _fill(mine, pairs, weights.source))
+        on_all_ranks(lambda: _check(failed, not_finite, weights.source))
     except RankError as error:
         raise ConvertError(str(error)) from error
-    exchange_shares(shards, copies)
 
 
-@torch.no_grad()
-def _fill(
-    shards: list[ShardedTensor], pairs: Mapping[LayerWeight, Pair], source: DiffusersFolder
-) -> None:
-    not_finite: list[str] = []
-    for shard in shards:
-        heartbeat("read of checkpoint.load_hf")
-        assert shard.data is not None
-        shard.data.copy_(_part(shard, pairs[_place(shard)], source, not_finite))
+def _check(failed: list[Exception], not_finite: list[str], source: DiffusersFolder) -> None:
+    if failed:
+        raise failed[0]
     if not_finite:
         file = source.headers[not_finite[0]].file
         raise ConvertError(

@@ -36,7 +36,7 @@ from dit.train.checkpoint.shares import (
 
 _FLOAT32_BYTES = 4
 BUCKET_BYTES = 2**28
-"""State that is on its way at one time, unless a single weight has more."""
+"""Weights and state that are on their way at one time, unless a single tensor has more."""
 
 Values = Mapping[str, Sequence[Tensor]]
 """Prefix of names in a checkpoint -> float32 tensors that belong to the main parameters of this
@@ -53,6 +53,7 @@ class _Route(NamedTuple):
     """The way of a part of the state of a weight, from one data rank to another."""
 
     of: SharedWeight
+    prefix: str
     part: slice  # of the flattened weight
     source: int
     target: int
@@ -62,8 +63,10 @@ class _Route(NamedTuple):
         return self.part.stop - self.part.start
 
 
-_TensorAt = Callable[[_Route, str], Tensor]
-"""The tensor at one end of a route, for a prefix of its name."""
+_TensorAt = Callable[[_Route], Tensor]
+"""The tensor at one end of a route."""
+_Bucket = Sequence[tuple[SharedWeight, str]]
+"""Weights, each with the prefix of one of its tensors."""
 
 
 class StateExchange:
@@ -118,26 +121,23 @@ class StateExchange:
             torch.cuda.current_stream().synchronize()  # until then copies to the host go on
         return share
 
-    def _gather_state(self, bucket: Sequence[SharedWeight]) -> list[ShardedTensor]:
-        mine = [w for w in bucket if self._stores(w)]
+    def _gather_state(self, bucket: _Bucket) -> list[ShardedTensor]:
         whole = {
-            (w, prefix): w.on_host(self._type(w, prefix))
-            for w in mine
-            for prefix in self._prefixes(w)
+            (w, prefix): w.on_host(self._type(w, prefix)) for w, prefix in bucket if self._stores(w)
         }
         for (w, prefix), state in whole.items():
             if not w.holdings:
                 state.view(-1).copy_(self._own(w, prefix), non_blocking=True)
         self._exchange(
             [
-                _Route(w, held.part, source=held.rank, target=w.place.data)
-                for w in bucket
+                _Route(w, prefix, held.part, source=held.rank, target=w.place.data)
+                for w, prefix in bucket
                 if w.place.tensor == self._me.tensor
                 for held in w.holdings
                 if held.copy == self._copy_of(w.place.data)
             ],
-            source=lambda route, prefix: self._own(route.of, prefix),
-            target=lambda route, prefix: whole[route.of, prefix].view(-1)[route.part],
+            source=lambda route: self._own(route.of, route.prefix),
+            target=lambda route: whole[route.of, route.prefix].view(-1)[route.part],
         )
         return [w.stored(prefix, state) for (w, prefix), state in whole.items()]
 
@@ -195,13 +195,12 @@ class StateExchange:
         return read[WEIGHT] if WEIGHT in read else read[next(p for p in self._values if p in read)]
 
     def _hand_out_state(
-        self, bucket: Sequence[SharedWeight], found: Mapping[SharedWeight, Mapping[str, Tensor]]
+        self, bucket: _Bucket, found: Mapping[SharedWeight, Mapping[str, Tensor]]
     ) -> None:
         whole = {
             (w, prefix): w.empty(self._type(w, prefix))
-            for w in bucket
+            for w, prefix in bucket
             if w.place.data == self._me.data or not w.holdings
-            for prefix in self._prefixes(w)
         }
         for (w, prefix), state in whole.items():
             if self._stores(w):
@@ -212,12 +211,12 @@ class StateExchange:
                 self._own(w, prefix).copy_(state.view(-1))
         self._exchange(
             [
-                _Route(w, held.part, source=w.place.data, target=held.rank)
-                for w in bucket
+                _Route(w, prefix, held.part, source=w.place.data, target=held.rank)
+                for w, prefix in bucket
                 for held in w.holdings
             ],
-            source=lambda route, prefix: whole[route.of, prefix].view(-1)[route.part],
-            target=lambda route, prefix: self._own(route.of, prefix),
+            source=lambda route: whole[route.of, route.prefix].view(-1)[route.part],
+            target=lambda route: self._own(route.of, route.prefix),
         )
 
     def _exchange(self, routes: Sequence[_Route], *, source: _TensorAt, target: _TensorAt) -> None:
@@ -229,21 +228,16 @@ class StateExchange:
         coming = sorted((r for r in routes if r.target == me != r.source), key=lambda r: r.source)
         for route in routes:
             if route.source == route.target == me:
-                for prefix in self._prefixes(route.of):
-                    target(route, prefix).copy_(source(route, prefix), non_blocking=True)
+                target(route).copy_(source(route), non_blocking=True)
         # All data ranks have the same routes: none of them waits alone in the collective.
         if all(route.source == route.target for route in routes):
             return
         ranks, sizes_out, sizes_in = self._groups.dp_cp.size(), Counter(), Counter()
         for route in leaving:
-            sizes_out[route.target] += route.numel * len(self._prefixes(route.of))
+            sizes_out[route.target] += route.numel
         for route in coming:
-            sizes_in[route.source] += route.numel * len(self._prefixes(route.of))
-        pieces = [
-            source(route, prefix).to(device(), torch.float32)
-            for route in leaving
-            for prefix in self._prefixes(route.of)
-        ]
+            sizes_in[route.source] += route.numel
+        pieces = [source(route).to(device(), torch.float32) for route in leaving]
         received = torch.empty(sizes_in.total(), device=device())
         dist.all_to_all_single(
             received,
@@ -252,11 +246,10 @@ class StateExchange:
             [sizes_out[rank] for rank in range(ranks)],
             group=self._groups.dp_cp,
         )
-        kinds = [(route, prefix) for route in coming for prefix in self._prefixes(route.of)]
-        numels = [route.numel for route, _ in kinds]
-        places = [target(*kind) for kind in kinds]
-        for place, piece in zip(places, received.split(numels), strict=True):
-            place.copy_(piece, non_blocking=True)
+        for route, piece in zip(
+            coming, received.split([route.numel for route in coming]), strict=True
+        ):
+            target(route).copy_(piece, non_blocking=True)
 
     def _stores(self, w: SharedWeight) -> bool:
         """Whether this rank writes and reads the weight."""
@@ -289,17 +282,16 @@ class StateExchange:
         if self._groups.dp_cp.size() > 1:
             broadcast(tensor, self._groups.dp_cp, source=w.place.data)
 
-    def _buckets(self) -> Iterator[list[SharedWeight]]:
-        """Weights in parts or with state, in runs of `BUCKET_BYTES` at most; a weight is whole."""
+    def _buckets(self) -> Iterator[_Bucket]:
+        """All tensors in parts or of states, in runs of at most `BUCKET_BYTES` if none has more."""
         bucket, size = [], 0
         for w in self._weights:
-            if not (prefixes := self._prefixes(w)):
-                continue
-            own = w.numel * _FLOAT32_BYTES * len(prefixes)
-            if bucket and size + own > BUCKET_BYTES:
-                yield bucket
-                bucket, size = [], 0
-            bucket.append(w)
-            size += own
+            own = w.numel * _FLOAT32_BYTES
+            for prefix in self._prefixes(w):
+                if bucket and size + own > BUCKET_BYTES:
+                    yield bucket
+                    bucket, size = [], 0
+                bucket.append((w, prefix))
+                size += own
         if bucket:
             yield bucket
