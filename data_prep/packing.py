@@ -46,7 +46,7 @@ from data_prep.writing.summary import Summary, summarize
 from dit.codecs.dataset_card import FORMAT_VERSION
 from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.text import TextEncoder
-from dit.codecs.text.vocabulary import vocabulary
+from dit.codecs.text.encoder import vocabulary
 from dit.codecs.vae import Codec
 from dit.codecs.vae.codec import LATENT_DTYPE
 from dit.progress import Track, no_progress

@@ -28,7 +28,7 @@ from data_prep.inspect.thumbnails import (
 from data_prep.writing.dataset_folder import REFUSED_NAME
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
-from dit.codecs.text.vocabulary import WORDS
+from dit.codecs.text.encoder import WORDS
 from dit.codecs.vae import Codec
 from dit.parsing import parse_json
 from dit.progress import Track, no_progress

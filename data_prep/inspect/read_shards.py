@@ -24,7 +24,7 @@ from data_prep.writing.dataset_folder import META
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError, read_card
 from dit.codecs.normalization import Moments
-from dit.codecs.text.vocabulary import WORDS
+from dit.codecs.text.encoder import WORDS
 from dit.codecs.vae import Codec
 from dit.parsing import cause, parse_json
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from dit.codecs.text.vocabulary import unknown_words
+from dit.codecs.text.encoder import unknown_words
 from dit.parsing import parse_json
 from dit.sampling.commands.generate_media import (
     generate_opened,

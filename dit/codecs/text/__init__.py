@@ -1,12 +1,8 @@
 """Text encoders by name. To add one: subclass `TextEncoder`, and name it in `OF_FAMILIES`.
 
-encoder             the interface: caption -> embedding
-fixed_vectors       what the two encoders without weights share: options, lengths, positions
-byte_table          `bytes`: a fixed vector for each byte
-word_table          `words`: a fixed vector for each word, alike for words that look alike
-vocabulary          the words of captions, which dataset cards keep, and those of prompts
+encoder             the interface: caption -> embedding; the words of captions and of prompts
+fixed_vectors       `bytes` and `words`: a fixed vector for each byte, or for each word
 pretrained_encoder  text encoders on Transformers
-projection          the text projection of a Diffusers transformer
 families            the text encoders of most families, and the table of them, `OF_FAMILIES`
 hunyuan_video       those of the first HunyuanVideo; that of image-to-video sees the first frame
 qwen_image          those of HunyuanImage, of Qwen-Image and of its edit models, which see pictures
@@ -19,9 +15,9 @@ from typing import Any
 from dit.codecs.dataset_card import CodecError, part_of_card
 from dit.codecs.dataset_encoder import Registry
 from dit.codecs.pretrained import ModelLocation
-from dit.codecs.text.byte_table import ByteTable
 from dit.codecs.text.encoder import EncoderPadding, TextEncoder
 from dit.codecs.text.families import OF_FAMILIES
+from dit.codecs.text.fixed_vectors import ByteTable, WordTable
 from dit.codecs.text.hunyuan_video import HunyuanVideoImageText, HunyuanVideoText
 from dit.codecs.text.qwen_image import (
     HunyuanImageText,
@@ -29,7 +25,6 @@ from dit.codecs.text.qwen_image import (
     QwenImageEditText,
     QwenImageText,
 )
-from dit.codecs.text.word_table import WordTable
 
 TEXT_ENCODERS = Registry(
     TextEncoder,

@@ -1,12 +1,25 @@
-"""What the two text encoders without weights share: options, lengths, positions."""
+"""The text encoders without weights: fixed random vectors, on every machine the same.
 
-# L rows, E width of the embedding
+1. FixedVectors  options, lengths and positions, which both share
+2. ByteTable     `bytes`: a vector for each byte. A network has to learn to read before it can
+                 follow such captions; `words` spares it that
+3. WordTable     `words`: a vector for each word, of the word itself and of its pieces of 3 and 4
+                 letters, so that words that look alike have alike vectors; a row for the whole
+                 caption, then one for each word
+"""
+
+# L rows, E width of the embedding, P pieces of a word
 
 from __future__ import annotations
 
+import hashlib
+import re
 from abc import abstractmethod
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, ClassVar, Self
+from unicodedata import category, name, normalize
 
 import numpy as np
 import torch
@@ -81,19 +94,158 @@ class FixedVectors(TextEncoder):
         return found
 
 
-def add_arguments(parser: ArgumentParser, encoders: tuple[type[FixedVectors], ...]) -> None:
-    """The options that these encoders share."""
-    names = " and ".join(encoder.name for encoder in encoders)
-    group = parser.add_argument_group(f"text encoders {names}")
-    usual = ", ".join(f"{encoder.usual_width} of {encoder.name}" for encoder in encoders)
-    group.add_argument(
-        "--text_width",
-        type=int,
-        metavar="NUMBERS",
-        help=f"Numbers in one row of the embedding of a caption. (default: {usual})",
-    )
-    group.add_argument(
-        "--pooled_text",
-        action="store_true",
-        help="Also store pooled_text, the sum over a caption, which FLUX reads.",
-    )
+_SEED = 257
+_BEGIN = 256  # token before the first byte, so that the empty string has a token, too
+
+
+@lru_cache
+def byte_table(width: int) -> np.ndarray:
+    """[257, width] float64, uniform with zero mean and unit variance."""
+    # Raw Philox words are the same in every version of NumPy and on every machine; NumPy does not
+    # promise that of its distributions.
+    words = np.random.Philox(np.random.SeedSequence((_SEED, width))).random_raw((257, width))
+    unit = (words >> np.uint64(11)).astype(np.float64) / 2**53
+    return (2 * unit - 1) * np.sqrt(3)
+
+
+class ByteTable(FixedVectors):
+    """The tokens are the UTF-8 bytes of a caption, after one token that begins each text."""
+
+    name: ClassVar[str] = "bytes"
+    usual_width: ClassVar[int] = 64
+    most_rows: ClassVar[int] = 4096
+
+    def rows(self, caption: str) -> np.ndarray:
+        """[1 + bytes that are kept, E]: (byte + position) / sqrt(2), unit variance."""
+        tokens_L = self._tokens(caption)
+        text_LE = byte_table(self.width)[tokens_L] + positions(len(tokens_L), self.width)
+        return text_LE / np.sqrt(2)
+
+    def pool(self, caption: str) -> np.ndarray:
+        tokens_L = self._tokens(caption)
+        return byte_table(self.width)[tokens_L].sum(0) / len(tokens_L) ** 0.5
+
+    def _tokens(self, caption: str) -> np.ndarray:
+        """Rows of the table [L], int64."""
+        kept = caption.encode()[: self.max_length - 1].decode(
+            errors="ignore"
+        )  # no part of a character
+        tokens_L = np.frombuffer(bytes(1) + kept.encode(), np.uint8).astype(np.int64)
+        tokens_L[0] = _BEGIN
+        return tokens_L
+
+    def length_of(self, caption: str) -> int:
+        return 1 + len(caption.encode())
+
+
+# Scripts that are written without spaces: first words of the Unicode names of their letters.
+_WITHOUT_SPACES = {
+    *("CJK", "HIRAGANA", "KATAKANA", "HALFWIDTH", "HENTAIGANA", "BOPOMOFO", "TANGUT", "YI"),
+    *("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE", "CHAM"),
+}
+_APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"
+# Over the kinds of `_kind`: letters and digits with their marks, joined by an apostrophe between
+# letters or a point or comma between digits; else one character with its marks.
+_WORD = re.compile(r"[ad](?:[adm]|'(?=a)|(?<=d)\.(?=d))*|\Sm*")
+_POSITION = 0.5  # strength of the positions beside words of unit variance
+
+
+def words_of(caption: str) -> list[str]:
+    """The words of a caption in order, in NFC and case folded.
+
+    Letters and digits that stand together are a word (`don't` and `3.5` are one). Any other
+    character but a space is one, too: signs, emoji, and letters of scripts without spaces. Only
+    invisible characters, such as joiners between emoji, are left out.
+    """
+    folded = normalize("NFC", normalize("NFC", caption).casefold()).replace(_APOSTROPHE, "'")
+    seen = "".join(c for c in folded if category(c) != "Cf" and not "\ufe00" <= c <= "\ufe0f")
+    kinds = "".join(map(_kind, seen))
+    return [seen[found.start() : found.end()] for found in _WORD.finditer(kinds)]
+
+
+def _kind(character: str) -> str:
+    """a: letter, d: digit, m: mark, ' and . joiners, a space, x: a word of its own."""
+    if character in "'.,":
+        return "." if character == "," else character
+    major = category(character)
+    if character.isspace() or major == "Cc":
+        return " "
+    if major[0] == "L":
+        script = name(character, "").split()[:1]
+        return "x" if _WITHOUT_SPACES.issuperset(script) else "a"
+    return {"N": "d", "M": "m"}.get(major[0], "x")
+
+
+def drawn(text: str, width: int) -> np.ndarray:
+    """[width] float64, uniform with zero mean and unit variance: a hash of the text.
+
+    SHAKE is the same on every machine and in every version, as NumPy's distributions are not.
+    """
+    bits = hashlib.shake_128(text.encode(errors="surrogatepass")).digest(2 * width)
+    return ((np.frombuffer(bits, "<u2") + 0.5) / 2**15 - 1) * np.sqrt(3)
+
+
+def pieces_of(word: str) -> Iterator[str]:
+    """All strings of 3 and 4 characters in `<word>` (arXiv:1607.04606, Sec. 3.2)."""
+    marked = f"<{word}>"
+    return (marked[i : i + n] for n in (3, 4) for i in range(len(marked) - n + 1))
+
+
+@lru_cache(maxsize=10_000)
+def vector(word: str, width: int) -> np.ndarray:
+    """[width] float64 of unit variance: four fifths of it the word's own, a fifth its pieces'."""
+    pieces_PE = np.stack([drawn(piece, width) for piece in pieces_of(word)])
+    return (2 * drawn(f"w:{word}", width) + pieces_PE.sum(0) / len(pieces_PE) ** 0.5) / 5**0.5
+
+
+class WordTable(FixedVectors):
+    """A row for the caption, the sum of its words, and one for each word.
+
+    So a network follows a caption from its first steps on: the first row differs for each set of
+    words, whatever their order.
+    """
+
+    name: ClassVar[str] = "words"
+    usual_width: ClassVar[int] = 256
+    most_rows: ClassVar[int] = 1024
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        """Adds the options of both encoders."""
+        both = (cls, ByteTable)
+        group = parser.add_argument_group(f"text encoders {' and '.join(e.name for e in both)}")
+        usual = ", ".join(f"{encoder.usual_width} of {encoder.name}" for encoder in both)
+        group.add_argument(
+            "--text_width",
+            type=int,
+            metavar="NUMBERS",
+            help=f"Numbers in one row of the embedding of a caption. (default: {usual})",
+        )
+        group.add_argument(
+            "--pooled_text",
+            action="store_true",
+            help="Also store pooled_text, the sum over a caption, which FLUX reads.",
+        )
+
+    def rows(self, caption: str) -> np.ndarray:
+        """[1 + words that are kept, E] of unit variance."""
+        words = self._kept(caption)
+        vectors = [self.pool(caption), *(vector(word, self.width) for word in words)]
+        text_LE = np.stack(vectors) + _POSITION * positions(len(vectors), self.width)
+        return text_LE / (1 + _POSITION**2) ** 0.5
+
+    def pool(self, caption: str) -> np.ndarray:
+        """The sum of the words, each once; a vector of its own for a caption without any."""
+        words = dict.fromkeys(self._kept(caption))
+        if not words:
+            return drawn("", self.width)
+        return np.stack([vector(word, self.width) for word in words]).sum(0) / len(words) ** 0.5
+
+    def _kept(self, caption: str) -> list[str]:
+        return words_of(caption)[: self.max_length - 1]
+
+    def length_of(self, caption: str) -> int:
+        return 1 + len(words_of(caption))
+
+    def words_of(self, caption: str) -> list[str]:
+        return words_of(caption)

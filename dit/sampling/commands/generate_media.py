@@ -299,7 +299,7 @@ def shown_progress() -> Track:
 
 
 def _say(opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]) -> None:
-    from dit.codecs.text.vocabulary import unknown_words
+    from dit.codecs.text.encoder import unknown_words
 
     console, stride = Console(), opened.latent_stride
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from dit.codecs import text
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import ByteTable
-from dit.codecs.text.byte_table import byte_table
-from dit.codecs.text.fixed_vectors import positions
+from dit.codecs.text.fixed_vectors import byte_table, positions
 
 CARD = {"format_version": 1, "text_encoder": {"name": "bytes", "width": 64, "revision": "1"}}
 

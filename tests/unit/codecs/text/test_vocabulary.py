@@ -1,7 +1,7 @@
 """The words of captions in a dataset's card, and those of prompts beside them."""
 
 from dit.codecs.text import ByteTable, WordTable
-from dit.codecs.text.vocabulary import MOST_WORDS, unknown_words, vocabulary
+from dit.codecs.text.encoder import MOST_WORDS, unknown_words, vocabulary
 
 WORDS, BYTES = WordTable(width=8), ByteTable(width=8)
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dit.codecs import text
 from dit.codecs.text import WordTable
-from dit.codecs.text.fixed_vectors import positions
-from dit.codecs.text.word_table import drawn, pieces_of, vector, words_of
+from dit.codecs.text.fixed_vectors import drawn, pieces_of, positions, vector, words_of
 
 CARD = {"format_version": 1, "text_encoder": {"name": "words", "width": 256, "revision": "1"}}
 
