@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dit.codecs.dataset_card import CodecError
 
@@ -26,6 +26,18 @@ class PipelineComponent:
     precision: str | None = None  # None for a component without weights, such as a tokenizer
     device: str = "cpu"
     local_only: bool = False  # whether nothing may be downloaded
+
+    @classmethod
+    def of(cls, encoder: Any, library: str, kind: str, subfolder: str) -> Self:
+        """A component of the pipeline whose codec or text encoder `encoder` is."""
+        return cls(
+            library=library,
+            kind=kind,
+            model=encoder.model_name,
+            subfolder=subfolder,
+            cache=encoder.cache,
+            local_only=encoder.local_only,
+        )
 
     @property
     def place(self) -> str:

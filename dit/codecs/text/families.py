@@ -26,11 +26,11 @@ from dit.codecs.text.pretrained_encoder import (
     PretrainedTextEncoder,
     UnmaskedTextEncoder,
 )
+from dit.command_line import add_options, option
 
 _TEMPLATE = 30  # tokens of Predict2.5's instruction before and after a caption, about
 
 
-@dataclass(frozen=True, kw_only=True)
 class CosmosText(MaskedTextEncoder):
     """T5, masked."""
 
@@ -39,7 +39,6 @@ class CosmosText(MaskedTextEncoder):
     default_model: ClassVar[str] = "nvidia/Cosmos-1.0-Diffusion-7B-Text2World"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChromaText(MaskedTextEncoder):
     """T5, masked, and its state at the first token of padding, which Chroma attends to."""
 
@@ -49,7 +48,6 @@ class ChromaText(MaskedTextEncoder):
     padding_rows: ClassVar[int] = 1
 
 
-@dataclass(frozen=True, kw_only=True)
 class WanText(MaskedTextEncoder):
     """UMT5, masked, on captions with repaired characters and single spaces."""
 
@@ -63,7 +61,6 @@ class WanText(MaskedTextEncoder):
         return prompt_clean(caption)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FluxText(UnmaskedTextEncoder):
     """Embeddings of T5, and the pooled output of CLIP-L."""
 
@@ -85,7 +82,6 @@ class FluxText(UnmaskedTextEncoder):
 _CLIP_ROWS = 77  # `model_max_length` of CLIP's tokenizers
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sd3Text(UnmaskedTextEncoder):
     """Embeddings of two CLIP encoders side by side, then those of T5; what the two pool.
 
@@ -126,7 +122,6 @@ class Sd3Text(UnmaskedTextEncoder):
         return self.stored(made.hidden_states[-2][0], mask), made.text_embeds[0]
 
 
-@dataclass(frozen=True, kw_only=True)
 class HunyuanText(PretrainedTextEncoder):
     """Qwen2.5-VL on an instruction with the caption, and ByT5 on the words in quotation marks."""
 
@@ -158,6 +153,16 @@ class HunyuanText(PretrainedTextEncoder):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _ProjectionOptions:
+    """Options of the command line."""
+
+    text_projection: Path | None = option(None, metavar="DIR")
+    """Diffusers folder of a Cosmos-Predict2.5 transformer: store the outputs of its crossattn_proj,
+    1,024 numbers a token instead of 100,352, for training with this projection frozen. (default:
+    the states of all layers)"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CosmosPredict25Text(PretrainedTextEncoder):
     """Qwen2.5-VL; each layer's states are normalised, then all are put side by side.
 
@@ -175,15 +180,7 @@ class CosmosPredict25Text(PretrainedTextEncoder):
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
-        group = parser.add_argument_group(f"text encoder {cls.name}")
-        group.add_argument(
-            "--text_projection",
-            type=Path,
-            metavar="DIR",
-            help="Diffusers folder of a Cosmos-Predict2.5 transformer: store the outputs of its"
-            " crossattn_proj, 1,024 numbers a token instead of 100,352, for training with this"
-            " projection frozen. (default: the states of all layers)",
-        )
+        add_options(parser.add_argument_group(f"text encoder {cls.name}"), _ProjectionOptions)
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:

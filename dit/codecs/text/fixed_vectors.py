@@ -17,6 +17,7 @@ import re
 from abc import abstractmethod
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 from unicodedata import category, name, normalize
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.text.encoder import TextEncoder, requested_length
+from dit.command_line import add_options, option, option_names
 
 _PERIOD = 10_000.0  # longest wavelength of the positions over 2 pi (arXiv:1706.03762, Sec. 3.5)
 
@@ -38,12 +40,20 @@ def positions(length: int, width: int) -> np.ndarray:
     return np.sqrt(2) * np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """Options of the command line."""
+
+    text_width: int | None = option(None, metavar="NUMBERS")
+    """Numbers in one row of the embedding of a caption. (default: 256 of words, 64 of bytes)"""
+    pooled_text: bool = False
+    """Also store pooled_text, the sum over a caption, which FLUX reads."""
+
+
 class FixedVectors(TextEncoder):
     """A text encoder whose rows are fixed random vectors of unit variance."""
 
-    options: ClassVar[frozenset[str]] = frozenset(
-        ("text_width", "pooled_text", "max_sequence_length")
-    )
+    options: ClassVar[frozenset[str]] = frozenset((*option_names(_Options), "max_sequence_length"))
     usual_width: ClassVar[int]
     most_rows: ClassVar[int]
     """Rows of a caption, unless --max_sequence_length says otherwise."""
@@ -212,20 +222,7 @@ class WordTable(FixedVectors):
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
         """Adds the options of both encoders."""
-        both = (cls, ByteTable)
-        group = parser.add_argument_group(f"text encoders {' and '.join(e.name for e in both)}")
-        usual = ", ".join(f"{encoder.usual_width} of {encoder.name}" for encoder in both)
-        group.add_argument(
-            "--text_width",
-            type=int,
-            metavar="NUMBERS",
-            help=f"Numbers in one row of the embedding of a caption. (default: {usual})",
-        )
-        group.add_argument(
-            "--pooled_text",
-            action="store_true",
-            help="Also store pooled_text, the sum over a caption, which FLUX reads.",
-        )
+        add_options(parser.add_argument_group("text encoders words and bytes"), _Options)
 
     def rows(self, caption: str) -> np.ndarray:
         """[1 + words that are kept, E] of unit variance."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import load, model_config_of
 from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder, as_stored
+from dit.command_line import add_options, option
 
 _PICTURE_ROWS = 576  # that Llava makes of a picture: 24 x 24 patches
 _BEHIND = 4  # tokens of the instruction behind a caption, which the pipeline cuts out of its rows
@@ -28,7 +29,6 @@ INTERLEAVE = {"token_replace": 4, "latent_concat": 2}
 """Kind of network -> which rows of a picture its pipeline keeps: every fourth, every second."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class HunyuanVideoText(PretrainedTextEncoder):
     """Llama on an instruction with the caption, and the pooled output of CLIP-L on the caption."""
 
@@ -47,8 +47,7 @@ class HunyuanVideoText(PretrainedTextEncoder):
     @property
     def width(self) -> int:  # type: ignore[override] # the model's configuration has it
         self._check_network()
-        config = model_config_of(self._part(self.network, self.subfolders[0]))
-        return config.get_text_config().hidden_size
+        return super().width
 
     def embed(self, caption: str) -> dict[str, Tensor]:
         from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import HunyuanVideoPipeline
@@ -56,14 +55,10 @@ class HunyuanVideoText(PretrainedTextEncoder):
         return self._encoded_by(self._around(HunyuanVideoPipeline), prompt=caption)
 
     def _around(self, kind: Any, **more: Any) -> Any:
-        """Diffusers' pipeline around the text encoders alone."""
         self._check_network()
-        others: Any = dict.fromkeys(("scheduler", "vae", "transformer"))
-        return kind(
-            **others,
+        return self.pipeline_of(
+            kind,
             **more,
-            text_encoder=self.load_network(self.network, self.subfolders[0]),
-            tokenizer=self.load_tokenizer(self.subfolders[1]),
             text_encoder_2=self.load_network("CLIPTextModel", "text_encoder_2"),
             tokenizer_2=self.load_tokenizer("tokenizer_2"),
         )
@@ -83,6 +78,16 @@ class HunyuanVideoText(PretrainedTextEncoder):
                 f"--model_name {self.model_name}: its {folder} is of type {kind!r}, not"
                 f" {self.model_type!r}; {self.remedy}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ImageTextOptions:
+    """Options of the command line."""
+
+    image_embed_interleave: int | None = option(None, choices=range(1, 6), metavar="N")
+    """Keep the first of each N of the 576 rows that Llava makes of a first frame. (default: as the
+    pipeline of the folder, by its transformer/config.json: 4 with token_replace, 2 with
+    latent_concat)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,16 +114,7 @@ class HunyuanVideoImageText(HunyuanVideoText):
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
-        group = parser.add_argument_group(f"text encoder {cls.name}")
-        group.add_argument(
-            "--image_embed_interleave",
-            type=int,
-            choices=range(1, 6),
-            metavar="N",
-            help=f"Keep the first of each N of the {_PICTURE_ROWS} rows that Llava makes of a first"
-            " frame. (default: as the pipeline of the folder, by its transformer/config.json: 4"
-            " with token_replace, 2 with latent_concat)",
-        )
+        add_options(parser.add_argument_group(f"text encoder {cls.name}"), _ImageTextOptions)
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:

@@ -74,7 +74,8 @@ class PretrainedTextEncoder(TextEncoder):
 
     @property
     def width(self) -> int:  # type: ignore[override] # the model's configuration has it
-        config = model_config_of(self._part(self.network, self.subfolders[0]))
+        part = self._part(self.network, self.subfolders[0])
+        config = model_config_of(part).get_text_config()
         return getattr(config, "d_model", None) or config.hidden_size
 
     def on(self, device: str) -> Self:
@@ -105,14 +106,7 @@ class PretrainedTextEncoder(TextEncoder):
         """The tensors of a caption by their names in a shard, in the network's precision."""
 
     def _part(self, kind: str, subfolder: str) -> PipelineComponent:
-        return PipelineComponent(
-            library="transformers",
-            kind=kind,
-            model=self.model_name,
-            subfolder=subfolder,
-            cache=self.cache,
-            local_only=self.local_only,
-        )
+        return PipelineComponent.of(self, "transformers", kind, subfolder)
 
     def load_network(self, kind: str, subfolder: str) -> Any:
         part = self._part(kind, subfolder)
@@ -121,6 +115,16 @@ class PretrainedTextEncoder(TextEncoder):
     def load_tokenizer(self, subfolder: str) -> Any:
         cache = self.tokenizer_cache or self.cache
         return load(replace(self._part("AutoTokenizer", subfolder), cache=cache))
+
+    def pipeline_of(self, kind: Any, **more: Any) -> Any:
+        """A pipeline of Diffusers, of the class `kind`, around the text encoders alone."""
+        others: Any = dict.fromkeys(("scheduler", "vae", "transformer"))
+        return kind(
+            **others,
+            **more,
+            text_encoder=self.load_network(self.network, self.subfolders[0]),
+            tokenizer=self.load_tokenizer(self.subfolders[1]),
+        )
 
     def tokens(self, caption: str, subfolder: str, length: int) -> tuple[Tensor, Tensor]:
         """Token ids and mask, both [1, length], padded, on the device."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,14 +18,13 @@ from PIL import Image
 from torch import Tensor
 
 from dit.codecs.dataset_card import CodecError
-from dit.codecs.pretrained import load, model_config_of
+from dit.codecs.pretrained import load
 from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder, as_stored
 
 _PICTURE_TOKENS = 1400  # of a megapixel, about: one for 28 x 28 pixels
 _MEGAPIXEL = 1024 * 1024
 
 
-@dataclass(frozen=True, kw_only=True)
 class QwenImageText(PretrainedTextEncoder):
     """Qwen2.5-VL; captions at their true length, as the pipeline's mask hides all padding."""
 
@@ -47,21 +45,11 @@ class QwenImageText(PretrainedTextEncoder):
         return encoder
 
     @property
-    def width(self) -> int:  # type: ignore[override] # the model's configuration has it
-        config = model_config_of(self._part(self.network, self.subfolders[0]))
-        return config.get_text_config().hidden_size
-
-    @property
     def pipeline(self) -> Any:
         """Diffusers' pipeline around the text encoder alone."""
         from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline
 
-        parts: Any = dict.fromkeys(("scheduler", "vae", "transformer"))
-        return QwenImagePipeline(
-            **parts,
-            text_encoder=self.load_network(self.network, self.subfolders[0]),
-            tokenizer=self.load_tokenizer(self.subfolders[1]),
-        )
+        return self.pipeline_of(QwenImagePipeline)
 
     def length_of(self, caption: str) -> int:
         return super().length_of(caption) + self.rows_after
@@ -80,7 +68,6 @@ class QwenImageText(PretrainedTextEncoder):
         return {"text": rows_1LE[0]}
 
 
-@dataclass(frozen=True, kw_only=True)
 class HunyuanImageText(QwenImageText):
     """The same instruction without its end, and ByT5 on the words in quotation marks."""
 
@@ -94,11 +81,8 @@ class HunyuanImageText(QwenImageText):
     def pipeline(self) -> Any:
         from diffusers.pipelines.hunyuan_image.pipeline_hunyuanimage import HunyuanImagePipeline
 
-        parts: Any = dict.fromkeys(("scheduler", "vae", "transformer"))
-        pipe = HunyuanImagePipeline(
-            **parts,
-            text_encoder=self.load_network(self.network, self.subfolders[0]),
-            tokenizer=self.load_tokenizer(self.subfolders[1]),
+        pipe = self.pipeline_of(
+            HunyuanImagePipeline,
             text_encoder_2=self.load_network("T5EncoderModel", "text_encoder_2"),
             tokenizer_2=self.load_tokenizer("tokenizer_2"),
         )
@@ -112,7 +96,6 @@ class HunyuanImageText(QwenImageText):
         return {"text": text_1LE[mask_1L.bool()], "text_2": glyphs_1GE[glyph_mask_1G.bool()]}
 
 
-@dataclass(frozen=True, kw_only=True)
 class QwenImageEditText(QwenImageText):
     """Qwen2.5-VL on the caption and one picture, which it sees with about a megapixel."""
 
@@ -124,16 +107,7 @@ class QwenImageEditText(QwenImageText):
     def pipeline(self) -> Any:
         from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import QwenImageEditPipeline
 
-        return self._around(QwenImageEditPipeline)
-
-    def _around(self, kind: Any) -> Any:
-        parts: Any = dict.fromkeys(("scheduler", "vae", "transformer"))
-        return kind(
-            **parts,
-            text_encoder=self.load_network(self.network, self.subfolders[0]),
-            tokenizer=self.load_tokenizer(self.subfolders[1]),
-            processor=self.load_processor(),
-        )
+        return self.pipeline_of(QwenImageEditPipeline, processor=self.load_processor())
 
     def load_processor(self) -> Any:
         """What turns captions and pictures into the network's inputs.
@@ -175,7 +149,6 @@ class QwenImageEditText(QwenImageText):
         return _scaled(pipe, picture, _MEGAPIXEL)
 
 
-@dataclass(frozen=True, kw_only=True)
 class QwenImageEditPlusText(QwenImageEditText):
     """The same with several numbered pictures, which it sees small (Qwen-Image-Edit-2509, 2511)."""
 
@@ -187,7 +160,8 @@ class QwenImageEditPlusText(QwenImageEditText):
     def pipeline(self) -> Any:
         from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as plus
 
-        return self._around(plus.QwenImageEditPlusPipeline)
+        processor = self.load_processor()
+        return self.pipeline_of(plus.QwenImageEditPlusPipeline, processor=processor)
 
     def rows_of(self, caption: str) -> int:
         return self.length_of(caption) + _PICTURE_TOKENS // 7  # one picture of 384 x 384 pixels

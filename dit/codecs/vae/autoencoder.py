@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import hashlib
-from abc import abstractmethod
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,9 @@ from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import Whitening
 from dit.codecs.pretrained import PipelineComponent, has_component, load, model_config_of
 from dit.codecs.vae.codec import LATENT_DTYPE, Codec
+
+_STORED = ("model_name", "precision", "stochastic", "image_conditioning")
+"""Fields that a dataset card must have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +41,10 @@ class Autoencoder(Codec):
     takes_batches: ClassVar[bool] = True
     tuning: ClassVar[tuple[str, ...]] = ()  # configuration and keys that tune its models' network
 
+    ratios: ClassVar[tuple[str, str]] = ("spatial_compression_ratio", "temporal_compression_ratio")
+    """Names of the strides of a cell in the configuration, in pixels and in frames."""
+
     model_name: str
-    channels_: int
     precision: str = "float32"
     stochastic: bool = False
     image_conditioning: bool = False
@@ -52,9 +56,9 @@ class Autoencoder(Codec):
     local_only: bool = False
 
     @classmethod
-    @abstractmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
-        """The normalisation of latents in the pipeline of the model."""
+        """The normalisation of latents in the pipeline of the model: here by channel."""
+        return Whitening(mean=tuple(config["latents_mean"]), std=tuple(config["latents_std"]))
 
     options: ClassVar[frozenset[str]] = frozenset(
         ("model_name", "precision", "slicing", "stochastic", "tiling", "vae_cache_folder")
@@ -80,35 +84,20 @@ class Autoencoder(Codec):
         )
 
     @classmethod
-    def _of(
-        cls, *, model_name: str, cache: str | None = None, local_only: bool = False, **options: Any
-    ) -> Self:
-        part = PipelineComponent(
-            library="diffusers",
-            kind=cls.vae,
-            model=model_name,
-            subfolder="vae",
-            cache=cache,
-            local_only=local_only,
-        )
-        config = model_config_of(part)
-        channels = config.get("latent_channels") or config["z_dim"]
-        given = {**options, "model_name": model_name, "cache": cache, "channels_": channels}
-        given["local_only"] = local_only
-        return cls(whitening=cls.whitening_of(config), **given)
+    def _of(cls, **options: Any) -> Self:
+        codec = cls(whitening=Whitening.identity(0), **options)
+        return replace(codec, whitening=cls.whitening_of(codec._config))
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
-        names = ("model_name", "precision", "stochastic", "image_conditioning")
-        options = {name: settings[name] for name in names}
+        options = {name: settings[name] for name in _STORED}
         rare = ("cache", "local_only", "last_frame")
         options |= {k: settings[k] for k in rare if k in settings}
         return cls._of(**options)
 
     @property
     def settings(self) -> dict[str, Any]:
-        names = ("model_name", "precision", "stochastic", "image_conditioning")
-        found = {name: getattr(self, name) for name in (*names, "tiling", "slicing")}
+        found = {name: getattr(self, name) for name in (*_STORED, "tiling", "slicing")}
         return found | ({"last_frame": True} if self.last_frame else {})
 
     @property
@@ -117,7 +106,15 @@ class Autoencoder(Codec):
 
     @property
     def channels(self) -> int:
-        return self.channels_
+        return self._config.get("latent_channels") or self._config["z_dim"]
+
+    @property
+    def stride(self) -> int:
+        return self._config[self.ratios[0]]
+
+    @property
+    def temporal_stride(self) -> int:
+        return self._config[self.ratios[1]] if self.has_time else 1
 
     @property
     def _config(self) -> dict[str, Any]:
@@ -125,25 +122,15 @@ class Autoencoder(Codec):
 
     @property
     def _part(self) -> PipelineComponent:
-        return self._component("diffusers", self.vae, "vae")
+        return PipelineComponent.of(self, "diffusers", self.vae, "vae")
 
     @property
     def _image_part(self) -> PipelineComponent | None:
         """The image encoder; None where the model has none."""
         if self.image_encoder is None:
             return None
-        part = self._component("transformers", self.image_encoder, "image_encoder")
+        part = PipelineComponent.of(self, "transformers", self.image_encoder, "image_encoder")
         return part if has_component(part) else None
-
-    def _component(self, library: str, kind: str, subfolder: str) -> PipelineComponent:
-        return PipelineComponent(
-            library=library,
-            kind=kind,
-            model=self.model_name,
-            subfolder=subfolder,
-            cache=self.cache,
-            local_only=self.local_only,
-        )
 
     @contextmanager
     def visiting(self, device: torch.device) -> Iterator[None]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -17,7 +16,6 @@ from dit.codecs.normalization import Whitening
 from dit.codecs.vae.autoencoder import Autoencoder, picture_of
 
 
-@dataclass(frozen=True, kw_only=True)
 class Flux(Autoencoder):
     """Images; latents are (latent - shift) * scale."""
 
@@ -56,7 +54,6 @@ class Flux(Autoencoder):
         return 2 ** (len(self._config["block_out_channels"]) - 1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sd3(Flux):
     """Images, as of FLUX, by another autoencoder."""
 
@@ -70,7 +67,6 @@ class Sd3(Flux):
     edits_pictures: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class HunyuanImage(Flux):
     """Images, each token of 32 x 32 pixels; latents are latent * scale."""
 
@@ -96,7 +92,6 @@ class HunyuanImage(Flux):
         return self._config["spatial_compression_ratio"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Chroma(Flux):
     """Images, by the autoencoder of FLUX."""
 
@@ -108,7 +103,6 @@ class Chroma(Flux):
     edits_pictures: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class Wan(Autoencoder):
     """Images and videos of 4n + 1 frames; conditions and CLIP features for image-to-video.
 
@@ -127,6 +121,7 @@ class Wan(Autoencoder):
     }
     workloads: ClassVar[tuple[str, ...]] = ("t2v", "i2v", "flf2v")
     vae: ClassVar[str] = "AutoencoderKLWan"
+    ratios: ClassVar[tuple[str, str]] = ("scale_factor_spatial", "scale_factor_temporal")
     image_encoder: ClassVar[str | None] = "CLIPVisionModel"
     class_tokens: ClassVar[int] = 1
     text_encoder: ClassVar[str] = "wan"
@@ -143,23 +138,11 @@ class Wan(Autoencoder):
             )
         return codec
 
-    @classmethod
-    def whitening_of(cls, config: dict[str, Any]) -> Whitening:
-        return Whitening(mean=tuple(config["latents_mean"]), std=tuple(config["latents_std"]))
-
     @property
     def settings(self) -> dict[str, Any]:
         # Part of the identity of a dataset: one without conditions is not continued with them.
         inputs = {"inputs": list(self.input_names)} if self.image_conditioning else {}
         return super().settings | inputs
-
-    @property
-    def stride(self) -> int:
-        return self._config["scale_factor_spatial"]
-
-    @property
-    def temporal_stride(self) -> int:
-        return self._config["scale_factor_temporal"]
 
     @property
     def _keeps_first_frame(self) -> bool:
@@ -209,7 +192,6 @@ class Wan(Autoencoder):
         return answer.hidden_states[-2]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Hunyuan(Autoencoder):
     """Images and videos of 4n + 1 frames; SigLIP features for image-to-video."""
 
@@ -230,16 +212,7 @@ class Hunyuan(Autoencoder):
         channels = config["latent_channels"]
         return Whitening(mean=(0.0,) * channels, std=(1 / config["scaling_factor"],) * channels)
 
-    @property
-    def stride(self) -> int:
-        return self._config["spatial_compression_ratio"]
 
-    @property
-    def temporal_stride(self) -> int:
-        return self._config["temporal_compression_ratio"]
-
-
-@dataclass(frozen=True, kw_only=True)
 class HunyuanVideo(Hunyuan):
     """The same of the first HunyuanVideo, which has no image encoder of its own."""
 
@@ -262,7 +235,6 @@ class HunyuanVideo(Hunyuan):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class HunyuanVideoI2V(HunyuanVideo):
     """The same for image-to-video, whose text encoder sees the first frame."""
 
@@ -278,7 +250,6 @@ class HunyuanVideoI2V(HunyuanVideo):
         return ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class CosmosPredict2(Wan):
     """The codec of Wan 2.1; video-to-world reads the given frames from the latent itself."""
 
@@ -292,7 +263,6 @@ class CosmosPredict2(Wan):
     tuning: ClassVar[tuple[str, ...]] = ("conf/cosmos_predict2_2b.yaml",)
 
 
-@dataclass(frozen=True, kw_only=True)
 class CosmosPredict25(CosmosPredict2):
     """The same, with the text encoder of Cosmos-Predict2.5."""
 
@@ -303,7 +273,6 @@ class CosmosPredict25(CosmosPredict2):
     tuning: ClassVar[tuple[str, ...]] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cosmos(Autoencoder):
     """Images and videos of 8n + 1 frames. The factor sigma_data is left to the objective."""
 
@@ -318,18 +287,9 @@ class Cosmos(Autoencoder):
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
         if config.get("latents_mean") is None:
             return Whitening.identity(config["latent_channels"])
-        return Whitening(mean=tuple(config["latents_mean"]), std=tuple(config["latents_std"]))
-
-    @property
-    def stride(self) -> int:
-        return self._config["spatial_compression_ratio"]
-
-    @property
-    def temporal_stride(self) -> int:
-        return self._config["temporal_compression_ratio"]
+        return super().whitening_of(config)
 
 
-@dataclass(frozen=True, kw_only=True)
 class QwenImage(Autoencoder):
     """Images, each a clip of one frame; latents are (latent - mean) / std by channel."""
 
@@ -341,10 +301,6 @@ class QwenImage(Autoencoder):
     text_encoder: ClassVar[str] = "qwen_image"
     tuning: ClassVar[tuple[str, ...]] = ("conf/qwen_image_lora.yaml",)
 
-    @classmethod
-    def whitening_of(cls, config: dict[str, Any]) -> Whitening:
-        return Whitening(mean=tuple(config["latents_mean"]), std=tuple(config["latents_std"]))
-
     @property
     def stride(self) -> int:
         return 2 ** len(self._config["temperal_downsample"])
@@ -354,7 +310,6 @@ class QwenImage(Autoencoder):
         return 2 ** sum(self._config["temperal_downsample"])
 
 
-@dataclass(frozen=True, kw_only=True)
 class QwenImageEdit(QwenImage):
     """The same, for pictures that are made of one control picture, which the text encoder sees."""
 
@@ -374,7 +329,6 @@ class QwenImageEdit(QwenImage):
         return wide, high
 
 
-@dataclass(frozen=True, kw_only=True)
 class QwenImageEditPlus(QwenImageEdit):
     """The same, for several control pictures."""
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.vae.codec import LATENT_DTYPE, Codec
+from dit.command_line import add_options, option, option_names
 
 
 class Basis(StrEnum):
@@ -49,6 +50,19 @@ def frequencies(colours: int, block: int) -> Tensor:
     """
     plane = torch.kron(cosines(block), cosines(block))
     return torch.kron(cosines(colours), plane).float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """Options of the command line."""
+
+    pixel_block: int = option(4, metavar="PIXELS")
+    """Side, in pixels, of the square in one latent cell. (default: %(default)s)"""
+    pixel_channels: int = option(3, metavar="CHANNELS")
+    """Colour channels kept: 3 for RGB, 1 for grey. (default: %(default)s)"""
+    pixel_basis: Basis = Basis.DCT
+    """Channels of a latent cell: its frequencies, which make cleaner pictures, or its pixels.
+    (default: %(default)s)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,51 +99,16 @@ class Pixel(Codec):
             raise CodecError(f"--pixel_channels {self.colours} must be 1 (grey) or 3 (RGB)")
 
     @classmethod
-    def of(
-        cls,
-        *,
-        block: int,
-        colours: int,
-        image_conditioning: bool = False,
-        basis: Basis = Basis.PIXELS,
-    ) -> Self:
+    def of(cls, *, block: int, colours: int, **others: Any) -> Self:
         """A codec before its whitening is measured."""
-        return cls(
-            block=block,
-            colours=colours,
-            image_conditioning=image_conditioning,
-            basis=basis,
-            whitening=Whitening.identity(colours * block**2),
-        )
+        whitening = Whitening.identity(colours * block**2)
+        return cls(block=block, colours=colours, whitening=whitening, **others)
 
-    options: ClassVar[frozenset[str]] = frozenset(
-        ("pixel_block", "pixel_channels", "pixel_basis", "whitening_from")
-    )
+    options: ClassVar[frozenset[str]] = frozenset((*option_names(_Options), "whitening_from"))
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
-        group = parser.add_argument_group("processor pixel")
-        group.add_argument(
-            "--pixel_block",
-            type=int,
-            default=4,
-            metavar="PIXELS",
-            help="Side, in pixels, of the square in one latent cell. (default: %(default)s)",
-        )
-        group.add_argument(
-            "--pixel_channels",
-            type=int,
-            default=3,
-            metavar="CHANNELS",
-            help="Colour channels kept: 3 for RGB, 1 for grey. (default: %(default)s)",
-        )
-        group.add_argument(
-            "--pixel_basis",
-            choices=[str(one) for one in Basis],
-            default=str(Basis.DCT),
-            help="Channels of a latent cell: its frequencies, which make cleaner pictures, or its"
-            " pixels. (default: %(default)s)",
-        )
+        add_options(parser.add_argument_group("processor pixel"), _Options)
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
