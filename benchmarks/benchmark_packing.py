@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measuring.mixtures import MIXTURES, Mixture
 from measuring.packing_simulation import (
+    MIXTURES,
+    Mixture,
     alike,
     decreasing_fill,
     simulated_steps,

@@ -23,12 +23,12 @@ from typing import Any
 from data_prep.engine.block_worker import BlockWorker, DecodedSample, RefusedResult, Task
 from data_prep.engine.processes import Engine, InProcess
 from data_prep.engine.ranks import ALONE, Ranks
-from data_prep.inspect.thumbnails import PageRoom, side_for
+from data_prep.inspect.html_pages import PageRoom, side_for
 from data_prep.media.clips import Entry, Source
 from data_prep.media.resizing import Sizing
-from data_prep.planning.cropping import CropStatistics, crop_line
 from data_prep.planning.plan import PackingPlan, read_plan, refuse, write_plan
 from data_prep.planning.splits import ALL_IN_TRAIN, Split, all_in_train_notice
+from data_prep.planning.statistics import CropStatistics, crop_line
 from data_prep.refusals import PrepError, Refusals, RefusedError
 from data_prep.writing.dataset_folder import (
     LEDGER,
@@ -39,10 +39,9 @@ from data_prep.writing.dataset_folder import (
     publish,
 )
 from data_prep.writing.incremental import WHITENING_NAME, remove_earlier, set_aside
-from data_prep.writing.ledger import LedgerHeader, changed_options
+from data_prep.writing.ledger import LedgerHeader, Summary, changed_options, summarize
 from data_prep.writing.readme import PICTURES, MadeBy, sample_picture
 from data_prep.writing.shard_writer import PackOptions, RankBlocks, Writer
-from data_prep.writing.summary import Summary, summarize
 from dit.codecs.dataset_card import FORMAT_VERSION
 from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.text import TextEncoder

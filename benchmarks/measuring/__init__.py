@@ -1,7 +1,6 @@
 """What the benchmarks measure, and what they compare with.
 
-mixtures            sample lengths of realistic data
-packing_simulation  lengths -> fill of packs, time to choose them, slowest rank over mean
+packing_simulation  sample lengths -> fill of packs, time to choose them, slowest rank over mean
 steps               measured steps -> medians, shares, MFU; the measured peak of the device
 rank_bytes          bytes that a process sends, holds and reads at a save or load
 memory_traffic      bytes that operations read and write, counted without values

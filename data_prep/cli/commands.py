@@ -23,7 +23,7 @@ from data_prep.cli.terminal import (
     show_summary,
     show_words,
 )
-from data_prep.engine.processes import Engine, InProcess, Processes
+from data_prep.engine.processes import Engine, InProcess, Processes, RayWorkers
 from data_prep.engine.ranks import Ranks, join
 from data_prep.formats.automodel import INDEX, relocate
 from data_prep.formats.convert import convert, export
@@ -37,9 +37,9 @@ from data_prep.inspect.read_shards import (
     words_of,
 )
 from data_prep.packing import Packing, PackOptions, Summary, pack_dataset
-from data_prep.planning.cropping import crop_line_of
 from data_prep.planning.plan_page import write_plan_page
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
+from data_prep.planning.statistics import crop_line_of
 from data_prep.refusals import PrepError
 from data_prep.sources.digits import SIDE, Digits, EditedDigits, MovingDigits
 from data_prep.sources.folders import FolderCollection
@@ -308,8 +308,6 @@ def _engine(args: argparse.Namespace, ranks: Ranks) -> Engine:
     if args.num_workers is not None and args.num_workers < 0:
         raise PrepError(f"--num_workers {args.num_workers} must be at least 0")
     if args.engine == "ray":
-        from data_prep.engine.ray_engine import RayWorkers
-
         if ranks.world > 1:
             raise PrepError("--engine ray spreads the work itself; start one process")
         return RayWorkers(workers=args.num_workers)

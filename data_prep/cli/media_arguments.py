@@ -13,8 +13,7 @@ from data_prep.media.frame_selection import Window
 from data_prep.media.resizing import PRESETS, ResizeMode
 from data_prep.sources.media_source import SeveralCaptions
 from dit.codecs.pretrained import PRECISIONS
-from dit.codecs.reference_fit import ReferenceFit
-from dit.codecs.rgb import WHITE, colour
+from dit.codecs.rgb import WHITE, ReferenceFit, colour
 from dit.codecs.text import EncoderPadding
 from dit.command_line import Whole, add_options, option, option_names, whole
 from dit.local_path import LocalPath

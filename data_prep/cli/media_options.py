@@ -9,9 +9,9 @@ from pathlib import Path
 
 from data_prep.cli.media_arguments import DecoderOptions, FrameOptions
 from data_prep.media.captions import MissingCaption
-from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import FrameRule, Window
 from data_prep.media.resizing import PRESETS, Buckets, Fit, ResizeMode, Sizing, aspect_buckets
+from data_prep.media.videos import VideoDecoder
 from data_prep.refusals import PrepError
 from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
 from data_prep.sources.folders import CaptionOptions, Collection, FolderCollection
@@ -21,7 +21,7 @@ from data_prep.sources.masks import MaskFolder
 from data_prep.sources.media_source import Input, MediaSource, SeveralCaptions, TokenGrid
 from data_prep.sources.references import ControlFolder, ReferenceRule
 from dit.codecs.dataset_encoder import DatasetEncoder
-from dit.codecs.reference_fit import ReferenceFit
+from dit.codecs.rgb import ReferenceFit
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Codec
 from dit.command_line import option_names

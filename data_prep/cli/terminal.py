@@ -10,8 +10,7 @@ from rich.table import Table
 
 from data_prep.inspect.read_shards import ShardReport
 from data_prep.packing import Summary
-from data_prep.planning.cropping import crop_line
-from data_prep.planning.statistics import CAPACITIES, PlanStatistics
+from data_prep.planning.statistics import CAPACITIES, PlanStatistics, crop_line
 from data_prep.writing.dataset_folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
 from dit.codecs.vae import CODECS
 from dit.console import Console

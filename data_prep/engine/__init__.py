@@ -1,7 +1,6 @@
 """Blocks of the plan -> encoded samples, on many processes.
 
 ranks         launched processes that share one output folder
-processes     hands blocks to worker processes of this machine; results come in order
-ray_engine    hands blocks to workers of a Ray cluster
+processes     hands blocks to worker processes, or to workers of a Ray cluster
 block_worker  a block of the plan -> the files of its samples
 """

@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 
 from data_prep.inspect.duplicates import Looks, looks_of
-from data_prep.inspect.thumbnails import Thumbnail, frames_shown, seconds_of, thumbnail
+from data_prep.inspect.html_pages import Thumbnail, frames_shown, seconds_of, thumbnail
 from data_prep.media.clips import Clip, Entry, Source
 from data_prep.media.images import to_levels
 from data_prep.refusals import Reason, RefusedError

@@ -1,7 +1,13 @@
-"""Hands blocks to worker processes as they become free; results come in the order of the blocks.
+"""Hands blocks to workers as they become free; results come in the order of the blocks.
+
+1. InProcess   all work in this process
+2. Processes   worker processes of this machine
+3. RayWorkers  workers of a Ray cluster, on any number of machines
 
 The blocks of a worker that died are done again by another worker, sample by sample; a sample that
-kills that worker, too, is refused.
+kills that worker, too, is refused. Ray restarts a worker whose process or machine is lost, and
+repeats its blocks; all machines need the input folder at the same path, and only this process
+writes shards.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -22,6 +29,7 @@ from data_prep.refusals import PrepError, Reason
 _DEATHS = 4  # workers that may die with the same block before they begin one of its samples
 _IN_FLIGHT = 2  # blocks of a worker: it encodes one and decodes the next
 _WINDOW = 4  # blocks for each worker that may wait for an earlier, slower one
+_WINDOW_OF_RAY = 8
 
 
 class Engine(Protocol):
@@ -204,3 +212,76 @@ def _one_by_one(work: BlockWorker, block: Block, pipe: Connection) -> Iterator[A
     for index, line in enumerate(block):
         pipe.send(index)
         yield next(iter(work.run([(line,)])))[0]
+
+
+class RayWorkers:
+    """Actors of the cluster at RAY_ADDRESS, or of one that is started on this machine."""
+
+    def __init__(self, *, workers: int | None):
+        """One worker for each GPU of the cluster, or each core, where `workers` is None.
+
+        Raises:
+            PrepError: Ray is not installed.
+        """
+        try:
+            # Imported by name: pyright would read the whole source of Ray, for minutes.
+            ray = import_module("ray")
+        except ImportError:
+            raise PrepError(
+                "--engine ray needs Ray; install it with pip install 'megatron-dit[ray]'"
+            ) from None
+        self._ray: Any = ray
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False, include_dashboard=False)
+        resources = ray.cluster_resources()
+        self._gpus = int(resources.get("GPU", 0))
+        self._workers = workers or self._gpus or int(resources.get("CPU", 1))
+
+    def run(self, work: BlockWorker, blocks: Iterable[Block]) -> Iterator[list[Any]]:
+        """Results block by block; the actors end with the iterator."""
+        ray = self._ray
+        device = {"num_gpus": 1} if self._gpus else {"num_cpus": 1}
+        # -1 is unlimited: a lost machine is not the fault of the block that was on it.
+        actor = ray.remote(max_restarts=-1, max_task_retries=-1, **device)(_Actor)
+        shared = ray.put(work)
+        actors = [actor.remote(shared, bool(self._gpus)) for _ in range(self._workers)]
+        try:
+            yield from self._ordered(actors, iter(blocks))
+        finally:
+            for one in actors:
+                ray.kill(one)
+
+    def _ordered(self, actors: list[Any], blocks: Iterator[Block]) -> Iterator[list[Any]]:
+        """Each actor gets the next block when it finishes one; early results wait in `done`."""
+        busy: dict[Any, tuple[int, Any]] = {}
+        free, done = list(actors) * 2, dict[int, list[Any]]()
+        taken = given_out = 0
+        while True:
+            room = min(len(free), _WINDOW_OF_RAY * len(actors) - (taken - given_out))
+            for block in list(islice(blocks, max(0, room))):
+                actor = free.pop(0)
+                busy[actor.run.remote(block)] = taken, actor
+                taken += 1
+            if given_out in done:
+                yield done.pop(given_out)
+                given_out += 1
+            elif busy:
+                (ready,), _ = self._ray.wait(list(busy), num_returns=1)
+                number, actor = busy.pop(ready)
+                done[number] = self._ray.get(ready)
+                free.append(actor)
+            else:
+                return
+
+
+class _Actor:
+    """One worker process somewhere in the cluster."""
+
+    def __init__(self, work: BlockWorker, on_gpu: bool):
+        import torch
+
+        torch.set_num_threads(1)
+        self._work = work.on("cuda" if on_gpu else "cpu")
+
+    def run(self, block: Block) -> list[Any]:
+        return next(iter(self._work.run([block])))

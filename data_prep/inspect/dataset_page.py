@@ -14,17 +14,19 @@ from typing import Any
 import safetensors.torch
 
 from data_prep.inspect.duplicates import ComparedBy, Duplicates
-from data_prep.inspect.html_pages import Row, html_table, write_html
-from data_prep.inspect.read_shards import InspectedSample, ShardReport, read_samples
-from data_prep.inspect.thumbnails import (
+from data_prep.inspect.html_pages import (
     PAGE_BYTES,
     PageRoom,
+    Row,
     Thumbnail,
     frames_shown,
+    html_table,
     seconds_of,
     side_for,
     thumbnail,
+    write_html,
 )
+from data_prep.inspect.read_shards import InspectedSample, ShardReport, read_samples
 from data_prep.writing.dataset_folder import REFUSED_NAME
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card

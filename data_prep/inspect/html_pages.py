@@ -1,13 +1,24 @@
-"""HTML pages that need no server or network: search, filters and pages over many samples."""
+"""HTML pages that need no server or network: search, filters and pages over many samples.
+
+Their pictures and clips are so small that a page stays small enough for a browser.
+"""
+
+# F frames, H rows, W columns; 3 colours
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from data_prep.refusals import printable
 from dit.safe_writing import write_atomically
@@ -18,6 +29,12 @@ Row = dict[str, Any]
 """A listed sample: name, caption; and where they are known bucket (its size), facts, refused,
 detail, group (of near duplicates), repeats (of its caption), picture and clip (data URIs), file (a
 path relative to the page)."""
+PAGE_BYTES = 36_000_000
+"""Of all pictures of a page, and as many of all clips; as text they take a third more."""
+# Pixels -> bytes of a photograph of foliage; drawings take a third.
+_SIDES = {128: 3_400, 96: 2_100, 64: 1_200, 48: 750, 32: 480, 24: 340}
+_LOSSLESS = 64 * 64  # pixels of a picture that is shown as it is
+_FRAMES, _FPS = 16, 16.0  # frames of a clip at most, and the rate of one that does not say it
 
 
 def write_html(path: Path, title: str, parts: Iterable[str], rows: Sequence[Row]) -> None:
@@ -52,3 +69,84 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         "<table><tr>" + "".join(f"<th>{escape(h)}</th>" for h in head) + "</tr>"
         + "".join(lines) + "</table>"
     )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thumbnail:
+    """A sample on a page, as WebP files."""
+
+    picture: bytes
+    clip: bytes = b""
+    """Of some frames, for a sample with several."""
+
+    @property
+    def row(self) -> Row:
+        """Its part of a listed sample."""
+        found = {"picture": self.picture, "clip": self.clip}
+        return {
+            name: f"data:image/webp;base64,{base64.b64encode(content).decode()}"
+            for name, content in found.items()
+            if content
+        }
+
+
+def side_for(samples: int) -> int:
+    """Pixels of the longer side of thumbnails with which a page has room for so many."""
+    samples = min(samples, MOST_ROWS)
+    return next((s for s, size in _SIDES.items() if samples * size <= PAGE_BYTES), min(_SIDES))
+
+
+def frames_shown(count: int) -> np.ndarray:
+    """Which of so many frames are in a thumbnail, evenly spread."""
+    return np.linspace(0, count - 1, min(count, _FRAMES)).round().astype(int)
+
+
+def thumbnail(frames_FHW3: np.ndarray, *, side: int, seconds: float) -> Thumbnail:
+    """Of the frames that are shown, uint8; a clip takes `seconds`.
+
+    Small pictures keep every pixel.
+    """
+    frames, height, width, _ = frames_FHW3.shape
+    small = max(height, width) <= side and height * width <= _LOSSLESS
+    picture = _webp(frames_FHW3[:1], side, lossless=small)
+    if frames == 1:
+        return Thumbnail(picture=picture)
+    each = round(1000 * seconds / frames)
+    return Thumbnail(picture=picture, clip=_webp(frames_FHW3, side, duration=each))
+
+
+def seconds_of(frames: int, fps: float | None) -> float:
+    """How long so many frames are shown."""
+    return frames / (fps or _FPS)
+
+
+def _webp(frames_FHW3: np.ndarray, side: int, **options: Any) -> bytes:
+    """Scaled down to `side`; several frames are a moving picture, which needs no FFmpeg."""
+    images = [Image.fromarray(frame_HW3) for frame_HW3 in frames_FHW3]
+    for image in images:
+        image.thumbnail((side, side))
+    content = io.BytesIO()
+    images[0].save(
+        content, "webp", quality=80, loop=0, save_all=True, append_images=images[1:], **options
+    )
+    return content.getvalue()
+
+
+@dataclass
+class PageRoom:
+    """What a page still has room for."""
+
+    pictures: int = PAGE_BYTES
+    clips: int = PAGE_BYTES
+    shown: int = 0  # samples with a picture
+
+    def take(self, one: Thumbnail | None) -> Thumbnail | None:
+        """As much of a thumbnail as there is room for."""
+        if one is None or len(one.picture) > self.pictures:
+            return None
+        if len(one.clip) > self.clips:
+            one = replace(one, clip=b"")
+        self.pictures -= len(one.picture)
+        self.clips -= len(one.clip)
+        self.shown += 1
+        return one

@@ -15,8 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image
 
-from data_prep.media.images import open_media
-from data_prep.media.signatures import HEAD, VIDEO, what_it_is
+from data_prep.media.images import HEAD, VIDEO, open_media, what_it_is
 from data_prep.media.truncation import missing_bytes
 from data_prep.refusals import Reason, RefusedError
 

@@ -2,7 +2,6 @@
 
 splits      key of a sample -> its split
 plan        `plan.jsonl`: the planned samples of a source, in packing order
-cropping    area lost to cropping, and the options that lose less
-statistics  counts, histograms, expected bytes and packs of a plan
+statistics  counts, histograms, expected bytes and packs of a plan; area lost to cropping
 plan_page   the plan as an HTML page with pictures and histograms
 """

@@ -14,13 +14,11 @@ from urllib.parse import quote
 
 from data_prep.engine.block_worker import DecodedSample
 from data_prep.inspect.duplicates import ComparedBy, Duplicates
-from data_prep.inspect.html_pages import Row, html_table, write_html
-from data_prep.inspect.thumbnails import Thumbnail, side_for, thumbnail
+from data_prep.inspect.html_pages import Row, Thumbnail, html_table, side_for, thumbnail, write_html
 from data_prep.media.clips import Entry, Source
 from data_prep.media.images import to_levels
-from data_prep.planning.cropping import crop_line
 from data_prep.planning.plan import PackingPlan
-from data_prep.planning.statistics import CAPACITIES, Judged, PlanStatistics
+from data_prep.planning.statistics import CAPACITIES, Judged, PlanStatistics, crop_line
 from data_prep.refusals import RefusedError
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec

@@ -1,7 +1,6 @@
 """Folders, archives and datasets -> media with their captions -> planned samples.
 
 dataset_file    several folders with settings of their own, from a YAML or TOML file
-dataset_keys    the keys of that file, and checks of their values
 listing         files below a folder: media, caption files, tables, archives, others
 archives        members of a tar archive, found by its headers
 table_rows      bytes of a caption table -> its rows

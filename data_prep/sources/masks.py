@@ -20,11 +20,10 @@ from PIL import Image
 from torch import Tensor
 
 from data_prep.media.clips import Entry, PlannedMask
-from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import KeptFrames
 from data_prep.media.images import open_image, size_of, to_8_bits
 from data_prep.media.resizing import Placement
-from data_prep.media.videos import Timeline, timeline
+from data_prep.media.videos import Timeline, VideoDecoder, timeline
 from data_prep.refusals import Reason, RefusedError
 from data_prep.sources.listing import BOTH, media_kind_of
 

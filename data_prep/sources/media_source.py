@@ -25,11 +25,10 @@ from torch import Tensor
 
 from data_prep.media.captions import Caption, ControlPicture, TagShuffle
 from data_prep.media.clips import Clip, Entry, PlannedReference
-from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import FrameRule, KeptFrames
 from data_prep.media.images import open_image, probe_image, to_rgb, to_video
 from data_prep.media.resizing import Placement, ResizeMode, Sizing
-from data_prep.media.videos import Timeline, timeline
+from data_prep.media.videos import Timeline, VideoDecoder, timeline
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError, printable
 from data_prep.sources.archives import parse_location

@@ -19,8 +19,7 @@ from data_prep.media.images import open_image, probe_image, to_rgb
 from data_prep.media.resizing import Buckets, Fit, Placement, ResizeMode
 from data_prep.refusals import Reason, RefusedError
 from data_prep.sources.listing import IMAGES, name_of
-from dit.codecs.reference_fit import ReferenceFit
-from dit.codecs.rgb import is_transparent
+from dit.codecs.rgb import ReferenceFit, is_transparent
 
 FOLDER = -1
 """`PlannedReference.folder` of a picture in the folder of the media, which a table names."""

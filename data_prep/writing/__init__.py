@@ -5,6 +5,5 @@ readme          the card for people, with sample pictures beside it
 incremental     samples of an earlier packing over other files, which are copied
 shard_writer    results of the workers -> shards and ledger
 tar_shards      samples -> tar shards with their indices
-ledger          what a packing has written, so that the same command continues it
-summary         the ledgers of all ranks -> what was packed and what was refused
+ledger          what a packing has written, so that the same command continues it; its summary
 """

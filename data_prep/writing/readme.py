@@ -18,7 +18,7 @@ from PIL import Image
 
 from data_prep.media.clips import Clip
 from data_prep.media.images import to_levels
-from data_prep.planning.cropping import crop_line
+from data_prep.planning.statistics import crop_line
 from data_prep.refusals import printable
 from dit.progress import counted
 from dit.safe_writing import write_atomically

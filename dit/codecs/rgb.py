@@ -1,10 +1,11 @@
-"""A picture of any mode of Pillow -> 8-bit RGB, alike for data preparation and generation."""
+"""A picture of any mode of Pillow -> 8-bit RGB, and sizes: alike in data_prep and generation."""
 
 # H rows, W columns
 
 from __future__ import annotations
 
 import io
+from enum import StrEnum
 from functools import cache
 
 import numpy as np
@@ -13,6 +14,14 @@ from PIL import Image, ImageCms, ImageColor, ImageFile, ImageOps
 WHITE = "white"
 _BITS = {"1": 1, "L;2": 2, "L;4": 4}
 """Bits of a grey level in a PNG file, by Pillow's name for such pixels; it scales them to 8."""
+
+
+class ReferenceFit(StrEnum):
+    """Size at which a reference picture is encoded."""
+
+    OWN = "own"  # its own in whole patches, in packing within the pixel budget of the media
+    TARGET = "target"  # that of its target; in packing scaled to cover it and cropped
+    PUBLISHED = "published"  # what the pipeline of the published weights scales it to
 
 
 def colour(text: str) -> str:

@@ -19,8 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from dit.batch import NULL_TEXT, TEXT
-from dit.codecs.reference_fit import ReferenceFit
-from dit.codecs.rgb import to_rgb, upright
+from dit.codecs.rgb import ReferenceFit, to_rgb, upright
 from dit.codecs.text import TextEncoder
 from dit.models.family import InputKind, SampleInput
 from dit.sampling.grid import beside

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from dit.data.datasets import META
-from dit.data.export.samples import EXPORTED, NumberedSamples, StoredSample
-from dit.data.export.shard_samples import ShardSamples
+from dit.data.export.samples import EXPORTED, NumberedSamples, ShardSamples, StoredSample
 from dit.data.records import LATENT, ShardRecord, fps_of, in_shape, shaped
 from dit.data.rejections import DataError
 from dit.models.family import InputKind

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from dit.data.export.batches import VideoBatches, image_batch
-from dit.data.export.buckets import BucketSampler
 from dit.data.export.caches import open_samples
+from dit.data.export.order import BucketSampler
 from dit.data.export.samples import NumberedSamples, of_card
 from dit.data.rejections import DataError
 

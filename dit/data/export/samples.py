@@ -1,4 +1,4 @@
-"""The samples of a folder as dicts, by number.
+"""The samples of a folder as dicts, by number: of any folder, and of our shards and DFM's.
 
 A sample is a dict: `key`, `caption`, `fps` (None for a picture), `width` and `height` in pixels,
 `bucket` (the number of its SizeBucket), `about` (all of its description), `latent` [C, F, H, W],
@@ -18,13 +18,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from megatron.energon.epathlib import EPath
 from torch.utils.data import Dataset
 
 from dit.batch import TEXT
-from dit.data.records import LATENT, LOSS_MASK, ShardRecord
+from dit.data.datasets import DatasetSplit, check_folder, count_samples, shards_of
+from dit.data.preflight import read_data_card
+from dit.data.records import (
+    LATENT,
+    LOSS_MASK,
+    RecordHeader,
+    ShardRecord,
+    head_length,
+    is_dfm,
+    read_outline,
+    read_record,
+)
 from dit.data.rejections import DataError, SampleRefused
-from dit.data.tar_reader import NotPlain
+from dit.data.tar_reader import NotPlain, OpenShards, SampleLocation, sample_members, split_name
 from dit.models.family import InputKind
+from dit.parsing import parse_json
 
 EXPORTED: Mapping[str, InputKind] = {
     TEXT: InputKind.TEXT,
@@ -37,6 +50,8 @@ EXPORTED: Mapping[str, InputKind] = {
     **{f"reference_latent_{number}": InputKind.REFERENCE for number in range(4)},
 }
 """What a sample has beside its latent and its loss mask, by the names in our shards."""
+_STRIDE = 8  # pixels along a side of a latent cell, where neither sample nor card say it
+_LARGE = 2**17  # more than the head of any tensors has
 _FAULTS = (SampleRefused, NotPlain, OSError, ValueError)
 
 
@@ -143,3 +158,80 @@ def of_card(card: Mapping[str, Any], part: str, name: str) -> Any:
     """A value of the dataset card; None where it has none, or another program wrote the part."""
     entries = card.get(part)
     return entries.get(name) if isinstance(entries, Mapping) else None
+
+
+class ShardSamples(NumberedSamples):
+    """All samples of one split of a dataset folder.
+
+    Raises:
+        DataError: the folder is no dataset, has no such split, or a sample cannot be read; the
+            message names its key and shard. Nothing is left out.
+    """
+
+    def __init__(self, folder: Path | str, *, split: str = "train"):
+        leaf = DatasetSplit(path=EPath(str(folder)), split=split)
+        check_folder(leaf.path)
+        count, card = count_samples(leaf), read_data_card(leaf) or {}
+        stride = of_card(card, "latent", "stride")
+        self._stride = stride if type(stride) is int and stride > 0 else _STRIDE
+        shards = shards_of(leaf)
+        self._paths = [str(shard.path.local_path()) for shard in shards]
+        self._firsts = np.cumsum([0, *(shard.count for shard in shards)])
+        self._open = OpenShards()
+        self.remedy = (
+            f"`python -m data_prep inspect {folder}` lists what is damaged, and other trainers need"
+            " every sample: restore the shard or pack the data again"
+        )
+        super().__init__(folder, count=count, card=card)
+
+    def read(self, index: int, *, whole: bool) -> StoredSample:
+        shard, number = self._shard_of(index)
+        path = self._paths[shard]
+        start, size = self._open.span(path, number)
+        place = SampleLocation(shards=self._open, path=path, start=start, size=size)
+        key, parts = _parts(place, whole=whole)
+        read = read_record if whole or is_dfm(parts) else read_outline
+        record, about = read(parts, EXPORTED), parse_json(parts["json"])
+        _, _, rows, columns = record.latent_CFHW.shape
+        return StoredSample(
+            key=key,
+            record=record,
+            about=about,
+            size=(self._pixels(about, "width", columns), self._pixels(about, "height", rows)),
+            text_rows=0 if record.text_LE is None else len(record.text_LE),
+        )
+
+    def name_of(self, index: int) -> str:
+        shard, number = self._shard_of(index)
+        return f"{self._paths[shard]}, sample {number}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without open files, which another process opens again."""
+        return self.__dict__ | {"_open": OpenShards()}
+
+    def _shard_of(self, index: int) -> tuple[int, int]:
+        """Number of the shard, and of the sample in it."""
+        shard = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return shard, int(index - self._firsts[shard])
+
+    def _pixels(self, about: Mapping[str, Any], name: str, cells: int) -> int:
+        value = about.get(name)
+        return value if type(value) is int and value > 0 else cells * self._stride
+
+
+def _parts(place: SampleLocation, *, whole: bool = True) -> tuple[str, dict[str, Any]]:
+    """Key and parts of a record; unless `whole`, the RecordHeader of its `.safetensors` alone.
+
+    Raises:
+        NotPlain: its tar has unusual headers.
+        OSError: it cannot be read.
+    """
+    parts, key = dict[str, Any](), ""
+    for name, at, size in sample_members(place.read, place.size):
+        key, extension = split_name(name)
+        if whole or extension != "safetensors":
+            parts[extension] = place.read(at, size)
+        else:
+            length = head_length(place.read(at, min(8, size)))
+            parts[extension] = RecordHeader(data=place.read(at, min(length, size, _LARGE)), size=size)
+    return key, parts

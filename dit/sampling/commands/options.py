@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
-from dit.codecs.reference_fit import ReferenceFit
+from dit.codecs.rgb import ReferenceFit
 from dit.command_line import OptionParser, add_options, option
 from dit.config import Sampler
 from dit.distributed.entry import Parser

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dit.codecs import text, vae
 from dit.codecs.pretrained import forget
-from dit.codecs.reference_fit import ReferenceFit
+from dit.codecs.rgb import ReferenceFit
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec, ModelLocation, usual_size
 from dit.config import ModelConfig, RunConfig

@@ -6,8 +6,8 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from measuring.mixtures import MIXTURES
 from measuring.packing_simulation import (
+    MIXTURES,
     alike,
     decreasing_fill,
     in_order,

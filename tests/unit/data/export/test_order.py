@@ -20,8 +20,8 @@ from dit.data.export import (
     ShardSamples,
     build_video_multiresolution_dataloader,
 )
-from dit.data.export.buckets import dynamic_batch_size
 from dit.data.export.loaders import stateful_class
+from dit.data.export.order import dynamic_batch_size
 
 COUNT, WORLD = 45, 4  # samples of seven sizes, five or so each; no bucket divides by the ranks
 

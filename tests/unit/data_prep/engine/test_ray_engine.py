@@ -71,7 +71,7 @@ class DeadlyOnce(Digits):
 @pytest.mark.slow
 def test_a_worker_of_a_ray_cluster_is_lost(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
-    from data_prep.engine.ray_engine import RayWorkers
+    from data_prep.engine.processes import RayWorkers
 
     codec, words = Pixel.of(block=2, colours=1), ByteTable(width=16)
     source = DeadlyOnce(tmp_path / "killed")

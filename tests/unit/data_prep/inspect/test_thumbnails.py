@@ -19,8 +19,8 @@ from PIL import Image
 from data_prep.cli.parser import main
 from data_prep.inspect import dataset_page, thumbnails
 from data_prep.inspect.duplicates import looks_of
+from data_prep.inspect.html_pages import PageRoom, Thumbnail, side_for, thumbnail
 from data_prep.inspect.read_shards import inspect_shard
-from data_prep.inspect.thumbnails import PageRoom, Thumbnail, side_for, thumbnail
 from dit.codecs.dataset_card import read_card
 from dit.codecs.vae import Pixel, codec_of_card
 from tests.media_files import image, video

@@ -16,10 +16,9 @@ from PIL import Image
 
 from data_prep.media import frame_pictures, video_packets
 from data_prep.media.clips import Clip, Entry
-from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import FrameRule
 from data_prep.media.resizing import Fit
-from data_prep.media.videos import frames, timeline
+from data_prep.media.videos import VideoDecoder, frames, timeline
 from data_prep.packing import Packing
 from data_prep.planning.splits import SplitFractions
 from data_prep.refusals import PrepError

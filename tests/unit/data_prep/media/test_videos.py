@@ -10,8 +10,7 @@ import pytest
 
 from data_prep.cli.parser import main
 from data_prep.media.clips import Entry
-from data_prep.media.decoders import VideoDecoder
-from data_prep.media.videos import ENDINGS, frames, timeline
+from data_prep.media.videos import ENDINGS, VideoDecoder, frames, timeline
 from data_prep.refusals import PrepError, Reason, RefusedError
 from tests.media_files import CODECS, level, number_of, numbered_video, video
 

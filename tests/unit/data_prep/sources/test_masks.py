@@ -13,10 +13,9 @@ from PIL import Image
 
 from data_prep.cli.parser import main
 from data_prep.media.clips import Entry, PlannedMask
-from data_prep.media.decoders import VideoDecoder
 from data_prep.media.frame_selection import FrameRule
 from data_prep.media.resizing import Placement
-from data_prep.media.videos import timeline
+from data_prep.media.videos import VideoDecoder, timeline
 from data_prep.sources.listing import Ignored, files_by_name
 from data_prep.sources.masks import CellSize, MaskFolder
 from tests.media_files import image, video
