@@ -23,7 +23,6 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.flavors.webdataset.sample_loader import RawSampleData
 from megatron.energon.source_info import SourceInfo
 from megatron.energon.state import FlexState
-from megatron.energon.wrappers.base import BaseWrapperDataset
 from megatron.energon.wrappers.buffer import SavableSampleBuffer
 
 from dit.batch import LatentSample, PackedBatch
@@ -37,7 +36,7 @@ from dit.bin_packing import (
     turn,
 )
 from dit.data.energon.internals import OpenPacking
-from dit.data.energon.worker_shards import SampleId
+from dit.data.energon.worker_shards import SampleId, ThinWrapper
 from dit.data.pack import SampleSize
 from dit.data.rejections import (
     DataError,
@@ -92,7 +91,7 @@ class CookedSample(Sample):
         )
 
 
-class Cooking(BaseWrapperDataset[Any, CookedSample]):
+class Cooking(ThinWrapper):
     """Cooks records, counts all of them, and passes on those that were not refused.
 
     Energon does this in two stages that number the samples, so that random draws can be repeated.
@@ -114,9 +113,6 @@ class Cooking(BaseWrapperDataset[Any, CookedSample]):
 
     def reset_state_own(self) -> None:
         self._refused_in_a_row = 0
-
-    def len_worker(self, worker_idx: int | None = None) -> int:
-        return self.dataset.len_worker(worker_idx)
 
     def __iter__(self) -> Iterator[CookedSample]:
         for raw in self.dataset:
@@ -143,9 +139,6 @@ class Cooking(BaseWrapperDataset[Any, CookedSample]):
                 f" ({sample.refusal.reason}: {sample.refusal.detail}); restore the shard"
             )
         return sample
-
-    def config(self) -> dict[str, Any]:
-        return self.dataset.config()
 
 
 def _record(raw: Any) -> Any:
@@ -215,7 +208,7 @@ class OldestFirst(OpenPacking):
         return [group[::-1]]
 
 
-class FlopsBalancedOrder(BaseWrapperDataset[SampleGroup, SampleGroup]):
+class FlopsBalancedOrder(ThinWrapper):
     """Orders the groups such that those of all ranks cost about the same at each turn."""
 
     _savable_fields = ("_waiting", "_turns")
@@ -237,9 +230,6 @@ class FlopsBalancedOrder(BaseWrapperDataset[SampleGroup, SampleGroup]):
         self._waiting = SavableSampleBuffer(self.dataset, worker_config=self.worker_config)
         self._turns = 0
 
-    def len_worker(self, worker_idx: int | None = None) -> int:
-        return self.dataset.len_worker(worker_idx)
-
     def __iter__(self) -> Iterator[SampleGroup]:
         self._waiting.worker_start()
         groups, waiting = iter(self.dataset), self._waiting
@@ -260,9 +250,6 @@ class FlopsBalancedOrder(BaseWrapperDataset[SampleGroup, SampleGroup]):
         """Which of the groups in waiting has its turn."""
         by_cost = sorted(range(len(costs)), key=costs.__getitem__)
         return by_cost[min(now.place, len(by_cost) - 1)]
-
-    def config(self) -> dict[str, Any]:
-        return self.dataset.config()
 
 
 class FlopsTargetOrder(FlopsBalancedOrder):
@@ -321,7 +308,7 @@ class WorkerBatch:
         return replace(self, pack=pin_pack(self.pack))
 
 
-class WorkerOutput(BaseWrapperDataset[FinishedPack, WorkerBatch]):
+class WorkerOutput(ThinWrapper):
     """Last stage of a worker. Errors travel as values: torch would bury them in a traceback."""
 
     _savable_fields = ("tally",)  # the name of the counts in saved states
@@ -353,9 +340,6 @@ class WorkerOutput(BaseWrapperDataset[FinishedPack, WorkerBatch]):
     def save_state(self) -> FlexState:
         self._saved = True
         return super().save_state()
-
-    def len_worker(self, worker_idx: int | None = None) -> int:
-        return self.dataset.len_worker(worker_idx)
 
     def __iter__(self) -> Iterator[WorkerBatch]:
         worker = self.worker_config.rank_worker_id()
@@ -402,6 +386,3 @@ class WorkerOutput(BaseWrapperDataset[FinishedPack, WorkerBatch]):
             check_patience(self._refused_in_a_row[dataset], of=self)
         for dataset, _ in finished.samples:
             self._refused_in_a_row[dataset] = 0
-
-    def config(self) -> dict[str, Any]:
-        return self.dataset.config()

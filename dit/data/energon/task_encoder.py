@@ -69,8 +69,9 @@ def open_training(
     worker_config = _worker_config(
         config, rank=rank, world_size=world_size, workers=config.dataset.num_workers
     )
+    encoder = _encoder(config, leaves, bound, worker_config, packs=True)
     return ResumableLoader(
-        _train_dataset(config, leaves, bound, worker_config),
+        _chain(config, encoder, worker_config, validation=False),
         checkpoint_every_sec=config.dataset.checkpoint_every_sec,
         ahead=_packs_of_a_step(config, world_size),
     )
@@ -82,7 +83,7 @@ def open_validation(
     """Every sample once, in stored order, in groups that share a pack; and what makes the packs."""
     worker_config = _worker_config(config, rank=0, world_size=1, workers=0)
     encoder = _encoder(config, leaves, bound, worker_config, packs=False)
-    return encoder, _val_dataset(config, encoder, worker_config)
+    return encoder, _chain(config, encoder, worker_config, validation=True)
 
 
 def _worker_config(config: RunConfig, *, rank: int, world_size: int, workers: int) -> ReaderConfig:
@@ -118,56 +119,26 @@ def _encoder(
     return PackEncoder(config, sources=sources, buffers=buffers, counts=counts, packs=packs)
 
 
-def _train_dataset(
-    config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, worker_config: ReaderConfig
+def _chain(
+    config: RunConfig, encoder: PackEncoder, worker_config: ReaderConfig, *, validation: bool
 ) -> SavableDataset:
-    encoder = _encoder(config, leaves, bound, worker_config, packs=True)
-    data = config.dataset
+    data, split = config.dataset, val_split(config.dataset) if validation else "train"
+    # Energon's types say int and str: our packs are the batches, and a source may be a dict.
+    options: dict[str, Any] = {"worker_config": worker_config, "batch_size": None}
+    options["packing_buffer_size"] = data.packing_buffer_size
+    if not validation:
+        options["shuffle_buffer_size"] = data.shuffle_buffer_size
     if data.mock:
-        mock = MockDataset(config, seed=config.rng.seed, worker_config=worker_config)
-        return encoder.build_train_datasets(
-            datasets=[LoadedDataset(dataset=mock)],
-            worker_config=worker_config,
-            batch_size=None,
-            packing_buffer_size=data.packing_buffer_size,
-            shuffle_buffer_size=data.shuffle_buffer_size,
-        )
-    source: Any = energon_source(data, split="train")  # may be a dict, which Energon's types omit
-    return get_train_dataset(
-        source,
-        worker_config=worker_config,
-        batch_size=None,
-        packing_buffer_size=data.packing_buffer_size,
-        shuffle_buffer_size=data.shuffle_buffer_size,
-        max_samples_per_sequence=data.max_samples_per_sequence,
-        task_encoder=encoder,
-    )
-
-
-def _val_dataset(
-    config: RunConfig, encoder: PackEncoder, worker_config: ReaderConfig
-) -> SavableDataset:
-    data = config.dataset
-    unbatched: Any = None  # our packs are the batches; Energon's types say int
-    if data.mock:
-        seed = config.rng.seed ^ _MOCK_VAL
+        seed = config.rng.seed ^ (_MOCK_VAL if validation else 0)
         mock = MockDataset(config, seed=seed, worker_config=worker_config)
-        return encoder.build_val_datasets(
-            datasets=[LoadedDataset(dataset=mock)],
-            worker_config=worker_config,
-            batch_size=unbatched,
-            packing_buffer_size=data.packing_buffer_size,
-        )
-    split = val_split(data)
+        build = encoder.build_val_datasets if validation else encoder.build_train_datasets
+        return build(datasets=[LoadedDataset(dataset=mock)], **options)
     source: Any = energon_source(data, split=split)
-    return get_val_dataset(
-        source,
-        split_part=split,
-        worker_config=worker_config,
-        batch_size=unbatched,
-        packing_buffer_size=data.packing_buffer_size,
-        task_encoder=encoder,
-    )
+    options["task_encoder"] = encoder
+    if validation:
+        return get_val_dataset(source, split_part=split, **options)
+    most = data.max_samples_per_sequence
+    return get_train_dataset(source, max_samples_per_sequence=most, **options)
 
 
 class PackEncoder(DatasetOpener):

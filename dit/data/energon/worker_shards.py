@@ -81,7 +81,17 @@ class ReadCounts:
     """How many readers are several passes behind the foremost; they count as one pass behind."""
 
 
-class WorkerShard(BaseWrapperDataset[Any, Any], ABC):
+class ThinWrapper(BaseWrapperDataset[Any, Any]):
+    """A stage with the length and the settings of the dataset that it reads."""
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        return self.dataset.len_worker(worker_idx)
+
+    def config(self) -> dict[str, Any]:
+        return self.dataset.config()
+
+
+class WorkerShard(ThinWrapper, ABC):
     """Bottom stage of a chain, over what reads one dataset."""
 
     _savable_fields = ("_left",)
@@ -119,12 +129,6 @@ class WorkerShard(BaseWrapperDataset[Any, Any], ABC):
             left = self._inherited.get(self.worker_config.rank_worker_id(), Remaining())
             self._left = list(reversed(left.runs))
             self.start_at(left.first)
-
-    def len_worker(self, worker_idx: int | None = None) -> int:
-        return self.dataset.len_worker(worker_idx)
-
-    def config(self) -> dict[str, Any]:
-        return self.dataset.config()
 
     @property
     def has_passes(self) -> bool:
