@@ -57,10 +57,6 @@ _LAYOUT = ("split", "shard_size", "max_shard_bytes", "batch_size", "block_size")
 _MOST_NAMED = 4  # changed options in a message
 
 
-def no_notice(_: str) -> None:
-    """Ignores a notice."""
-
-
 @dataclass(kw_only=True)
 class Packing:
     """One packing of a source into a folder, as one process runs it."""
@@ -80,7 +76,7 @@ class Packing:
     """That made the dataset, for its README.md."""
     gentler: Mapping[str, Sizing] = field(default_factory=dict)
     """Options that may crop less, and the rule for sizes that each of them makes."""
-    notify: Callable[[str], None] = no_notice
+    notify: Callable[[str], None] = lambda _: None
     """Called with each notice for the user before the encoding begins."""
     decoded: list[DecodedSample | None] = field(default_factory=list)
     """What the samples of a decoded plan look like, in its order; None of refused ones."""

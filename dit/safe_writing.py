@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Self
 
 TEMPORARY = ".tmp"
 _BUFFER = 1 << 20  # bytes; without it, each small file of a tar would be a system call
@@ -60,6 +61,17 @@ class AtomicFile:
         self.stream.truncate(keep)
         self.stream.seek(keep)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Publishes the file, or after an exception discards it."""
+        try:
+            if kind is None:
+                self.publish()
+        finally:
+            self.discard()
+
     def publish(self) -> None:
         """Gives the file its name."""
         self.stream.flush()
@@ -76,12 +88,8 @@ class AtomicFile:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes or replaces `path` in one step."""
-    file = AtomicFile(path)
-    try:
+    with AtomicFile(path) as file:
         file.stream.write(content)
-        file.publish()
-    finally:
-        file.discard()
 
 
 class FolderInUseError(ValueError):

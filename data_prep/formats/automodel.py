@@ -126,14 +126,9 @@ def _write_sample(record: CachedSample, row: dict[str, Any], text_length: int) -
     path.parent.mkdir(exist_ok=True)
     named = _pictures if _is_picture(record, row["model_type"]) else _videos
     about = {key: value for key, value in row.items() if key != "cache_file"}
-    file = AtomicFile(path)
-    try:
-        torch.save(
-            {**named(record.tensors, text_length), **about, "fps": record.about["fps"]}, file.stream
-        )
-        file.publish()
-    finally:
-        file.discard()
+    content = {**named(record.tensors, text_length), **about, "fps": record.about["fps"]}
+    with AtomicFile(path) as file:
+        torch.save(content, file.stream)
 
 
 def _pictures(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:

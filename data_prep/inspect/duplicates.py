@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from data_prep.inspect.html_pages import html_table
 from dit.progress import counted
 
 NEAR = 3
@@ -202,13 +203,9 @@ class Duplicates:
                 shown = ", ".join(escape(self.names[one]) for one in group[:_SHOWN])
                 parts.append(f"<p>Group {number}, {len(group)} samples: {shown}</p>")
             parts.append("</details>")
-        rows = "".join(
-            f"<tr><td class=n>{count:,}</td><td>{escape(caption[:200]) or '(empty)'}</td></tr>"
-            for caption, count in self.repeated[:_SHOWN]
-        )
-        listed = f"<table><tr><th>samples</th><th>caption</th></tr>{rows}</table>"
         shown = "<p>None.</p>"
-        if rows:
+        if rows := [(n, caption[:200] or "(empty)") for caption, n in self.repeated[:_SHOWN]]:
+            listed = html_table(("samples", "caption"), rows)
             shown = f"<details><summary>{escape(self.lines[0])}</summary>{listed}</details>"
         parts.append("<h2>Captions that repeat</h2>" + shown)
         return "\n".join(parts)

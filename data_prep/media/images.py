@@ -10,9 +10,9 @@ import stat
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, ParamSpec
 
 import numpy as np
 import torch
@@ -21,7 +21,9 @@ from torch import Tensor
 
 from data_prep.refusals import Reason, RefusedError
 from dit.codecs import rgb
-from dit.codecs.rgb import WHITE, upright
+from dit.codecs.rgb import upright
+
+P = ParamSpec("P")
 
 # Listed, so that Pillow's readers of documents and videos never run on files of other people.
 FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "TGA", "TIFF")
@@ -86,11 +88,6 @@ def open_image(file: Path | BinaryIO) -> Image.Image:
     """
     with open_media(file) as stream, _damage_refused(stream):
         return _decode(stream)
-
-
-def size_of(file: Path | BinaryIO) -> tuple[int, int]:
-    """The size of `probe_image`."""
-    return probe_image(file).size
 
 
 def probe_image(file: Path | BinaryIO) -> ProbedImage:
@@ -183,29 +180,19 @@ def _decode(stream: BinaryIO) -> Image.Image:
     return turned
 
 
-def to_rgb(image: Image.Image, background: str = WHITE) -> Image.Image:
-    """`dit.codecs.rgb.to_rgb`.
+def _refusing(convert: Callable[P, Image.Image]) -> Callable[P, Image.Image]:
+    """The same of `dit.codecs.rgb`; RefusedError for numbers of an unknown range, or a mode."""
 
-    Raises:
-        RefusedError: numbers of an unknown range, or a mode that cannot be converted to RGB.
-    """
-    return _refusing(partial(rgb.to_rgb, background=background), image)
+    def converted(*args: P.args, **kwargs: P.kwargs) -> Image.Image:
+        try:
+            return convert(*args, **kwargs)
+        except ValueError as error:
+            raise RefusedError(Reason.PIXELS, str(error)) from error
 
-
-def to_8_bits(image: Image.Image) -> Image.Image:
-    """`dit.codecs.rgb.to_8_bits`.
-
-    Raises:
-        RefusedError: numbers of an unknown range.
-    """
-    return _refusing(rgb.to_8_bits, image)
+    return converted
 
 
-def _refusing(convert: Callable[[Image.Image], Image.Image], image: Image.Image) -> Image.Image:
-    try:
-        return convert(image)
-    except ValueError as error:
-        raise RefusedError(Reason.PIXELS, str(error)) from error
+to_rgb, to_8_bits = _refusing(rgb.to_rgb), _refusing(rgb.to_8_bits)
 
 
 def to_video(image: Image.Image, *, colours: int) -> Tensor:

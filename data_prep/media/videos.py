@@ -10,6 +10,7 @@ and stops after the last; only kept frames are converted.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -80,6 +81,10 @@ class Timeline:
         gaps = [later - earlier for earlier, later in pairwise(self.shown)]
         # A tick coarser than the rate (1 ms in Matroska) makes equal distances differ by one.
         return bool(gaps) and max(gaps) - min(gaps) > max(1, _UNEVEN * max(gaps))
+
+    def numbers_of(self, shown: tuple[int, ...]) -> tuple[int, ...]:
+        """The numbers of the frames that are shown at these times."""
+        return tuple(bisect.bisect_left(self.shown, at) for at in shown)
 
     def fps_of(self, start: int, stop: int) -> float:
         """Mean frames a second of the frames number `start` to `stop` - 1."""

@@ -75,34 +75,25 @@ def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | Non
 
 def refuse(plan: PackingPlan, outcomes: Iterable[tuple[str, str] | None]) -> PackingPlan:
     """The plan with more refusals: (reason, detail) for each sample, None if it is fine."""
-    file = AtomicFile(plan.path)
-    try:
+    with AtomicFile(plan.path) as file:
         for (line,), refusal in zip(plan.blocks(1), outcomes, strict=True):
             if refusal is not None:
                 reason, detail = refusal
                 line = replace(Entry.from_line(line), refused=reason, detail=detail).to_line()
                 line = line.encode()
             file.stream.write(line)
-        file.publish()
-    finally:
-        file.discard()
     return read_plan(plan.path)
 
 
 def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray) -> PackingPlan:
-    file, digest = AtomicFile(path), hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     order = np.argsort(positions, kind="stable")  # samples of a file stay in their order
-    try:
-        if len(order):
-            with spool.open("rb") as stream:
-                lines = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    with AtomicFile(path) as file, spool.open("rb") as stream:
+        if len(order):  # nothing cannot be mapped
+            with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as lines:
                 for line in _checked(lines, offsets, order, positions):
                     digest.update(line)
                     file.stream.write(line)
-                lines.close()
-        file.publish()
-    finally:
-        file.discard()
     return PackingPlan(path=path, digest=digest.hexdigest(), total=len(order))
 
 

@@ -61,8 +61,7 @@ def write_plan_page(
         for _ in range(0 if entry.refused else entry.repeats):
             facts.duplicates.add(entry.source, entry.caption, one and one.looks)
     facts.duplicates.finish()
-    parts = [*_summary(facts), *_sizes(facts), *_histograms(facts), *_refused(facts)]
-    parts += [*_ignored(source.ignored), facts.duplicates.html()]
+    parts = [*_sums(facts), *_lists(facts, source.ignored), facts.duplicates.html()]
     rows = _rows(plan, source, path.parent, facts.duplicates)
     for number, one in _thumbnails(plan, source, decoded):
         rows[number] |= one.row
@@ -128,7 +127,7 @@ def _row(entry: Entry) -> Row:
     return row | {"bucket": bucket, "facts": facts}
 
 
-def _summary(facts: PlanStatistics) -> Iterator[str]:
+def _sums(facts: PlanStatistics) -> Iterator[str]:
     yield f"<p>Files were judged by {escape(facts.judged_by)}.</p>"
     rows = [("samples in the shards", facts.samples), ("refused", len(facts.refusals))]
     rows += [(f"of kind {kind}", count) for kind, count in facts.kinds.most_common()]
@@ -149,18 +148,20 @@ def _summary(facts: PlanStatistics) -> Iterator[str]:
     yield "<h2>Packs</h2>" + html_table(head, packs)
 
 
-def _sizes(facts: PlanStatistics) -> Iterator[str]:
+def _lists(facts: PlanStatistics, ignored: Mapping[str, int]) -> Iterator[str]:
     rows = [
         (f"{width} x {height}", frames, count)
         for (frames, height, width), count in facts.sizes.most_common(100)
     ]
     yield "<h2>Sizes (100 most frequent)</h2>"
     yield html_table(("width x height", "frames", "samples"), rows)
-
-
-def _histograms(facts: PlanStatistics) -> Iterator[str]:
     for name, bins in facts.histograms.items():
         yield f"<h2>{escape(name.capitalize())}</h2>" + _bars(bins)
+    if facts.refusals:
+        table = html_table(("reason", "samples"), facts.refusals.counts.items())
+        yield f"<h2>Refused</h2>{table}"
+    if ignored:
+        yield "<h2>Ignored</h2>" + html_table(("what", "number"), ignored.items())
 
 
 def _bars(bins: Mapping[float, int]) -> str:
@@ -171,14 +172,3 @@ def _bars(bins: Mapping[float, int]) -> str:
         for low, count in sorted(bins.items())
     )
     return f"<table class=bars>{rows}</table>"
-
-
-def _refused(facts: PlanStatistics) -> Iterator[str]:
-    if facts.refusals:
-        table = html_table(("reason", "samples"), list(facts.refusals.counts.items()))
-        yield f"<h2>Refused</h2>{table}"
-
-
-def _ignored(ignored: Mapping[str, int]) -> Iterator[str]:
-    if ignored:
-        yield "<h2>Ignored</h2>" + html_table(("what", "number"), list(ignored.items()))

@@ -8,7 +8,6 @@ medium, then averaged over the cells of its latent, so that a cell has the mean 
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from data_prep.media.clips import Entry, PlannedMask
 from data_prep.media.frame_selection import KeptFrames
-from data_prep.media.images import open_image, size_of, to_8_bits
+from data_prep.media.images import open_image, probe_image, to_8_bits
 from data_prep.media.resizing import Placement
 from data_prep.media.videos import Timeline, VideoDecoder, timeline
 from data_prep.refusals import Reason, RefusedError
@@ -48,12 +47,12 @@ class FoundMask:
         mask = PlannedMask(path=self.path, stamp=self.stamp)
         if self.line is None or line is None:
             return mask
-        numbers = [bisect.bisect_left(line.shown, at) for at in window.shown]
+        numbers = line.numbers_of(window.shown)
         return replace(
             mask,
             keep=tuple(self.line.shown[number] for number in numbers),
             tick=str(self.line.tick),
-            numbers=tuple(numbers) if self.line.by_number else (),
+            numbers=numbers if self.line.by_number else (),
         )
 
 
@@ -92,7 +91,7 @@ class MaskFolder:
 
     def _probe(self, path: str) -> tuple[Timeline | None, tuple[int, int]]:
         if media_kind_of(path) == "image":
-            return None, size_of(self.root / path)
+            return None, probe_image(self.root / path).size
         line = timeline(self.root / path)
         return line, (line.width, line.height)
 

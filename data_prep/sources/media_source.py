@@ -7,7 +7,6 @@ The plan decides everything. Reading follows the plan by the same rules.
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -74,9 +73,6 @@ class Input:
     skips_uncaptioned: bool = False
     """Whether a medium without a caption is counted as ignored, and not as refused."""
 
-    def open_name(self, source: str) -> str:
-        return f"{self.prefix}{source}"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenGrid:
@@ -136,7 +132,7 @@ class MediaSource:
     def plan(self, number: int, medium: Medium) -> list[Entry]:
         """The samples of a medium, or one sample with its refusal."""
         given = self.inputs[number]
-        source = given.open_name(medium.source)
+        source = f"{given.prefix}{medium.source}"
         key = key_of(source)
         blank = Entry(
             key=key,
@@ -208,7 +204,7 @@ class MediaSource:
                         resized=place.resized,
                         size=place.size,
                         keep=window.shown,
-                        numbers=_numbers(line, window),
+                        numbers=line.numbers_of(window.shown) if line and line.by_number else (),
                         kept_fps=window.fps,
                         mask=found.planned(line, window) if found else None,
                         references=references,
@@ -304,12 +300,6 @@ def _probed(entry: Entry, size: tuple[int, int], line: Timeline | None) -> Entry
         duration=round(line.duration, 6),
         tick=str(Fraction(line.tick)),
     )
-
-
-def _numbers(line: Timeline | None, window: KeptFrames) -> tuple[int, ...]:
-    if line is None or not line.by_number:
-        return ()
-    return tuple(bisect.bisect_left(line.shown, at) for at in window.shown)
 
 
 def _notes_of(line: Timeline | None, window: KeptFrames) -> Iterator[str]:

@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,12 @@ def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
     """How far a rank came, in whole blocks of the plan; all its blocks have `total` samples."""
     if not path.exists():
         return LedgerProgress()
-    sizes = _Sizes(path.parent.parent)
-    samples = sum(1 for _ in takewhile(sizes.hold, (line for line, _ in read_lines(path))))
+    size, folder = cache(_size), path.parent.parent
+
+    def is_whole(line: Mapping[str, Any]) -> bool:
+        return all(end <= size(folder / split / shard) for split, shard, end in line.get("in", ()))
+
+    samples = sum(1 for _ in takewhile(is_whole, (line for line, _ in read_lines(path))))
     # Workers get whole blocks; only the last block of a plan may be shorter.
     whole = samples if samples >= total else samples - samples % block
     progress = LedgerProgress()
@@ -83,23 +88,10 @@ def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
     return progress
 
 
-class _Sizes:
-    """Bytes that each shard really has: a power cut can lose bytes that a kill cannot."""
-
-    def __init__(self, folder: Path):
-        self._folder, self._sizes = folder, dict[tuple[str, str], int]()
-
-    def hold(self, line: Mapping[str, Any]) -> bool:
-        """Whether the shards have all bytes of the sample of a line."""
-        return all(end <= self._size(split, shard) for split, shard, end in line.get("in", ()))
-
-    def _size(self, split: str, shard: str) -> int:
-        if (split, shard) not in self._sizes:
-            whole = self._folder / split / shard
-            paths = (whole, whole.with_name(shard + TEMPORARY))
-            sizes = [path.stat().st_size for path in paths if path.exists()]
-            self._sizes[split, shard] = max(sizes, default=0)
-        return self._sizes[split, shard]
+def _size(shard: Path) -> int:
+    """Bytes that a shard really has: a power cut can lose bytes that a kill cannot."""
+    paths = (shard, shard.with_name(shard.name + TEMPORARY))
+    return max((path.stat().st_size for path in paths if path.exists()), default=0)
 
 
 class Ledger:
@@ -185,32 +177,22 @@ class Summary:
         return Counter({split: sum(counts.values()) for split, counts in self.shards.items()})
 
 
-class _Sums:
-    """Mean and standard deviation of all latents, from count, mean and mean square of each."""
-
-    def __init__(self) -> None:
-        self.count, self.total, self.square = 0, 0.0, 0.0
-
-    def add(self, count: int, mean: float, square: float) -> None:
-        self.count += count
-        self.total += count * mean
-        self.square += count * square
-
-    @property
-    def measured(self) -> dict[str, float]:
-        if not self.count:
-            return {}
-        mean, square = self.total / self.count, self.square / self.count
-        return {"mean": round(mean, 6), "std": round(math.sqrt(max(0, square - mean**2)), 6)}
+def _measured(count: int, total: float, square: float) -> dict[str, float]:
+    """Mean and standard deviation of so many numbers, by the sums of them and of their squares."""
+    if not count:
+        return {}
+    mean, square = total / count, square / count
+    return {"mean": round(mean, 6), "std": round(math.sqrt(max(0, square - mean**2)), 6)}
 
 
 def summarize(folder: Path, *, world: int, ignored: Mapping[str, int]) -> Summary:
     """Adds up the ledgers of a packing; only refused samples are kept in memory."""
     shards: dict[Split, dict[str, int]] = {split: {} for split in Split}
-    ratios = list[float]()
-    notes, sizes, sums, refusals = Counter[str](), Counter[tuple[int, ...]](), _Sums(), Refusals()
+    ratios, count, total, square = list[float](), 0, 0.0, 0.0
+    notes, sizes, refusals = Counter[str](), Counter[tuple[int, ...]](), Refusals()
     for rank in range(world):
-        for line, _ in _lines(folder / LEDGER / ledger_name(rank, world)):
+        path = folder / LEDGER / ledger_name(rank, world)
+        for line, _ in read_lines(path) if path.exists() else ():
             if "refused" in line:
                 refusals.add(line["source"], line["refused"], line["detail"])
                 continue
@@ -221,7 +203,10 @@ def summarize(folder: Path, *, world: int, ignored: Mapping[str, int]) -> Summar
             notes.update(line["notes"])
             if "psnr" in line:
                 ratios.append(line["psnr"])
-            sums.add(*line["moments"])
+            numbers, mean, mean_square = line["moments"]
+            count += numbers
+            total += numbers * mean
+            square += numbers * mean_square
     used = {split: dict(sorted(counts.items())) for split, counts in shards.items() if counts}
     return Summary(
         shards=used,
@@ -233,7 +218,7 @@ def summarize(folder: Path, *, world: int, ignored: Mapping[str, int]) -> Summar
             {"num_frames": frames, "height": height, "width": width, "samples": count}
             for (frames, height, width), count in sizes.most_common(SIZES_IN_CARD)
         ],
-        measured=sums.measured,
+        measured=_measured(count, total, square),
         psnr=_of_ratios(ratios),
     )
 
@@ -243,7 +228,3 @@ def _of_ratios(ratios: list[float]) -> dict[str, float]:
         return {}
     mean = round(sum(ratios) / len(ratios), 2)
     return {"least": min(ratios), "mean": mean, "samples": len(ratios)}
-
-
-def _lines(path: Path) -> Any:
-    return read_lines(path) if path.exists() else ()

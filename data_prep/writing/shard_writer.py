@@ -176,4 +176,4 @@ class Writer:
             about = {"size": outcome.size, "notes": outcome.notes, "moments": outcome.moments}
             if outcome.psnr is not None:
                 about["psnr"] = outcome.psnr
-        return {"of": of, "in": [(split, p.shard, p.end) for p in places], **about}
+        return {"of": of, "in": [(split, *place) for place in places], **about}

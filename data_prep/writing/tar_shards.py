@@ -10,10 +10,9 @@ import json
 import tarfile
 import zlib
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -44,13 +43,11 @@ def tar_members(key: str, parts: dict[str, bytes]) -> bytes:
     return b"".join(pieces)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardSpan:
-    """The position of a sample."""
+class SampleEnd(NamedTuple):
+    """Where a sample ends."""
 
     shard: str  # file name
-    start: int  # bytes
-    end: int
+    end: int  # bytes
 
 
 class _Shard:
@@ -113,11 +110,11 @@ class ShardSeries(AbstractContextManager["ShardSeries"]):
         else:
             path.with_name(path.name + TEMPORARY).unlink(missing_ok=True)
 
-    def write(self, key: str, parts: dict[str, bytes]) -> ShardSpan:
+    def write(self, key: str, parts: dict[str, bytes]) -> SampleEnd:
         """Adds a sample, in a new shard if it does not fit into the open one."""
         return self.copy(tar_members(key, parts))
 
-    def copy(self, members: bytes) -> ShardSpan:
+    def copy(self, members: bytes) -> SampleEnd:
         """Adds a sample whose bytes in a tar are given."""
         if self._shard is not None and self._is_full(self._shard, len(members)):
             self._publish()
@@ -125,8 +122,7 @@ class ShardSeries(AbstractContextManager["ShardSeries"]):
             self.folder.mkdir(exist_ok=True)
             self._shard = _Shard(self.folder / self._name(len(self.counts)))
         self._shard.write(members)
-        start, end = self._shard.ends[-2:]
-        return ShardSpan(shard=self._shard.path.name, start=start, end=end)
+        return SampleEnd(self._shard.path.name, self._shard.ends[-1])
 
     def flush(self) -> None:
         """Hands all bytes to the operating system, so that they outlive this process."""
