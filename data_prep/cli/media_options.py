@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def source_of(args: Namespace, codec: Codec) -> MediaSource:
             "nothing to pack: give --image_dir, --video_dir, --dataset_config or --hf_dataset"
         )
     return MediaSource(
-        inputs=_prefixed(_overlapping(inputs)),
+        inputs=tuple(_prefixed(_overlapping(inputs))),
         reference_rule=reference_rule_of(args, codec),
         grid=TokenGrid(spatial=codec.stride, temporal=codec.temporal_stride, patch=codec.patch),
         colours=codec.pixel_channels,
@@ -165,17 +166,14 @@ def _overlapping(inputs: list[Input]) -> list[Input]:
     return inputs
 
 
-def _prefixed(inputs: list[Input]) -> tuple[Input, ...]:
+def _prefixed(inputs: list[Input]) -> Iterator[Input]:
     """The same inputs; where there are several, each has its own prefix for source paths."""
-    if len(inputs) == 1:
-        return tuple(inputs)
-    seen: dict[str, int] = {}
-    named = []
+    seen = Counter[str]()
     for given in inputs:
         name = given.collection.name
-        number = seen[name] = seen.get(name, 0) + 1
-        named.append(replace(given, prefix=f"{name}/" if number == 1 else f"{name}_{number}/"))
-    return tuple(named)
+        seen[name] += 1
+        number = f"_{seen[name]}" if seen[name] > 1 else ""
+        yield replace(given, prefix=f"{name}{number}/") if len(inputs) > 1 else given
 
 
 def sizing_of(args: Namespace) -> Sizing:
@@ -267,9 +265,12 @@ def unused_options(
     ignored = {name for reader in known for name in reader.options} - read
     chosen = " and ".join(repr(reader.name) for reader in readers) or "this command"
     reasons = [(ignored, f"it means nothing to {chosen}")]
-    if args.command == "image" and not _may_hold_videos(args):
+    if args.command == "image" and not any(
+        (args.video_dir, args.dataset_config, args.dataset_path, args.hf_dataset)
+    ):
         reasons.append((_FRAMES, "there are no videos"))
-    if args.command in ("image", "video") and not _rows(args):
+    has_rows = args.command == "convert" or args.hf_dataset or args.dataset_type == "hf"
+    if not has_rows:
         reasons.append((_ROWS, "there is no --hf_dataset"))
     return [
         f"{_option(parser, name)} is not used: {why}"
@@ -277,14 +278,6 @@ def unused_options(
         for name in sorted(names)
         if getattr(args, name, None) != parser.get_default(name)
     ]
-
-
-def _may_hold_videos(args: Namespace) -> bool:
-    return any((args.video_dir, args.dataset_config, args.dataset_path, args.hf_dataset))
-
-
-def _rows(args: Namespace) -> bool:
-    return bool(args.hf_dataset) or args.dataset_type == "hf"
 
 
 def _option(parser: ArgumentParser, name: str) -> str:

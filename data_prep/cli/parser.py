@@ -6,7 +6,7 @@ import argparse
 import errno
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -106,9 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_digits(commands)
     _add_media(commands, "image", "Packs images, with their captions.")
     _add_media(commands, "video", "Packs videos, or single frames of them, with their captions.")
-    _add_convert(commands)
-    _add_relocate(commands)
-    _add_inspect(commands)
+    _add_readers(commands)
     return parser
 
 
@@ -216,17 +214,23 @@ class _CacheOptions:
     """As for image."""
 
 
+def _add(commands: Any, name: str, about: str, run: Callable[..., int]) -> Any:
+    """The parser of a command, without its options."""
+    parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
+    parser.set_defaults(run=run, command=name, parser=parser)
+    return parser
+
+
 def _add_digits(commands: Any) -> None:
     about = "Packs the 1,797 handwritten digits, 8 x 8 pixels, that come with scikit-learn."
-    parser = commands.add_parser("digits", help=about, description=about, epilog=EXIT_CODES)
+    parser = _add(commands, "digits", about, run_digits)
     _add_output(parser)
     add_options(parser.add_mutually_exclusive_group(), _DigitKinds)
     add_options(parser, _DigitOptions, _WhiteningOptions)
-    parser.set_defaults(run=run_digits, command="digits")
 
 
 def _add_media(commands: Any, name: str, about: str) -> None:
-    parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
+    parser = _add(commands, name, about, run_media)
     add_options(parser.add_argument_group("what to pack (one of these at least)"), InputOptions)
     _add_output(parser)
     add_options(parser.add_argument_group("running"), _RunningOptions, WorkOptions)
@@ -237,7 +241,6 @@ def _add_media(commands: Any, name: str, about: str) -> None:
         codec.add_arguments(parser)
     add_options(parser, _WhiteningOptions)
     add_models(parser)
-    parser.set_defaults(run=run_media, command=name, parser=parser)
 
 
 def _add_list_processors(parser: argparse.ArgumentParser) -> None:
@@ -251,35 +254,27 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         encoder.add_arguments(parser)
 
 
-def _add_convert(commands: Any) -> None:
+def _add_readers(commands: Any) -> None:
+    """The commands that read a folder."""
     about = "Turns a cache of AutoModel, FastVideo or DFM into shards."
-    parser = commands.add_parser("convert", help=about, description=about, epilog=EXIT_CODES)
-    parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="Folder that the other tool wrote."
-    )
+    parser = _add(commands, "convert", about, run_convert)
+    _add_folder(parser, "Folder that the other tool wrote.")
     _add_output(parser)
     add_options(parser, _CacheOptions)
     for codec in CODECS.values():
         codec.add_arguments(parser)
     add_models(parser)
-    parser.set_defaults(run=run_convert, command="convert", parser=parser)
-
-
-def _add_relocate(commands: Any) -> None:
     about = "Corrects the paths in the index of an AutoModel cache that was moved or copied."
-    parser = commands.add_parser("relocate", help=about, description=about, epilog=EXIT_CODES)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder with metadata.json.")
-    parser.set_defaults(run=run_relocate)
-
-
-def _add_inspect(commands: Any) -> None:
+    _add_folder(_add(commands, "relocate", about, run_relocate), "Folder with metadata.json.")
     about = "Reads a packed dataset, prints what it has, and checks every checksum."
-    parser = commands.add_parser("inspect", help=about, description=about, epilog=EXIT_CODES)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the dataset.")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="Also write a page to look through the samples."
-    )
-    parser.set_defaults(run=run_inspect)
+    parser = _add(commands, "inspect", about, run_inspect)
+    _add_folder(parser, "Folder of the dataset.")
+    page = "Also write a page to look through the samples."
+    parser.add_argument("--html", type=Path, metavar="FILE", help=page)
+
+
+def _add_folder(parser: argparse.ArgumentParser, about: str) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help=about)
 
 
 class _ListCodecs(argparse.Action):

@@ -20,11 +20,9 @@ from data_prep.formats.cached_samples import (
     RefusedRecord,
     checked_description,
     load_untrusted,
+    numbers,
     padded,
     read_or_refuse,
-    to_latent,
-    to_pooled,
-    to_rows,
     to_text,
 )
 from data_prep.planning.splits import key_of
@@ -264,16 +262,17 @@ def _record(folder: Path, row: Any) -> CachedSample:
 
 def _tensors(content: dict[str, Any]) -> dict[str, Tensor]:
     given = automodel_tensors(content)
-    found = {"latent": to_latent(given["latent"]), "text": _text(given["text"], content)}
+    found = {"latent": numbers(given["latent"], "CFHW", what="latent")}
+    found["text"] = _text(given["text"], content)
     if given["text_2"] is not None:  # all of its rows may be padding
-        rows, mask = to_rows(given["text_2"], what="text"), content.get("text_mask_2")
+        rows, mask = numbers(given["text_2"], "LE", what="text"), content.get("text_mask_2")
         found["text_2"] = unmasked(rows, mask, what="text_mask_2")
     if given["pooled_text"] is not None:
-        found["pooled_text"] = to_pooled(given["pooled_text"])
+        found["pooled_text"] = numbers(given["pooled_text"], "E", what="pooled text")
     for name in _OF_IMAGES:
         if given[name] is not None:
-            read = to_rows if name == "image_embed" else to_latent
-            found[name] = read(given[name], what=AUTOMODEL[name])
+            axes = "LE" if name == "image_embed" else "CFHW"
+            found[name] = numbers(given[name], axes, what=AUTOMODEL[name])
     return found
 
 
@@ -281,7 +280,8 @@ def _text(value: Any, content: dict[str, Any]) -> Tensor:
     """The text [L, E] without the rows that its mask leaves out, or without zeros at its end."""
     if content.get("text_mask") is None:
         return to_text(value)
-    text_LE = unmasked(to_rows(value, what="text"), content["text_mask"], what="text_mask")
+    rows_LE = numbers(value, "LE", what="text")
+    text_LE = unmasked(rows_LE, content["text_mask"], what="text_mask")
     if not len(text_LE):
         raise RefusedError(Reason.UNREADABLE, "text_mask leaves no row of the text")
     return text_LE

@@ -54,12 +54,12 @@ def read_or_refuse(source: str, read: Callable[[], CachedSample]) -> CachedSampl
         return RefusedRecord(source=source, reason=refused.reason, detail=refused.detail)
     except UnusableError as error:
         return RefusedRecord(source=source, reason=Reason.UNREADABLE, detail=printable(str(error)))
-    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        what = error
-    except (ArithmeticError, OSError, MemoryError) as error:
-        what = error
-    detail = f"{type(what).__name__}: {what}"
-    return RefusedRecord(source=source, reason=Reason.UNREADABLE, detail=detail)
+    except (
+        *(LookupError, TypeError, AttributeError, ValueError, RuntimeError),
+        *(ArithmeticError, OSError, MemoryError),
+    ) as error:
+        detail = f"{type(error).__name__}: {error}"
+        return RefusedRecord(source=source, reason=Reason.UNREADABLE, detail=detail)
 
 
 def read_shards(folder: Path) -> Iterator[CachedSample]:
@@ -133,32 +133,20 @@ def padded(text_LE: Tensor, rows: int) -> Tensor:
     return pad(text_LE, (0, 0, 0, max(0, rows - len(text_LE))))
 
 
-def to_latent(value: Any, *, what: str = "latent") -> Tensor:
-    """A latent [C, F, H, W]; `value` may have a batch axis, or no frame axis.
+def to_text(value: Any) -> Tensor:
+    """A text [L, E] without padding; raises as `numbers` does."""
+    return trim_padding(numbers(value, "LE", what="text"))
+
+
+def numbers(value: Any, axes: str, *, what: str) -> Tensor:
+    """A tensor with these axes: a latent CFHW, rows LE of an encoder, or a pooled text E.
+
+    `value` may have a batch axis, and a latent no frame axis.
 
     Raises:
         UnusableError: it has another form.
         RefusedError: it has no numbers, or NaN or Inf.
     """
-    return _numbers(value, "CFHW", what=what)
-
-
-def to_text(value: Any) -> Tensor:
-    """A text [L, E] without padding; raises as `to_latent` does."""
-    return trim_padding(to_rows(value, what="text"))
-
-
-def to_rows(value: Any, *, what: str) -> Tensor:
-    """Rows [L, E] of a text or image encoder; raises as `to_latent` does."""
-    return _numbers(value, "LE", what=what)
-
-
-def to_pooled(value: Any) -> Tensor:
-    """A pooled text [E]; raises as `to_latent` does."""
-    return _numbers(value, "E", what="pooled text")
-
-
-def _numbers(value: Any, axes: str, *, what: str) -> Tensor:
     tensor = with_axes(value, axes, what=what)
     if tensor.numel() == 0:
         raise RefusedError(Reason.UNREADABLE, f"the {what} {list(tensor.shape)} has no numbers")

@@ -83,13 +83,16 @@ def export(folder: Path, *, form: str, shard_size: int) -> ExportedSamples:
         made_by = card["processor"]
         model = {"processor": made_by["name"], "model_name": made_by.get("model_name")}
         model["model_type"] = made_by["name"]
+        # Texts are padded to the limit of the encoder, or to the longest one.
+        longest = card["text_encoder"].get("max_length")
+        longest = longest or max((len(r.tensors["text"]) for r in read_shards(folder)), default=0)
         samples = write_automodel(
             _counted(read_shards(folder), partial(held_by, model=made_by["name"]), left_out),
             folder,
             ending=form,
             shard_size=shard_size,
             model=model,
-            text_length=_text_length(folder, card),
+            text_length=longest,
         )
     return ExportedSamples(samples, left_out)
 
@@ -120,12 +123,6 @@ def _counted(
         names = [*record.tensors, *(name for name in _OF_LOSS if name in record.about)]
         left_out.update(name for name in names if name not in place)
         yield record
-
-
-def _text_length(folder: Path, card: dict[str, Any]) -> int:
-    """Tokens to which texts of an AutoModel cache are padded: the encoder limit, or the longest."""
-    most = card["text_encoder"].get("max_length")
-    return most or max((len(r.tensors["text"]) for r in read_shards(folder)), default=0)
 
 
 def _whitening_of(card: dict[str, Any]) -> Whitening | None:
@@ -176,8 +173,10 @@ def _latents(args: Namespace, codec: Codec | None) -> str:
             " preprocess_cosmos2_5_t2w.sh made it, and --latents raw where"
             " preprocess_cosmos25_overfit.py or data_prep did"
         )
-    theirs = "raw" if not measured and _is_raw(args.folder, codec) else "normalised"
-    found = args.latents or theirs
+    # AutoModel normalises latents.
+    is_raw = not measured and not (args.folder / INDEX).exists()
+    is_raw = is_raw and (_is_parquet(args.folder) or holds_raw_latents(args.folder, codec))
+    found = args.latents or ("raw" if is_raw else "normalised")
     if found == "raw" and codec is None:
         raise PrepError(
             "--latents raw needs --processor, whose normalisation it lacks"
@@ -189,13 +188,6 @@ def _latents(args: Namespace, codec: Codec | None) -> str:
     return found
 
 
-def _is_raw(folder: Path, codec: Codec | None) -> bool:
-    """Whether the tool that wrote a cache does not normalise its latents."""
-    if (folder / INDEX).exists():
-        return False
-    return _is_parquet(folder) or holds_raw_latents(folder, codec)
-
-
 def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
     """Writes a cache of another tool to our shards; returns counts, refusals and notices.
 
@@ -203,7 +195,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
         PrepError: it cannot be read, or too much of it was refused.
     """
     split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
-    codec = _codec(args)
+    codec = codec_named(args.processor).from_arguments(args) if args.processor else None
     encoder = (
         text.text_encoder_named(args.text_encoder).from_arguments(args)
         if args.text_encoder
@@ -341,12 +333,6 @@ class _CheckedRows:
             unique = f"{key}-{self._seen[key] + 1}"
         self._keys.add(unique)
         return unique
-
-
-def _codec(args: Namespace) -> Codec | None:
-    if args.processor is None:
-        return None
-    return codec_named(args.processor).from_arguments(args)
 
 
 def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample | RefusedRecord:

@@ -31,10 +31,9 @@ from data_prep.formats.cached_samples import (
     RefusedRecord,
     checked_description,
     load_untrusted,
+    numbers,
     padded,
     read_or_refuse,
-    to_latent,
-    to_pooled,
     to_text,
 )
 from data_prep.inspect.read_shards import read_samples
@@ -163,11 +162,11 @@ def _record(name: str, key: str, parts: dict[str, bytes]) -> CachedSample:
     if missing:
         found = ", ".join(f".{part}" for part in parts) or "nothing"
         raise RefusedError(Reason.UNREADABLE, f"no .{min(missing)}, found {found}")
-    latent = to_latent(load_untrusted(parts["pth"]))
+    latent = numbers(load_untrusted(parts["pth"]), "CFHW", what="latent")
     tensors = {"latent": latent}
     texts, about = dfm_texts(load_untrusted(parts["pickle"])), parse_json(parts["json"])
     if texts.get("pooled_text") is not None:
-        tensors["pooled_text"] = to_pooled(texts["pooled_text"])
+        tensors["pooled_text"] = numbers(texts["pooled_text"], "E", what="pooled text")
     tensors["text"] = to_text(texts["text"])
     # DFM's image_height and image_width are taken from wrong axes, so they are not used.
     height, width = 8 * latent.shape[2], 8 * latent.shape[3]

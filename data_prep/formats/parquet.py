@@ -22,10 +22,8 @@ from data_prep.formats.cached_samples import (
     CachedSample,
     RefusedRecord,
     checked_description,
+    numbers,
     read_or_refuse,
-    to_latent,
-    to_pooled,
-    to_rows,
     to_text,
 )
 from data_prep.planning.splits import key_of
@@ -135,12 +133,12 @@ def _record(row: dict[str, Any]) -> CachedSample:
     tensors = {
         ours: _tensor(row, theirs) for ours, theirs in _NAMES.items() if row.get(f"{theirs}_bytes")
     }
-    tensors["latent"] = to_latent(tensors.get("latent"))
+    tensors["latent"] = numbers(tensors.get("latent"), "CFHW", what="latent")
     tensors["text"] = to_text(tensors.get("text"))
     if "pooled_text" in tensors:
-        tensors["pooled_text"] = to_pooled(tensors["pooled_text"])
+        tensors["pooled_text"] = numbers(tensors["pooled_text"], "E", what="pooled text")
     if "image_embed" in tensors:
-        tensors["image_embed"] = to_rows(tensors["image_embed"], what="clip_feature")
+        tensors["image_embed"] = numbers(tensors["image_embed"], "LE", what="clip_feature")
     if "first_frame_latent" in tensors:
         tensors |= _condition(tensors["first_frame_latent"], frames=tensors["latent"].shape[1])
     if not isinstance(row.get("id"), str | int):
@@ -154,9 +152,9 @@ def _record(row: dict[str, Any]) -> CachedSample:
 def _condition(value: Tensor, *, frames: int) -> dict[str, Tensor]:
     """What `first_frame_latent` is here; with as many frames as the latent, that of all frames.
 
-    `value` is a latent that `to_latent` takes; `first_frame_latent` is [C, 1, H, W].
+    `value` is a latent; `first_frame_latent` is [C, 1, H, W].
     """
-    latent = to_latent(value, what="first_frame_latent")
+    latent = numbers(value, "CFHW", what="first_frame_latent")
     first = {"first_frame_latent": latent[:, :1].clone()}
     return first | {"condition_latent": latent} if latent.shape[1] == frames else first
 

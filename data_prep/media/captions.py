@@ -109,16 +109,8 @@ class Captions:
     read: Callable[[str], bytes] | None = None
     """Reads a caption file, which may lie in an archive; None reads files below `root`."""
 
-    def of(self, source: str) -> Caption:
-        """The first caption of the medium at the relative path `source`.
-
-        Raises:
-            RefusedError: a caption file cannot be used, or there is none and `missing` is refuse.
-        """
-        return self.all_of(source)[0]
-
     def all_of(self, source: str) -> list[Caption]:
-        """All captions of it, at least one.
+        """All captions of the medium at the relative path `source`, at least one.
 
         Raises:
             RefusedError: a caption file cannot be used, or there is none and `missing` is refuse.
@@ -135,21 +127,7 @@ class Captions:
         if written is not None:
             return [caption(self._text(written), origin=".txt", loss_weight=weight)]
         of_table = self.tables.of(source) if self.tables is not None else None
-        return of_table or [self.substitute(source)]
-
-    def substitute(self, source: str) -> Caption:
-        """The caption of a medium that has none.
-
-        Raises:
-            RefusedError: `missing` is refuse.
-        """
-        if self.missing is MissingCaption.REFUSE:
-            raise RefusedError(
-                Reason.NO_CAPTION, "neither .json nor .txt nor table, and --missing_caption refuse"
-            )
-        if self.missing is MissingCaption.EMPTY:
-            return Caption(text="", origin="nothing (empty)")
-        return caption(PurePosixPath(source).stem.replace("_", " "), origin="the file name")
+        return of_table or [substitute(source, self.missing)]
 
     def _beside(self, source: str, ending: str) -> str | None:
         stem = str(PurePosixPath(source).with_suffix(""))
@@ -184,6 +162,20 @@ class Captions:
         if texts is None:
             raise unusable_caption(sidecar, (self.field,), fields)
         return texts
+
+
+def substitute(source: str, missing: MissingCaption) -> Caption:
+    """The caption of a medium that has none.
+
+    Raises:
+        RefusedError: `missing` is refuse.
+    """
+    if missing is MissingCaption.REFUSE:
+        why = "neither .json nor .txt nor table, and --missing_caption refuse"
+        raise RefusedError(Reason.NO_CAPTION, why)
+    if missing is MissingCaption.EMPTY:
+        return Caption(text="", origin="nothing (empty)")
+    return caption(PurePosixPath(source).stem.replace("_", " "), origin="the file name")
 
 
 def texts_of(value: Any) -> tuple[str, ...] | None:

@@ -54,7 +54,8 @@ class PacketScan:
     @property
     def times(self) -> list[int]:
         """Presentation times of all visible frames, rising."""
-        found = {_time(info) for info in self.packets if not info.is_hidden}
+        shown = [info for info in self.packets if not info.is_hidden]
+        found = {info.decode_time if info.at is None else info.at for info in shown}
         return sorted(at for at in found if at is not None)
 
     @property
@@ -74,26 +75,18 @@ class PacketScan:
         ]  # no frame before the first key frame
 
 
-def _time(info: PacketInfo) -> int | None:
-    return info.decode_time if info.at is None else info.at
-
-
-def _any_titles() -> dict[str, Any]:
-    """Lets PyAV before 19 read titles of any encoding, which later ones do by themselves."""
-    import av
-
-    return {} if int(av.__version__.partition(".")[0]) >= 19 else {"metadata_errors": "replace"}
-
-
 @contextmanager
 def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
     """The container and its first video stream; errors of FFmpeg become refusals."""
     import av.error
 
+    # Titles may be of any encoding, which PyAV reads by itself from 19 on.
+    is_old = int(av.__version__.partition(".")[0]) < 19
+    options: Any = {"metadata_errors": "replace"} if is_old else {}
     with open_media(file) as stream:
         stream.seek(0)
         try:
-            container = av.open(stream, "r", **_any_titles())
+            container = av.open(stream, "r", **options)
         except (av.error.FFmpegError, OSError, ValueError) as error:
             stream.seek(0)
             what = what_it_is(stream.read(HEAD))

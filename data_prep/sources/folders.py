@@ -244,10 +244,6 @@ class FolderCollection:
             return ""  # reading the file will report why
         return f"{status.st_size}-{status.st_mtime_ns}"
 
-    def _control(self, path: str, members: Mapping[str, str]) -> ControlPicture:
-        where = members.get(path, path)
-        return ControlPicture(path, where, self._stamp(where))
-
     def _exists(self, listing: Listing, members: Mapping[str, str]) -> Callable[[str], bool]:
         """A function that tells whether a relative path exists, as a file of any kind."""
         root = str(self.root)
@@ -265,6 +261,10 @@ class FolderCollection:
     ) -> Captions:
         def read(path: str) -> bytes:
             return _unless(refused, path, lambda path: self._text(members.get(path, path)))
+
+        def control(path: str) -> ControlPicture:
+            where = members.get(path, path)
+            return ControlPicture(path, where, self._stamp(where))
 
         only, media, field = self.captions.format, listing.media, self.captions.field
         tables = tuple(
@@ -285,7 +285,7 @@ class FolderCollection:
                 caption_field=field,
                 read=read,
                 root=self.root,
-                control=lambda path: self._control(path, members),
+                control=control,
             ),
             read=read,
         )

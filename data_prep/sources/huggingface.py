@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.media.captions import Caption, Captions, caption, texts_of, weight_of
+from data_prep.media.captions import Caption, caption, substitute, texts_of, weight_of
 from data_prep.refusals import PrepError, Reason, RefusedError, short_repr
 from data_prep.sources.folders import CaptionOptions, Medium
 from data_prep.sources.listing import Ignored
@@ -103,19 +103,12 @@ class RowsCollection:
     captions: CaptionOptions
     fetched: Path
     """Folder for fetched files, so that none is fetched twice."""
+    controls: tuple[()] = ()
+    masks: None = None
 
     @property
     def name(self) -> str:
         return Path(self.dataset).name
-
-    @property
-    def controls(self) -> tuple[()]:
-        return ()
-
-    @property
-    def masks(self) -> None:
-        """Rows have none."""
-        return None
 
     def media(self, ignored: Ignored) -> Iterator[Medium]:
         del ignored
@@ -140,9 +133,8 @@ class RowsCollection:
         if value is not None:
             why = f"row {index} has no text in column {self.caption_column!r}, but"
             raise RefusedError(Reason.BAD_CAPTION, f"{why} {short_repr(value)}")
-        missing = self.captions.missing
-        substitute = Captions(root=Path(), sidecars={}, field="", missing=missing)
-        return [replace(substitute.substitute(f"{self.name} {index:08d}"), loss_weight=weight)]
+        found = substitute(f"{self.name} {index:08d}", self.captions.missing)
+        return [replace(found, loss_weight=weight)]
 
     def open(self, where: str) -> Path | BinaryIO:
         value = _dataset(self.dataset, self.split)[int(where)][self.column]

@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_the_order_of_precedence(root: Path) -> None:
     def found() -> tuple[str, str]:
-        caption = captions(root).of("a/old_cat.jpg")
+        caption = captions(root).all_of("a/old_cat.jpg")[0]
         return caption.text, caption.origin
 
     assert found() == ("old cat", "the file name")
@@ -44,25 +44,25 @@ def test_the_order_of_precedence(root: Path) -> None:
 def test_equal_names_in_two_folders_keep_their_own_captions(root: Path) -> None:
     (root / "a/old_cat.txt").write_text("first")
     (root / "b/old_cat.json").write_text(json.dumps({"caption": "second"}))
-    assert captions(root).of("a/old_cat.jpg").text == "first"
-    assert captions(root).of("b/old_cat.jpg").text == "second"
+    assert captions(root).all_of("a/old_cat.jpg")[0].text == "first"
+    assert captions(root).all_of("b/old_cat.jpg")[0].text == "second"
 
 
 def test_upper_case_endings_and_other_fields(root: Path) -> None:
     (root / "a/old_cat.JSON").write_text(json.dumps({"caption": "no", "usr": "yes"}))
     (root / "b/old_cat.TXT").write_bytes("\ufeffœuf\r\ndur\r\n".encode())
-    assert captions(root, field="usr").of("a/old_cat.jpg").text == "yes"
-    assert captions(root).of("b/old_cat.jpg").text == "œuf\ndur"
+    assert captions(root, field="usr").all_of("a/old_cat.jpg")[0].text == "yes"
+    assert captions(root).all_of("b/old_cat.jpg")[0].text == "œuf\ndur"
 
 
 def test_json_without_the_field_is_never_silently_replaced_by_the_file_name(root: Path) -> None:
     (root / "a/old_cat.json").write_text(json.dumps({"text": "hello", "size": 3}))
     with pytest.raises(RefusedError, match=r"but 'text', 'size'.*--caption_field") as no:
-        captions(root).of("a/old_cat.jpg")
+        captions(root).all_of("a/old_cat.jpg")[0]
     assert no.value.reason is Reason.BAD_CAPTION
-    assert captions(root, field="").of("a/old_cat.jpg").text == "old cat"
+    assert captions(root, field="").all_of("a/old_cat.jpg")[0].text == "old cat"
     (root / "a/old_cat.txt").write_text("but there is a text")
-    assert captions(root).of("a/old_cat.jpg").text == "but there is a text"
+    assert captions(root).all_of("a/old_cat.jpg")[0].text == "but there is a text"
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_json_without_the_field_is_never_silently_replaced_by_the_file_name(root
 def test_a_caption_file_that_cannot_be_used_is_refused(root: Path, content: bytes) -> None:
     (root / "a/old_cat.json").write_bytes(content)
     with pytest.raises(RefusedError) as refused:
-        captions(root).of("a/old_cat.jpg")
+        captions(root).all_of("a/old_cat.jpg")[0]
     assert refused.value.reason is Reason.BAD_CAPTION
 
 
 def test_a_loss_weight_stands_where_the_caption_stands(root: Path) -> None:
     def found() -> tuple[str, float | None]:
-        one = captions(root).of("a/old_cat.jpg")
+        one = captions(root).all_of("a/old_cat.jpg")[0]
         return one.text, one.loss_weight
 
     (root / "a/old_cat.json").write_text(json.dumps({"caption": "C", "loss_weight": 0.5}))
@@ -97,14 +97,14 @@ def test_a_loss_weight_stands_where_the_caption_stands(root: Path) -> None:
 
 def test_an_empty_text_file_is_the_empty_caption(root: Path) -> None:
     (root / "a/old_cat.txt").touch()
-    found = captions(root, missing=MissingCaption.REFUSE).of("a/old_cat.jpg")
+    found = captions(root, missing=MissingCaption.REFUSE).all_of("a/old_cat.jpg")[0]
     assert (found.text, found.origin) == ("", ".txt")
 
 
 def test_what_a_missing_caption_becomes(root: Path) -> None:
-    assert captions(root, missing=MissingCaption.EMPTY).of("a/old_cat.jpg").text == ""
+    assert captions(root, missing=MissingCaption.EMPTY).all_of("a/old_cat.jpg")[0].text == ""
     with pytest.raises(RefusedError) as refused:
-        captions(root, missing=MissingCaption.REFUSE).of("a/old_cat.jpg")
+        captions(root, missing=MissingCaption.REFUSE).all_of("a/old_cat.jpg")[0]
     assert refused.value.reason is Reason.NO_CAPTION
 
 
