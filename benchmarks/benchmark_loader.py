@@ -26,7 +26,6 @@ from typing import Any
 
 import psutil
 import torch
-from rich.table import Table
 
 from data_prep.planning.splits import Split
 from data_prep.writing.dataset_folder import publish
@@ -34,11 +33,11 @@ from data_prep.writing.tar_shards import ShardSeries, sample_parts
 from dit.batch import LatentSample
 from dit.command_line import OptionParser
 from dit.config import DatasetConfig, RunConfig, TrainConfig
-from dit.console import Console
 from dit.data import build_train_loader
 from dit.data.cook import Expected, cook
 from dit.data.pack import pack_samples
 from dit.models.registry import named_model
+from dit.planner.tables import table_of, wide_console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rates.append(about | _rates(folder, kind, samples, options, workers))
             for buffer in options.memory:
                 memory.append(_memory(folder, kind, buffer))
-    console = Console()
+    console = wide_console()
     tables = {"Samples per second; CPU seconds where workers = 0": rates, "Memory": memory}
     for title, rows in tables.items():
         if rows:
-            console.print(_table(title, rows))
+            console.print(table_of(title, [{n: _written(v) for n, v in r.items()} for r in rows]))
     if options.json:
         options.json.write_text(json.dumps({"rates": rates, "memory": memory}, indent=1) + "\n")
 
@@ -200,15 +199,6 @@ def resident_mb(folder: Path, kind: ShardKind, buffer: int) -> float:
     size = psutil.Process().memory_info().rss / 1e6
     loader.close()
     return size
-
-
-def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*map(_written, row.values()))
-    return table
 
 
 def _written(value: Any) -> str:

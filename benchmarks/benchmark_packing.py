@@ -13,30 +13,32 @@ from typing import Any
 
 from measuring.packing_simulation import (
     MIXTURES,
-    Mixture,
     alike,
     decreasing_fill,
     simulated_steps,
     straggler_ratios,
     stream_fill,
 )
-from rich.table import Table
 
 from dit.command_line import OptionParser
 from dit.config import Balance
 from dit.config_loading import default_config, load_config
-from dit.console import Console
+from dit.planner.tables import table_of, wide_console
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
-    console = Console()
-    fills = [_fill_row(mixture, buffer, options.samples) for mixture, buffer in _pairs(options)]
-    console.print(_table("Real tokens over capacity", fills))
-    evens = [_even_row(mixture, options) for mixture in _chosen(options) if options.ranks]
+    console = wide_console()
+    chosen = [mixture for mixture in MIXTURES if mixture.name in options.mixtures]
+    fills = [
+        _fill_row(one, buffer, options.samples) for one in chosen for buffer in options.buffers
+    ]
+    console.print(table_of("Real tokens over capacity", [*map(_written, fills)]))
+    evens = [_even_row(mixture, options) for mixture in chosen if options.ranks]
     if evens:
         title = f"Slowest rank over mean, {options.model}, one pack a step: before -> after"
-        console.print(_table(f"{title} dataset.balance={options.balance}", evens))
+        title += f" dataset.balance={options.balance}"
+        console.print(table_of(title, [*map(_written, evens)]))
     if options.json:
         options.json.write_text(json.dumps({"fill": fills, "stragglers": evens}, indent=1) + "\n")
         console.print(f"written: {options.json}")
@@ -56,14 +58,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--model", default="dit_xl", help="model.name, for the cost of a pack (%(default)s)")
     add("--json", type=Path, help="file for the numbers")
     return parser.parse_args(arguments)
-
-
-def _chosen(options: argparse.Namespace) -> list[Mixture]:
-    return [mixture for mixture in MIXTURES if mixture.name in options.mixtures]
-
-
-def _pairs(options: argparse.Namespace) -> list[tuple[Any, int]]:
-    return [(mixture, buffer) for mixture in _chosen(options) for buffer in options.buffers]
 
 
 def _fill_row(mixture: Any, buffer: int, samples: int) -> dict[str, Any]:
@@ -99,13 +93,8 @@ def _even_row(mixture: Any, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == "mixture" else "right")
-    for row in rows:
-        table.add_row(*(f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()))
-    return table
+def _written(row: dict[str, Any]) -> dict[str, str]:
+    return {n: f"{v:.4f}" if isinstance(v, float) else str(v) for n, v in row.items()}
 
 
 if __name__ == "__main__":

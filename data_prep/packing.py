@@ -179,8 +179,7 @@ class Packing:
         """
         refusals, found = Refusals(), Counter[Split]()
         cropping = CropStatistics(others=self.gentler)
-        for (line,) in plan.blocks(1):
-            entry = Entry.from_line(line)
+        for entry in plan.entries:
             if entry.refused:
                 refusals.add(entry.source, entry.refused, entry.detail)
                 continue
@@ -298,12 +297,9 @@ class Packing:
     def _pictures(self, plan: PackingPlan, summary: Summary) -> tuple[tuple[str, bytes], ...]:
         """Captions and pictures of the first samples; refused files are not opened again."""
         found = list[tuple[str, bytes]]()
-        for (line,) in plan.blocks(1):
-            entry = Entry.from_line(line)
+        for entry in self._packed(plan, summary):
             if len(found) == PICTURES:
                 break
-            if entry.refused or entry.source in summary.refusals.sources:
-                continue
             with suppress(RefusedError):  # it has changed in the last second
                 clip = self.source.read(replace(entry, keep=entry.keep[:1]))
                 found.append((clip.caption, sample_picture(clip)))
@@ -311,12 +307,12 @@ class Packing:
 
     def _captions(self, plan: PackingPlan, summary: Summary) -> Iterator[str]:
         """Those of the samples that are trained on."""
+        split_of, packed = self.options.split.split_of, self._packed(plan, summary)
+        return (entry.caption for entry in packed if split_of(entry.group) is Split.TRAIN)
+
+    def _packed(self, plan: PackingPlan, summary: Summary) -> Iterator[Entry]:
         refused = summary.refusals.sources
-        for (line,) in plan.blocks(1):
-            entry = Entry.from_line(line)
-            is_packed = not entry.refused and entry.source not in refused
-            if is_packed and self.options.split.split_of(entry.group) is Split.TRAIN:
-                yield entry.caption
+        return (one for one in plan.entries if not one.refused and one.source not in refused)
 
     def _card(self, summary: Summary) -> dict[str, Any]:
         codec, whitening = self.codec, self.codec.whitening

@@ -108,13 +108,10 @@ class PaddedBatch:
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
     """[B, ...] of parts [C, F, H, W] or [L, E], with zeros behind the shorter ones."""
     sides = [max(sides) for sides in zip(*(part.shape for part in parts), strict=True)]
-    return torch.stack([_grown(part, sides) for part in parts])
-
-
-def _grown(x: Tensor, sides: Sequence[int]) -> Tensor:
-    """With zeros behind, so that its last axes have these sides."""
-    missing = [side - old for old, side in zip(x.shape[-len(sides) :], sides, strict=True)]
-    return nn.functional.pad(x, [n for side in reversed(missing) for n in (0, side)])
+    stacked = parts[0].new_zeros(len(parts), *sides)
+    for row, part in zip(stacked, parts, strict=True):
+        row[tuple(map(slice, part.shape))] = part
+    return stacked
 
 
 def rectangles(
@@ -194,9 +191,10 @@ def _form(config: RunConfig) -> DiffusersForm:
 def diffusers_weights(ours: nn.Module, model: ModelConfig) -> dict[str, Tensor]:
     """Our weights under Diffusers' names, so that both networks start equal."""
     mine = dict(ours.named_parameters())
-    theirs = their_tensors(pairs(model), lambda pair: mine[_own_name(pair)].detach())
+
+    def own(pair: Pair) -> Tensor:
+        name = pair.ours if pair.layer is None else own_name((pair.ours, pair.layer))
+        return mine[name].detach()
+
+    theirs = their_tensors(pairs(model), own)
     return {name: tensor.clone() for name, tensor in theirs.items()}
-
-
-def _own_name(pair: Pair) -> str:
-    return pair.ours if pair.layer is None else own_name((pair.ours, pair.layer))

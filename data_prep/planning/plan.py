@@ -31,6 +31,11 @@ class PackingPlan:
     digest: str
     total: int  # samples, refused ones included
 
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All samples, in packing order."""
+        return (Entry.from_line(line) for (line,) in self.blocks(1))
+
     def blocks(self, size: int, *, rank: int = 0, world: int = 1) -> Iterator[tuple[bytes, ...]]:
         """Blocks of `size` lines, the last one perhaps shorter: every `world`-th, from `rank`."""
         with self.path.open("rb") as lines:

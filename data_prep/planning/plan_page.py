@@ -55,7 +55,7 @@ def write_plan_page(
     )
     if decoded is None:
         facts.duplicates.by = ComparedBy.NOTHING
-    for number, entry in enumerate(_entries(plan)):
+    for number, entry in enumerate(plan.entries):
         one = decoded[number] if decoded else None
         facts.add(entry if one is None else replace(entry, notes=one.notes))
         for _ in range(0 if entry.refused else entry.repeats):
@@ -70,14 +70,10 @@ def write_plan_page(
     return facts
 
 
-def _entries(plan: PackingPlan) -> Iterator[Entry]:
-    return (Entry.from_line(line) for (line,) in plan.blocks(1))
-
-
 def _rows(plan: PackingPlan, source: Source, folder: Path, duplicates: Duplicates) -> list[Row]:
     """A row for each sample, without its picture."""
     rows, packed = list[Row](), 0
-    for entry in _entries(plan):
+    for entry in plan.entries:
         row = _row(entry)
         if (file := source.file_of(entry)) is not None:
             row["file"] = quote(os.fsencode(os.path.relpath(file, folder)))
@@ -98,7 +94,7 @@ def _thumbnails(
             if one is not None and one.thumbnail is not None:
                 yield number, one.thumbnail
         return
-    for number, entry in enumerate(_entries(plan)):
+    for number, entry in enumerate(plan.entries):
         if number % math.ceil(plan.total / _PICTURES) == 0 and not entry.refused:
             with suppress(RefusedError):  # only the header was read, and packing will say why
                 clip = source.read(replace(entry, keep=entry.keep[:1]))

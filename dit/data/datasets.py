@@ -322,7 +322,9 @@ def _check_metadataset(path: EPath, *, outer: tuple[str, ...] = ()) -> None:
         )
     document = _read_yaml(path)
     _check_class(document, path, allowed=_METADATASETS)
-    for name in _paths_in(document):
+    for name in (node.get("path") for node in _mappings_in(document)):
+        if not isinstance(name, str):
+            continue
         if name.startswith("~"):
             home = os.path.expanduser(name)
             raise DataError(f"{path}: path {name}: Energon knows no home folders; write {home}")
@@ -331,14 +333,13 @@ def _check_metadataset(path: EPath, *, outer: tuple[str, ...] = ()) -> None:
             _check_metadataset(inner, outer=(*outer, str(path)))
 
 
-def _paths_in(node: Any) -> Iterator[str]:
+def _mappings_in(node: Any) -> Iterator[dict[Any, Any]]:
     if isinstance(node, dict):
-        if isinstance(node.get("path"), str):
-            yield node["path"]
+        yield node
         node = list(node.values())
     if isinstance(node, list):
         for child in node:
-            yield from _paths_in(child)
+            yield from _mappings_in(child)
 
 
 def _check_class(document: Any, path: EPath, *, allowed: set[str]) -> None:
@@ -356,18 +357,10 @@ def _check_class(document: Any, path: EPath, *, allowed: set[str]) -> None:
             f"{path} asks for {module}.{name}; only {', '.join(sorted(allowed))} of"
             " megatron.energon can be read here (`energon prepare --sample-type CrudeWebdataset`)"
         )
-    _check_no_code({k: v for k, v in document.items() if k not in _CLASS_KEYS}, path)
-
-
-def _check_no_code(node: Any, path: EPath) -> None:
-    if isinstance(node, dict):
+    for node in _mappings_in({k: v for k, v in document.items() if k not in _CLASS_KEYS}):
         for key, value in node.items():
             if key.startswith("__") or (key in _FUNCTION_KEYS and isinstance(value, str)):
                 raise DataError(f"{path}: `{key}: {value}` names code to run; remove it")
-        node = list(node.values())
-    if isinstance(node, list):
-        for child in node:
-            _check_no_code(child, path)
 
 
 def _how(leaf: DatasetSplit) -> str:

@@ -257,7 +257,13 @@ class PackEncoder(DatasetOpener):
 
     @stateless
     def pack(self, group: SampleGroup) -> FinishedPack:
-        writer, samples, refused = self._writer(group), [], []
+        writer = PackWriter(
+            self.expected.layout,
+            [sample.size for sample in group.samples],
+            channels=self.expected.channels,
+            memory=self._buffers.free,
+        )
+        samples, refused = [], []
         for sample in group.samples:
             number = sample_id(sample.__restore_key__)
             try:
@@ -270,14 +276,6 @@ class PackEncoder(DatasetOpener):
             pack=writer.finish() if samples else None,
             samples=tuple(samples),
             refused=tuple(refused),
-        )
-
-    def _writer(self, group: SampleGroup) -> PackWriter:
-        return PackWriter(
-            self.expected.layout,
-            [sample.size for sample in group.samples],
-            channels=self.expected.channels,
-            memory=self._buffers.free,
         )
 
     def open_dataset(

@@ -18,7 +18,6 @@ from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data.datasets import DatasetSplit
 from dit.data.energon.internals import in_this_process
-from dit.data.energon.stages import SampleGroup
 from dit.data.energon.task_encoder import open_validation
 from dit.data.rejections import Bound, DataError, RefusedSample, RejectCounts
 
@@ -91,8 +90,8 @@ class ValidationGroups:
         """
         counts = self._encoder.counts
         with counts.counts.reported():
-            found = islice(self._iterate(), count)
-            groups = [PlannedGroup(group.__restore_key__, group.cost) for group in found]
+            found = islice(self._groups, count)
+            groups = [PlannedGroup(group.__restore_key__, group.cost) for _, _, group in found]
             if count and not groups:
                 raise DataError("no usable sample in the whole split")
         return ValidationPlan(
@@ -101,10 +100,6 @@ class ValidationGroups:
             refused=counts.take_fresh(),
             bound=self._bound,
         )
-
-    def _iterate(self) -> Iterator[SampleGroup]:
-        for _, _, group in self._groups:
-            yield group
 
     def read(self, groups: Sequence[PlannedGroup]) -> Iterator[PackedBatch]:
         """The packs of these groups, without those whose samples are all refused.
