@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 
 from data_prep.cli.parser import main
-from data_prep.inspect import dataset_page, thumbnails
+from data_prep.inspect import dataset_page, html_pages
 from data_prep.inspect.duplicates import looks_of
 from data_prep.inspect.html_pages import PageRoom, Thumbnail, side_for, thumbnail
 from data_prep.inspect.read_shards import inspect_shard
@@ -144,9 +144,9 @@ def test_a_slow_codec_shows_some_of_each_shard(tmp_path: Path, capsys, monkeypat
 @pytest.mark.parametrize("count", [1, 50, 5_000, 10_000, 50_000, 100_000, 10**7])
 def test_thumbnails_of_all_samples_have_room(count: int) -> None:
     side = side_for(count)
-    assert thumbnails._SIDES[side] * min(count, 100_000) <= thumbnails.PAGE_BYTES
-    larger = [size for one, size in thumbnails._SIDES.items() if one > side]
-    assert all(size * count > thumbnails.PAGE_BYTES for size in larger)
+    assert html_pages._SIDES[side] * min(count, 100_000) <= html_pages.PAGE_BYTES
+    larger = [size for one, size in html_pages._SIDES.items() if one > side]
+    assert all(size * count > html_pages.PAGE_BYTES for size in larger)
 
 
 def test_a_page_takes_pictures_before_clips_and_says_no_more() -> None:
@@ -159,7 +159,7 @@ def test_a_page_takes_pictures_before_clips_and_says_no_more() -> None:
 
 
 def test_long_clips_show_frames_of_all_their_length() -> None:
-    shown = thumbnails.frames_shown(81)
+    shown = html_pages.frames_shown(81)
     assert len(shown) == 16 and shown[0] == 0 and shown[-1] == 80
     frames_FHW3 = np.stack([np.full((200, 300, 3), 16 * n, np.uint8) for n in range(16)])
     one = thumbnail(frames_FHW3, side=96, seconds=5.0)
