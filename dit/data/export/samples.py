@@ -233,5 +233,7 @@ def _parts(place: SampleLocation, *, whole: bool = True) -> tuple[str, dict[str,
             parts[extension] = place.read(at, size)
         else:
             length = head_length(place.read(at, min(8, size)))
-            parts[extension] = RecordHeader(data=place.read(at, min(length, size, _LARGE)), size=size)
+            parts[extension] = RecordHeader(
+                data=place.read(at, min(length, size, _LARGE)), size=size
+            )
     return key, parts
