@@ -14,13 +14,12 @@ from data_prep.media.frame_selection import FrameRule, Window
 from data_prep.media.resizing import PRESETS, Buckets, Fit, ResizeMode, Sizing, aspect_buckets
 from data_prep.media.videos import VideoDecoder
 from data_prep.refusals import PrepError
+from data_prep.sources.beside_media import ControlFolder, MaskFolder, ReferenceRule
 from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
 from data_prep.sources.folders import CaptionOptions, Collection, FolderCollection
 from data_prep.sources.huggingface import huggingface_rows
 from data_prep.sources.listing import BOTH, IMAGES, VIDEOS
-from data_prep.sources.masks import MaskFolder
 from data_prep.sources.media_source import Input, MediaSource, SeveralCaptions, TokenGrid
-from data_prep.sources.references import ControlFolder, ReferenceRule
 from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.rgb import ReferenceFit
 from dit.codecs.text import TEXT_ENCODERS
@@ -219,7 +218,7 @@ def gentler_sizings(args: Namespace, codec: Codec) -> dict[str, Sizing]:
             sizes = aspect_buckets(budget=rule.max_pixels, multiple=rule.size_multiple)
             name = "--bucketing aspect --no_center_crop (stretched)"
             found[name] = Buckets(sizes=sizes, center_crop=False)
-    elif isinstance(rule, Buckets) and rule.center_crop:
+    elif rule.center_crop:
         most = max(wide * high for wide, high in rule.sizes)
         native = Fit(size_multiple=args.size_multiple, max_pixels=most)
         found[f"--bucketing native --max_pixels {most}"] = native

@@ -176,22 +176,21 @@ class BlockWorker:
 
     def _packed(self, entry: Entry, clip: Clip, tensors: dict[str, torch.Tensor]) -> EncodedSample:
         """A sample as its shard holds it; `tensors` are the codec's, with `latent` [C, F, H, W]."""
-        latent_CFHW = tensors["latent"]
+        latent_CFHW, origins = tensors["latent"], dict[str, str]()
+        for number, picture_C1HW in enumerate(clip.references):
+            name = f"reference_latent_{number}"
+            tensors = {**tensors, name: self.codec.encode(picture_C1HW)}
+            origins[name] = entry.references[number].name
         for name, tensor in tensors.items():
             if not torch.isfinite(tensor).all():
-                made = f"processor {self.codec.name} made {name} from {entry.source}"
+                origin = origins.get(name, entry.source)
+                made = f"processor {self.codec.name} made {name} from {origin}"
                 raise RefusedError(Reason.NOT_FINITE, made)
         values = latent_CFHW.double()
         mean, square = float(values.mean()), float(values.square().mean())
         if clip.loss_mask_1FHW is not None:
             assert clip.loss_mask_1FHW.shape[1:] == latent_CFHW.shape[1:], "cells of another size"
             tensors = {**tensors, "loss_mask": clip.loss_mask_1FHW.to(LATENT_DTYPE)}
-        for number, picture_C1HW in enumerate(clip.references):
-            name, reference = f"reference_latent_{number}", self.codec.encode(picture_C1HW)
-            if not torch.isfinite(reference).all():
-                made = f"processor {self.codec.name} made {name} from"
-                raise RefusedError(Reason.NOT_FINITE, f"{made} {entry.references[number].name}")
-            tensors = {**tensors, name: reference}
         everything = {**tensors, **self._texts(entry, clip)}
         _, frames, height, width = clip.video_CFHW.shape
         return EncodedSample(

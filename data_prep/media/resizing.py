@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from PIL import Image
 
@@ -55,18 +55,6 @@ class Placement(NamedTuple):
             image = image.resize(self.resized, mode)
         left, upper = ((a - b) // 2 for a, b in zip(self.resized, self.size, strict=True))
         return image.crop((left, upper, left + self.size[0], upper + self.size[1]))
-
-
-class Sizing(Protocol):
-    """A rule that gives every picture its size."""
-
-    def place(self, width: int, height: int) -> Placement:
-        """Scaled size and crop of a picture of this size.
-
-        Raises:
-            RefusedError: it is too small.
-        """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +145,10 @@ class Buckets:
 
         size = min(self.sizes, key=lambda size: (distance(size), -size[0] * size[1], size))
         return Placement(cover(width, height, size) if self.center_crop else size, size)
+
+
+Sizing = Fit | Buckets
+"""A rule that gives every picture its size, by `place`."""
 
 
 def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from data_prep.media.captions import (
 from data_prep.media.name_matching import UNCLEAR, composed, match
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.archives import parse_location, read_archive
+from data_prep.sources.beside_media import ControlFolder, MaskFolder
 from data_prep.sources.caption_tables import CaptionTables, table_format
 from data_prep.sources.listing import (
     IMAGES,
@@ -32,9 +33,8 @@ from data_prep.sources.listing import (
     list_media,
     media_kind_of,
     name_of,
+    stamp_of,
 )
-from data_prep.sources.masks import MaskFolder
-from data_prep.sources.references import ControlFolder
 
 T = TypeVar("T")
 _LINES = ("prompts.txt", "prompt.txt", "captions.txt", "videos.txt", "images.txt")
@@ -239,10 +239,9 @@ class FolderCollection:
     def _stamp(self, where: str) -> str:
         place = parse_location(where)
         try:
-            status = os.stat(self.root / (place[0] if place else where))
+            return stamp_of(self.root / (place[0] if place else where))
         except OSError:
             return ""  # reading the file will report why
-        return f"{status.st_size}-{status.st_mtime_ns}"
 
     def _exists(self, listing: Listing, members: Mapping[str, str]) -> Callable[[str], bool]:
         """A function that tells whether a relative path exists, as a file of any kind."""

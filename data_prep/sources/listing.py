@@ -100,6 +100,16 @@ def media_kind_of(path: str) -> str | None:
     return "image" if ending in image_endings() else None
 
 
+def stamp_of(path: Path) -> str:
+    """What changes when the file changes.
+
+    Raises:
+        OSError: it is not there.
+    """
+    status = path.stat()
+    return f"{status.st_size}-{status.st_mtime_ns}"
+
+
 def name_of(path: str) -> str:
     """A path without its ending: what a medium and its mask have in common."""
     return str(PurePosixPath(path).with_suffix(""))

@@ -31,12 +31,16 @@ from data_prep.media.videos import Timeline, VideoDecoder, timeline
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError, printable
 from data_prep.sources.archives import parse_location
+from data_prep.sources.beside_media import (
+    FOLDER,
+    CellSize,
+    FoundReference,
+    ReferenceRule,
+    find_reference,
+    read_reference,
+)
 from data_prep.sources.folders import Collection, FolderCollection, Medium
 from data_prep.sources.listing import Ignored
-from data_prep.sources.masks import CellSize
-from data_prep.sources.references import FOLDER, FoundReference, ReferenceRule
-from data_prep.sources.references import find as find_reference
-from data_prep.sources.references import read as read_reference
 from dit.codecs.rgb import WHITE, is_transparent
 
 _THREADS = 8  # that probe files, which mostly wait for disks and networks

@@ -8,7 +8,7 @@ import json
 import posixpath
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
@@ -139,21 +139,20 @@ def _add_row(rows: Rows, row: Any, number: int) -> None:
 
 def _add_csv(rows: Rows, text: str) -> None:
     csv.field_size_limit(sys.maxsize)  # default: 131,072 characters, less than some captions
-    lines = _Lines(text)
-    separator = _separator(rows.path, text)
+    lines = list(io.StringIO(text, newline=""))
+    separator = _separator(rows.path, lines)
     reader = csv.reader(lines, delimiter=separator)
     head: list[str] | None = None
     while True:
-        lines.of_row.clear()
+        start = reader.line_num + 1
         try:
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            rows.add_problem(f"line {lines.number}: {error}")
+            rows.add_problem(f"line {reader.line_num}: {error}")
             continue
-        start = lines.number - len(lines.of_row) + 1
-        if lines.ended and _is_open(lines.of_row, separator):
+        if reader.line_num == len(lines) and _is_open(lines[start - 1 :], separator):
             rows.add_problem(f"a quote that begins in the row of line {start} is never closed")
         elif head is None:
             head = _head(rows, cells)
@@ -161,13 +160,12 @@ def _add_csv(rows: Rows, text: str) -> None:
             _add_cells(rows, head, cells, start)
 
 
-def _separator(path: str, text: str) -> str:
+def _separator(path: str, lines: Iterable[str]) -> str:
     """What stands between fields: what gives the first line a column of names, or what it says.
 
     Spreadsheets write semicolons where the comma is the decimal sign, and a first line `sep=;`.
     """
-    lines = (line.rstrip("\r\n") for line in io.StringIO(text, newline=""))
-    first = next(filter(None, lines), "")
+    first = next(filter(None, (line.rstrip("\r\n") for line in lines)), "")
     if said := _SAID.fullmatch(first):
         return said[1]
     usual = "\t" if path.lower().endswith(".tsv") else ","
@@ -200,27 +198,6 @@ def _add_cells(rows: Rows, head: list[str], cells: list[str], number: int) -> No
     # It is unknown which of the fields are parts of the caption.
     why = f"line {number} has {len(cells)} fields and the first line {len(head)}"
     rows.add(name, rows.refusal(f"{why}; put quotes around a field with a separator in it"), number)
-
-
-class _Lines:
-    """The lines of a text, and those that belong to the row that is being read."""
-
-    def __init__(self, text: str):
-        self._lines = iter(io.StringIO(text, newline=""))
-        self.of_row: list[str] = []
-        self.number, self.ended = 0, False
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines, None)
-        if line is None:
-            self.ended = True
-            raise StopIteration
-        self.number += 1
-        self.of_row.append(line)
-        return line
 
 
 def _is_open(lines: Iterable[str], separator: str) -> bool:

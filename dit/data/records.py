@@ -232,20 +232,11 @@ def shaped(tensors: Mapping[str, Tensor | None], kinds: Kinds) -> dict[str, Tens
 def _read_dfm(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
     latent, text = _part(parts, "pth"), _part(parts, "pickle")
     about = _read_json(_part(parts, "json"))
-    latent_CFHW, found = _unpickled(latent, "pth"), _unpickled(text, "pickle")
-    found = dfm_texts(found)
-    inputs = shaped(found, kinds)
-    if TEXT in inputs:
-        inputs[TEXT] = trim_padding(inputs[TEXT])
-    present = {name for name, value in found.items() if value is not None}
-    return ShardRecord(
-        latent_CFHW=in_shape(latent_CFHW, InputKind.CHANNELS, what=LATENT),
-        inputs=inputs,
-        fps=fps_of(about),
-        caption=str(about.get("caption", "")),
-        loss_weight=_loss_weight(about),
-        unknown=tuple(sorted(present - kinds.keys())),
-    )
+    latent, found = _unpickled(latent, "pth"), dfm_texts(_unpickled(text, "pickle"))
+    found = {name: value for name, value in found.items() if value is not None}
+    if TEXT in found and TEXT in kinds:
+        found[TEXT] = trim_padding(in_shape(found[TEXT], kinds[TEXT], what=TEXT))
+    return _ours({LATENT: latent, **found}, about, kinds)
 
 
 def _unpickled(part: Any, name: str) -> Any:

@@ -41,7 +41,7 @@ def positions(length: int, width: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options:
+class _VectorOptions:
     """Options of the command line."""
 
     text_width: int | None = option(None, metavar="NUMBERS")
@@ -53,7 +53,9 @@ class _Options:
 class FixedVectors(TextEncoder):
     """A text encoder whose rows are fixed random vectors of unit variance."""
 
-    options: ClassVar[frozenset[str]] = frozenset((*option_names(_Options), "max_sequence_length"))
+    options: ClassVar[frozenset[str]] = frozenset(
+        (*option_names(_VectorOptions), "max_sequence_length")
+    )
     usual_width: ClassVar[int]
     most_rows: ClassVar[int]
     """Rows of a caption, unless --max_sequence_length says otherwise."""
@@ -222,7 +224,7 @@ class WordTable(FixedVectors):
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
         """Adds the options of both encoders."""
-        add_options(parser.add_argument_group("text encoders words and bytes"), _Options)
+        add_options(parser.add_argument_group("text encoders words and bytes"), _VectorOptions)
 
     def rows(self, caption: str) -> np.ndarray:
         """[1 + words that are kept, E] of unit variance."""

@@ -219,15 +219,11 @@ class Autoencoder(Codec):
         numbers = {"first_frame_latent": frame}
         numbers["condition_latent"] = frame * (1 + (frames - 1) // self.temporal_stride)
         if "image_embed" in self.input_names:
-            numbers["image_embed"] = self._embed_numbers() * (2 if self.last_frame else 1)
+            assert self._image_part is not None
+            config = model_config_of(self._image_part)
+            rows = (config.image_size // config.patch_size) ** 2 + self.class_tokens
+            numbers["image_embed"] = rows * config.hidden_size * (2 if self.last_frame else 1)
         return sum(numbers[name] for name in self.input_names) * LATENT_DTYPE.itemsize
-
-    def _embed_numbers(self) -> int:
-        """Numbers in the features of one picture."""
-        assert self._image_part is not None
-        config = model_config_of(self._image_part)
-        patches = (config.image_size // config.patch_size) ** 2
-        return (patches + self.class_tokens) * config.hidden_size
 
     def _encode(self, video_NCFHW: Tensor, keys: Sequence[str] | None) -> Tensor:
         """Latents [N, C, F, H, W] on the CPU: means, or with `keys` draws seeded by each key."""

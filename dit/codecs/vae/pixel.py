@@ -53,7 +53,7 @@ def frequencies(colours: int, block: int) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options:
+class _PixelOptions:
     """Options of the command line."""
 
     pixel_block: int = option(4, metavar="PIXELS")
@@ -104,11 +104,11 @@ class Pixel(Codec):
         whitening = Whitening.identity(colours * block**2)
         return cls(block=block, colours=colours, whitening=whitening, **others)
 
-    options: ClassVar[frozenset[str]] = frozenset((*option_names(_Options), "whitening_from"))
+    options: ClassVar[frozenset[str]] = frozenset((*option_names(_PixelOptions), "whitening_from"))
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
-        add_options(parser.add_argument_group("processor pixel"), _Options)
+        add_options(parser.add_argument_group("processor pixel"), _PixelOptions)
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:

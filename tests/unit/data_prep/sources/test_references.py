@@ -18,7 +18,7 @@ from data_prep.cli.parser import main
 from data_prep.media.clips import Entry, PlannedReference
 from data_prep.media.images import to_video
 from data_prep.media.resizing import Fit
-from data_prep.sources.references import ReferenceRule
+from data_prep.sources.beside_media import ReferenceRule
 from dit.codecs.rgb import ReferenceFit
 from dit.codecs.vae import CODECS, codec_of_card
 from dit.codecs.vae.families import Flux

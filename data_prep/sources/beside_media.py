@@ -1,0 +1,272 @@
+"""What lies beside media, in folders of its own, under the names of the media.
+
+1. Control pictures of edit pairs: what a picture was before the edit that its caption asks for. A
+   table may name them instead, in a column `control_path`, as in datasets of diffusion-pipe. Each
+   becomes a reference latent of its sample
+2. Masks of the loss, pictures or videos: white counts fully, black not at all, grey in between.
+   They are scaled and cropped like their medium, then averaged over the cells of its latent, so
+   that a cell has the mean of its pixels
+"""
+
+# F frames, H rows, W columns: of pixels, or f h w of the cells of a latent
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from data_prep.media.captions import ControlPicture
+from data_prep.media.clips import Entry, PlannedMask, PlannedReference
+from data_prep.media.frame_selection import KeptFrames
+from data_prep.media.images import open_image, probe_image, to_8_bits, to_rgb
+from data_prep.media.resizing import Buckets, Fit, Placement, ResizeMode
+from data_prep.media.videos import Timeline, VideoDecoder, timeline
+from data_prep.refusals import Reason, RefusedError
+from data_prep.sources.listing import BOTH, IMAGES, media_kind_of, name_of, stamp_of
+from dit.codecs.rgb import ReferenceFit, is_transparent
+
+FOLDER = -1
+"""`PlannedReference.folder` of a picture in the folder of the media, which a table names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceRule:
+    """Size of a control picture -> size that is encoded."""
+
+    kind: ReferenceFit = ReferenceFit.TARGET
+    own: Fit = Fit(size_multiple=1, max_pixels=None)  # noqa: RUF009  # it is frozen
+    """Whole patches, and the pixel budget of the media, if there is one."""
+    published: Callable[[int, int], tuple[int, int]] | None = None
+    """(width, height) -> those of the pipeline, which stretches pictures to them."""
+    center_crop: bool = True
+
+    def place(self, size: tuple[int, int], target: tuple[int, int]) -> Placement:
+        """Where a picture of `size` (width, height) comes beside a target of the size `target`.
+
+        Raises:
+            RefusedError: it is smaller than a patch.
+        """
+        match self.kind:
+            case ReferenceFit.OWN:
+                return self.own.place(*size)
+            case ReferenceFit.TARGET:
+                return Buckets(sizes=(target,), center_crop=self.center_crop).place(*size)
+            case ReferenceFit.PUBLISHED:
+                assert self.published is not None
+                wanted = self.published(*size)
+                return Placement(wanted, wanted)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlFolder:
+    """A folder of control pictures at the relative paths of their media, whatever the endings."""
+
+    root: Path
+    option: str = "--control_dir"
+    what: ClassVar[str] = "control picture"
+    kinds: ClassVar[frozenset[str]] = IMAGES
+
+    def picture(self, path: str | None, source: str) -> ControlPicture:
+        """The picture at `path`, which belongs to the medium `source`.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        if path is None:
+            named = f"{self.root.name}/{name_of(source)} with the ending of a picture"
+            raise RefusedError(Reason.NO_REFERENCE, f"there is no {named} ({self.option})")
+        return ControlPicture(path, path, stamp_of(self.root / path))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundReference:
+    """A control picture whose size is known."""
+
+    folder: int
+    picture: ControlPicture
+    size: tuple[int, int]  # width, height, upright
+    has_alpha: bool
+
+    def planned(self, rule: ReferenceRule, target: tuple[int, int]) -> PlannedReference:
+        """How it is encoded beside a target of this size.
+
+        Raises:
+            RefusedError: it is smaller than a patch.
+        """
+        try:
+            place = rule.place(self.size, target)
+        except RefusedError as error:
+            raise _refused(Reason.BAD_REFERENCE, self.picture.name, error) from error
+        return PlannedReference(
+            name=self.picture.name,
+            folder=self.folder,
+            where=self.picture.where,
+            stamp=self.picture.stamp,
+            resized=place.resized,
+            size=place.size,
+        )
+
+
+def find_reference(
+    folder: int, picture: ControlPicture, open_file: Callable[[str], Path | BinaryIO]
+) -> FoundReference:
+    """The picture with its size, from its header.
+
+    Raises:
+        RefusedError: it is not there, or no picture that can be read.
+    """
+    if not picture.stamp:
+        raise RefusedError(Reason.NO_REFERENCE, f"there is no {picture.name}")
+    try:
+        size, _, has_alpha = probe_image(open_file(picture.where))
+        return FoundReference(folder=folder, picture=picture, size=size, has_alpha=has_alpha)
+    except RefusedError as error:
+        raise _refused(Reason.BAD_REFERENCE, picture.name, error) from error
+
+
+class ReadReference(NamedTuple):
+    """A control picture, RGB."""
+
+    placed: Image.Image  # as it is encoded
+    original: Image.Image  # upright, before it is scaled and cropped
+    is_transparent: bool  # in its file
+
+
+def read_reference(
+    planned: PlannedReference, file: Path | BinaryIO, mode: ResizeMode, background: str
+) -> ReadReference:
+    """The picture, on `background` where it is transparent.
+
+    Raises:
+        RefusedError: it cannot be decoded.
+    """
+    try:
+        found = open_image(file)
+        original = to_rgb(found, background)
+    except RefusedError as error:
+        raise _refused(Reason.BAD_REFERENCE, planned.name, error) from error
+    placed = Placement(planned.resized, planned.size).apply(original, mode.filter)
+    return ReadReference(placed, original, is_transparent(found))
+
+
+class CellSize(NamedTuple):
+    """Pixels of a latent's cell."""
+
+    side: int
+    frames: int  # in each latent frame but the first, which has one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundMask:
+    """The mask of a medium."""
+
+    path: str  # in its folder
+    stamp: str  # changes when the file changes
+    line: Timeline | None  # of a video
+
+    def planned(self, line: Timeline | None, window: KeptFrames) -> PlannedMask:
+        """What is read of it for a sample that keeps the frames `window` of its medium."""
+        mask = PlannedMask(path=self.path, stamp=self.stamp)
+        if self.line is None or line is None:
+            return mask
+        numbers = line.numbers_of(window.shown)
+        return replace(
+            mask,
+            keep=tuple(self.line.shown[number] for number in numbers),
+            tick=str(self.line.tick),
+            numbers=numbers if self.line.by_number else (),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskFolder:
+    """A folder of masks, each at the relative path of its medium, whatever the file ending."""
+
+    root: Path
+    option: str = "--mask_dir"
+    what: ClassVar[str] = "mask"
+    kinds: ClassVar[frozenset[str]] = BOTH
+
+    def find(self, path: str, size: tuple[int, int], line: Timeline | None) -> FoundMask:
+        """The mask at `path`, of a medium of this size (width, height); `line` of a video.
+
+        Raises:
+            RefusedError: it cannot be read, or has another size or number of frames.
+        """
+        try:
+            stamp = stamp_of(self.root / path)
+            of_mask, own = self._probe(path)
+        except RefusedError as error:
+            raise _refused(Reason.BAD_MASK, path, error) from error
+        except OSError as error:
+            raise RefusedError(Reason.BAD_MASK, f"{path}: {error.strerror}") from error
+        of = "picture" if line is None else "video"
+        if own != size:
+            sizes = f"{own[0]} x {own[1]} pixels, and its {of} {size[0]} x {size[1]}"
+            why = f"{path}: it has {sizes}; give both the same size"
+            raise RefusedError(Reason.BAD_MASK, why)
+        frames = 1 if line is None else len(line.shown)
+        if of_mask is not None and len(of_mask.shown) != frames:
+            counts = f"{len(of_mask.shown)} frames, and its {of} {frames}"
+            why = f"{path}: it has {counts}; give as many, or a picture for all frames"
+            raise RefusedError(Reason.BAD_MASK, why)
+        return FoundMask(path=path, stamp=stamp, line=None if line is None else of_mask)
+
+    def _probe(self, path: str) -> tuple[Timeline | None, tuple[int, int]]:
+        if media_kind_of(path) == "image":
+            return None, probe_image(self.root / path).size
+        line = timeline(self.root / path)
+        return line, (line.width, line.height)
+
+    def read(
+        self, entry: Entry, place: Placement, cell: CellSize, decoder: VideoDecoder
+    ) -> Tensor | None:
+        """Weight of each cell of the sample's latent [1, f, h, w] in [0, 1]; None for no mask.
+
+        Raises:
+            RefusedError: it cannot be decoded.
+        """
+        mask = entry.mask
+        if mask is None:
+            return None
+        frames = max(1, len(entry.keep))
+        try:
+            cells_fhw = torch.stack(
+                [_cells(place, picture, cell.side) for picture in self._pictures(entry, decoder)]
+            )
+        except RefusedError as error:
+            raise _refused(Reason.BAD_MASK, mask.path, error) from error
+        if not mask.keep:  # one picture for all frames
+            return cells_fhw.expand(1 + (frames - 1) // cell.frames, -1, -1)[None].contiguous()
+        later_fhw = cells_fhw[1:].unflatten(0, (-1, cell.frames)).mean(1) if frames > 1 else None
+        first_fhw = cells_fhw[:1]
+        return (first_fhw if later_fhw is None else torch.cat([first_fhw, later_fhw]))[None]
+
+    def _pictures(self, entry: Entry, decoder: VideoDecoder) -> Iterator[Image.Image]:
+        mask, file = entry.mask, self.root / (entry.mask.path if entry.mask else "")
+        assert mask is not None
+        if media_kind_of(mask.path) == "image":
+            yield open_image(file)
+        else:
+            keep, numbers = mask.keep or (timeline(file).shown[0],), mask.numbers
+            of_mask = replace(entry, keep=keep, numbers=numbers, tick=mask.tick or entry.tick)
+            yield from decoder.frames(file, of_mask)
+
+
+def _cells(place: Placement, picture: Image.Image, side: int) -> Tensor:
+    """Means over cells [h, w] in [0, 1]; of a coloured picture red counts, as in diffusion-pipe."""
+    grey = to_8_bits(picture).convert("RGB").getchannel("R")
+    placed = place.apply(grey, Image.Resampling.BOX)
+    weight_HW = torch.from_numpy(np.array(placed)).float() / 255
+    return torch.nn.functional.avg_pool2d(weight_HW[None], side)[0]
+
+
+def _refused(reason: Reason, path: str, error: RefusedError) -> RefusedError:
+    return RefusedError(reason, f"{path}: {error.reason} ({error.detail})")
