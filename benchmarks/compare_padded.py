@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -119,12 +120,14 @@ def _compare(config: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
     clock = time.process_time if options.cpu_seconds else time.perf_counter
     contenders, tokens = _contenders(config, options.batch)
     losses = {name: step() for name, step in contenders.items()}  # warm-up as well
+    _wait()
     _check_losses(losses, tolerance=_TOLERANCE[config.model.precision])
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(options.steps):
         for name, step in contenders.items():
             began = clock()
             step()
+            _wait()
             seconds[name].append(clock() - began)
     rates = {name: tokens / median(taken) for name, taken in seconds.items()}
     # Ratios are taken within a round, because other load slows down all contenders of a round.
@@ -165,7 +168,6 @@ def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], f
         report = forward_backward(model, items, config=config)
         loss = report.total / report.count
         optimizer_step(model, config=config, number=1, loss=loss)
-        _wait()
         return loss
 
     found: dict[str, Callable[[], float]] = {OURS: ours}
@@ -186,17 +188,9 @@ def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], f
             capacity=config.dataset.task_encoder_seq_length,
             dtype=dtype(config.model),
         )
-        found[str(batching)] = _plain(loop, batches, numbers=real * config.model.patch_features)
+        numbers = real * config.model.patch_features
+        found[str(batching)] = partial(loop.step, batches, numbers=numbers)
     return found, real
-
-
-def _plain(loop: Any, batches: Any, *, numbers: int) -> Callable[[], float]:
-    def step() -> float:
-        loss = loop.step(batches, numbers=numbers)
-        _wait()
-        return loss
-
-    return step
 
 
 def _items(config: RunConfig) -> list[Any]:

@@ -122,7 +122,9 @@ class Captions:
             fields = self._fields(described)
             weight = weight_of(fields, described)
             if written is None or fields.get(self.field) is not None:
-                texts = self._texts(fields, described)
+                texts = texts_of(fields.get(self.field))
+                if texts is None:
+                    raise unusable_caption(described, (self.field,), fields)
                 return [caption(text, origin=".json", loss_weight=weight) for text in texts]
         if written is not None:
             return [caption(self._text(written), origin=".txt", loss_weight=weight)]
@@ -156,12 +158,6 @@ class Captions:
             why = f"{sidecar} holds {short_repr(content)}, and not an object with field"
             raise RefusedError(Reason.BAD_CAPTION, f"{why} {self.field!r}")
         return content
-
-    def _texts(self, fields: Mapping[str, Any], sidecar: str) -> tuple[str, ...]:
-        texts = texts_of(fields.get(self.field))
-        if texts is None:
-            raise unusable_caption(sidecar, (self.field,), fields)
-        return texts
 
 
 def substitute(source: str, missing: MissingCaption) -> Caption:

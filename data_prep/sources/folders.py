@@ -29,7 +29,6 @@ from data_prep.sources.listing import (
     Elsewhere,
     Ignored,
     Listing,
-    files_by_name,
     list_media,
     media_kind_of,
     name_of,
@@ -108,13 +107,28 @@ class CaptionOptions:
 def _beside(
     folder: MaskFolder | ControlFolder, sources: Sequence[str], ignored: Ignored
 ) -> Mapping[str, str]:
-    """Path of the file of each medium in a folder of its own, by `name_of` the medium."""
-    files = files_by_name(
-        folder.root, folder.kinds, option=folder.option, what=folder.what, ignored=ignored
-    )
+    """Path of the file of each medium in a folder of its own, by `name_of` the medium.
+
+    Raises:
+        PrepError: there is no such folder or no such file in it, or two have one name.
+    """
+    option, root, what = folder.option, folder.root, folder.what
+    listing, files = list_media(root, folder.kinds, option=option), dict[str, str]()
+    for path in listing.media:
+        other = files.setdefault(name_of(path), path)
+        if other != path:
+            raise PrepError(
+                f"{option} {root}: {other} and {path} are both the {what} of one file; remove one"
+            )
+    # Set, not added: several inputs may share the folder.
+    for kind, count in listing.ignored.items():
+        ignored.counts[f"{kind} in {option}"] = count
+    for kind, paths in (("caption file", listing.sidecars), (".tar", listing.archives)):
+        if paths:
+            ignored.counts[f"{kind} in {option}, which is not read there"] = len(paths)
     found = match(files, lambda: ((name_of(source),) for source in sources))
-    ignored.add_unused(f"{folder.what} of no file", folder.root, found.spare)
-    ignored.add_unused(f"{folder.what} {UNCLEAR}", folder.root, found.unclear)
+    ignored.add_unused(f"{what} of no file", root, found.spare)
+    ignored.add_unused(f"{what} {UNCLEAR}", root, found.unclear)
     return found.by_name
 
 

@@ -115,30 +115,6 @@ def name_of(path: str) -> str:
     return str(PurePosixPath(path).with_suffix(""))
 
 
-def files_by_name(
-    root: Path, kinds: frozenset[str], *, option: str, what: str, ignored: Ignored
-) -> dict[str, str]:
-    """Path of each file of a folder of masks or control pictures, by `name_of`.
-
-    Raises:
-        PrepError: there is no such folder or no such file in it, or two have one name.
-    """
-    listing, found = list_media(root, kinds, option=option), dict[str, str]()
-    for path in listing.media:
-        other = found.setdefault(name_of(path), path)
-        if other != path:
-            raise PrepError(
-                f"{option} {root}: {other} and {path} are both the {what} of one file; remove one"
-            )
-    # Set, not added: several inputs may share the folder.
-    for kind, count in listing.ignored.items():
-        ignored.counts[f"{kind} in {option}"] = count
-    for kind, paths in (("caption file", listing.sidecars), (".tar", listing.archives)):
-        if paths:
-            ignored.counts[f"{kind} in {option}, which is not read there"] = len(paths)
-    return found
-
-
 def list_media(
     root: Path,
     kinds: frozenset[str] = IMAGES,

@@ -137,14 +137,9 @@ def _check_ranges(meta: EPath) -> None:
     for path in (meta / "split.yaml", meta / "split.json"):
         if path.is_file():
             text = path.read_bytes().decode(errors="replace")
-            many = [r for r in _RANGE.finditer(text) if _names(r) > _MANY_NAMES]
+            many = [r for r in _RANGE.finditer(text) if abs(int(r[2]) - int(r[1])) >= _MANY_NAMES]
             if many:
                 raise ValueError(f"{path} has the pattern {many[0][0]}, of too many names")
-
-
-def _names(found: re.Match[str]) -> int:
-    first, last = found.groups()
-    return 1 + abs(int(last) - int(first))
 
 
 def key_prefixes(leaves: tuple[DatasetSplit, ...]) -> dict[str, str]:

@@ -13,6 +13,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from itertools import chain
 from typing import Any, Self
 
 from megatron.energon.epathlib import EPath
@@ -79,12 +80,6 @@ _FORMER_DATASETS = {
     "Deliveries": "WorkerOutput",
 }
 """Former -> present class names of datasets, which Energon stores and compares."""
-
-
-def _with_new_names(chain: FlexState | None) -> None:
-    for state in nested_states(chain) if chain is not None else ():
-        name = state["__class__"]
-        state["__class__"] = _FORMER_DATASETS.get(name, name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,8 +159,9 @@ class LoaderState:
 
         classes = (WorkerState, Remaining, FlexState, SliceState)
         workers = safe_pickle.loads(self.readers, classes=classes, former_names=_FORMER_NAMES)
-        for worker in workers:
-            _with_new_names(worker.chain)
+        chains = [worker.chain for worker in workers if worker.chain is not None]
+        for state in chain.from_iterable(map(nested_states, chains)):
+            state["__class__"] = _FORMER_DATASETS.get(state["__class__"], state["__class__"])
         return workers
 
     @property

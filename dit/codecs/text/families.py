@@ -186,7 +186,14 @@ class CosmosPredict25Text(PretrainedTextEncoder):
     def from_arguments(cls, args: Namespace) -> Self:
         given = str(args.text_projection) if args.text_projection else None
         encoder = replace(super().from_arguments(args), text_projection=given)
-        encoder._check_projection()
+        if given is not None:
+            width, made = projection_of(given)[0].shape[1], encoder._width_of_layers
+            if width != made:
+                raise CodecError(
+                    f"--text_projection {given} takes {width} numbers a token, and the text encoder"
+                    f" of {encoder.model_name} makes {made}; give the transformer of the same"
+                    " pipeline"
+                )
         return encoder
 
     @classmethod
@@ -243,18 +250,6 @@ class CosmosPredict25Text(PretrainedTextEncoder):
         weight, bias = projection_of(self.text_projection)
         projected_LE = functional.linear(states_LE.float().cpu(), weight, bias)
         return {"text": functional.gelu(projected_LE)}
-
-    def _check_projection(self) -> None:
-        """Raises CodecError where the projection does not fit the text encoder."""
-        if self.text_projection is None:
-            return
-        width = projection_of(self.text_projection)[0].shape[1]
-        if width != self._width_of_layers:
-            raise CodecError(
-                f"--text_projection {self.text_projection} takes {width} numbers a token, and the"
-                f" text encoder of {self.model_name} makes {self._width_of_layers}; give the"
-                " transformer of the same pipeline"
-            )
 
 
 OF_FAMILIES: tuple[type[PretrainedTextEncoder], ...] = (
