@@ -38,7 +38,7 @@ from data_prep.inspect.read_shards import (
 )
 from data_prep.packing import Packing, PackOptions, Summary, pack_dataset
 from data_prep.planning.plan_page import write_plan_page
-from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
+from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions
 from data_prep.planning.statistics import crop_line_of
 from data_prep.refusals import PrepError
 from data_prep.sources.digits import SIDE, Digits, EditedDigits, MovingDigits
@@ -346,11 +346,6 @@ def run_convert(args: argparse.Namespace) -> int:
         counts, refusals, notices = convert(args)
     for notice in notices:
         _notify(notice)
-    split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
-    if args.split is None and split.empty(counts):
-        _notify(all_in_train_notice(counts))
-    elif empty := split.empty(counts):
-        _notify(f"--split {args.split} leaves {' and '.join(empty)} without a sample")
     for split, count in counts.items():
         Console().print(f"{split}: {counted(count, 'sample')}")
     for line in refusals.lines:

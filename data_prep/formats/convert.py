@@ -33,7 +33,7 @@ from data_prep.formats.dfm import (
 )
 from data_prep.formats.parquet import HELD as OF_PARQUET
 from data_prep.formats.parquet import read_parquet, write_parquet
-from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions
+from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
 from data_prep.refusals import PrepError, Reason, Refusals
 from data_prep.writing.dataset_folder import LEDGER, REFUSED_NAME, prepare_folder, publish, remove
 from data_prep.writing.readme import MadeBy
@@ -219,9 +219,13 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
         raise PrepError(f"{args.folder} holds no samples")
     refusals.check(total=checked.total, max_fraction=args.max_bad_fraction, kept=False)
     counts = Counter({part: sum(found.values()) for part, found in shards.items()})
+    notices = _missing_conditions(args.folder, checked.names)
     if args.split is None and split.empty(counts):
         shards = {Split.TRAIN: _moved_to_train(args.output_dir, shards)}
         counts = Counter({Split.TRAIN: counts.total()})
+        notices.append(all_in_train_notice(counts))
+    elif empty := split.empty(counts):
+        notices.append(f"--split {args.split} leaves {' and '.join(empty)} without a sample")
     card = _card(args, codec, checked.widths, shards, refusals)
     null_text = checked.null_text
     if encoder is not None:
@@ -230,7 +234,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
     remove(begun.parent)
     made = MadeBy(command="python -m data_prep convert")
     publish(args.output_dir, shards=shards, card=card, null_text=null_text, made=made)
-    return counts, refusals, _missing_conditions(args.folder, checked.names)
+    return counts, refusals, notices
 
 
 def _written(

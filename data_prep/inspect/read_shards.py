@@ -155,7 +155,9 @@ def inspect_shard(
             starts.append(start)
             report.samples += 1
             _check_sample(report, key, parts, exact)
-        _check_index(report, path, starts)
+        index = np.fromfile(path.with_suffix(".tar.idx"), np.uint64).tolist()
+        if not index or index[:-1] != starts:
+            report.problems.append(f"{name}.idx does not fit {name}")
     except _DAMAGE as error:
         report.problems.append(
             f"{name} is damaged or cut short after {report.samples} samples: {cause(error)}"
@@ -233,12 +235,6 @@ def _members(tar: tarfile.TarFile, size: int) -> Iterator[tuple[tarfile.TarInfo,
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
         raise tarfile.ReadError(f"neither header nor end at byte {tar.offset}")
-
-
-def _check_index(report: ShardReport, path: Path, starts: list[int]) -> None:
-    index = np.fromfile(path.with_suffix(".tar.idx"), np.uint64).tolist()
-    if not index or index[:-1] != starts:
-        report.problems.append(f"{report.name}.idx does not fit {report.name}")
 
 
 def _check_sample(

@@ -203,13 +203,8 @@ class FolderShard(WorkerShard):
         for slices, state, done in zip(bounds, states, passes, strict=True):
             times[slices[0] - begin : slices[-1] - begin] = max(done, least) + 1
             cuts[np.array(slices[:-1]) - begin] = True
-            for start, stop in self._unread(slices, state):
+            begun = None if isinstance(state, Remaining) else unread(slices, state)
+            for start, stop in pairwise(slices) if begun is None else begun:
                 times[start - begin : stop - begin] -= 1
         behind = sum(done < least for done in passes)
         return ReadCounts(begin=begin, times=times, cuts=cuts, behind=behind)
-
-    @staticmethod
-    def _unread(slices: Sequence[int], state: FlexState | Remaining) -> list[IndexRange]:
-        if isinstance(state, Remaining):  # the reader has not begun
-            return list(pairwise(slices))
-        return unread(slices, state)
