@@ -26,7 +26,7 @@ from data_prep.inspect.read_shards import inspect_shard, shard_counts
 from data_prep.refusals import PrepError
 from dit.codecs.dataset_card import CodecError, read_card
 from dit.codecs.text import WordTable, text_encoder_of_card
-from dit.codecs.text.vocabulary import unknown_words
+from dit.codecs.text.encoder import unknown_words
 from tests.browser import browser
 from tests.hostile import damaged, json_bytes, mistaken
 

@@ -17,8 +17,8 @@ from PIL import Image
 from data_prep.cli.parser import main
 from data_prep.media.clips import Entry, PlannedReference
 from data_prep.media.resizing import Buckets, Fit
-from data_prep.planning.cropping import CropStatistics, crop_line
 from data_prep.planning.splits import Split, SplitFractions, key_of, position_of
+from data_prep.planning.statistics import CropStatistics, crop_line
 from data_prep.refusals import PrepError
 from tests.media_files import image, numbered_video, video
 
