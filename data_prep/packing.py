@@ -38,8 +38,15 @@ from data_prep.writing.dataset_folder import (
     prepare_folder,
     publish,
 )
-from data_prep.writing.incremental import WHITENING_NAME, remove_earlier, set_aside
-from data_prep.writing.ledger import LedgerHeader, Summary, changed_options, summarize
+from data_prep.writing.ledger import (
+    WHITENING_NAME,
+    LedgerHeader,
+    Summary,
+    changed_options,
+    remove_earlier,
+    set_aside,
+    summarize,
+)
 from data_prep.writing.readme import PICTURES, MadeBy, sample_picture
 from data_prep.writing.shard_writer import PackOptions, RankBlocks, Writer
 from dit.codecs.dataset_card import FORMAT_VERSION

@@ -2,8 +2,7 @@
 
 dataset_folder  the dataset folder: emptied before a packing, published after it
 readme          the card for people, with sample pictures beside it
-incremental     samples of an earlier packing over other files, which are copied
 shard_writer    results of the workers -> shards and ledger
 tar_shards      samples -> tar shards with their indices
-ledger          what a packing has written, so that the same command continues it; its summary
+ledger          what a packing has written, so that it is continued, copied from and summed up
 """

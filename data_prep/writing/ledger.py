@@ -4,6 +4,9 @@
 each of its samples, in the order of the plan. A line is written after the bytes of its sample, so
 each sample with a line is in a shard. Bytes behind the last line are cut off and written again.
 `summarize` adds up the lines of all ranks.
+
+When files have changed, the packed samples move to `.ledger/earlier-N`, and the new packing copies
+from there those with an unchanged plan. So no outdated sample stays, and none is encoded twice.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,10 +25,11 @@ from typing import Any
 
 from data_prep.planning.splits import Split
 from data_prep.refusals import PrepError, Refusals
-from data_prep.writing.dataset_folder import LEDGER
+from data_prep.writing.dataset_folder import LEDGER, META, remove
 from dit.safe_writing import TEMPORARY, write_atomically
 
-RUN_NAME = "run.json"
+RUN_NAME, WHITENING_NAME = "run.json", "whitening.json"
+_EARLIER = "earlier-"
 SIZES_IN_CARD = 20  # most frequent sizes; the first is the default of generation
 
 
@@ -228,3 +233,80 @@ def _of_ratios(ratios: list[float]) -> dict[str, float]:
         return {}
     mean = round(sum(ratios) / len(ratios), 2)
     return {"least": min(ratios), "mean": mean, "samples": len(ratios)}
+
+
+def set_aside(folder: Path, *, generation: int) -> None:
+    """Moves the packed samples to `.ledger/earlier-N`; continues where it was killed."""
+    if (folder / META).exists():
+        remove(folder / META)
+    aside = folder / LEDGER / f"{_EARLIER}{generation}"
+    aside.mkdir(exist_ok=True)
+    moved = [*(folder / split for split in Split), *(folder / LEDGER).glob("rank-*.jsonl")]
+    for path in [*moved, folder / LEDGER / WHITENING_NAME]:
+        if path.exists():
+            path.rename(aside / path.name)
+
+
+def remove_earlier(folder: Path) -> None:
+    """Removes what was set aside, when the new dataset is complete."""
+    for path in (folder / LEDGER).glob(f"{_EARLIER}*"):
+        shutil.rmtree(path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _FoundSample:
+    places: tuple[tuple[Path, int, int], ...]  # shard, first byte, end
+    about: dict[str, Any]
+
+
+class EarlierSamples:
+    """Samples that were set aside, by the digest of their line in the plan."""
+
+    def __init__(self, folder: Path):
+        self._found: dict[str, _FoundSample] = {}
+        whitening = folder / LEDGER / WHITENING_NAME
+        for aside in sorted((folder / LEDGER).glob(f"{_EARLIER}*")):
+            # Latents of another whitening cannot be used.
+            if _content(aside / WHITENING_NAME) == _content(whitening):
+                for path in sorted(aside.glob("rank-*.jsonl")):
+                    self._found.update(_samples(aside, path))
+
+    def has(self, line: bytes) -> bool:
+        return bool(self._found) and digest_of(line) in self._found
+
+    def copy(self, digest: str) -> tuple[dict[str, Any], list[bytes]]:
+        """The line of a sample in the ledger, and the bytes of each of its copies in the shards.
+
+        Raises:
+            PrepError: the bytes are lost.
+        """
+        found = self._found[digest]
+        return found.about, [_bytes(*place) for place in found.places]
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def _samples(aside: Path, ledger: Path) -> Iterator[tuple[str, _FoundSample]]:
+    ends: dict[tuple[str, str], int] = {}
+    for line, _ in read_lines(ledger):
+        places = []
+        for split, shard, end in line.pop("in", ()):
+            places.append((aside / split / shard, ends.get((split, shard), 0), end))
+            ends[split, shard] = end
+        if places:
+            yield line.pop("of"), _FoundSample(places=tuple(places), about=line)
+
+
+def _bytes(shard: Path, start: int, end: int) -> bytes:
+    path = shard if shard.exists() else shard.with_name(shard.name + TEMPORARY)
+    try:
+        with path.open("rb") as stream:
+            stream.seek(start)
+            content = stream.read(end - start)
+    except OSError as error:
+        raise PrepError(f"{path} cannot be read ({error}); start anew with --overwrite") from error
+    if len(content) != end - start:
+        raise PrepError(f"{path} has lost its end; start anew with --overwrite")
+    return content

@@ -16,8 +16,8 @@ from data_prep.planning.plan import PackingPlan
 from data_prep.planning.splits import Split, SplitFractions
 from data_prep.refusals import PrepError
 from data_prep.writing.dataset_folder import LEDGER
-from data_prep.writing.incremental import EarlierSamples
 from data_prep.writing.ledger import (
+    EarlierSamples,
     Ledger,
     LedgerProgress,
     digest_of,
