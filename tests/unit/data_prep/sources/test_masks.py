@@ -17,7 +17,6 @@ from data_prep.media.frame_selection import FrameRule
 from data_prep.media.resizing import Placement
 from data_prep.media.videos import VideoDecoder, timeline
 from data_prep.sources.beside_media import CellSize, MaskFolder
-from data_prep.sources.listing import Ignored, files_by_name
 from tests.media_files import image, video
 
 ALL_TRAIN = ("--split", "1,0,0", "--num_workers", "0", "--text_width", "16")
@@ -113,11 +112,7 @@ def test_frames_of_a_mask_are_those_of_its_medium_and_averaged_in_time(tmp_path:
     line = timeline(film)
     (window,) = FrameRule(stride=4).choose(line, seed="")
     folder = MaskFolder(root=tmp_path / "masks")
-    found = files_by_name(
-        folder.root, folder.kinds, option=folder.option, what=folder.what, ignored=Ignored()
-    )
-    assert found == {"a": path.name}
-    planned = folder.find("a.mkv", (8, 8), line).planned(line, window)
+    planned = folder.find(path.name, (8, 8), line).planned(line, window)
     entry = Entry(key="k", source="a", mask=planned, keep=window.shown)
     assert Entry.from_line(entry.to_line()) == entry
     cells = _read(tmp_path / "masks", planned, keep=window.shown)
