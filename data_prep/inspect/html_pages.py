@@ -81,7 +81,7 @@ class Thumbnail:
 
     @property
     def row(self) -> Row:
-        """Its part of a listed sample."""
+        """What the page's row of the sample holds of it: `data:` addresses of picture and clip."""
         found = {"picture": self.picture, "clip": self.clip}
         return {
             name: f"data:image/webp;base64,{base64.b64encode(content).decode()}"
