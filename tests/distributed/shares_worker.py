@@ -18,7 +18,6 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from dit.train.train_progress import TrainProgress
 from megatron.core.dist_checkpointing import load_plain_tensors
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
