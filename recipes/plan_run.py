@@ -22,7 +22,7 @@ from dit.console import Console
 from dit.device_specs import DEVICES
 from dit.distributed.entry import run
 from dit.planner.efficiency import EFFICIENCIES, efficiency_of
-from dit.planner.layouts import batch_plans, plans
+from dit.planner.layouts import batch_plans, break_even, plans, recommended
 from dit.planner.tables import as_json, print_tables
 from dit.planner.times import expected_load, not_modelled
 from dit.progress import progress_on
@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     title += f"\nAssumed: {efficiency.of(DEVICES[name])}"
     if left := not_modelled(config):
         title += f"\nNot in the times: {'; '.join(left)}"
+    del machine["track"]
+    title += "\n".join(["", recommended(good), break_even(config, **machine)])
     tokens, why = options.tokens * 1e9, options.refused
     print_tables(title, good[: options.best], bad, batches, tokens=tokens, why=why)
     if options.json:

@@ -5,10 +5,17 @@ The tree is YAML and all else is comments, so the whole output is a configuratio
 
 from __future__ import annotations
 
-from dit.config import Decay, EmaKind, Precision, Recompute, RunConfig
+from dit.config import Decay, EmaKind, Precision, Recompute, RunConfig, Sharding
 from dit.config_loading.load import to_yaml
 from dit.device_specs import DEVICES
-from dit.models.cost import choose_recomputation, memory, parameter_count, trained_count
+from dit.models.cost import (
+    break_even_tokens,
+    choose_recomputation,
+    memory,
+    pack_traffic,
+    parameter_count,
+    trained_count,
+)
 
 
 def describe(config: RunConfig, *, world_size: int) -> str:
@@ -21,6 +28,7 @@ def describe(config: RunConfig, *, world_size: int) -> str:
         ("parameters", _parameters(config)),
         *_layout(config, world_size),
         *_memory(config, world_size),
+        *_shares(config, world_size),
         *_recomputation(config, world_size),
         *_effective(config),
     ]
@@ -61,6 +69,7 @@ def _memory(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
     """An estimate, said to be one."""
     need = memory(config, world_size=world_size)
     sharded = "sharded" if config.ddp.use_distributed_optimizer else "whole on every rank"
+    sharded += ", as weights and gradients" * (config.ddp.sharding is Sharding.WEIGHTS)
     return [
         ("memory", f"{_gib(need.total)} a device (an estimate), of which"),
         ("", f"weights {_gib(need.weights)}, gradients {_gib(need.gradients)}"),
@@ -71,6 +80,35 @@ def _memory(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
             f" {_gib(need.backward)} of one backward layer",
         ),
     ]
+
+
+def _shares(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
+    """What each pack moves where data ranks share weights out, and how long a pack hides it."""
+    if config.ddp.sharding is not Sharding.WEIGHTS:
+        return []
+    shards = config.optimizer_ranks(config.data_parallel_size(world_size))
+    sent, need = pack_traffic(config, shards=shards), memory(config, world_size=world_size)
+    rows = [
+        (
+            "weights",
+            f"in shares of {shards} ranks; {_gib(need.gathered)} of a device for layers that are"
+            " gathered",
+        ),
+        (
+            "",
+            f"each pack sends {_gb(sent.forward)} in its forward pass, {_gb(sent.backward)} in its"
+            f" backward pass, and {_gb(sent.gradients)} of gradients, which its products hide from",
+        ),
+    ]
+    for name, device in DEVICES.items():
+        near, far = (
+            break_even_tokens(config, shards=shards, flops=device.flops, bytes_per_s=rate)
+            for rate in (device.link, device.network)
+        )
+        rows.append(
+            ("", f"{name}: {near:,.0f} tokens on inside of a server, {far:,.0f} between them")
+        )
+    return rows
 
 
 def _recomputation(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
@@ -85,6 +123,10 @@ def _recomputation(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
     return rows
 
 
+def _gb(size: float) -> str:
+    return f"{size / 1e9:,.3g} GB"
+
+
 def _gib(size: int) -> str:
     if size < 2**30:
         return f"{size / 2**20:.1f} MiB"
@@ -95,7 +137,9 @@ def _effective(config: RunConfig) -> list[tuple[str, str]]:
     model, optimizer = config.model, config.optimizer
     wide = model.precision is Precision.FP32
     grads = "fp32" if wide or config.ddp.grad_reduce_in_fp32 else str(model.precision)
-    copies = "" if wide else ", float32 copies in the optimizer"
+    rows = config.ddp.sharding is Sharding.WEIGHTS
+    copies = ", rows of weights float32" if rows else ", float32 copies in the optimizer"
+    copies = "" if wide else copies
     clip = f"norm at most {optimizer.clip_grad:g}" if optimizer.clip_grad else "not clipped"
     return [
         ("precision", f"weights and matrix products {model.precision}{copies}"),

@@ -27,6 +27,7 @@ from dit.config import (
     Recompute,
     RecomputeMethod,
     RunConfig,
+    Sharding,
 )
 from dit.config.checks import check
 from dit.config.data import MockGeometry
@@ -146,6 +147,8 @@ class Memory:
     """Made by the backward pass of one layer."""
     norms: int
     """Copy of the weights of a step that is logged, for `update_ratio`."""
+    gathered: int = 0
+    """With weights in shares: the layers that a pass has gathered, and gradients not yet summed."""
 
     @property
     def total(self) -> int:
@@ -162,17 +165,22 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     replicas = config.data_parallel_size(world_size)
     trained = trained_here(config)
     shards = config.optimizer_ranks(replicas)
-    wide = model.precision is Precision.FP32
+    wide, in_shares = model.precision is Precision.FP32, config.ddp.sharding is Sharding.WEIGHTS
     hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.states.bytes
+    weights, gradients = _weights(config), trained * _summed_size(config)
+    if in_shares:  # rows of trained weights are the main parameters, float32 as their gradients
+        weights = (weights + trained * (4 - _size(model))) // shards
+        gradients = trained * 4 // shards
     return Memory(
-        weights=_weights(config),
-        gradients=trained * (4 if wide or config.ddp.grad_reduce_in_fp32 else 2),
+        weights=weights,
+        gradients=gradients,
         # Two moments where they are not the host's, and a float32 copy of narrower weights.
-        optimizer=trained * (moments * (not hosted) + 4 * (not wide)) // shards,
+        optimizer=trained * (moments * (not hosted) + 4 * (not wide and not in_shares)) // shards,
         ema=0 if config.ema.kind is EmaKind.NONE else trained * 4 // shards,
         activations=_activations(config, accumulation=config.train.global_batch_size // replicas),
         backward=int(_BACKWARD * _numbers(config) * _size(model)),
         norms=trained * 4 // shards,
+        gathered=_gathered(config, trained=trained, shards=shards) if in_shares else 0,
     )
 
 
@@ -192,6 +200,68 @@ def _weights(config: RunConfig) -> int:
         matrices = numbers
     total -= model.blocks_to_swap * model.virtual_stages * matrices
     return total + trained_here(config) * size
+
+
+def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
+    """Bytes beside the shares at the peak of a backward pass, with `ddp.sharding=weights`.
+
+    What lies before and after the layers stays gathered; of the layers there are two, one of them
+    fetched ahead. Gradients of two wait for their sums: as they were computed, and in the type of
+    the sum. Of both there is the part that this rank sends and keeps.
+    """
+    model, cost = config.model, network_cost(config.model)
+    tensor, size, summed = model.tensor_model_parallel_size, _size(model), _summed_size(config)
+    layers = 2 * max(stack.layer.cost.parameters(tensor=tensor) for stack in cost.stacks)
+    ends = [one.parameters(tensor=tensor) for one in (cost.before, cost.after)]
+    ends_here = sum(ends) if model.pipeline_model_parallel_size == 1 else max(ends)
+    part = trained / parameters_here(model)
+    weights = size * (ends_here + layers)
+    gradients = part * (size + summed) * max(layers, ends_here)
+    return int(weights + gradients + layers * (size + part * summed) / shards)
+
+
+def _summed_size(config: RunConfig) -> int:
+    """Bytes of a number of gradients while they are summed over ranks."""
+    wide = config.model.precision is Precision.FP32
+    return 4 if wide or config.ddp.grad_reduce_in_fp32 else 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackTraffic:
+    """Bytes that a device sends in each pack with `ddp.sharding=weights`, in rings."""
+
+    forward: float
+    """Weights for the forward pass."""
+    backward: float
+    """The same weights again."""
+    gradients: float
+    """Their sums, of which each rank keeps its rows."""
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.gradients
+
+
+def pack_traffic(config: RunConfig, *, shards: int) -> PackTraffic:
+    """The traffic of a pack whose weights, frozen ones too, lie in so many shares."""
+    others, trained = (shards - 1) / shards, trained_here(config)
+    adapters = trained if config.lora.enabled else 0
+    weights = others * (parameters_here(config.model) + adapters) * _size(config.model)
+    gradients = others * trained * _summed_size(config)
+    return PackTraffic(forward=weights, backward=weights, gradients=gradients)
+
+
+def break_even_tokens(config: RunConfig, *, shards: int, flops: float, bytes_per_s: float) -> float:
+    """Tokens of a pack whose products take as long as the traffic of its weights.
+
+    Products are counted as two operations of each weight and token in the forward pass, two for
+    gradients of inputs, and two for those of trained weights: `flops` a second. Nothing is computed
+    again.
+    """
+    model = config.model
+    trained = trained_count(config) / parameter_count(model)
+    a_token = 2 * (2 + trained) * parameters_here(model) / model.context_parallel_size
+    return pack_traffic(config, shards=shards).total / bytes_per_s * flops / a_token
 
 
 def check_memory(config: RunConfig, *, world_size: int) -> None:

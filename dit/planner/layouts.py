@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
-from dit.config import ContextComm, Problems, Recompute, RunConfig
+from dit.config import ContextComm, Problems, Recompute, RunConfig, Sharding
 from dit.device_specs import Device
-from dit.models.cost import Memory, memory
+from dit.models.cost import Memory, break_even_tokens, memory
 from dit.planner.efficiency import Efficiency
 from dit.planner.times import PackLoad, Times, times
 from dit.planner.traffic import CheckpointBytes, Traffic, checkpoint_bytes, traffic
@@ -31,13 +32,24 @@ class ParallelLayout:
     """Groups of layers on each stage."""
     data: int
     recompute: Recompute
+    sharding: Sharding = Sharding.OPTIMIZER
+    copies: int = 1
+    """Of weights in shares; of the optimizer alone there are as many as the run has."""
 
     def __str__(self) -> str:
         stages = f"PP {self.pipeline}" + (f" x {self.virtual}" if self.virtual > 1 else "")
         return (
             f"TP {self.tensor} CP {self.context} {stages} DP {self.data},"
-            f" recompute {self.recompute}"
+            f" recompute {self.recompute}, sharding {self.shared}"
         )
+
+    @property
+    def shared(self) -> str:
+        """What data ranks share out, with the number of ranks and copies of weights in shares."""
+        if self.sharding is Sharding.OPTIMIZER:
+            return "optimizer"
+        ranks = self.data * self.context // self.copies
+        return f"weights {ranks}" + (f" x {self.copies}" if self.copies > 1 else "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,14 +91,17 @@ def plans(
     efficiency: Efficiency,
     track: Track = no_progress,
 ) -> tuple[list[LayoutPlan], list[Refusal]]:
-    """The layouts that fit, the fastest first, and those that do not; `track` counts layouts."""
+    """The layouts that fit, the best first, and those that do not; `track` counts layouts.
+
+    The best is the fastest. Beside adapters, weights in shares come after all others: their base
+    is gathered in each pack for gradients that hardly move anything.
+    """
     good: list[LayoutPlan] = []
     bad: list[Refusal] = []
-    for layout in tracked([*_layouts(world_size)], "planning layouts", track):
+    for layout in tracked([*_layouts(world_size, device.together)], "planning layouts", track):
         try:
-            on_layout = _on_layout(config, layout)
-            plan = _plan(
-                on_layout, layout, load, world_size=world_size, device=device, efficiency=efficiency
+            plan = plan_of(
+                config, layout, load, world_size=world_size, device=device, efficiency=efficiency
             )
         except Problems as error:
             bad.append(Refusal(layout=layout, why="; ".join(error.problems)))
@@ -97,7 +112,40 @@ def plans(
         else:
             why = f"needs {plan.memory.total / 1e9:.0f} GB of {room / 1e9:.0f} GB"
             bad.append(Refusal(layout=layout, why=why))
-    return sorted(good, key=lambda plan: plan.times.step), bad
+    last = Sharding.WEIGHTS if config.lora.enabled else None
+    return sorted(good, key=lambda one: (one.layout.sharding is last, one.times.step)), bad
+
+
+def recommended(good: list[LayoutPlan]) -> str:
+    """Which `ddp.sharding` the best layout has, and what the other would take, in a line."""
+    best: dict[Sharding, LayoutPlan] = {}
+    for plan in good:
+        best.setdefault(plan.layout.sharding, plan)
+    if not best:
+        return ""
+    said = [f"{one}: {plan.times.step:.3g} s a step, {plan.layout}" for one, plan in best.items()]
+    said += [f"{one}: no layout fits" for one in Sharding if one not in best]
+    return f"Recommended is ddp.sharding={'; '.join(said)}"
+
+
+def break_even(
+    config: RunConfig, *, world_size: int, device: Device, efficiency: Efficiency
+) -> str:
+    """From how many tokens on a pack hides what weights in shares send, by link, in a line."""
+    links = {"inside of a server": (device.link, device.together)}
+    if world_size > device.together:
+        links["between servers"] = (device.network, world_size)
+    tokens = {
+        name: break_even_tokens(
+            config,
+            shards=min(shards, world_size),
+            flops=device.flops * efficiency.matrices,
+            bytes_per_s=rate * efficiency.links,
+        )
+        for name, (rate, shards) in links.items()
+    }
+    said = " and ".join(f"{count:,.0f} {name}" for name, count in tokens.items())
+    return f"Tokens of a pack whose products hide the traffic of weights in shares: {said}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,14 +175,15 @@ def batch_plans(
     return found
 
 
-def _layouts(world_size: int) -> Iterator[ParallelLayout]:
+def _layouts(world_size: int, together: int) -> Iterator[ParallelLayout]:
     sizes = (_powers(n) for n in (_MOST_TENSOR, _MOST_CONTEXT, _MOST_STAGES))
     for tensor, context, pipeline in product(*sizes):
         data, rest = divmod(world_size, tensor * context * pipeline)
         if data and not rest:
             groups = _powers(_MOST_VIRTUAL if pipeline > 1 else 1)
+            copies = _copies(data * context, together // tensor)
             for virtual, recompute in product(groups, _RECOMPUTE):
-                yield ParallelLayout(
+                whole = ParallelLayout(
                     tensor=tensor,
                     context=context,
                     pipeline=pipeline,
@@ -142,6 +191,16 @@ def _layouts(world_size: int) -> Iterator[ParallelLayout]:
                     data=data,
                     recompute=recompute,
                 )
+                yield whole
+                for count in copies if virtual == 1 else ():
+                    yield replace(whole, sharding=Sharding.WEIGHTS, copies=count)
+
+
+def _copies(ranks: int, near: int) -> list[int]:
+    """Copies of weights in shares: one over all ranks, or one on each server, of `near` ranks."""
+    if ranks == 1:
+        return []
+    return [1, ranks // near] if near > 1 and ranks > near and ranks % near == 0 else [1]
 
 
 def _powers(most: int) -> list[int]:
@@ -167,10 +226,14 @@ def _on_layout(config: RunConfig, layout: ParallelLayout) -> RunConfig:
         recompute_granularity=layout.recompute,
         recompute_num_layers=config.model.recompute_num_layers if full else 1,
     )
-    return replace(config, model=model)
+    changes: dict[str, Any] = {"sharding": layout.sharding}
+    if layout.sharding is Sharding.WEIGHTS:  # it overlaps by itself
+        changes |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
+        changes["dp_replicate_size"] = layout.copies
+    return replace(config, model=model, ddp=replace(config.ddp, **changes))
 
 
-def _plan(
+def plan_of(
     config: RunConfig,
     layout: ParallelLayout,
     load: PackLoad,
@@ -179,6 +242,12 @@ def _plan(
     device: Device,
     efficiency: Efficiency,
 ) -> LayoutPlan:
+    """What a run takes on a layout.
+
+    Raises:
+        Problems: a rule of the configuration forbids the layout.
+    """
+    config = _on_layout(config, layout)
     batch = config.train.global_batch_size
     expected = times(config, load, world_size=world_size, device=device, efficiency=efficiency)
     rate = 3 * load.flops * batch / expected.step / world_size

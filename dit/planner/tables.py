@@ -124,6 +124,7 @@ def _memory(plan: LayoutPlan) -> dict[str, str]:
         "activ.": need.activations,
         "backward": need.backward,
         "norms": need.norms,
+        "gathered": need.gathered,
         "peak": need.total,
     }
     return _name(plan) | {name: f"{size / 1e9:.1f}" for name, size in gb.items()}
@@ -153,7 +154,11 @@ def _name(plan: LayoutPlan) -> dict[str, str]:
     layout = plan.layout
     stages = f"{layout.pipeline}" + (f"x{layout.virtual}" if layout.virtual > 1 else "")
     sizes = (layout.tensor, layout.context, stages, layout.data)
-    return {"TP-CP-PP-DP": "-".join(map(str, sizes)), "recompute": str(layout.recompute)}
+    return {
+        "TP-CP-PP-DP": "-".join(map(str, sizes)),
+        "recompute": str(layout.recompute),
+        "sharding": layout.shared,
+    }
 
 
 def table_of(title: str, rows: list[dict[str, str]]) -> Table:

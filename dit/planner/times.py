@@ -6,14 +6,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from dit.bin_packing import mean_fill
-from dit.config import ContextComm, EmaKind, ModelConfig, Precision, Recompute, RunConfig
+from dit.config import (
+    ContextComm,
+    EmaKind,
+    ModelConfig,
+    Precision,
+    Recompute,
+    RunConfig,
+    Sharding,
+)
 from dit.device_specs import Device
 from dit.models.cost import (
     attention_flops,
     forward_flops,
     geometry_tokens,
     network_cost,
+    pack_traffic,
     parameter_count,
+    parameters_here,
     trained_count,
     trained_here,
 )
@@ -86,6 +96,8 @@ class Times:
     context: float
     pipeline: float
     data: float
+    copies: float
+    """Gradients of copies of weights in shares."""
     host: float
     """Swapped blocks that come from host memory more slowly than the others are computed."""
     bubble: float
@@ -106,7 +118,7 @@ class Times:
             "memory traffic": self.memory,
             "optimizer": self.update,
             "launches": self.launches,
-            "communication": self.tensor + self.context + self.pipeline + self.data,
+            "communication": self.tensor + self.context + self.pipeline + self.data + self.copies,
             "host copies": self.host,
             "bubble": self.bubble,
         }
@@ -144,7 +156,9 @@ def times(
             (1 + (1 if selective else again)) / efficiency.attention_forward
             + 2 / efficiency.attention_backward
         ),
-        memory=packs * (_moved(model, load, again) + _restored(config, again)) / bandwidth,
+        memory=packs
+        * (_moved(model, load, again) + _restored(config, again) + _copied(config))
+        / bandwidth,
         launches=packs * layers * (1 + again / 3) * KERNELS[_is_fused(model)] * efficiency.gap_s,
         **_communication(config, load, packs, replicas, device, efficiency),
         host=packs * _swapped_bytes(config) / (device.host * efficiency.links),
@@ -193,6 +207,23 @@ def _restored(config: RunConfig, again: float) -> float:
     return layers * numbers * (1 + _number(model)) * (2 + again)
 
 
+def _in_shares(config: RunConfig) -> bool:
+    return config.ddp.sharding is Sharding.WEIGHTS
+
+
+def _copied(config: RunConfig) -> float:
+    """Bytes that gathers of one pack move in the memory of the device, with weights in shares.
+
+    Weights come in one piece, and are copied to where they are used, in both passes. Gradients are
+    read, and written in one piece in the type of the sum.
+    """
+    if not _in_shares(config):
+        return 0.0
+    size = _number(config.model)
+    summed = 4 if config.ddp.grad_reduce_in_fp32 else size
+    return 2 * 2 * size * parameters_here(config.model) + (size + summed) * trained_here(config)
+
+
 def not_modelled(config: RunConfig) -> list[str]:
     """What of a run the times leave out, in words."""
     return ["products of adapters with their rank"] if config.lora.enabled else []
@@ -229,11 +260,12 @@ def _communication(
     model = config.model
     bytes_ = traffic(config, tokens=load.tokens, accumulated=packs, replicas=replicas)
     tensor = model.tensor_model_parallel_size
-    near = tensor * model.context_parallel_size
+    near, in_shares = tensor * model.context_parallel_size, _in_shares(config)
     reach = {  # number of devices from the first to the last of a group
         "tensor": tensor,
         "context": near,
-        "data": near * replicas,
+        "data": tensor * config.optimizer_ranks(replicas) if in_shares else near * replicas,
+        "copies": near * replicas,
         "pipeline": near * replicas * model.pipeline_model_parallel_size,
     }
     waited = {"tensor": exposed_part(config)}
@@ -256,13 +288,17 @@ def _update(config: RunConfig, packs: int, replicas: int) -> float:
     total = 4 if config.ddp.grad_reduce_in_fp32 else size
     here = trained_here(config)
     average = 3 * 4 * (config.ema.kind is not EmaKind.NONE)
+    ranks = config.optimizer_ranks(replicas)
+    if _in_shares(config):  # rows are the main weights: gradients add to them, float32
+        updated = 4 + 4 + config.optimizer.states.update_bytes + average
+        return here / ranks * (updated + packs * 3 * 4)
     updated = total + total + config.optimizer.states.update_bytes + 4 + size + average
     added = packs * (size + 2 * total) * (not config.model.gradient_accumulation_fusion)
-    return here * (total + added + updated / config.optimizer_ranks(replicas))
+    return here * (total + added + updated / ranks)
 
 
 def _with_overlap(config: RunConfig, busy: Times, packs: int, *, forward: float) -> Times:
-    """Hides data-parallel traffic behind the last pack, and adds the pipeline bubble.
+    """Hides data-parallel traffic behind computation, and adds the pipeline bubble.
 
     Blocks come from the host while others are computed: each pass takes the longer of the two.
     `forward` is the part of the computation in the first of them.
@@ -270,9 +306,24 @@ def _with_overlap(config: RunConfig, busy: Times, packs: int, *, forward: float)
     model = config.model
     one = (busy.matrices + busy.attention + busy.memory + busy.launches) / packs
     one += (busy.tensor + busy.context) / packs
-    hidden = one * ((2 / 3) * config.ddp.overlap_grad_reduce)
-    hidden += one * ((1 / 3) * config.ddp.overlap_param_gather)
+    data = _exposed(config, busy, one, packs, forward=forward)
     stages = model.pipeline_model_parallel_size
     bubble = one * (stages - 1) / model.virtual_stages
     host = sum(max(0.0, busy.host / 2 - packs * one * part) for part in (forward, 1 - forward))
-    return replace(busy, data=max(0.0, busy.data - hidden), host=host, bubble=bubble)
+    return replace(busy, data=data, host=host, bubble=bubble)
+
+
+def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward: float) -> float:
+    """Seconds of data-parallel traffic that nothing is computed beside.
+
+    Of weights in shares, each pass has its own, beside what it computes. Else the last pack hides
+    it, which takes `one` second.
+    """
+    if _in_shares(config):
+        moved = pack_traffic(config, shards=2)  # for the parts of the passes alone
+        gathers = busy.data / packs * moved.forward / max(moved.total, 1)
+        passes = ((gathers, forward), (busy.data / packs - gathers, 1 - forward))
+        return packs * sum(max(0.0, sent - one * part) for sent, part in passes)
+    hidden = one * ((2 / 3) * config.ddp.overlap_grad_reduce)
+    hidden += one * ((1 / 3) * config.ddp.overlap_param_gather)
+    return max(0.0, busy.data - hidden)

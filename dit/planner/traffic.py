@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dit.config import ContextComm, EmaKind, Precision, Recompute, RecomputeMethod, RunConfig
+from dit.config import (
+    ContextComm,
+    EmaKind,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+    RunConfig,
+    Sharding,
+)
 from dit.models.cost import (
     network_cost,
+    pack_traffic,
     parameter_count,
     parameters_here,
     trained_count,
@@ -28,6 +37,9 @@ class Traffic:
     context: float
     pipeline: float
     data: float
+    """With weights in shares, of all packs."""
+    copies: float = 0.0
+    """Sums of gradients over copies of weights in shares (`ddp.dp_replicate_size`)."""
 
 
 def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int) -> Traffic:
@@ -51,7 +63,7 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
         * _others(tensor),
         context=layers * exchanged * (2 + again) * _others(context),
         pipeline=2 * stage * accumulated * model.virtual_stages if first_or_last else 0.0,
-        data=_data(config, size=size, ranks=replicas * context),
+        **_data(config, size=size, packs=accumulated, replicas=replicas),
     )
 
 
@@ -78,13 +90,19 @@ def recomputed_part(config: RunConfig) -> float:
     return min(1.0, model.recompute_num_layers * chunks / network_cost(model).layers)
 
 
-def _data(config: RunConfig, *, size: int, ranks: int) -> float:
-    """Bytes to sum gradients, and to gather weights where ranks update parts of them."""
+def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[str, float]:
+    """Bytes to sum gradients, and to gather weights where ranks have, or update, parts of them."""
     gradient = 4 if config.ddp.grad_reduce_in_fp32 else size
-    here = trained_here(config)
+    here, ranks = trained_here(config), replicas * config.model.context_parallel_size
+    if config.ddp.sharding is Sharding.WEIGHTS:
+        shards, copies = config.optimizer_ranks(replicas), config.ddp.dp_replicate_size
+        return {
+            "data": packs * pack_traffic(config, shards=shards).total,
+            "copies": packs * here / shards * 2 * gradient * _others(copies),
+        }
     if config.ddp.use_distributed_optimizer:
-        return here * (gradient + size) * _others(ranks)
-    return here * 2 * gradient * _others(ranks)
+        return {"data": here * (gradient + size) * _others(ranks)}
+    return {"data": here * 2 * gradient * _others(ranks)}
 
 
 def _others(ranks: int) -> float:
@@ -103,7 +121,7 @@ class CheckpointBytes:
     share: float
     """What a rank writes, reads, and has in host memory meanwhile."""
     sent: float
-    """What a rank sends at most when it saves: the state that it keeps."""
+    """What a rank sends at most when it saves: state that it keeps, and rows of weights."""
     received: int
     """What a rank takes when it loads: its weights, and the state that it keeps."""
 
@@ -121,9 +139,14 @@ def checkpoint_bytes(config: RunConfig, *, world_size: int) -> CheckpointBytes:
     whole = (trained if adapted else parameter_count(config.model)) * weight + trained * state
     kept, trained_of_rank = trained * state / world_size, trained_here(config)
     here = trained_of_rank if adapted else parameters_here(config.model)
+    weights = here * weight
+    if config.ddp.sharding is Sharding.WEIGHTS:
+        weights /= config.optimizer_ranks(config.data_parallel_size(world_size))
+        kept += weights  # rows, which a rank sends as well
+        weights = 0
     return CheckpointBytes(
         whole=whole,
         share=whole / world_size,
         sent=kept if sharded else 0,
-        received=round(here * weight + (kept if sharded else trained_of_rank * state)),
+        received=round(weights + (kept if sharded else trained_of_rank * state)),
     )

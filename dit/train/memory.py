@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dit.config import Recompute, RunConfig, TrainConfig
+from dit.config import Recompute, RunConfig, Sharding, TrainConfig
 from dit.distributed.data_parallel import chained_optimizers, gradient_buffers, main_param_shards
 from dit.distributed.process_groups import device
 
@@ -105,6 +105,9 @@ def _remedies(config: RunConfig) -> Iterator[str]:
         return
     if not config.ddp.use_distributed_optimizer:
         yield "ddp.use_distributed_optimizer=true"
+    if config.ddp.sharding is Sharding.WEIGHTS:
+        return  # it does not go with the rest
+    yield "ddp.sharding=weights"
     if not optimizer.optimizer_cpu_offload:
         yield "optimizer.optimizer_cpu_offload=true"
 

@@ -171,11 +171,11 @@ def test_each_pass_takes_the_longer_of_computation_and_copies(base: BaseType | N
 
 
 def test_kinds_are_the_step():
-    numbers = dict(zip(asdict(spent()), (2.0**n for n in range(11)), strict=True))
+    numbers = dict(zip(asdict(spent()), (2.0**n for n in range(12)), strict=True))
     found = Times(**numbers)
-    assert sum(found.by_kind.values()) == found.step == 2**11 - 1
+    assert sum(found.by_kind.values()) == found.step == 2**12 - 1
     assert found.by_kind["communication"] == sum(
-        numbers[name] for name in ("tensor", "context", "pipeline", "data")
+        numbers[name] for name in ("tensor", "context", "pipeline", "data", "copies")
     )
 
 

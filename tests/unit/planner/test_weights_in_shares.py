@@ -1,0 +1,227 @@
+"""Memory, traffic and layouts of `ddp.sharding=weights`, by hand."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dit.config import (
+    DatasetConfig,
+    DdpConfig,
+    EmaConfig,
+    EmaKind,
+    LoraConfig,
+    ModelConfig,
+    Precision,
+    Recompute,
+    RunConfig,
+    Sharding,
+    TrainConfig,
+)
+from dit.config_loading.describe import describe
+from dit.device_specs import DEVICES
+from dit.models.cost import (
+    break_even_tokens,
+    choose_recomputation,
+    memory,
+    pack_traffic,
+    parameter_count,
+    trained_count,
+)
+from dit.models.dit.family import DitConfig
+from dit.models.registry import named_model, pairs
+from dit.planner.efficiency import FUSED
+from dit.planner.layouts import ParallelLayout, break_even, plan_of, plans, recommended
+from dit.planner.times import PackLoad, expected_load, times
+from dit.planner.traffic import checkpoint_bytes, traffic
+
+SHARES = DdpConfig(sharding=Sharding.WEIGHTS)
+LOAD = PackLoad(tokens=1000.0, text=125.0, flops=70.0, attention=20.0)
+
+
+def run(model: ModelConfig, ddp: DdpConfig = SHARES, **groups: Any) -> RunConfig:
+    return RunConfig(
+        model=replace(model, precision=Precision.BF16),
+        dataset=DatasetConfig(mock=True, task_encoder_seq_length=32_768),
+        train=TrainConfig(global_batch_size=8),
+        ema=EmaConfig(kind=EmaKind.NONE),
+        ddp=ddp,
+        **groups,
+    )
+
+
+@pytest.mark.parametrize("name", ["wan2.1_t2v_14b", "qwen_image", "dit_xl"])
+def test_bytes_of_a_rank_are_those_of_its_rows(name: str) -> None:
+    """torch gives rank r the rows from r * ceil(n / 8) on; few weights do not divide by 8."""
+    config = run(named_model(name))
+    shapes = [pair.shape for pair in pairs(config.model)]
+    rows = sum(-(-shape[0] // 8) * math.prod(shape[1:]) for shape in shapes)
+    need = memory(config, world_size=8)
+    assert need.weights == need.gradients == parameter_count(config.model) * 4 // 8
+    assert need.weights <= 4 * rows <= 1.05 * need.weights
+    assert need.optimizer == 2 * need.weights
+    averaged = replace(config, ema=EmaConfig(kind=EmaKind.POWER))
+    assert memory(averaged, world_size=8).ema == need.weights
+
+
+@pytest.mark.parametrize(("name", "gb"), [("wan2.1_t2v_14b", 35), ("qwen_image", 47)])
+def test_eight_ranks_without_activations(name: str, gb: int) -> None:
+    need = memory(run(named_model(name)), world_size=8)
+    assert round((need.weights + need.gradients + need.optimizer + need.gathered) / 1e9) == gb
+
+
+def test_what_is_gathered_does_not_grow_with_the_layers() -> None:
+    short, long = (run(DitConfig(num_layers=layers)) for layers in (14, 28))
+    need, more = (memory(one, world_size=4) for one in (short, long))
+    assert more.gathered == pytest.approx(need.gathered, rel=1e-6) and need.gathered > 0
+    assert memory(run(DitConfig(), DdpConfig()), world_size=4).gathered == 0
+
+
+def test_a_frozen_base_lies_in_shares_of_its_own_type() -> None:
+    runs = [
+        run(named_model("wan2.1_t2v_14b"), ddp, lora=LoraConfig(rank=32))
+        for ddp in (SHARES, DdpConfig())
+    ]
+    base, whole = (memory(one, world_size=8) for one in runs)
+    # Adapters are float32, the base is not.
+    assert base.weights == (whole.weights + 2 * trained_count(runs[0])) // 8
+    assert base.gathered < 0.2 * whole.weights
+
+
+@pytest.mark.parametrize(("summed", "number"), [(True, 4), (False, 2)])
+def test_traffic_of_a_pack(summed: bool, number: int) -> None:
+    config = run(DitConfig(), replace(SHARES, grad_reduce_in_fp32=summed))
+    count, sent = parameter_count(config.model), pack_traffic(config, shards=8)
+    assert (sent.forward, sent.backward) == (2 * count * 7 / 8,) * 2
+    assert sent.gradients == number * count * 7 / 8
+    step = [traffic(config, tokens=1e3, accumulated=n, replicas=8).data for n in (1, 3)]
+    assert step == [sent.total, 3 * sent.total]  # of each pack, and not of a step
+    assert pack_traffic(config, shards=1).total == 0
+
+
+def test_copies_sum_their_rows() -> None:
+    config = run(DitConfig(), replace(SHARES, dp_replicate_size=2))
+    sent = traffic(config, tokens=1e3, accumulated=3, replicas=8)
+    assert sent.data == 3 * pack_traffic(config, shards=4).total
+    assert sent.copies == pytest.approx(3 * parameter_count(config.model) / 4 * 2 * 4 / 2)
+
+
+@pytest.mark.parametrize(("rate", "tokens"), [(350e9, 1333), (50e9, 9333)])
+def test_break_even(rate: float, tokens: int) -> None:
+    """7/8 of 8 bytes a weight, against six operations a weight and token."""
+    config = run(named_model("wan2.1_t2v_14b"))
+    found = break_even_tokens(config, shards=8, flops=400e12, bytes_per_s=rate)
+    assert found == pytest.approx(tokens, abs=1)
+    two = replace(config, model=replace(config.model, context_parallel_size=2))
+    shared = break_even_tokens(two, shards=8, flops=400e12, bytes_per_s=rate)
+    assert shared == pytest.approx(2 * found)
+
+
+def test_a_long_pack_hides_its_gathers() -> None:
+    config, h100 = run(named_model("wan2.1_t2v_14b")), DEVICES["h100"]
+    machine: dict[str, Any] = {"world_size": 8, "device": h100, "efficiency": FUSED}
+    a_token = 2 * parameter_count(config.model)
+    spent = {
+        tokens: times(
+            config, PackLoad(tokens=tokens, text=1, flops=a_token * tokens, attention=0), **machine
+        ).data
+        for tokens in (200, 20_000)
+    }
+    assert spent[20_000] == 0 < spent[200]
+
+
+def test_less_is_recomputed_where_weights_are_shared() -> None:
+    auto = replace(named_model("wan2.1_t2v_14b"), recompute_granularity=Recompute.AUTO)
+    shared, whole = (
+        choose_recomputation(run(auto, ddp), world_size=8, device_memory=140e9)
+        for ddp in (SHARES, DdpConfig())
+    )
+    assert "which fit" in shared.reason and "do not fit" in whole.reason
+
+
+def test_the_description_says_what_a_pack_moves() -> None:
+    said = describe(run(named_model("wan2.1_t2v_14b")), world_size=8)
+    for part in (
+        "in shares of 8 ranks",
+        "25 GB in its forward pass",
+        "50 GB of gradients",
+        "weights and matrix products bf16, rows of weights float32",
+        "h100: 2,565 tokens on inside of a server, 23,086 between them",
+    ):
+        assert part in said, said
+
+
+def test_a_rank_takes_its_rows_of_a_checkpoint() -> None:
+    shared, whole = (
+        checkpoint_bytes(run(DitConfig(), ddp), world_size=8) for ddp in (SHARES, DdpConfig())
+    )
+    count = parameter_count(DitConfig())
+    assert (shared.whole, shared.share) == (whole.whole, whole.share)
+    assert whole.received - shared.received == pytest.approx(2 * count * 7 / 8, abs=1)
+    assert shared.sent - whole.sent == 2 * count / 8
+
+
+def test_recommendations() -> None:
+    """Eight H100 hold Wan 14B whole only in pipelines; beside adapters its base fits."""
+    machine: dict[str, Any] = {"world_size": 8, "device": DEVICES["h100"], "efficiency": FUSED}
+    full = run(named_model("wan2.1_t2v_14b"), DdpConfig())
+    load = PackLoad.of(full.model, [(32_768, 512)])
+    good, bad = plans(full, load, **machine)
+    best = recommended(good)
+    assert best.startswith("Recommended is ddp.sharding=weights: ") and "optimizer: " in best
+    alone = [one for one in [*good, *bad] if one.layout.sharding is Sharding.OPTIMIZER]
+    assert len(good) + len(bad) > len(alone) > 0
+    beside = replace(full, lora=LoraConfig(rank=32))
+    assert recommended(plans(beside, load, **machine)[0]).startswith(
+        "Recommended is ddp.sharding=optimizer: "
+    )
+    assert "inside of a server" in break_even(full, **machine)
+    machine["world_size"] = 64
+    assert "between servers" in break_even(full, **machine)
+    assert recommended([]) == ""
+
+
+NETWORKS = {
+    "Wan 14B": "wan2.1_t2v_14b",
+    "FLUX 12B": "flux1_dev",
+    "Qwen-Image 20B": "qwen_image",
+}
+CELL = re.compile(
+    r"(\d+)-(\d+)-(\d+)(?:x(\d))?-(\d+) (\w+)(?:, (\d+)(?: x (\d+))?)?: (\d+) GB, ([\d.]+) s"
+)
+
+
+def test_the_page_has_these_figures(repo_root: Path) -> None:
+    """Each layout of the table takes what it says; the faster of a row is recommended."""
+    page = (repo_root / "docs/throughput.md").read_text()
+    part = page.partition("### Tensor parallelism, or weights in shares")[2].partition("\n###")[0]
+    rows = re.findall(r"^\| ([^|,]+), (\d+) \|(.+)\|(.+)\| `(\w+)` \|$", part, re.MULTILINE)
+    assert [name for name, *_ in rows] == [name for name in NETWORKS for _ in range(3)]
+    for name, gpus, *cells, best in rows:
+        config = run(named_model(NETWORKS[name]), DdpConfig())
+        config = replace(config, train=TrainConfig(global_batch_size=64))
+        machine: dict[str, Any] = {"world_size": int(gpus), "device": DEVICES["h100"]}
+        spent = {}
+        for kind, cell in zip(Sharding, cells, strict=True):
+            (found,) = CELL.findall(cell)
+            tensor, context, pipeline, virtual, data = (int(one or 1) for one in found[:5])
+            sizes = {"tensor": tensor, "context": context, "pipeline": pipeline, "data": data}
+            layout = ParallelLayout(
+                **sizes,
+                virtual=virtual,
+                recompute=Recompute(found[5]),
+                sharding=kind,
+                copies=int(found[7] or 1),
+            )
+            load = expected_load(config, fill=1.0)
+            plan = plan_of(config, layout, load, efficiency=FUSED, **machine)
+            assert f"{plan.memory.total / 1e9:.0f}" == found[8], cell
+            assert f"{plan.times.step:.1f}" == found[9], cell
+            assert layout.shared.endswith(f" {found[6]}") or kind is Sharding.OPTIMIZER
+            spent[kind] = plan.times.step
+        assert min(spent, key=lambda kind: spent[kind]) == best, name
