@@ -39,9 +39,12 @@ class AdaLNCall:
     level_row_T: Tensor
     inputs: dict[str, Tensor]
     to_out: tuple[Tensor, Tensor]
+    rms: bool = False
 
     @classmethod
-    def of(cls, name: str, rows: list[int], width: int, **kinds: Any) -> AdaLNCall:
+    def of(
+        cls, name: str, rows: list[int], width: int, *, rms: bool = False, **kinds: Any
+    ) -> AdaLNCall:
         """`kinds`: `tokens` and `levels`, their types, and the device."""
         rng, device = torch.Generator().manual_seed(len(rows)), kinds.get("device", "cpu")
 
@@ -58,11 +61,12 @@ class AdaLNCall:
             inputs |= {"x_TD": tokens[1], "gate_ND": levels[0]}
         if name != "add":
             inputs |= {"scale_ND": levels[1], "shift_ND": levels[2]}
-        return cls(name, torch.tensor(rows, device=device).long(), inputs, (tokens[2], tokens[3]))
+        level_row_T = torch.tensor(rows, device=device).long()
+        return cls(name, level_row_T, inputs, (tokens[2], tokens[3]), rms)
 
     def results(self, *, fused: bool = False, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Outputs, then gradients of all inputs; `dtype` is that of a copy of the inputs."""
-        per_sample = PerSample(self.level_row_T, None, fused=fused)
+        per_sample = PerSample(self.level_row_T, None, fused=fused, rms=self.rms)
         inputs = {
             name: value.to(dtype or value.dtype).detach().requires_grad_()
             for name, value in self.inputs.items()

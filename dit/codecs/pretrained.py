@@ -12,6 +12,7 @@ from dit.codecs.dataset_card import CodecError
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 _INDEX = "model_index.json"
+_WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +122,17 @@ def model_config_of(part: PipelineComponent) -> Any:
         raise _unusable(part, error) from None
 
 
+def _index_of(part: PipelineComponent) -> dict[str, Any]:
+    """Raises CodecError where it cannot be read."""
+    try:
+        from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+
+        found: Any = DiffusionPipeline.load_config(part.place, **part.download)
+    except (OSError, ValueError) as error:
+        raise CodecError(f"--model_name {part.model}: {_INDEX} cannot be read ({error})") from None
+    return found
+
+
 @lru_cache
 def has_component(part: PipelineComponent) -> bool:
     """Whether the pipeline has it; where there is no model_index.json, its folder tells.
@@ -131,13 +143,43 @@ def has_component(part: PipelineComponent) -> bool:
     folder = Path(part.place)
     if folder.is_dir() and not (folder / _INDEX).exists():
         return (folder / part.subfolder).is_dir()
-    try:
-        from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+    return any(_index_of(part).get(part.subfolder, ()))  # [null, null] where there is none
 
-        index: Any = DiffusionPipeline.load_config(part.place, **part.download)
-    except (OSError, ValueError) as error:
-        raise CodecError(f"--model_name {part.model}: {_INDEX} cannot be read ({error})") from None
-    return any(index.get(part.subfolder, ()))  # [null, null] where there is none
+
+@lru_cache
+def pipeline_class(part: PipelineComponent) -> str | None:
+    """The class of the pipeline that a component lies in; None where no index tells it.
+
+    Raises:
+        CodecError: the index cannot be read.
+    """
+    folder = Path(part.place)
+    if folder.is_dir() and not (folder / _INDEX).exists():
+        return None
+    return _index_of(part).get("_class_name")
+
+
+@lru_cache
+def tensors_of(part: PipelineComponent, names: tuple[str, ...]) -> dict[str, Any]:
+    """Single tensors of the weights of a network of Diffusers; the others are not read.
+
+    Raises:
+        CodecError: the file is not there, or lacks one.
+    """
+    if not names:
+        return {}
+    from huggingface_hub import hf_hub_download
+    from safetensors import SafetensorError, safe_open
+
+    name, folder = f"{part.subfolder}/{_WEIGHTS}", Path(part.place)
+    try:
+        file = (
+            folder / name if folder.is_dir() else hf_hub_download(part.place, name, **part.download)
+        )
+        with safe_open(file, "pt") as opened:
+            return {name: opened.get_tensor(name) for name in names}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _unusable(part, error) from None
 
 
 @lru_cache

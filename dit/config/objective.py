@@ -52,6 +52,9 @@ class SamplingLevels(StrEnum):
     # Those of Diffusers' UniPCMultistepScheduler with use_flow_sigmas, as of Wan: even steps from 1
     # that leave 1/1000 out, shifted once, then 0. The network is told whole numbers of 1000.
     UNIPC = "unipc"
+    # Half of the steps from 1 to 0.975, then quadratic ones to 0, without a shift: what
+    # LTXConditionPipeline hands to Diffusers' scheduler.
+    LINEAR_QUADRATIC = "linear_quadratic"
 
 
 class LevelSpacing(StrEnum):
@@ -162,7 +165,8 @@ class FlowConfig:
     timestep_scale: Refused[float] = 1000.0
     """Flow: the timestep input of the network is timestep_scale * t."""
     sampling_levels: Live[SamplingLevels] = SamplingLevels.LINEAR
-    """Flow: levels of samplers: linear, even (FLUX), unipc (Wan), karras, karras_to_sigma_min."""
+    """Flow: levels of samplers: linear, even (FLUX), unipc (Wan), linear_quadratic (LTX-Video),
+    karras, karras_to_sigma_min."""
     level_spacing: Live[LevelSpacing | None] = None
     """Flow: respaces even sampling levels: karras, exponential, beta; null does not."""
     shift_terminal: Live[float | None] = None
@@ -234,9 +238,9 @@ class FlowConfig:
                 " set one of them to null",
             ),
             (
-                self.steps_evenly,
-                f"{said} needs sampling_levels=linear or even, which it shifts, and not"
-                f" {self.sampling_levels}",
+                self.steps_evenly or self.sampling_levels is SamplingLevels.LINEAR_QUADRATIC,
+                f"{said} needs sampling_levels=linear or even, which it shifts, or"
+                f" linear_quadratic, which it leaves alone, and not {self.sampling_levels}",
             ),
             (
                 self.time_shift_type is not TimeShift.LINEAR or (mu_of_one > 0 and slope >= 0),

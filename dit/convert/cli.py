@@ -182,9 +182,10 @@ def convert_parser() -> argparse.ArgumentParser:
     _add(commands, "import", _import, _ImportOptions).add_argument(
         "objective",
         nargs="*",
-        metavar="objective.KEY=VALUE",
+        metavar="KEY=VALUE",
         help="Objective of the weights, if there is no scheduler beside them that says it, such as"
-        " objective.name=flow objective.flow_shift=3.",
+        " objective.name=flow objective.flow_shift=3; and model.KEY=VALUE of what neither"
+        " config.json nor the class of a pipeline tells.",
     )
     exporting = _add(commands, "export", _export, _ExportOptions, _Checkpoint, _WhichWeights)
     add_options(exporting.add_mutually_exclusive_group(), _Surroundings, dashes=True)

@@ -32,6 +32,8 @@ from dit.models.registry import diffusers_classes, diffusers_form, family_named,
 from dit.objectives.registry import REGISTRY
 
 if TYPE_CHECKING:
+    from dit.models.diffusers_form import DiffusersForm
+    from dit.models.family import Family
     from dit.objectives.diffusers_schedulers import SchedulerFile
 
 
@@ -47,23 +49,18 @@ def model_config(
     precision: Precision,
     text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID,
     pipeline: str | None = None,
+    given: Mapping[str, Any] | None = None,
     place: object,
 ) -> ModelConfig:
     """Our model of a config.json, which lies in a `pipeline` of this class, if that is known.
 
-    `text_pad_to` is for weights that were not exported by us.
+    `text_pad_to` is for weights that were not exported by us; `given` are fields that a user has
+    set, of which those count that neither the file nor the pipeline tells.
 
     Raises:
         ConvertError: it is of another class, or has what our model has not; lists everything.
     """
-    known = diffusers_classes()
-    name = known.get(str(content.get("_class_name")))
-    if name is None:
-        raise ConvertError(
-            f"{place} is of class {content.get('_class_name')!r}; only {listed(known)} can be"
-            f" imported. {OTHER_NETWORKS}"
-        )
-    family = family_named(name)
+    family = _family(content, place)
     form = diffusers_form(family.default())
     if quantized := content.get("quantization_config"):
         raise ConvertError(
@@ -72,8 +69,8 @@ def model_config(
         )
     private = checked_json(PrivateKeys, content, place=place)
     unused = private.use_default_values
-    given = {k: v for k, v in content.items() if not k.startswith("_") and k not in unused}
-    keys = checked_json(form.keys.file, given, place=place)
+    stated = {k: v for k, v in content.items() if not k.startswith("_") and k not in unused}
+    keys = checked_json(form.keys.file, stated, place=place)
     unknown = [f"unknown keys {listed(keys.model_extra)}"] if keys.model_extra else []
     if wrong := [*unknown, *form.keys.unsupported(keys)]:
         raise ConvertError(f"{place} describes a model that cannot be imported: {'; '.join(wrong)}")
@@ -86,14 +83,49 @@ def model_config(
             f" {text_pad_to} must be `{TextPadding.STORED}` or `none`"
         )
     told = {} if isinstance(text_pad_to, Unsaid) else {"text_pad_to": text_pad_to}
+    known, given = form.pipelines.get(pipeline or ""), given or {}
+    of_pipeline = known.settings if known else {}
+    if ours is None:
+        _check_told(form, {**given, **of_pipeline}, place)
     try:
         settings = form.keys.settings(keys, ours, told)
-        if ours is None and pipeline is not None:
-            runs = form.pipelines.get(pipeline)
-            settings = {**settings, **(runs.settings if runs else {})}
+        if ours is None:
+            settings = {**settings, **form.keys.told(given), **of_pipeline}
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConvertError(f"{place} describes no model that can be trained: {error}") from error
+
+
+def _family(content: Mapping[str, Any], place: object) -> Family:
+    """Raises ConvertError where a config.json is of no class that is known."""
+    known = diffusers_classes()
+    name = known.get(str(content.get("_class_name")))
+    if name is None:
+        raise ConvertError(
+            f"{place} is of class {content.get('_class_name')!r}; only {listed(known)} can be"
+            f" imported. {OTHER_NETWORKS}"
+        )
+    return family_named(name)
+
+
+def untold_fields(content: Mapping[str, Any], place: object) -> tuple[str, ...]:
+    """Fields of `model` that the config.json of published weights does not tell.
+
+    Raises:
+        ConvertError: it is of a class that is not known.
+    """
+    return diffusers_form(_family(content, place).default()).keys.untold
+
+
+def _check_told(form: DiffusersForm, settings: Mapping[str, Any], place: object) -> None:
+    """Raises ConvertError where nothing tells a field that no config.json has."""
+    for key in form.keys.untold:
+        if settings.get(key) is None:
+            raise ConvertError(
+                f"{place} does not say model.{key}, which the class of its pipeline tells: give the"
+                f" folder of the pipeline ({listed(form.pipelines)}), or set model.{key} of the"
+                " import or of the run"
+            )
 
 
 def diffusers_transformer_config(config: RunConfig) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from dit.convert.diffusers_config import (
     Unsaid,
     model_config,
     objective_config,
+    untold_fields,
 )
 from dit.convert.errors import ConvertError, listed
 from dit.convert.megatron_checkpoint import write_file, write_index
@@ -66,7 +67,8 @@ def import_weights(
 
     `text_pad_to` applies to weights that were not exported here: the length to which captions were
     padded in their training; unsaid, it is that of the family's published weights. `objective` are
-    settings such as `objective.name=flow`. `projected_text` leaves the text projection out, for
+    settings such as `objective.name=flow`, and of `model` those that nothing in the folder tells.
+    `projected_text` leaves the text projection out, for
     shards that hold what it makes. `track` counts the tensors of this process. Collective: all
     processes share the files.
 
@@ -77,7 +79,9 @@ def import_weights(
     """
     source = open_folder(hf_path)
     stored = stored_precision(source)
-    model = found_model(source, precision=stored.precision, text_pad_to=text_pad_to)
+    given, objective = _given_fields(source, objective)
+    model = found_model(source, precision=stored.precision, text_pad_to=text_pad_to, given=given)
+    _check_given(given, model, source)
     left_out: tuple[str, ...] = ()
     if projected_text:
         model, left_out = _without_projection(source, model)
@@ -94,11 +98,45 @@ def found_model(
     *,
     precision: Precision,
     text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID,
+    given: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
-    """The network of a folder; raises as `import_weights`."""
+    """The network of a folder; raises as `import_weights`.
+
+    `given` are fields for what neither config.json nor the pipeline tells.
+    """
     place = source.path / CONFIG
-    told: Any = {"precision": precision, "text_pad_to": text_pad_to}
+    told: Any = {"precision": precision, "text_pad_to": text_pad_to, "given": given}
     return model_config(source.config, **told, pipeline=source.pipeline, place=place)
+
+
+def _given_fields(
+    source: DiffusersFolder, words: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Fields of `model` among the settings of an import, and the other settings.
+
+    Raises:
+        ConvertError: the folder tells a field.
+    """
+    of_model = [word for word in words if word.startswith("model.")]
+    given = dict(word.removeprefix("model.").split("=", 1) for word in of_model if "=" in word)
+    known = untold_fields(source.config, source.path / CONFIG) if of_model else ()
+    if wrong := [word for word in of_model if word[6:].partition("=")[0] not in known]:
+        can = " or ".join(f"model.{key}=..." for key in known) or "no key of model"
+        raise ConvertError(
+            f"{wrong[0]!r} cannot be set: {source.path} tells it, or nothing has it; an import of"
+            f" {source.config.get('_class_name')} takes {can}"
+        )
+    return given, [word for word in words if word not in of_model]
+
+
+def _check_given(given: Mapping[str, str], model: ModelConfig, source: DiffusersFolder) -> None:
+    """Raises ConvertError where the folder tells another value."""
+    for key, value in given.items():
+        if (told := getattr(model, key)) != value:
+            raise ConvertError(
+                f"model.{key}={value}, and {source.path} is of {source.pipeline or 'an export'}"
+                f" with {told}; leave it out"
+            )
 
 
 def found_objective(

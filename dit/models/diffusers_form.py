@@ -117,8 +117,9 @@ class OwnKey:
 
     field: str
     type: Any
-    published: Callable[[Any], Any]
-    """Its value where we did not write the file, of all keys."""
+    published: Callable[[Any], Any] | None
+    """Its value where we did not write the file, of all keys; None: the file does not tell it, so
+    that the class of a pipeline must, or the user."""
     read: Callable[[Any], Any] = lambda value: value
     default: Any = ...
     """Of exports that lack it; by default there are none."""
@@ -161,7 +162,8 @@ class ConfigKeys:
             ValueError: a value is none of ours.
         """
         if kept is None:
-            found = {one.field: one.published(t) for one in self.kept} | dict(told)
+            usual = {one.field: one.published for one in self.kept}
+            found = {name: of(t) for name, of in usual.items() if of is not None} | dict(told)
         else:
             found = {one.field: one.read(getattr(kept, one.field)) for one in self.kept}
         t = SimpleNamespace(**dict(t), kept=SimpleNamespace(**found))
@@ -172,6 +174,21 @@ class ConfigKeys:
     def content(self, config: RunConfig) -> dict[str, Any]:
         """config.json of a run's network, without private keys."""
         return {key.name: key.value(config) for key in self.keys if key.written(config.model)}
+
+    @property
+    def untold(self) -> tuple[str, ...]:
+        """Fields that a file which we did not write does not tell."""
+        return tuple(one.field for one in self.kept if one.published is None)
+
+    def told(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of them that a user has given.
+
+        Raises:
+            ValueError: a value is none of ours.
+        """
+        reads = {one.field: one.read for one in self.kept if one.published is None}
+        values = {key: given.get(key) for key in reads}
+        return {key: reads[key](value) for key, value in values.items() if value is not None}
 
     def private(self, model: Any) -> dict[str, Any]:
         """The values of `kept_file`."""

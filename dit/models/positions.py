@@ -156,6 +156,52 @@ class CentredPositions:
         return torch.cat(parts).float()
 
 
+@dataclass(frozen=True, slots=True)
+class PixelPositions:
+    """(seconds, row, column) of the pixels at which a token begins, as parts of a largest size.
+
+    That is 20 s of 2048 x 2048 pixels. Every latent counts from 0, so that references lie on the
+    target. Operations are those of Diffusers' LTX pipelines in their order, in float32, because the
+    network multiplies positions by up to 15,700.
+    """
+
+    causal: bool
+    """Whether the first latent frame is one pixel frame (`LTXConditionPipeline`), or all latent
+    frames last equally long (`LTXPipeline`, `LTXImageToVideoPipeline`)."""
+    patch: tuple[int, int] = (1, 1)
+    """Frames, and rows or columns, of the latent in one token."""
+
+    @property
+    def axes(self) -> int:
+        return 3
+
+    def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
+        return self.corners(grids, fps=fps) / torch.tensor(_LARGEST)
+
+    def corners(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
+        """The same in seconds and pixels: Diffusers' `video_coords`, transposed."""
+        rate, (step, side) = _USUAL_RATE if math.isnan(fps) else fps, self.patch
+        parts = []
+        for grid in grids:
+            index, rows, columns = (torch.arange(size, dtype=torch.float32) for size in grid)
+            if self.causal:
+                first = (index * step * _CELL[0] + 1 - _CELL[0]).clamp(min=0)
+                seconds = first * (1 / rate)
+            else:
+                seconds = index * (_CELL[0] / rate) * step
+            pixels = _CELL[1] * side
+            parts.append(torch.cartesian_prod(seconds, rows * pixels, columns * pixels))
+        return torch.cat(parts)
+
+
+_CELL = (8, 32)
+"""Pixel frames, and rows or columns of pixels, of a latent cell of LTX-Video."""
+_LARGEST = (20.0, 2048.0, 2048.0)
+"""Seconds, rows and columns of pixels."""
+_USUAL_RATE = 25.0
+"""Frames per second of a clip whose rate is unknown, as in the pipelines."""
+
+
 # Most datasets have few sizes, and for small ones this takes longer than a copy.
 @lru_cache(maxsize=32)
 def padded_positions(

@@ -38,6 +38,8 @@ FAMILIES = {
     "hunyuan_image": "dit.models.hunyuan_image.family:FAMILY",
     # Chroma1: text to image
     "chroma": "dit.models.chroma.family:FAMILY",
+    # LTX-Video 0.9: text, or text and a first frame, to video
+    "ltx": "dit.models.ltx.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
 NETWORKS = {
@@ -50,6 +52,7 @@ NETWORKS = {
     "SD3Transformer2DModel": "sd3",
     "HunyuanImageTransformer2DModel": "hunyuan_image",
     "ChromaTransformer2DModel": "chroma",
+    "LTXVideoTransformer3DModel": "ltx",
 }
 """Class of Diffusers' network -> family, so that a folder's network alone is imported."""
 VARIABLE = "DIT_FAMILIES"

@@ -30,6 +30,7 @@ LAST_LEVEL = 1 / 1000  # Diffusers: 1 / num_train_timesteps
 RHO = 7.0  # Diffusers: fixed in _convert_to_karras
 BETA = 0.6  # Diffusers: alpha and beta of _convert_to_beta
 NEAR_ONE = 1e-6  # Diffusers: eps of UniPCMultistepScheduler.set_timesteps
+NEAR_NOISE = 0.025  # Diffusers: threshold_noise of linear_quadratic_schedule
 # Quantiles near 1 are 1e-16 apart, so that a range with this share of all levels has 1e7 of them.
 LEAST_MASS = 1e-9
 
@@ -88,6 +89,20 @@ def unipc_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
     # Diffusers steps aside where a level is 1, whose half log-SNR is infinite.
     t_SN[0] = torch.where((t_SN[0] - 1).abs() < NEAR_ONE, t_SN[0] - NEAR_ONE, t_SN[0])
     return torch.cat([t_SN, torch.zeros_like(t_SN[:1])])
+
+
+def linear_quadratic_levels(num_steps: int) -> Tensor:
+    """Levels [S + 1] from 1 to 0: half of the steps to 1 - `NEAR_NOISE`, then a parabola.
+
+    It has the slope of the line where it begins and ends at 0. Source: `linear_quadratic_schedule`
+    of Diffusers' LTXConditionPipeline.
+    """
+    linear, step_S = num_steps // 2, torch.arange(num_steps + 1, dtype=torch.float64)
+    if linear == 0:
+        return 1 - step_S
+    slope, rest_S = NEAR_NOISE / linear, (step_S - linear).clamp(min=0)
+    left = num_steps - linear
+    return 1 - slope * step_S - (1 - slope * num_steps) / left**2 * rest_S**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +210,8 @@ class FlowMatching:
             return even_levels(factor_N, last_N, num_steps=num_steps, **how)
         if self._is_unipc:
             return unipc_levels(self.shift(num_tokens), num_steps=num_steps)
+        if self.config.sampling_levels is SamplingLevels.LINEAR_QUADRATIC:
+            return linear_quadratic_levels(num_steps)[:, None].expand(-1, len(num_tokens))
         c = self.karras
         sigma_S = karras_levels(num_steps, sigma_min=c.sigma_min, sigma_max=c.sigma_max, rho=c.rho)
         if self._keeps_last_noise:

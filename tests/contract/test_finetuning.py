@@ -103,18 +103,20 @@ def _loss(
     problem: Problem,
     config: RunConfig,
 ) -> Tensor:
-    """Mean over all tokens of the pack, one sample after the other."""
+    """Mean over all tokens of the pack that are not given, one sample after the other."""
     model, form = config.model, diffusers_form(config.model)
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
     fed = unpack_latents(problem.input_TC, batch, **patch)
     wanted = unpack_latents(problem.target_TC, batch, **patch)
+    is_target_TC = batch.is_target_T[:, None].expand_as(problem.target_TC)
+    learned = unpack_latents(is_target_TC, batch, **patch)
     total: Any = 0.0
     for i, sample in enumerate(samples):
         noisy = replace(sample, latent_CFHW=fed[i])
         made = form.run_network(network, noisy, float(problem.level_M[i]), config)
-        error = (made - wanted[i]).square().mean()
-        total = total + problem.weight_N[i] * error * math.prod(batch.grids[i])
-    return total / sum(map(math.prod, batch.grids))
+        error = (made - wanted[i]).square()[learned[i]].mean()
+        total = total + problem.weight_N[i] * error * batch.loss_tokens[i]
+    return total / sum(batch.loss_tokens)
 
 
 def _values(model: Any) -> dict[str, Tensor]:

@@ -77,11 +77,13 @@ def theirs(network: Any, config: RunConfig) -> list[Tensor]:
 
 @torch.no_grad()
 def errors_of(network: Any, batch: PackedBatch, problem: Problem, config: RunConfig) -> Tensor:
-    """Weighted squared errors of Diffusers' network, sample after sample."""
+    """Weighted squared errors of Diffusers' network for what is not given, sample after sample."""
     model, found = config.model, []
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
-    noisy, target = (
-        unpack_latents(x_TC, batch, **patch) for x_TC in (problem.input_TC, problem.target_TC)
+    is_target_TC = batch.is_target_T[:, None].expand_as(problem.target_TC)
+    noisy, target, learned = (
+        unpack_latents(x_TC, batch, **patch)
+        for x_TC in (problem.input_TC, problem.target_TC, is_target_TC)
     )
     layout = PatchLayout.of(config)
     for n, latent in enumerate(noisy):
@@ -89,7 +91,7 @@ def errors_of(network: Any, batch: PackedBatch, problem: Problem, config: RunCon
         told: dict[str, Any] = {"key": "", "text_LE": others.pop("text"), "others": others}
         sample = LatentSample(latent_CFHW=latent, fps=float(batch.fps_N[n]), **told)
         made = diffusers_form(model).run_network(network, sample, float(problem.level_M[n]), config)
-        found.append(problem.weight_N[n] * (made - target[n]).square().flatten())
+        found.append(problem.weight_N[n] * (made - target[n]).square()[learned[n]])
     return torch.cat(found)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dit.batch import Grid, PackedBatch
 from dit.config import ModelConfig
+from dit.convert.diffusers_checkpoint import OUR_KEY
 from dit.models.positions import unpatchify
 from tests.packs import random_pack
 
@@ -42,6 +43,8 @@ class Case:
     """How many of these `make test` has."""
     options: Callable[[int], dict[str, Any]] = lambda _: {}
     """Of `import_weights`."""
+    kept: Callable[[int], dict[str, Any]] = lambda _: {}
+    """Of a seed: keys that config.json of an export has and that of the published network lacks."""
     pack: Callable[[ModelConfig, int], PackedBatch]
     theirs: Callable[[nn.Module, PackedBatch, int, float, Any], Tensor]
     """(network, pack, number of a sample, level, our model) -> its output as rows of tokens."""
@@ -81,6 +84,8 @@ class Case:
         """Diffusers' network with random weights everywhere; its own start has zeros and ones."""
         network = self.network(**{**self.tiny, **changes}).eval()
         fill_random(network, seed=seed)
+        if kept := self.kept(seed):
+            network.register_to_config(**{OUR_KEY: kept})
         return network
 
 
@@ -220,13 +225,17 @@ def shape_of(number: int, draw: random.Random) -> dict[str, Any]:
 
 
 def mixed_pack(
-    model: ModelConfig, number: int, grid: Callable[[random.Random], Grid]
+    model: ModelConfig,
+    number: int,
+    grid: Callable[[random.Random], Grid],
+    *,
+    fps: Sequence[float] = (),
 ) -> PackedBatch:
     """Five samples of drawn grids, with captions of one row and of several."""
     draw, texts = random.Random(number), ([7, 1, 12, 3, 20], [1, 1, 5, 2, 1])
     told = GUIDANCE if getattr(model, "guidance_embed", False) else None
     grids = [grid(draw) for _ in range(5)]
-    return random_pack(grids, texts[number % 2], model=model, guidance=told)
+    return random_pack(grids, texts[number % 2], model=model, guidance=told, fps=fps)
 
 
 def picture(draw: random.Random) -> Grid:

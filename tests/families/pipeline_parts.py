@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,25 @@ def _qwen_vl() -> Any:
         vision_start_token_id=98, vision_end_token_id=99, video_token_id=97,
     )  # fmt: skip
     return randomized(Qwen2_5_VLForConditionalGeneration(config))
+
+
+def ltx(root: Path, *, pipeline: str = "LTXConditionPipeline") -> Path:
+    """As of 0.9.5: a VAE with statistics whose decoder is told a level, and the pipeline's name."""
+    from diffusers import AutoencoderKLLTXVideo
+
+    widths, layers = (8,) * 4, (1,) * 5
+    vae = AutoencoderKLLTXVideo(
+        latent_channels=8, block_out_channels=widths, decoder_block_out_channels=widths,
+        layers_per_block=layers, decoder_layers_per_block=layers, timestep_conditioning=True,
+    )  # fmt: skip
+    vae.latents_mean.copy_(torch.linspace(-0.5, 0.5, 8))
+    vae.latents_std.copy_(torch.linspace(0.5, 2, 8))
+    parts = {"vae": randomized(vae), "tokenizer": tokenizer(256)}
+    parts["text_encoder"] = _t5(T5EncoderModel, T5Config)
+    index = {"_class_name": pipeline, "_diffusers_version": "0.35.0"}
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "model_index.json").write_text(json.dumps(index))
+    return save(root, parts)
 
 
 def qwen_image(root: Path) -> Path:

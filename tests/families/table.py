@@ -9,6 +9,7 @@ from tests.families import (
     hunyuan_image,
     hunyuan_video,
     hunyuan_video_15,
+    ltx,
     qwen_image,
     sd3,
     wan,
@@ -25,6 +26,7 @@ CASES: dict[str, Case] = {
     "sd3": sd3.CASE,
     "hunyuan_image": hunyuan_image.CASE,
     "chroma": chroma.CASE,
+    "ltx": ltx.CASE,
 }
 """`model.family` -> its case."""
 GENERATIONS: dict[str, Generation] = {
@@ -33,6 +35,7 @@ GENERATIONS: dict[str, Generation] = {
     **hunyuan_image.GENERATIONS,
     **hunyuan_video.GENERATIONS,
     **hunyuan_video_15.GENERATIONS,
+    **ltx.GENERATIONS,
     **qwen_image.GENERATIONS,
     **sd3.GENERATIONS,
     **wan.GENERATIONS,

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dit.codecs.dataset_card import CodecError
-from dit.codecs.pretrained import model_config_of
-from dit.codecs.text.encoder import EncoderPadding
+from dit.codecs.pretrained import model_config_of, pipeline_class
+from dit.codecs.text.encoder import EncoderPadding, requested_length
 from dit.codecs.text.pretrained_encoder import (
     TEXT_DTYPE,
     MaskedTextEncoder,
@@ -28,6 +28,12 @@ from dit.codecs.text.pretrained_encoder import (
 )
 from dit.command_line import add_options, option
 
+_LTX = {
+    "LTXPipeline": (False, 128),
+    "LTXImageToVideoPipeline": (False, 128),
+    "LTXConditionPipeline": (True, 256),
+}
+"""Pipelines of LTX-Video: whether T5 is given the mask of the padding, and rows of a caption."""
 _TEMPLATE = 30  # tokens of Predict2.5's instruction before and after a caption, about
 
 
@@ -252,6 +258,57 @@ class CosmosPredict25Text(PretrainedTextEncoder):
         return {"text": functional.gelu(projected_LE)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class LtxText(PretrainedTextEncoder):
+    """T5 on a padded caption; the class of the pipeline says whether T5 sees the padding.
+
+    Its states of the padding are cut off, as all networks mask them.
+    """
+
+    name: ClassVar[str] = "ltx"
+    network: ClassVar[str] = "T5EncoderModel"
+    default_model: ClassVar[str] = "Lightricks/LTX-Video-0.9.5"
+
+    masked: bool = True
+
+    @classmethod
+    def from_arguments(cls, args: Namespace) -> Self:
+        encoder = super().from_arguments(args)
+        masked, rows = encoder._of_pipeline
+        return replace(encoder, masked=masked, max_length=requested_length(args, rows))
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        encoder = super().from_settings(settings)
+        if "masked" in settings:
+            return replace(encoder, masked=settings["masked"])
+        masked, rows = encoder._of_pipeline  # of no card: the pipeline's own
+        return replace(encoder, masked=masked, max_length=rows)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return super().settings | {"masked": self.masked}
+
+    @property
+    def _of_pipeline(self) -> tuple[bool, int]:
+        """Raises CodecError where no index says which pipeline it is."""
+        found = pipeline_class(self._part(self.network, self.subfolders[0]))
+        if found not in _LTX:
+            raise CodecError(
+                f"--model_name {self.model_name} is of class {found}, and the text encoder of"
+                f" LTX-Video reads captions as its pipeline does: give a folder or a hub model with"
+                f" the model_index.json of {' or '.join(_LTX)}"
+            )
+        return _LTX[found]
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        folder, tokenizer = self.subfolders
+        ids, mask = self.tokens(caption, tokenizer, self.max_length)
+        network = self.load_network(self.network, folder)
+        states = network(ids, attention_mask=mask if self.masked else None).last_hidden_state
+        return {"text": states[0, : int(mask.sum())]}
+
+
 OF_FAMILIES: tuple[type[PretrainedTextEncoder], ...] = (
     FluxText,
     Sd3Text,
@@ -260,6 +317,7 @@ OF_FAMILIES: tuple[type[PretrainedTextEncoder], ...] = (
     CosmosText,
     CosmosPredict25Text,
     ChromaText,
+    LtxText,
 )
 """Those of this file, as `TEXT_ENCODERS` has them."""
 

@@ -17,7 +17,13 @@ from torch import Tensor
 
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import Whitening
-from dit.codecs.pretrained import PipelineComponent, has_component, load, model_config_of
+from dit.codecs.pretrained import (
+    PipelineComponent,
+    has_component,
+    load,
+    model_config_of,
+    tensors_of,
+)
 from dit.codecs.vae.codec import LATENT_DTYPE, Codec
 
 _STORED = ("model_name", "precision", "stochastic", "image_conditioning")
@@ -40,6 +46,7 @@ class Autoencoder(Codec):
     has_time: ClassVar[bool] = True  # whether it takes videos
     takes_batches: ClassVar[bool] = True
     tuning: ClassVar[tuple[str, ...]] = ()  # configuration and keys that tune its models' network
+    statistics: ClassVar[tuple[str, ...]] = ()  # tensors of its weights that are no weights
 
     ratios: ClassVar[tuple[str, str]] = ("spatial_compression_ratio", "temporal_compression_ratio")
     """Names of the strides of a cell in the configuration, in pixels and in frames."""
@@ -57,7 +64,10 @@ class Autoencoder(Codec):
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
-        """The normalisation of latents in the pipeline of the model: here by channel."""
+        """The normalisation of latents in the pipeline: here by channel.
+
+        `config` is that of the VAE, with the tensors of `statistics`.
+        """
         return Whitening(mean=tuple(config["latents_mean"]), std=tuple(config["latents_std"]))
 
     options: ClassVar[frozenset[str]] = frozenset(
@@ -86,7 +96,8 @@ class Autoencoder(Codec):
     @classmethod
     def _of(cls, **options: Any) -> Self:
         codec = cls(whitening=Whitening.identity(0), **options)
-        return replace(codec, whitening=cls.whitening_of(codec._config))
+        config = {**codec._config, **tensors_of(codec._part, cls.statistics)}
+        return replace(codec, whitening=cls.whitening_of(config))
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:

@@ -12,6 +12,7 @@ from dit.config import ModelConfig, ObjectiveConfig, RunConfig
 from dit.config_loading.load import ForWeights
 from dit.config_loading.schema import hints
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folder
+from dit.convert.diffusers_config import untold_fields
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import checked_table, found_model, found_objective
 from dit.models.diffusers_names import Pair
@@ -39,7 +40,9 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
         every = frozenset(hints(ObjectiveConfig))
         return ForWeights(_in_layout(saved.model, recipe), saved.objective, every, str(own))
     source = open_folder(Path(place), option=LOAD_HF)
-    model = found_model(source, precision=recipe.model.precision)
+    untold = untold_fields(source.config, source.path / CONFIG)
+    fields = {key: given(f"model.{key}") for key in untold}
+    model = found_model(source, precision=recipe.model.precision, given=fields)
     name = given("objective.name")
     told = [f"objective.name={name}"] if isinstance(name, str) else []
     found = found_objective(source, model, told)
@@ -71,7 +74,7 @@ def open_hf_weights(path: Path, model: ModelConfig, *, option: str = LOAD_HF) ->
             keys with both values.
     """
     source = open_folder(path, option=option)
-    told = found_model(source, precision=model.precision)
+    told = found_model(source, precision=model.precision, given=weight_settings(model))
     theirs = checked_table(source, told)
     if told.family != model.family:
         raise ConvertError(
@@ -95,7 +98,7 @@ def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveC
     Raises:
         ConvertError: the folder's scheduler is damaged.
     """
-    told = found_model(source, precision=model.precision)
+    told = found_model(source, precision=model.precision, given=weight_settings(model))
     try:
         found = found_objective(source, told, ())
     except ConvertError:  # its scheduler does not tell, so that the run had to

@@ -4,7 +4,7 @@ Each operator also exists in plain torch (`layers/per_sample`, `layers/queries_a
 it, and tests compare the kernel with it; `layers/per_sample.kernels_run_on` chooses. Triton is
 imported when the first kernel runs, so it need not be installed where none does.
 
-gated_norm            gated residual, LayerNorm, scale and shift by level row, with their gradients;
+gated_norm            gated residual, norm, scale and shift by level row, with their gradients;
                       tokens by level row, cut into chunks: who adds up what, in a fixed order
 gated_norm_triton     its kernels
 adapter_dropout       dropout on the input of adapters

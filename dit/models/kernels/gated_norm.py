@@ -1,4 +1,4 @@
-"""Gated residual, LayerNorm, scale and shift by level row: one kernel in each direction.
+"""Gated residual, LayerNorm or RMSNorm, scale and shift by level row: one kernel each way.
 
 1. sum = h + gate · y        the output of one part of a layer is added
 2. x = norm(sum) · scale + shift   the input of the next part
@@ -73,24 +73,25 @@ def slots_of(tokens: int, rows: int) -> int:
 
 
 EPS = 1e-6
-"""Of the LayerNorm, as in every published adaLN."""
+"""Of the norm, as in every published adaLN."""
 PARTS_BLOCK = 128
 """Columns of a program that adds parts of sums."""
 
 
 def modulate(
-    h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor, chunks: RowChunks
+    h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor, chunks: RowChunks, rms: bool = False
 ) -> tuple[Tensor, Tensor]:
     """`h_TD` itself and its normalised, scaled and shifted form.
 
-    What goes on with the first result hands its gradient to the kernel of the second.
+    What goes on with the first result hands its gradient to the kernel of the second. `rms`: the
+    norm is RMSNorm.
     """
-    return _GatedNorm.apply(h_TD, None, None, scale_ND, shift_ND, chunks)  # type: ignore[return-value]
+    return _GatedNorm.apply(h_TD, None, None, scale_ND, shift_ND, chunks, rms)  # type: ignore[return-value]
 
 
 def add(h_TD: Tensor, y_TD: Tensor, *, gate_ND: Tensor, chunks: RowChunks) -> Tensor:
     """Tokens of `h_TD`, plus those of `y_TD` times `gate`."""
-    return _GatedNorm.apply(h_TD, y_TD, gate_ND, None, None, chunks)[0]  # type: ignore[index]
+    return _GatedNorm.apply(h_TD, y_TD, gate_ND, None, None, chunks, False)[0]  # type: ignore[index]
 
 
 def add_and_modulate(
@@ -101,9 +102,10 @@ def add_and_modulate(
     scale_ND: Tensor,
     shift_ND: Tensor,
     chunks: RowChunks,
+    rms: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The sum of `add`, and what `modulate` makes of it."""
-    return _GatedNorm.apply(h_TD, y_TD, gate_ND, scale_ND, shift_ND, chunks)  # type: ignore[return-value]
+    return _GatedNorm.apply(h_TD, y_TD, gate_ND, scale_ND, shift_ND, chunks, rms)  # type: ignore[return-value]
 
 
 class _GatedNorm(torch.autograd.Function):
@@ -113,7 +115,7 @@ class _GatedNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913  # what an operator takes is flat
         ctx: Any,
         h_TD: Tensor,
         y_TD: Tensor | None,
@@ -121,15 +123,16 @@ class _GatedNorm(torch.autograd.Function):
         scale_ND: Tensor | None,
         shift_ND: Tensor | None,
         chunks: RowChunks,
+        rms: bool,
     ) -> tuple[Tensor, Tensor | None]:
         rows = (gate_ND, scale_ND, shift_ND)
-        made = gated_norm(h_TD, y_TD, *rows, chunks.order_T, chunks.slots_S3)
+        made = gated_norm(h_TD, y_TD, *rows, chunks.order_T, chunks.slots_S3, rms)
         sum_TD = h_TD if gate_ND is None else made.pop(0)
         x_TD, stats_T2 = made or (None, None)
         kept_TD = None if scale_ND is None else sum_TD
         ctx.save_for_backward(kept_TD, y_TD, gate_ND, scale_ND, stats_T2)
         # Not among the saved tensors: all layers share the chunks, and offloading would copy them.
-        ctx.chunks = chunks
+        ctx.chunks, ctx.rms = chunks, rms
         # A result that nothing reads then costs no row of zeros, which the kernel would add.
         ctx.set_materialize_grads(False)
         return sum_TD, x_TD
@@ -142,27 +145,27 @@ class _GatedNorm(torch.autograd.Function):
         if h_TD is not None and to_x_TD is None:
             to_x_TD = torch.zeros_like(h_TD)
         if h_TD is None and to_sum_TD is None:
-            return (None,) * 6
+            return (None,) * 7
         c = ctx.chunks
         kept = (h_TD, y_TD, gate_ND, scale_ND, stats_T2)
         *made, to_rows_PND = gated_norm_backward(
-            to_x_TD, to_sum_TD, *kept, c.order_T, c.slots_S3, c.rows_N2
+            to_x_TD, to_sum_TD, *kept, c.order_T, c.slots_S3, c.rows_N2, ctx.rms
         )
         to_h_TD = to_sum_TD if h_TD is None else made.pop(0)
         to_y_TD = made.pop(0) if made else None
         to_rows = list(to_rows_PND)
         to_gate_ND = None if gate_ND is None else to_rows.pop()
         to_shift_ND, to_scale_ND = to_rows or (None, None)
-        return to_h_TD, to_y_TD, to_gate_ND, to_scale_ND, to_shift_ND, None
+        return to_h_TD, to_y_TD, to_gate_ND, to_scale_ND, to_shift_ND, None, None
 
 
 @torch.library.custom_op(
     "dit::gated_norm",
     mutates_args=(),
     schema="(Tensor h, Tensor? y, Tensor? gate, Tensor? scale, Tensor? shift, Tensor order,"
-    " Tensor slots) -> Tensor[]",
+    " Tensor slots, bool rms=False) -> Tensor[]",
 )
-def gated_norm(
+def gated_norm(  # noqa: PLR0913  # what an operator takes is flat
     h_TD: Tensor,
     y_TD: Tensor | None,
     gate_ND: Tensor | None,
@@ -170,6 +173,7 @@ def gated_norm(
     shift_ND: Tensor | None,
     order_T: Tensor,
     slots_S3: Tensor,
+    rms: bool = False,
 ) -> list[Tensor]:
     """`sum` where there is a gate; then `x` and [T, 2] of its norm where there is a scale."""
     h_TD, y_TD = h_TD.contiguous(), None if y_TD is None else y_TD.contiguous()
@@ -185,6 +189,7 @@ def gated_norm(
             **_sizes(h_TD),
             GATED=gated,
             NORM=norm,
+            RMS=rms,
         )
     return [one for one in (sum_TD, x_TD, stats_T2) if one is not None]
 
@@ -206,7 +211,7 @@ def _(
     "dit::gated_norm_backward",
     mutates_args=(),
     schema="(Tensor? to_x, Tensor? to_sum, Tensor? h, Tensor? y, Tensor? gate, Tensor? scale,"
-    " Tensor? stats, Tensor order, Tensor slots, Tensor rows) -> Tensor[]",
+    " Tensor? stats, Tensor order, Tensor slots, Tensor rows, bool rms=False) -> Tensor[]",
 )
 def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
     to_x_TD: Tensor | None,
@@ -219,6 +224,7 @@ def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
     order_T: Tensor,
     slots_S3: Tensor,
     rows_N2: Tensor,
+    rms: bool = False,
 ) -> list[Tensor]:
     """Gradients of `h` where there is a scale, of `y` where there is a gate, and of the rows.
 
@@ -243,6 +249,7 @@ def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
         GATED=gated,
         NORM=norm,
         RESIDUAL=to_sum_TD is not None,
+        RMS=rms,
     )
     grid, block = (len(rows_N2), kinds, -(-sizes["D"] // PARTS_BLOCK)), PARTS_BLOCK
     _kernels().gated_norm_add_row_parts[grid](

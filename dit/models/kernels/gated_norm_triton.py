@@ -42,8 +42,9 @@ def gated_norm_forward(
     TOKENS: tl.constexpr,
     GATED: tl.constexpr,
     NORM: tl.constexpr,
+    RMS: tl.constexpr,  # the mean is not taken off
 ):
-    """Gated residual and modulated LayerNorm."""
+    """Gated residual and modulated LayerNorm or RMSNorm."""
     slot = tl.program_id(0)
     row, begin, end = piece(slots, slot)
     column = tl.arange(0, BLOCK)
@@ -66,7 +67,7 @@ def gated_norm_forward(
             # The norm is that of the rounded sum, which the backward pass reads.
             h_TD = sum_TD.to(tl.float32)
         if NORM:
-            mean_T = tl.sum(h_TD, 1) / D
+            mean_T = tl.zeros([TOKENS], tl.float32) if RMS else tl.sum(h_TD, 1) / D
             centred_TD = tl.where(inside, h_TD - mean_T[:, None], 0.0)
             pace_T = 1 / tl.sqrt(tl.sum(centred_TD * centred_TD, 1) / D + EPS)
             x_TD = centred_TD * pace_T[:, None] * scale_D[None, :] + shift_D[None, :]
@@ -125,11 +126,12 @@ def gated_norm_backward(
     GATED: tl.constexpr,
     NORM: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    RMS: tl.constexpr,
 ):
     """Gradients of the tokens, and parts of those of the rows.
 
     With n the normalised tokens, r 1 / standard deviation, g = dL/dx, and a = g · scale:
-    dL/dh = r · (a - mean(a) - n · mean(a · n)) + dL/dsum.
+    dL/dh = r · (a - mean(a) - n · mean(a · n)) + dL/dsum; of RMSNorm without mean(a).
 
     The last columns of wide tokens are a tile of their own, whose names end in 2: tiles are powers
     of two, and one of all columns would need more registers than 1024 threads have.
@@ -174,6 +176,8 @@ def gated_norm_backward(
                 to_scale2_D += tl.sum(g2 * n2, 0)
                 sum_a_T += tl.sum(a2, 1)
                 sum_an_T += tl.sum(a2 * n2, 1)
+            if RMS:
+                sum_a_T = tl.zeros([TOKENS], tl.float32)
             means = sum_a_T / D, sum_an_T / D
             d = token_gradient(to_sum, to_h, place, inside, a, n, means, pace_T, RESIDUAL)
         else:

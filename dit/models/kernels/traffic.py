@@ -23,7 +23,7 @@ _NUMBER = 4  # bytes of a float32 or int32
 
 
 def _gated_norm(*arguments: Any) -> int:
-    h, _, gate, scale, _, _, slots = arguments
+    h, _, gate, scale, _, _, slots, *_ = arguments
     gated, norm = gate is not None, scale is not None
     read = (gated + 2 * norm) * len(slots) * _row(gate, scale) + _places(h, slots)
     read += (1 + gated) * _bytes(h)
@@ -31,7 +31,7 @@ def _gated_norm(*arguments: Any) -> int:
 
 
 def _gated_norm_backward(*arguments: Any) -> int:
-    to_x, to_sum, _, _, gate, scale, _, _, slots, rows = arguments
+    to_x, to_sum, _, _, gate, scale, _, _, slots, rows, *_ = arguments
     tokens = to_x if to_sum is None else to_sum
     gated, norm, residual = gate is not None, scale is not None, to_sum is not None
     kinds, width = 2 * norm + gated, tokens.shape[-1]

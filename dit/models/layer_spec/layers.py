@@ -29,6 +29,7 @@ from dit.models.layer_spec.shapes import (
     SELF,
     SELF_ACROSS_HEADS,
     SINGLE,
+    UNCHANGED,
     AttentionShape,
     Cost,
     KeptBy,
@@ -42,14 +43,16 @@ from dit.models.layer_spec.shapes import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrossLayerSpec:
-    """Self-attention, cross-attention to text and feed-forward, in turn (Cosmos, Wan)."""
+    """Self-attention, cross-attention to text and feed-forward, in turn (Cosmos, Wan, LTX)."""
 
     attention: AttentionSpec
     cross_attention: AttentionSpec
     text_width: int  # of the text that the layer attends to
     feed_forward: FeedForwardSpec
     modulation: ModulationSpec
-    gated_cross: bool = True  # False: after an affine LayerNorm, without modulation or gate (Wan)
+    gated_cross: bool = True  # False: without modulation or gate (Wan, LTX)
+    cross_norm: bool = True
+    """Whether an affine LayerNorm stands before cross-attention without a gate (Wan: yes)."""
     learned_positions: bool = False  # whether they are added before every layer (Cosmos)
     image_rows: int | None = None
     """Rows of an image encoder in each sample, of the width of the text. Cross-attention attends to
@@ -63,7 +66,7 @@ class CrossLayerSpec:
         across = self.attention.norm is QkNorm.ACROSS_HEADS
         part = BY_TABLE if isinstance(self.modulation, TableModulation) else MODULATED
         kept = (SELF_ACROSS_HEADS if across else SELF) + part + part
-        kept += part if self.gated_cross else AFFINE
+        kept += part if self.gated_cross else AFFINE if self.cross_norm else UNCHANGED
         rows = RowKind.LATENTS
         total = _self_attention(self.attention, self.feed_forward, rows, exchanges=2, kept=kept)
         total += self.attention.cost() + self.cross_attention.cross_cost(self.text_width)
@@ -71,7 +74,8 @@ class CrossLayerSpec:
             total += self.cross_attention.image_cost(self.text_width, self.image_rows)
         total += self.feed_forward.cost()
         total += self.modulation.cost(width, 9 if self.gated_cross else 6)
-        affine = () if self.gated_cross else (WeightShape(numbers=2 * width),)
+        has_weights = self.cross_norm and not self.gated_cross
+        affine = (WeightShape(numbers=2 * width),) if has_weights else ()
         exchanged = EXCHANGED_ACROSS_HEADS if across else EXCHANGED
         return total + Cost(weights=affine, kept_exchanged=exchanged)
 

@@ -56,6 +56,8 @@ NOTHING = KeptBy(fused=Kept(), eager=Kept())
 MODULATED = KeptBy(fused=Kept(outside=3), eager=Kept(outside=6))
 BY_TABLE = KeptBy(fused=Kept(outside=3), eager=Kept(outside=1, outside_float32=4))
 AFFINE = KeptBy(fused=Kept(outside=2), eager=Kept(outside=2, outside_float32=2))
+# Tokens that a part reads as they are; two parts modulated by tables stand around it as above.
+UNCHANGED = KeptBy(fused=Kept(outside=1), eager=Kept(outside=1, outside_float32=2))
 
 SELF = KeptBy(fused=Kept(inside=6), eager=Kept(inside=8))
 # Of queries, and of what attention makes; keys and values of text keep as much.

@@ -253,6 +253,11 @@ class TableAdaLN(AdaLNModule):
         assert timestep.adaln_shift_NX is not None
         return timestep.adaln_shift_NX.float() + self.table.float().flatten()
 
+    def of_embedding(self, t_emb_ND: Tensor) -> tuple[AdaLN, ...]:
+        """Each row of the table is added to the embedding itself, which no SiLU has changed."""
+        rows_NX = t_emb_ND.repeat(1, self.parts * self.each)
+        return self(TimestepConditioning(t_emb_ND=t_emb_ND, adaln_shift_NX=rows_NX))
+
 
 class ApproximatorAdaLN(AdaLNModule):
     """The layer's own of the rows that are given (Chroma); it has no weights."""

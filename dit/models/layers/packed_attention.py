@@ -31,7 +31,7 @@ from dit.models.layers.queries_and_keys import (
 )
 
 Angles = tuple[Tensor, Tensor]
-"""Cosines and sines [T, K], float32."""
+"""Cosines and sines [T, K], or [T, H, K] where each head has its own, float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm
+from torch.nn.functional import layer_norm, rms_norm
 
 if TYPE_CHECKING:
     from dit.models.kernels.gated_norm import RowChunks
@@ -126,6 +126,7 @@ class PerSample:
     runs: tuple[Run, ...] | None  # None where one kernel for all tokens is faster
     compiled: bool = False
     fused: bool = False  # by our own kernels
+    rms: bool = False  # tokens are normalised by RMSNorm, which keeps their mean (LTX)
     # By number of level rows
     _chunks: dict[int, RowChunks] = field(default_factory=dict, repr=False, compare=False)
 
@@ -140,14 +141,15 @@ class PerSample:
         return cls(level_row_T, _runs(level_row_T) if rectangles else None, compiled, fused)
 
     def modulate(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> Tensor:
-        """Normalised tokens (LayerNorm without weights) times `scale`, plus `shift`."""
+        """Normalised tokens (LayerNorm or RMSNorm without weights) times `scale`, plus `shift`."""
         if self.fused:
             return self.branch(h_TD, scale_ND=scale_ND, shift_ND=shift_ND)[1]
         wide_TD = h_TD.to(scale_ND.dtype)
         if self.runs is not None:
-            x_TD = _on_rectangles(shift_ND, _norm(wide_TD), scale_ND, self.runs, shifts=True)
+            normed_TD = _norm(wide_TD, self.rms)
+            x_TD = _on_rectangles(shift_ND, normed_TD, scale_ND, self.runs, shifts=True)
         else:
-            x_TD = self._made(_modulate)(wide_TD, scale_ND, shift_ND, self.level_row_T)
+            x_TD = self._made(_modulate)(wide_TD, scale_ND, shift_ND, self.level_row_T, self.rms)
         return x_TD.type_as(h_TD)
 
     def branch(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,8 +160,8 @@ class PerSample:
         """
         if not self.fused:
             return h_TD, self.modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND)
-        chunks = self._row_chunks(len(scale_ND))
-        return _kernels().modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND, chunks=chunks)
+        how = {"chunks": self._row_chunks(len(scale_ND)), "rms": self.rms}
+        return _kernels().modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND, **how)
 
     def add(self, h_TD: Tensor, x_TD: Tensor, *, gate_ND: Tensor) -> Tensor:
         """Tokens of `h_TD`, plus those of `x_TD` times `gate`."""
@@ -186,8 +188,8 @@ class PerSample:
         next_rows = {"scale_ND": scale_ND, "shift_ND": shift_ND}
         if not self.fused:
             return self.branch(self.add(h_TD, x_TD, gate_ND=gate_ND), **next_rows)
-        chunks = self._row_chunks(len(gate_ND))
-        return _kernels().add_and_modulate(h_TD, x_TD, gate_ND=gate_ND, **next_rows, chunks=chunks)
+        how = {"chunks": self._row_chunks(len(gate_ND)), "rms": self.rms}
+        return _kernels().add_and_modulate(h_TD, x_TD, gate_ND=gate_ND, **next_rows, **how)
 
     def _row_chunks(self, rows: int) -> RowChunks:
         """Made once for all layers."""
@@ -205,13 +207,15 @@ def _kernels() -> ModuleType:
     return gated_norm
 
 
-def _norm(h_TD: Tensor) -> Tensor:
-    return layer_norm(h_TD, h_TD.shape[-1:], eps=1e-6)
+def _norm(h_TD: Tensor, rms: bool) -> Tensor:
+    return (rms_norm if rms else layer_norm)(h_TD, h_TD.shape[-1:], eps=1e-6)
 
 
-def _modulate(h_TD: Tensor, scale_ND: Tensor, shift_ND: Tensor, level_row_T: Tensor) -> Tensor:
+def _modulate(
+    h_TD: Tensor, scale_ND: Tensor, shift_ND: Tensor, level_row_T: Tensor, rms: bool
+) -> Tensor:
     rows_TD = look_up(shift_ND, level_row_T)
-    return torch.addcmul(rows_TD, _norm(h_TD), look_up(scale_ND, level_row_T))
+    return torch.addcmul(rows_TD, _norm(h_TD, rms), look_up(scale_ND, level_row_T))
 
 
 def _add(h_TD: Tensor, x_TD: Tensor, gate_ND: Tensor, level_row_T: Tensor) -> Tensor:

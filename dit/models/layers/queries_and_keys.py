@@ -2,6 +2,7 @@
 
 1. RMSNorm          of each head, or across all heads of a token
 2. RotaryTable      RoPE (arXiv:2104.09864) on any number of axes: cosines and sines of all tokens
+   WholeWidthRotary the same over the width of a token, so that each head has others
    rotate           turns queries and keys by them
 
 `hold_key_bias` is for keys without a norm.
@@ -10,10 +11,12 @@
 """
 
 # T query tokens, S key tokens, A axes, H heads of this tensor rank, K head width, X numbers of a
-# head in the product that makes queries and keys, P = 3 * H * K outputs of that product
+# head in the product that makes queries and keys, F frequencies; P = 3 * H * K outputs of that
+# product, or pairs of numbers of all heads
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +24,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from dit.models.layers.adaptable import mark_split
 
@@ -214,6 +218,34 @@ class RotaryTable(nn.Module):
         # Twice: the two numbers of a pair, which lie half a head apart, turn by one angle.
         angle_TK = torch.cat(parts * 2, dim=-1)
         return angle_TK.cos().float(), angle_TK.sin().float()
+
+
+class WholeWidthRotary(nn.Module):
+    """Cosines and sines of angles that cover all heads of a token, so that each head has others.
+
+    Pair f * axes + a of a token turns by the f-th frequency of axis a; pairs that are left over lie
+    in front and are not turned. Angles are float32, by the operations of `LTXVideoRotaryPosEmbed`
+    in Diffusers in their order: the largest is 15,700, whose rounding is part of the arithmetic.
+    """
+
+    def __init__(self, width: int, heads: int, group: dist.ProcessGroup, *, axes: int = 3):
+        """`width` is that of all heads; tensor ranks of `group` share the heads."""
+        super().__init__()
+        exponent_F = torch.linspace(0, 1, width // (2 * axes), dtype=torch.float32)
+        frequency_F = 10_000.0**exponent_F * math.pi / 2
+        # Not in checkpoints: it follows from the configuration.
+        self.register_buffer("frequency_F", frequency_F, persistent=False)
+        self.still = width // 2 - axes * len(exponent_F)
+        here = heads // group.size()
+        self.heads, self.here = heads, slice(group.rank() * here, (group.rank() + 1) * here)
+
+    def forward(self, position_TA: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, H, K], float32; positions lie in [0, 1] as far as trained on."""
+        angle_TAF = self.get_buffer("frequency_F") * (position_TA[..., None] * 2 - 1)
+        angle_TP = pad(angle_TAF.transpose(1, 2).flatten(1), (self.still, 0))
+        angle_THP = angle_TP.unflatten(1, (self.heads, -1))[:, self.here]
+        angle_THK = torch.cat((angle_THP, angle_THP), dim=-1)
+        return angle_THK.cos(), angle_THK.sin()
 
 
 class _Rotate(torch.autograd.Function):

@@ -46,11 +46,12 @@ class CrossConditions:
 
 
 class CrossLayer(MegatronModule, BaseTransformerLayer):
-    """h = h + gate * part(LayerNorm(h) * (1 + scale) + shift), for three parts in turn.
+    """h = h + gate * part(norm(h) * (1 + scale) + shift), for three parts in turn.
 
     They are self-attention, cross-attention and the MLP; `AdaLN` says which step does what.
     With a low-rank modulation each part has a module of its own; the other kinds are one module for
-    the layer. Cross-attention may go without modulation and gate, after an affine LayerNorm.
+    the layer. Cross-attention may go without modulation and gate, after an affine LayerNorm (Wan)
+    or on the tokens as they are (LTX).
     """
 
     hidden: ClassVar = ("hidden",)
@@ -73,6 +74,7 @@ class CrossLayer(MegatronModule, BaseTransformerLayer):
         width = spec.attention.width
         own = isinstance(spec.modulation, LowRankModulation)
         self.modulation = self.norm_cross = None
+        self.gated_cross = spec.gated_cross
         if not own:
             parts = 3 if spec.gated_cross else 2
             self.modulation = make_modulation(spec.modulation, context, width, parts=parts)
@@ -83,7 +85,7 @@ class CrossLayer(MegatronModule, BaseTransformerLayer):
         self.modulate_self = modulate()
         self.self_attention = SelfAttention(context, spec.attention)
         self.modulate_cross = modulate() if spec.gated_cross else None
-        if not spec.gated_cross:
+        if spec.cross_norm and not spec.gated_cross:
             self.norm_cross = nn.LayerNorm(width, eps=1e-6, dtype=config.params_dtype)
             sees_part_of_tokens(self.norm_cross, config)
         self.cross_attention = CrossAttention(
@@ -103,7 +105,7 @@ class CrossLayer(MegatronModule, BaseTransformerLayer):
         own = next(parts)
         h_TD, x_TD = own.branch(h_TD, per_sample)
         x_TD = self.self_attention(x_TD, c.tokens, c.exchange)
-        if self.norm_cross is None:
+        if self.gated_cross:
             cross = next(parts)
             h_TD, x_TD = own.add_and_branch(h_TD, x_TD, per_sample, then=cross)
             x_TD = self._cross(x_TD, c)
@@ -112,7 +114,7 @@ class CrossLayer(MegatronModule, BaseTransformerLayer):
         else:
             h_TD = own.add(h_TD, x_TD, per_sample)
             # torch's kernels: this norm has weights, and its part is added without a gate.
-            x_TD = self.norm_cross(h_TD)
+            x_TD = h_TD if self.norm_cross is None else self.norm_cross(h_TD)
             h_TD = h_TD + self._cross(x_TD, c)
             mlp = next(parts)
             h_TD, x_TD = mlp.branch(h_TD, per_sample)

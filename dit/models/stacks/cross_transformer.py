@@ -1,9 +1,9 @@
-"""Networks with one row of latents, whose layers see text by cross-attention (DiT, Wan).
+"""Networks with one row of latents, whose layers see text by cross-attention (DiT, Wan, LTX).
 
 Published weights of several families attend to captions that are filled up with zeros.
 """
 
-# T packed tokens, L text tokens, D model width, K head width
+# T packed tokens, L text tokens, E text width, D model width, K head width
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import gelu
 
 from dit.batch import TEXT, PackedBatch
+from dit.config import ModelConfig
 from dit.models.attention.spans import Spans
 from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.packed_attention import RowConditions
+from dit.models.layers.parallel_linear import WholeLinear, dtype
 from dit.models.layers.per_sample import PerSample
-from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.layers.queries_and_keys import RotaryTable, WholeWidthRotary
 from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.stacked_transformer import StackedTransformer
 
@@ -35,7 +38,7 @@ def axis_widths(head: int) -> tuple[int, int, int]:
 class CrossTransformer(StackedTransformer):
     """A network of `CrossLayer`s; captions are filled up with zeros to `model.text_pad_to`."""
 
-    rotary: RotaryTable
+    rotary: RotaryTable | WholeWidthRotary
     """Set by the family."""
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
@@ -63,6 +66,23 @@ class CrossTransformer(StackedTransformer):
             cross_spans=spans_of(batch, batch.text_starts),
             **others,
         )
+
+
+class TextEmbedding(nn.Module):
+    """Rows of the text encoder [L, E], padding too -> [L, D].
+
+    Every tensor rank has all rows and the whole gradient of them, so that the weights have no mark
+    for sequence parallelism.
+    """
+
+    def __init__(self, model: ModelConfig):
+        super().__init__()
+        width = model.hidden_size
+        self.linear_1 = WholeLinear(model.crossattn_emb_size, width, dtype=dtype(model))
+        self.linear_2 = WholeLinear(width, width, dtype=dtype(model))
+
+    def forward(self, text_LE: Tensor) -> Tensor:
+        return self.linear_2(gelu(self.linear_1(text_LE), approximate="tanh"))
 
 
 def spans_of(batch: PackedBatch, starts: tuple[int, ...]) -> Spans:

@@ -21,7 +21,13 @@ from dit.models.layers.parallel_linear import Replicated, WholeLinear, dtype, tr
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.cross_layer import CrossConditions
-from dit.models.stacks.cross_transformer import CrossTransformer, axis_widths, padded_rows, spans_of
+from dit.models.stacks.cross_transformer import (
+    CrossTransformer,
+    TextEmbedding,
+    axis_widths,
+    padded_rows,
+    spans_of,
+)
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
 from dit.models.wan.family import IMAGE, MASK_CHANNELS, ImageCondition, WanConfig, wan_stack
 from dit.pack_wire import to_device
@@ -97,10 +103,7 @@ class WanNetwork(CrossTransformer):
         return self.cross_conditions(batch, layout, timestep=timestep, text_LD=text_LD, image=image)
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> Tensor:  # noqa: ARG002
-        # Both rows of the table are added to the embedding itself, which SiLU has not changed.
-        twice_MX = blocks["t_emb"].repeat(1, 2)
-        timestep = TimestepConditioning(t_emb_ND=blocks["t_emb"], adaln_shift_NX=twice_MX)
-        (adaln,) = self.modulate_out(timestep)
+        (adaln,) = self.modulate_out.of_embedding(blocks["t_emb"])
         return self.all_tokens(self.proj_out(adaln.modulate(blocks["hidden"], layout)))
 
 
@@ -126,23 +129,6 @@ class Float32Linear(Replicated):
 
     def product(self, x: Tensor) -> Tensor:
         return linear(x, self.weight.float(), self.bias.float())
-
-
-class TextEmbedding(nn.Module):
-    """Rows of the text encoder [L, E], padding too -> [L, D].
-
-    Every tensor rank has all rows and the whole gradient of them, so that the weights have no mark
-    for sequence parallelism.
-    """
-
-    def __init__(self, model: WanConfig):
-        super().__init__()
-        width = model.hidden_size
-        self.linear_1 = WholeLinear(model.crossattn_emb_size, width, dtype=dtype(model))
-        self.linear_2 = WholeLinear(width, width, dtype=dtype(model))
-
-    def forward(self, text_LE: Tensor) -> Tensor:
-        return self.linear_2(gelu(self.linear_1(text_LE), approximate="tanh"))
 
 
 class ImageEmbedding(nn.Module):

@@ -103,6 +103,13 @@ def test_adaln_is_that_of_torch(rows, call):
         torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("call", ["branch", "add_and_branch"])
+def test_adaln_after_rmsnorm_is_that_of_torch(call):
+    call = AdaLNCall.of(call, ROWS["given frames"], 72, tokens=FP32, levels=FP32, rms=True)
+    for mine, plain in zip(call.results(fused=True), call.results(), strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+
+
 def test_width_of_dit_xl():
     call = AdaLNCall.of("add_and_branch", [2] * 3 + [0] * 4, 1152, tokens=FP32, levels=FP32)
     for mine, plain in zip(call.results(fused=True), call.results(), strict=True):

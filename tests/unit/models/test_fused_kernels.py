@@ -25,6 +25,8 @@ from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AcrossCall, AdaLNCall, 
 from tests.launching import ROOT, run_cold
 
 INTERPRETED = Path(__file__).with_name("interpreted_kernels.py")
+ACROSS_HEADS = ("wan", "ltx")
+"""Families whose norms of queries and keys are across heads, and whose modulations are tables."""
 SHAPES = {"dit_xl": (1152, 16), "cosmos_7b": (4096, 32)}  # width and heads
 POINTERS = {
     torch.bfloat16: "*bf16",
@@ -123,6 +125,8 @@ def test_every_kernel_compiles_for_hopper(launches, shape):
     bf16 = torch.bfloat16
     for name in CALLS:
         AdaLNCall.of(name, [0, 0, 1], width, tokens=bf16, levels=bf16).results(fused=True)
+    after = {"tokens": bf16, "levels": bf16, "rms": True}
+    AdaLNCall.of("add_and_branch", [0, 0, 1], width, **after).results(fused=True)
     head_width = width // heads
     HeadsCall.of((2, heads, head_width), others=(head_width,), dtype=bf16).results(fused=True)
     for lengths in ((2,), (2, 3)):
@@ -132,10 +136,11 @@ def test_every_kernel_compiles_for_hopper(launches, shape):
     adapter_dropout.adapter_dropout_add(x_TI, x_TI, torch.arange(2), 0.1, 2**61 + 1, 0)
     found = launches.binaries()
     names = [name for name, _ in found]
-    # Of adaLN with and without gate and norm, and with no gradient from beside the norm.
+    # Of adaLN with and without gate and norm, with no gradient from beside the norm, and after
+    # RMSNorm.
     assert Counter(names) == {
-        "gated_norm_forward": 3,
-        "gated_norm_backward": 4,
+        "gated_norm_forward": 4,
+        "gated_norm_backward": 5,
         "gated_norm_add_row_parts": 1,
         "rotated_heads_forward": 1,
         "rotated_heads_backward": 1,
@@ -166,7 +171,7 @@ def _launch_named_sizes() -> None:
     """What a layer of each named size launches with most tensors, in the types it has there."""
     bf16 = torch.bfloat16
     named = [named_model(name) for family in families() for name in family.sizes]
-    for width, exact in sorted({(m.hidden_size, m.family == "wan") for m in named}):
+    for width, exact in sorted({(m.hidden_size, m.family in ACROSS_HEADS) for m in named}):
         levels = torch.float32 if exact else bf16
         call = AdaLNCall.of("add_and_branch", [0, 1], width, tokens=bf16, levels=levels)
         call.results(fused=True)
@@ -175,7 +180,7 @@ def _launch_named_sizes() -> None:
     heads = set(map(heads_of, named))
     for number, width in sorted({(min(number, most), width) for number, width in heads}):
         HeadsCall.of((2, number, width), others=(width,), dtype=bf16).results(fused=True)
-    for number, width in sorted({heads_of(m) for m in named if m.family == "wan"}):
+    for number, width in sorted({heads_of(m) for m in named if m.family in ACROSS_HEADS}):
         for lengths, angles in (((2,), ""), ((2,), "of heads, twisted"), ((2, 3), "")):
             call = AcrossCall.of(lengths, (number, width), dtype=bf16, angles=angles)
             call.results(fused=True)

@@ -65,6 +65,9 @@ TINY_PAGES = {
     **dict.fromkeys(("models/FLUX", "runs/flux_"), NETWORKS["flux"]),
     **dict.fromkeys(("models/Qwen", "runs/qwen_image_lora"), NETWORKS["qwen"]),
     **dict.fromkeys(("models/HunyuanVideo-1.5", "runs/hunyuan15_lora"), NETWORKS["hunyuan_15"]),
+    "runs/ltx": {
+        "recipes/generate_dit.py": ["--height", "32", "--width", "64", "--num_video_frames", "9"],
+    },
     **dict.fromkeys(("models/HunyuanVideo", "runs/hunyuanvideo_"), NETWORKS["hunyuan_video"]),
 }
 """What a command names -> what makes it fit the tiny pipelines; the first that fits counts."""
@@ -133,6 +136,7 @@ PIPELINES: dict[str, dict[str, tuple[str, tuple, dict]]] = {
     "sd3.md": {"stable-diffusion-3.5-medium": ("sd3", (), {})},
     "chroma.md": {"Chroma1-HD": ("chroma", (), {})},
     "hunyuan_image.md": {"HunyuanImage-2.1-Diffusers": ("hunyuan_image", (), {})},
+    "ltx.md": {"LTX-Video-0.9.5": ("ltx", ("LTXConditionPipeline",), {})},
 }
 """Page -> folder in models/ -> the file of tests/families whose `pipeline` fills it, its inputs."""
 CLIPS: dict[str, tuple[tuple[str, ...], int, str | None]] = {
@@ -140,6 +144,7 @@ CLIPS: dict[str, tuple[tuple[str, ...], int, str | None]] = {
     "fine_tuning.md": (("films",), 20, "a fox runs"),
     "eight_gpus.md": (("films", "fox"), 4, "a fox runs"),
     "hunyuan_video.md": (("films",), 2, None),
+    "ltx.md": (("films",), 2, None),
     "hunyuan_video_15.md": (("films",), 2, 'a fox with a sign "run"'),
 }
 """Page -> folders, number of clips in each, their caption."""
@@ -195,6 +200,7 @@ PAGES = [
         "troubleshooting.md",
     ),
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
+    "ltx.md",
 ]
 BY_HAND = ("data/edits", "runs/edits")
 """Their text encoder needs torchvision, of which pip has no build for a torch without CUDA."""

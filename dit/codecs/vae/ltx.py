@@ -1,0 +1,73 @@
+"""The codec of LTX-Video, whose statistics lie beside its weights."""
+
+# C latent channels, F frames, H rows, W columns
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dit.codecs.normalization import Whitening
+from dit.codecs.vae.autoencoder import Autoencoder
+
+DECODER_LEVEL, DECODER_NOISE = 0.05, 0.025
+"""What decoders from 0.9.1 on are told, and the share of noise in what they get."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ltx(Autoencoder):
+    """Images and videos of 8n + 1 frames, each latent cell of 32 x 32 pixels.
+
+    Decoders from 0.9.1 on remove a little noise, which is mixed into their latents.
+    """
+
+    name: ClassVar[str] = "ltx"
+    description: ClassVar[str] = (
+        "(latent - mean) * scaling_factor / std, as LTXConditionPipeline; 8n+1 frames"
+    )
+    media: ClassVar[tuple[str, ...]] = ("image", "video")
+    default_model: ClassVar[str] = "Lightricks/LTX-Video-0.9.5"
+    workloads: ClassVar[tuple[str, ...]] = ("t2v", "i2v")
+    vae: ClassVar[str] = "AutoencoderKLLTXVideo"
+    text_encoder: ClassVar[str] = "ltx"
+    patch: ClassVar[int] = 1
+    statistics: ClassVar[tuple[str, ...]] = ("latents_mean", "latents_std")
+
+    @classmethod
+    def whitening_of(cls, config: dict[str, Any]) -> Whitening:
+        mean_C, std_C = (config[name].double() for name in cls.statistics)
+        std_C = std_C / config["scaling_factor"]
+        return Whitening(mean=tuple(mean_C.tolist()), std=tuple(std_C.tolist()))
+
+    @property
+    def stride(self) -> int:
+        own = self._config.get("spatial_compression_ratio")
+        return own or self._config["patch_size"] * self._halvings
+
+    @property
+    def temporal_stride(self) -> int:
+        own = self._config.get("temporal_compression_ratio")
+        return own or self._config["patch_size_t"] * self._halvings
+
+    @property
+    def _halvings(self) -> int:
+        return 2 ** sum(self._config["spatio_temporal_scaling"])
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        return ()
+
+    def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
+        """With the same noise for each latent of a size, so that its pictures stay the same."""
+        if not self._config["timestep_conditioning"]:
+            return super().decode_raw(latent_CFHW)
+        model, generator = self.model, torch.Generator().manual_seed(0)
+        noise_CFHW = torch.randn(latent_CFHW.shape, generator=generator)
+        mixed_CFHW = torch.lerp(latent_CFHW.float().cpu(), noise_CFHW, DECODER_NOISE)
+        told = torch.tensor([DECODER_LEVEL], device=model.device, dtype=model.dtype)
+        with torch.inference_mode():
+            latent = mixed_CFHW[None].to(model.device, model.dtype)
+            return model.decode(latent, told).sample[0].float()

@@ -1,0 +1,219 @@
+"""The family `ltx`, LTX-Video 0.9: its fields, sizes, rules, inputs and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dit.config import ModelConfig
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
+from dit.models.family import (
+    TINY_NETWORK,
+    Family,
+    InputKind,
+    ObjectiveConventions,
+    SampleInput,
+    WeightRules,
+    reference_inputs,
+    text_input,
+)
+from dit.models.layer_spec import (
+    Activation,
+    AttentionSpec,
+    Cost,
+    CrossLayerSpec,
+    FeedForwardSpec,
+    NetworkCost,
+    QkNorm,
+    RowKind,
+    StackSpec,
+    TableModulation,
+    condition_cost,
+    replicated,
+)
+from dit.models.registry import imported
+
+if TYPE_CHECKING:
+    from dit.models.positions import PixelPositions
+
+FIRST_FRAME = "first_frame_latent"
+
+
+TRAINED_SHIFT: Mapping[str, Any] = {
+    "time_shift_type": "exponential",
+    "base_shift": 0.95,
+    "max_shift": 2.05,
+    "base_image_seq_len": 1024,
+    "max_image_seq_len": 4096,
+}
+"""Keys of `objective`: the shift by the tokens of the target that Lightricks' trainer has for
+logit-normal levels, and the scheduler of 0.9.0 for those of its samplers."""
+
+
+class FramePositions(StrEnum):
+    """At which second a latent frame begins; no config.json says it."""
+
+    EVEN = "even"  # 8 f / fps (0.9.0 and 0.9.1)
+    CAUSAL = "causal"  # max(8 f - 7, 0) / fps: the first is one pixel frame (0.9.5 and later)
+
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "ltxv_2b_0.9": {"frame_positions": FramePositions.EVEN},
+    "ltxv_2b": {},
+    "ltxv_13b": {"num_layers": 48, "hidden_size": 4096},
+}
+"""What each `model.name` sets: config.json of 0.9.0, and Lightricks' configurations of 0.9.5 to
+0.9.8."""
+_TINY = {**TINY_NETWORK, "hidden_size": 40, "patch_spatial": 2, "crossattn_emb_size": 16}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "ltxv_2b_0.9": _TINY,
+    "ltxv_2b": {**_TINY, "hidden_size": 32, "reference_latents": 1},
+}
+"""Named size -> what makes it tiny (`Family.tiny`): 2 pairs in front that are not turned, and 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LtxConfig(ModelConfig):
+    """The network: sizes, positions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+
+    name: str = "ltxv_2b"
+    """A named size (ltxv_2b_0.9, ltxv_2b, ltxv_13b) or `custom`."""
+    family: str = "ltx"
+    num_layers: int = 28
+    hidden_size: int = 2048
+    num_attention_heads: int = 32
+    in_channels: int = 128
+    patch_spatial: int = 1
+    crossattn_emb_size: int = 4096
+    frame_positions: Refused[FramePositions] = FramePositions.CAUSAL
+    """Seconds at which latent frames begin: even (0.9.0, 0.9.1), or causal (0.9.5 and later)."""
+    reference_latents: Refused[int] = bounded(0, most=64, at_least_one=False)
+    """Reference videos that a sample may have, as clean tokens at the target's positions."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            (
+                self.text_pad_to is None,
+                f"text_pad_to={self.text_pad_to}: LTX-Video attends to no padding of captions; set"
+                " it to null",
+            ),
+            (
+                self.reference_latents >= 0,
+                f"reference_latents={self.reference_latents} must not be negative",
+            ),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        heads, width = self.num_attention_heads, self.hidden_size // self.num_attention_heads
+        return [
+            (
+                self.hidden_size % heads > 0 or (width % 2 == 0 and self.hidden_size >= 6),
+                f"hidden_size={self.hidden_size} / num_attention_heads={heads} gives heads of"
+                f" width {width}; rotary positions turn pairs of a head's numbers, so that it must"
+                " be even, and on three axes, so that hidden_size must be at least 6",
+            ),
+        ]
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return [*sizes, self.crossattn_emb_size, self.patch_features]
+
+
+def _inputs(model: LtxConfig) -> tuple[SampleInput, ...]:
+    given: Any = {"width": model.in_channels, "required": False, "pictures": 1}
+    return (
+        text_input(model, encoder="ltx"),
+        SampleInput(name=FIRST_FRAME, kind=InputKind.FRAMES, **given),
+        *reference_inputs(model, clean=True),
+    )
+
+
+def ltx_positions(model: LtxConfig) -> PixelPositions:
+    """Where tokens begin in seconds and pixels."""
+    from dit.models.positions import PixelPositions
+
+    causal = model.frame_positions is FramePositions.CAUSAL
+    return PixelPositions(causal=causal, patch=(model.patch_temporal, model.patch_spatial))
+
+
+def ltx_stack(model: LtxConfig) -> StackSpec:
+    """The layers of LTX-Video."""
+    width = model.hidden_size
+    attention = AttentionSpec(
+        width=width,
+        heads=model.num_attention_heads,
+        bias=True,
+        norm=QkNorm.ACROSS_HEADS,
+        eps=1e-5,
+    )
+    layer = CrossLayerSpec(
+        attention=attention,
+        cross_attention=attention,
+        text_width=width,
+        feed_forward=FeedForwardSpec(
+            width=width,
+            hidden=model.ffn_hidden_size,
+            activation=Activation.GELU_TANH,
+            bias=True,
+        ),
+        modulation=TableModulation(),
+        gated_cross=False,
+        cross_norm=False,
+    )
+    return StackSpec(name="blocks", count=model.num_layers, layer=layer)
+
+
+def ltx_cost(model: LtxConfig) -> NetworkCost:
+    """The network; its arithmetic is that of Diffusers' `LTXVideoTransformer3DModel`."""
+    width = model.hidden_size
+    return NetworkCost(
+        before=_before(model),
+        stacks=(ltx_stack(model),),
+        after=TableModulation().cost(width, 2)
+        + replicated(width, model.output_features, bias=True),
+    )
+
+
+def _before(model: LtxConfig) -> Cost:
+    """Patches, and the embeddings of level and text."""
+    width = model.hidden_size
+    total = replicated(model.patch_features, width, bias=True) + condition_cost(width)
+    total += replicated(width, 6 * width, rows=RowKind.SAMPLES, bias=True)
+    total += replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
+    return total + replicated(width, width, rows=RowKind.TEXT, bias=True)
+
+
+FAMILY = Family(
+    name="ltx",
+    config=LtxConfig,
+    network=imported("dit.models.ltx.model:LtxNetwork"),
+    cost=ltx_cost,
+    parts={
+        "self_attention": "attention",
+        "cross_attention": "cross_attention",
+        "mlp": "mlp",
+        "modulation": "modulation",
+        "modulate_out": "head",
+        "proj_out": "head",
+    },
+    diffusers=imported("dit.models.ltx.diffusers:FORM"),
+    inputs=_inputs,
+    positions=ltx_positions,
+    weights=WeightRules(zero=("*proj_out.weight",), no_decay=("*.table",)),
+    objective=ObjectiveConventions(
+        settings={"name": "flow", "sampling_levels": "even", **TRAINED_SHIFT},
+        of_size={
+            "ltxv_2b_0.9": {"shift_terminal": 0.1},
+            "ltxv_2b": {"sampling_levels": "linear_quadratic"},
+            "ltxv_13b": {"sampling_levels": "linear_quadratic"},
+        },
+    ),
+    vae=lambda _: "ltx",
+    tiny=TINY,
+)
