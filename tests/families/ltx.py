@@ -273,7 +273,14 @@ def _generation(kind: str, objective: dict[str, Any]) -> Generation:
         size=VIDEO,
         channels=8,
         objective={"name": "flow", **TRAINED_SHIFT, **objective},
-        calls=[({"guidance_scale": scale}, {"guidance": scale}) for scale in (1.0, 3.0)],
+        calls=[
+            ({"guidance_scale": 1.0}, {"guidance": 1.0}),
+            ({"guidance_scale": 3.0}, {"guidance": 3.0}),
+            (
+                {"guidance_scale": 3.0, "guidance_rescale": 0.7},
+                {"guidance": 3.0, "guidance_rescale": 0.7},
+            ),
+        ],
         options={"fps": 25.0},
         slow=False,
     )
