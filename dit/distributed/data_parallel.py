@@ -89,6 +89,18 @@ def gradient_buffers(chunks: Sequence[ModelChunk]) -> list[Tensor]:
     return found
 
 
+def types_of(chunks: Sequence[ModelChunk]) -> tuple[set[torch.dtype], set[torch.dtype]]:
+    """Types of the weights in a pass, and of gradients, as they are accumulated and reduced."""
+    weights, gradients = set(), {buffer.dtype for buffer in gradient_buffers(chunks)}
+    for chunk in chunks:
+        for weight in chunk.parameters():
+            rows = rows_of(weight)
+            weights.add(weight.dtype if rows is None else rows.dtype)
+        if isinstance(chunk, ShardedChunk):  # which has no gradients between steps
+            gradients |= chunk.gradient_types
+    return weights, gradients
+
+
 def is_sharded(chunks: Sequence[ModelChunk]) -> bool:
     """Whether data ranks update different parts of each weight; otherwise all update all of it."""
     return chunks[0].ddp_config.use_distributed_optimizer

@@ -49,6 +49,7 @@ class RowShares:
     """
 
     shape: torch.Size  # of the weight; of this rank's part under tensor parallelism
+    dtype: torch.dtype  # of the weight in a pass; rows of trained ones are float32
     ranks: int
     rank: int
 
@@ -115,13 +116,18 @@ class ShardedChunk(MegatronModule):
         for name, weight in self._weights.items():
             own = nn.Parameter(_local(weight.detach()), requires_grad=weight.requires_grad)
             vars(own).update(_marks(whole[name]))
-            setattr(own, _ROWS, RowShares(shape=weight.shape, ranks=ranks, rank=rank))
+            setattr(
+                own,
+                _ROWS,
+                RowShares(shape=weight.shape, dtype=whole[name].dtype, ranks=ranks, rank=rank),
+            )
             self._rows[name] = own
         own_of: dict[Any, nn.Parameter] = {whole[n]: own for n, own in self._rows.items()}
         setattr(module, _STORED, [_with_rows(entry, own_of) for entry in stored])
 
     def _shard(self, module: Any, layers: Sequence[Any], groups: ProcessGroupCollection) -> None:
         mesh, policy = _mesh(groups), _policy(module, self.ddp_config)
+        self._reduced = policy.reduce_dtype or torch.float32
         for unit in (*layers, module):
             _give_memory(unit)
             fully_shard(unit, mesh=mesh, mp_policy=policy)
@@ -157,6 +163,11 @@ class ShardedChunk(MegatronModule):
     def gradients(self) -> list[Tensor]:
         """Of the rows, as far as there are any now."""
         return [own.grad for _, own in self._trained() if own.grad is not None]
+
+    @property
+    def gradient_types(self) -> set[torch.dtype]:
+        """Of their sums, which are rows, and of what the ranks send each other."""
+        return {torch.float32, self._reduced}
 
     def scale_gradients(self, scaling_factor: float) -> None:
         for gradient in self.gradients():

@@ -8,13 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 import psutil
+import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from dit.config_loading import to_yaml
 from dit.data import Reject, RejectCounts, sum_counts
 from dit.distributed.cuda_environment import settings_made
-from dit.distributed.data_parallel import gradient_buffers, main_param_shards
+from dit.distributed.data_parallel import main_param_shards, types_of
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.drawing import FailedDrawing, drawing
@@ -239,13 +239,12 @@ def _layout(run: TrainState) -> str:
 def _precision(run: TrainState) -> str:
     """Types in use, as read from the model, its gradient buffers and its optimizer."""
 
-    def names(tensors: Iterable[Tensor]) -> str:
-        return " and ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
+    def names(types: Iterable[torch.dtype]) -> str:
+        return " and ".join(sorted(str(one).removeprefix("torch.") for one in types))
 
-    shards = main_param_shards(run.model.optimizer)
-    weights = [p for chunk in run.model.chunks for p in chunk.parameters()]
-    buffers = gradient_buffers(run.model.chunks)
+    master = {shard.value.dtype for shard in main_param_shards(run.model.optimizer)}
+    weights, gradients = types_of(run.model.chunks)
     return (
-        f"{names(weights)} weights and matrix products, {names(buffers)} gradients and their"
-        f" reduction, {names(shard.value for shard in shards)} master weights"
+        f"{names(weights)} weights and matrix products, {names(gradients)} gradients and their"
+        f" reduction, {names(master)} master weights"
     )
