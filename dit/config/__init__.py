@@ -5,7 +5,8 @@
     data       sources of samples, real or synthetic, and how samples are packed
     objective  EDM and flow matching: noise levels, preconditioning, loss weights
     lora       low-rank adapters: ranks, the linears that get one, where the frozen weights are
-    training   steps, AdamW, learning rate, EMA, validation, data parallelism, seed
+    training   steps, AdamW, learning rate, EMA, data parallelism, seed
+    validation sets of held-out samples, and the samples that are drawn during a run
     resume     what another value of a key does to a run that continues from its checkpoint
     checks     Problems, and rules that several groups use
 
@@ -61,9 +62,8 @@ from dit.config.training import (
     SchedulerConfig,
     Sharding,
     TrainConfig,
-    ValidationConfig,
-    ValidationSet,
 )
+from dit.config.validation import ValidationConfig, ValidationSet
 
 __all__ = [
     "CUSTOM_SIZE",

@@ -22,8 +22,8 @@ from dit.config.training import (
     SchedulerConfig,
     Sharding,
     TrainConfig,
-    ValidationConfig,
 )
+from dit.config.validation import ValidationConfig
 from dit.local_path import LocalPath, StoreAddress
 
 GUIDANCE = 2.5

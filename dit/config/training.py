@@ -1,16 +1,13 @@
-"""Optimization, validation and processes: steps, AdamW, learning rate, EMA, DDP, seed."""
+"""Optimization and processes: steps, AdamW, learning rate, EMA, DDP, seed."""
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from dit.config.checks import Rule, at_least_one, check, not_negative, numbers, positive, within
-from dit.config.objective import Sampler
 from dit.config.resume import AtStart, Live, OfData, Refused
-from dit.local_path import DataPath, LocalPath
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -317,114 +314,6 @@ class DdpConfig:
                 for name in ("overlap_grad_reduce", "overlap_param_gather")
             ),
         ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ValidationSet:
-    """A held-out dataset."""
-
-    name: Live[str]
-    """Name of the dataset in the names of its losses: val_NAME_loss."""
-    path: Live[DataPath]
-    """Folder with shards and `.nv-meta`, whose `val` split is read."""
-
-    def __post_init__(self) -> None:
-        check(
-            (
-                re.fullmatch(r"[A-Za-z0-9-]+", self.name) is not None,
-                f"name={self.name!r} must be letters, digits and hyphens",
-            )
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ValidationConfig:
-    """Validation every `train.eval_interval` steps, on `train.eval_iters` packs, with samples."""
-
-    quantiles: Live[int] = 5
-    """Noise levels at which each pack is evaluated: midpoints of equal quantile ranges."""
-    sets: Live[tuple[ValidationSet, ...]] = ()
-    """Held-out datasets to evaluate in addition; their names are part of their losses' names."""
-    at_start: AtStart[bool] = False
-    """Evaluate before the first step, too."""
-    prompts_file: Live[LocalPath | None] = None
-    """Prompts to generate each time: one per line, or JSON `{"data": [{"caption": ...}]}`."""
-    num_captions: Live[int] = 0
-    """Held-out samples to generate each time; no caption comes twice before each comes once."""
-    sampler: Live[Sampler] = Sampler.HEUN
-    """Solver of the sampling ODE: euler, heun, dpm++ or unipc."""
-    sampling_steps: Live[int] = 35
-    """Steps of the sampler."""
-    guidance: Live[float | None] = None
-    """g in uncond + g (cond - uncond), also of generation and playground; 1 is without guidance, at
-    half the cost; null is 2.5, or 1 where the network has a guidance embedding."""
-    negative_prompt: Live[str] = ""
-    """Negative prompt for guidance, where a prompt of the file has none of its own."""
-    height: Live[int | None] = None
-    """Rows of a prompt's picture, in pixels; null is the most frequent size of the dataset."""
-    width: Live[int | None] = None
-    """Columns of a prompt's picture, in pixels; null is the most frequent size of the dataset."""
-    num_video_frames: Live[int | None] = None
-    """Frames of a prompt's video, in pixel frames; 1 is a picture, null as in the dataset."""
-    fps: Live[float] = 24.0
-    """Frames per second of a prompt's video."""
-    sample_seed: Live[int] = 0
-    """Seed of the noise of the first sample; the i-th uses sample_seed + i at every validation."""
-    feature_extractor: Live[LocalPath | None] = None
-    """TorchScript file or Transformers folder: FID, KID and CLIP score of the captions' samples."""
-    t5_cache_dir: Live[LocalPath | None] = None
-    """Hugging Face cache with the text encoder of the prompts; null is the default cache."""
-
-    def __post_init__(self) -> None:
-        names = [one.name for one in self.sets]
-        check(
-            *at_least_one(self, "quantiles", "height", "width", "num_video_frames"),
-            (len(set(names)) == len(names), f"sets={names} has a name twice; choose other names"),
-            *self._sampling(),
-            *numbers(
-                self,
-                quantiles=1000,
-                height=2**16,
-                width=2**16,
-                num_video_frames=2**16,
-                sample_seed=2**63 - 1,
-            ),
-        )
-
-    def _sampling(self) -> list[Rule]:
-        steps, guidance = self.sampling_steps, self.guidance
-        return [
-            (1 <= steps <= 1000, f"sampling_steps={steps} must lie in [1, 1000]; 35 is usual"),
-            (
-                guidance is None or math.isfinite(guidance),
-                f"guidance={guidance} must be a finite number; 1 is without guidance",
-            ),
-            *([] if guidance is None else [within(self, "guidance", -1000, 1000)]),
-            (
-                0 <= self.num_captions <= 1024,
-                f"num_captions={self.num_captions} must lie in [0, 1024]; 8 make a readable grid",
-            ),
-            (
-                self.feature_extractor is None or self.num_captions >= 2,
-                f"feature_extractor={self.feature_extractor} compares samples with held-out ones,"
-                f" and num_captions={self.num_captions} asks for too few; set it to at least 2,"
-                " better 500",
-            ),
-            (
-                0 < self.fps < math.inf,
-                f"fps={self.fps} must be positive and finite; 24 is usual",
-            ),
-            within(self, "fps", 1e-3, 1e6),
-            (
-                self.sample_seed >= 0,
-                f"sample_seed={self.sample_seed} must not be negative; take any integer from 0",
-            ),
-        ]
-
-    @property
-    def samples(self) -> bool:
-        """Whether validation generates samples."""
-        return self.prompts_file is not None or self.num_captions > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -72,10 +72,6 @@ def _attention(ours: str, theirs: str) -> tuple[Row, ...]:
     )
 
 
-def _is_projected(model: DitConfig) -> bool:
-    return model.crossattn_proj_size is not None
-
-
 def _positions() -> Iterator[Row]:
     learnt: Any = {"exists": lambda model: model.learnable_positions}
     for axis, size in zip("thw", ("frames", "rows", "columns"), strict=True):
@@ -89,7 +85,7 @@ _ROWS: tuple[Row, ...] = (
     _same("level.linear_2.weight", "time_embed.t_embedder.linear_2.weight", "3D", "D"),
     _same("level.norm.weight", "time_embed.norm.weight", "D"),
     *_positions(),
-    *linear_rows("text_proj", "crossattn_proj.0", "E", "I", exists=_is_projected),
+    *linear_rows("text_proj", "crossattn_proj.0", "E", "I", exists=lambda m: m.projects_text),
     *_modulation(f"{_LAYER}.modulate_self", f"{_BLOCK}.norm1", "3D"),
     _by_head(f"{_SELF}.linear_qkv.weight", f"{_BLOCK}.attn1", "qkv", "3D", "D"),
     *_attention(_SELF, f"{_BLOCK}.attn1"),
@@ -195,7 +191,7 @@ def _rules(t: Any) -> list[Rule]:
 
 def _of_projection(name: str, default: Any, write: Callable[[Any], Any]) -> Key:
     """A key that older versions of Diffusers do not know."""
-    return Key(name, default=default, write=write, written=_is_projected)
+    return Key(name, default=default, write=write, written=lambda m: m.projects_text)
 
 
 def _text_widths(t: Any) -> tuple[int, int | None]:
@@ -254,7 +250,7 @@ KEYS = ConfigKeys(
             read=lambda t: ExtraPosition(t.extra_pos_embed_type or "none"),
             write=lambda m: "learnable" if m.learnable_positions else None,
         ),
-        _of_projection("use_crossattn_projection", False, _is_projected),
+        _of_projection("use_crossattn_projection", False, lambda m: m.projects_text),
         _of_projection("crossattn_proj_in_channels", 1024, lambda m: m.crossattn_emb_size),
         _of_projection("encoder_hidden_states_channels", 1024, lambda m: m.text_width),
         Key("controlnet_block_every_n", type=int | None, written=never),
@@ -432,7 +428,7 @@ FORM = DiffusersForm(
     inexpressible=_inexpressible,
     text_projection=FrozenTextProjection(
         tensors=("crossattn_proj.0.weight", "crossattn_proj.0.bias"),
-        is_part=_is_projected,
+        is_part=lambda m: m.projects_text,
         added=lambda model, width: replace(
             model, crossattn_emb_size=width, crossattn_proj_size=model.crossattn_emb_size
         ),

@@ -200,6 +200,10 @@ class DitConfig(ModelConfig):
         return self.extra_pos_embed is ExtraPosition.LEARNABLE
 
     @property
+    def projects_text(self) -> bool:
+        return self.crossattn_proj_size is not None
+
+    @property
     def text_width(self) -> int:
         """Width of the text that the layers attend to."""
         return self.crossattn_proj_size or self.crossattn_emb_size
@@ -225,15 +229,14 @@ def _positions(model: DitConfig) -> PositionRule:
 
 def _vae(model: DitConfig) -> str:
     """Cosmos 1, which has learnable positions, and DiTs of our own: cosmos; else Wan's VAE."""
-    if model.crossattn_proj_size is not None:
+    if model.projects_text:
         return "cosmos_predict25"
     is_predict2 = model.concat_padding_mask and not model.learnable_positions
     return "cosmos_predict2" if is_predict2 else "cosmos"
 
 
 def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
-    projected = model.crossattn_proj_size is not None
-    text = text_input(model, encoder="cosmos_predict25" if projected else "cosmos")
+    text = text_input(model, encoder="cosmos_predict25" if model.projects_text else "cosmos")
     if not model.condition_mask:
         return (text,)
     frames = SampleInput(

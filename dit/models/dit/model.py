@@ -49,7 +49,7 @@ class DiT(CrossTransformer):
             self.level = TimestepEmbedding(config)
             if model.extra_pos_embed is ExtraPosition.LEARNABLE:
                 self.positions = LearnablePositions(model, config)
-            if model.crossattn_proj_size is not None:
+            if model.projects_text:
                 self.text_proj = TextProjection(model)
         self.build_stacks()
         if self.post_process:
