@@ -91,6 +91,16 @@ def test_regions_are_compiled_once_with_tokens_of_any_number_and_fixed_widths(gr
     assert all(isinstance(size, torch.SymInt) for size in rows)
 
 
+def test_rows_of_any_number_are_one_kernel_and_a_single_row_is_its_own():
+    torch._dynamo.reset()
+    counters.clear()
+    scaled = per_sample.compiled(lambda x_TD, scale_ND: x_TD * scale_ND[:1], backend="eager")
+    for rows, graphs in ((1, 1), (2, 2), (3, 2), (7, 2), (1, 2)):
+        x_TD, scale_ND = torch.rand(rows, 4), torch.rand(1, 4)
+        assert torch.equal(scaled(x_TD, scale_ND), x_TD * scale_ND)
+        assert counters["stats"]["unique_graphs"] == graphs, rows
+
+
 def test_a_missing_compiler_is_said_before_anything_is_built(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CXX", "")
