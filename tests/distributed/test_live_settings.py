@@ -132,6 +132,10 @@ LAYOUTS: tuple[tuple[tuple[str, ...], str], ...] = (
         ),
         "(pipeline 2, 2 virtual stages, data 2, 2 copies of the optimizer state)",
     ),
+    (
+        ("ddp.sharding=weights", "ddp.dp_replicate_size=2"),
+        "(data 4, 2 copies of the optimizer state, weights in shares)",
+    ),
 )
 """Of four processes, and what the log then says of the layout."""
 

@@ -16,6 +16,7 @@ from dit.config_loading.foreign.entry import (
     flow,
     going_on,
     network_of,
+    probability,
     read_as,
     read_by,
     recompute,
@@ -36,6 +37,7 @@ _FAMILIES = {
     "hunyuan-video": "hunyuan_video",
     "hunyuan_image": "hunyuan_image",
     "hunyuan_video_15": "hunyuan_video_15",
+    "ltx-video": "ltx",
     "qwen_image": "qwen_image",
     "qwen_image_plus": "qwen_image",
     "sd3": "sd3",
@@ -64,6 +66,12 @@ def _base_type(value: Any) -> dict[str, Any]:
     if str(value).startswith("float8"):
         raise ValueError("is not supported: lora.base_dtype is float8_e4m3")
     return {}  # model.precision decides
+
+
+def _first_frame(value: Any) -> dict[str, Any]:
+    """How often a clip of LTX-Video keeps its first latent frame without noise."""
+    (given,) = probability("objective.given_frames")(value).values()
+    return {"objective.given_frames": [1 - given, given]}
 
 
 def _adapter(value: Any) -> dict[str, Any]:
@@ -181,6 +189,7 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
         _base_type, "each row has a factor, which a plain cast to 8 bits lacks"
     ),
     "model.*_dtype": unused_key("model.precision decides"),
+    "model.first_frame_conditioning_p": read_by(_first_frame),
     "model.min_t": Foreign(joint=_range),
     "model.max_t": Foreign(joint=_range),
     "adapter.type": read_by(_adapter),

@@ -15,6 +15,7 @@ from dit.config_loading import to_yaml
 from dit.data import Reject, RejectCounts, sum_counts
 from dit.distributed.cuda_environment import settings_made
 from dit.distributed.data_parallel import main_param_shards, types_of
+from dit.distributed.full_sharding import ShardedChunk
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.drawing import FailedDrawing, drawing
@@ -224,6 +225,7 @@ def _layout(run: TrainState) -> str:
     """The layout, as read from the process groups."""
     groups, stages = run.model.groups, len(run.model.chunks)
     copies = groups.dp_cp.size() // groups.intra_dp_cp.size()
+    in_shares = any(isinstance(chunk, ShardedChunk) for chunk in run.model.chunks)
     parts = [
         (f"tensor {groups.tp.size()}", groups.tp.size() > 1),
         ("sequence parallel", run.config.model.sequence_parallel),
@@ -232,6 +234,7 @@ def _layout(run: TrainState) -> str:
         (f"{stages} virtual stages", stages > 1),
         (f"data {groups.dp.size()}", True),
         (f"{copies} copies of the optimizer state", copies > 1),
+        ("weights in shares", in_shares),
     ]
     return ", ".join(text for text, used in parts if used)
 

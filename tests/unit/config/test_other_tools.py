@@ -274,3 +274,11 @@ def test_every_family_is_a_network_of_diffusion_pipe():
     assert set(_FAMILIES.values()) == set(FAMILIES)
     config = load_config(run_config(), overrides=["model.type=flux", "model.family=flux"])
     assert config.model.family == "flux"
+
+
+def test_the_first_frame_that_clips_of_ltx_video_keep_in_diffusion_pipe():
+    ltx = ["model.type=ltx-video", "model.name=ltxv_2b"]
+    config = load_config(run_config(), overrides=[*ltx, "model.first_frame_conditioning_p=0.25"])
+    assert config.objective.given_frames == (0.75, 0.25)
+    with pytest.raises(ConfigError, match="expected a number from 0 to 1"):
+        load_config(run_config(), overrides=[*ltx, "model.first_frame_conditioning_p=2"])

@@ -189,10 +189,12 @@ def test_average_is_used_and_taken_back(groups, sharded, precision):
     for old, average in zip(first, model.ema.averages, strict=True):
         torch.testing.assert_close(average, old + 0.25)
         assert average.dtype == torch.float32
+    averages = [average.clone() for average in model.ema.averages]
     with model.ema.as_weights(model.chunks):
-        for shard, average in zip(model.ema.shards, model.ema.averages, strict=True):
+        for shard, average in zip(model.ema.shards, averages, strict=True):
             inside = shard.weight.flatten()[shard.part]
             torch.testing.assert_close(inside, average.flatten().to(inside.dtype))
+    assert all(map(torch.equal, model.ema.averages, averages))
     for shard, old in zip(model.ema.shards, first, strict=True):
         assert torch.equal(shard.value, old + 1)
         inside = shard.weight.flatten()[shard.part]

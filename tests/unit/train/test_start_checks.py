@@ -245,7 +245,7 @@ NOT_IN_A_DRY_RUN = {
     "tells one rank the error of another": "collective_errors.* data_position._exchange",
     "reads all numbers of weights": """
         checkpoint.checked_base starting_point.read_origin checkpoint_paths.verify state_dict._read
-        start.fill_from_diffusers start._fill diffusers_checkpoint.read""",
+        start.fill_from_diffusers start._fill start._check diffusers_checkpoint.read""",
     "reads validation samples, of which a dry run reads the heads": """
         validation_groups.read stages.restore_sample cook.* rejections.check""",
     "has texts encoded": """

@@ -127,9 +127,9 @@ def _input_parts(name, quantile):
     """Data and noise in the network's input, from the definitions of both objectives' levels."""
     c, normal = ObjectiveConfig(name=name), NormalDist().inv_cdf(quantile)
     if name is ObjectiveName.EDM:
-        sigma = math.exp(c.edm.p_mean + c.edm.p_std * normal)
-        return (part / math.hypot(sigma, c.edm.sigma_data) for part in (c.edm.sigma_data, sigma))
-    t = 1 / (1 + math.exp(-(c.flow.logit_mean + c.flow.logit_std * normal)))
+        sigma = math.exp(c.p_mean + c.p_std * normal)
+        return (part / math.hypot(sigma, c.sigma_data) for part in (c.sigma_data, sigma))
+    t = 1 / (1 + math.exp(-(c.logit_mean + c.logit_std * normal)))
     return 1 - t, t
 
 
