@@ -113,15 +113,16 @@ class ShardedChunk(MegatronModule):
         self._units, self._ranks = (module, *layers), groups.intra_dp_cp
         ranks, rank = self._ranks.size(), self._ranks.rank()
         self._rows: dict[str, nn.Parameter] = {}
+        self._kept: dict[nn.Parameter, Tensor] = {}  # factors of the gradient
         for name, weight in self._weights.items():
             own = nn.Parameter(_local(weight.detach()), requires_grad=weight.requires_grad)
             vars(own).update(_marks(whole[name]))
-            setattr(
-                own,
-                _ROWS,
-                RowShares(shape=weight.shape, dtype=whole[name].dtype, ranks=ranks, rank=rank),
-            )
+            dtype = whole[name].dtype
+            rows = RowShares(shape=weight.shape, dtype=dtype, ranks=ranks, rank=rank)
+            setattr(own, _ROWS, rows)
             self._rows[name] = own
+            if (kept := _kept(whole[name])) is not None:
+                self._kept[own] = kept[rows.part].view_as(own)
         own_of: dict[Any, nn.Parameter] = {whole[n]: own for n, own in self._rows.items()}
         setattr(module, _STORED, [_with_rows(entry, own_of) for entry in stored])
 
@@ -159,6 +160,8 @@ class ShardedChunk(MegatronModule):
         """Hands the gradients, which each pass has summed over the ranks, to the rows."""
         for weight, own in self._trained():
             own.grad = torch.zeros_like(own) if weight.grad is None else _local(weight.grad)
+            if own in self._kept:
+                own.grad *= self._kept[own]
 
     def gradients(self) -> list[Tensor]:
         """Of the rows, as far as there are any now."""
@@ -244,6 +247,19 @@ def _give_memory(unit: nn.Module) -> None:
 def _marks(weight: nn.Parameter) -> dict[str, Any]:
     """By which Megatron-Core sums gradients and counts weights."""
     return vars(weight)
+
+
+def _kept(weight: nn.Parameter) -> Tensor | None:
+    """What the hooks of a weight leave of its gradient, 1 or 0 for each number; None without hooks.
+
+    `fully_shard` makes other parameters, which have no hooks. `hold_key_bias` sets one.
+    """
+    if not weight._backward_hooks:
+        return None
+    kept: Any = torch.ones(weight.shape, device=device())
+    for hook in weight._backward_hooks.values():
+        kept = hook(kept)
+    return kept.flatten()
 
 
 def _local(weight: Any) -> Tensor:

@@ -31,10 +31,11 @@ from dit.distributed.collective_errors import on_all_ranks
 from dit.distributed.data_parallel import (
     chained_optimizers,
     gradient_buffers,
+    named_weights,
     own_passes,
     zero_gradients,
 )
-from dit.distributed.full_sharding import rows_of
+from dit.distributed.full_sharding import ShardedChunk, rows_of
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
@@ -176,6 +177,29 @@ def not_finite_on_one_rank(_: Path) -> dict[str, Any]:
         "skipped": on_all_ranks(lambda: update.skipped and same),
         "next": train(model, shares, 2, 2),
     }
+
+
+def held_gradient(_: Path) -> list[bool]:
+    """Whether a rank has a gradient of a weight whose hook holds the second half of its rows."""
+    shares, init = configs()[0], ShardedChunk.__init__
+
+    def first_half(gradient: torch.Tensor) -> torch.Tensor:
+        first, second = gradient.chunk(2)
+        return torch.cat((first, torch.zeros_like(second)))
+
+    def hooked(chunk: ShardedChunk, module: Any, *others: Any) -> None:
+        names, weights = zip(*module.named_parameters(), strict=True)
+        chosen.append(next(name for name in names if "layers" in name))
+        weights[names.index(chosen[0])].register_hook(first_half)
+        init(chunk, module, *others)
+
+    chosen: list[str] = []
+    with patch.object(ShardedChunk, "__init__", hooked):
+        model = built(shares)
+    run_schedule(model.chunks, [item(shares)], options=shares.objective)
+    gradient = dict(named_weights(model.chunks[0]))[chosen[0]].grad
+    assert gradient is not None
+    return on_all_ranks(lambda: bool(gradient.any()))
 
 
 def item(config: RunConfig, *sizes: tuple[int, int, int]) -> Any:

@@ -25,6 +25,7 @@ PROOFS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "of three data ranks on two tensor ranks": (2, "on_other_ranks", FP32 | TENSOR),
     "bytes": (2, "bytes_of_a_rank", {}),
     "not finite": (2, "not_finite_on_one_rank", {}),
+    "held": (2, "held_gradient", {}),
     "passes of three": (3, "passes_of_each_rank", {}),
     "passes of two": (2, "passes_of_each_rank", {}),
     "sound": (2, "beside_the_other", {}),
@@ -109,6 +110,11 @@ def test_a_rank_has_its_rows_and_no_more(found):
 def test_what_is_not_finite_on_one_rank_is_skipped_by_all(found):
     assert found["not finite"]["skipped"] == [True, True]
     assert all(0 < number < 1e3 for number in found["not finite"]["next"])
+
+
+def test_a_hook_of_a_gradient_holds_for_rows(found):
+    """That of a bias of keys, which softmax does not see, and which noise would move otherwise."""
+    assert found["held"] == [True, False]
 
 
 @pytest.mark.parametrize("case", ["passes of two", "passes of three"])
