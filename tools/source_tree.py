@@ -33,7 +33,8 @@ PRIVATE = {
     "tarfile": {"_proc_member"},
     "torch's operations on lists": {"_foreach_copy_", "_foreach_lerp_", "_foreach_mul_"}
     | {"_foreach_norm", "_foreach_sub_"},
-    "torch": {"_write_item", "_StorageWriterTransforms", "_get_default_store", "_shutdown_workers"},
+    "torch": {"_write_item", "_StorageWriterTransforms", "_get_default_store", "_shutdown_workers"}
+    | {"_backward_hooks"},
 }
 OWNERS = {name: dependency for dependency, names in PRIVATE.items() for name in names}
 DOCUMENTED = {"_exit", "_current_frames", "_dynamo"}  # of os, sys and torch: public all the same

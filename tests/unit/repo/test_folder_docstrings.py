@@ -26,7 +26,7 @@ FULL: dict[str, str] = {
 SPREAD: dict[str, str] = {
     "argparse": "two command lines ask which options were typed, and share no folder",
     "megatron.core": "patches for CPUs, data parallelism and checkpoint writing are three matters",
-    "torch": "the loader's workers and the checkpoint writer are two matters",
+    "torch": "the loader's workers, checkpoint writing and hooks of gradients are three matters",
 }
 
 
