@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from inspect import get_annotations
+from itertools import pairwise
 
 from dit.config.checks import Rule, at_least_one, check, numbers, positive, within
 from dit.config.resume import Live, Refused
@@ -167,6 +168,8 @@ class FlowConfig:
     sampling_levels: Live[SamplingLevels] = SamplingLevels.LINEAR
     """Flow: levels of samplers: linear, even (FLUX), unipc (Wan), linear_quadratic (LTX-Video),
     karras, karras_to_sigma_min."""
+    sampling_timesteps: Live[tuple[float, ...] | None] = None
+    """Flow: falling timesteps of a distilled network's steps, in place of sampling_levels."""
     level_spacing: Live[LevelSpacing | None] = None
     """Flow: respaces even sampling levels: karras, exponential, beta; null does not."""
     shift_terminal: Live[float | None] = None
@@ -203,6 +206,7 @@ class FlowConfig:
             *at_least_one(self, "shift_base_tokens", "base_image_seq_len"),
             *self._shift_by_tokens(),
             *self._last_level(),
+            *self._listed_steps(),
             # Limits within which e^x and powers are finite and not zero in float32.
             within(self, "logit_mean", -50, 50),
             within(self, "logit_std", 1e-6, 50),
@@ -267,6 +271,30 @@ class FlowConfig:
                 self.level_spacing is None or self.steps_evenly,
                 f"level_spacing={self.level_spacing} respaces sampling_levels=linear or even, and"
                 f" not {self.sampling_levels}; set it to null",
+            ),
+        ]
+
+    def _listed_steps(self) -> list[Rule]:
+        steps, most = self.sampling_timesteps, self.timestep_scale
+        if steps is None:
+            return []
+        said = f"sampling_timesteps={list(steps)}"
+        falling = all(a > b for a, b in pairwise((*steps, 0)))
+        fixed = {"shift_terminal": self.shift_terminal, "level_spacing": self.level_spacing}
+        return [
+            (
+                len(steps) > 0 and falling and steps[0] <= most,
+                f"{said} must be falling timesteps above 0, the first at most"
+                f" timestep_scale={most:g}, such as [1000, 750, 500, 250]",
+            ),
+            (
+                self.steps_evenly or self.sampling_levels is SamplingLevels.LINEAR_QUADRATIC,
+                f"{said} takes the place of sampling_levels=linear, even or linear_quadratic, and"
+                f" not of {self.sampling_levels}; set sampling_levels=linear",
+            ),
+            *(
+                (value is None, f"{key}={value} does not change {said}; set {key}=null")
+                for key, value in fixed.items()
             ),
         ]
 

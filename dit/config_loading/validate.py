@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dit.config import Problems, RunConfig
-from dit.config.checks import check
+from dit.config.checks import Rule, check
 from dit.config_loading.schema import (
     Schema,
     expected,
@@ -264,6 +264,7 @@ def check_objective_inputs(config: RunConfig) -> None:
     p, counts = wanted.image_condition_probability, wanted.given_frames
     usual, told = family.guidance(config.model), wanted.guidance
     check(
+        _steps_of_samples(config),
         (
             usual is None or told is not None,
             f"objective.guidance=null: {which} is told a guidance scale; set it to {usual}, or to"
@@ -283,4 +284,16 @@ def check_objective_inputs(config: RunConfig) -> None:
             f"objective.image_dropout={wanted.image_dropout}: {which} takes no condition channels"
             " and no image rows; leave it out",
         ),
+    )
+
+
+def _steps_of_samples(config: RunConfig) -> Rule:
+    """Samples of a validation take all timesteps of a list."""
+    wanted, drawn = config.objective.sampling_timesteps, config.validation
+    count = drawn.sampling_steps if wanted is None else len(wanted)
+    draws = drawn.prompts_file is not None or drawn.num_captions > 0
+    return (
+        not draws or count == drawn.sampling_steps,
+        f"validation.sampling_steps={drawn.sampling_steps}: objective.sampling_timesteps has"
+        f" {count} timesteps, one for each step; set validation.sampling_steps={count}",
     )

@@ -186,6 +186,8 @@ class FlowScheduler(SchedulerFile):
             return f"objective.timestep_scale={scale:g}"
         if not (config.steps_evenly or config.sampling_levels is SamplingLevels.UNIPC):
             return f"objective.sampling_levels={config.sampling_levels}"
+        if config.sampling_timesteps is not None:
+            return f"objective.sampling_timesteps={list(config.sampling_timesteps)}"
         return None if base is None else f"objective.shift_base_tokens={base}"
 
     @classmethod

@@ -203,6 +203,9 @@ class FlowMatching:
                 return 1 + self.config.flow_shift * t_N
 
     def schedule(self, num_tokens: Sequence[int], *, num_steps: int) -> Tensor:
+        if (steps := self.config.sampling_timesteps) is not None:
+            level_S = torch.tensor((*steps, 0), dtype=torch.float64) / self.config.timestep_scale
+            return level_S[:, None].expand(-1, len(num_tokens))
         if self.config.steps_evenly:
             factor_N = self.shift(num_tokens)
             last_N = self._last_even_step(factor_N, num_steps)

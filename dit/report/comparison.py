@@ -44,7 +44,7 @@ MEASURES: dict[str, Mapping[str, Any]] = {
 # tries, as its width is, so that losses compare.
 OTHERS = {
     *("sigma_min", "sigma_max", "rho", "timestep_scale"),
-    *("sampling_levels", "level_spacing", "shift_terminal"),
+    *("sampling_levels", "sampling_timesteps", "level_spacing", "shift_terminal"),
 }
 OTHERS |= {"guidance", "text_dropout", "image_dropout"}
 

@@ -143,6 +143,12 @@ def _check_sampler(config: RunConfig, settings: SamplingSettings) -> None:
             f"sampler {settings.sampler}: the network was distilled to predict whole steps (mean"
             " flow), which euler takes; choose it"
         )
+    steps = config.objective.sampling_timesteps
+    if steps is not None and len(steps) != settings.num_steps:
+        raise ValueError(
+            f"num_steps={settings.num_steps}: objective.sampling_timesteps has {len(steps)}"
+            f" timesteps, one for each step; set num_steps={len(steps)}"
+        )
 
 
 def check_requests(requests: Sequence[Request], config: RunConfig) -> list[LatentSample]:

@@ -28,9 +28,12 @@ def noise_of(size: Grid, channels: int = 4) -> Tensor:
     return torch.randn(channels, *size, generator=torch.Generator().manual_seed(5))
 
 
-def opened(folder: Path) -> OpenCheckpoint:
-    """The network of `folder`/pipeline, imported, with its text encoders and VAE."""
-    done = import_weights(folder / "pipeline", folder / "ours")
+def opened(folder: Path, *told: str) -> OpenCheckpoint:
+    """The network of `folder`/pipeline, imported, with its text encoders and VAE.
+
+    `told` are keys of the objective, such as objective.flow_shift=3.
+    """
+    done = import_weights(folder / "pipeline", folder / "ours", objective=told)
     options = LoadOptions(t5_cache_dir=str(folder / "pipeline"))
     return open_checkpoint(done.path, weights="model", options=options)
 

@@ -108,6 +108,8 @@ class PictureCode:
             return EDM_SCHEDULER
         if objective.name != ObjectiveName.FLOW or objective.shift_base_tokens is not None:
             return None
+        if objective.sampling_timesteps is not None:
+            return None
         if objective.sampling_levels is SamplingLevels.UNIPC:
             return UNIPC_SCHEDULER
         return FLOW_SCHEDULER if objective.steps_evenly else None

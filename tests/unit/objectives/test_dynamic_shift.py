@@ -22,6 +22,7 @@ from dit.config import (
     SamplingLevels,
     TimeShift,
 )
+from dit.config_loading import ConfigError, load_config
 from dit.convert.diffusers_config import objective_config, scheduler_config
 from dit.convert.errors import ConvertError
 from dit.objectives.diffusers_schedulers import FlowScheduler
@@ -290,6 +291,21 @@ def test_a_family_says_that_its_pipelines_step_evenly() -> None:
             },
             "level_spacing=beta respaces sampling_levels=linear or even, and not unipc",
         ),
+        ({"sampling_timesteps": ()}, r"sampling_timesteps=\[\] must be falling timesteps above 0"),
+        ({"sampling_timesteps": (1000.0, 0.0)}, "must be falling timesteps above 0"),
+        ({"sampling_timesteps": (1001.0, 5.0)}, "the first at most timestep_scale=1000"),
+        (
+            {"sampling_timesteps": (1000.0, 500.0), "shift_terminal": 0.1},
+            r"shift_terminal=0\.1 does not change sampling_timesteps=\[1000\.0, 500\.0\]",
+        ),
+        (
+            {
+                "time_shift_type": None,
+                "sampling_timesteps": (1000.0,),
+                "sampling_levels": "unipc",
+            },
+            "takes the place of sampling_levels=linear, even or linear_quadratic, and not of unipc",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(options, message) -> None:
@@ -316,3 +332,13 @@ def test_two_experts_have_one_law(key) -> None:
 
     with pytest.raises(Problems, match=rf"objective\.{key}="):
         boundary_of(run((0.9, 1.0)), run((0.0, 0.9), **{key: other[key]}))
+
+
+def test_samples_of_a_validation_have_as_many_steps_as_timesteps_are_listed() -> None:
+    words = ["objective.name=flow", "objective.sampling_timesteps=[1000, 500]"]
+    load_config(run_config(), overrides=words)
+    words += ["validation.num_captions=1"]
+    message = r"sampling_steps=35: .* has 2 timesteps, .*; set validation\.sampling_steps=2"
+    with pytest.raises(ConfigError, match=message):
+        load_config(run_config(), overrides=words)
+    load_config(run_config(), overrides=[*words, "validation.sampling_steps=2"])

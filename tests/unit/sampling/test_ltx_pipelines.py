@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ CONDITIONED = {
     FIRST_FRAME: {},
     CAUSAL: {"strength": 1.0, "image_cond_noise_scale": 0.0},
 }
+DISTILLED = (1000.0, 993.7, 909.4, 421.9)
 CAPTION = "a red fox & a hen"
 
 
@@ -58,6 +60,22 @@ def test_a_first_frame_to_video(groups, tmp_path: Path, kind: str) -> None:
         assert gap(made, theirs) <= 1e-4
     moved = ours(run, noise, Prompt(text=PROMPT, image=str(other)), guidance=3.0, **options)
     assert gap(moved, made) > 1e-2
+
+
+@pytest.mark.slow
+def test_a_list_of_timesteps_is_that_of_the_pipeline(groups, tmp_path: Path) -> None:
+    pipe, noise = pipeline(tmp_path, CAUSAL), noise_of(VIDEO, 8)
+    run = opened(tmp_path, f"objective.sampling_timesteps={list(DISTILLED)}")
+    texts = texts_for(texts_of(run))
+    options: dict[str, Any] = {"fps": 25.0, "negative_prompt": NEGATIVE, "guidance": 1.0}
+    objective = replace(run.config.objective, sampling_timesteps=None)
+    usual = ours(replace(run, config=replace(run.config, objective=objective)), noise, **options)
+    with pytest.raises(ValueError, match=r"has 4 timesteps, one for each step; set num_steps=4"):
+        ours(run, noise, **options, num_steps=5)
+    made = ours(run, noise, **options, num_steps=4)
+    call = {"timesteps": list(DISTILLED), "guidance_scale": 1.0}
+    assert gap(made, made_by(pipe, noise, **texts, **call)) <= 1e-4
+    assert gap(made, usual) > 1e-2
 
 
 def codec_of(folder: Path, **changes: Any) -> Ltx:

@@ -71,6 +71,7 @@ SAMPLES = {
     ),
     "flow": (
         "objective.sampling_levels=even",
+        "objective.sampling_timesteps=[1000, 900, 500, 100]",
         "objective.shift_terminal=0.3",
         "objective.level_spacing=karras",
     ),
