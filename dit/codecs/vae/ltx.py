@@ -33,6 +33,7 @@ class Ltx(Autoencoder):
     workloads: ClassVar[tuple[str, ...]] = ("t2v", "i2v")
     vae: ClassVar[str] = "AutoencoderKLLTXVideo"
     text_encoder: ClassVar[str] = "ltx"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/ltx_lora.yaml", "model.name=ltxv_2b")
     patch: ClassVar[int] = 1
     statistics: ClassVar[tuple[str, ...]] = ("latents_mean", "latents_std")
 
