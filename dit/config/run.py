@@ -266,7 +266,6 @@ class RunConfig:
             f"model.cpu_offloading_num_layers={model.cpu_offloading_num_layers}": (
                 model.cpu_offloading_num_layers > 0
             ),
-            "model.compile=true": model.compile,
             f"model.transformer_impl={model.transformer_impl}": (
                 model.transformer_impl is Implementation.TRANSFORMER_ENGINE
             ),
@@ -274,7 +273,6 @@ class RunConfig:
             f"lora.dtype={self.lora.dtype} below model.precision={model.precision}": narrower,
             f"optimizer.exp_avg_dtype={optimizer.exp_avg_dtype} and"
             f" optimizer.exp_avg_sq_dtype={optimizer.exp_avg_sq_dtype}": optimizer.narrow_moments,
-            "optimizer.optimizer_cpu_offload=true": optimizer.optimizer_cpu_offload,
         }
         return [
             (

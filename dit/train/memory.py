@@ -105,9 +105,8 @@ def _remedies(config: RunConfig) -> Iterator[str]:
         return
     if not config.ddp.use_distributed_optimizer:
         yield "ddp.use_distributed_optimizer=true"
-    if config.ddp.sharding is Sharding.WEIGHTS:
-        return  # it does not go with the rest
-    yield "ddp.sharding=weights"
+    if config.ddp.sharding is Sharding.OPTIMIZER:
+        yield "ddp.sharding=weights"
     if not optimizer.optimizer_cpu_offload:
         yield "optimizer.optimizer_cpu_offload=true"
 

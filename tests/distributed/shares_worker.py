@@ -229,9 +229,15 @@ def passes_of_each_rank(_: Path) -> dict[str, Any]:
     return found
 
 
-def beside_the_other(_: Path, precision: str = "fp32", fault: str = "", **model: Any) -> Any:
-    """Losses and norms of two steps beside those of a sharded optimizer."""
+def beside_the_other(
+    _: Path, precision: str = "fp32", fault: str = "", host: bool = False, **model: Any
+) -> Any:
+    """Losses and norms of two steps beside those of a sharded optimizer.
+
+    `host`: with weights in shares, the moments wait in host memory.
+    """
     shares, plain = configs(precision=Precision(precision), **model)
+    shares = replace(shares, optimizer=replace(shares.optimizer, optimizer_cpu_offload=host))
     wrong: Any = nullcontext()
     if fault == "divided":
         wrong = patch.object(FSDPModule, "set_gradient_divide_factor")

@@ -56,7 +56,7 @@ def test_all_else_is_that_of_the_optimizer(tokens: tuple[str, ...]) -> None:
     ("settings", "named"),
     [
         (VIRTUAL, "virtual_pipeline"),
-        (("model.compile=true", "ddp.overlap_grad_reduce=true"), "over"),
+        (("ddp.overlap_grad_reduce=true",), "over"),
     ],
 )
 def test_a_run_that_cannot_share_weights_keeps_them_and_says_why(

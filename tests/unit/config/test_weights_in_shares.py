@@ -18,12 +18,10 @@ REFUSED = {
     "gradient_accumulation_fusion": ["model.gradient_accumulation_fusion=true"],
     "blocks_to_swap": ["model.blocks_to_swap=1", "lora.rank=2"],
     "cpu_offloading_num_layers": ["model.cpu_offloading_num_layers=1"],
-    "compile": ["model.compile=true"],
     "transformer_impl": ["model.transformer_impl=transformer_engine", "model.precision=bf16"],
     "base_dtype": ["lora.rank=2", "lora.base_dtype=float8_e4m3"],
     "lora.dtype=bf16 below model.precision=fp32": ["lora.rank=2", "lora.dtype=bf16"],
     "exp_avg_dtype": ["optimizer.exp_avg_dtype=bf16"],
-    "optimizer_cpu_offload": ["optimizer.optimizer_cpu_offload=true"],
 }
 
 
@@ -39,6 +37,7 @@ def test_what_needs_whole_weights_is_refused_by_name(named):
         ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"],
         ["model.context_parallel_size=2", "ddp.dp_replicate_size=2"],
         ["model.pipeline_model_parallel_size=2"],
+        ["model.compile=true", "optimizer.optimizer_cpu_offload=true"],
         ["model.precision=bf16", "model.recompute_granularity=full", "lora.rank=2"],
     ],
 )
