@@ -53,6 +53,8 @@ from dit.train.step import run_schedule
 from tests.learning import DATA, tiny_run, train
 from tests.packs import random_pack
 
+BUCKET = 2**14
+"""Numbers in a bucket of a checkpoint, here."""
 TENSOR = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 
 
@@ -319,7 +321,7 @@ def most_at_one_time(folder: Path, layers: int) -> dict[str, Any]:
             out = lambda w, *of: count.leave_out(on_host(w, *of))  # noqa: E731
             with (
                 patch.object(SharedWeight, "on_host", out),
-                patch.object(exchange, "BUCKET_BYTES", 2**16),
+                patch.object(exchange, "BUCKET_BYTES", 4 * BUCKET),
             ):
                 result = work()
         most[name], most["held"] = count.most, before
@@ -346,7 +348,7 @@ def most_at_one_time(folder: Path, layers: int) -> dict[str, Any]:
     whole = {n: p for n, p in model.modules[0].named_parameters()}
     of_layers = sum(p.shape.numel() for n, p in whole.items() if ".layers." in n) // layers
     root = sum(p.shape.numel() for n, p in whole.items() if ".layers." not in n)
-    return {"most": most, "layer": of_layers, "root": root}
+    return {"most": most, "layer": of_layers, "root": root, "bucket": BUCKET}
 
 
 def states_of(model: ModelAndOptimizer) -> list[torch.Tensor]:

@@ -153,4 +153,6 @@ def test_no_rank_ever_has_the_whole_network(found):
     assert set(many["most"]) == {"fresh start", "save", "resume", "passes"}
     for name, most in many["most"].items():
         assert most <= kept + allowed, name
-        assert most - few["most"][name] <= 1.01 * (kept - of_few), name
+        # A bucket of a checkpoint is on its way several times, and not always as often.
+        buckets = 8 * many["bucket"] if name in ("save", "resume") else 0
+        assert most - few["most"][name] <= 1.01 * (kept - of_few) + buckets, name

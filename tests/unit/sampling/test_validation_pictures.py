@@ -71,7 +71,7 @@ def training(
         "folder": folder / "run",
         "replica": SimpleNamespace(reads=True),
         "data_ranks": run.model.groups.dp,
-        "model": SimpleNamespace(ema=None, adapters=None),
+        "model": SimpleNamespace(ema=None, adapters=None, chunks=[]),
         "progress": TrainProgress(),
         "notes": [],
     }
