@@ -137,8 +137,9 @@ def _gated_norm(tokens: int, width: int, _head: int, where: torch.device) -> _Pa
     chunks = RowChunks.of(level_row_T, rows=_LEVELS)
 
     def function(h: Tensor, y: Tensor, gate: Tensor, scale: Tensor, shift: Tensor) -> Any:
-        rows = {"gate_ND": gate, "scale_ND": scale, "shift_ND": shift}
-        return gated_norm.add_and_modulate(h, y, **rows, chunks=chunks)
+        return gated_norm.add_and_modulate(
+            h, y, gate_ND=gate, scale_ND=scale, shift_ND=shift, chunks=chunks
+        )
 
     shapes = [(tokens, width)] * 2 + [(_LEVELS, width)] * 3
     return _Passes(function, [_random(*shape, where=where) for shape in shapes])
