@@ -269,7 +269,6 @@ class RunConfig:
             f"model.transformer_impl={model.transformer_impl}": (
                 model.transformer_impl is Implementation.TRANSFORMER_ENGINE
             ),
-            f"lora.base_dtype={self.lora.base_dtype}": self.lora.base_dtype is not None,
             f"lora.dtype={self.lora.dtype} below model.precision={model.precision}": narrower,
             f"optimizer.exp_avg_dtype={optimizer.exp_avg_dtype} and"
             f" optimizer.exp_avg_sq_dtype={optimizer.exp_avg_sq_dtype}": optimizer.narrow_moments,

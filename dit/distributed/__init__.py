@@ -9,6 +9,7 @@ cpu_threads          number of CPU threads, if others use the CPU or a container
 pack_broadcast       one rank of a replica reads, all get its packs
 model_parallel       one pack over context ranks and pipeline stages
 data_parallel        gradients and weights over data ranks; the float32 main parameters
+row_shares           which rows of a weight a data rank has, and how it keeps them
 full_sharding        the same with weights in shares (`ddp.sharding=weights`), by torch's FSDP2
 collective_errors    an error on one rank is raised on all
 watchdog             no process waits for ever for another one that has died

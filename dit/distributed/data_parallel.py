@@ -23,7 +23,8 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from dit.config import RunConfig, Sharding
-from dit.distributed.full_sharding import ShardedChunk, rows_of
+from dit.distributed.full_sharding import ShardedChunk
+from dit.distributed.row_shares import rows_of
 
 # From 0.19 on it warns each user that it computes the layout of its buffers by itself.
 logging.getLogger("megatron.core.distributed.distributed_data_parallel").setLevel(logging.ERROR)

@@ -4,17 +4,16 @@ Between passes a data rank has some rows of each weight, in float32 where it is 
 the main parameters, and what the optimizer updates. In a pass each layer gathers its weights in the
 type of the network, and frees them; the embedders and the head stay gathered for the whole pass.
 
-1. RowShares       which rows of a weight a data rank has
-2. ShardedChunk    what Megatron-Core's schedule, `finalize_model_grads` and optimizer ask of a part
+1. ShardedChunk    what Megatron-Core's schedule, `finalize_model_grads` and optimizer ask of a part
                    of the model
-3. RowsOptimizer   Megatron-Core's optimizer of float32 weights, over rows
+2. RowsOptimizer   Megatron-Core's optimizer of float32 weights, over rows
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -33,46 +32,11 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from dit.distributed.process_groups import device
+from dit.distributed.row_shares import RowShares, mark_rows, packing_of
 from dit.distributed.watchdog import heartbeat
 
-_ROWS = "rows"
-"""Mark of a parameter that is some rows of a weight."""
 _STORED = "stored_in_shares"
 """Attribute of a network whose weights are in shares: what Megatron-Core stores of it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowShares:
-    """How the rows of a weight are cut into one part for each data rank, as `torch.chunk` does.
-
-    The last parts may have fewer rows than the others, or none.
-    """
-
-    shape: torch.Size  # of the weight; of this rank's part under tensor parallelism
-    dtype: torch.dtype  # of the weight in a pass; rows of trained ones are float32
-    ranks: int
-    rank: int
-
-    def part_of(self, rank: int) -> slice:
-        """The part of a data rank, of the flattened weight."""
-        rows, width = self.shape[0], self.shape[1:].numel()
-        size = -(-rows // self.ranks)
-        return slice(min(rank * size, rows) * width, min((rank + 1) * size, rows) * width)
-
-    @property
-    def part(self) -> slice:
-        """The part of this rank."""
-        return self.part_of(self.rank)
-
-    def parts(self) -> list[tuple[int, slice]]:
-        """Rank and part of all that have one."""
-        every = ((rank, self.part_of(rank)) for rank in range(self.ranks))
-        return [(rank, part) for rank, part in every if part.stop > part.start]
-
-
-def rows_of(weight: Tensor) -> RowShares | None:
-    """Which rows of a weight a parameter is; None of one that is whole."""
-    return getattr(weight, _ROWS, None)
 
 
 def stored_of(module: Any) -> list[Any] | None:
@@ -117,9 +81,9 @@ class ShardedChunk(MegatronModule):
         for name, weight in self._weights.items():
             own = nn.Parameter(_local(weight.detach()), requires_grad=weight.requires_grad)
             vars(own).update(_marks(whole[name]))
-            dtype = whole[name].dtype
-            rows = RowShares(shape=weight.shape, dtype=dtype, ranks=ranks, rank=rank)
-            setattr(own, _ROWS, rows)
+            shape, dtype = whole[name].shape, whole[name].dtype
+            rows = RowShares(shape=shape, dtype=dtype, ranks=ranks, rank=rank)
+            mark_rows(own, rows)
             self._rows[name] = own
             if (kept := _kept(whole[name])) is not None:
                 self._kept[own] = kept[rows.part].view_as(own)
@@ -240,7 +204,10 @@ def _give_memory(unit: nn.Module) -> None:
         for name, weight in [*module.named_parameters(recurse=False)]:
             if not isinstance(weight, DTensor):
                 dtype = torch.float32 if weight.requires_grad else weight.dtype
-                made = torch.empty(weight.shape, dtype=dtype, device=device())
+                shape = weight.shape
+                if (packed := packing_of(weight)) is not None:
+                    shape, dtype = packed.shape(shape), torch.uint8
+                made = torch.empty(shape, dtype=dtype, device=device())
                 setattr(module, name, nn.Parameter(made, requires_grad=weight.requires_grad))
 
 

@@ -16,9 +16,9 @@ from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data import null_inputs
 from dit.distributed.data_parallel import gathered_weights, main_param_shards
-from dit.distributed.full_sharding import rows_of
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
+from dit.distributed.row_shares import rows_of
 from dit.distributed.watchdog import heartbeat
 from dit.lora.targets import chosen_adapters
 from dit.objectives.registry import training_objective

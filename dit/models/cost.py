@@ -43,7 +43,7 @@ _BACKWARD = 7
 """Numbers for each token and unit of width that the backward pass of a layer makes beside what was
 kept, at most: counted at the peak, 3 of most layers, 5 of single-stream ones, 7 of Wan without the
 fused kernels."""
-_FACTOR_BYTES = 4
+_FACTOR_BYTES = {Sharding.OPTIMIZER: 4, Sharding.WEIGHTS: 1}
 """Of a row of a matrix in 8 bits."""
 MOST_BYTES = 2**44
 """16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
@@ -167,7 +167,7 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     shards = config.optimizer_ranks(replicas)
     wide, in_shares = model.precision is Precision.FP32, config.ddp.sharding is Sharding.WEIGHTS
     hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.states.bytes
-    weights, gradients = _weights(config), trained * _summed_size(config)
+    weights, gradients = weight_bytes(config), trained * _summed_size(config)
     if in_shares:  # rows of trained weights are the main parameters, float32 as their gradients
         weights = (weights + trained * (4 - _size(model))) // shards
         gradients = trained * 4 // shards
@@ -184,8 +184,8 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     )
 
 
-def _weights(config: RunConfig) -> int:
-    """Bytes of weights and adapters."""
+def weight_bytes(config: RunConfig) -> int:
+    """Bytes of weights and adapters on the fullest rank, as its passes read them."""
     model, lora = config.model, config.lora
     size = 4 if model.precision is Precision.FP32 else 2
     total = parameters_here(model) * size
@@ -195,7 +195,7 @@ def _weights(config: RunConfig) -> int:
     numbers, rows = cost.layer_matrices(tensor=model.tensor_model_parallel_size)
     matrices = numbers * size
     if lora.base_dtype is not None:
-        narrow = numbers + _FACTOR_BYTES * rows
+        narrow = numbers + _FACTOR_BYTES[config.ddp.sharding] * rows
         total -= -(-cost.layers // model.pipeline_model_parallel_size) * (matrices - narrow)
         matrices = numbers
     total -= model.blocks_to_swap * model.virtual_stages * matrices
@@ -211,13 +211,24 @@ def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
     """
     model, cost = config.model, network_cost(config.model)
     tensor, size, summed = model.tensor_model_parallel_size, _size(model), _summed_size(config)
-    layers = 2 * max(stack.layer.cost.parameters(tensor=tensor) for stack in cost.stacks)
+    costs = [stack.layer.cost for stack in cost.stacks]
+    layers = 2 * max(one.parameters(tensor=tensor) for one in costs)
+    sent = 2 * max(_layer_bytes(config, one) for one in costs)
     ends = [one.parameters(tensor=tensor) for one in (cost.before, cost.after)]
     ends_here = sum(ends) if model.pipeline_model_parallel_size == 1 else max(ends)
     part = trained / parameters_here(model)
-    weights = size * (ends_here + layers)
     gradients = part * (size + summed) * max(layers, ends_here)
-    return int(weights + gradients + layers * (size + part * summed) / shards)
+    return int(size * ends_here + sent + gradients + (sent + layers * part * summed) / shards)
+
+
+def _layer_bytes(config: RunConfig, layer: Cost) -> int:
+    """Of the weights of a layer, as they are gathered."""
+    tensor, size = config.model.tensor_model_parallel_size, _size(config.model)
+    whole = layer.parameters(tensor=tensor) * size
+    if config.lora.base_dtype is None:
+        return whole
+    numbers = layer.matrix_numbers(tensor=tensor)
+    return whole - numbers * (size - 1) + layer.matrix_rows * _FACTOR_BYTES[Sharding.WEIGHTS]
 
 
 def _summed_size(config: RunConfig) -> int:
@@ -244,10 +255,9 @@ class PackTraffic:
 
 def pack_traffic(config: RunConfig, *, shards: int) -> PackTraffic:
     """The traffic of a pack whose weights, frozen ones too, lie in so many shares."""
-    others, trained = (shards - 1) / shards, trained_here(config)
-    adapters = trained if config.lora.enabled else 0
-    weights = others * (parameters_here(config.model) + adapters) * _size(config.model)
-    gradients = others * trained * _summed_size(config)
+    others = (shards - 1) / shards
+    weights = others * weight_bytes(config)
+    gradients = others * trained_here(config) * _summed_size(config)
     return PackTraffic(forward=weights, backward=weights, gradients=gradients)
 
 

@@ -23,9 +23,9 @@ from dit.models.cost import (
     network_cost,
     pack_traffic,
     parameter_count,
-    parameters_here,
     trained_count,
     trained_here,
+    weight_bytes,
 )
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
 from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, layer_units
@@ -221,7 +221,7 @@ def _copied(config: RunConfig) -> float:
         return 0.0
     size = _number(config.model)
     summed = 4 if config.ddp.grad_reduce_in_fp32 else size
-    return 2 * 2 * size * parameters_here(config.model) + (size + summed) * trained_here(config)
+    return 2 * 2 * weight_bytes(config) + (size + summed) * trained_here(config)
 
 
 def not_modelled(config: RunConfig) -> list[str]:

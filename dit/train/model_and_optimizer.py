@@ -34,12 +34,13 @@ from dit.distributed.data_parallel import (
     publish_main_params,
     wrap,
 )
-from dit.distributed.full_sharding import rows_of, without_memory
+from dit.distributed.full_sharding import without_memory
 from dit.distributed.process_groups import broadcast, device
+from dit.distributed.row_shares import keep_packed, put_rows, rows_of
 from dit.models.layers.adaptable import is_adapter, is_up
 from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.models.registry import family_of
-from dit.models.stacks.frozen_blocks import place_networks, round_blocks
+from dit.models.stacks.frozen_blocks import byte_rows, place_networks, round_blocks
 from dit.train.checkpoint.shares import stored_by
 from dit.train.optimizer import foreach
 from dit.train.optimizer.build import build_optimizer, freeze_groups
@@ -166,13 +167,17 @@ def _wrapped(
     models: Sequence[Any], config: RunConfig, groups: ProcessGroupCollection
 ) -> list[ModelChunk]:
     """The parts on the device, wrapped, with their frozen weights frozen."""
+    in_shares = config.ddp.sharding is Sharding.WEIGHTS
     for model in models:
         freeze_groups(model, config)
-        if config.lora.base_dtype is not None:
+        if config.lora.base_dtype is not None and in_shares:
+            for weight, rows in byte_rows(model):
+                keep_packed(weight, rows)
+        elif config.lora.base_dtype is not None:
             round_blocks(model, device())
         if config.model.gradient_accumulation_fusion:
             add_gradients_in_products(model)
-    if config.ddp.sharding is Sharding.OPTIMIZER:
+    if not in_shares:
         place_networks(models, device(), swapped=config.model.blocks_to_swap)
     return wrap(models, config, groups)
 
@@ -223,6 +228,7 @@ def fill_shards(
         for rank, shard in enumerate(turn):
             if shard is not None:
                 _send(shard, value if rank == here else None, copies, source=rank)
+        value = None  # else it would be held while the next one is made
 
 
 def _send(
@@ -237,7 +243,7 @@ def _send(
     if copies is not None and copies.size() > 1:
         broadcast(whole, copies, source=source)
     rows = rows_of(part)
-    part.copy_(whole if rows is None else whole.view(-1)[rows.part].view(part.shape))
+    put_rows(part, whole.view(-1) if rows is None else whole.view(-1)[rows.part])
 
 
 def _size(copies: dist.ProcessGroup | None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dit.config import DdpConfig, ParameterGroup, Precision, RunConfig, Sharding
+from dit.config import (
+    BaseType,
+    DdpConfig,
+    LoraConfig,
+    ParameterGroup,
+    Precision,
+    RunConfig,
+    Sharding,
+)
 from dit.distributed import full_sharding
 from dit.distributed.collective_errors import on_all_ranks
 from dit.distributed.data_parallel import (
@@ -35,15 +43,19 @@ from dit.distributed.data_parallel import (
     own_passes,
     zero_gradients,
 )
-from dit.distributed.full_sharding import ShardedChunk, rows_of
+from dit.distributed.full_sharding import ShardedChunk
 from dit.distributed.process_groups import process_groups, start_processes
+from dit.distributed.row_shares import rows_of
+from dit.lora.checkpoint import DRAWN, AdapterRun
+from dit.lora.targets import chosen_adapters
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.train.checkpoint import exchange
-from dit.train.checkpoint.async_save import save_checkpoint
+from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.shares import SharedWeight
 from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint
 from dit.train.model_and_optimizer import (
+    LoadFrozen,
     ModelAndOptimizer,
     build_model_and_optimizer,
     randomise,
@@ -58,22 +70,48 @@ BUCKET = 2**14
 TENSOR = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 
 
-def configs(**model: Any) -> tuple[RunConfig, RunConfig]:
-    """One run with weights in shares, one with the optimizer alone."""
-    run = tiny_run(**model)
-    return replace(run, ddp=DdpConfig(sharding=Sharding.WEIGHTS)), run
+def configs(
+    *,
+    precision: str = "fp32",
+    lora: str = "",
+    copies: int = 1,
+    host: bool = False,
+    **model: Any,
+) -> tuple[RunConfig, RunConfig]:
+    """One run with weights in shares, one with the optimizer alone.
+
+    `lora` is the type of the base of adapters. With `host` the moments wait in host memory.
+    """
+    run = tiny_run(precision=Precision(precision), **model)
+    if lora:
+        narrow = None if lora == precision else BaseType(lora)
+        run = replace(run, lora=LoraConfig(rank=3, targets=("*blocks.*",), base_dtype=narrow))
+    run = replace(run, optimizer=replace(run.optimizer, optimizer_cpu_offload=host))
+    run = replace(run, ddp=DdpConfig(dp_replicate_size=copies))
+    return replace(run, ddp=replace(run.ddp, sharding=Sharding.WEIGHTS)), run
 
 
-def built(config: RunConfig) -> ModelAndOptimizer:
+def built(config: RunConfig, load_base: LoadFrozen | None = None) -> ModelAndOptimizer:
+    lora = config.lora
     return build_model_and_optimizer(
-        config, process_groups(), fill=lambda model, _: randomise(model, seed=5)
+        config,
+        process_groups(),
+        fill=lambda model, _: randomise(model, seed=5),
+        adapters=chosen_adapters(config.model, lora) if lora.enabled else None,
+        load_base=load_base,
     )
 
 
 def saved(folder: Path, name: str, model: ModelAndOptimizer, config: RunConfig) -> Path:
     on_all_ranks(lambda: (folder / name).mkdir(parents=True, exist_ok=True))
-    progress = TrainProgress(step=3)
-    return save_checkpoint(folder / name, model, progress=progress, config=config, data=DATA)
+    adapters = model.adapters
+    run = None if adapters is None else AdapterRun(base=DRAWN, adapters=adapters).as_json()
+    saver = Saver(folder / name, config, adapters=run)
+    saver.begin(model, progress=TrainProgress(step=3), data=DATA)
+    done = saver.finish()
+    saver.close()
+    assert done is not None
+    return done.path
 
 
 def different(one: Path, other: Path) -> list[str]:
@@ -82,7 +120,7 @@ def different(one: Path, other: Path) -> list[str]:
     a, b = load_plain_tensors(str(one)), load_plain_tensors(str(other))
     assert a.keys() == b.keys(), a.keys() ^ b.keys()
     tensors = [name for name in a if torch.is_tensor(a[name])]
-    assert len(tensors) > 50
+    assert len(tensors) > 50, len(tensors)
     return [n for n in tensors if a[n].dtype != b[n].dtype or not torch.equal(a[n], b[n])]
 
 
@@ -90,23 +128,23 @@ def furthest(numbers: list[float], others: list[float]) -> float:
     return max(abs(a - b) / (abs(b) or 1) for a, b in zip(numbers, others, strict=True))
 
 
-def to_and_fro(folder: Path, precision: str, **model: Any) -> dict[str, Any]:
+def to_and_fro(folder: Path, name: str, **settings: Any) -> dict[str, Any]:
     """A checkpoint goes on as it is, and through a run of the other kind and back."""
-    shares, plain = configs(precision=Precision(precision), **model)
+    shares, plain = configs(**settings)
     one = built(shares)
     train(one, shares, 1, 3)
-    first = saved(folder, f"{precision}-shares", one, shares)
+    first = saved(folder, f"{name}-shares", one, shares)
     rest = train(one, shares, 4, 6)
     again = built(shares)
     load_checkpoint(first, again, config=shares)
     goes_on = train(again, shares, 4, 6) == rest
     other = built(plain)
     load_checkpoint(first, other, config=plain)
-    second = saved(folder, f"{precision}-plain", other, plain)
+    second = saved(folder, f"{name}-plain", other, plain)
     of_other = train(other, plain, 4, 6)
     back = built(shares)
     load_checkpoint(second, back, config=shares)
-    third = saved(folder, f"{precision}-back", back, shares)
+    third = saved(folder, f"{name}-back", back, shares)
     return {
         "goes_on": goes_on,
         "different": [*different(first, second), *different(second, third)],
@@ -120,16 +158,14 @@ def to_and_fro(folder: Path, precision: str, **model: Any) -> dict[str, Any]:
     }
 
 
-def on_other_ranks(folder: Path, precision: str, **model: Any) -> dict[str, Any]:
+def on_other_ranks(folder: Path, name: str, **settings: Any) -> dict[str, Any]:
     """What other ranks have saved (`to_and_fro`) is the same after a load and a save here."""
-    (first,) = (folder / f"{precision}-shares" / "checkpoints").glob("step_*")
+    (first,) = (folder / f"{name}-shares" / "checkpoints").glob("step_*")
     found = []
-    for name, config in zip(
-        ("shares", "plain"), configs(precision=Precision(precision), **model), strict=True
-    ):
+    for kind, config in zip(("shares", "plain"), configs(**settings), strict=True):
         one = built(config)
         load_checkpoint(first, one, config=config)
-        number = f"{precision}-{name}-{dist.get_world_size()}-{len(model)}"
+        number = f"{name}-{kind}-{dist.get_world_size()}-{len(settings)}"
         found += different(first, saved(folder, number, one, config))
     return {"different": found}
 
@@ -231,15 +267,10 @@ def passes_of_each_rank(_: Path) -> dict[str, Any]:
     return found
 
 
-def beside_the_other(
-    _: Path, precision: str = "fp32", fault: str = "", host: bool = False, **model: Any
-) -> Any:
-    """Losses and norms of two steps beside those of a sharded optimizer.
-
-    `host`: with weights in shares, the moments wait in host memory.
-    """
-    shares, plain = configs(precision=Precision(precision), **model)
-    shares = replace(shares, optimizer=replace(shares.optimizer, optimizer_cpu_offload=host))
+def beside_the_other(_: Path, fault: str = "", **settings: Any) -> Any:
+    """Losses and norms of two steps beside those of a sharded optimizer."""
+    shares, plain = configs(**settings)
+    plain = replace(plain, optimizer=replace(plain.optimizer, optimizer_cpu_offload=False))
     wrong: Any = nullcontext()
     if fault == "divided":
         wrong = patch.object(FSDPModule, "set_gradient_divide_factor")
@@ -359,12 +390,14 @@ def states_of(model: ModelAndOptimizer) -> list[torch.Tensor]:
     return [*model.chunks[0].parameters(), *model.ema.averages, *moments]
 
 
-def main(folder: Path, proofs: list[tuple[str, dict[str, Any]]]) -> None:
-    results = []
-    for name, settings in proofs:
+def main(known: Mapping[str, Any]) -> None:
+    """Makes the proofs of the command line, by their names in `known`."""
+    folder, results = Path(sys.argv[1]), []
+    for name, settings in json.loads(sys.argv[2]):
         sizes = {k: v for k, v in settings.items() if k in TENSOR}
-        start_processes(seed=1, model=tiny_run(**sizes).model)
-        results.append(globals()[name](folder, **settings))
+        copies = settings.get("copies", 1)
+        start_processes(seed=1, model=tiny_run(**sizes).model, dp_replicate_size=copies)
+        results.append(known[name](folder, **settings))
     if dist.get_rank() == 0:
         written = folder / f"results_{dist.get_world_size()}.json"
         written.write_text(json.dumps(results))
@@ -373,4 +406,4 @@ def main(folder: Path, proofs: list[tuple[str, dict[str, Any]]]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    main(globals())

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launching import ROOT, own_words, run
+from tests.launching import ROOT, run
+from tests.proofs import Proof, launch, results
 
 LAYOUTS = {
     2: ("fsdp", "dp2+fsdp+frozen+compiled", "cp2+fsdp", "dp2+fsdp+bf16", "dp2+fsdp+lora+drop"),
     3: ("dp3+fsdp+packs3",),
-    4: ("tp2+sp+dp2+fsdp", "dp4+hsdp2+fsdp", "pp2+dp2+fsdp", "tp2+cp2+fsdp+full"),
+    4: (
+        *("tp2+sp+dp2+fsdp", "dp4+hsdp2+fsdp", "pp2+dp2+fsdp", "tp2+cp2+fsdp+full"),
+        "tp2+sp+dp2+fsdp+lora+fp8base",
+    ),
 }
 TENSOR = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
-FP32, BF16 = {"precision": "fp32"}, {"precision": "bf16"}
-PROOFS: dict[str, tuple[int, str, dict[str, Any]]] = {
-    "three ranks": (3, "to_and_fro", FP32),
-    "bf16": (2, "to_and_fro", BF16),
-    "of three ranks on two": (2, "on_other_ranks", FP32),
-    "of three data ranks on two tensor ranks": (2, "on_other_ranks", FP32 | TENSOR),
+THREE, BF16 = {"name": "three"}, {"precision": "bf16"}
+ADAPTERS = {"name": "adapters", "lora": "float8_e4m3", "precision": "bf16"}
+WORKER = "tests/distributed/shares_worker.py"
+PROOFS: dict[str, Proof] = {
+    "copies": (4, "to_and_fro", {"name": "copies", "copies": 2}),
+    "three ranks": (3, "to_and_fro", THREE),
+    "adapters": (3, "to_and_fro", ADAPTERS),
+    "bf16": (2, "to_and_fro", {"name": "bf16", "host": True} | BF16),
+    "of three ranks on two": (2, "on_other_ranks", THREE),
+    "of three data ranks on two tensor ranks": (2, "on_other_ranks", THREE | TENSOR),
+    "of adapters on three ranks on two tensor ranks": (2, "on_other_ranks", ADAPTERS | TENSOR),
+    "of two copies on two ranks": (2, "on_other_ranks", {"name": "copies"}),
     "bytes": (2, "bytes_of_a_rank", {}),
     "not finite": (2, "not_finite_on_one_rank", {}),
     "held": (2, "held_gradient", {}),
@@ -61,26 +70,11 @@ def test_every_tensor_is_that_of_one_process(tmp_path, ranks):
 
 @pytest.fixture(scope="module")
 def found(once) -> dict[str, Any]:
-    """What each proof has found; three ranks come first, for two load what they save."""
-    folder, proofs = once("shares", _launch), {}
-    for ranks in (4, 3, 2):
-        names = [name for name, proof in PROOFS.items() if proof[0] == ranks]
-        results = json.loads((folder / f"results_{ranks}.json").read_text())
-        proofs |= dict(zip(names, results, strict=True))
-    return proofs
+    """What each proof has found."""
+    return results(once("shares", lambda folder: launch(folder, WORKER, PROOFS)), PROOFS)
 
 
-def _launch(folder: Path) -> None:
-    script = str(ROOT / "tests/distributed/shares_worker.py")
-    for ranks in (4, 3, 2):
-        proofs = [proof[1:] for proof in PROOFS.values() if proof[0] == ranks]
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        line = [sys.executable, *launcher, script, str(folder), json.dumps(proofs)]
-        done = run(line, timeout=400, env={"PYTHONPATH": str(ROOT)})
-        assert done.returncode == 0, done.stdout + own_words(done.stderr)
-
-
-@pytest.mark.parametrize("case", ["three ranks", "bf16"])
+@pytest.mark.parametrize("case", ["three ranks", "bf16", "copies", "adapters"])
 def test_a_checkpoint_goes_on_and_to_and_fro_bit_for_bit(found, case):
     proof = found[case]
     assert proof["goes_on"]
@@ -88,10 +82,11 @@ def test_a_checkpoint_goes_on_and_to_and_fro_bit_for_bit(found, case):
     assert not proof["different"]
     if case == "three ranks":
         assert proof["uneven"] == 8  # weights whose rows do not divide
+    if case != "bf16":  # see test_steps_are_those_of_a_sharded_optimizer
         assert proof["furthest"] <= 1e-5  # the other kind's next steps
 
 
-@pytest.mark.parametrize("case", [name for name in PROOFS if name.startswith("of three")])
+@pytest.mark.parametrize("case", [name for name in PROOFS if name.startswith("of ")])
 def test_a_checkpoint_is_the_same_on_other_ranks(found, case):
     assert not found[case]["different"]
 

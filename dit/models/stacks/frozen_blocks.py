@@ -4,10 +4,11 @@
 2. FrozenMatrix    the matrix of a linear, made for each product and kept by none
 3. frozen_product  x W^T, which asks for the matrix again on the way back
 4. round_blocks    the matrices of all layers to 8 bits, one after the other
-5. place_networks  networks to the device, but for blocks that wait (`model.blocks_to_swap`)
-6. BlockPrefetch      begins to copy the blocks whose turns come next
-7. WaitingBlock    the matrices of a block on the host, as one row of bytes
-8. Places          rows of bytes on the device, in which blocks take turns
+5. ByteRows        a matrix whose rows are bytes, each with its factor, so that ranks can share them
+6. place_networks  networks to the device, but for blocks that wait (`model.blocks_to_swap`)
+7. BlockPrefetch      begins to copy the blocks whose turns come next
+8. WaitingBlock    the matrices of a block on the host, as one row of bytes
+9. Places          rows of bytes on the device, in which blocks take turns
 
 A block is copied while the one before it, in the order of the pass, is computed. Which block lies
 where is no matter of correctness: a product whose block is not there waits for it.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -33,6 +35,8 @@ from dit.models.layers.adaptable import Adaptable
 from dit.models.stacks.offload import Arrival, PinnedRows, PlainCopies, copies_of
 
 ROUNDED = torch.float8_e4m3fn
+_FACTOR = torch.float8_e8m0fnu
+"""Powers of two alone (OCP Microscaling Formats 1.0, Sec. 5.4.1), which factors are."""
 _MANTISSA, _EXPONENT = 0.875, 9
 """The largest number of the format, 448, as `torch.frexp` has it."""
 _MOST_EXPONENT = 100
@@ -69,6 +73,32 @@ def restored(weight_OI: Tensor, factor_O: Tensor, dtype: torch.dtype) -> Tensor:
     return weight_OI.to(dtype).mul_(factor_O[:, None].to(dtype))
 
 
+@dataclass(frozen=True, slots=True)
+class ByteRows:
+    """A matrix in 8 bits whose rows are bytes: the numbers, and last the factor.
+
+    So ranks can share out its rows, as `dit.distributed.row_shares.PackedRows` says. `columns`
+    are the ranks that share the columns of the matrix; see `rounded`.
+    """
+
+    columns: dist.ProcessGroup | None = None
+
+    def shape(self, whole: torch.Size) -> torch.Size:
+        """That of the bytes of a matrix [O, I]."""
+        return torch.Size((whole[0], whole[1] + 1))
+
+    def pack(self, rows_OI: Tensor) -> Tensor:
+        """The bytes [O, I + 1] of rows of the matrix; all of `columns` call it."""
+        narrow_OI, factor_O = rounded(rows_OI, columns=self.columns)
+        bytes_O1 = factor_O.to(_FACTOR)[:, None].view(torch.uint8)
+        return torch.cat((narrow_OI.view(torch.uint8), bytes_O1), dim=1)
+
+    @staticmethod
+    def unpack(rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """The rows [O, I] in a type of the network; exact."""
+        return restored(rows[:, :-1].view(ROUNDED), rows[:, -1].view(_FACTOR), dtype)
+
+
 class FrozenMatrix:
     """What a linear multiplies with."""
 
@@ -100,6 +130,8 @@ class FrozenMatrix:
     def __call__(self) -> Tensor:
         """The matrix [O, I] on the device, in the type of the network."""
         weight = self.weight.detach() if self.fetched is None else self.fetched()
+        if weight.dtype is torch.uint8:
+            return ByteRows.unpack(weight, self.dtype)
         if self.factor_O is None:
             return weight
         return restored(weight, self.factor_O, self.dtype)
@@ -144,11 +176,22 @@ def round_blocks(network: Any, device: torch.device) -> None:
 
     All tensor ranks call it.
     """
+    for matrix, columns in _matrices(network):
+        matrix.round(device, columns=columns)
+
+
+def byte_rows(network: Any) -> Iterator[tuple[nn.Parameter, ByteRows]]:
+    """The matrices of all layers, which have no memory yet, and their rows as bytes."""
+    for matrix, columns in _matrices(network):
+        yield matrix.weight, ByteRows(columns)
+
+
+def _matrices(network: Any) -> Iterator[tuple[FrozenMatrix, dist.ProcessGroup | None]]:
+    """Of all layers, with the ranks that share their columns."""
     for layer in _layers(network):
         for one in _linears(layer):
             sharing = one.tensor_sharing()
-            columns = sharing.group if sharing.axis == 1 else None
-            freeze_matrix(one).round(device, columns=columns)
+            yield freeze_matrix(one), sharing.group if sharing.axis == 1 else None
 
 
 def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: int) -> None:

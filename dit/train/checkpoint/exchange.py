@@ -24,6 +24,7 @@ from torch import Tensor
 
 from dit.distributed.data_parallel import holdings, main_param_shards
 from dit.distributed.process_groups import broadcast, device
+from dit.distributed.row_shares import numbers_of, put_rows
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights
 from dit.train.checkpoint.shares import (
     Owner,
@@ -64,7 +65,9 @@ class _Route(NamedTuple):
 
 
 _TensorAt = Callable[[_Route], Tensor]
-"""The tensor at one end of a route."""
+"""The tensor, flat, at the source of a route."""
+_PutAt = Callable[[_Route, Tensor], object]
+"""Takes what has come to the target of a route."""
 _Bucket = Sequence[tuple[SharedWeight, str]]
 """Weights, each with the prefix of one of its tensors."""
 
@@ -137,7 +140,9 @@ class StateExchange:
                 if held.copy == self._copy_of(w.place.data)
             ],
             source=lambda route: self._own(route.of, route.prefix),
-            target=lambda route: whole[route.of, route.prefix].view(-1)[route.part],
+            put=lambda route, values: (
+                whole[route.of, route.prefix].view(-1)[route.part].copy_(values, non_blocking=True)
+            ),
         )
         return [w.stored(prefix, state) for (w, prefix), state in whole.items()]
 
@@ -208,7 +213,7 @@ class StateExchange:
             self._to_tensor_ranks(w, state)
             if not w.holdings:
                 self._to_data_ranks(w, state)
-                self._own(w, prefix).copy_(state.view(-1))
+                self._put(w, prefix, state.view(-1))
         self._exchange(
             [
                 _Route(w, prefix, held.part, source=w.place.data, target=held.rank)
@@ -216,11 +221,11 @@ class StateExchange:
                 for held in w.holdings
             ],
             source=lambda route: whole[route.of, route.prefix].view(-1)[route.part],
-            target=lambda route: self._own(route.of, route.prefix),
+            put=lambda route, values: self._put(route.of, route.prefix, values),
         )
 
-    def _exchange(self, routes: Sequence[_Route], *, source: _TensorAt, target: _TensorAt) -> None:
-        """Copies each part from its source to its target; all data ranks have the same routes."""
+    def _exchange(self, routes: Sequence[_Route], *, source: _TensorAt, put: _PutAt) -> None:
+        """Brings each part from its source to its target; all data ranks have the same routes."""
         me = self._me.data
         # In the order of the ranks, as the collective cuts its row. Sorting is stable, so that both
         # sides have the routes between them in one order.
@@ -228,7 +233,7 @@ class StateExchange:
         coming = sorted((r for r in routes if r.target == me != r.source), key=lambda r: r.source)
         for route in routes:
             if route.source == route.target == me:
-                target(route).copy_(source(route), non_blocking=True)
+                put(route, source(route))
         # All data ranks have the same routes: none of them waits alone in the collective.
         if all(route.source == route.target for route in routes):
             return
@@ -249,7 +254,7 @@ class StateExchange:
         for route, piece in zip(
             coming, received.split([route.numel for route in coming]), strict=True
         ):
-            target(route).copy_(piece, non_blocking=True)
+            put(route, piece)
 
     def _stores(self, w: SharedWeight) -> bool:
         """Whether this rank writes and reads the weight."""
@@ -270,8 +275,14 @@ class StateExchange:
     def _own(self, w: SharedWeight, prefix: str) -> Tensor:
         """The part of the state, or of the weight, that this rank has, flat."""
         if prefix == WEIGHT:
-            return w.weight.detach().view(-1)
+            return numbers_of(w.weight)
         return self._values[prefix][self._numbers[w.weight]].view(-1)
+
+    def _put(self, w: SharedWeight, prefix: str, values: Tensor) -> None:
+        if prefix == WEIGHT:
+            put_rows(w.weight, values)
+        else:
+            self._own(w, prefix).copy_(values, non_blocking=True)
 
     def _to_tensor_ranks(self, w: SharedWeight, tensor: Tensor) -> None:
         """Gives the whole of a tensor to the tensor ranks beside the one that has read it."""

@@ -17,7 +17,8 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from dit.distributed.data_parallel import Holding
-from dit.distributed.full_sharding import rows_of, stored_of
+from dit.distributed.full_sharding import stored_of
+from dit.distributed.row_shares import rows_of
 from dit.models.parameter_groups import Weight, own_name
 from dit.models.stacks.offload import PinnedRows
 

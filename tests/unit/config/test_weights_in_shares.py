@@ -19,7 +19,6 @@ REFUSED = {
     "blocks_to_swap": ["model.blocks_to_swap=1", "lora.rank=2"],
     "cpu_offloading_num_layers": ["model.cpu_offloading_num_layers=1"],
     "transformer_impl": ["model.transformer_impl=transformer_engine", "model.precision=bf16"],
-    "base_dtype": ["lora.rank=2", "lora.base_dtype=float8_e4m3"],
     "lora.dtype=bf16 below model.precision=fp32": ["lora.rank=2", "lora.dtype=bf16"],
     "exp_avg_dtype": ["optimizer.exp_avg_dtype=bf16"],
 }
@@ -39,6 +38,7 @@ def test_what_needs_whole_weights_is_refused_by_name(named):
         ["model.pipeline_model_parallel_size=2"],
         ["model.compile=true", "optimizer.optimizer_cpu_offload=true"],
         ["model.precision=bf16", "model.recompute_granularity=full", "lora.rank=2"],
+        ["lora.rank=2", "lora.base_dtype=float8_e4m3"],
     ],
 )
 def test_it_goes_with_the_other_ways_to_share_a_run(keys):

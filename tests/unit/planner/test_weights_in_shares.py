@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dit.config import (
+    BaseType,
     DatasetConfig,
     DdpConfig,
     EmaConfig,
@@ -91,6 +92,26 @@ def test_a_frozen_base_lies_in_shares_of_its_own_type() -> None:
     # Adapters are float32, the base is not.
     assert base.weights == (whole.weights + 2 * trained_count(runs[0])) // 8
     assert base.gathered < 0.2 * whole.weights
+
+
+def test_a_base_in_8_bits_is_cut_and_sent_as_bytes() -> None:
+    """Each row of a matrix is its numbers and one byte, its factor; nothing else is rounded."""
+    lora = LoraConfig(rank=32)
+    plain, narrow = (
+        run(named_model("wan2.1_t2v_14b"), lora=replace(lora, base_dtype=base))
+        for base in (None, BaseType.FLOAT8_E4M3)
+    )
+    matrices = [p.shape for p in pairs(plain.model) if p.layer is not None and len(p.shape) == 2]
+    matrices = [shape for shape in matrices if shape[0] > 6]  # not what shifts and scales
+    saved = sum(rows * columns - rows for rows, columns in matrices)
+    base, less = (memory(one, world_size=8) for one in (plain, narrow))
+    assert base.weights - less.weights == pytest.approx(saved / 8, abs=1)
+    sent, fewer = (pack_traffic(one, shards=8) for one in (plain, narrow))
+    for name in ("forward", "backward"):
+        assert getattr(sent, name) - getattr(fewer, name) == saved * 7 / 8
+    assert fewer.gradients == sent.gradients
+    # Two layers are gathered, and a part of the next is on its way.
+    assert base.gathered - less.gathered == pytest.approx((2 + 2 / 8) * saved / 40, abs=1)
 
 
 @pytest.mark.parametrize(("summed", "number"), [(True, 4), (False, 2)])
