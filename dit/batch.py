@@ -130,6 +130,8 @@ class PackedBatch:
     # Noise level (t of flow matching) of clean tokens. Where there are any, or some may be drawn, N
     # rows of it follow the N rows of the samples' levels
     clean_level: float | None = None
+    # Rows of levels behind these, which generation tells of pictures at frames of a video
+    more_levels: int = 0
     starts: tuple[int, ...]  # N + 1 offsets of the samples in T, each a multiple of sample_multiple
     keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none
     captions: tuple[str, ...] = ()  # of the N samples, where they are known; for people alone
@@ -148,8 +150,8 @@ class PackedBatch:
 
     @property
     def num_levels(self) -> int:
-        """M: one row for each sample, and another one where tokens may be clean."""
-        return self.num_samples * (1 if self.clean_level is None else 2)
+        """M: one row for each sample, another one where tokens may be clean, and further ones."""
+        return self.num_samples * (1 if self.clean_level is None else 2) + self.more_levels
 
     @property
     def text_LE(self) -> Tensor:  # noqa: N802  # names of tensors end in their axes

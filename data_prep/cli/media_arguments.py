@@ -98,10 +98,10 @@ class InputOptions:
     paths, of the same sizes, with any file ending. White counts fully, black not at all; a file
     without a mask counts fully. (--dataset_config: mask_path)"""
     control_dir: tuple[Path, ...] | None = option(None, metavar="DIR")
-    """Control pictures for editing models: each file of --image_dir and --video_dir before the edit
-    that its caption asks for, at the same relative path, with any file ending. Repeat it for a
-    second picture of each. A file without its picture is refused. (--dataset_config: control_path;
-    or a column control_path of a table of captions)"""
+    """Controls for editing models: each file of --image_dir and --video_dir before the edit that
+    its caption asks for, at the same relative path, with any file ending: a picture, or a video of
+    a video. Repeat it for a second one of each. A file without its control is refused.
+    (--dataset_config: control_path; or a column control_path of a table of captions)"""
     max_items: Positive | None = option(None, "--max_images", "--max_videos", metavar="N")
     """Pack only the first N files of the listing. (default: all)"""
 

@@ -19,7 +19,13 @@ from typing import Any, Self
 import torch
 
 from data_prep.inspect.duplicates import Looks, looks_of
-from data_prep.inspect.html_pages import Thumbnail, frames_shown, seconds_of, thumbnail
+from data_prep.inspect.html_pages import (
+    Thumbnail,
+    frames_shown,
+    seconds_of,
+    thumbnail,
+    with_controls,
+)
 from data_prep.media.clips import Clip, Entry, Source
 from data_prep.media.images import to_levels
 from data_prep.refusals import Reason, RefusedError
@@ -152,7 +158,8 @@ class BlockWorker:
 
     def _decoded(self, clip: Clip) -> DecodedSample:
         frames = clip.video_CFHW.shape[1]
-        shown_FHW3 = to_levels(clip.video_CFHW[:, frames_shown(frames)])
+        controls = map(to_levels, clip.references)
+        shown_FHW3 = with_controls(to_levels(clip.video_CFHW[:, frames_shown(frames)]), controls)
         seconds = seconds_of(frames, clip.fps)
         return DecodedSample(
             # [F, H, W], the first frame and the last, in grey
@@ -177,9 +184,9 @@ class BlockWorker:
     def _packed(self, entry: Entry, clip: Clip, tensors: dict[str, torch.Tensor]) -> EncodedSample:
         """A sample as its shard holds it; `tensors` are the codec's, with `latent` [C, F, H, W]."""
         latent_CFHW, origins = tensors["latent"], dict[str, str]()
-        for number, picture_C1HW in enumerate(clip.references):
+        for number, reference_CFHW in enumerate(clip.references):
             name = f"reference_latent_{number}"
-            tensors = {**tensors, name: self.codec.encode(picture_C1HW)}
+            tensors = {**tensors, name: self.codec.encode(reference_CFHW)}
             origins[name] = entry.references[number].name
         for name, tensor in tensors.items():
             if not torch.isfinite(tensor).all():

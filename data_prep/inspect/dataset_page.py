@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from data_prep.inspect.html_pages import (
     seconds_of,
     side_for,
     thumbnail,
+    with_controls,
     write_html,
 )
 from data_prep.inspect.read_shards import InspectedSample, ShardReport, read_samples
@@ -145,6 +146,11 @@ def _refused(folder: Path) -> Iterator[Row]:
         }
 
 
+def reference_names(tensors: Iterable[str]) -> list[str]:
+    """Names of the latents of control pictures and videos, in their order."""
+    return sorted(name for name in tensors if name.startswith("reference_latent_"))
+
+
 def _pictures(
     folder: Path,
     report: ShardReport,
@@ -157,11 +163,12 @@ def _pictures(
     if report.problems:
         return
     for _, key, files in read_samples(folder / report.name):
-        latent_CFHW = safetensors.torch.load(files["safetensors"])["latent"]
-        frames_FHW3 = codec.decode(latent_CFHW).numpy()
+        tensors = safetensors.torch.load(files["safetensors"])
+        frames_FHW3 = codec.decode(tensors["latent"]).numpy()
         count = len(frames_FHW3)
         seconds = seconds_of(count, parse_json(files["json"]).get("fps"))
-        shown_FHW3 = frames_FHW3[frames_shown(count)]
+        controls = [codec.decode(tensors[name]).numpy() for name in reference_names(tensors)]
+        shown_FHW3 = with_controls(frames_FHW3[frames_shown(count)], controls)
         found = room.take(thumbnail(shown_FHW3, side=side, seconds=seconds))
         if found is None:
             return

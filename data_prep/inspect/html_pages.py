@@ -101,6 +101,17 @@ def frames_shown(count: int) -> np.ndarray:
     return np.linspace(0, count - 1, min(count, _FRAMES)).round().astype(int)
 
 
+def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.ndarray:
+    """Frames of a sample, with its control pictures and videos [F, H, W, 3] at their left.
+
+    Those of another height are left out.
+    """
+    frames, height = shown_FHW3.shape[:2]
+    of_same = (one[frames_shown(len(one))] for one in controls if one.shape[1] == height)
+    parts = [np.broadcast_to(x, (frames, *x.shape[1:])) for x in of_same if len(x) in (1, frames)]
+    return np.concatenate([*parts, shown_FHW3], axis=2)
+
+
 def thumbnail(frames_FHW3: np.ndarray, *, side: int, seconds: float) -> Thumbnail:
     """Of the frames that are shown, uint8; a clip takes `seconds`.
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from PIL import Image
 from torch import Tensor
@@ -27,14 +27,35 @@ class PlannedMask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedReference:
-    """A control picture of a sample, as it is encoded."""
+    """A control picture or video of a sample, as it is encoded."""
 
     name: str  # relative path, for people
-    folder: int  # number of the folder of control pictures; -1: that of the media
+    folder: int  # number of the folder of controls; -1: that of the media
     where: str  # path in it, or argument of the `open` of the input
     stamp: str  # changes when the file changes
     resized: tuple[int, int]  # width, height before the crop
     size: tuple[int, int]  # width, height that is encoded
+    of_file: tuple[int, int] | None = None  # width, height of a video in its file, upright
+    keep: tuple[int, ...] = ()  # of a video, as in Entry; empty for a picture
+    tick: str = ""
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def frames(self) -> int:
+        """Frames that are encoded."""
+        return max(1, len(self.keep))
+
+    def written(self) -> dict[str, Any]:
+        """Its fields for a plan, without those that have their default value."""
+        defaults = {f.name: f.default for f in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Self:
+        """The inverse of `written`."""
+        values: dict[str, Any] = {}
+        values |= {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +88,7 @@ class Entry:
     numbers: tuple[int, ...] = ()  # of the frames kept, where decoded frames have no times
     kept_fps: float | None = None  # of the frames kept
     mask: PlannedMask | None = None  # of the loss
-    references: tuple[PlannedReference, ...] = ()  # control pictures of an edit
+    references: tuple[PlannedReference, ...] = ()  # control pictures or videos of an edit
     tokens: int = 0
     repeats: int = 1  # copies of it in the shards
     notes: tuple[str, ...] = ()
@@ -89,7 +110,7 @@ class Entry:
         if self.mask is not None:
             given["mask"] = asdict(self.mask)
         if self.references:
-            given["references"] = [asdict(one) for one in self.references]
+            given["references"] = [one.written() for one in self.references]
         return json.dumps(given, separators=(",", ":")) + "\n"
 
     @classmethod
@@ -102,10 +123,7 @@ class Entry:
             mask = given["mask"]
             lists = {name: tuple(mask[name]) for name in ("keep", "numbers")}
             given["mask"] = PlannedMask(**mask | lists)
-        given["references"] = tuple(
-            PlannedReference(**one | {name: tuple(one[name]) for name in ("resized", "size")})
-            for one in given.get("references", ())
-        )
+        given["references"] = tuple(map(PlannedReference.read, given.get("references", ())))
         return cls(**given)
 
 
@@ -119,8 +137,9 @@ class Clip:
     original_width: int
     fps: float | None = None  # frames per second; None for a picture
     loss_mask_1FHW: Tensor | None = None  # weight of each cell of its latent, in [0, 1]
-    references: tuple[Tensor, ...] = ()  # [C, 1, H, W] as `video_CFHW`: pictures that are edited
-    originals: tuple[Image.Image, ...] = ()  # the same, RGB, before they are scaled and cropped
+    references: tuple[Tensor, ...] = ()  # [C, F, H, W] as `video_CFHW`: what is edited
+    # Their first frames, RGB, before they are scaled and cropped
+    originals: tuple[Image.Image, ...] = ()
     notes: tuple[str, ...] = ()  # the summary counts them; for example the origin of the caption
 
 

@@ -14,7 +14,15 @@ from urllib.parse import quote
 
 from data_prep.engine.block_worker import DecodedSample
 from data_prep.inspect.duplicates import ComparedBy, Duplicates
-from data_prep.inspect.html_pages import Row, Thumbnail, html_table, side_for, thumbnail, write_html
+from data_prep.inspect.html_pages import (
+    Row,
+    Thumbnail,
+    html_table,
+    side_for,
+    thumbnail,
+    with_controls,
+    write_html,
+)
 from data_prep.media.clips import Entry, Source
 from data_prep.media.images import to_levels
 from data_prep.planning.plan import PackingPlan
@@ -97,9 +105,15 @@ def _thumbnails(
     for number, entry in enumerate(plan.entries):
         if number % math.ceil(plan.total / _PICTURES) == 0 and not entry.refused:
             with suppress(RefusedError):  # only the header was read, and packing will say why
-                clip = source.read(replace(entry, keep=entry.keep[:1]))
-                first_1HW3 = to_levels(clip.video_CFHW[:, :1])
+                clip = source.read(_of_first_frame(entry))
+                controls = map(to_levels, clip.references)
+                first_1HW3 = with_controls(to_levels(clip.video_CFHW[:, :1]), controls)
                 yield number, thumbnail(first_1HW3, side=side_for(_PICTURES), seconds=0)
+
+
+def _of_first_frame(entry: Entry) -> Entry:
+    controls = tuple(replace(one, keep=one.keep[:1]) for one in entry.references)
+    return replace(entry, keep=entry.keep[:1], references=controls)
 
 
 def _about_pictures(rows: Sequence[Row], *, quick: bool) -> str:

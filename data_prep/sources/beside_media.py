@@ -1,8 +1,8 @@
 """What lies beside media, in folders of its own, under the names of the media.
 
-1. Control pictures of edit pairs: what a picture was before the edit that its caption asks for. A
+1. Controls of edit pairs: what a picture or video was before the edit that its caption asks for. A
    table may name them instead, in a column `control_path`, as in datasets of diffusion-pipe. Each
-   becomes a reference latent of its sample
+   becomes a reference latent of its sample; a video has the frames that its sample has
 2. Masks of the loss, pictures or videos: white counts fully, black not at all, grey in between.
    They are scaled and cropped like their medium, then averaged over the cells of its latent, so
    that a cell has the mean of its pixels
@@ -12,10 +12,12 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
-from typing import BinaryIO, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ from data_prep.media.images import open_image, probe_image, to_8_bits, to_rgb
 from data_prep.media.resizing import Buckets, Fit, Placement, ResizeMode
 from data_prep.media.videos import Timeline, VideoDecoder, timeline
 from data_prep.refusals import Reason, RefusedError
-from data_prep.sources.listing import BOTH, IMAGES, media_kind_of, name_of, stamp_of
+from data_prep.sources.listing import BOTH, media_kind_of, name_of, stamp_of
 from dit.codecs.rgb import ReferenceFit, is_transparent
 
 FOLDER = -1
@@ -66,45 +68,53 @@ class ReferenceRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlFolder:
-    """A folder of control pictures at the relative paths of their media, whatever the endings."""
+    """A folder of controls at the relative paths of their media, whatever the endings.
+
+    They are pictures, or videos beside videos.
+    """
 
     root: Path
     option: str = "--control_dir"
-    what: ClassVar[str] = "control picture"
-    kinds: ClassVar[frozenset[str]] = IMAGES
+    what: ClassVar[str] = "control picture or video"
+    kinds: ClassVar[frozenset[str]] = BOTH
 
     def picture(self, path: str | None, source: str) -> ControlPicture:
-        """The picture at `path`, which belongs to the medium `source`.
+        """The picture or video at `path`, which belongs to the medium `source`.
 
         Raises:
             RefusedError: there is none.
         """
         if path is None:
-            named = f"{self.root.name}/{name_of(source)} with the ending of a picture"
+            kind = "picture or video" if media_kind_of(source) == "video" else "picture"
+            named = f"{self.root.name}/{name_of(source)} with the ending of a {kind}"
             raise RefusedError(Reason.NO_REFERENCE, f"there is no {named} ({self.option})")
         return ControlPicture(path, path, stamp_of(self.root / path))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundReference:
-    """A control picture whose size is known."""
+    """A control picture or video whose size is known."""
 
     folder: int
     picture: ControlPicture
     size: tuple[int, int]  # width, height, upright
     has_alpha: bool
+    line: Timeline | None = None  # of a video
 
-    def planned(self, rule: ReferenceRule, target: tuple[int, int]) -> PlannedReference:
-        """How it is encoded beside a target of this size.
+    def planned(
+        self, rule: ReferenceRule, target: tuple[int, int], clip: Timeline | None, kept: KeptFrames
+    ) -> PlannedReference:
+        """How it is encoded beside a target of this size, which keeps the frames `kept` of `clip`.
 
         Raises:
-            RefusedError: it is smaller than a patch.
+            RefusedError: it is smaller than a patch, or a video that does not go with the target.
         """
         try:
             place = rule.place(self.size, target)
+            keep = () if self.line is None else self._same_frames(self.line, clip, kept)
         except RefusedError as error:
             raise _refused(Reason.BAD_REFERENCE, self.picture.name, error) from error
-        return PlannedReference(
+        planned = PlannedReference(
             name=self.picture.name,
             folder=self.folder,
             where=self.picture.where,
@@ -112,48 +122,107 @@ class FoundReference:
             resized=place.resized,
             size=place.size,
         )
+        if self.line is None:
+            return planned
+        return replace(
+            planned,
+            of_file=self.size,
+            keep=keep,
+            tick=str(self.line.tick),
+            numbers=self.line.numbers_of(keep) if self.line.by_number else (),
+        )
+
+    def _same_frames(
+        self, own: Timeline, clip: Timeline | None, kept: KeptFrames
+    ) -> tuple[int, ...]:
+        """Its frames at the times of those that the clip keeps, or of the same numbers.
+
+        Numbers count where both have as many frames.
+
+        Raises:
+            RefusedError: it ends before the clip does, or belongs to a picture.
+        """
+        if clip is None:
+            raise RefusedError(Reason.BAD_REFERENCE, "it is a video, and its sample a picture")
+        if len(own.shown) == len(clip.shown):
+            return tuple(own.shown[number] for number in clip.numbers_of(kept.shown))
+        seconds = [(at - clip.shown[0]) * clip.tick for at in kept.shown]
+        if float(seconds[-1]) >= own.duration:
+            raise RefusedError(
+                Reason.TOO_SHORT,
+                f"it ends after {own.duration:.2f} s, and its sample has a frame at"
+                f" {float(seconds[-1]):.2f} s; give both the same length",
+            )
+        # Half a tick more, because the container may have rounded times up.
+        times = (own.shown[0] + at / own.tick + Fraction(1, 2) for at in seconds)
+        return tuple(own.shown[bisect.bisect_right(own.shown, at) - 1] for at in times)
 
 
 def find_reference(
     folder: int, picture: ControlPicture, open_file: Callable[[str], Path | BinaryIO]
 ) -> FoundReference:
-    """The picture with its size, from its header.
+    """The picture with its size, from its header, or the video with the times of its frames.
 
     Raises:
-        RefusedError: it is not there, or no picture that can be read.
+        RefusedError: it is not there, or neither can be read.
     """
     if not picture.stamp:
         raise RefusedError(Reason.NO_REFERENCE, f"there is no {picture.name}")
+    found: dict[str, Any] = {"folder": folder, "picture": picture}
     try:
-        size, _, has_alpha = probe_image(open_file(picture.where))
-        return FoundReference(folder=folder, picture=picture, size=size, has_alpha=has_alpha)
+        file = open_file(picture.where)
+        if media_kind_of(picture.name) == "video":
+            line = timeline(file)
+            size, has_alpha = (line.width, line.height), line.has_alpha
+            return FoundReference(**found, size=size, has_alpha=has_alpha, line=line)
+        size, _, has_alpha = probe_image(file)
+        return FoundReference(**found, size=size, has_alpha=has_alpha)
     except RefusedError as error:
         raise _refused(Reason.BAD_REFERENCE, picture.name, error) from error
 
 
 class ReadReference(NamedTuple):
-    """A control picture, RGB."""
+    """A control picture or video, RGB."""
 
-    placed: Image.Image  # as it is encoded
-    original: Image.Image  # upright, before it is scaled and cropped
+    placed: list[Image.Image]  # its frames as they are encoded
+    original: Image.Image  # the first one, upright, before it is scaled and cropped
     is_transparent: bool  # in its file
 
 
 def read_reference(
-    planned: PlannedReference, file: Path | BinaryIO, mode: ResizeMode, background: str
+    planned: PlannedReference,
+    file: Path | BinaryIO,
+    mode: ResizeMode,
+    background: str,
+    decoder: VideoDecoder,
 ) -> ReadReference:
-    """The picture, on `background` where it is transparent.
+    """The picture or video, on `background` where it is transparent.
 
     Raises:
         RefusedError: it cannot be decoded.
     """
+    place, placed, first, is_clear = Placement(planned.resized, planned.size), [], None, False
     try:
-        found = open_image(file)
-        original = to_rgb(found, background)
+        for found in _frames_of(planned, file, decoder):
+            original = to_rgb(found, background)
+            first = original if first is None else first
+            placed.append(place.apply(original, mode.filter))
+            is_clear |= is_transparent(found)
     except RefusedError as error:
         raise _refused(Reason.BAD_REFERENCE, planned.name, error) from error
-    placed = Placement(planned.resized, planned.size).apply(original, mode.filter)
-    return ReadReference(placed, original, is_transparent(found))
+    assert first is not None, "a control has frames"
+    return ReadReference(placed, first, is_clear)
+
+
+def _frames_of(
+    planned: PlannedReference, file: Path | BinaryIO, decoder: VideoDecoder
+) -> Iterator[Image.Image]:
+    if planned.of_file is None:
+        return iter([open_image(file)])
+    width, height = planned.of_file
+    shown = {"keep": planned.keep, "tick": planned.tick, "numbers": planned.numbers}
+    entry = Entry(key="", source=planned.name, width=width, height=height, **shown)
+    return decoder.frames(file, entry)
 
 
 class CellSize(NamedTuple):

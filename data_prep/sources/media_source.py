@@ -192,14 +192,14 @@ class MediaSource:
                 tokens = self.grid.tokens(*place.size, max(1, len(window.shown)))
                 for caption, shown in zip(captions, pictures, strict=True):
                     rule = self.reference_rule
-                    references = tuple(one.planned(rule, place.size) for one in shown)
+                    references = tuple(one.planned(rule, place.size, line, window) for one in shown)
                     notes = [f"caption from {caption.origin}"]
                     notes += ["scaled or cropped"] * (place.size != size)
                     is_clear = has_alpha or any(one.has_alpha for one in shown)
                     notes += [self.on_background] * is_clear
                     notes += (*flaws, *_notes_of(line, window))
                     notes += ["loss mask" if found else "no loss mask of its name"] * bool(masks)
-                    notes += [f"{len(shown)} control pictures"] * bool(shown)
+                    notes += _notes_of_controls(shown)
                     yield replace(
                         probed,
                         caption=given.caption_prefix + caption.text,
@@ -212,7 +212,8 @@ class MediaSource:
                         kept_fps=window.fps,
                         mask=found.planned(line, window) if found else None,
                         references=references,
-                        tokens=tokens + sum(self.grid.tokens(*one.size, 1) for one in references),
+                        tokens=tokens
+                        + sum(self.grid.tokens(*one.size, one.frames) for one in references),
                         notes=tuple(notes),
                     )
 
@@ -239,7 +240,9 @@ class MediaSource:
         video_CFHW, notes = self._pixels(given.collection.open(entry.where), entry, place)
         cell = CellSize(side=self.grid.spatial, frames=self.grid.temporal)
         shown = [
-            read_reference(one, _file_of(given, one), self.resize_mode, self.background)
+            read_reference(
+                one, _file_of(given, one), self.resize_mode, self.background, self.decoder
+            )
             for one in entry.references
         ]
         notes += [self.on_background] * any(one.is_transparent for one in shown)
@@ -250,7 +253,10 @@ class MediaSource:
             original_width=entry.width,
             fps=entry.kept_fps,
             loss_mask_1FHW=masks and masks.read(entry, place, cell, self.decoder),
-            references=tuple(to_video(one.placed, colours=self.colours) for one in shown),
+            references=tuple(
+                torch.cat([to_video(frame, colours=self.colours) for frame in one.placed], dim=1)
+                for one in shown
+            ),
             originals=tuple(one.original for one in shown) if self.keeps_originals else (),
             notes=tuple(dict.fromkeys(notes)),
         )
@@ -317,6 +323,13 @@ def _notes_of(line: Timeline | None, window: KeptFrames) -> Iterator[str]:
         yield _EVEN_CLOCK if window.is_resampled else _MEAN_RATE
     elif window.is_resampled and line.fps < 0.9 * (window.fps or 0):
         yield _REPEATED
+
+
+def _notes_of_controls(shown: Sequence[FoundReference]) -> list[str]:
+    """How many control pictures, and how many videos, a sample has."""
+    videos = sum(one.line is not None for one in shown)
+    counts = {"pictures": len(shown) - videos, "videos": videos}
+    return [f"{count} control {what}" for what, count in counts.items() if count]
 
 
 def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list[Caption]:

@@ -108,13 +108,13 @@ def _family(content: Mapping[str, Any], place: object) -> Family:
     return family_named(name)
 
 
-def untold_fields(content: Mapping[str, Any], place: object) -> tuple[str, ...]:
-    """Fields of `model` that the config.json of published weights does not tell.
+def tellable_fields(content: Mapping[str, Any], place: object) -> tuple[str, ...]:
+    """Fields of `model` that a user may tell of the config.json of published weights.
 
     Raises:
         ConvertError: it is of a class that is not known.
     """
-    return diffusers_form(_family(content, place).default()).keys.untold
+    return diffusers_form(_family(content, place).default()).keys.tellable
 
 
 def _check_told(form: DiffusersForm, settings: Mapping[str, Any], place: object) -> None:

@@ -22,7 +22,7 @@ from dit.convert.diffusers_config import (
     Unsaid,
     model_config,
     objective_config,
-    untold_fields,
+    tellable_fields,
 )
 from dit.convert.errors import ConvertError, listed
 from dit.convert.megatron_checkpoint import write_file, write_index
@@ -119,7 +119,7 @@ def _given_fields(
     """
     of_model = [word for word in words if word.startswith("model.")]
     given = dict(word.removeprefix("model.").split("=", 1) for word in of_model if "=" in word)
-    known = untold_fields(source.config, source.path / CONFIG) if of_model else ()
+    known = tellable_fields(source.config, source.path / CONFIG) if of_model else ()
     if wrong := [word for word in of_model if word[6:].partition("=")[0] not in known]:
         can = " or ".join(f"model.{key}=..." for key in known) or "no key of model"
         raise ConvertError(
@@ -132,7 +132,7 @@ def _given_fields(
 def _check_given(given: Mapping[str, str], model: ModelConfig, source: DiffusersFolder) -> None:
     """Raises ConvertError where the folder tells another value."""
     for key, value in given.items():
-        if (told := getattr(model, key)) != value:
+        if str(told := getattr(model, key)) != value:
             raise ConvertError(
                 f"model.{key}={value}, and {source.path} is of {source.pipeline or 'an export'}"
                 f" with {told}; leave it out"

@@ -123,6 +123,8 @@ class OwnKey:
     read: Callable[[Any], Any] = lambda value: value
     default: Any = ...
     """Of exports that lack it; by default there are none."""
+    may_be_told: bool = False
+    """Whether a user may say another value than that of published weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,13 +182,18 @@ class ConfigKeys:
         """Fields that a file which we did not write does not tell."""
         return tuple(one.field for one in self.kept if one.published is None)
 
+    @property
+    def tellable(self) -> tuple[str, ...]:
+        """Those and others that a user may tell of such a file."""
+        return tuple(one.field for one in self.kept if one.published is None or one.may_be_told)
+
     def told(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of them that a user has given.
+        """Those of `tellable` that a user has given.
 
         Raises:
             ValueError: a value is none of ours.
         """
-        reads = {one.field: one.read for one in self.kept if one.published is None}
+        reads = {one.field: one.read for one in self.kept if one.field in self.tellable}
         values = {key: given.get(key) for key in reads}
         return {key: reads[key](value) for key, value in values.items() if value is not None}
 

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dit.config import ModelConfig, Precision
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dit.batch import Grid
     from dit.models.diffusers_form import DiffusersForm
     from dit.models.layer_spec import NetworkCost
     from dit.models.positions import PositionRule
@@ -113,6 +116,29 @@ def grid_positions(_: ModelConfig) -> PositionRule:
     return resolve_name("dit.models.positions:GridPositions")()
 
 
+class ConditionPositions(Protocol):
+    """Where the tokens of a picture or clip stand that a video shows from a frame on."""
+
+    def __call__(self, grid: Grid, *, frame: int, fps: float) -> Tensor:
+        """[tokens, axes] float32; `frame` is one of pixels, `fps` NaN where it is unknown."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConditionRules:
+    """How a network that was taught so is given pictures and clips at any frame of a video."""
+
+    positions: ConditionPositions
+    temporal_stride: int
+    """Pixel frames of a latent frame."""
+    prefix_frames: int
+    """Latent frames of a clip at a later frame that become tokens of their own."""
+
+    def whole_frames(self, frames: int) -> int:
+        """Pixel frames of the longest clip of whole latent frames: stride * n + 1."""
+        return (frames - 1) // self.temporal_stride * self.temporal_stride + 1
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConventions:
     """What an objective must know of a family's networks."""
@@ -169,6 +195,8 @@ class Family:
     """Imports the rule by which tokens have positions, of a configuration."""
     weights: WeightRules
     objective: ObjectiveConventions
+    conditions: Callable[[Any], ConditionRules | None] = lambda _: None
+    """How generation is given pictures at any frame, of a configuration; None: at none."""
     guidance: Callable[[Any], float | None] = lambda _: None
     """The usual `objective.guidance` of a configuration; None: it has no guidance embedding."""
     tells_step_end: Callable[[Any], bool] = lambda _: False

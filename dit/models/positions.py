@@ -178,23 +178,30 @@ class PixelPositions:
     def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
         return self.corners(grids, fps=fps) / torch.tensor(_LARGEST)
 
-    def corners(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
-        """The same in seconds and pixels: Diffusers' `video_coords`, transposed."""
+    def of_condition(self, grid: Grid, *, frame: int, fps: float) -> Tensor:
+        """Of a picture or clip that begins at a pixel frame of the video."""
+        return self.corners((grid,), fps=fps, frame=frame) / torch.tensor(_LARGEST)
+
+    def corners(self, grids: tuple[Grid, ...], *, fps: float, frame: int = 0) -> Tensor:
+        """The same in seconds and pixels: Diffusers' `video_coords`, transposed.
+
+        `frame` is the pixel frame at which causal ones begin.
+        """
         rate, (step, side) = _USUAL_RATE if math.isnan(fps) else fps, self.patch
         parts = []
         for grid in grids:
             index, rows, columns = (torch.arange(size, dtype=torch.float32) for size in grid)
             if self.causal:
-                first = (index * step * _CELL[0] + 1 - _CELL[0]).clamp(min=0)
+                first = (index * step * CELL[0] + 1 - CELL[0]).clamp(min=0) + frame
                 seconds = first * (1 / rate)
             else:
-                seconds = index * (_CELL[0] / rate) * step
-            pixels = _CELL[1] * side
+                seconds = index * (CELL[0] / rate) * step
+            pixels = CELL[1] * side
             parts.append(torch.cartesian_prod(seconds, rows * pixels, columns * pixels))
         return torch.cat(parts)
 
 
-_CELL = (8, 32)
+CELL = (8, 32)
 """Pixel frames, and rows or columns of pixels, of a latent cell of LTX-Video."""
 _LARGEST = (20.0, 2048.0, 2048.0)
 """Seconds, rows and columns of pixels."""

@@ -11,6 +11,7 @@ ode_solvers      noise -> latents: Euler, Heun, DPM-Solver++, UniPC; classifier-
 guiders          guiders of Diffusers' pipelines in the place of that guidance
 media_files      decoded pictures -> PNG and MP4 files, and their list samples.json
 grid             decoded pictures -> one overview picture, a row for each prompt
+conditions/      pictures and clips that a video shows at frames of its own
 commands/        the programs that recipes/ start
 validation/      samples and their quality at each validation of a training run
 """

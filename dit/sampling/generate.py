@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,14 @@ from dit.objectives.registry import sampling_path
 from dit.objectives.training_target import with_clean_level, with_given_tokens
 from dit.pack_wire import pack_to
 from dit.progress import Track, no_progress
+from dit.sampling.conditions.tokens import (
+    Condition,
+    ConditionedSteps,
+    ConditionTokens,
+    layout_with_room,
+    own_latents,
+    placed,
+)
 from dit.sampling.guiders import Guiders, guided_by
 from dit.sampling.ode_solvers import (
     Guidance,
@@ -54,6 +63,7 @@ class Request:
     latent_FHW: tuple[int, int, int]  # size in latent cells
     fps: float  # NaN for a picture
     seed: int  # of its noise; neighbours and layout do not matter
+    conditions: tuple[Condition, ...] = ()  # pictures and clips that it shows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +78,8 @@ class SamplingSettings:
     """Lowest and highest noise level (sigma of EDM, t of flow matching) with guidance."""
     guidance_rescale: float = 0.0
     """0 to 1: part of the way back to the deviation that the prediction has without guidance."""
+    condition_noise: float = 0.0
+    """What conditions of strength 1 get of noise at each step, times the square of the level."""
     guiders: Guiders | None = None
     """Of a pipeline of Diffusers (`guiders.open_guiders`), in the place of the last three."""
 
@@ -101,33 +113,38 @@ def generate_latents(
 
     Raises:
         ValueError: a request lacks an input that the network needs, or does not divide into
-            patches, or was distilled to other steps than those of the sampler.
+            patches, or was distilled to other steps than those of the sampler, or has conditions
+            that the network or the sampler does not take.
     """
     _check_sampler(config, settings)
-    layout = PatchLayout.of(config)
+    _check_conditions(requests, config, settings)
     samples = check_requests(requests, config)
+    layout = layout_with_room(config, [one.conditions for one in requests])
     lengths = [SampleSize.of(sample, layout).tokens for sample in samples]
     # A sample that is longer than the packs of training has a pack of its own.
     capacity = max([config.dataset.task_encoder_seq_length, *lengths])
     latents: dict[int, Tensor] = {}
-    packs = best_fit_decreasing(lengths, capacity=capacity)
-    with track("sampling steps", len(packs) * settings.num_steps, 0) as advance:
+    groups = best_fit_decreasing(lengths, capacity=capacity)
+    with track("sampling steps", len(groups) * settings.num_steps, 0) as advance:
 
         def after_step(predicted: Callable[[], list[Tensor]]) -> None:
             advance(1)
             if watch is not None:
                 watch(predicted())
 
-        for members in packs:
+        for members in groups:
             chosen = {i: requests[i] for i in members}
             against = [
                 _blank(i, r, config, {**r.inputs, **_of_captions(r.negative, layout)})
                 for i, r in chosen.items()
             ]
+            own = pack_samples([samples[i] for i in members], layout)
+            negative = pack_samples(against, layout)
+            conditions = [one.conditions for one in chosen.values()]
+            own, negative, tokens = placed(own, negative, conditions, config, layout)
             made = _sample_pack(
                 model,
-                pack_samples([samples[i] for i in members], layout),
-                pack_samples(against, layout),
+                _Pack(own=own, negative=negative, tokens=tokens),
                 seeds=[one.seed for one in chosen.values()],
                 config=config,
                 settings=settings,
@@ -149,6 +166,25 @@ def _check_sampler(config: RunConfig, settings: SamplingSettings) -> None:
             f"num_steps={settings.num_steps}: objective.sampling_timesteps has {len(steps)}"
             f" timesteps, one for each step; set num_steps={len(steps)}"
         )
+
+
+def _check_conditions(
+    requests: Sequence[Request], config: RunConfig, settings: SamplingSettings
+) -> None:
+    if not any(one.conditions for one in requests):
+        return
+    if family_of(config.model).conditions(config.model) is None:
+        raise ValueError(
+            f"model.family={config.model.family} is given no pictures at frames of a video; leave"
+            " them out"
+        )
+    if settings.sampler is not Sampler.EULER:
+        raise ValueError(
+            f"sampler {settings.sampler}: pictures at frames of a video are held at levels of"
+            " their own, which euler does; choose it"
+        )
+    if settings.guiders is not None:
+        raise ValueError("a guider has no place for pictures at frames of a video; leave it out")
 
 
 def check_requests(requests: Sequence[Request], config: RunConfig) -> list[LatentSample]:
@@ -187,6 +223,8 @@ def _blank(
             f"a latent of {request.latent_FHW} (frames, rows, columns) does not divide into patches"
             f" of {patch}; choose another height, width or number of frames"
         )
+    rules = family_of(config.model).conditions(config.model)
+    inputs = {**inputs, **(own_latents(request.conditions, rules) if rules else {})}
     text_LE = inputs.get(TEXT, torch.empty(0, config.model.crossattn_emb_size))
     return LatentSample(
         key=str(index),
@@ -197,11 +235,19 @@ def _blank(
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pack:
+    """Samples of one pack, the same with negative prompts, and what their conditions give."""
+
+    own: PackedBatch
+    negative: PackedBatch
+    tokens: ConditionTokens | None
+
+
 @torch.no_grad()
 def _sample_pack(
     model: nn.Module,
-    batch: PackedBatch,
-    negative: PackedBatch,
+    pack: _Pack,
     *,
     seeds: Sequence[int],
     config: RunConfig,
@@ -213,17 +259,30 @@ def _sample_pack(
     `after_step` gets a function that makes those that are predicted at a step, if it calls it.
     """
     device = getattr(model, "device", None) or next(model.parameters()).device
-    batch, negative = pack_to(batch, device), pack_to(negative, device)
+    batch, negative = pack_to(pack.own, device), pack_to(pack.negative, device)
     path = sampling_path(config.objective)
     steps = StepLevels.of(path, batch, num_steps=settings.num_steps)
     tells_end = family_of(config.model).tells_step_end(config.model)
+    given = None
+    if pack.tokens is not None:
+        given = ConditionedSteps(
+            tokens=pack.tokens.to(device),
+            batch=batch,
+            seeds=seeds,
+            noise=settings.condition_noise,
+            steps=steps,
+            noise_SN=path.schedule(batch.latent_tokens, num_steps=settings.num_steps).to(device),
+        )
 
     def network(pack: PackedBatch) -> Network:
         def run(input_TC: Tensor, level_N: Tensor) -> Tensor:
             if pack.has_given_tokens:
                 input_TC = with_given_tokens(input_TC, pack)
             told = replace(pack, step_end_N=steps.end(level_N)) if tells_end else pack
-            return model(input_TC, with_clean_level(level_N, pack, path), told)
+            level_M = with_clean_level(level_N, pack, path)
+            if given is not None:
+                level_M = torch.cat([level_M, given.tokens.told(level_N, path)])
+            return model(input_TC, level_M, told)
 
         return run
 
@@ -233,19 +292,39 @@ def _sample_pack(
         patch = {"patch_temporal": config.model.patch_temporal}
         return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)
 
-    both = network(batch), network(negative)
-    if settings.guiders is None:
-        keeps_norm = family_of(config.model).objective.keeps_norm
-        combined = guided(*both, settings.guide(path, keeps_norm=keeps_norm), batch)
-    else:
-        combined = guided_by(settings.guiders, *both, batch, steps)
+    combined = _guided(network(batch), network(negative), settings, config, batch, steps)
+    noise_TC = initial_noise(batch, seeds)
     latent_TC = sample(
         path,
-        combined,
-        initial_noise(batch, seeds),
+        combined if given is None else partial(_conditioned, combined, given),
+        noise_TC if given is None else given.start(noise_TC),
         batch,
         num_steps=settings.num_steps,
         sampler=settings.sampler,
         each_step=lambda latent_TC: after_step(lambda: unpacked(latent_TC)),
     )
-    return unpacked(latent_TC)
+    return unpacked(latent_TC if given is None else given.end(latent_TC))
+
+
+def _guided(
+    conditional: Network,
+    unconditional: Network,
+    settings: SamplingSettings,
+    config: RunConfig,
+    batch: PackedBatch,
+    steps: StepLevels,
+) -> Network:
+    """Both predictions, combined."""
+    if settings.guiders is not None:
+        return guided_by(settings.guiders, conditional, unconditional, batch, steps)
+    keeps_norm = family_of(config.model).objective.keeps_norm
+    guide = settings.guide(sampling_path(config.objective), keeps_norm=keeps_norm)
+    return guided(conditional, unconditional, guide, batch)
+
+
+def _conditioned(
+    network: Network, given: ConditionedSteps, input_TC: Tensor, level_N: Tensor
+) -> Tensor:
+    """The network, whose tokens of conditions stay as long as their levels say."""
+    step = given.steps.number(level_N)
+    return given.stepped(network(given.seen(input_TC, step), level_N), step)

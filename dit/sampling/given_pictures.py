@@ -2,7 +2,7 @@
 
 1. The first and the last frame, resized to the size that is generated, as in Diffusers' pipelines;
    an image encoder sees the resized one, as in the packing of data, a text encoder the whole one.
-2. References: pictures that the prompt changes, of the sizes that data_prep gives them.
+2. References: pictures that the prompt changes, of the sizes that data_prep gives them, or videos.
 """
 
 # N C H W one picture, its colours, rows and columns
@@ -22,6 +22,7 @@ from dit.batch import NULL_TEXT, TEXT
 from dit.codecs.rgb import ReferenceFit, to_rgb, upright
 from dit.codecs.text import TextEncoder
 from dit.models.family import InputKind, SampleInput
+from dit.sampling.conditions.clips import first_of_clip, is_video, read_clip
 from dit.sampling.grid import beside
 from dit.sampling.latent_sizes import Size
 from dit.sampling.prompts import Prompt
@@ -34,6 +35,7 @@ class PictureOptions:
     first: str
     last: str
     reference: str
+    reference_video: str
     frames: str
     missing: str  # remedy where a picture is missing; {} is `image`, `last_image` or `reference`
     encoders: str  # where the VAE and the image encoder may lie
@@ -48,6 +50,7 @@ OF_COMMAND_LINE = PictureOptions(
     first="--image",
     last="--last_image",
     reference="--reference",
+    reference_video="--reference_video",
     frames="--num_video_frames",
     missing="give --{0} FILE, or {0}_path in the file of prompts",
     encoders="--tokenizer_cache_dir and --tokenizer_model say",
@@ -56,6 +59,7 @@ OF_VALIDATION = PictureOptions(
     first="image_path",
     last="last_image_path",
     reference="reference_path",
+    reference_video="reference_path",
     frames="validation.num_video_frames",
     missing="give {0}_path beside the prompt, in .json or .jsonl",
     encoders="model.vae_cache_folder says",
@@ -91,13 +95,18 @@ class GivenPictures:
         if len(self.references) > most:
             takes = f"takes {most} at most" if most else "takes none"
             raise ValueError(
-                f"{self._option('reference')} {self.references[most]}: the network {takes}"
+                f"{self._named(self.references[most])}: the network {takes}"
                 f" (model.reference_latents={most}); leave it out"
             )
 
     def _option(self, name: str) -> str:
         """What an option of `PictureOptions` is called, after the place of the prompt."""
         return f"{self.options.place}{getattr(self.options, name)}"
+
+    def _named(self, reference: str) -> str:
+        """A reference with its option."""
+        option = "reference_video" if is_video(reference) else "reference"
+        return f"{self._option(option)} {reference}"
 
     def _check_ends(self, inputs: Sequence[SampleInput], frames: int) -> None:
         made = [one for one in inputs if one.pictures]
@@ -140,7 +149,7 @@ class GivenPictures:
                 an input.
         """
         ends = {} if self.first is None else self._ends(decoder, wanted, size)
-        return ends | self._references(decoder, wanted, size[1:], multiple)
+        return ends | self._references(decoder, wanted, size, multiple)
 
     def _ends(self, decoder: Any, wanted: Sequence[SampleInput], size: Size) -> dict[str, Tensor]:
         option = f"{self._option('first')} {self.first}"
@@ -218,7 +227,7 @@ class GivenPictures:
     def _texts_beside_references(
         self, encoder: TextEncoder, prompt: str, negative: str
     ) -> PromptTexts:
-        pictures = [_upright(file, option=self._option("reference")) for file in self.references]
+        pictures = [self._upright(file) for file in self.references]
         found: dict[str, Mapping[str, Tensor]] = {}
         for text in dict.fromkeys(one for one in (prompt, negative) if one) or [""]:
             made = dict(encoder.encode_beside(text, pictures))
@@ -227,27 +236,41 @@ class GivenPictures:
         return PromptTexts(prompt=found[prompt], negative=found[negative])
 
     def _references(
-        self, decoder: Any, wanted: Sequence[SampleInput], target: tuple[int, int], multiple: int
+        self, decoder: Any, wanted: Sequence[SampleInput], target: Size, multiple: int
     ) -> dict[str, Tensor]:
-        """`target` are height and width of what is made."""
+        """`target` are frames, height and width of what is made."""
         if self.references and decoder is None:
             raise ValueError(
-                f"{self._option('reference')} {self.references[0]}: the VAE of the data is not"
+                f"{self._named(self.references[0])}: the VAE of the data is not"
                 f" here; {self.options.encoders} where one is"
             )
         names = [one.name for one in wanted if one.kind is InputKind.REFERENCE]
         found = {}
         for name, file in zip(names, self.references, strict=False):
-            sides = target
+            sides = target[1:]
             if self.reference_size != ReferenceFit.TARGET:
                 sides = self._sides(file, decoder, multiple)
-            (picture_3HW,) = read_picture(file, *sides, option=self._option("reference"))
-            found[name] = decoder.encode(picture_3HW[:, None])
+            pictures_F3HW = self._reference(file, (target[0], *sides))
+            stride = decoder.temporal_stride
+            whole = (len(pictures_F3HW) - 1) // stride * stride + 1
+            found[name] = decoder.encode(pictures_F3HW[:whole].transpose(0, 1))
         return found
+
+    def _reference(self, file: str, size: Size) -> Tensor:
+        """A picture [1, 3, H, W], or at most F of a video, of the size (F, H, W)."""
+        if is_video(file):
+            return read_clip(file, size, option=self._option("reference_video"))
+        return read_picture(file, *size[1:], option=self._option("reference"))
+
+    def _upright(self, file: str) -> Image.Image:
+        """A reference, or the first picture of a video."""
+        if is_video(file):
+            return first_of_clip(file, option=self._option("reference_video"))
+        return _upright(file, option=self._option("reference"))
 
     def _sides(self, file: str, decoder: Any, multiple: int) -> tuple[int, int]:
         """Height and width at which a picture is encoded, where they follow from the picture."""
-        width, height = _upright(file, option=self._option("reference")).size
+        width, height = self._upright(file).size
         if self.reference_size == ReferenceFit.PUBLISHED:
             rule = getattr(decoder, "reference_size", None)
             if rule is None:
@@ -264,8 +287,7 @@ class GivenPictures:
 
         None where none is given.
         """
-        option = self._option("reference")
-        each = [read_picture(file, height, width, option=option) for file in self.references]
+        each = [self._reference(file, (1, height, width)) for file in self.references]
         if not each and self.first is not None:
             each = [self.first_picture(height, width)]
         return beside(*map(_uint8, each)) if each else None

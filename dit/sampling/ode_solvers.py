@@ -29,6 +29,7 @@ from dit.batch import PackedBatch
 from dit.config import Sampler
 from dit.objectives.objective import Prediction, SamplingPath, per_token, real_only
 from dit.objectives.training_target import insert_padding
+from dit.pack_wire import to_device
 
 Network = Callable[[Tensor, Tensor], Tensor]
 """(input_TC, level_N), both float32 -> raw output [T, C]; text and positions are bound already."""
@@ -137,14 +138,22 @@ def guided(
 
 
 def deviations(values_TC: Tensor, batch: PackedBatch) -> Tensor:
-    """Standard deviation over all target tokens and features of each sample, float32 [N]."""
-    values_TC, other_T1 = values_TC.double(), ~batch.is_target_T[:, None]
-    count_N = torch.tensor(batch.loss_tokens).to(values_TC) * values_TC.shape[1]
+    """Standard deviation over all tokens of each sample's latent and features, float32 [N].
+
+    Given frames are among them, as in Diffusers' pipelines, and conditions, but no references.
+    """
+    counts = torch.tensor([batch.starts[:-1], batch.latent_tokens])
+    start_T, own_T = to_device(counts, values_TC.device)[:, batch.segment_T]
+    row_T = torch.arange(len(start_T), device=start_T.device) - start_T
+    other_T1 = ~((row_T < own_T) | batch.is_target_T)[:, None]
+    values_TC = values_TC.double()
 
     def sums(numbers_TC: Tensor) -> Tensor:
-        targets_TC = numbers_TC.masked_fill(other_T1, 0)
-        return torch.zeros_like(count_N).index_add(0, batch.segment_T, targets_TC.sum(-1))
+        chosen_TC = numbers_TC.masked_fill(other_T1, 0)
+        zero_N = chosen_TC.new_zeros(batch.num_samples)
+        return zero_N.index_add(0, batch.segment_T, chosen_TC.sum(-1))
 
+    count_N = sums(torch.ones_like(values_TC))
     mean_N = sums(values_TC) / count_N
     centred_TC = values_TC - per_token(mean_N, batch)
     return (sums(centred_TC.square()) / (count_N - 1)).sqrt().float()

@@ -12,7 +12,7 @@ from dit.config import ModelConfig, ObjectiveConfig, RunConfig
 from dit.config_loading.load import ForWeights
 from dit.config_loading.schema import hints
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folder
-from dit.convert.diffusers_config import untold_fields
+from dit.convert.diffusers_config import tellable_fields
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import checked_table, found_model, found_objective
 from dit.models.diffusers_names import Pair
@@ -40,8 +40,8 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
         every = frozenset(hints(ObjectiveConfig))
         return ForWeights(_in_layout(saved.model, recipe), saved.objective, every, str(own))
     source = open_folder(Path(place), option=LOAD_HF)
-    untold = untold_fields(source.config, source.path / CONFIG)
-    fields = {key: given(f"model.{key}") for key in untold}
+    tellable = tellable_fields(source.config, source.path / CONFIG)
+    fields = {key: given(f"model.{key}") for key in tellable}
     model = found_model(source, precision=recipe.model.precision, given=fields)
     name = given("objective.name")
     told = [f"objective.name={name}"] if isinstance(name, str) else []

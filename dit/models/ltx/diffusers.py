@@ -196,7 +196,7 @@ KEYS = ConfigKeys(
     kept=(
         # Of the pipeline, or told: two networks with the same config.json have either.
         OwnKey("frame_positions", str, published=None, read=FramePositions),
-        OwnKey("reference_latents", int, published=lambda _: 0),
+        OwnKey("reference_latents", int, published=lambda _: 0, read=int, may_be_told=True),
     ),
     rules=_rules,
 )

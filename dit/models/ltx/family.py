@@ -12,6 +12,7 @@ from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
 from dit.models.family import (
     TINY_NETWORK,
+    ConditionRules,
     Family,
     InputKind,
     ObjectiveConventions,
@@ -142,6 +143,17 @@ def ltx_positions(model: LtxConfig) -> PixelPositions:
     return PixelPositions(causal=causal, patch=(model.patch_temporal, model.patch_spatial))
 
 
+def ltx_conditions(model: LtxConfig) -> ConditionRules | None:
+    """Pictures and clips at any frame: of `LTXConditionPipeline`, whose positions are causal."""
+    from dit.models.positions import CELL
+
+    if model.frame_positions is not FramePositions.CAUSAL or model.patch_temporal > 1:
+        return None
+    # num_prefix_latent_frames of its prepare_latents.
+    where = ltx_positions(model).of_condition
+    return ConditionRules(positions=where, temporal_stride=CELL[0], prefix_frames=2)
+
+
 def ltx_stack(model: LtxConfig) -> StackSpec:
     """The layers of LTX-Video."""
     width = model.hidden_size
@@ -205,6 +217,7 @@ FAMILY = Family(
     diffusers=imported("dit.models.ltx.diffusers:FORM"),
     inputs=_inputs,
     positions=ltx_positions,
+    conditions=ltx_conditions,
     weights=WeightRules(zero=("*proj_out.weight",), no_decay=("*.table",)),
     objective=ObjectiveConventions(
         settings={"name": "flow", "sampling_levels": "even", **TRAINED_SHIFT},

@@ -45,6 +45,8 @@ from dit.sampling.prompts import Prompt, read_prompts, unguided, unused
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dit.sampling.conditions.files import ConditionFile
+    from dit.sampling.conditions.tokens import Condition
     from dit.sampling.generate import SamplingSettings, Watch
     from dit.sampling.given_pictures import GivenPictures, PromptTexts
 
@@ -73,6 +75,7 @@ def generate_opened(
 
     asked, options = options, options_of_network(options, opened)
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
+    shown_at = [_conditions_of(one, opened) for one in each]
     given = _pictures_of(prompts, each, opened)
     words = [(p.text, one.negative_prompt) for p, one in zip(prompts, each, strict=True)]
     texts = _encoded(opened, words, given)
@@ -85,6 +88,7 @@ def generate_opened(
             latent_FHW=opened.latent_stride.latent(_size(each[i])),
             fps=math.nan if each[i].num_video_frames == 1 else each[i].fps or FPS,
             seed=seed + i,
+            conditions=_conditions(opened, shown_at[i], size=_size(each[i])),
         )
         for i in mine
     ]
@@ -136,14 +140,15 @@ def _pictures_of(
     Raises:
         ValueError: the network takes none, or needs some.
     """
+    from dit.sampling.conditions.files import condition_files
     from dit.sampling.given_pictures import OF_COMMAND_LINE, GivenPictures
 
     taken = family_of(opened.config.model).inputs(opened.config.model)
     given = [
         GivenPictures(
-            first=one.image,
+            first=None if condition_files(one) else next(iter(one.image), None),
             last=one.last_image,
-            references=one.reference,
+            references=(*one.reference, *one.reference_video),
             reference_size=one.reference_size,
             options=OF_COMMAND_LINE.of(prompt),
         )
@@ -152,6 +157,34 @@ def _pictures_of(
     for pictures, one in zip(given, each, strict=True):
         pictures.check(taken, frames=_size(one)[0])
     return given
+
+
+def _conditions_of(options: GenerationOptions, opened: OpenCheckpoint) -> tuple[ConditionFile, ...]:
+    """The pictures and clips that a video shows at frames of its own.
+
+    Raises:
+        ValueError: the network takes none, or an option of theirs is wrong.
+    """
+    from dit.sampling.conditions.files import condition_files
+
+    found, model = condition_files(options), opened.config.model
+    for one in found:
+        one.check(_size(options)[0])
+    if found and family_of(model).conditions(model) is None:
+        raise ValueError(
+            f"{found[0].option} {found[0].file}: the network is given no pictures or clips with"
+            " --at_frame, --strength or --condition_noise (LTX-Video from 0.9.5 on is); leave them"
+            " out"
+        )
+    return found
+
+
+def _conditions(
+    opened: OpenCheckpoint, files: Sequence[ConditionFile], *, size: Size
+) -> tuple[Condition, ...]:
+    rules = family_of(opened.config.model).conditions(opened.config.model)
+    size = opened.latent_stride.pixels(opened.latent_stride.latent(size))
+    return tuple(one.latent(opened.decoder, rules, size) for one in files if rules)
 
 
 def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> SamplingSettings:
@@ -167,6 +200,7 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
         guidance_interval=options.guidance_interval,
         guidance_rescale=options.guidance_rescale,
         sampler=Sampler(options.sampler),
+        condition_noise=options.condition_noise,
         guiders=open_guiders(options.guider, scale=scale) if options.guider else None,
     )
 
@@ -249,6 +283,7 @@ def options_of_prompt(
         ValueError: no size was given, and the dataset card has none.
     """
     from dit.codecs.vae import usual_size
+    from dit.sampling.conditions.clips import check_video
 
     found = prompt.size(options, usual_size(opened.card))
     missing = [f"--{name}" for name, value in found.items() if value is None]
@@ -257,8 +292,12 @@ def options_of_prompt(
             f"give {', '.join(missing)}: the dataset card in {opened.path} lists no sizes"
         )
     negative = options.negative_prompt if prompt.negative is None else prompt.negative
-    pictures = {n: getattr(prompt, n) or getattr(options, n) for n in ("image", "last_image")}
-    pictures["reference"] = prompt.references or options.reference
+    pictures: dict[str, Any] = {"last_image": prompt.last_image or options.last_image}
+    pictures["image"] = options.image if prompt.image is None else (prompt.image,)
+    for file in options.reference_video:
+        check_video(str(file), option="--reference_video")
+    if prompt.references:
+        pictures |= {"reference": prompt.references, "reference_video": ()}
     return replace(options, **found, **pictures, fps=options.fps or FPS, negative_prompt=negative)
 
 

@@ -68,12 +68,25 @@ class ContentOptions:
 
     negative_prompt: str = ""
     """What the picture should not show. (default: nothing)"""
-    image: LocalPath | None = option(None, metavar="FILE")
-    """First frame of each video (image-to-video)."""
+    image: tuple[LocalPath, ...] = option((), metavar="FILE")
+    """First frame of each video (image-to-video); repeatable, with --at_frame (LTX-Video)."""
+    video: tuple[LocalPath, ...] = option((), metavar="FILE")
+    """Clip that each video shows from --at_frame on (LTX-Video); repeatable."""
+    at_frame: tuple[int, ...] = option((), metavar="N")
+    """Frame at which an --image or a --video begins: one for each image, then for each clip.
+    (default: 0)"""
+    strength: tuple[float, ...] = option((), metavar="S")
+    """How much of an --image or a --video is kept, from 0 to 1: one for each, as --at_frame.
+    (default: 1)"""
+    condition_noise: float = 0.0
+    """Noise that pictures and clips of strength 1 get at each step, times the square of its level;
+    0.15 in Diffusers' LTXConditionPipeline. (default: %(default)s)"""
     last_image: LocalPath | None = option(None, metavar="FILE")
     """Last frame of each video (first and last one)."""
     reference: tuple[LocalPath, ...] = option((), metavar="FILE")
     """Picture that the prompt edits (FLUX.1 Kontext); repeatable if the network takes several."""
+    reference_video: tuple[LocalPath, ...] = option((), metavar="FILE")
+    """Video that the prompt changes (LTX-Video); after those of --reference, and repeatable."""
     reference_size: Annotated[str, ReferenceFit] = str(ReferenceFit.TARGET)
     """Size of references: their own, that of the target, or that of the published pipeline. Take
     the one that the training data had. (default: %(default)s)"""
@@ -128,6 +141,10 @@ class GenerationOptions(SamplerOptions, ContentOptions):
         for name, known in (("sampler", Sampler), ("reference_size", ReferenceFit)):
             if (choice := getattr(self, name)) not in list(known):
                 raise ValueError(f"--{name} {choice} is none; choose of {', '.join(known)}")
+        if not 0 <= self.condition_noise <= 1:
+            raise ValueError(
+                f"--condition_noise {self.condition_noise} must lie in [0, 1]; 0 is none"
+            )
         self._check_guidance()
 
     def _check_guidance(self) -> None:

@@ -32,7 +32,7 @@ MIXTURES = [
     *("qwen_image_debug", "qwen_image_lora"),
     *("hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune"),
     *("sd3_debug", "hunyuanvideo_debug", "hunyuanimage_debug", "chroma_debug", "chroma_lora"),
-    *("sd3_lora", "hunyuanvideo_lora", "hunyuanimage_lora", "ltx_debug", "ltx_lora"),
+    *("sd3_lora", "hunyuanvideo_lora", "hunyuanimage_lora", "ltx_debug", "ltx_lora", "ltx_iclora"),
 ]
 
 
@@ -65,7 +65,7 @@ def test_the_files_of_the_readme_are_there() -> None:
     double |= {"hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune", "sd3_debug"}
     double |= {"hunyuanvideo_debug", "hunyuanimage_debug", "chroma_debug", "chroma_lora"}
     double |= {"sd3_lora", "hunyuanvideo_lora", "hunyuanimage_lora"}
-    ltx = {"ltx_debug", "ltx_lora"}
+    ltx = {"ltx_debug", "ltx_lora", "ltx_iclora"}
     assert set(FILES) == sizes | digits | wan | flux | double | ltx
 
 

@@ -29,7 +29,8 @@ from recipes.pretrain_dit import main
 from recipes.runs import dit_xl, for_weights, read_folder
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
-FILES = sorted(path.stem for path in (*CONF.glob("*_lora.yaml"), *CONF.glob("*_finetune.yaml")))
+KINDS = ("*_lora.yaml", "*_iclora.yaml", "*_finetune.yaml")
+FILES = sorted(path.stem for kind in KINDS for path in CONF.glob(kind))
 TUNING = [name for name in FILES if name != "dit_digits_lora"]  # of a checkpoint of ours
 STATED = {*FlowScheduler.states, *UnipcScheduler.states, *EdmScheduler.states}
 FLOW = "FlowMatchEulerDiscreteScheduler"
@@ -105,7 +106,7 @@ def test_the_folder_holds_over_what_the_size_implies(name: str, tmp_path: Path) 
     model = named_model(size_of(name))
     for scheduler, wanted in WANTED.items():
         folder = folder_of(tmp_path / scheduler, model, scheduler, whole=False)
-        if name == "ltx_lora" and scheduler in (
+        if name.startswith("ltx_") and scheduler in (
             "by tokens",
             "beta",
         ):  # its levels are respaced by none

@@ -191,7 +191,7 @@ def test_a_dataset_of_edits(folder, tmp_path: Path, read_samples) -> None:
     assert {"reference_latent_0", "reference_latent_1"} <= sample.keys()
     assert not (tmp_path / "out" / NULL_TEXT_NAME).exists()
     (line,) = (tmp_path / "out/refused.jsonl").read_text().splitlines()
-    assert json.loads(line)["reason"] == "control picture is missing"
+    assert json.loads(line)["reason"] == "control picture or video is missing"
 
 
 @pytest.mark.parametrize("controls", [0, 2])

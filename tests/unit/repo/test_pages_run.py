@@ -66,7 +66,17 @@ TINY_PAGES = {
     **dict.fromkeys(("models/Qwen", "runs/qwen_image_lora"), NETWORKS["qwen"]),
     **dict.fromkeys(("models/HunyuanVideo-1.5", "runs/hunyuan15_lora"), NETWORKS["hunyuan_15"]),
     "runs/ltx": {
-        "recipes/generate_dit.py": ["--height", "32", "--width", "64", "--num_video_frames", "9"],
+        "recipes/pretrain_dit.py": [
+            *(
+                "model.name=custom",
+                "model.family=ltx",
+                "model.precision=fp32",
+                "lora.rank=2",
+                "model.num_layers=2",
+            ),
+            *("model.recompute_granularity=none", "dataset.use_train_split_for_val=true"),
+        ],
+        "recipes/generate_dit.py": ["--height", "32", "--width", "64", "--num_steps", "2"],
     },
     **dict.fromkeys(("models/HunyuanVideo", "runs/hunyuanvideo_"), NETWORKS["hunyuan_video"]),
 }
@@ -144,7 +154,7 @@ CLIPS: dict[str, tuple[tuple[str, ...], int, str | None]] = {
     "fine_tuning.md": (("films",), 20, "a fox runs"),
     "eight_gpus.md": (("films", "fox"), 4, "a fox runs"),
     "hunyuan_video.md": (("films",), 2, None),
-    "ltx.md": (("films",), 2, None),
+    "ltx.md": (("films", "after", "before"), 2, None),
     "hunyuan_video_15.md": (("films",), 2, 'a fox with a sign "run"'),
 }
 """Page -> folders, number of clips in each, their caption."""

@@ -53,10 +53,11 @@ def test_a_first_frame_to_video(groups, tmp_path: Path, kind: str) -> None:
     first, other = (picture(tmp_path / f"{n}.png", width, height, n) for n in (1, 2))
     given, noise = Prompt(text=PROMPT, image=str(first)), noise_of(VIDEO, 8)
     options: dict[str, Any] = {"fps": 25.0, "negative_prompt": NEGATIVE}
-    for guidance in (1.0, 3.0):
-        call = {"image": Image.open(first), "guidance_scale": guidance}
-        theirs = made_by(pipe, noise, **texts, **call, **CONDITIONED[kind])
-        made = ours(run, noise, given, guidance=guidance, **options)
+    for guidance, rescale in ((1.0, 0.0), (3.0, 0.7), (3.0, 0.0)):
+        call = {"guidance_scale": guidance, "guidance_rescale": rescale}
+        theirs = made_by(pipe, noise, image=Image.open(first), **texts, **call, **CONDITIONED[kind])
+        told = {"guidance": guidance, "guidance_rescale": rescale}
+        made = ours(run, noise, given, **told, **options)
         assert gap(made, theirs) <= 1e-4
     moved = ours(run, noise, Prompt(text=PROMPT, image=str(other)), guidance=3.0, **options)
     assert gap(moved, made) > 1e-2

@@ -26,15 +26,15 @@ from dit.data.cook import Expected, cook
 from dit.data.pack import pack_samples
 from dit.models.family import InputKind, SampleInput
 from tests.families import pipeline_parts
-from tests.media_files import image, video
+from tests.media_files import STEP, image, video
 from tests.packs import run_config
 
 ALL_TRAIN = ("--split", "1,0,0", "--num_workers", "0")
 TEXT = ("--text_width", "16")
 
 
-def pack(out: Path, *arguments: object) -> int:
-    return main(["image", "--output_dir", str(out), *ALL_TRAIN, *map(str, arguments)])
+def pack(out: Path, *arguments: object, kind: str = "image") -> int:
+    return main([kind, "--output_dir", str(out), *ALL_TRAIN, *map(str, arguments)])
 
 
 def by_name(samples: dict[str, Any]) -> dict[str, Any]:
@@ -79,15 +79,15 @@ def test_two_folders(tmp_path: Path, read_samples, capsys) -> None:
     assert found["e.png"]["reference_latent_0"].shape == found["e.png"]["latent"].shape
     why = refused(tmp_path / "out")
     assert why.keys() == {"c.png", "d.png"}
-    assert why["c.png"][0] == "control picture is missing"
+    assert why["c.png"][0] == "control picture or video is missing"
     assert "before/c with the ending of a picture (--control_dir)" in why["c.png"][1]
     assert (
-        why["d.png"][0] == "control picture cannot be used"
+        why["d.png"][0] == "control picture or video cannot be used"
         and "d.png: file is no" in (why["d.png"][1])
     )
     said = capsys.readouterr().out
-    assert "ignored: 1 x control picture of no file, the first z.png" in said
-    assert "refused: 1 x control picture is missing" in said
+    assert "ignored: 1 x control picture or video of no file, the first z.png" in said
+    assert "refused: 1 x control picture or video is missing" in said
     assert "packed: 3 x 1 control pictures" in said
 
 
@@ -146,7 +146,9 @@ def test_a_column_of_a_table(tmp_path: Path, read_samples, table) -> None:
         expected = latent_of(tmp_path / "out", root / "before" / name, (32, 32))
         torch.testing.assert_close(a[f"reference_latent_{number}"], expected)
     why = refused(tmp_path / "out")
-    assert why == {"d.png": ("control picture is missing", "there is no set/before/gone.png")}
+    assert why == {
+        "d.png": ("control picture or video is missing", "there is no set/before/gone.png")
+    }
 
 
 def test_a_column_that_holds_no_path(tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ def test_a_column_that_holds_no_path(tmp_path: Path) -> None:
     options = ("--image_dir", tmp_path / "in", "--max_bad_fraction", "0.5", *TEXT)
     assert pack(tmp_path / "out", *options) == 0
     reason, detail = refused(tmp_path / "out")["a.png"]
-    assert reason == "control picture cannot be used"
+    assert reason == "control picture or video cannot be used"
     assert "meta.json, row 1, has 5 in control_path, no path of a picture" in detail
 
 
@@ -178,11 +180,54 @@ def test_several_folders_of_a_dataset_file(tmp_path: Path, read_samples) -> None
     assert pack(tmp_path / "out2", "--dataset_config", file, *TEXT) == 1
 
 
-def test_videos_are_no_control_pictures(tmp_path: Path) -> None:
-    image(tmp_path / "after/a.png")
+def test_a_video_is_no_control_of_a_picture(tmp_path: Path) -> None:
+    for name in "ab":
+        image(tmp_path / f"after/{name}.png")
     video(tmp_path / "before/a.mp4", 3)
+    image(tmp_path / "before/b.png")
     options = ("--image_dir", tmp_path / "after", "--control_dir", tmp_path / "before", *TEXT)
-    assert pack(tmp_path / "out", *options) == 1  # the folder holds no picture
+    assert pack(tmp_path / "out", *options, "--max_bad_fraction", "0.5") == 0
+    reason, detail = refused(tmp_path / "out")["a.png"]
+    assert reason == "control picture or video cannot be used"
+    assert "a.mp4: " in detail and "it is a video, and its sample a picture" in detail
+
+
+def numbers_of(out: Path, latent_CFHW: torch.Tensor) -> list[int]:
+    """Numbers of the frames of a `tests.media_files.video`, by their grey."""
+    codec = codec_of_card(json.loads((out / "dataset_card.json").read_text()))
+    levels_F = codec.decode(latent_CFHW).float().mean((1, 2, 3)) - 3  # a quarter is brighter by 12
+    return [round(float(level - 16) / STEP) for level in levels_F]
+
+
+def test_videos_of_videos(tmp_path: Path, read_samples, capsys) -> None:
+    """A control video has the frames of its clip: by number, else by time; others are refused."""
+    for name in "abcdef":
+        video(tmp_path / f"after/{name}.mp4", 12, size=(64, 48))
+    video(tmp_path / "before/a.mkv", 12, size=(64, 48))
+    video(tmp_path / "before/b.mp4", 20, size=(96, 48))  # longer, wider
+    video(tmp_path / "before/c.mp4", 4)  # too short for frames 3 to 8
+    image(tmp_path / "before/d.png", 64, 48, seed=4)
+    (tmp_path / "before/e.mp4").write_bytes(b"no video")
+    options = ("--video_dir", tmp_path / "after", "--control_dir", tmp_path / "before", *TEXT)
+    options += ("--pixel_block", "2", "--target_frames", "5", "--window", "middle")
+    assert pack(tmp_path / "out", *options, "--max_bad_fraction", "0.6", kind="video") == 0
+    found = {name[0]: one for name, one in by_name(read_samples(tmp_path / "out")).items()}
+    assert found.keys() == set("abd")
+    for name, of in found.items():
+        target, reference = of["latent"], of["reference_latent_0"]
+        assert numbers_of(tmp_path / "out", target) == [3, 4, 5, 6, 7]
+        if name != "d":
+            assert reference.shape == target.shape
+            assert numbers_of(tmp_path / "out", reference) == [3, 4, 5, 6, 7]
+    assert found["d"]["reference_latent_0"].shape[1] == 1
+    assert found["a"]["references"] == ["a.mkv"]
+    why = {name[0]: one for name, one in refused(tmp_path / "out").items()}
+    assert why.keys() == set("cef")
+    assert "c.mp4: " in why["c"][1] and "it ends after 0.40 s, and its sample has" in why["c"][1]
+    assert "e.mp4: " in why["e"][1]
+    assert "before/f with the ending of a picture or video (--control_dir)" in why["f"][1]
+    said = capsys.readouterr().out
+    assert "packed: 2 x 1 control videos" in said and "packed: 1 x 1 control pictures" in said
 
 
 @pytest.mark.parametrize(
@@ -264,6 +309,9 @@ def test_a_line_of_the_plan_is_read_back() -> None:
         name="b.png", folder=0, where="b.png", stamp="1-2", resized=(5, 6), size=(4, 4)
     )
     entry = Entry(key="a", source="a.png", references=(one, replace(one, folder=-1)))
+    assert Entry.from_line(entry.to_line()) == entry
+    of_video = replace(one, of_file=(9, 8), keep=(0, 5), tick="1/10", numbers=(0, 1))
+    entry = replace(entry, references=(of_video,))
     assert Entry.from_line(entry.to_line()) == entry
     plain = Entry(key="a", source="a.png")
     assert "references" not in plain.to_line() and Entry.from_line(plain.to_line()) == plain

@@ -1,0 +1,83 @@
+"""Files of videos -> their pictures."""
+
+# F 3 H W pictures of a clip, colours, rows and columns
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dit.sampling.latent_sizes import Size
+
+ENDINGS = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts")
+
+
+def is_video(file: str) -> bool:
+    """Whether the ending of a file says that it is a video."""
+    return Path(file).suffix.lower() in ENDINGS
+
+
+def check_video(file: str, *, option: str) -> None:
+    """Raises if the ending of a file is no video's.
+
+    Raises:
+        ValueError: names the option and the endings.
+    """
+    if not is_video(file):
+        raise ValueError(f"{option} {file} has no ending of a video ({', '.join(ENDINGS)})")
+
+
+def read_clip(file: str, size: Size, *, option: str) -> Tensor:
+    """At most the first F pictures [F, 3, H, W] of a video, in [-1, 1]; `size` is (F, H, W).
+
+    They are resized as `read_picture` resizes.
+
+    Raises:
+        ValueError: the file is not there or no video.
+    """
+    most, height, width = size
+    with _pictures(file, option) as pictures:
+        resized = [
+            np.asarray(one.resize((width, height), Image.Resampling.LANCZOS), np.float32)
+            for one in islice(pictures, most)
+        ]
+    if not resized:
+        raise ValueError(f"{option} {file} has no pictures; give another video")
+    numbers_FHW3 = torch.from_numpy(np.stack(resized))
+    return (2 * (numbers_FHW3 / 255) - 1).permute(0, 3, 1, 2)
+
+
+def first_of_clip(file: str, *, option: str) -> Image.Image:
+    """The first picture of a video, of its own size.
+
+    Raises:
+        ValueError: as `read_clip`.
+    """
+    with _pictures(file, option) as pictures:
+        found = next(pictures, None)
+    if found is None:
+        raise ValueError(f"{option} {file} has no pictures; give another video")
+    return found
+
+
+@contextmanager
+def _pictures(file: str, option: str) -> Iterator[Iterator[Image.Image]]:
+    try:
+        import av
+    except ImportError as error:
+        raise ValueError(
+            f"{option} {file}: reading a video needs the package av: install the extra `prep`"
+        ) from error
+    try:
+        # Of a relative path, FFmpeg takes `wan:lora` for a protocol.
+        with av.open(f"file:{file}") as container:
+            yield (frame.to_image() for frame in container.decode(video=0))
+    except (OSError, ValueError, IndexError) as error:
+        raise ValueError(f"{option} {file} cannot be read as a video ({error})") from error

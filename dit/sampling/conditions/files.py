@@ -1,0 +1,111 @@
+"""Files of pictures and clips that a video shows at frames of its own -> their latents.
+
+Options `--image`, `--video`, `--at_frame` and `--strength` of `generate_dit.py`. A picture alone,
+at frame 0, is the given first frame of `given_pictures`.
+"""
+
+# F H W frames, rows and columns, of pixels or of a latent
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dit.models.family import ConditionRules
+from dit.sampling.conditions.clips import read_clip
+from dit.sampling.conditions.tokens import Condition
+from dit.sampling.given_pictures import OF_COMMAND_LINE, read_picture
+from dit.sampling.latent_sizes import Size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConditionFile:
+    """A picture or clip, where it begins, and how much of it is kept."""
+
+    option: str
+    """That named the file."""
+    file: str
+    frame: int
+    """Of the video, in pixels."""
+    strength: float
+
+    def check(self, frames: int) -> None:
+        """Raises if it does not begin inside of a video of so many frames.
+
+        Raises:
+            ValueError: names the option.
+        """
+        if not 0 <= self.frame < frames:
+            raise ValueError(
+                f"--at_frame {self.frame} of {self.option} {self.file} must lie in 0 to"
+                f" {frames - 1}, for the video has {frames} frames"
+            )
+
+    def latent(self, decoder: Any, rules: ConditionRules, size: Size) -> Condition:
+        """The condition; a clip is cut at the end of the video, to 8n + 1 frames of LTX-Video.
+
+        `size` is that of the video, in pixels.
+
+        Raises:
+            ValueError: there is no VAE, or the file is none that it names.
+        """
+        where = f"{self.option} {self.file}"
+        if decoder is None:
+            raise ValueError(
+                f"{where}: the VAE of the data is not here; {OF_COMMAND_LINE.encoders} where one is"
+            )
+        frames, height, width = size
+        self.check(frames)
+        if self.option == "--image":
+            pixels_F3HW = read_picture(self.file, height, width, option=self.option)
+        else:
+            clip = read_clip(self.file, size, option=self.option)[: frames - self.frame]
+            pixels_F3HW = clip[: rules.whole_frames(len(clip))]
+        # `encode` rounds to the type of shards.
+        latent_CFHW = decoder.whitening.apply(decoder.encode_raw(pixels_F3HW.transpose(0, 1)))
+        return Condition(latent_CFHW=latent_CFHW, frame=self.frame, strength=self.strength)
+
+
+def condition_files(options: Any) -> tuple[ConditionFile, ...]:
+    """The conditions that the options of generation name; none where one picture begins a video.
+
+    Raises:
+        ValueError: numbers of options do not fit, or a strength is out of range.
+    """
+    images, videos = options.image, options.video
+    files = [("--image", file) for file in images] + [("--video", file) for file in videos]
+    told = {"--at_frame": options.at_frame, "--strength": options.strength}
+    if not files:
+        for name, values in told.items():
+            if values:
+                raise ValueError(
+                    f"{name} {values[0]}: there is no picture or clip; give --image or --video FILE"
+                )
+        return ()
+    if len(files) == 1 and images and not any(told.values()) and not options.condition_noise:
+        return ()
+    if options.last_image is not None:
+        raise ValueError(
+            f"--last_image {options.last_image}: give it as --image with --at_frame beside others"
+        )
+    frames = _one_each("--at_frame", options.at_frame, files, usual=0)
+    strengths = _one_each("--strength", options.strength, files, usual=1.0)
+    for strength in strengths:
+        if not 0 < strength <= 1:
+            raise ValueError(f"--strength {strength} must lie above 0, and at most at 1")
+    return tuple(
+        ConditionFile(option=option, file=str(file), frame=frame, strength=strength)
+        for (option, file), frame, strength in zip(files, frames, strengths, strict=True)
+    )
+
+
+def _one_each(name: str, values: Sequence[Any], files: Sequence[Any], *, usual: Any) -> list[Any]:
+    if not values and (len(files) == 1 or name == "--strength"):
+        return [usual] * len(files)
+    if len(values) != len(files):
+        raise ValueError(
+            f"{name} is given {len(values)} times for {len(files)} pictures and clips; give one for"
+            " each --image, then for each --video, in their order"
+        )
+    return list(values)
