@@ -5,14 +5,18 @@
 3. peaks     FLOP/s of the data sheet, and measured on large matrix products
 4. figures   a table, and a JSON file with the figures of each step as well
 
-The weights are initialised anew, and nothing is saved.
+The weights are initialised anew, and nothing is saved. With `--beside`, the run and the same run
+with other keys take turns in one launch, and the table has the ratios:
+
+    python -m torch.distributed.run --standalone --nproc-per-node 8 benchmarks/benchmark.py \
+        --config-file conf/dit_xl_image.yaml --mock --beside ddp.sharding=weights
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentTypeError
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -22,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from dit.config import RunConfig
 from dit.config_loading.cli import parse_arguments
 from dit.config_loading.describe import describe
-from dit.distributed.entry import Parser, run, say_once
+from dit.distributed.entry import Parser, run
 from recipes.runs import RECIPES, for_weights, read_folder
 
 if TYPE_CHECKING:
@@ -35,7 +39,9 @@ _EPILOG = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options, others = _parser().parse_known_args(argv)
+    options, others = (parser := _parser()).parse_known_args(argv)
+    if options.profile and options.beside:
+        parser.error("--profile traces one run: leave out --beside")
     arguments = parse_arguments(others, recipes=RECIPES, program="benchmark.py", adapt=for_weights)
     config = only_steps(arguments.config)
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
@@ -51,11 +57,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(data_lines(config))
         return 0
     options.json.parent.mkdir(parents=True, exist_ok=True)
+    if options.beside:
+        told = {"recipes": RECIPES, "program": "benchmark.py", "adapt": for_weights}
+        other = only_steps(parse_arguments([*others, *options.beside], **told).config)
+        return _compare(config, other, options)
     around = _trace(options.json, rank()) if options.profile else nullcontext()
     found, steps = measure(config, warm_up=options.warm_up, steps=options.steps, around=around)
     if rank() == 0:
         options.json.write_text(json.dumps(found | {"steps": steps}, indent=1) + "\n")
         _print(found)
+        sys.stdout.write(f"written: {options.json}\n")
+    return 0
+
+
+def _compare(config: RunConfig, other: RunConfig, options: Namespace) -> int:
+    from measuring.turns import print_turns, take_turns
+
+    from dit.distributed.process_groups import rank, world_size
+
+    other.data_parallel_size(world_size())
+    runs = {"as given": config, " ".join(options.beside): other}
+    count = {"rounds": options.rounds, "warm_up": options.warm_up, "steps": options.steps}
+    turns = take_turns(runs, **count, read_folder=read_folder)
+    if rank() == 0:
+        options.json.write_text(json.dumps(turns, indent=1) + "\n")
+        print_turns(turns)
         sys.stdout.write(f"written: {options.json}\n")
     return 0
 
@@ -72,19 +98,9 @@ def measure(
 
     `fill` gives the weights other values than those that training starts from.
     """
-    from dit.distributed.process_groups import start_processes
-    from dit.distributed.watchdog.monitor import watchdog
+    from measuring.steps import step_summary, watched_processes
 
-    limit_s = 60 * config.dist.distributed_timeout_minutes
-    start_processes(
-        seed=config.rng.seed,
-        model=config.model,
-        dp_replicate_size=config.ddp.dp_replicate_size,
-        limit_s=limit_s,
-    )
-    with watchdog(limit_s=limit_s, say=say_once, again=""):
-        from measuring.steps import step_summary
-
+    with watched_processes(config):
         from dit.train.timers import synchronize_timers
         from dit.train.trainer import measure_steps
 
@@ -106,12 +122,14 @@ def _parser() -> Parser:
     add("--warm-up", type=_positive, default=3, help="steps before them (%(default)s)")
     add("--json", type=Path, default=Path("runs/benchmark.json"), help="(%(default)s)")
     add("--profile", action="store_true", help="a trace of each process, beside the JSON file")
+    add("--beside", action="append", metavar="KEY=VALUE", help="a key of a second run, in turns")
+    add("--rounds", type=_positive, default=5, help="turns of each with --beside (%(default)s)")
     return parser
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a number of steps, at least 1")
+        raise ArgumentTypeError(f"{text!r} is not a whole number, at least 1")
     return int(text)
 
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dit.config import Precision, RunConfig
+from dit.config import RunConfig
 from dit.config_loading.cli import parse_arguments
 from dit.distributed.entry import Parser, run
 from recipes.runs import RECIPES
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class RankShare:
     """What one rank did with a checkpoint, in bytes."""
 
-    weights: int  # that it has
+    weights: int  # that it has, or rows of them
     largest: int  # of them, with all that is stored of it
     state: int  # what it keeps of optimizer and average
     written: int
@@ -111,8 +111,7 @@ def measure(model: ModelAndOptimizer, config: RunConfig, folder: Path, bucket: i
 
     exchange.BUCKET_BYTES = bucket
     values = stored_values(model)
-    numels = [p.numel() for module in model.modules for p in module.parameters()]
-    weight_bytes = 2 if config.model.precision is Precision.BF16 else 4
+    weights = [p for chunk in model.chunks for p in chunk.parameters()]
     about = {"progress": TrainProgress(), "config": config}
     with counted_bytes() as save:
         data = DataState(position=None, card=None, null={})
@@ -120,8 +119,8 @@ def measure(model: ModelAndOptimizer, config: RunConfig, folder: Path, bucket: i
     with counted_bytes() as load:
         load_checkpoint(path, model, config=config)
     return RankShare(
-        weights=sum(numels) * weight_bytes,
-        largest=max(numels) * (weight_bytes + 4 * len(values)),
+        weights=sum(p.nbytes for p in weights),
+        largest=max(p.nbytes + 4 * len(values) * p.numel() for p in weights),
         state=sum(t.nbytes for tensors in values.values() for t in tensors),
         written=sum(f.stat().st_size for f in path.glob(f"__{dist.get_rank()}_*.distcp")),
         read=load.read,

@@ -2,6 +2,7 @@
 
 packing_simulation  sample lengths -> fill of packs, time to choose them, slowest rank over mean
 steps               measured steps -> medians, shares, MFU; the measured peak of the device
+turns               two runs in turns -> their steps and the ratios of these
 rank_bytes          bytes that a process sends, holds and reads at a save or load
 memory_traffic      bytes that operations read and write, counted without values
 padded              Diffusers' model in a plain loop, padded or in buckets

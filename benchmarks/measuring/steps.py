@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -15,11 +16,27 @@ import torch.distributed as dist
 
 from dit.config import RunConfig
 from dit.device_specs import peak_flops
-from dit.distributed.process_groups import device
+from dit.distributed.entry import say_once
+from dit.distributed.process_groups import device, start_processes
+from dit.distributed.watchdog.monitor import watchdog
 from dit.models.layers.parallel_linear import dtype
 from dit.train.timers import TIMED_PARTS
 
 _SPREAD = ("tokens_per_s", "samples_per_s", "pack_fill", "model_tflops")
+
+
+@contextmanager
+def watched_processes(config: RunConfig) -> Iterator[None]:
+    """Inside, the processes and groups of a layout, and the watchdog; entered by all ranks."""
+    limit_s = 60 * config.dist.distributed_timeout_minutes
+    start_processes(
+        seed=config.rng.seed,
+        model=config.model,
+        dp_replicate_size=config.ddp.dp_replicate_size,
+        limit_s=limit_s,
+    )
+    with watchdog(limit_s=limit_s, say=say_once, again=""):
+        yield
 
 
 def step_summary(config: RunConfig, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -20,10 +20,6 @@ import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing import load_plain_tensors
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from dit.config import (
     BaseType,
@@ -48,6 +44,7 @@ from dit.distributed.process_groups import process_groups, start_processes
 from dit.distributed.row_shares import rows_of
 from dit.lora.checkpoint import DRAWN, AdapterRun
 from dit.lora.targets import chosen_adapters
+from dit.models.cost import memory
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.train.checkpoint import exchange
@@ -62,6 +59,7 @@ from dit.train.model_and_optimizer import (
 )
 from dit.train.optimizer.update import clip_and_step
 from dit.train.step import run_schedule
+from tests.large_tensors import Large
 from tests.learning import DATA, tiny_run, train
 from tests.packs import random_pack
 
@@ -183,6 +181,9 @@ def bytes_of_a_rank(_: Path) -> dict[str, Any]:
     trained = sum(p.numel() for p in chunk.parameters() if p.requires_grad)
     (inner,) = chained_optimizers(model.optimizer)
     of_module = sum(p.to_local().numel() for p in model.modules[0].parameters())
+    planned = memory(
+        replace(shares, train=replace(shares.train, global_batch_size=2)), world_size=2
+    )
     frozen = [m.frozen.weight for m in model.modules[0].modules() if getattr(m, "frozen", None)]
     return {
         "ranks": on_all_ranks(lambda: here),
@@ -195,6 +196,8 @@ def bytes_of_a_rank(_: Path) -> dict[str, Any]:
             sum(state[name].numel() for state in inner.optimizer.state.values()) == trained
             for name in ("exp_avg", "exp_avg_sq")
         ],
+        "planned": [planned.weights, planned.gradients, planned.optimizer],
+        "held": [4 * here, 4 * trained, 8 * trained],
     }
 
 
@@ -289,51 +292,52 @@ def beside_the_other(_: Path, fault: str = "", **settings: Any) -> Any:
     return {"loss": furthest(found[:1], wanted[:1]), "furthest": furthest(found, wanted)}
 
 
-class Large(TorchDispatchMode):
-    """Counts numbers in weights and states that are alive at one time, whole ones and parts.
+def order_of_sums(_: Path) -> dict[str, list[str]]:
+    """Names of the gradients of a bf16 network whose bits are not those of whole weights.
 
-    What has fewer than `LEAST` is left out: all activations of these passes, and small weights.
+    `layer`: where these, too, add up what the parts of a layer make of the gradient of the noise
+    levels before they add those of layers, as `fully_shard` does.
     """
+    shares, plain = configs(precision=Precision.BF16)
+    plain = replace(plain, ddp=DdpConfig(use_distributed_optimizer=False))
+    found: dict[str, dict[str, Any]] = {}
+    for name, config in {"shares": shares, "plain": plain, "layer": plain}.items():
+        model = built(config)
+        for layer in model.modules[0].decoder.layers if name == "layer" else ():
+            layer.register_forward_pre_hook(_levels_of_a_layer)
+        run_schedule(model.chunks, [item(config, (1, 4, 4), (2, 3, 3))], options=config.objective)
+        found[name] = dict(named_weights(model.chunks[0]))
+    mine = found.pop("shares")
 
-    LEAST = 3000
+    def same(rows: Any, weight: Any) -> bool:
+        return torch.equal(rows.grad.flatten(), weight.main_grad.flatten()[rows_of(rows).part])
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[int, StorageWeakRef] = {}
-        self.left_out: set[int] = set()
-        self.most = 0
+    different = {
+        name: [weight for weight, rows in mine.items() if not same(rows, whole[weight])]
+        for name, whole in found.items()
+    }
+    return {
+        name: sorted(set().union(*on_all_ranks(lambda names=names: names)))
+        for name, names in different.items()
+    }
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result, large = func(*args, **(kwargs or {})), False
-        for one in tree_leaves((result, (kwargs or {}).get("out"))):
-            if isinstance(one, torch.Tensor) and one.device.type != "meta":
-                one = one.to_local() if isinstance(one, DTensor) else one
-                if one.untyped_storage().nbytes() >= 4 * self.LEAST:
-                    self.see(one)
-                    large = True
-        if large:
-            self.most = max(self.most, self.alive())
-        return result
 
-    def see(self, tensor: torch.Tensor) -> None:
-        ref = StorageWeakRef(tensor.untyped_storage())
-        self.seen.setdefault(ref.cdata, ref)
+class _Same(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(one.view_as(one) for one in given)
 
-    def leave_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Of a tensor in host memory, which a CPU cannot tell by its device."""
-        self.left_out.add(StorageWeakRef(tensor.untyped_storage()).cdata)
-        return tensor
+    @staticmethod
+    def backward(_: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradients
 
-    def alive(self) -> int:
-        total = 0
-        for key, ref in [*self.seen.items()]:
-            storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
-            if storage is None:
-                del self.seen[key]
-                self.left_out.discard(key)
-            elif key not in self.left_out and storage.nbytes() >= 4 * self.LEAST:
-                total += storage.nbytes() // 4
-        return total
+
+def _levels_of_a_layer(_: Any, given: tuple[Any, Any]) -> tuple[Any, Any]:
+    hidden, conditions = given
+    timestep = conditions.timestep
+    t_emb, adaln_shift = _Same.apply(timestep.t_emb_ND, timestep.adaln_shift_NX)  # type: ignore[misc]
+    timestep = replace(timestep, t_emb_ND=t_emb, adaln_shift_NX=adaln_shift)
+    return hidden, replace(conditions, timestep=timestep)
 
 
 def most_at_one_time(folder: Path, layers: int) -> dict[str, Any]:

@@ -47,3 +47,22 @@ def test_benchmark_refuses_what_training_refuses(tmp_path):
     done = run(benchmark("model.num_layer=2"), cwd=tmp_path)
     assert done.returncode == 1 and "model.num_layers" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_weights_in_shares_are_measured_in_turns(tmp_path):
+    """Both do the same work, as their losses say."""
+    options = ["--rounds", "1", "--steps", "2", "--warm-up", "1", "--json", "turns.json"]
+    keys = ["dataset.num_workers=0", "train.global_batch_size=2"]
+    beside = ["--beside", "ddp.sharding=weights"]
+    done = run(benchmark(*options, *keys, *beside, nproc=2), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ratio" in done.stdout
+    turns = json.loads((tmp_path / "turns.json").read_text())
+    assert [*turns] == ["as given", "ddp.sharding=weights"]
+    (given,), (shares,) = turns.values()
+    assert shares["last_loss"] == pytest.approx(given["last_loss"], rel=1e-5)
+    assert min(given["step_time_s"], shares["user_cpu_s"], shares["tokens_per_s"]) > 0
+    # The second has the other keys: these two do not go together.
+    done = run(benchmark(*beside, "--beside", "ddp.use_distributed_optimizer=false"), cwd=tmp_path)
+    assert done.returncode == 1 and "sharding=weights" in done.stderr

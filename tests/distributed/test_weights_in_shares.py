@@ -41,6 +41,7 @@ PROOFS: dict[str, Proof] = {
     "sound tensor ranks": (2, "beside_the_other", TENSOR),
     "sound moments on the host": (2, "beside_the_other", {"host": True}),
     "sound bf16": (2, "beside_the_other", BF16),
+    "order of sums": (2, "order_of_sums", {}),
     "divided": (2, "beside_the_other", {"fault": "divided"}),
     "marks": (2, "beside_the_other", {"fault": "marks"} | TENSOR),
     "cast": (2, "beside_the_other", {"fault": "cast"} | BF16),
@@ -101,6 +102,7 @@ def test_a_rank_has_its_rows_and_no_more(found):
     assert proof["gradients"]
     assert all(proof["moments"])
     assert proof["frozen"] == ["DTensor"]  # rows, between passes
+    assert proof["planned"] == proof["held"]
 
 
 def test_what_is_not_finite_on_one_rank_is_skipped_by_all(found):
@@ -125,6 +127,13 @@ def test_steps_are_those_of_a_sharded_optimizer(found):
     for case in ("sound", "sound tensor ranks", "sound moments on the host"):
         assert found[case]["furthest"] <= 1e-5, case
     assert found["sound bf16"]["loss"] <= 1e-6
+
+
+def test_in_bf16_the_order_of_one_sum_is_another(found):
+    """Nothing but the gradient of the noise levels, which all parts of all layers add to."""
+    proof = found["order of sums"]
+    assert proof["plain"] == [f"level.{name}.weight" for name in ("linear_1", "linear_2", "norm")]
+    assert proof["layer"] == []
 
 
 @pytest.mark.parametrize(
