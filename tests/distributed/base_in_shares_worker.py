@@ -7,9 +7,12 @@ each number of layers.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,13 +28,18 @@ from dit.convert.import_ import import_weights
 from dit.convert.load_hf import start
 from dit.distributed.collective_errors import on_all_ranks
 from dit.distributed.data_parallel import named_weights, own_passes
+from dit.distributed.model_parallel import FullForward
 from dit.distributed.process_groups import process_groups
 from dit.distributed.row_shares import rows_of
+from dit.models.layers.adaptable import adapters_off
+from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.train.checkpoint.adapters import adapters_at_start
 from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer
 from dit.train.step import run_schedule
 from recipes.runs import dit_debug, for_weights
-from tests.distributed.shares_worker import Large, furthest, item, main, states_of
+from tests.distributed import shares_worker
+from tests.distributed.shares_worker import configs, furthest, item, main, states_of
+from tests.large_tensors import Large
 from tests.learning import train
 
 
@@ -180,6 +188,44 @@ def most_at_one_time(folder: Path, layers: int) -> dict[str, Any]:
         "layer": sizes[True] // layers,
         "root": sizes[False],
     }
+
+
+def samples(_: Path, **settings: Any) -> list[dict[str, Any]]:
+    """Of 0, 1 and 3 prompts for all ranks, beside those that a rank makes with whole weights.
+
+    With averages for weights; and without adapters, where there are any.
+    """
+    models = [(shares_worker.built(config), config) for config in configs(**settings)]
+    for model, config in models:
+        train(model, config, 1, 2)
+    found = []
+    for prompts, off in product((0, 1, 3), (False, True) if "lora" in settings else (False,)):
+        mine = range(dist.get_rank(), prompts, dist.get_world_size())
+        latents = [drawn(*one, numbers=mine, off=off) for one in models]
+        apart = [float((a - b).abs().max() / b.std()) for a, b in zip(*latents, strict=True)]
+        found.append({"apart": on_all_ranks(lambda apart=apart: apart), "prompts": prompts})
+    return found
+
+
+def drawn(
+    model: ModelAndOptimizer, config: RunConfig, *, numbers: Sequence[int], off: bool
+) -> list[torch.Tensor]:
+    """Latents of the prompts of these numbers."""
+    requests = [
+        Request(
+            inputs={"text": torch.randn(4, 8, generator=torch.Generator().manual_seed(number))},
+            negative={"text": torch.zeros(1, 8)},
+            latent_FHW=(1, 4, 2 + 2 * number),
+            fps=math.nan,
+            seed=number,
+        )
+        for number in numbers
+    ]
+    assert model.ema is not None
+    network, settings = FullForward(model.chunks), SamplingSettings(num_steps=2, guidance=3.0)
+    without = adapters_off(network) if off else nullcontext()
+    with without, model.ema.as_weights(model.chunks), own_passes(model.chunks):
+        return generate_latents(network, requests, config=config, settings=settings)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ PROOFS: dict[str, Proof] = {
     "many layers": (4, "most_at_one_time", {"layers": 12}),
     "uneven": (3, "beside_the_other", {"precision": "fp32"}),
     "imported": (3, "beside_the_other", {"imported": True} | BF16),
+    "samples of four": (4, "samples", {}),
+    "samples of three, adapters": (3, "samples", {"lora": "float8_e4m3"}),
     "read": (3, "read_one_at_a_time", BF16),
 }
 
@@ -49,6 +51,15 @@ def test_a_base_in_shares_has_the_bits_of_whole_matrices(found, case):
     assert proof["norm"] <= 1e-6
     assert sum(proof["bytes"]) == proof["whole"] * (2 if case == "tensor ranks" else 1)
     assert proof["uneven"] > 0 or case != "uneven"
+
+
+@pytest.mark.parametrize("case", [name for name in PROOFS if name.startswith("samples")])
+def test_samples_are_those_of_whole_weights(found, case):
+    """Of no, one and three prompts; ranks without any take part in the passes of the others."""
+    assert [one["prompts"] for one in found[case][:: 1 + ("lora" in PROOFS[case][2])]] == [0, 1, 3]
+    for one in found[case]:
+        assert sum(map(len, one["apart"])) == one["prompts"]
+        assert all(apart <= 1e-5 for of_rank in one["apart"] for apart in of_rank)
 
 
 def test_no_rank_reads_a_weight_before_it_has_let_go_of_the_last(found):

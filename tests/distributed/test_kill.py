@@ -31,17 +31,26 @@ class Way:
     workers: int
     background: bool
     adapters: bool = False  # trained beside the weights of a finished run
+    shares: bool = False  # weights in shares; those beside adapters in 8 bits
 
     @property
-    def settings(self) -> tuple[str, str]:
+    def settings(self) -> tuple[str, ...]:
         background = str(self.background).lower()
-        return f"dataset.num_workers={self.workers}", f"checkpoint.async_save={background}"
+        shared = "weights" if self.shares else "optimizer"
+        narrow = ("lora.base_dtype=float8_e4m3",) if self.adapters and self.shares else ()
+        return (
+            f"dataset.num_workers={self.workers}",
+            f"checkpoint.async_save={background}",
+            f"ddp.sharding={shared}",
+            *narrow,
+        )
 
 
 WAYS = [
-    Way(1, 0, True), Way(2, 2, False, adapters=True), Way(2, 2, False), Way(2, 0, True),
-    Way(1, 2, False), Way(2, 2, True), Way(1, 0, False), Way(1, 0, True, adapters=True),
-    Way(1, 2, True), Way(2, 0, False),
+    Way(1, 0, True), Way(2, 2, False, adapters=True, shares=True), Way(2, 2, False),
+    Way(2, 0, True, shares=True), Way(1, 2, False), Way(2, 2, True), Way(1, 0, False),
+    Way(1, 0, True, adapters=True), Way(2, 2, False, adapters=True), Way(1, 2, True),
+    Way(2, 0, False),
 ]  # fmt: skip
 """Those that are killed first come first."""
 
