@@ -19,7 +19,7 @@ from PIL import Image
 from data_prep.cli.parser import main
 from data_prep.inspect import dataset_page, html_pages
 from data_prep.inspect.duplicates import looks_of
-from data_prep.inspect.html_pages import PageRoom, Thumbnail, side_for, thumbnail
+from data_prep.inspect.html_pages import PageRoom, Thumbnail, side_for, thumbnail, with_controls
 from data_prep.inspect.read_shards import inspect_shard
 from dit.codecs.dataset_card import read_card
 from dit.codecs.vae import Pixel, codec_of_card
@@ -167,3 +167,17 @@ def test_long_clips_show_frames_of_all_their_length() -> None:
         assert (clip.size, getattr(clip, "n_frames")) == ((96, 64), 16)  # noqa: B009
         clip.load()
         assert clip.info["duration"] in (312, 313)  # milliseconds of a frame
+
+
+def test_controls_stand_at_the_left() -> None:
+    """A video frame by frame, a picture beside every frame; one of another height is left out."""
+    target_FHW3 = np.arange(4, dtype=np.uint8)[:, None, None, None].repeat(2, 1).repeat(3, 2)
+    target_FHW3 = target_FHW3.repeat(3, 3)
+    video_FHW3, picture_1HW3 = target_FHW3 + 10, np.full((1, 2, 1, 3), 99, np.uint8)
+    lower_1HW3 = np.zeros((1, 1, 3, 3), np.uint8)
+    found_FHW3 = with_controls(target_FHW3, [video_FHW3, picture_1HW3, lower_1HW3])
+    assert found_FHW3.shape == (4, 2, 7, 3)
+    for frame, found_HW3 in enumerate(found_FHW3):
+        wanted = [frame + 10] * 3 + [99] + [frame] * 3
+        assert found_HW3[..., 0].tolist() == [wanted, wanted]
+    assert np.array_equal(with_controls(target_FHW3, []), target_FHW3)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -228,6 +231,20 @@ def test_videos_of_videos(tmp_path: Path, read_samples, capsys) -> None:
     assert "before/f with the ending of a picture or video (--control_dir)" in why["f"][1]
     said = capsys.readouterr().out
     assert "packed: 2 x 1 control videos" in said and "packed: 1 x 1 control pictures" in said
+    told = (*options, "--max_bad_fraction", "0.6")
+    for plan in ("--plan", "--plan=quick"):
+        assert pack(tmp_path / "planned", *told, plan, kind="video") == 0
+        assert widths_of(tmp_path / "planned/plan.html") == {128}
+    page = tmp_path / "page.html"
+    assert main(["inspect", str(tmp_path / "out"), "--html", str(page)]) == 0
+    assert widths_of(page) == {128}
+
+
+def widths_of(page: Path) -> set[int]:
+    """Of the pictures of a page; a clip of 64 x 48 pixels beside its control has 128."""
+    found = re.findall(r"data:image/webp;base64,([A-Za-z0-9+/=]+)", page.read_text())
+    assert found
+    return {Image.open(io.BytesIO(base64.b64decode(one))).width for one in found}
 
 
 @pytest.mark.parametrize(
