@@ -8,10 +8,12 @@ places, without noise and told the level 0.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,15 +25,22 @@ from diffusers.pipelines.ltx.pipeline_ltx_condition import linear_quadratic_sche
 from PIL import Image
 from torch import Tensor
 
+from dit.batch import LatentSample
+from dit.config import RunConfig
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import import_weights
+from dit.data.pack import PatchLayout, pack_samples
+from dit.models.ltx.family import FAMILY as LTX
+from dit.models.ltx.family import LtxConfig
 from dit.models.positions import patchify, unpatchify
 from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.conditions.clips import read_clip
+from dit.sampling.given_pictures import OF_VALIDATION, GivenPictures
 from dit.sampling.media_files import _write_mp4
 from dit.sampling.open_checkpoint import OpenCheckpoint
-from dit.sampling.prompts import Prompt
+from dit.sampling.prompts import Prompt, read_prompts
+from dit.sampling.validation.requests import sample_inputs
 from tests.families.case import NEGATIVE, PROMPT, STEPS, gap
 from tests.families.generation import from_noise, noise_of, opened, texts_of
 from tests.families.ltx import CAUSAL, EVEN, SCHEDULERS, _even, coordinates, pipeline
@@ -152,3 +161,31 @@ def test_an_import_is_told_of_references(groups: Any, tmp_path: Path) -> None:
     assert done.config.model.reference_latents == 2  # type: ignore[attr-defined]
     with pytest.raises(ConvertError, match=r"takes model.frame_positions=... or model.reference_l"):
         import_weights(tmp_path / "pipeline", tmp_path / "b", objective=["model.num_layers=3"])
+
+
+def test_reference_videos_of_prompts_and_of_held_out_samples(tmp_path: Path) -> None:
+    """What validations read: a file of prompts, and the references of a pack."""
+    clip(tmp_path / "a.mp4", 12, 1)
+    (tmp_path / "p.json").write_text(json.dumps([{"caption": "x", "reference_path": "a.mp4"}]))
+    (prompt,) = read_prompts(tmp_path / "p.json")
+    given = GivenPictures(references=prompt.references, options=OF_VALIDATION.of(prompt))
+    config = RunConfig(model=LtxConfig(**LTX.tiny["ltxv_2b"], name="custom"))
+    wanted = LTX.inputs(config.model)
+    decoder: Any = SimpleNamespace(temporal_stride=8, encode=lambda x: x[:, ::8, ::32, ::32])
+    made = given.inputs(decoder, wanted, size=(FRAMES, HEIGHT, WIDTH), multiple=32)
+    pixels = read_clip(prompt.references[0], (FRAMES, HEIGHT, WIDTH), option="")
+    assert torch.equal(made["reference_latent_0"], decoder.encode(pixels.transpose(0, 1)))
+    shown_HW3 = given.shown(HEIGHT, WIDTH)
+    assert shown_HW3 is not None
+    assert np.array_equal(shown_HW3, ((pixels[0] + 1) * 127.5).round().byte().permute(1, 2, 0))
+    latent = torch.randn(4, 3, 4, 6)
+    sample = LatentSample(
+        key="a",
+        latent_CFHW=torch.randn(4, 2, 4, 6),
+        text_LE=torch.randn(3, 16),
+        fps=25.0,
+        others={"reference_latent_0": latent},
+    )
+    layout = PatchLayout.of(config)
+    found = sample_inputs(pack_samples([sample], layout), 0, layout)
+    assert torch.equal(found["reference_latent_0"], latent)
