@@ -259,27 +259,55 @@ class RunConfig:
         model, optimizer = self.model, self.optimizer
         narrower = self.lora.dtype is Precision.BF16 and model.precision is Precision.FP32
         virtual = model.virtual_pipeline_model_parallel_size
-        without = {
-            f"model.virtual_pipeline_model_parallel_size={virtual}": model.virtual_stages > 1,
-            "model.gradient_accumulation_fusion=true": model.gradient_accumulation_fusion,
-            f"model.blocks_to_swap={model.blocks_to_swap}": model.blocks_to_swap > 0,
-            f"model.cpu_offloading_num_layers={model.cpu_offloading_num_layers}": (
-                model.cpu_offloading_num_layers > 0
-            ),
-            f"model.transformer_impl={model.transformer_impl}": (
-                model.transformer_impl is Implementation.TRANSFORMER_ENGINE
-            ),
-            f"lora.dtype={self.lora.dtype} below model.precision={model.precision}": narrower,
+        engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
+        moments = (
             f"optimizer.exp_avg_dtype={optimizer.exp_avg_dtype} and"
-            f" optimizer.exp_avg_sq_dtype={optimizer.exp_avg_sq_dtype}": optimizer.narrow_moments,
-        }
+            f" optimizer.exp_avg_sq_dtype={optimizer.exp_avg_sq_dtype}"
+        )
+        without = [  # what a run wants, its keys, and what to set instead
+            (
+                model.virtual_stages > 1,
+                f"model.virtual_pipeline_model_parallel_size={virtual}",
+                "leave it out: stages that are not virtual go with it",
+            ),
+            (
+                model.gradient_accumulation_fusion,
+                "model.gradient_accumulation_fusion=true",
+                "leave it out: gradients are summed as rows",
+            ),
+            (
+                model.blocks_to_swap > 0,
+                f"model.blocks_to_swap={model.blocks_to_swap}",
+                "leave it out: each rank has rows of the frozen blocks",
+            ),
+            (
+                model.cpu_offloading_num_layers > 0,
+                f"model.cpu_offloading_num_layers={model.cpu_offloading_num_layers}",
+                "set model.recompute_granularity=full for fewer activations",
+            ),
+            (
+                engine,
+                f"model.transformer_impl={model.transformer_impl}",
+                "set model.transformer_impl=local; model.attention_backend may be any",
+            ),
+            (
+                narrower,
+                f"lora.dtype={self.lora.dtype} below model.precision={model.precision}",
+                "leave lora.dtype out",
+            ),
+            (
+                optimizer.narrow_moments,
+                moments,
+                "set optimizer.optimizer_cpu_offload=true, which keeps moments in host memory",
+            ),
+        ]
         return [
             (
                 not wanted,
-                f"{setting} does not go with ddp.sharding=weights; leave it out, or set"
+                f"{setting} does not go with ddp.sharding=weights: {instead}; or set"
                 " ddp.sharding=optimizer",
             )
-            for setting, wanted in without.items()
+            for wanted, setting, instead in without
         ]
 
     @property

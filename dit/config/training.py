@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from dit.config.checks import Rule, at_least_one, check, not_negative, numbers, positive, within
 from dit.config.resume import AtStart, Live, OfData, Refused
@@ -258,6 +259,14 @@ class Sharding(StrEnum):
     WEIGHTS = "weights"
 
 
+WHEN_GATHERED: dict[str, Any] = {
+    "reduce_each_pack": True,
+    "reshard_after_forward": True,
+    "prefetch_layers": 1,
+}
+"""Keys of `DdpConfig` for weights in shares alone, and their defaults."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DdpConfig:
     """Data parallelism of Megatron-Core."""
@@ -277,9 +286,18 @@ class DdpConfig:
     """Parameters per communication bucket; null is Megatron-Core's choice."""
     dp_replicate_size: Live[int] = 1
     """Groups of data-parallel ranks; each has the whole optimizer state, sharded inside it."""
+    reduce_each_pack: Live[bool] = True
+    """With sharding=weights, sum gradients over ranks in each pack. Otherwise once a step: each
+    rank keeps whole gradients until its last pack."""
+    reshard_after_forward: Live[bool] = True
+    """With sharding=weights, free a layer's gathered weights after its forward pass, and gather
+    them again for the backward pass. Otherwise all layers stay gathered in between."""
+    prefetch_layers: Live[int] = 1
+    """With sharding=weights, layers that are gathered ahead of the one that is computed."""
 
     def __post_init__(self) -> None:
         check(
+            *self._of_shares(),
             (
                 not self.overlap_param_gather
                 or (self.use_distributed_optimizer and self.overlap_grad_reduce),
@@ -290,10 +308,13 @@ class DdpConfig:
                 self.dp_replicate_size == 1 or self.use_distributed_optimizer,
                 "dp_replicate_size replicates a sharded optimizer: use_distributed_optimizer=true",
             ),
-            *self._of_shares(),
-            *at_least_one(self, "dp_replicate_size", "bucket_size"),
-            *numbers(self, bucket_size=2**62, dp_replicate_size=2**20),
+            *at_least_one(self, "dp_replicate_size", "bucket_size", "prefetch_layers"),
+            *numbers(self, bucket_size=2**62, dp_replicate_size=2**20, prefetch_layers=2**10),
         )
+
+    def sums(self, packs: int) -> int:
+        """How often weights in shares have their gradients summed in a step of so many packs."""
+        return packs if self.reduce_each_pack else 1
 
     def _of_shares(self) -> list[Rule]:
         """What weights in shares cannot have."""
@@ -312,6 +333,14 @@ class DdpConfig:
                     f" leave {name} out",
                 )
                 for name in ("overlap_grad_reduce", "overlap_param_gather")
+            ),
+            *(
+                (
+                    not whole or getattr(self, name) == usual,
+                    f"{name}={str(getattr(self, name)).lower()} is of weights in shares: set"
+                    " sharding=weights, or leave it out",
+                )
+                for name, usual in WHEN_GATHERED.items()
             ),
         ]
 

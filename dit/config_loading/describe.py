@@ -88,6 +88,7 @@ def _shares(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
         return []
     shards = config.optimizer_ranks(config.data_parallel_size(world_size))
     sent, need = pack_traffic(config, shards=shards), memory(config, world_size=world_size)
+    of_step = "" if config.ddp.reduce_each_pack else "the last of a step "
     rows = [
         (
             "weights",
@@ -97,7 +98,8 @@ def _shares(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
         (
             "",
             f"each pack sends {_gb(sent.forward)} in its forward pass, {_gb(sent.backward)} in its"
-            f" backward pass, and {_gb(sent.gradients)} of gradients, which its products hide from",
+            f" backward pass, and {of_step}{_gb(sent.gradients)} of gradients, which its products"
+            " hide from",
         ),
     ]
     for name, device in DEVICES.items():

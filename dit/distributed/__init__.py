@@ -11,6 +11,7 @@ model_parallel       one pack over context ranks and pipeline stages
 data_parallel        gradients and weights over data ranks; the float32 main parameters
 row_shares           which rows of a weight a data rank has, and how it keeps them
 full_sharding        the same with weights in shares (`ddp.sharding=weights`), by torch's FSDP2
+share_schedule       the ranks of shares; when weights are gathered, and gradients summed
 collective_errors    an error on one rank is raised on all
 watchdog             no process waits for ever for another one that has died
 """

@@ -48,7 +48,7 @@ def wrap(
         check_for_nan_in_grad=False,  # it raises on one rank only; the step looks at the norm
     )
     if config.ddp.sharding is Sharding.WEIGHTS:
-        return [ShardedChunk(model, ddp, groups) for model in models]
+        return [ShardedChunk(model, ddp, groups, config.ddp) for model in models]
     chunks: list[Any] = [
         DistributedDataParallel(
             config=model.config,

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,13 +25,14 @@ from megatron.core.optimizer.optimizer import FP32Optimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
+from dit.config import DdpConfig
 from dit.distributed.process_groups import device
 from dit.distributed.row_shares import RowShares, mark_rows, packing_of
+from dit.distributed.share_schedule import ShareSchedule, shares_mesh
 from dit.distributed.watchdog import heartbeat
 
 _STORED = "stored_in_shares"
@@ -64,7 +64,11 @@ class ShardedChunk(MegatronModule):
     """A part of the model on this rank whose weights are shared out over the data ranks."""
 
     def __init__(
-        self, module: Any, ddp_config: DistributedDataParallelConfig, groups: ProcessGroupCollection
+        self,
+        module: Any,
+        ddp_config: DistributedDataParallelConfig,
+        groups: ProcessGroupCollection,
+        options: DdpConfig,
     ):
         super().__init__(config=module.config)
         self.module: Any = module
@@ -72,9 +76,10 @@ class ShardedChunk(MegatronModule):
         stored, whole = [*module.sharded_state_dict().values()], dict(module.named_parameters())
         layers = [layer for stack in module.stacks.values() for layer in stack.layers]
         self._shard(module, layers, groups)
+        self._schedule = ShareSchedule(module, layers, options)
         # While a layer is gathered, its parameters are others.
         self._weights: dict[str, Any] = dict(module.named_parameters())
-        self._units, self._ranks = (module, *layers), groups.intra_dp_cp
+        self._ranks = groups.intra_dp_cp
         ranks, rank = self._ranks.size(), self._ranks.rank()
         self._rows: dict[str, nn.Parameter] = {}
         self._kept: dict[nn.Parameter, Tensor] = {}  # factors of the gradient
@@ -91,7 +96,7 @@ class ShardedChunk(MegatronModule):
         setattr(module, _STORED, [_with_rows(entry, own_of) for entry in stored])
 
     def _shard(self, module: Any, layers: Sequence[Any], groups: ProcessGroupCollection) -> None:
-        mesh, policy = _mesh(groups), _policy(module, self.ddp_config)
+        mesh, policy = shares_mesh(groups), _policy(module, self.ddp_config)
         self._reduced = policy.reduce_dtype or torch.float32
         for unit in (*layers, module):
             _give_memory(unit)
@@ -101,9 +106,6 @@ class ShardedChunk(MegatronModule):
             # A sum, which `finalize_model_grads` divides by the tokens of all ranks.
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-        # Not by the order of the last pass, which recomputation and pipelines change.
-        for before, layer in pairwise(layers):
-            layer.set_modules_to_backward_prefetch([before])
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return self.module(*inputs, **named)
@@ -158,11 +160,12 @@ class ShardedChunk(MegatronModule):
         ranks enter, with the same weights. Not after an error, with which one rank is alone.
         """
         announced = self.module.register_forward_pre_hook(self._say_pass, prepend=True)
-        yield
-        announced.remove()
-        while self._announce(0).item():
-            heartbeat("passes of other ranks")
-            self._attend()
+        with self._schedule.equal_passes():
+            yield
+            announced.remove()
+            while self._announce(0).item():
+                heartbeat("passes of other ranks")
+                self._schedule.gather_once()
         self.start_param_sync()
 
     def _say_pass(self, *_: Any) -> None:
@@ -173,14 +176,6 @@ class ShardedChunk(MegatronModule):
         any_rank = torch.tensor([passes], device=device())
         dist.all_reduce(any_rank, op=dist.ReduceOp.MAX, group=self._ranks)
         return any_rank
-
-    def _attend(self) -> None:
-        """The gathers of a pass, in their order."""
-        first, *layers = self._units
-        first.unshard()
-        for layer in layers:
-            layer.unshard()
-            layer.reshard()
 
 
 class _WithoutMemory(TorchFunctionMode):
@@ -240,17 +235,6 @@ def _with_rows(entry: Any, own_of: dict[Tensor, nn.Parameter]) -> Any:
     own, entry = own_of[entry.data], replace(entry, data=None)  # type: ignore[index]
     entry.data = own  # not at once: its shape is that of the rows, and its type float32
     return entry
-
-
-def _mesh(groups: ProcessGroupCollection) -> DeviceMesh:
-    """The data ranks, context ranks included; `ddp.dp_replicate_size` adds an axis of copies."""
-    shares, every, kind = groups.intra_dp_cp, groups.dp_cp, device().type
-    if shares.size() == every.size():
-        return DeviceMesh.from_group(every, kind, mesh_dim_names=("shares",))
-    ranks = torch.tensor(dist.get_process_group_ranks(every)).view(-1, shares.size())
-    return DeviceMesh.from_group(
-        [groups.inter_dist_opt, shares], kind, mesh=ranks, mesh_dim_names=("copies", "shares")
-    )
 
 
 def _policy(module: Any, ddp: DistributedDataParallelConfig) -> MixedPrecisionPolicy:

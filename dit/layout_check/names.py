@@ -42,6 +42,8 @@ WORDS = {
     "hsdpN": "N groups of data-parallel ranks that each have the optimizer state",
     "overlap": "gradients reduced and weights gathered while the passes go on",
     "fsdp": "weights and gradients in shares, which each layer gathers for a pass",
+    "once": "with fsdp: gradients summed over ranks once a step, and not in each pack",
+    "kept": "with fsdp: layers stay gathered from the forward pass to the backward pass",
     "whole": "without the distributed optimizer",
     "full": "activations of every layer computed again",
     "block": "activations of the first layer of each stage computed again",
@@ -78,6 +80,8 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "compiled": {"model": {"compile": True}},
     "bf16": {"model": {"precision": Precision.BF16}},
     "fsdp": {"ddp": {"sharding": Sharding.WEIGHTS}},
+    "once": {"ddp": {"reduce_each_pack": False}},
+    "kept": {"ddp": {"reshard_after_forward": False}},
     "overlap": {"ddp": {"overlap_grad_reduce": True, "overlap_param_gather": True}},
     "whole": {"ddp": {"use_distributed_optimizer": False}},
 }

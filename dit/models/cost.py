@@ -164,20 +164,21 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     model = config.model
     replicas = config.data_parallel_size(world_size)
     trained = trained_here(config)
-    shards = config.optimizer_ranks(replicas)
+    shards, packs = config.optimizer_ranks(replicas), config.train.global_batch_size // replicas
     wide, in_shares = model.precision is Precision.FP32, config.ddp.sharding is Sharding.WEIGHTS
     hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.states.bytes
     weights, gradients = weight_bytes(config), trained * _summed_size(config)
     if in_shares:  # rows of trained weights are the main parameters, float32 as their gradients
         weights = (weights + trained * (4 - _size(model))) // shards
-        gradients = trained * 4 // shards
+        if config.ddp.sums(packs) == packs:  # else they are whole until the last pack
+            gradients = trained * 4 // shards
     return Memory(
         weights=weights,
         gradients=gradients,
         # Two moments where they are not the host's, and a float32 copy of narrower weights.
         optimizer=trained * (moments * (not hosted) + 4 * (not wide and not in_shares)) // shards,
         ema=0 if config.ema.kind is EmaKind.NONE else trained * 4 // shards,
-        activations=_activations(config, accumulation=config.train.global_batch_size // replicas),
+        activations=_activations(config, accumulation=packs),
         backward=int(_BACKWARD * _numbers(config) * _size(model)),
         norms=trained * 4 // shards,
         gathered=_gathered(config, trained=trained, shards=shards) if in_shares else 0,
@@ -205,20 +206,23 @@ def weight_bytes(config: RunConfig) -> int:
 def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
     """Bytes beside the shares at the peak of a backward pass, with `ddp.sharding=weights`.
 
-    What lies before and after the layers stays gathered; of the layers there are two, one of them
-    fetched ahead. Gradients of two wait for their sums: as they were computed, and in the type of
-    the sum. Of both there is the part that this rank sends and keeps.
+    What lies before and after the layers stays gathered; of the layers, all, or one and those that
+    are fetched ahead. Gradients of two wait for their sums: as they were computed, and in the type
+    of the sum. Of both there is the part that this rank sends and keeps.
     """
     model, cost = config.model, network_cost(config.model)
     tensor, size, summed = model.tensor_model_parallel_size, _size(model), _summed_size(config)
-    costs = [stack.layer.cost for stack in cost.stacks]
+    costs, ahead = [stack.layer.cost for stack in cost.stacks], config.ddp.prefetch_layers
     layers = 2 * max(one.parameters(tensor=tensor) for one in costs)
-    sent = 2 * max(_layer_bytes(config, one) for one in costs)
+    sent = max(_layer_bytes(config, one) for one in costs)
     ends = [one.parameters(tensor=tensor) for one in (cost.before, cost.after)]
     ends_here = sum(ends) if model.pipeline_model_parallel_size == 1 else max(ends)
     part = trained / parameters_here(model)
+    weights = size * ends_here + (1 + ahead) * sent
+    if not config.ddp.reshard_after_forward:
+        weights = weight_bytes(config)
     gradients = part * (size + summed) * max(layers, ends_here)
-    return int(size * ends_here + sent + gradients + (sent + layers * part * summed) / shards)
+    return int(weights + gradients + (2 * sent + layers * part * summed) / shards)
 
 
 def _layer_bytes(config: RunConfig, layer: Cost) -> int:
@@ -244,9 +248,9 @@ class PackTraffic:
     forward: float
     """Weights for the forward pass."""
     backward: float
-    """The same weights again."""
+    """The same weights again, unless they stay gathered (`ddp.reshard_after_forward`)."""
     gradients: float
-    """Their sums, of which each rank keeps its rows."""
+    """Their sums, of which each rank keeps its rows; `ddp.reduce_each_pack` says in which packs."""
 
     @property
     def total(self) -> float:
@@ -258,7 +262,8 @@ def pack_traffic(config: RunConfig, *, shards: int) -> PackTraffic:
     others = (shards - 1) / shards
     weights = others * weight_bytes(config)
     gradients = others * trained_here(config) * _summed_size(config)
-    return PackTraffic(forward=weights, backward=weights, gradients=gradients)
+    again = weights * config.ddp.reshard_after_forward
+    return PackTraffic(forward=weights, backward=again, gradients=gradients)
 
 
 def break_even_tokens(config: RunConfig, *, shards: int, flops: float, bytes_per_s: float) -> float:

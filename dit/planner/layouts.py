@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from dit.config import ContextComm, Problems, Recompute, RunConfig, Sharding
+from dit.config.training import WHEN_GATHERED
 from dit.device_specs import Device
 from dit.models.cost import Memory, break_even_tokens, memory
 from dit.planner.efficiency import Efficiency
@@ -230,6 +231,8 @@ def _on_layout(config: RunConfig, layout: ParallelLayout) -> RunConfig:
     if layout.sharding is Sharding.WEIGHTS:  # it overlaps by itself
         changes |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
         changes["dp_replicate_size"] = layout.copies
+    else:
+        changes |= WHEN_GATHERED
     return replace(config, model=model, ddp=replace(config.ddp, **changes))
 
 

@@ -157,7 +157,7 @@ def times(
             + 2 / efficiency.attention_backward
         ),
         memory=packs
-        * (_moved(model, load, again) + _restored(config, again) + _copied(config))
+        * (_moved(model, load, again) + _restored(config, again) + _copied(config, packs))
         / bandwidth,
         launches=packs * layers * (1 + again / 3) * KERNELS[_is_fused(model)] * efficiency.gap_s,
         **_communication(config, load, packs, replicas, device, efficiency),
@@ -211,17 +211,19 @@ def _in_shares(config: RunConfig) -> bool:
     return config.ddp.sharding is Sharding.WEIGHTS
 
 
-def _copied(config: RunConfig) -> float:
-    """Bytes that gathers of one pack move in the memory of the device, with weights in shares.
+def _copied(config: RunConfig, packs: int) -> float:
+    """Bytes that gathers of one of `packs` move in the memory of a device, with weights in shares.
 
-    Weights come in one piece, and are copied to where they are used, in both passes. Gradients are
-    read, and written in one piece in the type of the sum.
+    Weights come in one piece, and are copied to where they are used, in each pass that gathers
+    them. Gradients are read for each sum, and written in one piece in the type of the sum.
     """
     if not _in_shares(config):
         return 0.0
     size = _number(config.model)
     summed = 4 if config.ddp.grad_reduce_in_fp32 else size
-    return 2 * 2 * weight_bytes(config) + (size + summed) * trained_here(config)
+    gathers = 1 + config.ddp.reshard_after_forward
+    copied = gathers * 2 * weight_bytes(config)
+    return copied + config.ddp.sums(packs) / packs * (size + summed) * trained_here(config)
 
 
 def not_modelled(config: RunConfig) -> list[str]:
@@ -291,7 +293,9 @@ def _update(config: RunConfig, packs: int, replicas: int) -> float:
     ranks = config.optimizer_ranks(replicas)
     if _in_shares(config):  # rows are the main weights: gradients add to them, float32
         updated = 4 + 4 + config.optimizer.states.update_bytes + average
-        return here / ranks * (updated + packs * 3 * 4)
+        sums = config.ddp.sums(packs)
+        whole = here * packs * (size + 2 * total) * (sums < packs)
+        return whole + here / ranks * (updated + sums * 3 * 4)
     updated = total + total + config.optimizer.states.update_bytes + 4 + size + average
     added = packs * (size + 2 * total) * (not config.model.gradient_accumulation_fusion)
     return here * (total + added + updated / ranks)
@@ -321,9 +325,15 @@ def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward:
     """
     if _in_shares(config):
         moved = pack_traffic(config, shards=2)  # for the parts of the passes alone
-        gathers = busy.data / packs * moved.forward / max(moved.total, 1)
-        passes = ((gathers, forward), (busy.data / packs - gathers, 1 - forward))
-        return packs * sum(max(0.0, sent - one * part) for sent, part in passes)
+        sums = config.ddp.sums(packs)
+        total = packs * (moved.forward + moved.backward) + sums * moved.gradients
+        a_byte = busy.data / max(total, 1)
+        passes = (  # bytes, the part of a pack's computation beside them, and how many there are
+            (moved.forward, forward, packs),
+            (moved.backward, 1 - forward, packs - sums),
+            (moved.backward + moved.gradients, 1 - forward, sums),
+        )
+        return sum(max(0.0, sent * a_byte - one * part) * count for sent, part, count in passes)
     hidden = one * ((2 / 3) * config.ddp.overlap_grad_reduce)
     hidden += one * ((1 / 3) * config.ddp.overlap_param_gather)
     return max(0.0, busy.data - hidden)

@@ -39,7 +39,7 @@ class Traffic:
     data: float
     """With weights in shares, of all packs."""
     copies: float = 0.0
-    """Sums of gradients over copies of weights in shares (`ddp.dp_replicate_size`)."""
+    """Sums of gradients over copies of weights in shares (`ddp.dp_replicate_size`), once a step."""
 
 
 def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int) -> Traffic:
@@ -96,9 +96,11 @@ def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[st
     here, ranks = trained_here(config), replicas * config.model.context_parallel_size
     if config.ddp.sharding is Sharding.WEIGHTS:
         shards, copies = config.optimizer_ranks(replicas), config.ddp.dp_replicate_size
+        sent = pack_traffic(config, shards=shards)
+        gathered = packs * (sent.forward + sent.backward)
         return {
-            "data": packs * pack_traffic(config, shards=shards).total,
-            "copies": packs * here / shards * 2 * gradient * _others(copies),
+            "data": gathered + config.ddp.sums(packs) * sent.gradients,
+            "copies": here / shards * 2 * gradient * _others(copies),
         }
     if config.ddp.use_distributed_optimizer:
         return {"data": here * (gradient + size) * _others(ranks)}

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dit.config import Recompute, RunConfig, Sharding, TrainConfig
+from dit.config.training import WHEN_GATHERED
 from dit.distributed.data_parallel import chained_optimizers, gradient_buffers, main_param_shards
 from dit.distributed.process_groups import device
 
@@ -100,6 +101,9 @@ def _remedies(config: RunConfig) -> Iterator[str]:
     yield "larger model.context_parallel_size or model.tensor_model_parallel_size"
     tokens = config.dataset.task_encoder_seq_length
     yield f"a smaller dataset.task_encoder_seq_length (now {tokens})"
+    for name, usual in WHEN_GATHERED.items():
+        if getattr(config.ddp, name) != usual:
+            yield f"ddp.{name}={str(usual).lower()}"
     if config.lora.enabled:
         yield "model.blocks_to_swap, lora.base_dtype=float8_e4m3"
         return

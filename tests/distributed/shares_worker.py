@@ -9,17 +9,20 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing import load_plain_tensors
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dit.config import (
     BaseType,
@@ -27,6 +30,7 @@ from dit.config import (
     LoraConfig,
     ParameterGroup,
     Precision,
+    Recompute,
     RunConfig,
     Sharding,
 )
@@ -44,9 +48,11 @@ from dit.distributed.process_groups import process_groups, start_processes
 from dit.distributed.row_shares import rows_of
 from dit.lora.checkpoint import DRAWN, AdapterRun
 from dit.lora.targets import chosen_adapters
-from dit.models.cost import memory
+from dit.models.cost import memory, pack_traffic
+from dit.models.layers import per_sample
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
+from dit.planner.traffic import traffic
 from dit.train.checkpoint import exchange
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.shares import SharedWeight
@@ -70,6 +76,7 @@ TENSOR = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 
 def configs(
     *,
+    ddp: Mapping[str, Any] | None = None,
     precision: str = "fp32",
     lora: str = "",
     copies: int = 1,
@@ -78,7 +85,8 @@ def configs(
 ) -> tuple[RunConfig, RunConfig]:
     """One run with weights in shares, one with the optimizer alone.
 
-    `lora` is the type of the base of adapters. With `host` the moments wait in host memory.
+    `ddp` has keys of the first alone, and `lora` is the type of the base of adapters. With `host`
+    the moments wait in host memory.
     """
     run = tiny_run(precision=Precision(precision), **model)
     if lora:
@@ -86,7 +94,7 @@ def configs(
         run = replace(run, lora=LoraConfig(rank=3, targets=("*blocks.*",), base_dtype=narrow))
     run = replace(run, optimizer=replace(run.optimizer, optimizer_cpu_offload=host))
     run = replace(run, ddp=DdpConfig(dp_replicate_size=copies))
-    return replace(run, ddp=replace(run.ddp, sharding=Sharding.WEIGHTS)), run
+    return replace(run, ddp=replace(run.ddp, sharding=Sharding.WEIGHTS, **(ddp or {}))), run
 
 
 def built(config: RunConfig, load_base: LoadFrozen | None = None) -> ModelAndOptimizer:
@@ -250,10 +258,10 @@ def item(config: RunConfig, *sizes: tuple[int, int, int]) -> Any:
     return training_problem(objective, batch, seed=1, step=1, null=null, options=config.objective)
 
 
-def passes_of_each_rank(_: Path) -> dict[str, Any]:
+def passes_of_each_rank(_: Path, **ddp: Any) -> dict[str, Any]:
     """Ranks make 0, 1 and 3 passes; each gets the loss that complete weights give."""
     found = {}
-    for name, config in zip(("shares", "plain"), configs(), strict=True):
+    for name, config in zip(("shares", "plain"), configs(ddp=ddp), strict=True):
         model = built(config)
         wanted, losses = (0, 1, 3)[dist.get_rank() % 3], []
         if dist.get_world_size() == 2:
@@ -271,7 +279,10 @@ def passes_of_each_rank(_: Path) -> dict[str, Any]:
 
 
 def beside_the_other(_: Path, fault: str = "", **settings: Any) -> Any:
-    """Losses and norms of two steps beside those of a sharded optimizer."""
+    """Losses and norms of two steps beside those of a sharded optimizer.
+
+    Where `fused_kernels` are asked for, Triton's interpreter runs them with weights in shares.
+    """
     shares, plain = configs(**settings)
     plain = replace(plain, optimizer=replace(plain.optimizer, optimizer_cpu_offload=False))
     wrong: Any = nullcontext()
@@ -288,8 +299,77 @@ def beside_the_other(_: Path, fault: str = "", **settings: Any) -> Any:
         wrong = patch.object(full_sharding, "_marks", lambda weight: {})
     with wrong:
         made = built(shares)
-    found, wanted = train(made, shares, 1, 2), train(built(plain), plain, 1, 2)
+    interpreted = bool(settings.get("fused_kernels"))
+    with patch.object(per_sample, "kernels_run_on", lambda device: interpreted):
+        found = train(made, shares, 1, 2)
+    wanted = train(built(plain), plain, 1, 2)
     return {"loss": furthest(found[:1], wanted[:1]), "furthest": furthest(found, wanted)}
+
+
+class Sent(TorchDispatchMode):
+    """Counts bytes that collectives send in rings, by their kind and the size of their group."""
+
+    KINDS: ClassVar = {"_allgather_base_": 0, "_reduce_scatter_base_": 1, "allreduce_": 0}
+    """Which argument is the whole of the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kind = func.name().removeprefix("c10d::").partition(".")[0]
+        if func.namespace == "c10d" and kind in self.KINDS:
+            group = next(one for one in args if isinstance(one, torch.ScriptObject))
+            ranks = dist.ProcessGroup.unbox(group).size()
+            whole = sum(t.nbytes for t in tree_leaves(args[self.KINDS[kind]]))
+            rings = 2 if kind == "allreduce_" else 1
+            self.bytes[f"{kind} {ranks}"] += rings * whole * (ranks - 1) // ranks
+        return func(*args, **(kwargs or {}))
+
+
+def sent_in_a_step(_: Path, packs: int, copies: int, again: int = 0, **ddp: Any) -> dict[str, Any]:
+    """Bytes that a rank sends in a step of so many packs, and what the planner says.
+
+    `again`: so many layers at a time are computed again.
+    """
+    full = {"recompute_granularity": Recompute.FULL, "recompute_num_layers": again}
+    config = configs(ddp=ddp, copies=copies, num_layers=4, **(full if again else {}))[0]
+    model, count = built(config), Sent()
+    zero_gradients(model.chunks, model.optimizer)
+    with count:
+        run_schedule(model.chunks, [item(config)] * packs, options=config.objective)
+    network = model.modules[0].named_parameters()
+    root = sum(p.numel() for name, p in network if ".layers." not in name)
+    ranks = dist.get_world_size() // copies
+    planned = traffic(config, tokens=1, accumulated=packs, replicas=dist.get_world_size())
+    one = pack_traffic(config, shards=ranks)
+    return {
+        "sent": dict(count.bytes),
+        "gathers": planned.data - config.ddp.sums(packs) * one.gradients,
+        "again": packs * 4 * root * (ranks - 1) / ranks,
+        "gradients": config.ddp.sums(packs) * one.gradients,
+        "copies": planned.copies,
+    }
+
+
+def once_a_step(_: Path) -> dict[str, Any]:
+    """Two packs in bf16, of which the first does not use a matrix of a layer."""
+    found = {}
+    for once in (False, True):
+        config = configs(ddp={"reduce_each_pack": not once}, precision="bf16")[0]
+        model = built(config)
+        layer = next(iter(model.modules[0].stacks.values())).layers[0]
+        calls: list[int] = []
+
+        def not_of_the_first(_: Any, inputs: Any, out: Any, calls: list[int] = calls) -> Any:
+            calls.append(1)
+            return out.detach() if len(calls) == 1 else out
+
+        layer.mlp.linear_fc1.register_forward_hook(not_of_the_first)
+        zero_gradients(model.chunks, model.optimizer)
+        run_schedule(model.chunks, [item(config)] * 2, options=config.objective)
+        found[once] = clip_and_step(model.optimizer, clip_grad=1.0).grad_norm
+    return {"each": found[False], "once": found[True]}
 
 
 def order_of_sums(_: Path) -> dict[str, list[str]]:

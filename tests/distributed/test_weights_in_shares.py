@@ -8,20 +8,24 @@ from typing import Any
 
 import pytest
 
-from tests.launching import ROOT, run
+from tests.launching import ROOT, run, run_cold
 from tests.proofs import Proof, launch, results
 
 LAYOUTS = {
-    2: ("fsdp", "dp2+fsdp+frozen+compiled", "cp2+fsdp", "dp2+fsdp+bf16", "dp2+fsdp+lora+drop"),
+    2: (
+        *("fsdp", "dp2+fsdp+frozen+compiled", "cp2+fsdp", "dp2+fsdp+bf16", "dp2+fsdp+lora+drop"),
+        "dp2+fsdp+once+kept",
+    ),
     3: ("dp3+fsdp+packs3",),
     4: (
-        *("tp2+sp+dp2+fsdp", "dp4+hsdp2+fsdp", "pp2+dp2+fsdp", "tp2+cp2+fsdp+full"),
+        *("tp2+sp+dp2+fsdp", "dp4+hsdp2+fsdp+packs8", "pp2+dp2+fsdp+once", "tp2+cp2+fsdp+full"),
         "tp2+sp+dp2+fsdp+lora+fp8base",
     ),
 }
 TENSOR = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 THREE, BF16 = {"name": "three"}, {"precision": "bf16"}
 ADAPTERS = {"name": "adapters", "lora": "float8_e4m3", "precision": "bf16"}
+COPIES = {"packs": 3, "copies": 2}
 WORKER = "tests/distributed/shares_worker.py"
 PROOFS: dict[str, Proof] = {
     "copies": (4, "to_and_fro", {"name": "copies", "copies": 2}),
@@ -42,9 +46,16 @@ PROOFS: dict[str, Proof] = {
     "sound moments on the host": (2, "beside_the_other", {"host": True}),
     "sound bf16": (2, "beside_the_other", BF16),
     "order of sums": (2, "order_of_sums", {}),
+    "once": (2, "once_a_step", {}),
+    "passes of kept layers": (2, "passes_of_each_rank", {"reshard_after_forward": False}),
     "divided": (2, "beside_the_other", {"fault": "divided"}),
     "marks": (2, "beside_the_other", {"fault": "marks"} | TENSOR),
     "cast": (2, "beside_the_other", {"fault": "cast"} | BF16),
+    "sent": (4, "sent_in_a_step", COPIES),
+    "sent once": (4, "sent_in_a_step", COPIES | {"reduce_each_pack": False}),
+    "sent kept": (4, "sent_in_a_step", COPIES | {"reshard_after_forward": False}),
+    "sent ahead": (4, "sent_in_a_step", COPIES | {"prefetch_layers": 3}),
+    "sent ahead again": (4, "sent_in_a_step", COPIES | {"prefetch_layers": 3, "again": 2}),
     "6 layers": (4, "most_at_one_time", {"layers": 6}),
     "12 layers": (4, "most_at_one_time", {"layers": 12}),
 }
@@ -73,6 +84,13 @@ def test_every_tensor_is_that_of_one_process(tmp_path, ranks):
 def found(once) -> dict[str, Any]:
     """What each proof has found."""
     return results(once("shares", lambda folder: launch(folder, WORKER, PROOFS)), PROOFS)
+
+
+def test_interpreted_kernels_take_gathered_weights(tmp_path):
+    """In processes of their own: Triton chooses its interpreter when it is imported."""
+    proofs = {"kernels": (2, "beside_the_other", {"fused_kernels": True, "num_layers": 1})}
+    launch(tmp_path, WORKER, proofs, start=run_cold, TRITON_INTERPRET="1")
+    assert results(tmp_path, proofs)["kernels"]["furthest"] <= 1e-5
 
 
 @pytest.mark.parametrize("case", ["three ranks", "bf16", "copies", "adapters"])
@@ -115,7 +133,7 @@ def test_a_hook_of_a_gradient_holds_for_rows(found):
     assert found["held"] == [True, False]
 
 
-@pytest.mark.parametrize("case", ["passes of two", "passes of three"])
+@pytest.mark.parametrize("case", ["passes of two", "passes of three", "passes of kept layers"])
 def test_ranks_make_as_many_passes_as_they_want(found, case):
     proof = found[case]
     assert [len(losses) for losses in proof["shares"]] in ([0, 3], [0, 1, 3])
@@ -134,6 +152,21 @@ def test_in_bf16_the_order_of_one_sum_is_another(found):
     proof = found["order of sums"]
     assert proof["plain"] == [f"level.{name}.weight" for name in ("linear_1", "linear_2", "norm")]
     assert proof["layer"] == []
+
+
+@pytest.mark.parametrize("case", [name for name in PROOFS if name.startswith("sent")])
+def test_ranks_send_what_the_planner_says(found, case):
+    """In a step of three packs; what is before and after the layers stays gathered in a pass."""
+    proof = found[case]
+    again = 0 if case == "sent kept" else proof["again"]
+    assert proof["sent"]["_allgather_base_ 2"] == proof["gathers"] - again
+    assert proof["sent"]["_reduce_scatter_base_ 2"] == proof["gradients"]
+    assert proof["sent"]["allreduce_ 2"] == proof["copies"]
+
+
+def test_gradients_summed_once_are_those_of_each_pack(found):
+    """In bf16, also where the first pack does not use a weight of a layer."""
+    assert found["once"]["once"] == pytest.approx(found["once"]["each"], rel=5e-3)
 
 
 @pytest.mark.parametrize(

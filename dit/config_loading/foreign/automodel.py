@@ -111,6 +111,9 @@ AUTOMODEL: dict[str, Foreign] = {
         "optimizer.optimizer_cpu_offload keeps moments, and model.cpu_offloading_num_layers"
         " activations, in the host's memory"
     ),
+    "fsdp.defer_fsdp_grad_sync": unused_key("ddp.reduce_each_pack says when gradients are summed"),
+    "fsdp.reshard_after_forward": unused_key("ddp.reshard_after_forward decides"),
+    "fsdp.fsdp2_*": unused_key("ddp.prefetch_layers counts layers that are gathered ahead"),
     "fsdp.*": unused_key(SHARDED),
     "ddp.find_unused_parameters": unused_key("every weight is used at every step"),
     "flow_matching.adapter_type": PART,

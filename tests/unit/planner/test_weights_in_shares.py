@@ -30,6 +30,7 @@ from dit.models.cost import (
     break_even_tokens,
     choose_recomputation,
     memory,
+    network_cost,
     pack_traffic,
     parameter_count,
     trained_count,
@@ -129,7 +130,48 @@ def test_copies_sum_their_rows() -> None:
     config = run(DitConfig(), replace(SHARES, dp_replicate_size=2))
     sent = traffic(config, tokens=1e3, accumulated=3, replicas=8)
     assert sent.data == 3 * pack_traffic(config, shards=4).total
-    assert sent.copies == pytest.approx(3 * parameter_count(config.model) / 4 * 2 * 4 / 2)
+    # Once a step, however many packs.
+    assert sent.copies == pytest.approx(parameter_count(config.model) / 4 * 2 * 4 / 2)
+
+
+def test_gradients_summed_once_a_step_are_whole_until_then() -> None:
+    each, once = (run(DitConfig(), replace(SHARES, reduce_each_pack=value)) for value in (1, 0))
+    whole, sent = parameter_count(DitConfig()) * 4, pack_traffic(each, shards=2)
+    assert memory(once, world_size=2).gradients == whole  # four packs a rank
+    assert memory(once, world_size=8).gradients == whole // 8  # one
+    steps = [traffic(one, tokens=1e3, accumulated=4, replicas=2).data for one in (each, once)]
+    assert steps[0] - steps[1] == 3 * sent.gradients
+    machine: dict[str, Any] = {"world_size": 2, "device": DEVICES["h100"], "efficiency": FUSED}
+    waits = [times(one, LOAD, **machine).data for one in (each, once)]
+    assert waits[0] > waits[1] > 0
+
+
+def test_layers_that_stay_gathered_are_not_gathered_again() -> None:
+    freed, kept = (
+        run(named_model("wan2.1_t2v_14b"), replace(SHARES, reshard_after_forward=value))
+        for value in (True, False)
+    )
+    sent = pack_traffic(kept, shards=8)
+    assert (sent.forward, sent.backward) == (pack_traffic(freed, shards=8).forward, 0)
+    need, more = memory(freed, world_size=8), memory(kept, world_size=8)
+    whole = 2 * parameter_count(kept.model)
+    assert 0.8 * whole < more.gathered - need.gathered < whole
+    assert more.total - more.gathered == need.total - need.gathered
+
+
+def test_what_is_fetched_ahead_takes_memory() -> None:
+    one, three = (run(DitConfig(), replace(SHARES, prefetch_layers=count)) for count in (1, 3))
+    layer = network_cost(one.model).stacks[0].layer.cost.parameters(tensor=1)
+    more = memory(three, world_size=8).gathered - memory(one, world_size=8).gathered
+    assert more == 2 * 2 * layer
+
+
+def test_layouts_without_shares_have_none_of_their_keys() -> None:
+    config = run(DitConfig(), replace(SHARES, reduce_each_pack=False, prefetch_layers=2))
+    load = PackLoad.of(config.model, [(32_768, 512)])
+    good, bad = plans(config, load, world_size=2, device=DEVICES["h100"], efficiency=FUSED)
+    assert {one.layout.sharding for one in good} == {*Sharding}
+    assert not any("reduce_each_pack" in one.why for one in bad)
 
 
 @pytest.mark.parametrize(("rate", "tokens"), [(350e9, 1333), (50e9, 9333)])
@@ -175,6 +217,11 @@ def test_the_description_says_what_a_pack_moves() -> None:
         "h100: 2,565 tokens on inside of a server, 23,086 between them",
     ):
         assert part in said, said
+
+
+def test_the_description_says_which_pack_sends_gradients() -> None:
+    once = run(named_model("wan2.1_t2v_14b"), replace(SHARES, reduce_each_pack=False))
+    assert "the last of a step 50 GB of gradients" in describe(once, world_size=8)
 
 
 def test_a_rank_takes_its_rows_of_a_checkpoint() -> None:

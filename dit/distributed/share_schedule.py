@@ -1,0 +1,105 @@
+"""Weights in shares: over which ranks, when they are gathered, and when gradients are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch.distributed.device_mesh import DeviceMesh
+
+from dit.config import DdpConfig, Recompute
+from dit.distributed.process_groups import device
+
+
+def shares_mesh(groups: ProcessGroupCollection) -> DeviceMesh:
+    """The data ranks, context ranks included; `ddp.dp_replicate_size` adds an axis of copies."""
+    shares, every, kind = groups.intra_dp_cp, groups.dp_cp, device().type
+    if shares.size() == every.size():
+        return DeviceMesh.from_group(every, kind, mesh_dim_names=("shares",))
+    ranks = torch.tensor(dist.get_process_group_ranks(every)).view(-1, shares.size())
+    return DeviceMesh.from_group(
+        [groups.inter_dist_opt, shares], kind, mesh=ranks, mesh_dim_names=("copies", "shares")
+    )
+
+
+class ShareSchedule:
+    """When the units of a network gather their weights, and when gradients are summed."""
+
+    def __init__(self, module: Any, layers: Sequence[Any], options: DdpConfig):
+        """`module` has been through `fully_shard`, and so have its `layers`, in their order."""
+        self.module, self.layers, self.options = module, layers, options
+        self.units = (module, *layers)
+        self._reshard(options.reshard_after_forward)
+        self._fetch_ahead(options.prefetch_layers)
+        if options.dp_replicate_size > 1 or not options.reduce_each_pack:
+            # Megatron-Core's schedules enter it for all packs but the last.
+            module.config.no_sync_func = self.no_sync
+
+    def _reshard(self, after_forward: bool) -> None:
+        for layer in self.layers:
+            layer.set_reshard_after_forward(after_forward, recurse=False)
+
+    def _fetch_ahead(self, count: int) -> None:
+        """By the order of the network, not of the last pass: recomputation and pipelines differ."""
+        self.module.set_modules_to_backward_prefetch([*reversed(self.layers[-count:])])
+        for number, layer in enumerate(self.layers):
+            before = self.layers[max(0, number - count) : number]
+            layer.set_modules_to_backward_prefetch([*reversed(before)])
+        # One is fetched ahead anyway, for the device is behind. More than one is wrong in layers
+        # that are computed again together: it would be some that are behind the last of them.
+        model = self.module.model
+        together = model.recompute_granularity is Recompute.FULL and model.recompute_num_layers > 1
+        for number, unit in enumerate(self.units if count > 1 and not together else ()):
+            unit.set_modules_to_forward_prefetch([*self.units[number + 1 : number + 1 + count]])
+
+    def gather_once(self) -> None:
+        """The gathers of a pass without gradients, in their order."""
+        self.module.unshard()
+        for layer in self.layers:
+            layer.unshard()
+            layer.reshard()
+
+    @contextmanager
+    def equal_passes(self) -> Iterator[None]:
+        """Inside, each pass gathers all layers anew, as `gather_once` does."""
+        self._reshard(True)
+        yield
+        self._reshard(self.options.reshard_after_forward)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, gradients are not summed over copies yet; nor over ranks, if once a step.
+
+        The backward pass behind it sums those of all packs.
+        """
+        self._sum_now(False)
+        yield
+        self._sum_now(True)
+        for unit in () if self.options.reduce_each_pack else self.units:
+            _complete(unit)
+
+    def _sum_now(self, now: bool) -> None:
+        for unit in self.units:
+            if self.options.reduce_each_pack:
+                unit.set_requires_all_reduce(now, recurse=False)
+            else:
+                unit.set_requires_gradient_sync(now, recurse=False)
+
+
+def _complete(unit: Any) -> None:
+    """Zeros for weights that no pack has used yet, where others have gradients.
+
+    torch keeps gradients in the type of their sum, and demands one type of all in a unit; those of
+    the last pack alone would have another.
+    """
+    for group in unit._get_fsdp_state()._fsdp_param_groups:
+        trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
+        kept = [one.unsharded_accumulated_grad for one in trained]
+        like = next((gradient for gradient in kept if gradient is not None), None)
+        for one, gradient in zip(trained, kept, strict=True):
+            if like is not None and gradient is None:
+                one.unsharded_accumulated_grad = like.new_zeros(one._unsharded_param.shape)
