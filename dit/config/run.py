@@ -18,6 +18,7 @@ from dit.config.training import (
     EmaConfig,
     EmaKind,
     OptimizerConfig,
+    OptimizerKind,
     RngConfig,
     SchedulerConfig,
     Sharding,
@@ -208,6 +209,12 @@ class RunConfig:
                 "optimizer.groups names weights, and lora.rank or lora.init_from trains adapters"
                 " in their place; leave optimizer.groups out. lora.targets says which linears get"
                 " one, lora.plus_ratio how much faster B learns than A",
+            ),
+            (
+                not (self.lora.enabled and self.optimizer.kind is OptimizerKind.MUON),
+                "optimizer.kind=muon makes a full-size step of the second matrix of an adapter,"
+                " which starts at zero, and lora.rank or lora.init_from trains adapters; leave"
+                " optimizer.kind out",
             ),
             *self._warm_start(),
             *self._weights_in_shares(),

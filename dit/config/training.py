@@ -1,4 +1,4 @@
-"""Optimization and processes: steps, AdamW, learning rate, EMA, DDP, seed."""
+"""Optimization and processes: steps, optimizer, learning rate, EMA, DDP, seed."""
 
 from __future__ import annotations
 
@@ -52,6 +52,13 @@ class TrainConfig:
         )
 
 
+class OptimizerKind(StrEnum):
+    """What updates the matrices of attention and feed-forward; AdamW updates all other weights."""
+
+    ADAMW = "adamw"
+    MUON = "muon"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterGroup:
     """Weights with settings of their own; the last group whose pattern matches a weight rules."""
@@ -64,11 +71,14 @@ class ParameterGroup:
     """The same as a multiple of `optimizer.lr`."""
     weight_decay: Refused[float | None] = None
     """Weight decay of these matrices; norms, biases and embeddings have none."""
+    kind: Refused[OptimizerKind | None] = None
+    """adamw: with `optimizer.kind=muon`, AdamW updates these matrices as well."""
     frozen: Refused[bool] = False
     """Whether these weights are frozen: no gradients, moments or averages are kept for them."""
 
     def __post_init__(self) -> None:
-        said = self.lr is not None or self.lr_factor is not None or self.weight_decay is not None
+        own = (self.lr, self.lr_factor, self.weight_decay, self.kind)
+        said = any(setting is not None for setting in own)
         check(
             (self.pattern != "", "pattern='' names no weight; '*' means all"),
             *positive(self, "lr", "lr_factor"),
@@ -78,11 +88,25 @@ class ParameterGroup:
             ),
             (
                 said != self.frozen,
-                f"pattern={self.pattern}: set lr, lr_factor or weight_decay, or frozen=true alone",
+                f"pattern={self.pattern}: set lr, lr_factor, weight_decay or kind, or frozen=true"
+                " alone",
+            ),
+            (
+                self.kind is not OptimizerKind.MUON,
+                f"pattern={self.pattern}: kind=muon is optimizer.kind's, for attention and"
+                " feed-forward; a group's kind is adamw, or left out",
             ),
             *not_negative(self, "weight_decay"),
             *numbers(self, lr=1000, lr_factor=1e6, weight_decay=1000),
         )
+
+
+class NewtonSchulz(StrEnum):
+    """Coefficients of the iterations that orthogonalise a matrix."""
+
+    SIMPLE = "simple"
+    QUINTIC = "quintic"
+    POLAR_EXPRESS = "polar_express"
 
 
 class MomentType(StrEnum):
@@ -123,17 +147,18 @@ class OptimizerStates:
     """As in a checkpoint, which holds each of them in float32."""
     bytes: int
     """Of a number, all states together, while they wait for the next update."""
-
-    @property
-    def update_bytes(self) -> int:
-        """Read and written in the update of a number: its states and its main parameter."""
-        return 2 * (self.bytes + MomentType.FP32.bytes)
+    of_matrices: tuple[str, ...] | None = None
+    """Those of the matrices that Muon updates; None where AdamW updates all weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
-    """AdamW with decoupled weight decay (arXiv:1711.05101)."""
+    """AdamW with decoupled weight decay (arXiv:1711.05101), or Muon with AdamW beside it."""
 
+    kind: Refused[OptimizerKind] = OptimizerKind.ADAMW
+    """adamw; or muon for the matrices of attention and feed-forward, adamw for all other weights.
+    Muon orthogonalises the momentum of whole matrices, each linear of Diffusers by itself
+    (arXiv:2502.16982)."""
     lr: Live[float] = 1e-4
     """Largest learning rate, after warm-up."""
     min_lr: Live[float] = 0.0
@@ -154,6 +179,18 @@ class OptimizerConfig:
     """Type of the mean gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
     exp_avg_sq_dtype: Live[MomentType] = MomentType.FP32
     """Type of the mean squared gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
+    muon_momentum: Live[float] = 0.95
+    """Muon: decay per step of the mean gradient."""
+    muon_nesterov: Live[bool] = True
+    """Muon: the gradient of the step counts once more in the matrix that is orthogonalised."""
+    muon_coefficients: Live[NewtonSchulz] = NewtonSchulz.QUINTIC
+    """Muon: quintic brings singular values to 0.97 to 1.11, simple (Jordan's) to 0.68 to 1.20;
+    polar_express is of arXiv:2505.16932."""
+    muon_steps: Live[int] = 5
+    """Muon: iterations; from the sixth on, each repeats the last coefficients."""
+    muon_period: Live[int] = 1
+    """Muon: updates from one orthogonalisation to the next; between them each row of the momentum
+    is normalised by itself (arXiv:2608.20818)."""
     groups: Refused[tuple[ParameterGroup, ...]] = ()
     """Groups of weights with another lr, lr_factor or weight_decay, or frozen."""
 
@@ -167,6 +204,10 @@ class OptimizerConfig:
             (0 <= self.adam_beta1 < 1, f"adam_beta1={self.adam_beta1} must lie in [0, 1)"),
             (0 <= self.adam_beta2 < 1, f"adam_beta2={self.adam_beta2} must lie in [0, 1)"),
             *not_negative(self, "clip_grad", "weight_decay"),
+            (0 <= self.muon_momentum < 1, f"muon_momentum={self.muon_momentum} must lie in [0, 1)"),
+            *at_least_one(self, "muon_steps", "muon_period"),
+            within(self, "muon_steps", 1, 100),
+            *self._of_muon(),
             (
                 not (self.narrow_moments and self.optimizer_cpu_offload),
                 f"exp_avg_dtype={self.exp_avg_dtype} and exp_avg_sq_dtype={self.exp_avg_sq_dtype}"
@@ -184,16 +225,34 @@ class OptimizerConfig:
             *numbers(self, lr=1000, weight_decay=1000, adam_eps=1000, clip_grad=1e12),
         )
 
+    def _of_muon(self) -> list[Rule]:
+        """What Muon cannot have."""
+        without = {
+            "optimizer_cpu_offload=true": self.optimizer_cpu_offload,
+            f"exp_avg_dtype={self.exp_avg_dtype} and exp_avg_sq_dtype={self.exp_avg_sq_dtype}": (
+                self.narrow_moments
+            ),
+        }
+        return [
+            (
+                self.kind is OptimizerKind.ADAMW or not wanted,
+                f"{setting} is of the moments of AdamW; leave it out, or set kind=adamw",
+            )
+            for setting, wanted in without.items()
+        ]
+
     @property
     def narrow_moments(self) -> bool:
         """Whether a moment is kept in fewer bits than float32."""
-        return self.states.bytes < 2 * MomentType.FP32.bytes
+        return self.exp_avg_dtype.bytes + self.exp_avg_sq_dtype.bytes < 2 * MomentType.FP32.bytes
 
     @property
     def states(self) -> OptimizerStates:
         """What the optimizer keeps of each number: memory, planner and checkpoints ask it."""
         return OptimizerStates(
-            names=MOMENTS, bytes=self.exp_avg_dtype.bytes + self.exp_avg_sq_dtype.bytes
+            names=MOMENTS,
+            bytes=self.exp_avg_dtype.bytes + self.exp_avg_sq_dtype.bytes,
+            of_matrices=MOMENTS[:1] if self.kind is OptimizerKind.MUON else None,
         )
 
 

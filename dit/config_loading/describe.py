@@ -5,7 +5,7 @@ The tree is YAML and all else is comments, so the whole output is a configuratio
 
 from __future__ import annotations
 
-from dit.config import Decay, EmaKind, Precision, Recompute, RunConfig, Sharding
+from dit.config import Decay, EmaKind, OptimizerKind, Precision, Recompute, RunConfig, Sharding
 from dit.config_loading.load import to_yaml
 from dit.device_specs import DEVICES
 from dit.models.cost import (
@@ -16,6 +16,8 @@ from dit.models.cost import (
     parameter_count,
     trained_count,
 )
+from dit.models.linears import orthogonalisation
+from dit.planner.traffic import orthogonalising_ranks
 
 
 def describe(config: RunConfig, *, world_size: int) -> str:
@@ -29,6 +31,7 @@ def describe(config: RunConfig, *, world_size: int) -> str:
         *_layout(config, world_size),
         *_memory(config, world_size),
         *_shares(config, world_size),
+        *_muon(config, world_size),
         *_recomputation(config, world_size),
         *_effective(config),
     ]
@@ -111,6 +114,24 @@ def _shares(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
             ("", f"{name}: {near:,.0f} tokens on inside of a server, {far:,.0f} between them")
         )
     return rows
+
+
+def _muon(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
+    """What the iterations of Muon cost beside full packs."""
+    if config.optimizer.kind is not OptimizerKind.MUON:
+        return []
+    work = orthogonalisation(config)
+    ranks = orthogonalising_ranks(config, config.data_parallel_size(world_size))
+    tokens = config.train.global_batch_size * config.dataset.task_encoder_seq_length
+    products = 6 * parameter_count(config.model) * tokens / world_size
+    return [
+        (
+            "Muon",
+            f"{work.matrices:,} matrices of {work.numbers:,} numbers, AdamW all others;"
+            f" {work.flops / 1e12:,.3g} TFLOP an update, shared by {ranks} ranks: about"
+            f" {work.flops / ranks / products:.1%} of the products of a step of full packs",
+        )
+    ]
 
 
 def _recomputation(config: RunConfig, world_size: int) -> list[tuple[str, str]]:

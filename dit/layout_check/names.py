@@ -19,6 +19,7 @@ from dit.config import (
     LoraConfig,
     MockGeometry,
     ModelConfig,
+    OptimizerKind,
     ParameterGroup,
     Precision,
     Recompute,
@@ -50,6 +51,7 @@ WORDS = {
     "selective": "attention computed again",
     "compiled": "work between matrix products fused by torch.compile",
     "bf16": "bfloat16 weights with float32 master copies",
+    "muon": "the matrices of attention and feed-forward updated by Muon",
     "drop": "the input of adapters is dropped at a rate of 0.1",
     "frozen": "the first layer of each stack is frozen, and MLPs learn at half the rate",
     "lora": "adapters on every linear of the layers are trained, and no other weight",
@@ -83,6 +85,7 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "once": {"ddp": {"reduce_each_pack": False}},
     "kept": {"ddp": {"reshard_after_forward": False}},
     "overlap": {"ddp": {"overlap_grad_reduce": True, "overlap_param_gather": True}},
+    "muon": {"optimizer": {"kind": OptimizerKind.MUON}},
     "whole": {"ddp": {"use_distributed_optimizer": False}},
 }
 """What the words without a number set: group of the run's keys -> keys."""
@@ -91,7 +94,7 @@ _FROZEN = (
     ParameterGroup(pattern="*.mlp.*", lr_factor=0.5),
     ParameterGroup(pattern="*layers.0.*", frozen=True),
 )
-_OTHER_NUMBERS = ("bf16", "drop", "frozen", "fp8base", *_ADAPTERS)
+_OTHER_NUMBERS = ("bf16", "muon", "drop", "frozen", "fp8base", *_ADAPTERS)
 """Words of other mathematics: one process is compared with them, too."""
 ONE = "one"
 """The layout that all others are compared with: one process, every option off."""
@@ -180,9 +183,9 @@ class NamedLayout:
         """Adapters of a rank that no number of tensor ranks divides."""
         if self.adapters is None:
             return LoraConfig()
-        from dit.lora.targets import adaptable_pairs, their_modules
+        from dit.models.linears import matrices_of_linears, their_modules
 
-        linears = [pair for pair in adaptable_pairs(model) if pair.layer is not None]
+        linears = [pair for pair in matrices_of_linears(model) if pair.layer is not None]
         if self.adapters == "lastlora":
             (*_, last) = linears
             stack = last.ours.partition(".")[0]

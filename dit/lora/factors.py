@@ -22,9 +22,10 @@ from torch import Tensor
 
 from dit.config import ModelConfig
 from dit.lora.adapter import AdapterShape
-from dit.lora.targets import Adapters, adaptable_pairs, stored_name, their_modules
+from dit.lora.targets import Adapters, stored_name
 from dit.models.diffusers_names import Pair
 from dit.models.layers.adaptable import DOWN, UP
+from dit.models.linears import matrices_of_linears, their_modules
 
 
 class LoraFileError(ValueError):
@@ -112,7 +113,7 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
     """
     return {
         module: (shape[0], shape[1])
-        for pair in adaptable_pairs(model)
+        for pair in matrices_of_linears(model)
         for module, shape in zip(their_modules(pair), pair.their_shapes.values(), strict=True)
     }
 
@@ -152,7 +153,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 def to_stored(factors: FactorsByModule, model: ModelConfig) -> dict[str, Tensor]:
     """Adapters by Diffusers' modules -> tensors by their names in a checkpoint."""
     found: dict[str, Tensor] = {}
-    for pair in adaptable_pairs(model):
+    for pair in matrices_of_linears(model):
         for part, module in enumerate(their_modules(pair)):
             if (one := factors.get(module)) is not None:
                 found[stored_name(pair, part, DOWN)] = _inputs(pair, one.down, join=True)
@@ -168,7 +169,7 @@ def from_stored(
     `read` gives a tensor of a checkpoint by its name: A [R, I] or B [O, R], of any float type.
     """
     found: dict[str, LoraFactors] = {}
-    for pair in adaptable_pairs(model):
+    for pair in matrices_of_linears(model):
         for part, module in enumerate(their_modules(pair)):
             if (shape := adapters.get(module)) is not None:
                 down, up = (read(stored_name(pair, part, one)).float() for one in (DOWN, UP))

@@ -1,8 +1,7 @@
 """Which linears get adapters, by the names of Diffusers' modules.
 
-1. adaptable_pairs  the linears of a network, each fused one with the names of its parts
-2. chosen_adapters  those that `lora.targets` names, with rank and alpha
-3. attach_adapters  the adapters into a network, whose other weights are frozen
+1. chosen_adapters  those that `lora.targets` names, with rank and alpha
+2. attach_adapters  the adapters into a network, whose other weights are frozen
 """
 
 from __future__ import annotations
@@ -17,36 +16,14 @@ from torch import nn
 
 from dit.config import LoraConfig, LoraTargets, ModelConfig, Precision, Problems
 from dit.lora.adapter import Adapter, AdapterShape, OutputParts, freeze
-from dit.models.diffusers_names import Convolution, Pair
+from dit.models.diffusers_names import Pair
 from dit.models.layers.adaptable import CHILD, Adaptable
-from dit.models.registry import pairs
+from dit.models.linears import is_in_layers, matrices_of_linears, their_modules
 
 Adapters = Mapping[str, AdapterShape]
 """Name of a module of Diffusers' network -> its adapter."""
 _WEIGHT = ".weight"
-_OURS = {
-    LoraTargets.ATTENTION: ("*attention.*", "*.linear_in*.to_?"),
-    LoraTargets.MLP: ("*mlp.*", "*.linear_in*.proj_mlp", "*.linear_out*"),
-    LoraTargets.MODULATION: ("*modul*",),
-}
-"""What the words mean, by our names, and theirs after these; layers of all families are made of the
-same parts. In single-stream layers one matrix makes both, and another one takes both."""
-
-
-def adaptable_pairs(model: ModelConfig) -> list[Pair]:
-    """The matrices of linears, in the order of the table.
-
-    Raises:
-        Problems: Diffusers has no such network.
-    """
-    return [
-        pair
-        for pair in pairs(model)
-        if pair.ours.endswith(_WEIGHT)
-        and len(pair.shape) == 2
-        and all(name.endswith(_WEIGHT) for name in pair.theirs)
-        and not isinstance(pair.arrangement, Convolution)
-    ]
+_WORDS = [*LoraTargets]
 
 
 def linear_name(pair: Pair) -> str:
@@ -61,11 +38,6 @@ def stored_name(pair: Pair, part: int, letter: str) -> str:
     return f"{pair.ours.removesuffix(_WEIGHT)}.{CHILD}.{layer}{part}.{letter}"
 
 
-def their_modules(pair: Pair) -> tuple[str, ...]:
-    """Names of the modules of Diffusers that the linear is made of."""
-    return tuple(name.removesuffix(_WEIGHT) for name in pair.theirs)
-
-
 def chosen_adapters(model: ModelConfig, lora: LoraConfig) -> dict[str, AdapterShape]:
     """The adapters that `lora` asks for, all of one rank and alpha.
 
@@ -74,7 +46,7 @@ def chosen_adapters(model: ModelConfig, lora: LoraConfig) -> dict[str, AdapterSh
     """
     assert lora.rank is not None
     shape = AdapterShape(rank=lora.rank, alpha=lora.alpha or lora.rank)
-    every = {name: pair for pair in adaptable_pairs(model) for name in their_modules(pair)}
+    every = {name: pair for pair in matrices_of_linears(model) for name in their_modules(pair)}
     found: dict[str, AdapterShape] = {}
     for target in lora.targets:
         names = [name for name, pair in every.items() if _matches(target, name, pair)]
@@ -86,17 +58,16 @@ def chosen_adapters(model: ModelConfig, lora: LoraConfig) -> dict[str, AdapterSh
 
 def _matches(target: str, name: str, pair: Pair) -> bool:
     """A word, a whole name, the end of one, or a pattern."""
-    if target in _OURS:
-        both, patterns = f"{pair.ours} {name}", _OURS[LoraTargets(target)]
-        return pair.layer is not None and any(fnmatchcase(both, one) for one in patterns)
+    if target in _WORDS:
+        return is_in_layers(LoraTargets(target), name, pair)
     return name == target or name.endswith(f".{target}") or fnmatchcase(name, target)
 
 
 def _nothing_matches(target: str, names: list[str]) -> str:
-    if target in _OURS:
+    if target in _WORDS:
         return f"lora.targets={target}: the layers of this network have no linear of that kind"
     ends = {name.rpartition(".")[2] for name in names} - {"0", "2"}
-    near = get_close_matches(target, [*_OURS, *names, *ends], n=4, cutoff=0.4)
+    near = get_close_matches(target, [*_WORDS, *names, *ends], n=4, cutoff=0.4)
     near = near or get_close_matches(target.strip("*."), list(ends), n=4, cutoff=0.0)
     return (
         f"lora.targets={target}: no linear of the network has such a name; near ones are"
@@ -112,7 +83,7 @@ def adapters_by_linear(
     Raises:
         Problems: an adapter is of a module that the network has not, or that is no linear.
     """
-    every = {linear_name(pair): pair for pair in adaptable_pairs(model)}
+    every = {linear_name(pair): pair for pair in matrices_of_linears(model)}
     known = {name for pair in every.values() for name in their_modules(pair)}
     if unknown := [name for name in adapters if name not in known]:
         near = get_close_matches(unknown[0], known, n=2)

@@ -26,10 +26,12 @@ from dit.models.cost import (
     trained_count,
     trained_here,
     weight_bytes,
+    with_one_state,
 )
+from dit.models.linears import orthogonalisation
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
 from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, layer_units
-from dit.planner.traffic import exposed_part, recomputed_part, traffic
+from dit.planner.traffic import exposed_part, orthogonalising_ranks, recomputed_part, traffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +165,9 @@ def times(
         **_communication(config, load, packs, replicas, device, efficiency),
         host=packs * _swapped_bytes(config) / (device.host * efficiency.links),
         bubble=0.0,
-        update=_update(config, packs, replicas) / bandwidth,
+        update=_update(config, packs, replicas) / bandwidth
+        + orthogonalisation(config).flops
+        / (orthogonalising_ranks(config, replicas) * device.flops * efficiency.matrices),
     )
     return _with_overlap(config, busy, packs, forward=1 / (2 + trained + again))
 
@@ -290,13 +294,15 @@ def _update(config: RunConfig, packs: int, replicas: int) -> float:
     total = 4 if config.ddp.grad_reduce_in_fp32 else size
     here = trained_here(config)
     average = 3 * 4 * (config.ema.kind is not EmaKind.NONE)
+    # States and main weight, read and written.
+    states = 2 * (config.optimizer.states.bytes + 4 - 4 * with_one_state(config) / here)
     ranks = config.optimizer_ranks(replicas)
     if _in_shares(config):  # rows are the main weights: gradients add to them, float32
-        updated = 4 + 4 + config.optimizer.states.update_bytes + average
+        updated = 4 + 4 + states + average
         sums = config.ddp.sums(packs)
         whole = here * packs * (size + 2 * total) * (sums < packs)
         return whole + here / ranks * (updated + sums * 3 * 4)
-    updated = total + total + config.optimizer.states.update_bytes + 4 + size + average
+    updated = total + total + states + 4 + size + average
     added = packs * (size + 2 * total) * (not config.model.gradient_accumulation_fusion)
     return here * (total + added + updated / ranks)
 

@@ -20,7 +20,9 @@ from dit.models.cost import (
     parameters_here,
     trained_count,
     trained_here,
+    with_one_state,
 )
+from dit.models.linears import orthogonalisation
 
 # Each exchange of a layer gathers its input and scatters its output. The backward pass does both in
 # reverse, and gathers the input again for the weights' gradients.
@@ -94,17 +96,33 @@ def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[st
     """Bytes to sum gradients, and to gather weights where ranks have, or update, parts of them."""
     gradient = 4 if config.ddp.grad_reduce_in_fp32 else size
     here, ranks = trained_here(config), replicas * config.model.context_parallel_size
+    matrices = _matrices(config, size=size, replicas=replicas)
     if config.ddp.sharding is Sharding.WEIGHTS:
         shards, copies = config.optimizer_ranks(replicas), config.ddp.dp_replicate_size
         sent = pack_traffic(config, shards=shards)
         gathered = packs * (sent.forward + sent.backward)
         return {
-            "data": gathered + config.ddp.sums(packs) * sent.gradients,
+            "data": gathered + config.ddp.sums(packs) * sent.gradients + matrices,
             "copies": here / shards * 2 * gradient * _others(copies),
         }
     if config.ddp.use_distributed_optimizer:
-        return {"data": here * (gradient + size) * _others(ranks)}
-    return {"data": here * 2 * gradient * _others(ranks)}
+        return {"data": here * (gradient + size) * _others(ranks) + matrices}
+    return {"data": here * 2 * gradient * _others(ranks) + matrices}
+
+
+def orthogonalising_ranks(config: RunConfig, replicas: int) -> int:
+    """Ranks that share out the matrices of Muon: those with one copy of the optimizer state."""
+    model = config.model
+    stages, tensor = model.pipeline_model_parallel_size, model.tensor_model_parallel_size
+    return stages * tensor * config.optimizer_ranks(replicas)
+
+
+def _matrices(config: RunConfig, *, size: int, replicas: int) -> float:
+    """Bytes of matrices on their way to the ranks that orthogonalise them, and back."""
+    ranks = orthogonalising_ranks(config, replicas)
+    together = ranks // config.model.pipeline_model_parallel_size
+    moved = orthogonalisation(config).numbers / config.optimizer.muon_period
+    return 2 * size * moved / ranks * _others(together)
 
 
 def _others(ranks: int) -> float:
@@ -138,8 +156,11 @@ def checkpoint_bytes(config: RunConfig, *, world_size: int) -> CheckpointBytes:
     state = _FLOAT32 * (states + (sharded or weight == 2) + averaged)
     trained, adapted = trained_count(config), config.lora.enabled
     # Beside adapters no other weight is stored, and of frozen weights no state.
-    whole = (trained if adapted else parameter_count(config.model)) * weight + trained * state
-    kept, trained_of_rank = trained * state / world_size, trained_here(config)
+    stored = trained if adapted else parameter_count(config.model)
+    of_states = trained * state - _FLOAT32 * orthogonalisation(config).numbers
+    narrow = _FLOAT32 * with_one_state(config)
+    whole = stored * weight + of_states
+    kept, trained_of_rank = of_states / world_size, trained_here(config)
     here = trained_of_rank if adapted else parameters_here(config.model)
     weights = here * weight
     if config.ddp.sharding is Sharding.WEIGHTS:
@@ -150,5 +171,5 @@ def checkpoint_bytes(config: RunConfig, *, world_size: int) -> CheckpointBytes:
         whole=whole,
         share=whole / world_size,
         sent=kept if sharded else 0,
-        received=round(weights + (kept if sharded else trained_of_rank * state)),
+        received=round(weights + (kept if sharded else trained_of_rank * state - narrow)),
     )

@@ -34,6 +34,7 @@ from dit.train.checkpoint.shares import (
     share_weights,
     weight_of,
 )
+from dit.train.optimizer.states import has_state
 
 _FLOAT32_BYTES = 4
 BUCKET_BYTES = 2**28
@@ -164,7 +165,8 @@ class StateExchange:
         self, w: SharedWeight, weights: str, *, with_state: bool
     ) -> dict[str, ShardedTensor]:
         """By prefix; a tensor that is both state and weight is read once, as state."""
-        names = {prefix: prefix for prefix in self._values if with_state} | {WEIGHT: weights}
+        states = [p for p in self._values if with_state and has_state(w.weight, p)]
+        names = {prefix: prefix for prefix in states} | {WEIGHT: weights}
         if weight_of(w.entry) in self._frozen.alone:
             names = dict.fromkeys(names, WEIGHT)
         elif w.apart:  # Megatron-Core reads no part of the layers of a name
@@ -266,7 +268,8 @@ class StateExchange:
 
     def _prefixes(self, w: SharedWeight) -> list[str]:
         """Of the tensors of which each data rank may have a part of its own."""
-        return [*([WEIGHT] if w.in_shares else []), *(self._values if w.trained else [])]
+        states = [p for p in self._values if has_state(w.weight, p)] if w.trained else []
+        return [*([WEIGHT] if w.in_shares else []), *states]
 
     def _type(self, w: SharedWeight, prefix: str) -> torch.dtype:
         """Of a tensor in a checkpoint."""

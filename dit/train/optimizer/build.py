@@ -15,17 +15,20 @@ from megatron.core.optimizer import (
     get_standard_config_overrides,
 )
 
-from dit.config import ParameterGroup, Precision, RunConfig, Sharding
+from dit.config import OptimizerKind, ParameterGroup, Precision, RunConfig, Sharding
 from dit.distributed.data_parallel import ModelChunk, chained_optimizers, named_weights
 from dit.distributed.full_sharding import over_rows
 from dit.models.layers.adaptable import CHILD, UP, Adaptable
+from dit.models.linears import orthogonalised
 from dit.models.parameter_groups import Weight, group_of_weights
 from dit.models.registry import family_of
 from dit.models.stacks.frozen_blocks import freeze_matrix
-from dit.train.checkpoint.shares import entries_of, weight_of
+from dit.train.checkpoint.shares import data_of, entries_of, weight_of
 from dit.train.optimizer import foreach
 from dit.train.optimizer.adamw import install_adam
 from dit.train.optimizer.narrow_moments import first_moments, moment_options
+from dit.train.optimizer.states import drop_other_states, keep_states
+from dit.train.optimizer.update import update_by
 
 _SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
@@ -35,7 +38,7 @@ _IDLE = "has_no_gradient"
 
 
 def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOptimizer:
-    """AdamW with float32 master weights, sharded over data ranks where configured.
+    """AdamW with float32 master weights, sharded over data ranks where configured; Muon beside it.
 
     Another optimizer would be chosen here.
     """
@@ -56,6 +59,37 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
         overlap_param_gather=config.ddp.overlap_param_gather,
         **moment_options(c),
     )
+    overrides = _overrides(options, config, chunks)
+    _say_states(config, chunks)
+    install_adam(always=c.optimizer_cpu_offload)
+    foreach.install_norm_and_scale()
+    optimizer = get_megatron_optimizer(
+        options, [*chunks], config_overrides=overrides, use_gloo_process_groups=False
+    )
+    if rows:
+        first: Any = chunks[0].module
+        over_rows(optimizer, first.groups)
+    for group in optimizer.param_groups:
+        # `set_learning_rate` needs none of these. From 0.17 on Megatron-Core identifies groups by
+        # them, so a checkpoint would not load with another learning rate.
+        group |= {name: None for name in _SCHEDULE if name in group}
+    for inner in chained_optimizers(optimizer):
+        first_moments(inner)
+        drop_other_states(inner)
+        if c.optimizer_cpu_offload:
+            inner.optimizer.keep_on_host()
+    if c.kind is OptimizerKind.MUON:
+        from dit.train.optimizer.muon import Muon
+
+        network: Any = chunks[0].module
+        update_by(optimizer, Muon(config, chunks, optimizer, network.groups))
+    return optimizer
+
+
+def _overrides(
+    options: OptimizerConfig, config: RunConfig, chunks: list[ModelChunk]
+) -> dict[ParamKey, Any]:
+    """Factors of learning rate and weight decay, by what they are of."""
     overrides = get_standard_config_overrides(options)  # no weight decay on norms and biases
     no_decay: Any = {"wd_mult": 0.0}
     for pattern in family_of(config.model).weights.no_decay:  # nor on embeddings
@@ -71,23 +105,18 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
     if config.lora.plus_ratio is not None:  # LoRA+, arXiv:2402.12354: B learns faster than A
         faster: Any = {"lr_mult": config.lora.plus_ratio}
         overrides[ParamKey(name=f"*.{CHILD}.*.{UP}")] = faster
-    install_adam(always=c.optimizer_cpu_offload)
-    foreach.install_norm_and_scale()
-    optimizer = get_megatron_optimizer(
-        options, [*chunks], config_overrides=overrides, use_gloo_process_groups=False
-    )
-    if rows:
-        first: Any = chunks[0].module
-        over_rows(optimizer, first.groups)
-    for group in optimizer.param_groups:
-        # `set_learning_rate` needs none of these. From 0.17 on Megatron-Core identifies groups by
-        # them, so a checkpoint would not load with another learning rate.
-        group |= {name: None for name in _SCHEDULE if name in group}
-    for inner in chained_optimizers(optimizer):
-        first_moments(inner)
-        if c.optimizer_cpu_offload:
-            inner.optimizer.keep_on_host()
-    return optimizer
+    return overrides
+
+
+def _say_states(config: RunConfig, chunks: list[ModelChunk]) -> None:
+    """Marks the matrices of Muon, of which fewer states are kept."""
+    weights = {(pair.ours, pair.layer) for pair in orthogonalised(config)}
+    names = config.optimizer.states.of_matrices or ()
+    for chunk in chunks if weights else ():
+        network: Any = chunk.module
+        for entry in entries_of(network):
+            if weight_of(entry) in weights:
+                keep_states(data_of(entry), names)
 
 
 def _of_groups(

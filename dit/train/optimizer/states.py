@@ -12,6 +12,7 @@ from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
+from dit.config.training import MOMENTS
 from dit.distributed.data_parallel import every_optimizer, main_param_shards_of
 from dit.distributed.full_sharding import RowsOptimizer
 
@@ -44,10 +45,43 @@ def optimizer_values(optimizer: MegatronOptimizer, names: Sequence[str]) -> dict
 
 
 def _states(inner: Any, params: Sequence[Tensor], name: str) -> list[Tensor]:
-    """A state of each parameter, or a float32 copy of one that is kept in fewer bits."""
+    """A state of each parameter, or a float32 copy of one that is kept in fewer bits.
+
+    Without a number where the optimizer keeps no such state of a parameter.
+    """
     if inner.config.use_precision_aware_optimizer:
         return [inner.optimizer.get_unscaled_state(p, name) for p in params]
-    return [inner.optimizer.state[p][name] for p in params]
+    states = inner.optimizer.state
+    return [states[p][name] if name in states[p] else p.new_empty(0) for p in params]
+
+
+_KEPT = "optimizer_states"
+"""Mark of a weight of which the optimizer keeps other states than of most."""
+
+
+def keep_states(weight: Tensor, names: Sequence[str]) -> None:
+    """Says which states the optimizer keeps of a weight, if not all of `OptimizerStates.names`."""
+    setattr(weight, _KEPT, frozenset(map(state_prefix, names)))
+
+
+def has_state(weight: Tensor, prefix: str) -> bool:
+    """Whether a checkpoint has a tensor of a weight behind `prefix`, as of most weights."""
+    kept = getattr(weight, _KEPT, None)
+    return kept is None or prefix in kept or prefix not in map(state_prefix, MOMENTS)
+
+
+def drop_other_states(inner: Any) -> None:
+    """Frees the states that the optimizer has made of weights and does not keep."""
+    for shard in main_param_shards_of(inner):
+        state = inner.optimizer.state[shard.value]
+        for name in [name for name in state if not has_state(shard.weight, state_prefix(name))]:
+            del state[name]
+
+
+def state_of(optimizer: MegatronOptimizer, value: Tensor | None) -> Mapping[str, Tensor]:
+    """What the optimizer keeps of a main parameter of this rank."""
+    found = (inner.optimizer.state for inner in every_optimizer(optimizer))
+    return next(states[value] for states in found if value in states)
 
 
 def state_prefix(name: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -48,6 +50,25 @@ class Update:
 
     grad_norm: float  # of the whole gradient, before clipping
     skipped: bool  # loss or norm was not finite, so nothing was changed
+
+
+class UpdatesSome(Protocol):
+    """Updates some weights, and leaves all others to the optimizer."""
+
+    def updated(self, *, norm: float) -> AbstractContextManager[None]:
+        """Inside, the weights are updated, and the optimizer skips them. All ranks call it.
+
+        `norm` is that of the whole gradient, after it was clipped.
+        """
+        ...
+
+
+_OF_SOME = "updates_some"
+
+
+def update_by(optimizer: MegatronOptimizer, of_some: UpdatesSome) -> None:
+    """Makes `clip_and_step` leave some weights to `of_some`."""
+    setattr(optimizer, _OF_SOME, of_some)
 
 
 @torch.no_grad()
@@ -97,5 +118,8 @@ def clip_and_step(
     for inner in chained_optimizers(optimizer):
         if inner.config.use_precision_aware_optimizer:
             only_decay_unmoved(inner)
-    optimizer.step_with_ready_grads()
+    of_some: UpdatesSome | None = getattr(optimizer, _OF_SOME, None)
+    clipped = min(norm, clip_grad) if clip_grad > 0 else norm
+    with of_some.updated(norm=clipped) if of_some is not None else nullcontext():
+        optimizer.step_with_ready_grads()
     return Update(grad_norm=norm, skipped=False)

@@ -19,7 +19,6 @@ from dit.lora.adapter import AdapterShape, adapter_key, dropped, freeze, narrowe
 from dit.lora.checkpoint import DRAWN, AdapterRun, adapter_run, adapters_of
 from dit.lora.factors import LoraFileError, from_stored, linear_shapes, shapes_of, to_stored
 from dit.lora.targets import (
-    adaptable_pairs,
     adapters_by_linear,
     attach_adapters,
     chosen_adapters,
@@ -36,6 +35,7 @@ from dit.models.layers.adaptable import (
     is_adapter,
     is_up,
 )
+from dit.models.linears import matrices_of_linears
 from dit.models.wan.model import WanNetwork
 from dit.train.checkpoint.adapters import initialise_adapters, load_adapted
 from dit.train.model_and_optimizer import randomise
@@ -214,7 +214,7 @@ def test_words_names_and_patterns_choose_linears():
     assert of("blocks.1.attn1.to_q") == {"blocks.1.attn1.to_q"}
     assert of("to_q") == of("*.to_q") == {n for n in attention if n.endswith("to_q")}
     assert "condition_embedder.time_proj" in of("*")
-    names = {name for pair in adaptable_pairs(model) for name in pair.theirs}
+    names = {name for pair in matrices_of_linears(model) for name in pair.theirs}
     assert "patch_embedding.weight" not in names  # a convolution
 
 
@@ -273,7 +273,7 @@ MODELS |= {
 @pytest.fixture(params=MODELS)
 def case(request):
     model = MODELS[request.param]
-    pairs = adaptable_pairs(model)
+    pairs = matrices_of_linears(model)
     mine = {name for pair in pairs for name in their_modules(pair)}
     shapes = {name: size for name, size in linear_shapes(model).items() if name in mine}
     # Ranks of q, k and v differ, and one of them has no adapter.
@@ -286,7 +286,7 @@ def test_the_product_of_ours_is_the_arranged_product_of_theirs(case) -> None:
     model, factors = case
     stored = to_stored(factors, model)
     assert len(stored) == 2 * len(factors)
-    for pair in adaptable_pairs(model):
+    for pair in matrices_of_linears(model):
         names, shapes = their_modules(pair), pair.their_shapes.values()
         theirs = [
             factors[name].up.double() @ factors[name].down.double()

@@ -210,7 +210,7 @@ PAGES = [
         "troubleshooting.md",
     ),
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
-    "ltx.md",
+    *("ltx.md", "training_cost.md"),
 ]
 BY_HAND = ("data/edits", "runs/edits")
 """Their text encoder needs torchvision, of which pip has no build for a torch without CUDA."""

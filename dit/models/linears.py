@@ -1,0 +1,111 @@
+"""The matrices of the linears of a network, each fused one with the names of its parts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from dit.config import LoraTargets, ModelConfig, OptimizerKind, RunConfig
+from dit.models.parameter_groups import group_of_weights
+from dit.models.registry import pairs
+
+if TYPE_CHECKING:
+    from dit.models.diffusers_names import Pair
+
+_WEIGHT = ".weight"
+_OURS = {
+    LoraTargets.ATTENTION: ("*attention.*", "*.linear_in*.to_?"),
+    LoraTargets.MLP: ("*mlp.*", "*.linear_in*.proj_mlp", "*.linear_out*"),
+    LoraTargets.MODULATION: ("*modul*",),
+}
+"""What the words mean, by our names, and theirs after these; layers of all families are made of the
+same parts. In single-stream layers one matrix makes both, and another one takes both."""
+
+
+def matrices_of_linears(model: ModelConfig) -> list[Pair]:
+    """The matrices of linears, in the order of the table.
+
+    Raises:
+        Problems: Diffusers has no such network.
+    """
+    from dit.models.diffusers_names import Convolution
+
+    return [
+        pair
+        for pair in pairs(model)
+        if pair.ours.endswith(_WEIGHT)
+        and len(pair.shape) == 2
+        and all(name.endswith(_WEIGHT) for name in pair.theirs)
+        and not isinstance(pair.arrangement, Convolution)
+    ]
+
+
+def their_modules(pair: Pair) -> tuple[str, ...]:
+    """Names of the modules of Diffusers that the linear is made of."""
+    return tuple(name.removesuffix(_WEIGHT) for name in pair.theirs)
+
+
+def is_in_layers(word: LoraTargets, module: str, pair: Pair) -> bool:
+    """Whether a module of Diffusers, of `pair`, is the part of a layer that the word means."""
+    both = f"{pair.ours} {module}"
+    return pair.layer is not None and any(fnmatchcase(both, one) for one in _OURS[word])
+
+
+def orthogonalised(config: RunConfig) -> list[Pair]:
+    """The matrices that Muon updates: attention and feed-forward of the layers, unless frozen.
+
+    `optimizer.groups` leave others to AdamW.
+
+    Raises:
+        Problems: Diffusers has no such network; or as `group_of_weights`.
+    """
+    if config.optimizer.kind is not OptimizerKind.MUON:
+        return []
+    left = {
+        weight
+        for weight, group in group_of_weights(config).items()
+        if group.frozen or group.kind is OptimizerKind.ADAMW
+    }
+    return [
+        pair
+        for pair in matrices_of_linears(config.model)
+        if (pair.ours, pair.layer) not in left
+        and any(_is_product_of_tokens(name, pair) for name in their_modules(pair))
+    ]
+
+
+def _is_product_of_tokens(module: str, pair: Pair) -> bool:
+    """Whether it is of attention or feed-forward; modulation has one row for each sample."""
+    of = {word: is_in_layers(word, module, pair) for word in LoraTargets}
+    return not of[LoraTargets.MODULATION] and (of[LoraTargets.ATTENTION] or of[LoraTargets.MLP])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Orthogonalisation:
+    """What Muon updates, over all ranks."""
+
+    matrices: int
+    """Linears of Diffusers."""
+    numbers: int
+    """In all of them."""
+    flops: int
+    """Of the iterations of one update of all of them."""
+
+
+def orthogonalisation(config: RunConfig) -> Orthogonalisation:
+    """The work of `optimizer.kind=muon`; none of another kind.
+
+    An iteration of a matrix of m x n numbers, m <= n, has 4 m^2 n + 2 m^3 operations.
+
+    Raises:
+        Problems: as `orthogonalised`.
+    """
+    shapes = [shape for pair in orthogonalised(config) for shape in pair.their_shapes.values()]
+    each = sum(4 * m * m * n + 2 * m**3 for m, n in map(sorted, shapes))
+    return Orthogonalisation(
+        matrices=len(shapes),
+        numbers=sum(math.prod(shape) for shape in shapes),
+        flops=config.optimizer.muon_steps * each // config.optimizer.muon_period,
+    )

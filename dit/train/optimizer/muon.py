@@ -1,0 +1,174 @@
+"""Muon: the momentum of whole matrices, orthogonalised (arXiv:2502.16982).
+
+1. orthogonalise   Newton-Schulz iterations of one matrix
+2. Muon            one update of the matrices of `orthogonalised`
+
+A weight of ours may be several linears of Diffusers laid together, such as queries, keys and
+values. Each of them is orthogonalised by itself: together they would be another optimizer
+(arXiv:2608.02502), and so would the parts that tensor ranks have.
+"""
+
+# O outputs, I inputs of a linear
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+
+from dit.config import OptimizerConfig, Precision, RunConfig
+from dit.config.training import NewtonSchulz
+from dit.distributed.data_parallel import ModelChunk
+from dit.models.cost import trained_count
+from dit.models.diffusers_names import Pair
+from dit.models.linears import orthogonalised
+from dit.train.optimizer import foreach
+from dit.train.optimizer.states import state_of
+from dit.train.optimizer.whole_matrices import SharedMatrix, WholeMatrices
+
+_COEFFICIENTS = {
+    # https://kellerjordan.github.io/posts/muon
+    NewtonSchulz.SIMPLE: [(3.4445, -4.7750, 2.0315)],
+    # Emerging-Optimizers (NVIDIA), `quintic`
+    NewtonSchulz.QUINTIC: [
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ],
+    # arXiv:2505.16932, Algorithm 1, rounded; then the iteration of Newton and Schulz itself
+    NewtonSchulz.POLAR_EXPRESS: [
+        (8.2051, -22.9019, 16.4607),
+        (4.0664, -2.8612, 0.5184),
+        (3.9096, -2.8234, 0.5250),
+        (3.2856, -2.4153, 0.4853),
+        (2.2779, -1.6198, 0.3985),
+        (1.875, -1.25, 0.375),
+    ],
+}
+_RMS = 0.2
+"""Root mean square of an update of AdamW, about (arXiv:2502.16982, Eq. 4)."""
+_FLOOR = 1e-3
+"""A matrix whose gradient is below this part of the root mean square of all gradients gets a step
+that is smaller in proportion: such a gradient is rounding, as that of queries and keys where there
+is one key alone, and a step of full size would follow the layout."""
+_TINY = torch.finfo(torch.float32).tiny
+
+
+def coefficients(config: OptimizerConfig) -> list[tuple[float, float, float]]:
+    """Those of each iteration; from the last one of the list on, they are the same."""
+    named = _COEFFICIENTS[config.muon_coefficients]
+    return [named[min(step, len(named) - 1)] for step in range(config.muon_steps)]
+
+
+def orthogonalise(
+    x_OI: Tensor, each: Sequence[tuple[float, float, float]], dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """U V^T of a matrix U S V^T, about: singular values come near 1; zeros stay. float32 [O, I].
+
+    Each iteration is X <- a X + (b A + c A^2) X, A = X X^T, on the smaller side (arXiv:2502.16982,
+    Eq. 2), in `dtype`.
+    """
+    tall = x_OI.shape[0] > x_OI.shape[1]
+    x = (x_OI.T if tall else x_OI) / x_OI.norm().clamp_min(_TINY)
+    x = x.to(dtype)
+    for a, b, c in each:
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.T if tall else x).float()
+
+
+class Muon:
+    """Updates the matrices of `orthogonalised`; the optimizer, which has all others, skips them."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        chunks: Sequence[ModelChunk],
+        optimizer: MegatronOptimizer,
+        groups: ProcessGroupCollection,
+    ):
+        self._config, self._optimizer = config.optimizer, optimizer
+        wide = config.model.precision is Precision.FP32
+        self._type = torch.float32 if wide else torch.bfloat16
+        self._floor = _FLOOR / math.sqrt(trained_count(config))
+        self._each = coefficients(config.optimizer)
+        pairs = orthogonalised(config)
+        self._whole = WholeMatrices(pairs, chunks, optimizer, groups, dtype=self._type)
+        self._means = {
+            matrix: state_of(optimizer, shard.value)["exp_avg"]
+            for matrix, shard in self._whole.mine.items()
+        }
+
+    @contextmanager
+    def updated(self, *, norm: float) -> Iterator[None]:
+        """Updates this rank's parts; inside they have no gradients, so that AdamW skips them.
+
+        `norm` is that of the whole gradient, after it was clipped. All ranks call it.
+        """
+        values: list[Any] = [shard.value for shard in self._whole.mine.values()]
+        gradients = [value.grad for value in values]
+        self._update(gradients, floor=self._floor * norm)
+        for value in values:
+            value.grad = None
+        yield
+        for value, gradient in zip(values, gradients, strict=True):
+            value.grad = gradient  # of which metrics take norms
+
+    @torch.no_grad()
+    def _update(self, gradients: Sequence[Tensor], *, floor: float) -> None:
+        foreach.lerp([*self._means.values()], gradients, 1 - self._config.muon_momentum)
+        groups = self._optimizer.param_groups
+        group_of = {value: group for group in groups for value in group["params"]}
+        updates = next((int(group.get("step", 0)) for group in groups), 0)
+        by_rows = updates % self._config.muon_period > 0
+        for matrix, update in (self._by_rows if by_rows else self._by_matrices)(floor):
+            value = self._whole.mine[matrix].value
+            rate, decay = (group_of[value][name] for name in ("lr", "weight_decay"))
+            value.mul_(1 - rate * decay).view(-1).add_(update, alpha=-rate)
+
+    def _momentum(self, matrix: SharedMatrix) -> Tensor:
+        """What is orthogonalised, of this rank's part, flat."""
+        mean, gradient = self._means[matrix], self._whole.mine[matrix].value.grad
+        if self._config.muon_nesterov:
+            assert gradient is not None
+            mean = torch.lerp(gradient, mean, self._config.muon_momentum)
+        return mean.view(-1)
+
+    def _by_matrices(self, floor: float) -> Iterator[tuple[SharedMatrix, Tensor]]:
+        """Updates by whole matrices, each linear of Diffusers by itself.
+
+        Their root mean square is that of AdamW's, whatever the shape (arXiv:2502.16982, Eq. 4).
+        """
+
+        def update(pair: Pair, whole_OI: Tensor) -> Tensor:
+            parts = []
+            for part_OI in pair.split(whole_OI.float()):
+                size = _RMS * math.sqrt(max(part_OI.shape))
+                above = part_OI.norm() / (floor * math.sqrt(part_OI.numel()) + _TINY)
+                update_OI = orthogonalise(part_OI, self._each, self._type)
+                parts.append(update_OI * (size * above.clamp(max=1)))
+            return pair.join(parts)
+
+        return self._whole.applied(self._momentum, update)
+
+    def _by_rows(self, floor: float) -> Iterator[tuple[SharedMatrix, Tensor]]:
+        """Updates by rows of the momentum, each normalised by itself (arXiv:2608.20818)."""
+        squares = self._whole.squares_of_rows(self._momentum)
+        for matrix, shard in self._whole.mine.items():
+            part, momentum = shard.part, self._momentum(matrix)
+            width, inputs = matrix.shape[1], matrix.pair.shape[1]
+            norms = squares[matrix].sqrt()
+            above = (norms / (floor * math.sqrt(inputs) + _TINY)).clamp(max=1)
+            factors = _RMS * math.sqrt(inputs) * above / norms.clamp_min(_TINY)
+            first, last = part.start // width, -(-part.stop // width)
+            each = factors[first:last].repeat_interleave(width)
+            start = part.start - first * width
+            yield matrix, momentum * each[start : start + len(momentum)]

@@ -1,0 +1,273 @@
+"""Whole matrices, of which data and tensor ranks have parts: each has one rank that owns it.
+
+1. SharedMatrix    a weight, and which rank has which part of it
+2. WholeMatrices   parts go to the owners, which have the whole for a moment, and results come back
+
+All follows from the holdings of the optimizer, without communication.
+"""
+
+# O outputs, I inputs of a linear
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dit.distributed.data_parallel import (
+    Holding,
+    MainParamShard,
+    ModelChunk,
+    holdings,
+    is_sharded,
+    main_param_shards,
+)
+from dit.distributed.process_groups import device
+from dit.models.diffusers_names import Pair
+from dit.train.checkpoint.shares import data_of, entries_of, weight_of
+
+BUCKET = 2**26
+"""Numbers that an owner takes at one time, unless a single matrix has more."""
+PartOf = Callable[["SharedMatrix"], Tensor]
+"""This rank's part of a matrix of which it has one, flat."""
+_Waiting = Callable[[], list[Tensor]]
+"""Waits for tensors that are on their way."""
+
+
+class _Piece(NamedTuple):
+    """A part of a weight, and the rank of the group that has it."""
+
+    tensor: int  # tensor rank whose part of the whole matrix it is of
+    rank: int
+    part: slice  # of that part, flattened
+
+    @property
+    def size(self) -> int:
+        return self.part.stop - self.part.start
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class SharedMatrix:
+    """A weight, and who has which part of it; the same on all ranks, but for this rank's own."""
+
+    pair: Pair
+    shape: tuple[int, int]  # of the weight of a tensor rank
+    axis: int | None  # that tensor ranks share; None: each has all of it
+    pieces: Sequence[_Piece]  # of which the whole is made
+    copies: Sequence[_Piece]  # beside them: of tensor ranks that have the same
+    owner: int = 0  # rank of the group
+    shard: MainParamShard | None = None  # what this rank updates of it
+
+    @property
+    def cost(self) -> float:
+        """Products of numbers in one of a whole matrix with its transpose."""
+        return sum(math.prod(shape) * min(shape) for shape in self.pair.their_shapes.values())
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """The whole weight [O, I], of its pieces."""
+        flat: dict[int, list[Tensor]] = {}
+        for piece, part in zip(self.pieces, parts, strict=True):
+            flat.setdefault(piece.tensor, []).append(part)
+        shards = [torch.cat(own).view(self.shape) for own in flat.values()]
+        return shards[0] if self.axis is None else torch.cat(shards, self.axis)
+
+    def cut(self, whole_OI: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Ranks, and the pieces of the whole weight that each of them has, flat."""
+        shards = [whole_OI]
+        if self.axis is not None:
+            shards = [*whole_OI.split(self.shape[self.axis], self.axis)]
+        flat = [shard.reshape(-1) for shard in shards]
+        for piece in (*self.pieces, *self.copies):
+            yield piece.rank, flat[piece.tensor][piece.part]
+
+
+class WholeMatrices:
+    """The matrices of `pairs` that are on this pipeline stage; all its ranks make one and call it.
+
+    Each copy of the optimizer state has owners of its own, and a rank that has all weights by
+    itself owns all matrices.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        chunks: Sequence[ModelChunk],
+        optimizer: MegatronOptimizer,
+        groups: ProcessGroupCollection,
+        *,
+        dtype: torch.dtype,
+    ):
+        """`dtype` is that in which parts travel."""
+        self._groups, self._type, self._sharded = groups, dtype, is_sharded(chunks)
+        # Tensor ranks alone where each data rank updates all weights.
+        self._group: Any = groups.tp_dp_cp if self._sharded else groups.tp
+        self._rank = self._rank_of(groups.tp.rank(), groups.dp_cp.rank())
+        self.matrices = self._matrices(pairs, chunks, optimizer)
+        self._give_owners()
+        self._rounds = _rounds(self.matrices)
+
+    @cached_property
+    def mine(self) -> dict[SharedMatrix, MainParamShard]:
+        """This rank's part of each of which it has one."""
+        return {one: one.shard for one in self.matrices if one.shard is not None}
+
+    def _rank_of(self, tensor: int, data: int) -> int:
+        """In the group, whose tensor ranks are neighbours."""
+        return data * self._groups.tp.size() + tensor if self._sharded else tensor
+
+    def _matrices(
+        self, pairs: Sequence[Pair], chunks: Sequence[ModelChunk], optimizer: MegatronOptimizer
+    ) -> list[SharedMatrix]:
+        named = {(pair.ours, pair.layer): pair for pair in pairs}
+        networks: list[Any] = [chunk.module for chunk in chunks]
+        entries = [e for one in networks for e in entries_of(one) if weight_of(e) in named]
+        held = holdings(optimizer, self._groups, [data_of(entry) for entry in entries])
+        shards: dict[Tensor, MainParamShard] = {
+            shard.weight: shard for shard in main_param_shards(optimizer)
+        }
+        found = []
+        for entry in entries:
+            pair, shape = named[weight_of(entry)], tuple(entry.local_shape)
+            axis = next((n for n in (0, 1) if shape[n] != pair.shape[n]), None)
+            pieces = [*self._pieces(held[data_of(entry)], math.prod(shape))]
+            found.append(
+                SharedMatrix(
+                    pair=pair,
+                    shape=shape,  # type: ignore[arg-type]
+                    axis=axis,
+                    pieces=[p for p in pieces if axis is not None or p.tensor == 0],
+                    copies=[p._replace(tensor=0) for p in pieces if axis is None and p.tensor > 0],
+                    shard=shards.get(data_of(entry)),
+                )
+            )
+        return found
+
+    def _pieces(self, held: Sequence[Holding], numel: int) -> Iterator[_Piece]:
+        """The parts that the ranks of this copy of the optimizer have."""
+        copy = self._groups.dp_cp.rank() // self._groups.intra_dp_cp.size()
+        parts = [(one.rank, one.part) for one in held if one.copy == copy]
+        for tensor in range(self._groups.tp.size()):
+            for data, part in parts if self._sharded else [(0, slice(0, numel))]:
+                yield _Piece(tensor, self._rank_of(tensor, data), part)
+
+    def _give_owners(self) -> None:
+        """A rank of this copy for each matrix: the dearest first, always that with least so far."""
+        each, tensor = self._groups.intra_dp_cp.size(), self._groups.tp.size()
+        first = self._groups.dp_cp.rank() // each * each
+        ranks = range(first * tensor, (first + each) * tensor) if self._sharded else range(tensor)
+        totals = [(0.0, rank) for rank in ranks]
+        for matrix in sorted(self.matrices, key=lambda one: -one.cost):
+            total, matrix.owner = heapq.heappop(totals)
+            heapq.heappush(totals, (total + matrix.cost, matrix.owner))
+
+    def applied(
+        self, part_of: PartOf, function: Callable[[Pair, Tensor], Tensor]
+    ) -> Iterator[tuple[SharedMatrix, Tensor]]:
+        """Matrices, and this rank's part, flat, of what `function` makes of the whole [O, I].
+
+        While the owners work on a round, the parts of the next one are on their way.
+        """
+        coming = [self._gather(matrices, part_of) for matrices in self._rounds[:1]]
+        for number, matrices in enumerate(self._rounds):
+            own = iter(coming.pop()())
+            coming += [self._gather(m, part_of) for m in self._rounds[number + 1 : number + 2]]
+            leaving: list[tuple[int, Tensor]] = []
+            for matrix in matrices:
+                if matrix.owner == self._rank:
+                    whole_OI = matrix.joined([next(own) for _ in matrix.pieces])
+                    leaving += matrix.cut(function(matrix.pair, whole_OI))
+            wanted = [
+                (matrix, piece)
+                for matrix in matrices
+                for piece in (*matrix.pieces, *matrix.copies)
+                if piece.rank == self._rank
+            ]
+            results = self._send(leaving, [(matrix.owner, piece.size) for matrix, piece in wanted])
+            for (matrix, _), result in zip(wanted, results(), strict=True):
+                yield matrix, result
+
+    def _gather(self, matrices: Sequence[SharedMatrix], part_of: PartOf) -> _Waiting:
+        """Sends the owners the parts of their matrices; call it to wait for those of this rank."""
+        pieces = [(matrix, piece) for matrix in matrices for piece in matrix.pieces]
+        return self._send(
+            [(m.owner, part_of(m)) for m, piece in pieces if piece.rank == self._rank],
+            [(piece.rank, piece.size) for m, piece in pieces if m.owner == self._rank],
+        )
+
+    def _send(
+        self, leaving: Sequence[tuple[int, Tensor]], coming: Sequence[tuple[int, int]]
+    ) -> _Waiting:
+        """Exchanges flat tensors; `leaving` are (target, tensor), `coming` are (source, size).
+
+        Between two ranks both sides have them in one order. The function that it returns waits.
+        """
+        if self._group.size() == 1:
+            return lambda: [tensor for _, tensor in leaving]
+        ranks = range(self._group.size())
+        order = sorted(range(len(coming)), key=lambda n: coming[n][0])
+        sent = [tensor.to(self._type) for _, tensor in sorted(leaving, key=lambda one: one[0])]
+        outgoing = torch.cat(sent) if sent else torch.empty(0, dtype=self._type, device=device())
+        received = outgoing.new_empty(sum(size for _, size in coming))
+        work = dist.all_to_all_single(
+            received,
+            outgoing,
+            [sum(size for source, size in coming if source == rank) for rank in ranks],
+            [sum(len(tensor) for target, tensor in leaving if target == rank) for rank in ranks],
+            group=self._group,
+            async_op=True,
+        )
+
+        def wait() -> list[Tensor]:
+            assert work is not None
+            work.wait()
+            parts = received.split([coming[n][1] for n in order])
+            return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda p: p[0])]
+
+        return wait
+
+    def squares_of_rows(self, part_of: PartOf) -> dict[SharedMatrix, Tensor]:
+        """The sum of squares of each row of the whole matrices; of the rows of this tensor rank."""
+        # Rows that tensor ranks share come last, so that their sums are one tensor.
+        matrices = sorted(self.matrices, key=lambda one: one.axis == 1)
+        sizes = [matrix.shape[0] for matrix in matrices]
+        every = torch.zeros(sum(sizes), device=device())
+        squares = dict(zip(matrices, every.split(sizes), strict=True))
+        for matrix, shard in self.mine.items():
+            width, part = matrix.shape[1], shard.part
+            missing = part.start % width, -part.stop % width
+            rows = pad(part_of(matrix).square(), missing).view(-1, width)
+            squares[matrix][part.start // width :][: len(rows)] = rows.sum(1)
+        if self._sharded:
+            dist.all_reduce(every, group=self._groups.intra_dp_cp)
+        shared = sum(matrix.shape[0] for matrix in matrices if matrix.axis == 1)
+        if shared:
+            dist.all_reduce(every[-shared:], group=self._groups.tp)
+        return squares
+
+
+def _rounds(matrices: Sequence[SharedMatrix]) -> list[list[SharedMatrix]]:
+    """Matrices that are on their way together: of each owner at most `BUCKET` numbers, or one."""
+    of_owner: dict[int, list[list[SharedMatrix]]] = {}
+    sizes: dict[int, int] = {}
+    for matrix in matrices:
+        numel, buckets = math.prod(matrix.pair.shape), of_owner.setdefault(matrix.owner, [])
+        sizes[matrix.owner] = sizes.get(matrix.owner, 0) + numel
+        if not buckets or sizes[matrix.owner] > BUCKET:
+            buckets.append([])
+            sizes[matrix.owner] = numel
+        buckets[-1].append(matrix)
+    return [
+        [matrix for bucket in turn for matrix in bucket or ()]
+        for turn in zip_longest(*of_owner.values())
+    ]
