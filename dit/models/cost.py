@@ -103,13 +103,6 @@ def trained_here(config: RunConfig) -> int:
     return network_cost(model).adapter_numbers(adapter_rank(config), **layout)
 
 
-def with_one_state(config: RunConfig) -> int:
-    """Numbers on a rank of which the optimizer keeps one state in float32, and not two: Muon's."""
-    model = config.model
-    split = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
-    return orthogonalisation(config).numbers // split
-
-
 def adapter_rank(config: RunConfig) -> int:
     """That of the configuration, and 32 for a file whose ranks are not read yet."""
     return config.lora.rank or 32
@@ -175,7 +168,7 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     shards, packs = config.optimizer_ranks(replicas), config.train.global_batch_size // replicas
     wide, in_shares = model.precision is Precision.FP32, config.ddp.sharding is Sharding.WEIGHTS
     hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.states.bytes
-    states = trained * moments * (not hosted) - 4 * with_one_state(config)
+    states = trained * moments * (not hosted) - 4 * orthogonalisation(config).numbers_here
     weights, gradients = weight_bytes(config), trained * _summed_size(config)
     if in_shares:  # rows of trained weights are the main parameters, float32 as their gradients
         weights = (weights + trained * (4 - _size(model))) // shards

@@ -89,7 +89,9 @@ class Orthogonalisation:
     matrices: int
     """Linears of Diffusers."""
     numbers: int
-    """In all of them."""
+    """In all of them; the optimizer keeps one state of each in float32, and not two."""
+    numbers_here: int
+    """On one of the tensor ranks of a pipeline stage."""
     flops: int
     """Of the iterations of one update of all of them."""
 
@@ -104,8 +106,11 @@ def orthogonalisation(config: RunConfig) -> Orthogonalisation:
     """
     shapes = [shape for pair in orthogonalised(config) for shape in pair.their_shapes.values()]
     each = sum(4 * m * m * n + 2 * m**3 for m, n in map(sorted, shapes))
+    model, numbers = config.model, sum(math.prod(shape) for shape in shapes)
+    split = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
     return Orthogonalisation(
         matrices=len(shapes),
-        numbers=sum(math.prod(shape) for shape in shapes),
+        numbers=numbers,
+        numbers_here=numbers // split,
         flops=config.optimizer.muon_steps * each // config.optimizer.muon_period,
     )

@@ -26,7 +26,6 @@ from dit.models.cost import (
     trained_count,
     trained_here,
     weight_bytes,
-    with_one_state,
 )
 from dit.models.linears import orthogonalisation
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
@@ -295,7 +294,9 @@ def _update(config: RunConfig, packs: int, replicas: int) -> float:
     here = trained_here(config)
     average = 3 * 4 * (config.ema.kind is not EmaKind.NONE)
     # States and main weight, read and written.
-    states = 2 * (config.optimizer.states.bytes + 4 - 4 * with_one_state(config) / here)
+    states = 2 * (
+        config.optimizer.states.bytes + 4 - 4 * orthogonalisation(config).numbers_here / here
+    )
     ranks = config.optimizer_ranks(replicas)
     if _in_shares(config):  # rows are the main weights: gradients add to them, float32
         updated = 4 + 4 + states + average

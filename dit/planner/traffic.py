@@ -20,7 +20,6 @@ from dit.models.cost import (
     parameters_here,
     trained_count,
     trained_here,
-    with_one_state,
 )
 from dit.models.linears import orthogonalisation
 
@@ -158,7 +157,7 @@ def checkpoint_bytes(config: RunConfig, *, world_size: int) -> CheckpointBytes:
     # Beside adapters no other weight is stored, and of frozen weights no state.
     stored = trained if adapted else parameter_count(config.model)
     of_states = trained * state - _FLOAT32 * orthogonalisation(config).numbers
-    narrow = _FLOAT32 * with_one_state(config)
+    narrow = _FLOAT32 * orthogonalisation(config).numbers_here
     whole = stored * weight + of_states
     kept, trained_of_rank = of_states / world_size, trained_here(config)
     here = trained_of_rank if adapted else parameters_here(config.model)

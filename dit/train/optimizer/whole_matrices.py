@@ -147,7 +147,7 @@ class WholeMatrices:
                     shape=shape,  # type: ignore[arg-type]
                     axis=axis,
                     pieces=[p for p in pieces if axis is not None or p.tensor == 0],
-                    copies=[p._replace(tensor=0) for p in pieces if axis is None and p.tensor > 0],
+                    copies=[_Piece(0, *p[1:]) for p in pieces if axis is None and p.tensor > 0],
                     shard=shards.get(data_of(entry)),
                 )
             )
