@@ -16,8 +16,7 @@ from dit.models.cost import (
     parameter_count,
     trained_count,
 )
-from dit.models.linears import orthogonalisation
-from dit.planner.traffic import orthogonalising_ranks
+from dit.models.linears import orthogonalisation, orthogonalising_ranks
 
 
 def describe(config: RunConfig, *, world_size: int) -> str:

@@ -114,3 +114,10 @@ def orthogonalisation(config: RunConfig) -> Orthogonalisation:
         numbers_here=numbers // split,
         flops=config.optimizer.muon_steps * each // config.optimizer.muon_period,
     )
+
+
+def orthogonalising_ranks(config: RunConfig, replicas: int) -> int:
+    """Ranks that share out the matrices of Muon: those with one copy of the optimizer state."""
+    model = config.model
+    stages, tensor = model.pipeline_model_parallel_size, model.tensor_model_parallel_size
+    return stages * tensor * config.optimizer_ranks(replicas)

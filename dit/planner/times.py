@@ -27,10 +27,10 @@ from dit.models.cost import (
     trained_here,
     weight_bytes,
 )
-from dit.models.linears import orthogonalisation
+from dit.models.linears import orthogonalisation, orthogonalising_ranks
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
 from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, layer_units
-from dit.planner.traffic import exposed_part, orthogonalising_ranks, recomputed_part, traffic
+from dit.planner.traffic import exposed_part, recomputed_part, traffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from dit.models.cost import (
     trained_count,
     trained_here,
 )
-from dit.models.linears import orthogonalisation
+from dit.models.linears import orthogonalisation, orthogonalising_ranks
 
 # Each exchange of a layer gathers its input and scatters its output. The backward pass does both in
 # reverse, and gathers the input again for the weights' gradients.
@@ -107,13 +107,6 @@ def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[st
     if config.ddp.use_distributed_optimizer:
         return {"data": here * (gradient + size) * _others(ranks) + matrices}
     return {"data": here * 2 * gradient * _others(ranks) + matrices}
-
-
-def orthogonalising_ranks(config: RunConfig, replicas: int) -> int:
-    """Ranks that share out the matrices of Muon: those with one copy of the optimizer state."""
-    model = config.model
-    stages, tensor = model.pipeline_model_parallel_size, model.tensor_model_parallel_size
-    return stages * tensor * config.optimizer_ranks(replicas)
 
 
 def _matrices(config: RunConfig, *, size: int, replicas: int) -> float:
