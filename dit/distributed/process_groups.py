@@ -57,6 +57,7 @@ _UNUSED = {
     "POSITION_EMBEDDING_GROUP",
     "TENSOR_AND_CONTEXT_PARALLEL_GROUP",
     "TENSOR_AND_DATA_PARALLEL_GROUP",
+    "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
 }
 """Megatron-Core's descriptions of groups in which no message is sent here.
 

@@ -94,7 +94,7 @@ def put_rows(own: Tensor, values: Tensor) -> None:
     """Gives the rows of a weight their numbers, flat; the tensor ranks of a weight all do."""
     packed, rows = packing_of(own), rows_of(own)
     if packed is None or rows is None:
-        own.detach().view(-1).copy_(values, non_blocking=True)
+        own.detach().view(-1).copy_(values)
     elif own.numel():
         own.detach().copy_(packed.pack(values.to(rows.dtype).view(-1, *rows.shape[1:])))
 

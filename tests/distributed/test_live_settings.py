@@ -133,8 +133,12 @@ LAYOUTS: tuple[tuple[tuple[str, ...], str], ...] = (
         "(pipeline 2, 2 virtual stages, data 2, 2 copies of the optimizer state)",
     ),
     (
-        ("ddp.sharding=weights", "ddp.dp_replicate_size=2"),
-        "(data 4, 2 copies of the optimizer state, weights in shares)",
+        (
+            *("ddp.sharding=weights", "ddp.dp_replicate_size=2", "ddp.reduce_each_pack=false"),
+            *("ddp.reshard_after_forward=false", "ddp.prefetch_layers=2"),
+        ),
+        "(data 4, 2 copies of the optimizer state, weights in shares, gradients summed once a step,"
+        " layers kept gathered, 2 layers fetched ahead)",
     ),
 )
 """Of four processes, and what the log then says of the layout."""

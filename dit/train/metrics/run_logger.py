@@ -226,6 +226,7 @@ def _layout(run: TrainState) -> str:
     groups, stages = run.model.groups, len(run.model.chunks)
     copies = groups.dp_cp.size() // groups.intra_dp_cp.size()
     in_shares = any(isinstance(chunk, ShardedChunk) for chunk in run.model.chunks)
+    ddp = run.config.ddp
     parts = [
         (f"tensor {groups.tp.size()}", groups.tp.size() > 1),
         ("sequence parallel", run.config.model.sequence_parallel),
@@ -235,6 +236,9 @@ def _layout(run: TrainState) -> str:
         (f"data {groups.dp.size()}", True),
         (f"{copies} copies of the optimizer state", copies > 1),
         ("weights in shares", in_shares),
+        ("gradients summed once a step", not ddp.reduce_each_pack),
+        ("layers kept gathered", not ddp.reshard_after_forward),
+        (f"{ddp.prefetch_layers} layers fetched ahead", ddp.prefetch_layers != 1),
     ]
     return ", ".join(text for text, used in parts if used)
 

@@ -110,8 +110,12 @@ class WholeMatrices:
     ):
         """`dtype` is that in which parts travel."""
         self._groups, self._type, self._sharded = groups, dtype, is_sharded(chunks)
-        # Tensor ranks alone where each data rank updates all weights.
-        self._group: Any = groups.tp_dp_cp if self._sharded else groups.tp
+        # Tensor ranks alone where each data rank updates all weights. A group of its own, which
+        # runs that have no such matrices do not make.
+        together: Any = groups.tp_dp_cp if self._sharded else groups.tp
+        self._group: Any = dist.new_group(
+            dist.get_process_group_ranks(together), use_local_synchronization=True
+        )
         self._rank = self._rank_of(groups.tp.rank(), groups.dp_cp.rank())
         self.matrices = self._matrices(pairs, chunks, optimizer)
         self._give_owners()

@@ -31,6 +31,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "mode": (*FLOW, "objective.density=mode"),
     "shift by tokens": (*FLOW, "objective.time_shift_type=exponential"),
     "constant average": ("ema.kind=constant", "ema.decay=0.9"),
+    "muon": ("optimizer.kind=muon",),
     "adapters": ("lora.rank=2",),
     "frames": FLOW,
     "pictures": FLOW,
@@ -53,6 +54,11 @@ WEIGHTS: dict[str, tuple[str, ...]] = {
     "shift by tokens": (
         *("objective.base_shift=0.1", "objective.max_shift=2"),
         *("objective.base_image_seq_len=16", "objective.max_image_seq_len=512"),
+    ),
+    "muon": (
+        *("optimizer.muon_momentum=0.5", "optimizer.muon_nesterov=false"),
+        *("optimizer.muon_coefficients=simple", "optimizer.muon_steps=3"),
+        "optimizer.muon_period=3",
     ),
     "adapters": ("lora.dropout=0.5", "lora.dtype=bf16", "lora.base_dtype=float8_e4m3"),
     "frames": ("objective.image_condition_probability=0", "objective.given_frames=[0, 0, 1]"),
