@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dit.config import RunConfig, Sharding
@@ -90,9 +91,9 @@ def beside_the_other(folder: Path, imported: bool = False, **model: Any) -> dict
     kept = {name: own for name, own in named_weights(chunk) if own.dtype is torch.uint8}
     assert kept.keys() == {f"{name}.weight" for name in plain}
     whole = [rows_of(own) for own in kept.values()]
-    chunk.module.unshard()
-    for layer in chunk._units[1:]:
-        layer.unshard()
+    for unit in chunk.module.modules():
+        if isinstance(unit, FSDPModule):
+            unit.unshard()
     different = [
         name
         for name, linear in of_layers(shares).items()
