@@ -8,15 +8,9 @@ from __future__ import annotations
 from dit.config import Decay, EmaKind, OptimizerKind, Precision, Recompute, RunConfig, Sharding
 from dit.config_loading.load import to_yaml
 from dit.device_specs import DEVICES
-from dit.models.cost import (
-    break_even_tokens,
-    choose_recomputation,
-    memory,
-    pack_traffic,
-    parameter_count,
-    trained_count,
-)
+from dit.models.cost import choose_recomputation, memory, parameter_count, trained_count
 from dit.models.linears import orthogonalisation, orthogonalising_ranks
+from dit.models.pack_traffic import break_even_tokens, pack_traffic
 
 
 def describe(config: RunConfig, *, world_size: int) -> str:

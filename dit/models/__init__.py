@@ -15,6 +15,8 @@ stacks/          layers made of parts, stacks made of layers, networks made of s
 joint/           what families with joint attention have in common
 cost             parameters, operations and memory of a network, from its description; what a device
                  of so much memory has to compute again in the backward pass
+pack_traffic     what weights in shares send in each pack
+linears          matrices of linears by words, and the work of orthogonalising them
 parameter_groups weights with settings of their own, or frozen, by patterns of names
 diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in a table
 

@@ -169,7 +169,7 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     wide, in_shares = model.precision is Precision.FP32, config.ddp.sharding is Sharding.WEIGHTS
     hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.states.bytes
     states = trained * moments * (not hosted) - 4 * orthogonalisation(config).numbers_here
-    weights, gradients = weight_bytes(config), trained * _summed_size(config)
+    weights, gradients = weight_bytes(config), trained * summed_size(config)
     if in_shares:  # rows of trained weights are the main parameters, float32 as their gradients
         weights = (weights + trained * (4 - _size(model))) // shards
         if config.ddp.sums(packs) == packs:  # else they are whole until the last pack
@@ -213,7 +213,7 @@ def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
     of the sum. Of both there is the part that this rank sends and keeps.
     """
     model, cost = config.model, network_cost(config.model)
-    tensor, size, summed = model.tensor_model_parallel_size, _size(model), _summed_size(config)
+    tensor, size, summed = model.tensor_model_parallel_size, _size(model), summed_size(config)
     costs, ahead = [stack.layer.cost for stack in cost.stacks], config.ddp.prefetch_layers
     layers = 2 * max(one.parameters(tensor=tensor) for one in costs)
     sent = max(_layer_bytes(config, one) for one in costs)
@@ -237,48 +237,10 @@ def _layer_bytes(config: RunConfig, layer: Cost) -> int:
     return whole - numbers * (size - 1) + layer.matrix_rows * _FACTOR_BYTES[Sharding.WEIGHTS]
 
 
-def _summed_size(config: RunConfig) -> int:
+def summed_size(config: RunConfig) -> int:
     """Bytes of a number of gradients while they are summed over ranks."""
     wide = config.model.precision is Precision.FP32
     return 4 if wide or config.ddp.grad_reduce_in_fp32 else 2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackTraffic:
-    """Bytes that a device sends in each pack with `ddp.sharding=weights`, in rings."""
-
-    forward: float
-    """Weights for the forward pass."""
-    backward: float
-    """The same weights again, unless they stay gathered (`ddp.reshard_after_forward`)."""
-    gradients: float
-    """Their sums, of which each rank keeps its rows; `ddp.reduce_each_pack` says in which packs."""
-
-    @property
-    def total(self) -> float:
-        return self.forward + self.backward + self.gradients
-
-
-def pack_traffic(config: RunConfig, *, shards: int) -> PackTraffic:
-    """The traffic of a pack whose weights, frozen ones too, lie in so many shares."""
-    others = (shards - 1) / shards
-    weights = others * weight_bytes(config)
-    gradients = others * trained_here(config) * _summed_size(config)
-    again = weights * config.ddp.reshard_after_forward
-    return PackTraffic(forward=weights, backward=again, gradients=gradients)
-
-
-def break_even_tokens(config: RunConfig, *, shards: int, flops: float, bytes_per_s: float) -> float:
-    """Tokens of a pack whose products take as long as the traffic of its weights.
-
-    Products are counted as two operations of each weight and token in the forward pass, two for
-    gradients of inputs, and two for those of trained weights: `flops` a second. Nothing is computed
-    again.
-    """
-    model = config.model
-    trained = trained_count(config) / parameter_count(model)
-    a_token = 2 * (2 + trained) * parameters_here(model) / model.context_parallel_size
-    return pack_traffic(config, shards=shards).total / bytes_per_s * flops / a_token
 
 
 def check_memory(config: RunConfig, *, world_size: int) -> None:

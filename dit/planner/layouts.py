@@ -10,7 +10,8 @@ from typing import Any
 from dit.config import ContextComm, Problems, Recompute, RunConfig, Sharding
 from dit.config.training import WHEN_GATHERED
 from dit.device_specs import Device
-from dit.models.cost import Memory, break_even_tokens, memory
+from dit.models.cost import Memory, memory
+from dit.models.pack_traffic import break_even_tokens
 from dit.planner.efficiency import Efficiency
 from dit.planner.times import PackLoad, Times, times
 from dit.planner.traffic import CheckpointBytes, Traffic, checkpoint_bytes, traffic

@@ -21,13 +21,13 @@ from dit.models.cost import (
     forward_flops,
     geometry_tokens,
     network_cost,
-    pack_traffic,
     parameter_count,
     trained_count,
     trained_here,
     weight_bytes,
 )
 from dit.models.linears import orthogonalisation, orthogonalising_ranks
+from dit.models.pack_traffic import pack_traffic
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
 from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, layer_units
 from dit.planner.traffic import exposed_part, recomputed_part, traffic

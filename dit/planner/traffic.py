@@ -15,13 +15,13 @@ from dit.config import (
 )
 from dit.models.cost import (
     network_cost,
-    pack_traffic,
     parameter_count,
     parameters_here,
     trained_count,
     trained_here,
 )
 from dit.models.linears import orthogonalisation, orthogonalising_ranks
+from dit.models.pack_traffic import pack_traffic
 
 # Each exchange of a layer gathers its input and scatters its output. The backward pass does both in
 # reverse, and gathers the input again for the weights' gradients.
