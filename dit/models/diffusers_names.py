@@ -12,7 +12,7 @@ trip gives back every bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -121,6 +121,50 @@ def _widths_of_parts(each_head: int, model: ModelConfig, count: int) -> list[int
     """Rows of each of `count` parts in the rows of one head."""
     width = model.hidden_size // model.num_attention_heads
     return [*(width,) * (count - 1), each_head - (count - 1) * width]
+
+
+@dataclass(frozen=True, slots=True)
+class GatesThenValues(Same):
+    """The first linear of a SwiGLU: all gates, then all values there; by turns here.
+
+    A weight [2 * F, I], or its bias [2 * F]. By turns, any tensor rank has both of a hidden unit.
+    """
+
+    def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
+        return by_turns(parts[0])
+
+    def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
+        return [in_halves(whole)]
+
+
+def by_turns(x: Tensor) -> Tensor:
+    """Rows of both halves of [2 * F, ...] by turns."""
+    return x.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1)
+
+
+def in_halves(x: Tensor) -> Tensor:
+    """The inverse of `by_turns`."""
+    return x.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedHeads(Same):
+    """Queries, keys, values, gates and hidden values of a single-stream layer in one tensor.
+
+    There all queries come first, then all keys, and so on, [3 * D + 2 * F, I]; here they lie head
+    by head (`ByHead`), gates and values of a head by turns. Queries and keys have rotary pairs.
+    """
+
+    def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
+        *qkv, wide = parts[0].tensor_split([n * model.hidden_size for n in (1, 2, 3)])
+        return _BY_HEAD.join([*qkv, by_turns(wide)], model)
+
+    def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
+        *qkv, wide = _BY_HEAD.split(whole, model, 4)
+        return [torch.cat([*qkv, in_halves(wide)])]
+
+
+_BY_HEAD = ByHead(rotated=(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +331,11 @@ def linear_rows(
         Row(f"{ours}.weight", weights, split, shape, arrangement, exists=exists),
         Row(f"{ours}.bias", biases, of_bias, (outputs,), bias, exists=exists),
     )
+
+
+def without_biases(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """The lines of networks whose linears have no biases."""
+    return tuple(row for row in rows if not row.ours.endswith(".bias"))
 
 
 @dataclass(frozen=True, slots=True)

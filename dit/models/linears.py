@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from dit.models.diffusers_names import Pair
 
 _WEIGHT = ".weight"
+_FUSED = "*.linear_in*.to_qkv*"
 _OURS = {
-    LoraTargets.ATTENTION: ("*attention.*", "*.linear_in*.to_?"),
-    LoraTargets.MLP: ("*mlp.*", "*.linear_in*.proj_mlp", "*.linear_out*"),
+    LoraTargets.ATTENTION: ("*attention.*", "*.linear_in*.to_?", _FUSED),
+    LoraTargets.MLP: ("*mlp.*", "*.linear_in*.proj_mlp", "*.linear_out*", _FUSED),
     LoraTargets.MODULATION: ("*modul*",),
 }
 """What the words mean, by our names, and theirs after these; layers of all families are made of the

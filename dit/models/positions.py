@@ -11,6 +11,7 @@ call the same rule, so that a network sees the same positions.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -107,6 +108,33 @@ class GridPositions:
             parts.append(torch.cartesian_prod(frames, rows, columns))
             before += grid[0]
         return torch.cat(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOffsetPositions:
+    """(time, row, column, place in the text): a picture has time 0, its references others.
+
+    Reference number j, counted from 1, stands at time j * `step` (`Flux2Pipeline` of Diffusers).
+    """
+
+    step: int = 10
+
+    @property
+    def axes(self) -> int:
+        return 4
+
+    def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:  # noqa: ARG002
+        parts = []
+        for number, (frames, rows, columns) in enumerate(grids):
+            time = torch.arange(frames) + self.step * number
+            parts.append(torch.cartesian_prod(time, torch.arange(rows), torch.arange(columns)))
+        return pad(torch.cat(parts).float(), (0, 1))
+
+    @staticmethod
+    def of_text(lengths: Sequence[int]) -> Tensor:
+        """Positions [L, 4] float32 of texts of so many tokens: (0, 0, 0, place)."""
+        places = [torch.arange(length) for length in lengths]
+        return pad(torch.cat(places).float()[:, None], (3, 0))
 
 
 @dataclass(frozen=True, slots=True)

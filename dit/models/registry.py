@@ -40,6 +40,8 @@ FAMILIES = {
     "chroma": "dit.models.chroma.family:FAMILY",
     # LTX-Video 0.9: text, or text and a first frame, to video
     "ltx": "dit.models.ltx.family:FAMILY",
+    # FLUX.2: text and reference pictures to image
+    "flux2": "dit.models.flux2.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
 NETWORKS = {
@@ -53,6 +55,7 @@ NETWORKS = {
     "HunyuanImageTransformer2DModel": "hunyuan_image",
     "ChromaTransformer2DModel": "chroma",
     "LTXVideoTransformer3DModel": "ltx",
+    "Flux2Transformer2DModel": "flux2",
 }
 """Class of Diffusers' network -> family, so that a folder's network alone is imported."""
 VARIABLE = "DIT_FAMILIES"

@@ -6,6 +6,7 @@ from tests.families import (
     chroma,
     dit,
     flux,
+    flux2,
     hunyuan_image,
     hunyuan_video,
     hunyuan_video_15,
@@ -27,6 +28,7 @@ CASES: dict[str, Case] = {
     "hunyuan_image": hunyuan_image.CASE,
     "chroma": chroma.CASE,
     "ltx": ltx.CASE,
+    "flux2": flux2.CASE,
 }
 """`model.family` -> its case."""
 GENERATIONS: dict[str, Generation] = {

@@ -14,7 +14,7 @@ from torch.nn.functional import silu
 from dit.batch import PackedBatch
 from dit.models.chroma.family import ChromaConfig, chroma_stacks
 from dit.models.layers.adaptable import sees_part_of_tokens
-from dit.models.layers.modulation import ApproximatorAdaLN, sinusoid
+from dit.models.layers.modulation import PrecomputedAdaLN, sinusoid
 from dit.models.layers.parallel_linear import Replicated
 from dit.models.stacks.double_single_transformer import DoubleSingleTransformer
 from dit.models.stacks.joint_transformer import T_EMB
@@ -41,7 +41,7 @@ class ChromaNetwork(DoubleSingleTransformer):
             chroma_stacks(model),
             told=lambda config: Approximator(model, config),
             # The last two rows.
-            modulate_out=lambda context: ApproximatorAdaLN(
+            modulate_out=lambda context: PrecomputedAdaLN(
                 context.config, first=model.modulation_rows - 2, gated=False
             ),
         )

@@ -21,10 +21,11 @@ from dit.config.checks import Rule
 from dit.models.diffusers_form import Key, OwnKey, heads_of, same
 from dit.models.joint.family import DoubleSingleConfig
 from dit.models.layer_spec import MOST_REFINER_LAYERS
-from dit.models.positions import GridPositions, patchify, unpatchify
+from dit.models.positions import GridPositions, PositionRule, patchify, unpatchify
 
 PATCH = 2
 """Rows and columns of a token in the pipelines of FLUX and Chroma."""
+_GRID_POSITIONS = GridPositions()
 
 
 def _channels(t: Any) -> int:
@@ -42,23 +43,40 @@ def _channels(t: Any) -> int:
     return channels
 
 
-DOUBLE_SINGLE_KEYS = (
-    Key("patch_size", default=1),
-    Key("in_channels", "in_channels", 64, read=_channels, write=lambda m: m.patch_features),
-    Key("out_channels", type=PositiveInt | None),
-    same("num_layers", 19),
-    same("num_single_layers", 38),
-    heads_of(128),
-    same("num_attention_heads", 24),
-    Key("joint_attention_dim", "crossattn_emb_size", 4096),
-    Key("axes_dims_rope", "rope_axes", (16, 56, 56)),
+def double_single_keys(
+    *, channels: int, layers: tuple[int, int], heads: int, text: int, axes: tuple[int, ...]
+) -> tuple[Key, ...]:
+    """What classes of double-stream, then single-stream layers have in config.json."""
+    return (
+        Key("patch_size", default=1),
+        Key(
+            "in_channels", "in_channels", channels, read=_channels, write=lambda m: m.patch_features
+        ),
+        Key("out_channels", type=PositiveInt | None),
+        same("num_layers", layers[0]),
+        same("num_single_layers", layers[1]),
+        heads_of(128),
+        same("num_attention_heads", heads),
+        Key("joint_attention_dim", "crossattn_emb_size", text),
+        Key("axes_dims_rope", "rope_axes", axes),
+    )
+
+
+DOUBLE_SINGLE_KEYS = double_single_keys(
+    channels=64, layers=(19, 38), heads=24, text=4096, axes=(16, 56, 56)
 )
-"""What `FluxTransformer2DModel` and `ChromaTransformer2DModel` have in config.json."""
-KEPT_PATCH = (
-    OwnKey("patch_spatial", PositiveInt, published=lambda _: PATCH),
-    OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),
-)
-"""What these have no place for."""
+"""Of `FluxTransformer2DModel` and `ChromaTransformer2DModel`."""
+
+
+def kept_patch(rows: int) -> tuple[OwnKey, ...]:
+    """What these have no place for; `rows` and columns of a token in published networks."""
+    return (
+        OwnKey("patch_spatial", PositiveInt, published=lambda _: rows),
+        OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),
+    )
+
+
+KEPT_PATCH = kept_patch(PATCH)
 
 
 def double_single_rules(t: Any) -> list[Rule]:
@@ -79,14 +97,14 @@ def mlp_misfit(model: ModelConfig, class_name: str) -> list[str]:
     return [f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: {class_name} has 4"]
 
 
-def patch_rules(model: DoubleSingleConfig) -> list[Rule]:
-    """`Pipeline.rules` of FLUX and Chroma."""
+def patch_rules(model: DoubleSingleConfig, *, rows: int = PATCH) -> list[Rule]:
+    """`Pipeline.rules` of FLUX and Chroma; `rows` and columns of a token."""
     patch = (model.patch_temporal, model.patch_spatial)
     return [
         (
-            patch == (1, PATCH),
+            patch == (1, rows),
             f"model.patch_temporal={patch[0]} and model.patch_spatial={patch[1]}, and it cuts"
-            f" patches of 1 frame x {PATCH} x {PATCH}",
+            f" patches of 1 frame x {rows} x {rows}",
         )
     ]
 
@@ -98,20 +116,22 @@ def run_on_patches(
     model: ModelConfig,
     *,
     fps: float,
+    positions: PositionRule = _GRID_POSITIONS,
     **inputs: Any,
 ) -> Tensor:
     """What Diffusers' network makes of samples of one size [B, C, F, H, W].
 
-    `latents` are those of each sample, then its references; `inputs` are others of its class.
+    `latents` are those of each sample, then its references; `inputs` are others of its class. Text
+    stands at the origin of `positions`, unless `txt_ids` say where.
     """
     patch = (model.patch_temporal, model.patch_spatial)
     cut = [[patchify(latent, *patch) for latent in of_sample] for of_sample in latents]
     grids, device = tuple(grid for grid, _ in cut[0]), text_BLE.device
+    inputs.setdefault("txt_ids", torch.zeros(text_BLE.shape[1], positions.axes, device=device))
     (made,) = network(
         hidden_states=torch.stack([torch.cat([rows for _, rows in one]) for one in cut]),
         encoder_hidden_states=text_BLE,
-        img_ids=GridPositions()(grids, fps=fps).to(device),
-        txt_ids=torch.zeros(text_BLE.shape[1], 3, device=device),
+        img_ids=positions(grids, fps=fps).to(device),
         return_dict=False,
         **inputs,
     )

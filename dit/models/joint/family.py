@@ -138,13 +138,19 @@ class DoubleSingleConfig(ModelConfig):
         return self.patch_features
 
 
-def joint_layer_parts(model: Any, *, norm: QkNorm = QkNorm.PER_HEAD) -> dict[str, Any]:
+def joint_layer_parts(
+    model: Any,
+    *,
+    norm: QkNorm = QkNorm.PER_HEAD,
+    activation: Activation = Activation.GELU_TANH,
+    bias: bool = True,
+) -> dict[str, Any]:
     """Attention, with `norm` of queries and keys, and feed-forward of the layers of either kind."""
     width, hidden, heads = model.hidden_size, model.ffn_hidden_size, model.num_attention_heads
     return {
-        "attention": AttentionSpec(width=width, heads=heads, bias=True, norm=norm),
+        "attention": AttentionSpec(width=width, heads=heads, bias=bias, norm=norm),
         "feed_forward": FeedForwardSpec(
-            width=width, hidden=hidden, activation=Activation.GELU_TANH, bias=True
+            width=width, hidden=hidden, activation=activation, bias=bias
         ),
     }
 
@@ -157,25 +163,28 @@ def double_then_single(
     *,
     double: WholeLayerModulation = _PER_BLOCK,
     single: WholeLayerModulation = _PER_BLOCK,
+    fused: bool = False,
+    **of_layers: Any,
 ) -> tuple[StackSpec, ...]:
     """`num_layers` double-stream layers, then `num_single_layers` single-stream ones.
 
-    `double` and `single` are the modulations of either kind.
+    `double` and `single` are the modulations of either kind, `fused` is of `SingleLayerSpec`; the
+    rest is of `joint_layer_parts`.
     """
-    parts = joint_layer_parts(model)
+    parts = joint_layer_parts(model, **of_layers)
     first = DoubleLayerSpec(**parts, modulation=double)
-    then = SingleLayerSpec(**parts, modulation=single)
+    then = SingleLayerSpec(**parts, modulation=single, fused=fused)
     return (
         StackSpec(name="double_blocks", count=model.num_layers, layer=first),
         StackSpec(name="single_blocks", count=model.num_single_layers, layer=then),
     )
 
 
-def embedder_cost(model: Any) -> Cost:
+def embedder_cost(model: Any, *, bias: bool = True) -> Cost:
     """Of the linears of patches and of one text."""
     width = model.hidden_size
-    total = replicated(model.patch_features, width, bias=True)
-    return total + replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
+    total = replicated(model.patch_features, width, bias=bias)
+    return total + replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=bias)
 
 
 def joint_head_cost(model: Any) -> Cost:

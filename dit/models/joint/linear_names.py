@@ -60,8 +60,16 @@ EMBEDDERS = {"img_in": "x_embedder", "txt_in": "context_embedder"}
 """Of FLUX and Chroma, which read text as it is."""
 
 
-def double_block_names(words: Words, *, modulated: bool = True) -> Names:
-    """Of double-stream blocks; `modulated`: whether they have modulations of their own."""
+_NET = ("net.0.proj", "net.2")
+
+
+def double_block_names(
+    words: Words, *, modulated: bool = True, mlp: tuple[str, str] = _NET
+) -> Names:
+    """Of double-stream blocks; `modulated`: whether they have modulations of their own.
+
+    `mlp` are Diffusers' names of the linears of an MLP.
+    """
     names: Names = {}
     for stream, end, made, out in _STREAMS:
         block = f"double_blocks.*.{stream}"
@@ -72,7 +80,7 @@ def double_block_names(words: Words, *, modulated: bool = True) -> Names:
         apart = {f"{attention}{letter}": ours for letter, ours in zip("qkv", linears, strict=True)}
         names |= {f"{attention}qkv": " ".join(linears)} if words.fused else apart
         names[f"{attention}proj"] = f"{_DOUBLE}.{out}"
-        names |= _mlp(f"{block}_mlp", words, f"{_DOUBLE}.ff{end}")
+        names |= _mlp(f"{block}_mlp", words, f"{_DOUBLE}.ff{end}", mlp)
     return names
 
 
@@ -131,6 +139,6 @@ def _linears(theirs: str, words: tuple[str, str], ours: str) -> Names:
     return {f"{theirs}.{word}": f"{ours}.linear_{n}" for n, word in enumerate(words, 1)}
 
 
-def _mlp(theirs: str, words: Words, ours: str) -> Names:
-    first, second = (f"{theirs}.{word}" for word in words.mlp)
-    return {first: f"{ours}.net.0.proj", second: f"{ours}.net.2"}
+def _mlp(theirs: str, words: Words, ours: str, linears: tuple[str, str] = _NET) -> Names:
+    pairs = zip(words.mlp, linears, strict=True)
+    return {f"{theirs}.{word}": f"{ours}.{linear}" for word, linear in pairs}

@@ -30,12 +30,14 @@ from dit.models.layer_spec.parts import (
     ModulationSpec,
     PerBlockModulation,
     QkNorm,
+    SharedModulation,
     TableModulation,
     WholeLayerModulation,
     condition_cost,
     glyph_weights,
     refiner_cost,
     replicated,
+    shared_modulation_cost,
 )
 from dit.models.layer_spec.shapes import Cost, Multiplications, RowKind, WeightShape
 
@@ -58,6 +60,7 @@ __all__ = [
     "PerBlockModulation",
     "QkNorm",
     "RowKind",
+    "SharedModulation",
     "SingleLayerSpec",
     "StackSpec",
     "TableModulation",
@@ -67,4 +70,5 @@ __all__ = [
     "glyph_weights",
     "refiner_cost",
     "replicated",
+    "shared_modulation_cost",
 ]

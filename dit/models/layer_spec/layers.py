@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from dit.models.layer_spec.parts import (
     PER_BLOCK,
@@ -124,6 +125,8 @@ class SingleLayerSpec:
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
     modulation: WholeLayerModulation = PER_BLOCK
+    fused: bool = False
+    """Whether the first matrix is one linear in Diffusers (FLUX.2), with one adapter, too."""
 
     @property
     def cost(self) -> Cost:
@@ -131,9 +134,10 @@ class SingleLayerSpec:
         total = _self_attention(self.attention, self.feed_forward, rows, exchanges=1, kept=kept)
         width, bias, inner = self.attention.width, self.attention.bias, self.feed_forward
         made = 3 * width + inner.hidden * inner.activation.inputs
-        rows = {"rows": RowKind.JOINT, "split": True}
+        rows: Any = {"rows": RowKind.JOINT, "split": True}
+        parts = 1 if self.fused else 4
         linears = (
-            LinearShape(inputs=width, outputs=made, bias=bias, parts=4, **rows),
+            LinearShape(inputs=width, outputs=made, bias=bias, parts=parts, **rows),
             LinearShape(inputs=width + inner.hidden, outputs=width, **rows),
         )
         total += Cost(linears=linears) + whole_bias(width, bias) + self.attention.norms

@@ -7,6 +7,7 @@ Modulation is how scales, shifts and gates of a layer are made of the embedding 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -173,10 +174,15 @@ LEVEL_WAVES = 256
 
 
 def condition_cost(
-    width: int, *, pooled: int | None = None, guidance: bool = False, step_end: bool = False
+    width: int,
+    *,
+    pooled: int | None = None,
+    guidance: bool = False,
+    step_end: bool = False,
+    bias: bool = True,
 ) -> Cost:
     """Of embeddings of level, end of a step, guidance and pooled text, two linears each."""
-    one_row = {"rows": RowKind.SAMPLES, "bias": True}
+    one_row: dict[str, Any] = {"rows": RowKind.SAMPLES, "bias": bias}
     total = Cost()
     texts = () if pooled is None else (pooled,)
     for inputs in (*(LEVEL_WAVES,) * (1 + guidance + step_end), *texts):
@@ -273,7 +279,29 @@ class ApproximatorModulation:
         return Cost()
 
 
+@dataclass(frozen=True, slots=True)
+class SharedModulation:
+    """Rows that linears make once for a whole stack, so that layers have no weights (FLUX.2)."""
+
+    first: int
+    """Row of the stack among those of all stacks, which every layer of it takes."""
+    first_of_text: int = 0
+    """Likewise of the text of double-stream layers."""
+
+    def cost(self, width: int, vectors: int) -> Cost:  # noqa: ARG002
+        """Of a layer; `shared_modulation_cost` is that of the linears."""
+        return Cost()
+
+
+def shared_modulation_cost(width: int, vectors: Iterable[int]) -> Cost:
+    """Of the linears of `SharedModulations`, one for each stack, before the layers."""
+    one = PerBlockModulation(bias=False)
+    return sum((one.cost(width, count) for count in vectors), Cost())
+
+
 PER_BLOCK = PerBlockModulation()
-WholeLayerModulation = PerBlockModulation | TableModulation | ApproximatorModulation
+WholeLayerModulation = (
+    PerBlockModulation | TableModulation | ApproximatorModulation | SharedModulation
+)
 """One module for all parts of a layer."""
 ModulationSpec = LowRankModulation | WholeLayerModulation

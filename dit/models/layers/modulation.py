@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from megatron.core.transformer.module import MegatronModule
@@ -20,6 +22,7 @@ from dit.models.layer_spec import (
     LowRankModulation,
     ModulationSpec,
     PerBlockModulation,
+    SharedModulation,
 )
 from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.parallel_linear import (
@@ -66,7 +69,8 @@ class ConditionEmbedding(nn.Module):
 
     The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings` (FLUX), of
     `CombinedTimestepTextProjEmbeddings` without guidance (SD3), and without pooled text of
-    `HunyuanImageCombinedTimeGuidanceEmbedding`, which also knows where a step ends.
+    `HunyuanImageCombinedTimeGuidanceEmbedding`, which also knows where a step ends, or, without
+    biases, of `Flux2TimestepGuidanceEmbeddings`.
     """
 
     def __init__(
@@ -76,13 +80,15 @@ class ConditionEmbedding(nn.Module):
         pooled: int | None = None,
         guidance: bool = False,
         step_end: bool = False,
+        bias: bool = True,
     ):
         """`pooled` is the width of the pooled text; `step_end`: of a network of mean flow."""
         super().__init__()
-        self.level = TwoLinears(LEVEL_WAVES, config)
-        self.step_end = TwoLinears(LEVEL_WAVES, config) if step_end else None
-        self.guidance = TwoLinears(LEVEL_WAVES, config) if guidance else None
-        self.pooled = None if pooled is None else TwoLinears(pooled, config)
+        make = partial(TwoLinears, config=config, bias=bias)
+        self.level = make(LEVEL_WAVES)
+        self.step_end = make(LEVEL_WAVES) if step_end else None
+        self.guidance = make(LEVEL_WAVES) if guidance else None
+        self.pooled = None if pooled is None else make(pooled)
         self.dtype = config.params_dtype
 
     def forward(
@@ -119,11 +125,11 @@ class ConditionEmbedding(nn.Module):
 class TwoLinears(nn.Module):
     """Linear, SiLU, linear, of level rows."""
 
-    def __init__(self, inputs: int, config: TransformerConfig):
+    def __init__(self, inputs: int, config: TransformerConfig, *, bias: bool = True):
         super().__init__()
         width = config.hidden_size
-        self.linear_1 = Replicated(inputs, width, config=config, bias=True)
-        self.linear_2 = Replicated(width, width, config=config, bias=True)
+        self.linear_1 = Replicated(inputs, width, config=config, bias=bias)
+        self.linear_2 = Replicated(width, width, config=config, bias=bias)
 
     def forward(self, x_NX: Tensor) -> Tensor:
         return self.linear_2(silu(self.linear_1(x_NX)))
@@ -133,8 +139,8 @@ class TwoLinears(nn.Module):
 class TimestepConditioning:
     """What every modulation is computed from."""
 
-    # Timestep embedding, with what a family adds to it (pooled text, guidance); where one network
-    # makes the modulations of all layers, these side by side
+    # Timestep embedding, with what a family adds to it (pooled text, guidance); where modulations
+    # are made before the layers, those of all layers or stacks side by side
     t_emb_ND: Tensor
     adaln_shift_NX: Tensor | None = None
     """Rows that all layers share: added by low-rank and table modulations, unknown to per-block."""
@@ -259,8 +265,8 @@ class TableAdaLN(AdaLNModule):
         return self(TimestepConditioning(t_emb_ND=t_emb_ND, adaln_shift_NX=rows_NX))
 
 
-class ApproximatorAdaLN(AdaLNModule):
-    """The layer's own of the rows that are given (Chroma); it has no weights."""
+class PrecomputedAdaLN(AdaLNModule):
+    """Some of the rows that were made before the layers (Chroma, FLUX.2); it has no weights."""
 
     def __init__(
         self, config: TransformerConfig, *, first: int, parts: int = 1, gated: bool = True
@@ -272,6 +278,26 @@ class ApproximatorAdaLN(AdaLNModule):
     def rows(self, timestep: TimestepConditioning) -> Tensor:
         width = self.config.hidden_size
         return timestep.t_emb_ND.narrow(1, self.first * width, self.parts * self.each * width)
+
+
+class SharedModulations(MegatronModule):
+    """Embedding [N, D] -> the rows of several modulations side by side, [N, R D].
+
+    Each is one linear of the SiLU of the embedding, for a whole stack of layers, which take their
+    rows by `PrecomputedAdaLN`. The gradients of all these layers add up in the one linear.
+    Source: FLUX.2, `Flux2Modulation` of Diffusers.
+    """
+
+    def __init__(self, context: BuildContext, width: int, vectors: Mapping[str, int]):
+        """`vectors`: name of a linear -> scales, shifts and gates that it makes, in their order."""
+        super().__init__(config=context.config)
+        options = {"config": context.config, "groups": context.groups}
+        for name, count in vectors.items():
+            self.add_module(name, GatheredLinear(width, count * width, **options))
+
+    def forward(self, t_emb_ND: Tensor) -> Tensor:
+        activated_ND = silu(t_emb_ND)
+        return torch.cat([linear(activated_ND) for linear in self.children()], dim=-1)
 
 
 def make_modulation(
@@ -290,8 +316,8 @@ def make_modulation(
         return LowRankAdaLN(context.config, rank=spec.rank, **shared)
     if isinstance(spec, PerBlockModulation):
         return PerBlockAdaLN(context, width, bias=spec.bias, **shared)
-    if isinstance(spec, ApproximatorModulation):
+    if isinstance(spec, ApproximatorModulation | SharedModulation):
         first = spec.first_of_text if of_text else spec.first
-        vectors = parts * (3 if gated else 2)
-        return ApproximatorAdaLN(context.config, first=first + layer * vectors, **shared)
+        vectors = 0 if isinstance(spec, SharedModulation) else parts * (3 if gated else 2)
+        return PrecomputedAdaLN(context.config, first=first + layer * vectors, **shared)
     return TableAdaLN(context.config, width, **shared)

@@ -1,6 +1,6 @@
 """Networks of double-stream layers, then single-stream ones, over patches and one text.
 
-FLUX.1 and Chroma are such networks; they differ in what their modulations are made of.
+FLUX.1, FLUX.2 and Chroma are such networks; they differ in what their modulations are made of.
 """
 
 # T packed tokens, M level rows, C patch features, D model width, L text tokens, E text width
@@ -9,7 +9,7 @@ FLUX.1 and Chroma are such networks; they differ in what their modulations are m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -32,6 +32,9 @@ class DoubleSingleTransformer(JointTransformer):
     A family says what `told`, its embedding of the level, makes of a pack.
     """
 
+    theta: ClassVar[float] = 10_000.0
+    """Base of the angles of positions."""
+
     def __init__(
         self,
         model: Any,
@@ -42,19 +45,23 @@ class DoubleSingleTransformer(JointTransformer):
         told: Callable[[TransformerConfig], nn.Module],
         modulate_out: Callable[[BuildContext], nn.Module] | None = None,
     ):
-        """`told` builds the embedding of the level, `modulate_out` the last modulation."""
+        """`told` builds the embedding of the level, `modulate_out` the last modulation.
+
+        Linears before and after the layers have biases if those of the layers have.
+        """
         config, width = transformer_config(model), model.hidden_size
         super().__init__(config, model, groups, vp_stage, stacks)
         # Angles in float64, as in Diffusers.
-        self.rotary = RotaryTable(model.rope_axes, (10_000.0,) * 3, dtype=torch.float64)
-        biased: Any = {"config": config, "bias": True}
+        axes, bias = model.rope_axes, stacks[0].layer.attention.bias
+        self.rotary = RotaryTable(axes, (self.theta,) * len(axes), dtype=torch.float64)
+        biased: Any = {"config": config, "bias": bias}
         if self.pre_process:
             inputs, text = model.patch_features, model.crossattn_emb_size
             self.patches = Replicated(inputs, width, **biased, token_row=TOKENS)
             self.text_embedder = Replicated(text, width, **biased, token_row=TEXT_TOKENS)
             self.told = told(config)
         self.build_stacks()
-        self.build_head(JOINT_TOKENS, modulate_out=modulate_out)
+        self.build_head(JOINT_TOKENS, modulate_out=modulate_out, bias=bias)
 
     def t_emb(self, level_M: Tensor, batch: PackedBatch) -> Tensor:
         """What all modulations are made of, [M, X]."""

@@ -148,7 +148,11 @@ class JointTransformer(StackedTransformer):
         return {JOINT_TOKENS: conditions.order.join(rows)}
 
     def build_head(
-        self, token_row: str, *, modulate_out: Callable[[BuildContext], nn.Module] | None = None
+        self,
+        token_row: str,
+        *,
+        modulate_out: Callable[[BuildContext], nn.Module] | None = None,
+        bias: bool = True,
     ) -> None:
         """Makes the modulated norm and the linear behind the layers, which work on `token_row`.
 
@@ -159,7 +163,7 @@ class JointTransformer(StackedTransformer):
             context = BuildContext(model=model, config=config, groups=self.groups)
             self.modulate_out = (modulate_out or _modulation)(context)
             sizes = (model.hidden_size, model.output_features)
-            self.proj_out = Replicated(*sizes, config=config, bias=True, token_row=token_row)
+            self.proj_out = Replicated(*sizes, config=config, bias=bias, token_row=token_row)
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
         (adaln,) = self.modulate_out(TimestepConditioning(t_emb_ND=blocks[T_EMB]))

@@ -33,6 +33,7 @@ MIXTURES = [
     *("hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune"),
     *("sd3_debug", "hunyuanvideo_debug", "hunyuanimage_debug", "chroma_debug", "chroma_lora"),
     *("sd3_lora", "hunyuanvideo_lora", "hunyuanimage_lora", "ltx_debug", "ltx_lora", "ltx_iclora"),
+    *("flux2_debug", "flux2_lora"),
 ]
 
 
@@ -60,7 +61,14 @@ def test_the_files_of_the_readme_are_there() -> None:
     sizes = {"dit_debug", "dit_xl_image", "dit_xl_video", "cosmos_predict2_2b"}
     wan = {"wan_debug", "wan_1.3b_pretrain", "wan_1.3b_finetune", "wan_moving_digits"}
     wan |= {"wan_14b_lora"}
-    flux = {"flux_debug", "flux_pretrain", "flux_finetune", "flux_lora"}
+    flux = {
+        "flux_debug",
+        "flux_pretrain",
+        "flux_finetune",
+        "flux_lora",
+        "flux2_debug",
+        "flux2_lora",
+    }
     double = {"qwen_image_debug", "qwen_image_lora"}
     double |= {"hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune", "sd3_debug"}
     double |= {"hunyuanvideo_debug", "hunyuanimage_debug", "chroma_debug", "chroma_lora"}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.normalization import AdaLayerNormContinuous
+from diffusers.models.transformers.transformer_flux2 import Flux2SwiGLU
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -13,12 +14,16 @@ from dit.models.diffusers_names import (
     ByHead,
     Convolution,
     Features,
+    FusedHeads,
+    GatesThenValues,
     HeadColumns,
     Pair,
     RotaryPairs,
     SwappedHalves,
     their_tensors,
 )
+from dit.models.layer_spec import Activation
+from dit.models.layers.parallel_linear import ACTIVATIONS
 from dit.models.layers.queries_and_keys import rotate
 from dit.models.registry import VARIABLE, pairs
 from tests.odd_family import PLACE, OddConfig
@@ -139,6 +144,26 @@ def test_a_feed_forward_beside_queries_is_laid_by_head():
     made = linear(x, ByHead().join(rows, MODEL)).unflatten(1, (HEADS, -1)).split(each, dim=-1)
     for part, theirs in zip(made, rows, strict=True):
         torch.testing.assert_close(part.flatten(1), linear(x, theirs))
+
+
+def test_gates_and_values_by_turns_are_the_swiglu_of_halves():
+    """Any part of the rows has both of a hidden unit, as tensor ranks need."""
+    theirs, x = torch.randn(240, 6), torch.randn(2, 6)
+    ours = GatesThenValues().join([theirs], MODEL)
+    made = [ACTIVATIONS[Activation.SWIGLU](linear(x, rows)) for rows in ours.chunk(4)]
+    torch.testing.assert_close(torch.cat(made, dim=1), Flux2SwiGLU()(linear(x, theirs)))
+    assert torch.equal(GatesThenValues().split(ours, MODEL, 1)[0], theirs)
+
+
+def test_one_matrix_of_a_single_stream_layer_is_laid_by_head():
+    """As four of them are, with gates and values by turns."""
+    wide = MODEL.hidden_size
+    theirs = torch.randn(3 * wide + 240, 6)
+    *qkv, rest = theirs.split([wide, wide, wide, 240])
+    parts = [*qkv, GatesThenValues().join([rest], MODEL)]
+    ours = FusedHeads().join([theirs], MODEL)
+    assert torch.equal(ours, ByHead(rotated=(0, 1)).join(parts, MODEL))
+    assert torch.equal(FusedHeads().split(ours, MODEL, 1)[0], theirs)
 
 
 def test_biases_are_laid_by_head_as_their_matrices():

@@ -14,9 +14,11 @@ from dit.models.layer_spec import (
     LowRankModulation,
     PerBlockModulation,
     QkNorm,
+    SharedModulation,
     TableModulation,
+    shared_modulation_cost,
 )
-from dit.models.layers.modulation import TimestepConditioning, make_modulation
+from dit.models.layers.modulation import SharedModulations, TimestepConditioning, make_modulation
 from dit.models.layers.packed_attention import CrossAttention
 from dit.models.layers.parallel_linear import (
     BuildContext,
@@ -155,6 +157,30 @@ def test_each_modulation_gives_shift_scale_and_gate_of_its_parts(context, spec, 
     torch.testing.assert_close(torch.cat(found, dim=1), wanted, rtol=1e-4, atol=1e-3)
     if not isinstance(spec, LowRankModulation):
         assert sum(p.numel() for p in module.parameters()) == spec.cost(48, rows).parameters()
+
+
+def test_all_layers_of_a_stack_take_the_rows_of_one_linear(context):
+    vectors = {"latents": 6, "text": 6, "single": 3}
+    module = _randomise(SharedModulations(context, 48, vectors))
+    assert sum(p.numel() for p in module.parameters()) == (
+        shared_modulation_cost(48, vectors.values()).parameters()
+    )
+    t_emb_ND = torch.randn(2, 48, requires_grad=True)
+    timestep = TimestepConditioning(t_emb_ND=module(t_emb_ND))
+    first, place = SharedModulation(0, first_of_text=6), {"latents": 0, "text": 6, "single": 12}
+    for layer in (0, 3):
+        made = {
+            "latents": make_modulation(first, context, 48, parts=2, layer=layer),
+            "text": make_modulation(first, context, 48, parts=2, layer=layer, of_text=True),
+            "single": make_modulation(SharedModulation(12), context, 48, parts=1, layer=layer),
+        }
+        for name, one in made.items():
+            assert not [*one.parameters()] and place[name] == one.first
+            rows = [x for a in one(timestep) for x in (a.shift_ND, a.scale_ND, a.gate_ND)]
+            linear = module.get_submodule(name)
+            wanted = nn.functional.silu(t_emb_ND) @ linear.weight.T
+            torch.testing.assert_close(torch.cat(rows, dim=1), wanted, rtol=1e-4, atol=1e-4)
+    assert first.cost(48, 6).parameters() == 0
 
 
 def test_float32_rows_keep_the_sum_of_bfloat16_tokens_in_float32():

@@ -1,0 +1,220 @@
+"""FLUX.2 in Diffusers: names of tensors, config.json, pipelines, and how its network is run.
+
+Its class is `Flux2Transformer2DModel`.
+"""
+
+# D model width, F width of the MLP, W cosines and sines of a number that is told, E text width
+# C numbers in a token
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dit.batch import LatentSample
+from dit.config import RunConfig, TextPadding
+from dit.config.checks import Rule
+from dit.models.diffusers_form import (
+    ConfigKeys,
+    DiffusersForm,
+    Key,
+    OwnKey,
+    Pipeline,
+    same,
+)
+from dit.models.diffusers_names import (
+    FusedHeads,
+    GatesThenValues,
+    HeadColumns,
+    NameTable,
+    Row,
+    SwappedHalves,
+    TensorSplit,
+    linear_rows,
+    without_biases,
+)
+from dit.models.flux2.family import THETA, VECTORS, Flux2Config
+from dit.models.joint.diffusers import (
+    double_single_keys,
+    double_single_rules,
+    kept_patch,
+    patch_rules,
+    run_on_patches,
+)
+from dit.models.joint.linear_names import (
+    EMBEDDERS,
+    FLUX,
+    HEAD,
+    double_block_names,
+    embedding_names,
+)
+from dit.models.joint.tensor_names import (
+    EMBEDDER_ROWS,
+    LATENTS,
+    TEXT,
+    attention_rows,
+    norm_rows,
+    stack_layers,
+    stream_sizes,
+    two_linears,
+)
+from dit.models.layer_spec import LEVEL_WAVES
+from dit.models.positions import TimeOffsetPositions
+
+CLASS = "Flux2Transformer2DModel"
+PATCH = 1
+"""Rows and columns of a token: the codec has made channels of patches."""
+_COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
+_MLP, _SINGLE = ("linear_in", "linear_out"), "single_transformer_blocks.*.attn"
+
+
+def _sizes(model: Flux2Config) -> dict[str, int]:
+    width, hidden = model.hidden_size, model.ffn_hidden_size
+    made = {f"{count}D": count * width for count in VECTORS.values()}
+    return stream_sizes(model) | made | {"2F": 2 * hidden, "3D+2F": 3 * width + 2 * hidden}
+
+
+_TOLD = "time_guidance_embed"
+_MODULATIONS = {
+    "latents": "double_stream_modulation_img",
+    "text": "double_stream_modulation_txt",
+    "single": "single_stream_modulation",
+    "out": "norm_out",
+}
+
+
+def _modulation_rows(name: str, theirs: str) -> tuple[Row, ...]:
+    swapped: Any = {"arrangement": SwappedHalves()} if name == "out" else {}
+    ours, outputs = f"modulations.{name}", f"{VECTORS[name]}D"
+    return linear_rows(ours, f"{theirs}.linear", outputs, "D", split=_COLUMN, **swapped)
+
+
+def _double_rows(ours: str, theirs: str) -> tuple[Row, ...]:
+    """Of double-stream layers; latents, then text."""
+    rows: list[Row] = []
+    for prefix, names, mlp in (("", LATENTS, "ff"), ("text_", TEXT, "ff_context")):
+        first, second = (f"{ours}.{prefix}mlp.linear_fc{n}" for n in (1, 2))
+        inner: Any = {"split": _COLUMN, "arrangement": GatesThenValues()}
+        rows += [
+            *attention_rows(f"{ours}.{prefix}attention", f"{theirs}.attn", names),
+            *linear_rows(first, f"{theirs}.{mlp}.{_MLP[0]}", "2F", "D", **inner),
+            *linear_rows(second, f"{theirs}.{mlp}.{_MLP[1]}", "D", "F", split=_ROW),
+        ]
+    return tuple(rows)
+
+
+def _single_rows(ours: str) -> tuple[Row, ...]:
+    """Of single-stream layers."""
+    made: Any = {"split": _COLUMN, "arrangement": FusedHeads()}
+    out: Any = {"split": _ROW, "arrangement": HeadColumns()}
+    return (
+        *norm_rows(f"{ours}.attention", _SINGLE, ("norm_q", "norm_k")),
+        *linear_rows(f"{ours}.linear_in", f"{_SINGLE}.to_qkv_mlp_proj", "3D+2F", "D", **made),
+        *linear_rows(f"{ours}.linear_out", f"{_SINGLE}.to_out", "D", "D+F", **out),
+    )
+
+
+_TABLE = NameTable(
+    rows=without_biases(
+        (
+            *EMBEDDER_ROWS,
+            *two_linears("told.level", f"{_TOLD}.timestep_embedder", "W"),
+            *two_linears(
+                "told.guidance",
+                f"{_TOLD}.guidance_embedder",
+                "W",
+                exists=lambda model: model.guidance_embed,
+            ),
+            *(row for names in _MODULATIONS.items() for row in _modulation_rows(*names)),
+            *_double_rows("double_blocks.layers.*", "transformer_blocks.*"),
+            *_single_rows("single_blocks.layers.*"),
+            *linear_rows("proj_out", "proj_out", "C", "D"),
+        )
+    ),
+    sizes=_sizes,
+    layers=stack_layers,
+)
+
+_EMBEDDINGS = {
+    "time_in": f"{_TOLD}.timestep_embedder",
+    "guidance_in": f"{_TOLD}.guidance_embedder",
+}
+FLUX2_NAMES = {
+    **EMBEDDERS,
+    **embedding_names(FLUX, _EMBEDDINGS),
+    **double_block_names(FLUX, modulated=False, mlp=_MLP),
+    "single_blocks.*.linear1": f"{_SINGLE}.to_qkv_mlp_proj",
+    "single_blocks.*.linear2": f"{_SINGLE}.to_out",
+    **{f"{one}.lin": f"{one}.linear" for one in _MODULATIONS.values() if "modulation" in one},
+    **HEAD,
+}
+
+
+def _rules(t: Any) -> list[Rule]:
+    fixed = {"timestep_guidance_channels": LEVEL_WAVES, "rope_theta": THETA, "eps": 1e-6}
+    values = {name: getattr(t, name) for name in fixed}
+    return [
+        *double_single_rules(t),
+        *(
+            (values[name] == value, f"{name}={values[name]:g}, not {value:g}")
+            for name, value in fixed.items()
+        ),
+    ]
+
+
+KEYS = ConfigKeys(
+    keys=(
+        *double_single_keys(
+            channels=128, layers=(8, 48), heads=48, text=15360, axes=(32, 32, 32, 32)
+        ),
+        Key("timestep_guidance_channels", default=LEVEL_WAVES),
+        same("mlp_ratio", 3.0),
+        Key("rope_theta", default=int(THETA)),
+        Key("eps", default=1e-6),
+        Key("guidance_embeds", "guidance_embed", True),
+    ),
+    kept=(
+        *kept_patch(PATCH),
+        OwnKey("text_pad_to", TextPadding | None, published=lambda _: TextPadding.STORED),
+        OwnKey("reference_latents", int, published=lambda _: 0, read=int, may_be_told=True),
+    ),
+    rules=_rules,
+)
+
+
+def _patch_rules(model: Flux2Config) -> list[Rule]:
+    return patch_rules(model, rows=PATCH)
+
+
+def _run_network(
+    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+) -> Tensor:
+    """What Diffusers' network makes of one sample."""
+    guidance, text_LE = config.objective.guidance, sample.text_LE
+    return run_on_patches(
+        network,
+        [(sample.latent_CFHW, *sample.others.values())],
+        text_LE[None],
+        config.model,
+        fps=sample.fps,
+        positions=TimeOffsetPositions(),
+        txt_ids=TimeOffsetPositions.of_text([len(text_LE)]),
+        timestep=torch.tensor([level / 1000]),  # it multiplies by 1000 itself
+        guidance=None if guidance is None else torch.tensor([guidance]),
+    )[0]
+
+
+FORM = DiffusersForm(
+    class_name=CLASS,
+    table=_TABLE,
+    keys=KEYS,
+    original_names=(FLUX2_NAMES,),
+    comfyui_names=lambda _: FLUX2_NAMES,
+    pipelines={
+        "Flux2Pipeline": Pipeline(rules=_patch_rules),
+        "Flux2KleinPipeline": Pipeline(rules=_patch_rules),
+    },
+    run_network=_run_network,
+)

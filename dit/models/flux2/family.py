@@ -1,0 +1,189 @@
+"""The family `flux2`, FLUX.2: its fields, sizes and rules, and what else it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dit.config import TextPadding
+from dit.config.checks import Rule, bounded, not_negative
+from dit.config.resume import Refused
+from dit.models.family import (
+    Family,
+    ObjectiveConventions,
+    SampleInput,
+    WeightRules,
+    reference_inputs,
+    text_input,
+)
+from dit.models.joint.family import (
+    EVEN_STEPS,
+    JOINT_PARTS,
+    TINY_DOUBLE_SINGLE,
+    DoubleSingleConfig,
+    double_then_single,
+    embedder_cost,
+)
+from dit.models.layer_spec import (
+    Activation,
+    NetworkCost,
+    SharedModulation,
+    StackSpec,
+    condition_cost,
+    replicated,
+    shared_modulation_cost,
+)
+from dit.models.registry import imported
+
+if TYPE_CHECKING:
+    from dit.models.positions import TimeOffsetPositions
+
+GUIDANCE = 1.0
+"""What networks with a guidance embedding are told in training: to predict without guidance."""
+VECTORS: Mapping[str, int] = {"latents": 6, "text": 6, "single": 3, "out": 2}
+"""Scales, shifts and gates of double-stream layers, of single-stream ones and of the head."""
+_LATENTS, _TEXT, _SINGLE = 0, 6, 12
+FIRST_OF_HEAD, ALL_VECTORS = 15, sum(VECTORS.values())
+THETA = 2000.0
+"""Base of the angles of positions."""
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "flux2_dev": {},
+    "flux2_klein_4b": {
+        "num_layers": 5,
+        "num_single_layers": 20,
+        "hidden_size": 3072,
+        "num_attention_heads": 24,
+        "crossattn_emb_size": 7680,
+        "guidance_embed": False,
+    },
+    "flux2_klein_9b": {
+        "num_single_layers": 24,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "crossattn_emb_size": 12288,
+        "guidance_embed": False,
+    },
+}
+"""What each `model.name` sets: Diffusers' scripts/convert_flux2_to_diffusers.py."""
+_TINY = {
+    **TINY_DOUBLE_SINGLE,
+    "hidden_size": 48,
+    "patch_spatial": 2,
+    "crossattn_emb_size": 16,
+    "rope_axes": (2, 4, 4, 2),
+    "text_pad_to": TextPadding.STORED,
+}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "flux2_dev": {**_TINY, "reference_latents": 1},
+    "flux2_klein_4b": _TINY,
+}
+"""Named size -> what makes it tiny (`Family.tiny`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flux2Config(DoubleSingleConfig):
+    """The network: sizes, conditions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    takes_stored_padding: ClassVar[bool] = True
+
+    name: str = "flux2_dev"
+    """A named size (flux2_dev, flux2_klein_4b, flux2_klein_9b) or `custom`."""
+    family: str = "flux2"
+    num_layers: int = 8
+    num_single_layers: Refused[int] = 48
+    hidden_size: int = 6144
+    num_attention_heads: int = 48
+    mlp_ratio: float = 3.0
+    in_channels: int = 128
+    patch_spatial: int = 1
+    crossattn_emb_size: int = 15360
+    rope_axes: tuple[int, int, int, int] = (32, 32, 32, 32)  # type: ignore[assignment]
+    """Widths of a head rotated by reference, row, column and text; their sum is its width."""
+    text_pad_to: TextPadding | None = None
+    """stored: shards hold the states of padding, which published weights attend to; null: none."""
+    guidance_embed: Refused[bool] = True
+    """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
+    reference_latents: Refused[int] = bounded(0, most=64, at_least_one=False)
+    """Reference pictures that a sample may have, as tokens beside its own."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [*DoubleSingleConfig.own_sizes(self), *not_negative(self, "reference_latents")]
+
+
+def _processor(_: Flux2Config) -> str:
+    """Of codec and text encoder."""
+    return "flux"  # FLUX.1's, until there is a codec of FLUX.2
+
+
+def _inputs(model: Flux2Config) -> tuple[SampleInput, ...]:
+    return (
+        text_input(model, encoder=_processor(model), may_be_empty=True),
+        *reference_inputs(model, clean=False),
+    )
+
+
+def flux2_positions(_: Flux2Config) -> TimeOffsetPositions:
+    """A picture has time 0, its references 10, 20, ..."""
+    from dit.models.positions import TimeOffsetPositions
+
+    return TimeOffsetPositions()
+
+
+def flux2_stacks(model: Flux2Config) -> tuple[StackSpec, ...]:
+    """The layers, which take their rows of the modulations of `VECTORS`."""
+    return double_then_single(
+        model,
+        double=SharedModulation(_LATENTS, first_of_text=_TEXT),
+        single=SharedModulation(_SINGLE),
+        fused=True,
+        activation=Activation.SWIGLU,
+        bias=False,
+    )
+
+
+def flux2_cost(model: Flux2Config) -> NetworkCost:
+    """The network; its arithmetic is that of Diffusers' `Flux2Transformer2DModel`."""
+    width = model.hidden_size
+    told = condition_cost(width, guidance=model.guidance_embed, bias=False)
+    told += shared_modulation_cost(width, VECTORS.values())
+    return NetworkCost(
+        before=embedder_cost(model, bias=False) + told,
+        stacks=flux2_stacks(model),
+        after=replicated(width, model.output_features),
+    )
+
+
+# The shift of the pipelines follows from the tokens.
+_BY_TOKENS = {"time_shift_type": "exponential"}
+_KLEIN = {"guidance": None, **_BY_TOKENS}
+
+FAMILY = Family(
+    name="flux2",
+    config=Flux2Config,
+    network=imported("dit.models.flux2.model:Flux2Network"),
+    cost=flux2_cost,
+    parts={"modulations.out": "head", **JOINT_PARTS, "single_blocks": "single"},
+    diffusers=imported("dit.models.flux2.diffusers:FORM"),
+    inputs=_inputs,
+    positions=flux2_positions,
+    weights=WeightRules(
+        # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
+        # of the network as 0.
+        zero=("modulations.*.weight", "proj_out.weight"),
+    ),
+    objective=ObjectiveConventions(
+        settings=EVEN_STEPS,
+        of_size={
+            "flux2_dev": {"guidance": GUIDANCE, **_BY_TOKENS},
+            "flux2_klein_4b": _KLEIN,
+            "flux2_klein_9b": _KLEIN,
+        },
+        clean_level=None,
+    ),
+    guidance=lambda model: GUIDANCE if model.guidance_embed else None,
+    vae=_processor,
+    tiny=TINY,
+)
