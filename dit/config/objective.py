@@ -31,6 +31,13 @@ class LevelDensity(StrEnum):
     MODE = "mode"
 
 
+class FlowPrediction(StrEnum):
+    """What the network of flow matching says of a noisy state."""
+
+    VELOCITY = "velocity"  # noise - latent
+    X = "x"  # the latent
+
+
 class Weighting(StrEnum):
     """Weight of the squared error of flow matching at t."""
 
@@ -141,6 +148,9 @@ class EdmConfig:
 class FlowConfig:
     """Options of flow matching; symbols as in arXiv:2403.03206."""
 
+    prediction: Refused[FlowPrediction] = FlowPrediction.VELOCITY
+    """Flow: the network says the velocity, or the latent (x) with the loss of its velocity
+    (arXiv:2511.13720)."""
     density: Live[LevelDensity] = LevelDensity.LOGIT_NORMAL
     """Flow: how t is drawn."""
     logit_mean: Live[float] = 0.0
@@ -313,6 +323,8 @@ class FlowConfig:
     def summary_of_flow(self) -> str:
         """The most important options in one line."""
         text = f"t {self.density}, shift {self._shift_in_words}, weight {self.weighting}"
+        if self.prediction is not FlowPrediction.VELOCITY:
+            text += f", the network predicts {self.prediction}"
         if self.level_spacing is not None:
             text += f", {self.level_spacing} levels of samplers"
         if self.level_range is None:
@@ -376,6 +388,11 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
                 self.level_range is None or self.name == ObjectiveName.FLOW,
                 f"level_range={list(self.level_range or ())} is of flow matching, and name is"
                 f" {self.name}: set name=flow, or leave it null",
+            ),
+            (
+                self.prediction is FlowPrediction.VELOCITY or self.name == ObjectiveName.FLOW,
+                f"prediction={self.prediction} is of flow matching, and name is {self.name}: set"
+                " name=flow, or prediction=velocity",
             ),
             *numbers(self),
         )

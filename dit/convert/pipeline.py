@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dit.config import RunConfig
+from dit.config import FlowPrediction, RunConfig
 from dit.convert.diffusers_checkpoint import (
     CONFIG,
     PIPELINE_INDEX,
@@ -107,6 +107,10 @@ def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
         (
             REGISTRY[config.objective.name].scheduler is REGISTRY[runs.samples].scheduler,
             f"objective.name={config.objective.name}, and {kind} samples {runs.samples.upper()}",
+        ),
+        (
+            config.objective.prediction is FlowPrediction.VELOCITY,
+            f"objective.prediction={config.objective.prediction}, and {kind} takes velocities",
         ),
         # The keys of `objective` that the pipeline's loop fixes; its name has been compared.
         *(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from dit.config import (
+    FlowPrediction,
     LevelSpacing,
     ObjectiveConfig,
     ObjectiveName,
@@ -122,7 +123,7 @@ class FlowScheduler(SchedulerFile):
 
     class_names = (FLOW_SCHEDULER,)
     states = (
-        *("name", "flow_shift", "time_shift_type", *_LINE_OF_MU),
+        *("name", "prediction", "flow_shift", "time_shift_type", *_LINE_OF_MU),
         *("shift_terminal", "level_spacing"),
     )
 
@@ -182,6 +183,8 @@ class FlowScheduler(SchedulerFile):
     @classmethod
     def inexpressible(cls, config: ObjectiveConfig, /) -> str | None:
         scale, base = config.timestep_scale, config.shift_base_tokens
+        if config.prediction is not FlowPrediction.VELOCITY:
+            return f"objective.prediction={config.prediction}"
         if scale != _FLOW_STEPS:
             return f"objective.timestep_scale={scale:g}"
         if not (config.steps_evenly or config.sampling_levels is SamplingLevels.UNIPC):

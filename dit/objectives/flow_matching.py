@@ -1,6 +1,7 @@
 """Flow matching (arXiv:2210.02747; rectified flow, arXiv:2209.03003).
 
-state = (1 - t) * latent + t * noise; the network learns the velocity noise - latent.
+state = (1 - t) * latent + t * noise; the network learns the velocity noise - latent, or the latent
+with the weight that makes its error that of the velocity (arXiv:2511.13720).
 """
 
 # C patch features, T packed tokens, N samples, S + 1 levels of S sampler steps
@@ -17,6 +18,7 @@ from dit.batch import PackedBatch, Problem
 from dit.config import (
     EdmConfig,
     FlowConfig,
+    FlowPrediction,
     LevelDensity,
     LevelSpacing,
     SamplingLevels,
@@ -31,6 +33,8 @@ RHO = 7.0  # Diffusers: fixed in _convert_to_karras
 BETA = 0.6  # Diffusers: alpha and beta of _convert_to_beta
 NEAR_ONE = 1e-6  # Diffusers: eps of UniPCMultistepScheduler.set_timesteps
 NEAR_NOISE = 0.025  # Diffusers: threshold_noise of linear_quadratic_schedule
+# Below it the weight of a predicted latent rises no further; as in arXiv:2511.13720's code.
+NEAR_CLEAN = 0.05
 # Quantiles near 1 are 1e-16 apart, so that a range with this share of all levels has 1e7 of them.
 LEAST_MASS = 1e-9
 
@@ -186,21 +190,30 @@ class FlowMatching:
     def problem_at(self, batch: PackedBatch, noise_N: Tensor, noise_TC: Tensor) -> Problem:
         t_N, latent_TC, noise_TC = noise_N.float(), batch.latent_TC.float(), noise_TC.float()
         state_TC = torch.lerp(latent_TC, noise_TC, per_token(t_N, batch))
+        target_TC = latent_TC if self._says_latent else noise_TC - latent_TC
         return Problem(
             input_TC=real_only(state_TC, batch),
             level_M=self.config.timestep_scale * t_N,
-            target_TC=real_only(noise_TC - latent_TC, batch),
+            target_TC=real_only(target_TC, batch),
             weight_N=self.weight(t_N),
             noise_N=t_N,
         )
 
     def weight(self, t_N: Tensor) -> Tensor:
-        """Weight of the squared error at t, [N]."""
+        """Weight of the squared error at t, [N].
+
+        An error e of the latent is one of -e / t of the velocity (state - latent) / t.
+        """
+        of_latent_N = t_N.clamp(min=NEAR_CLEAN) ** -2 if self._says_latent else torch.ones_like(t_N)
         match self.config.weighting:
             case Weighting.NONE:
-                return torch.ones_like(t_N)
+                return of_latent_N
             case Weighting.LINEAR:
-                return 1 + self.config.flow_shift * t_N
+                return of_latent_N * (1 + self.config.flow_shift * t_N)
+
+    @property
+    def _says_latent(self) -> bool:
+        return self.config.prediction is FlowPrediction.X
 
     def schedule(self, num_tokens: Sequence[int], *, num_steps: int) -> Tensor:
         if (steps := self.config.sampling_timesteps) is not None:
@@ -254,6 +267,8 @@ class FlowMatching:
         return told_N.floor() if self._is_unipc else told_N
 
     def predict(self, state_TC: Tensor, raw_TC: Tensor, noise_T1: Tensor) -> Prediction:
+        if self._says_latent:
+            return Prediction(latent_TC=raw_TC, velocity_TC=(state_TC - raw_TC) / noise_T1)
         return Prediction(latent_TC=state_TC - noise_T1 * raw_TC, velocity_TC=raw_TC)
 
     def signal(self, noise_N: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dit.report.reading import RunRecord
+from dit.report.reading import RunRecord, default_settings
 
 _OBJECTIVE = "objective."
 _EDM = {"name": "edm"}
@@ -31,6 +31,7 @@ MEASURES: dict[str, Mapping[str, Any]] = {
     "logit_std": _FLOW | {"density": "logit_normal"},
     "mode_scale": _FLOW | {"density": "mode"},
     "weighting": _FLOW,
+    "prediction": _FLOW,
     "level_range": _FLOW,
     "time_shift_type": _FLOW,
     "flow_shift": _FLOW | {"time_shift_type": None},
@@ -59,9 +60,11 @@ class LossGroup:
 
 def loss_settings(run: RunRecord) -> dict[str, Any]:
     """The settings in effect that decide what a loss measures; empty where none are known."""
+    # A run of an earlier version lacks later keys, whose defaults change nothing.
+    settings = default_settings() | run.settings if run.settings else {}
     given = {
         key.removeprefix(_OBJECTIVE): value
-        for key, value in run.settings.items()
+        for key, value in settings.items()
         if key.startswith(_OBJECTIVE)
     }
     return {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LEVELS = (
     *("flow_shift", "shift_base_tokens", "time_shift_type", "base_shift", "max_shift"),
     *("base_image_seq_len", "max_image_seq_len", "timestep_scale", "sampling_levels"),
-    *("shift_terminal", "level_spacing", "sampling_timesteps"),
+    *("shift_terminal", "level_spacing", "sampling_timesteps", "prediction"),
 )
 
 

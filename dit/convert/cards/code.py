@@ -14,9 +14,10 @@ from typing import Any
 
 from dit.codecs.vae import codec_named, usual_size
 from dit.codecs.vae.autoencoder import Autoencoder
-from dit.config import FlowConfig, ObjectiveName, RunConfig, SamplingLevels
+from dit.config import FlowConfig, FlowPrediction, RunConfig, SamplingLevels
 from dit.models.registry import diffusers_form, family_of
-from dit.objectives.diffusers_schedulers import EDM_SCHEDULER, FLOW_SCHEDULER, UNIPC_SCHEDULER
+from dit.objectives.diffusers_schedulers import EDM_SCHEDULER
+from dit.objectives.registry import REGISTRY
 
 DATA_CARD = "dataset_card.json"
 """In an export whose code is a loop: how captions were encoded, and what makes pictures."""
@@ -87,10 +88,14 @@ class PictureCode:
     @property
     def _pipeline(self) -> str | None:
         """A pipeline that feeds the network what it was trained on."""
-        model, objective = self.config.model, self.config.objective.name
+        model, objective = self.config.model, self.config.objective
+        if self._of_pixels or objective.prediction is not FlowPrediction.VELOCITY:
+            return None
         known = diffusers_form(model).pipelines.items()
-        fitting = (k for k, one in known if one.samples == objective and not one.misfits(model))
-        return None if self._of_pixels else next(fitting, None)
+        fitting = (
+            k for k, one in known if one.samples == objective.name and not one.misfits(model)
+        )
+        return next(fitting, None)
 
     @property
     def _network(self) -> str:
@@ -104,15 +109,10 @@ class PictureCode:
     def _scheduler(self) -> str | None:
         """The scheduler that an export has; None: the objective has none."""
         objective = self.config.objective
-        if objective.name == ObjectiveName.EDM:
-            return EDM_SCHEDULER
-        if objective.name != ObjectiveName.FLOW or objective.shift_base_tokens is not None:
+        opened = REGISTRY[objective.name].scheduler
+        if opened is None or opened().inexpressible(objective) is not None:
             return None
-        if objective.sampling_timesteps is not None:
-            return None
-        if objective.sampling_levels is SamplingLevels.UNIPC:
-            return UNIPC_SCHEDULER
-        return FLOW_SCHEDULER if objective.steps_evenly else None
+        return opened().content(objective)["_class_name"]
 
     def _adapted(self, network: str) -> str:
         return f'{network}.load_lora_adapter("FOLDER", prefix="transformer", use_safetensors=True)'

@@ -190,6 +190,9 @@ def test_pipelines_that_do_not_fit(published, ours, tmp_path):
     flow = replace(config, objective=ObjectiveConfig(name=ObjectiveName.FLOW))
     with pytest.raises(ConvertError, match=r"objective\.name=flow"):
         check_pipeline(published, flow)
+    flow = replace(config, objective=ObjectiveConfig(name=ObjectiveName.FLOW, prediction="x"))
+    with pytest.raises(ConvertError, match=r"objective\.prediction=x, and .* takes velocities"):
+        check_pipeline(published, flow)
 
 
 def test_folders_that_are_no_such_pipeline(published, ours, tmp_path):

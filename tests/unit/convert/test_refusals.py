@@ -395,6 +395,10 @@ def test_a_damaged_checkpoint(groups, source, tmp_path):
             run_config(objective=ObjectiveConfig(name=ObjectiveName.FLOW, shift_base_tokens=256)),
             "objective.shift_base_tokens=256",
         ),
+        (
+            run_config(objective=ObjectiveConfig(name=ObjectiveName.FLOW, prediction="x")),
+            "objective.prediction=x",
+        ),
     ],
 )
 def test_runs_that_diffusers_cannot_express(config, named):

@@ -6,12 +6,20 @@ import pytest
 import torch
 
 from dit.batch import Problem
-from dit.config import EdmConfig, FlowConfig, ObjectiveConfig, ObjectiveName, Weighting
+from dit.config import (
+    EdmConfig,
+    FlowConfig,
+    FlowPrediction,
+    ObjectiveConfig,
+    ObjectiveName,
+    Weighting,
+)
 from dit.objectives.edm import Edm
 from dit.objectives.flow_matching import FlowMatching
 from dit.objectives.objective import per_token
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import draw_problem
+from dit.train.step import loss_of
 
 EDM = ObjectiveConfig(sigma_data=0.5)
 FLOW = ObjectiveConfig(name=ObjectiveName.FLOW)
@@ -84,6 +92,27 @@ def test_flow_is_the_straight_path(make_pack) -> None:
     assert torch.equal(problem.target_TC[real], (noise_TC - batch.latent_TC)[real])
     torch.testing.assert_close(problem.level_M, 500 * t_N)
     assert torch.equal(problem.weight_N, torch.ones(4))
+
+
+def test_a_predicted_latent_has_the_loss_of_its_velocity(make_pack) -> None:
+    """Where t is above 0.05; below, the weight of the latent's error stays that of 0.05."""
+    batch, options = make_pack(grids=[(1, 2, 3)] * 5), replace(FLOW, flow_shift=3.0)
+    t_N = torch.tensor([1e-3, 0.02, 0.05, 0.4, 1.0])
+    noise_TC, said_TC = torch.randn(2, *batch.latent_TC.shape)
+    for weighting in Weighting:
+        config = replace(options, weighting=weighting)
+        of_velocity = FlowMatching(config).problem_at(batch, t_N, noise_TC)
+        config = replace(config, prediction=FlowPrediction.X)
+        of_latent = FlowMatching(config).problem_at(batch, t_N, noise_TC)
+        assert torch.equal(of_latent.input_TC, of_velocity.input_TC)
+        t_T1 = per_token(t_N, batch).double()
+        velocity_TC = (of_latent.input_TC - said_TC.double()) / t_T1
+        losses = [
+            loss_of(batch, problem, raw_TC, config).error_T.double()
+            for problem, raw_TC in ((of_latent, said_TC), (of_velocity, velocity_TC))
+        ]
+        expected_T = losses[1] * (t_T1[:, 0] / t_T1[:, 0].clamp(min=0.05)).square()
+        torch.testing.assert_close(losses[0], expected_T, rtol=2e-4, atol=1e-6)
 
 
 def test_flow_linear_weight(make_pack) -> None:

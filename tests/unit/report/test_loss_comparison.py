@@ -79,6 +79,7 @@ HUBER = {"loss": "huber"}
         (FLOW | {"time_shift_type": "linear"}, FLOW, False),
         (FLOW | {"max_shift": 1.0}, FLOW, True),
         (FLOW | {"level_range": [0.5, 1.0]}, FLOW, False),
+        (FLOW | {"prediction": "x"}, FLOW, False),
         (HUBER, {}, False),
         ({"huber_c": 0.3}, {}, True),
         (HUBER | {"huber_c": 0.3}, HUBER, False),
@@ -99,6 +100,12 @@ def recorded(name: str, changes: dict) -> RunRecord:
     return RunRecord(
         name=name, folder=Path(name), settings=settings, config=None, card=None, **lists
     )
+
+
+def test_a_run_of_an_earlier_version_lacks_later_keys() -> None:
+    runs = [recorded("a", FLOW), recorded("b", FLOW)]
+    del runs[1].settings["objective.prediction"]
+    assert loss_note(runs) == "" and len(loss_groups(runs)) == 1
 
 
 def test_labels_are_as_short_as_they_can_be() -> None:

@@ -16,6 +16,7 @@ from diffusers import (
 
 from dit.config import (
     FlowConfig,
+    FlowPrediction,
     ObjectiveConfig,
     ObjectiveName,
     Sampler,
@@ -29,6 +30,7 @@ from dit.sampling.ode_solvers import Guidance, guided, initial_noise, sample
 
 EDM = ObjectiveConfig(sigma_data=0.5)
 FLOW = ObjectiveConfig(name=ObjectiveName.FLOW)
+FLOW_X = replace(FLOW, prediction=FlowPrediction.X)
 STEPS = (16, 32, 64, 128)
 MU, STD = 0.6, 0.8  # Gaussian latents
 
@@ -49,13 +51,15 @@ def edm_network(config, batch, mu=MU, std=STD):
 
 
 def flow_network(config, batch, mu=MU, std=STD):
-    """The exact velocity E[noise - latent | state] for latents N(mu, std²)."""
+    """E[noise - latent | state], or E[latent | state], for latents N(mu, std²)."""
 
     def network(input_TC, level_N):
         t = per_token(level_N.double() / config.timestep_scale, batch)
         variance = (1 - t) ** 2 * std**2 + t**2
         centred = input_TC.double() - (1 - t) * mu
-        return (t - (1 - t) * std**2) / variance * centred - mu
+        velocity = (t - (1 - t) * std**2) / variance * centred - mu
+        says_latent = config.prediction is FlowPrediction.X
+        return input_TC.double() - t * velocity if says_latent else velocity
 
     return network
 
@@ -112,8 +116,9 @@ def orders(found: list[float]) -> list[float]:
         FLOW,
         replace(FLOW, flow_shift=3.0),
         replace(FLOW, shift_base_tokens=2),
+        FLOW_X,
     ],
-    ids=["edm", "edm-other", "flow", "flow-shift", "flow-token-shift"],
+    ids=["edm", "edm-other", "flow", "flow-shift", "flow-token-shift", "flow-x"],
 )
 def test_order_of_convergence(config, sampler, order, make_pack, record_property) -> None:
     found = errors(config, sampler, make_pack)
@@ -252,7 +257,7 @@ def test_guidance_is_uncond_plus_g_times_the_difference(make_pack) -> None:
         torch.testing.assert_close(found.double(), u + g * (c - u), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("config", [EDM, FLOW], ids=["edm", "flow"])
+@pytest.mark.parametrize("config", [EDM, FLOW, FLOW_X], ids=["edm", "flow", "flow-x"])
 def test_guiding_outputs_is_guiding_latents_and_slopes(config, make_pack) -> None:
     objective = sampling_path(config)
     state_TC, u, c = torch.randn(3, 6, 4, dtype=torch.float64)
@@ -262,6 +267,21 @@ def test_guiding_outputs_is_guiding_latents_and_slopes(config, make_pack) -> Non
     for name in ("latent_TC", "velocity_TC"):
         a, b = getattr(of_u, name), getattr(of_c, name)
         torch.testing.assert_close(getattr(of_raw, name), a + 3 * (b - a))
+
+
+def test_both_predictions_of_flow_say_the_same_of_a_state(make_pack) -> None:
+    batch, state_TC = make_pack(), torch.randn(make_pack().latent_TC.shape, dtype=torch.float64)
+    level_N = torch.tensor([1e-3, 0.3, 1.0])
+    noise_T1 = per_token(level_N.double(), batch)
+    of_velocity, of_latent = (
+        sampling_path(config).predict(
+            state_TC, flow_network(config, batch)(state_TC, 1000 * level_N), noise_T1
+        )
+        for config in (FLOW, FLOW_X)
+    )
+    for name in ("latent_TC", "velocity_TC"):
+        one, other = getattr(of_velocity, name), getattr(of_latent, name)
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
 def test_no_unconditional_call_at_guidance_one(make_pack) -> None:

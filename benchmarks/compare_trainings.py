@@ -1,0 +1,123 @@
+"""Trains variants of one configuration with several seeds, judges each, and prints a table.
+
+    python benchmarks/compare_trainings.py --output runs/muon --config_file conf/dit_digits.yaml \
+        --keys train.train_iters=250 --variant AdamW optimizer.lr=4e-3 \
+        --variant Muon optimizer.kind=muon optimizer.lr=8e-3 --seeds 1234 1235 1236 \
+        --judge "recipes/evaluate_digits.py --per_prompt 20"
+
+A run is the folder OUTPUT/VARIANT/SEED; what is finished there is read and not trained again.
+Validation draws the same noise levels for all, so its losses can be compared; CPU seconds are those
+of user code of a training with its children, the judge's not among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from dit.command_line import OptionParser
+from dit.planner.tables import table_of, wide_console
+
+PRETRAIN = Path(__file__).resolve().parents[1] / "recipes" / "pretrain_dit.py"
+LOSSES = ("val_loss", "val_loss_ema")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parse(arguments)
+    rows = []
+    for name, *keys in options.variant:
+        found = [
+            _figures(options.output.resolve() / name / str(seed), seed, keys, options)
+            for seed in options.seeds
+        ]
+        rows += [
+            {"variant": name, "seed": str(seed)} | one
+            for seed, one in zip(options.seeds, found, strict=True)
+        ]
+        if len(found) > 1:
+            rows.append({"variant": name, "seed": "mean"} | _mean(found))
+    wide_console().print(
+        table_of(f"{options.config_file}: {shlex.join(options.keys)}", [*map(_written, rows)])
+    )
+    (options.output / "comparison.json").write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = OptionParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--output", type=Path, required=True, help="folder of the runs and of comparison.json")
+    add("--config_file", type=Path, required=True, help="configuration of all variants")
+    add("--keys", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help="of all")
+    add(
+        "--variant",
+        nargs="+",
+        action="append",
+        required=True,
+        metavar=("NAME", "KEY=VALUE"),
+        help="a name and overrides of its own; once for each variant",
+    )
+    add("--seeds", nargs="+", type=int, default=[1234], help="rng.seed of each run (1234)")
+    add("--judge", help="command that gets --checkpoint_path RUN and writes RUN/evaluation.json")
+    return parser.parse_args(arguments)
+
+
+def _figures(
+    run: Path, seed: int, keys: Sequence[str], options: argparse.Namespace
+) -> dict[str, float]:
+    """Figures of a run, which is trained and judged first unless that was done before."""
+    kept = run / "comparison.json"
+    if not kept.exists():
+        if run.exists():
+            sys.exit(f"{run} was broken off; remove it, so that all its CPU seconds are counted")
+        words = [PRETRAIN, "--config-file", options.config_file, *options.keys, *keys]
+        cpu_s = _run([*words, f"checkpoint.save={run}", f"rng.seed={seed}"])
+        found = {"cpu_s": cpu_s} | _losses(run)
+        if options.judge:
+            # Its exit code says whether it was content.
+            _run([*shlex.split(options.judge), "--checkpoint_path", str(run)], check=False)
+            found |= _numbers(json.loads((run / "evaluation.json").read_text()))
+        kept.write_text(json.dumps(found) + "\n")
+    return json.loads(kept.read_text())
+
+
+def _run(words: Sequence[str | Path], *, check: bool = True) -> float:
+    """CPU seconds of a Python script."""
+    before = os.times().children_user
+    done = subprocess.run([sys.executable, *words])
+    if check and done.returncode:
+        sys.exit(f"{shlex.join(map(str, words))} ended with {done.returncode}")
+    return os.times().children_user - before
+
+
+def _losses(run: Path) -> dict[str, float]:
+    """Losses of the last validation."""
+    steps = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    last = [step for step in steps if LOSSES[0] in step][-1]
+    return {name: last[name] for name in LOSSES if name in last}
+
+
+def _numbers(report: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in report.items() if isinstance(value, int | float)}
+
+
+def _mean(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: fmean(one[name] for one in found) for name in found[0]}
+
+
+def _written(row: dict[str, Any]) -> dict[str, str]:
+    return {
+        name: f"{value:.4g}" if isinstance(value, float) else str(value)
+        for name, value in row.items()
+    }
+
+
+if __name__ == "__main__":
+    main()
