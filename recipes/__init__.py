@@ -6,6 +6,7 @@ generate_dit        prompts -> pictures and videos, from a checkpoint
 decode_latents      latents that were saved -> pictures and videos
 evaluate_digits     the part of generated handwritten digits that a classifier recognises
 evaluate_pictures   whether captions give the pictures they stood with, and how clean they are
+compare_trainings   variants of a configuration trained with several seeds, and judged
 fit_run             writes train.yaml beside shards, for the time and the machine at hand
 plan_run            memory, traffic and time of a run on other machines
 check_layouts       compares the numbers of every parallel layout with one process

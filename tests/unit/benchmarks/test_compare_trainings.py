@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.compare_trainings import main
+from recipes.compare_trainings import main
 
 JUDGE = """
 import json, sys

@@ -1,6 +1,6 @@
 """Trains variants of one configuration with several seeds, judges each, and prints a table.
 
-    python benchmarks/compare_trainings.py --output runs/muon --config_file conf/dit_digits.yaml \
+    python recipes/compare_trainings.py --output runs/muon --config_file conf/dit_digits.yaml \
         --keys train.train_iters=250 --variant AdamW optimizer.lr=4e-3 \
         --variant Muon optimizer.kind=muon optimizer.lr=8e-3 --seeds 1234 1235 1236 \
         --judge "recipes/evaluate_digits.py --per_prompt 20"
@@ -26,7 +26,7 @@ from typing import Any
 from dit.command_line import OptionParser
 from dit.planner.tables import table_of, wide_console
 
-PRETRAIN = Path(__file__).resolve().parents[1] / "recipes" / "pretrain_dit.py"
+PRETRAIN = Path(__file__).resolve().with_name("pretrain_dit.py")
 LOSSES = ("val_loss", "val_loss_ema")
 
 
