@@ -91,6 +91,7 @@ def reference_rule_of(args: Namespace, codec: Codec) -> ReferenceRule:
         kind=kind,
         own=Fit(size_multiple=args.size_multiple, max_pixels=budget),
         published=codec.reference_size,
+        crops=codec.crops_references,
         center_crop=args.center_crop,
     )
 

@@ -47,6 +47,8 @@ class ReferenceRule:
     """Whole patches, and the pixel budget of the media, if there is one."""
     published: Callable[[int, int], tuple[int, int]] | None = None
     """(width, height) -> those of the pipeline, which stretches pictures to them."""
+    crops: bool = False
+    """Whether the pipeline then crops them to whole patches."""
     center_crop: bool = True
 
     def place(self, size: tuple[int, int], target: tuple[int, int]) -> Placement:
@@ -63,7 +65,9 @@ class ReferenceRule:
             case ReferenceFit.PUBLISHED:
                 assert self.published is not None
                 wanted = self.published(*size)
-                return Placement(wanted, wanted)
+                if not self.crops:
+                    return Placement(wanted, wanted)
+                return Fit(size_multiple=self.own.size_multiple, max_pixels=None).place(*wanted)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

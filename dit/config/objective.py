@@ -52,6 +52,9 @@ class SamplingLevels(StrEnum):
     # Even steps from 1 to 1 / number of steps, then shifted, then 0: what the pipelines of FLUX,
     # Qwen-Image and HunyuanVideo hand to Diffusers' scheduler.
     EVEN = "even"
+    # The same steps, shifted by a law of their own, in tokens and steps, whatever shift training
+    # has: what the pipelines of FLUX.2 hand to Diffusers' scheduler.
+    EMPIRICAL = "empirical"
     # sigma / (1 + sigma) for sigma of arXiv:2206.00364, Eq. 5, then 0, as of Cosmos-Predict2.5
     KARRAS = "karras"
     # The same without 0, so that noise of the last level stays, as of Cosmos-Predict2. The state
@@ -176,8 +179,8 @@ class FlowConfig:
     timestep_scale: Refused[float] = 1000.0
     """Flow: the timestep input of the network is timestep_scale * t."""
     sampling_levels: Live[SamplingLevels] = SamplingLevels.LINEAR
-    """Flow: levels of samplers: linear, even (FLUX), unipc (Wan), linear_quadratic (LTX-Video),
-    karras, karras_to_sigma_min."""
+    """Flow: levels of samplers: linear, even (FLUX.1), empirical (FLUX.2), unipc (Wan),
+    linear_quadratic (LTX-Video), karras, karras_to_sigma_min."""
     sampling_timesteps: Live[tuple[float, ...] | None] = None
     """Flow: falling timesteps of a distilled network's steps, in place of sampling_levels."""
     level_spacing: Live[LevelSpacing | None] = None
@@ -254,7 +257,8 @@ class FlowConfig:
             (
                 self.steps_evenly or self.sampling_levels is SamplingLevels.LINEAR_QUADRATIC,
                 f"{said} needs sampling_levels=linear or even, which it shifts, or"
-                f" linear_quadratic, which it leaves alone, and not {self.sampling_levels}",
+                " linear_quadratic or empirical, which it leaves alone, and not"
+                f" {self.sampling_levels}",
             ),
             (
                 self.time_shift_type is not TimeShift.LINEAR or (mu_of_one > 0 and slope >= 0),
@@ -311,7 +315,12 @@ class FlowConfig:
     @property
     def steps_evenly(self) -> bool:
         """Whether samplers shift even steps."""
-        return self.sampling_levels in (SamplingLevels.LINEAR, SamplingLevels.EVEN)
+        return self.sampling_levels is SamplingLevels.LINEAR or self.ends_at_one_step
+
+    @property
+    def ends_at_one_step(self) -> bool:
+        """Whether these even steps are those from 1 to 1 / number of steps."""
+        return self.sampling_levels in (SamplingLevels.EVEN, SamplingLevels.EMPIRICAL)
 
     @property
     def covers_all_levels(self) -> bool:

@@ -161,6 +161,9 @@ class Schema:
         return "\n\n".join(parts)
 
 
+_WIDEST = 120  # letters of a line of `--help` with the values of a key
+
+
 def schema_of(config: RunConfig) -> Schema:
     """The keys of a configuration."""
     return Schema(type(config.model))
@@ -197,7 +200,8 @@ def _reference_of(group: type, values: object, prefix: str, width: int) -> str:
         head = f"  {prefix}{name}"
         if record_type(kind) is None:
             head += f" = {as_typed(getattr(values, name))}"
-        lines.append(f"{head}    [{expected(kind)}]")
+        line = f"{head}    [{expected(kind)}]"
+        lines += textwrap.wrap(line, _WIDEST, subsequent_indent=" " * 8, break_on_hyphens=False)
         sentence = sentences(group).get(name, "")
         lines += textwrap.wrap(sentence, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
         lines += _record_lines(kind, f"{prefix}{name}", width)

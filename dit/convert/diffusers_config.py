@@ -279,10 +279,11 @@ def _stepping(objective: ObjectiveConfig, of_family: Mapping[str, Any]) -> Objec
 
     No scheduler_config.json tells them.
     """
+    steps = of_family.get("sampling_levels")
     is_linear = objective.sampling_levels is SamplingLevels.LINEAR
-    if not is_linear or of_family.get("sampling_levels") != SamplingLevels.EVEN:
+    if not is_linear or steps not in (SamplingLevels.EVEN, SamplingLevels.EMPIRICAL):
         return objective
-    return replace(objective, sampling_levels=SamplingLevels.EVEN)
+    return replace(objective, sampling_levels=SamplingLevels(steps))
 
 
 def _objective(file: SchedulerFile, place: object) -> ObjectiveConfig:

@@ -5,6 +5,7 @@ Only text is translated here: Diffusers is not imported.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
@@ -182,7 +183,7 @@ class FlowScheduler(SchedulerFile):
 
     @classmethod
     def inexpressible(cls, config: ObjectiveConfig, /) -> str | None:
-        scale, base = config.timestep_scale, config.shift_base_tokens
+        scale, base, shift = config.timestep_scale, config.shift_base_tokens, config.time_shift_type
         if config.prediction is not FlowPrediction.VELOCITY:
             return f"objective.prediction={config.prediction}"
         if scale != _FLOW_STEPS:
@@ -191,6 +192,8 @@ class FlowScheduler(SchedulerFile):
             return f"objective.sampling_levels={config.sampling_levels}"
         if config.sampling_timesteps is not None:
             return f"objective.sampling_timesteps={list(config.sampling_timesteps)}"
+        if config.sampling_levels is SamplingLevels.EMPIRICAL and shift is TimeShift.LINEAR:
+            return f"objective.time_shift_type={shift}"  # pipelines ask for the exponential
         return None if base is None else f"objective.shift_base_tokens={base}"
 
     @classmethod
@@ -207,12 +210,16 @@ class FlowScheduler(SchedulerFile):
             "num_train_timesteps": _FLOW_STEPS,
             "shift": config.flow_shift,
         }
-        if config.time_shift_type is not None:
+        if (shift := config.time_shift_type) is not None:
             content |= {key: getattr(config, key) for key in _LINE_OF_MU}
-            content |= {
-                "use_dynamic_shifting": True,
-                "time_shift_type": config.time_shift_type.value,
-            }
+        elif config.sampling_levels is SamplingLevels.EMPIRICAL:
+            # Pipelines bring a mu of their own, which no constant shift takes; this line is that
+            # constant, for training.
+            shift, content["shift"] = TimeShift.EXPONENTIAL, 1.0
+            content |= {key: getattr(config, key) for key in _LINE_OF_MU}
+            content |= dict.fromkeys(("base_shift", "max_shift"), math.log(config.flow_shift))
+        if shift is not None:
+            content |= {"use_dynamic_shifting": True, "time_shift_type": shift.value}
         if config.shift_terminal is not None:
             content["shift_terminal"] = config.shift_terminal
         if config.level_spacing is not None:

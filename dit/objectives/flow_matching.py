@@ -220,7 +220,7 @@ class FlowMatching:
             level_S = torch.tensor((*steps, 0), dtype=torch.float64) / self.config.timestep_scale
             return level_S[:, None].expand(-1, len(num_tokens))
         if self.config.steps_evenly:
-            factor_N = self.shift(num_tokens)
+            factor_N = self.sampling_shift(num_tokens, num_steps)
             last_N = self._last_even_step(factor_N, num_steps)
             how = {"terminal": self.config.shift_terminal, "spacing": self.config.level_spacing}
             return even_levels(factor_N, last_N, num_steps=num_steps, **how)
@@ -234,12 +234,18 @@ class FlowMatching:
             sigma_S[-1] = sigma_S[-2]
         return (sigma_S / (1 + sigma_S))[:, None].expand(-1, len(num_tokens))
 
+    def sampling_shift(self, num_tokens: Sequence[int], num_steps: int) -> Tensor:
+        """Shift of the even steps of each sample [N], float64."""
+        if self.config.sampling_levels is SamplingLevels.EMPIRICAL:
+            return timestep_sampling.empirical_shift_factors(num_tokens, num_steps=num_steps)
+        return self.shift(num_tokens)
+
     def _last_even_step(self, factor_N: Tensor, num_steps: int) -> Tensor:
         """The last of the even steps [N], before the shift."""
         c = self.config
-        last = 1 / num_steps if c.sampling_levels is SamplingLevels.EVEN else LAST_LEVEL
+        last = 1 / num_steps if c.ends_at_one_step else LAST_LEVEL
         last_N = torch.full_like(factor_N, last)
-        if c.sampling_levels is SamplingLevels.EVEN or c.time_shift_type is not None:
+        if c.ends_at_one_step or c.time_shift_type is not None:
             return last_N
         # Diffusers shifts this one twice, because its `sigma_min` is shifted already where the
         # shift is constant. We do the same, so that an exported model generates the same pictures.

@@ -17,6 +17,11 @@ from torch import Tensor
 
 from dit.config import TimeShift
 
+# Tokens and steps of FLUX.2's mu, as in `compute_empirical_mu` of Diffusers' Flux2Pipeline.
+_OF_10_STEPS = (8.73809524e-05, 1.89833333)  # slope in the tokens, and mu of none
+_OF_200_STEPS = (0.00016927, 0.45666666)
+_FEW_TOKENS = 4300
+
 
 def draw_quantiles(count: int, rng: torch.Generator) -> Tensor:
     """Uniform numbers [count] in the open interval (0, 1), float64; `rng` is a CPU generator."""
@@ -98,3 +103,15 @@ def shift_factors_of_mu(
     slope = (high - low) / (last - first)
     mu_N = low + slope * (torch.tensor(num_tokens, dtype=torch.float64) - first)
     return mu_N.exp() if kind is TimeShift.EXPONENTIAL else mu_N
+
+
+def empirical_shift_factors(num_tokens: Sequence[int], *, num_steps: int) -> Tensor:
+    """Shift of each sample [N], float64: exp(mu), where mu is linear in its tokens and the steps.
+
+    Above 4,300 tokens the line of 200 steps holds for any number of steps. It is
+    `compute_empirical_mu` of Diffusers' Flux2Pipeline.
+    """
+    tokens_N = torch.tensor(num_tokens, dtype=torch.float64)
+    few_N, many_N = (slope * tokens_N + start for slope, start in (_OF_10_STEPS, _OF_200_STEPS))
+    mu_N = torch.lerp(few_N, many_N, (num_steps - 10) / 190)
+    return torch.where(tokens_N > _FEW_TOKENS, many_N, mu_N).exp()

@@ -247,10 +247,10 @@ class GivenPictures:
         names = [one.name for one in wanted if one.kind is InputKind.REFERENCE]
         found = {}
         for name, file in zip(names, self.references, strict=False):
-            sides = target[1:]
+            scaled = sides = target[1:]
             if self.reference_size != ReferenceFit.TARGET:
-                sides = self._sides(file, decoder, multiple)
-            pictures_F3HW = self._reference(file, (target[0], *sides))
+                scaled, sides = self._sides(file, decoder, multiple)
+            pictures_F3HW = _middle(self._reference(file, (target[0], *scaled)), sides)
             stride = decoder.temporal_stride
             whole = (len(pictures_F3HW) - 1) // stride * stride + 1
             found[name] = decoder.encode(pictures_F3HW[:whole].transpose(0, 1))
@@ -268,8 +268,13 @@ class GivenPictures:
             return first_of_clip(file, option=self._option("reference_video"))
         return _upright(file, option=self._option("reference"))
 
-    def _sides(self, file: str, decoder: Any, multiple: int) -> tuple[int, int]:
-        """Height and width at which a picture is encoded, where they follow from the picture."""
+    def _sides(
+        self, file: str, decoder: Any, multiple: int
+    ) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Height and width to which a picture is scaled, and those of its middle to be encoded.
+
+        Both follow from the picture, and differ where its pipeline crops.
+        """
         width, height = self._upright(file).size
         if self.reference_size == ReferenceFit.PUBLISHED:
             rule = getattr(decoder, "reference_size", None)
@@ -280,7 +285,11 @@ class GivenPictures:
                 )
             width, height = rule(width, height)
         rows, columns = (max(side // multiple, 1) * multiple for side in (height, width))
-        return rows, columns
+        is_cropped = self.reference_size == ReferenceFit.PUBLISHED and getattr(
+            decoder, "crops_references", False
+        )
+        scaled = (max(height, rows), max(width, columns)) if is_cropped else (rows, columns)
+        return scaled, (rows, columns)
 
     def shown(self, height: int, width: int) -> np.ndarray | None:
         """The references side by side, else the first frame, as uint8 [H, W, 3] for a grid.
@@ -291,6 +300,13 @@ class GivenPictures:
         if not each and self.first is not None:
             each = [self.first_picture(height, width)]
         return beside(*map(_uint8, each)) if each else None
+
+
+def _middle(pictures_F3HW: Tensor, sides: tuple[int, int]) -> Tensor:
+    """The middle rows and columns of pictures."""
+    (rows, columns), (height, width) = sides, pictures_F3HW.shape[2:]
+    top, left = (height - rows) // 2, (width - columns) // 2
+    return pictures_F3HW[:, :, top : top + rows, left : left + columns]
 
 
 def _uint8(colours_13HW: Tensor) -> np.ndarray:

@@ -3,6 +3,7 @@
 encoder             the interface: caption -> embedding; the words of captions and of prompts
 fixed_vectors       `bytes` and `words`: a fixed vector for each byte, or for each word
 pretrained_encoder  text encoders on Transformers
+flux2               those of FLUX.2, which join the states of three layers
 families            the text encoders of most families, and the table of them, `OF_FAMILIES`
 hunyuan_video       those of the first HunyuanVideo; that of image-to-video sees the first frame
 qwen_image          those of HunyuanImage, of Qwen-Image and of its edit models, which see pictures
@@ -18,6 +19,7 @@ from dit.codecs.pretrained import ModelLocation
 from dit.codecs.text.encoder import EncoderPadding, TextEncoder
 from dit.codecs.text.families import OF_FAMILIES
 from dit.codecs.text.fixed_vectors import ByteTable, WordTable
+from dit.codecs.text.flux2 import Flux2KleinText, Flux2Text
 from dit.codecs.text.hunyuan_video import HunyuanVideoImageText, HunyuanVideoText
 from dit.codecs.text.qwen_image import (
     HunyuanImageText,
@@ -31,7 +33,7 @@ TEXT_ENCODERS = Registry(
     (
         *(WordTable, ByteTable, *OF_FAMILIES),
         *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, HunyuanImageText),
-        *(HunyuanVideoText, HunyuanVideoImageText),
+        *(HunyuanVideoText, HunyuanVideoImageText, Flux2Text, Flux2KleinText),
     ),
     known="those known",
 )

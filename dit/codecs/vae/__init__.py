@@ -4,6 +4,7 @@ codec        the interface: video -> whitened latent -> pictures
 pixel        the codec without weights: space to depth
 autoencoder  codecs on the autoencoders of Diffusers
 families     the autoencoders of all families
+flux2        that of FLUX.2, whose statistics are those of a batch norm
 ltx          that of LTX-Video, whose statistics lie beside its weights
 """
 

@@ -40,6 +40,9 @@ class Codec(DatasetEncoder):
     edits_pictures: ClassVar[bool] = False
     """Whether pipelines with its latents edit pictures, which they scale to `reference_size`."""
 
+    crops_references: ClassVar[bool] = False
+    """Whether these pipelines then crop what is no whole token around the centre."""
+
     whitening: Whitening
 
     @property

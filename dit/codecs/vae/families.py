@@ -14,6 +14,7 @@ from torch import Tensor
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae.autoencoder import Autoencoder, picture_of
+from dit.codecs.vae.flux2 import Flux2, Flux2Klein
 from dit.codecs.vae.ltx import Ltx
 
 
@@ -346,6 +347,6 @@ class QwenImageEditPlus(QwenImageEdit):
 AUTOENCODERS: tuple[type[Autoencoder], ...] = (
     *(Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
     *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
-    *(HunyuanVideoI2V, Ltx),
+    *(HunyuanVideoI2V, Ltx, Flux2, Flux2Klein),
 )
 """All of them; `CODECS` has the codec without weights, too."""

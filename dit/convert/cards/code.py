@@ -14,9 +14,10 @@ from typing import Any
 
 from dit.codecs.vae import codec_named, usual_size
 from dit.codecs.vae.autoencoder import Autoencoder
-from dit.config import FlowConfig, FlowPrediction, RunConfig, SamplingLevels
+from dit.config import FlowConfig, FlowPrediction, RunConfig, SamplingLevels, TimeShift
 from dit.models.registry import diffusers_form, family_of
 from dit.objectives.diffusers_schedulers import EDM_SCHEDULER
+from dit.objectives.flow_matching import FlowMatching
 from dit.objectives.registry import REGISTRY
 
 DATA_CARD = "dataset_card.json"
@@ -192,13 +193,12 @@ class PictureCode:
 def _levels(flow: FlowConfig, tokens: int) -> str:
     """What `set_timesteps` is handed, so that its levels are those of our samplers."""
     told = [str(_STEPS)]
-    if flow.sampling_levels is SamplingLevels.EVEN:
+    if flow.ends_at_one_step:
         told = [f"sigmas=torch.linspace(1, 1 / {_STEPS}, {_STEPS}).tolist()"]
-    if flow.time_shift_type is not None:
-        slope = (flow.max_shift - flow.base_shift) / (
-            flow.max_image_seq_len - flow.base_image_seq_len
-        )
-        told += [f"mu={flow.base_shift + slope * (tokens - flow.base_image_seq_len):g}"]
+    if flow.time_shift_type or flow.sampling_levels is SamplingLevels.EMPIRICAL:
+        shift = FlowMatching(flow).sampling_shift((tokens,), _STEPS)
+        mu = shift if flow.time_shift_type is TimeShift.LINEAR else shift.log()
+        told += [f"mu={mu.item():g}"]
     return ", ".join(told)
 
 

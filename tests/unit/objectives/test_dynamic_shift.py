@@ -12,6 +12,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift as of_flux
+from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift as of_qwen
 
 from dit.config import (
@@ -104,6 +105,40 @@ def test_even_levels_are_those_of_hunyuan_videos_pipelines() -> None:
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1])
         level_S = path.schedule((64,), num_steps=steps)[:, 0].float()
         torch.testing.assert_close(level_S, scheduler.sigmas, rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize("num_steps", [1, 4, 28, 50])
+def test_empirical_levels_are_those_of_flux2s_pipelines(num_steps) -> None:
+    """Whatever shift training has; the law changes where a picture has more than 4,300 tokens."""
+    tokens, sigmas = (24, 1024, 4096, 4300, 4301, 9216), np.linspace(1.0, 1 / num_steps, num_steps)
+    for options in (FLUX, {"shift": 1.0}, FLUX | {"use_beta_sigmas": True}):
+        path = sampling_path(read(options, sampling_levels=SamplingLevels.EMPIRICAL))
+        level_SN = path.schedule(tokens, num_steps=num_steps)
+        for column, count in enumerate(tokens):
+            written = FlowMatchEulerDiscreteScheduler.from_config(scheduler_config(path.config))
+            written.set_timesteps(sigmas=sigmas, mu=compute_empirical_mu(count, num_steps))
+            if num_steps == 1 and written.config.use_beta_sigmas:
+                continue  # Diffusers divides by none of the steps between
+            found_S = level_SN[:, column].float()
+            torch.testing.assert_close(found_S, written.sigmas, rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_the_constant_shift_of_training_beside_empirical_levels_is_kept(shift) -> None:
+    """In a file whose shift is dynamic, as the pipelines need it: as a line without a slope."""
+    config = ObjectiveConfig(
+        name="flow", flow_shift=shift, sampling_levels=SamplingLevels.EMPIRICAL
+    )
+    written, of_family = scheduler_config(config), {"sampling_levels": "empirical"}
+    assert written["use_dynamic_shifting"] and written["time_shift_type"] == "exponential"
+    found = objective_config(written, place="here", of_family=of_family).objective
+    assert found.sampling_levels is SamplingLevels.EMPIRICAL
+    quantile_N, tokens = torch.tensor([0.1, 0.5, 0.9]), (64, 1024, 9216)
+    expected_N = training_objective(config).levels(quantile_N, tokens)
+    torch.testing.assert_close(training_objective(found).levels(quantile_N, tokens), expected_N)
+    linear = replace(found, time_shift_type=TimeShift.LINEAR, base_shift=0.5, max_shift=1.15)
+    with pytest.raises(ConvertError, match=r"objective\.time_shift_type=linear: .*cannot express"):
+        scheduler_config(linear)
 
 
 def test_one_step_has_nothing_to_stretch() -> None:
@@ -255,6 +290,7 @@ def test_a_family_says_that_its_pipelines_step_evenly() -> None:
 
     assert levels({"name": "flow"}) == "linear"
     assert levels({"name": "flow", "sampling_levels": "even"}) == "even"
+    assert levels({"name": "flow", "sampling_levels": "empirical"}) == "empirical"
     assert levels({"sampling_levels": "even"}, "objective.sampling_levels=linear") == "linear"
 
 
