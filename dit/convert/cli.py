@@ -218,6 +218,8 @@ def _import(args: argparse.Namespace) -> int:
     _say(f"precision: {done.config.model.precision}, {done.precision_note}")
     _say(f"objective: {done.config.objective.name}, {done.objective_note}")
     _say(f"text: {_about_text(done.config.model.text_pad_to)}")
+    for notice in done.notices:
+        _say(notice)
     return _say_next(done.path)
 
 

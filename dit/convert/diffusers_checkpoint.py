@@ -121,6 +121,7 @@ class DiffusersFolder:
     pipeline: str | None  # class of the pipeline that the transformer lies in, if its index says it
     # Levels t that it denoises, where the pipeline has another transformer for the others
     level_range: tuple[float, float] | None
+    is_distilled: bool  # to few steps, as the index of the pipeline says
     headers: dict[str, Header]  # by name of the tensor
 
     def read(self, name: str, part: tuple[slice, ...] | None = None) -> Tensor:
@@ -138,6 +139,16 @@ class DiffusersFolder:
                 return file.get_tensor(name).clone()
         except (SafetensorError, OSError) as error:
             raise ConvertError(f"{place}: {name} cannot be read ({error})") from error
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know who trains these weights."""
+        if not self.is_distilled:
+            return ()
+        return (
+            f"{self.path} was distilled to few steps, which plain tuning undoes: tune the network"
+            " that it was distilled from, whose adapters fit this one",
+        )
 
     @property
     def files(self) -> list[str]:
@@ -195,6 +206,7 @@ def open_folder(path: Path, *, option: str = "--hf-path") -> DiffusersFolder:
         scheduler_file=scheduler,
         pipeline=None if told is None else str(told),
         level_range=level_range(about, index, second=place.name == SECOND),
+        is_distilled=about.get("is_distilled") is True,
         headers=_headers(place),
     )
 

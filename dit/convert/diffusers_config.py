@@ -67,6 +67,10 @@ def model_config(
             f"{place} says quantization_config={quantized!s:.60}: give the folder of the weights"
             " that were quantized, in bfloat16, float16 or float32"
         )
+    if needs := form.refused_pipelines.get(pipeline or ""):
+        raise ConvertError(
+            f"{place} is of a {pipeline}, whose network needs {needs}. {OTHER_NETWORKS}"
+        )
     private = checked_json(PrivateKeys, content, place=place)
     unused = private.use_default_values
     stated = {k: v for k, v in content.items() if not k.startswith("_") and k not in unused}

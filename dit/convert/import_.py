@@ -44,6 +44,7 @@ class Imported:
     tensors: int  # number of Diffusers' tensors
     objective_note: str  # where the objective in `config` comes from
     precision_note: str  # where its precision comes from
+    notices: tuple[str, ...]  # what a user should know who trains it
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def import_weights(
     config = RunConfig(model=model, objective=found.objective)
     _write_checkpoint(source, table, target, config, track)
     count = len(source.headers) - len(left_out)
-    return Imported(target, config, count, found.note, stored.note)
+    return Imported(target, config, count, found.note, stored.note, source.notices)
 
 
 def found_model(

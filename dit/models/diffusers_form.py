@@ -283,6 +283,9 @@ class DiffusersForm:
     """The one of `original_names` that ComfyUI has of a network; None: it reads Diffusers'."""
     pipelines: Mapping[str, Pipeline]
     """The pipelines that run these networks, by class."""
+    refused_pipelines: Mapping[str, str] = field(default_factory=dict)
+    """Those whose networks have the same config.json and tensors and compute something else; what
+    they need."""
     largest_latent: Callable[[Any], tuple[int, int, int]] = lambda _: (2**20, 2**20, 2**20)
     """Latent frames, rows and columns that Diffusers' network takes at most; default: any."""
     call: Callable[[Any], str | None] = lambda _: None

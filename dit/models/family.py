@@ -116,6 +116,11 @@ def grid_positions(_: ModelConfig) -> PositionRule:
     return resolve_name("dit.models.positions:GridPositions")()
 
 
+def time_offset_positions(_: ModelConfig) -> PositionRule:
+    """`Family.positions`: (time, row, column, place in the text); references have other times."""
+    return resolve_name("dit.models.positions:TimeOffsetPositions")()
+
+
 class ConditionPositions(Protocol):
     """Where the tokens of a picture or clip stand that a video shows from a frame on."""
 

@@ -58,6 +58,7 @@ class HfStart:
         kind, count = source.config.get("_class_name"), len(source.headers)
         return [
             f"starting at step 0 from the weights of {source.path} ({kind}, {count} tensors)",
+            *source.notices,
             *(f"other than {source.path} says: {note}" for note in self.weights.notes),
             *self.of_objective,
         ]

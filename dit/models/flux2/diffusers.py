@@ -8,6 +8,7 @@ Its class is `Flux2Transformer2DModel`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,15 +42,9 @@ from dit.models.joint.diffusers import (
     double_single_rules,
     kept_patch,
     patch_rules,
-    run_on_patches,
+    run_on_sample,
 )
-from dit.models.joint.linear_names import (
-    EMBEDDERS,
-    FLUX,
-    HEAD,
-    double_block_names,
-    embedding_names,
-)
+from dit.models.joint.linear_names import EMBEDDERS, FLUX, HEAD, double_block_names, embedding_names
 from dit.models.joint.tensor_names import (
     EMBEDDER_ROWS,
     LATENTS,
@@ -152,16 +147,13 @@ FLUX2_NAMES = {
 }
 
 
+_FIXED = {"timestep_guidance_channels": LEVEL_WAVES, "rope_theta": int(THETA), "eps": 1e-6}
+
+
 def _rules(t: Any) -> list[Rule]:
-    fixed = {"timestep_guidance_channels": LEVEL_WAVES, "rope_theta": THETA, "eps": 1e-6}
-    values = {name: getattr(t, name) for name in fixed}
-    return [
-        *double_single_rules(t),
-        *(
-            (values[name] == value, f"{name}={values[name]:g}, not {value:g}")
-            for name, value in fixed.items()
-        ),
-    ]
+    told = ((name, getattr(t, name), value) for name, value in _FIXED.items())
+    same = ((one == value, f"{name}={one:g}, not {value:g}") for name, one, value in told)
+    return [*double_single_rules(t), *same]
 
 
 KEYS = ConfigKeys(
@@ -169,10 +161,8 @@ KEYS = ConfigKeys(
         *double_single_keys(
             channels=128, layers=(8, 48), heads=48, text=15360, axes=(32, 32, 32, 32)
         ),
-        Key("timestep_guidance_channels", default=LEVEL_WAVES),
+        *(Key(name, default=value) for name, value in _FIXED.items()),
         same("mlp_ratio", 3.0),
-        Key("rope_theta", default=int(THETA)),
-        Key("eps", default=1e-6),
         Key("guidance_embeds", "guidance_embed", True),
     ),
     kept=(
@@ -184,26 +174,15 @@ KEYS = ConfigKeys(
 )
 
 
-def _patch_rules(model: Flux2Config) -> list[Rule]:
-    return patch_rules(model, rows=PATCH)
-
-
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
-    guidance, text_LE = config.objective.guidance, sample.text_LE
-    return run_on_patches(
-        network,
-        [(sample.latent_CFHW, *sample.others.values())],
-        text_LE[None],
-        config.model,
-        fps=sample.fps,
-        positions=TimeOffsetPositions(),
-        txt_ids=TimeOffsetPositions.of_text([len(text_LE)]),
-        timestep=torch.tensor([level / 1000]),  # it multiplies by 1000 itself
-        guidance=None if guidance is None else torch.tensor([guidance]),
-    )[0]
+    guidance, references = config.objective.guidance, (*sample.others.values(),)
+    told: dict[str, Any] = {"txt_ids": TimeOffsetPositions.of_text([len(sample.text_LE)])}
+    told["guidance"] = None if guidance is None else torch.tensor([guidance])
+    told |= {"positions": TimeOffsetPositions(), "references": references}
+    return run_on_sample(network, sample, level, config.model, **told)
 
 
 FORM = DiffusersForm(
@@ -212,9 +191,9 @@ FORM = DiffusersForm(
     keys=KEYS,
     original_names=(FLUX2_NAMES,),
     comfyui_names=lambda _: FLUX2_NAMES,
-    pipelines={
-        "Flux2Pipeline": Pipeline(rules=_patch_rules),
-        "Flux2KleinPipeline": Pipeline(rules=_patch_rules),
-    },
+    pipelines=dict.fromkeys(
+        ("Flux2Pipeline", "Flux2KleinPipeline"), Pipeline(rules=partial(patch_rules, rows=PATCH))
+    ),
+    refused_pipelines={"Flux2KleinKVPipeline": "references that attend to themselves alone"},
     run_network=_run_network,
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import accumulate
+from typing import Any, ClassVar
 
 from dit.config import TextPadding
 from dit.config.checks import Rule, bounded, not_negative
@@ -16,6 +17,7 @@ from dit.models.family import (
     WeightRules,
     reference_inputs,
     text_input,
+    time_offset_positions,
 )
 from dit.models.joint.family import (
     EVEN_STEPS,
@@ -36,15 +38,11 @@ from dit.models.layer_spec import (
 )
 from dit.models.registry import imported
 
-if TYPE_CHECKING:
-    from dit.models.positions import TimeOffsetPositions
-
 GUIDANCE = 1.0
 """What networks with a guidance embedding are told in training: to predict without guidance."""
 VECTORS: Mapping[str, int] = {"latents": 6, "text": 6, "single": 3, "out": 2}
 """Scales, shifts and gates of double-stream layers, of single-stream ones and of the head."""
-_LATENTS, _TEXT, _SINGLE = 0, 6, 12
-FIRST_OF_HEAD, ALL_VECTORS = 15, sum(VECTORS.values())
+FIRST_OF_TEXT, FIRST_OF_SINGLE, FIRST_OF_HEAD, ALL_VECTORS = accumulate(VECTORS.values())
 THETA = 2000.0
 """Base of the angles of positions."""
 
@@ -125,19 +123,12 @@ def _inputs(model: Flux2Config) -> tuple[SampleInput, ...]:
     )
 
 
-def flux2_positions(_: Flux2Config) -> TimeOffsetPositions:
-    """A picture has time 0, its references 10, 20, ..."""
-    from dit.models.positions import TimeOffsetPositions
-
-    return TimeOffsetPositions()
-
-
 def flux2_stacks(model: Flux2Config) -> tuple[StackSpec, ...]:
     """The layers, which take their rows of the modulations of `VECTORS`."""
     return double_then_single(
         model,
-        double=SharedModulation(_LATENTS, first_of_text=_TEXT),
-        single=SharedModulation(_SINGLE),
+        double=SharedModulation(0, first_of_text=FIRST_OF_TEXT),
+        single=SharedModulation(FIRST_OF_SINGLE),
         fused=True,
         activation=Activation.SWIGLU,
         bias=False,
@@ -168,11 +159,9 @@ FAMILY = Family(
     parts={"modulations.out": "head", **JOINT_PARTS, "single_blocks": "single"},
     diffusers=imported("dit.models.flux2.diffusers:FORM"),
     inputs=_inputs,
-    positions=flux2_positions,
+    positions=time_offset_positions,
     weights=WeightRules(
-        # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
-        # of the network as 0.
-        zero=("modulations.*.weight", "proj_out.weight"),
+        zero=("modulations.*.weight", "proj_out.weight"),  # as `ADALN_ZERO`
     ),
     objective=ObjectiveConventions(
         settings=EVEN_STEPS,

@@ -43,6 +43,7 @@ def folder(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Diffus
         for name, shape in shapes.items()
     }
     others: dict[str, Any] = dict.fromkeys(("scheduler", "pipeline", "level_range"))
+    others["is_distilled"] = False
     return DiffusersFolder(
         path=place, config=config, scheduler_file=place / "scheduler", headers=headers, **others
     )

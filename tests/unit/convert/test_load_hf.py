@@ -6,13 +6,16 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from dit.checkpoint_paths import CheckpointError
 from dit.config import Precision, RunConfig
 from dit.config_loading import ConfigError, load_config
+from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import import_weights
 from dit.convert.load_hf.settings import open_hf_weights
@@ -23,6 +26,7 @@ from dit.train.model_and_optimizer import randomise
 from recipes.runs import dit_debug, for_weights
 from tests.families.dit import PROJECTED, publish, random_model
 from tests.families.flux import random_flux
+from tests.families.flux2 import random_flux2
 from tests.families.wan import publish_wan, random_wan
 
 COSMOS = {
@@ -93,6 +97,29 @@ def test_settings_come_from_the_folder(tmp_path):
     other = run_of(wan, "objective.flow_shift=5", "objective.level_range=null")
     assert other.objective.flow_shift == 5
     assert other.objective.level_range is None
+
+
+def test_a_distilled_network_says_so_and_another_mask_is_refused(tmp_path, capsys):
+    """By the index of its pipeline; config.json and tensors are those of the base."""
+    place = tmp_path / "klein"
+    random_flux2(guidance_embeds=False).save_pretrained(place / "transformer")
+    FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).save_pretrained(place / "scheduler")
+
+    def index(name: str, **told: Any) -> None:
+        index = {"_class_name": name, "transformer": ["diffusers", "X"], **told}
+        (place / "model_index.json").write_text(json.dumps(index))
+
+    said = "distilled to few steps, which plain tuning undoes"
+    command = ["import", "--hf-path", str(place), "--megatron-path"]
+    for distilled in (False, True):
+        index("Flux2KleinPipeline", is_distilled=distilled)
+        start = hf_start(run_of(place, "dataset.task_encoder_seq_length=2048"))
+        assert start is not None and any(said in note for note in start.notes) == distilled
+        assert main([*command, str(tmp_path / f"ours{distilled}")]) == 0
+        assert (said in capsys.readouterr().out) == distilled
+    index("Flux2KleinKVPipeline", is_distilled=True)
+    with pytest.raises(ConvertError, match=r"a Flux2KleinKVPipeline, .* attend to themselves"):
+        run_of(place)
 
 
 def test_keys_that_do_not_touch_the_weights_win(groups, tmp_path):
