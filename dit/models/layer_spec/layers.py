@@ -153,8 +153,8 @@ def _self_attention(
     kept: KeptBy,
 ) -> Cost:
     """Who attends to whom in a layer, and what its backward pass keeps, with its feed-forward."""
-    kept += of_feed_forward(feed_forward.hidden, attention.width)
-    width = attention.width
+    width, gated = attention.width, feed_forward.activation.inputs > 1
+    kept += of_feed_forward(feed_forward.hidden, width, gated=gated)
     return Cost(
         attentions=(AttentionShape(width=width, queries=rows, keys=rows),),
         exchanges=exchanges,

@@ -83,8 +83,9 @@ def gathered(ranks: int) -> KeptBy:
     return KeptBy(fused=both, eager=both)
 
 
-def of_feed_forward(hidden: int, width: int) -> KeptBy:
-    both = Kept(inside=2 * hidden / width)
+def of_feed_forward(hidden: int, width: int, *, gated: bool = False) -> KeptBy:
+    """`gated`: a gate, its activation, what it multiplies and their product."""
+    both = Kept(inside=(4 if gated else 2) * hidden / width)
     return KeptBy(fused=both, eager=both)
 
 

@@ -25,7 +25,7 @@ from tests.packs import random_pack
 
 NAMES = [name for family in families() for name in family.sizes]
 NAMES.remove("hunyuanimage_21_distilled")  # of mean flow, which is not trained
-OFTEN = ("dit_xl", "wan2.1_t2v_1.3b", "flux1_dev", "sd3.5_medium", "chroma")
+OFTEN = ("dit_xl", "wan2.1_t2v_1.3b", "flux1_dev", "sd3.5_medium", "chroma", "flux2_klein_4b")
 LAYERS = ("num_layers", "num_single_layers", "dual_attention_layers")
 GRID, TEXT = (1, 48, 48), 128
 
