@@ -20,7 +20,6 @@ from dit.models.family import (
     time_offset_positions,
 )
 from dit.models.joint.family import (
-    EVEN_STEPS,
     JOINT_PARTS,
     TINY_DOUBLE_SINGLE,
     DoubleSingleConfig,
@@ -111,9 +110,9 @@ class Flux2Config(DoubleSingleConfig):
         return [*DoubleSingleConfig.own_sizes(self), *not_negative(self, "reference_latents")]
 
 
-def _processor(_: Flux2Config) -> str:
-    """Of codec and text encoder."""
-    return "flux"  # FLUX.1's, until there is a codec of FLUX.2
+def _processor(model: Flux2Config) -> str:
+    """Dev reads states of Mistral, klein of Qwen3."""
+    return "flux2" if model.guidance_embed else "flux2_klein"
 
 
 def _inputs(model: Flux2Config) -> tuple[SampleInput, ...]:
@@ -147,7 +146,7 @@ def flux2_cost(model: Flux2Config) -> NetworkCost:
     )
 
 
-# The shift of the pipelines follows from the tokens.
+# Of training; samplers have the pipelines' own, by tokens and steps.
 _BY_TOKENS = {"time_shift_type": "exponential"}
 _KLEIN = {"guidance": None, **_BY_TOKENS}
 
@@ -164,7 +163,7 @@ FAMILY = Family(
         zero=("modulations.*.weight", "proj_out.weight"),  # as `ADALN_ZERO`
     ),
     objective=ObjectiveConventions(
-        settings=EVEN_STEPS,
+        settings={"name": "flow", "sampling_levels": "empirical"},
         of_size={
             "flux2_dev": {"guidance": GUIDANCE, **_BY_TOKENS},
             "flux2_klein_4b": _KLEIN,
