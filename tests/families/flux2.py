@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from diffusers import Flux2Pipeline, Flux2Transformer2DModel
+from diffusers.models.transformers.transformer_flux2 import Flux2Transformer2DModel
+from diffusers.pipelines.flux2.pipeline_flux2 import Flux2Pipeline
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch

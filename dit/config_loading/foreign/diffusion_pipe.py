@@ -34,6 +34,7 @@ _FAMILIES = {
     "cosmos": "dit",
     "cosmos_predict2": "dit",
     "flux": "flux",
+    "flux2": "flux2",
     "hunyuan-video": "hunyuan_video",
     "hunyuan_image": "hunyuan_image",
     "hunyuan_video_15": "hunyuan_video_15",
@@ -44,6 +45,8 @@ _FAMILIES = {
     "wan": "wan",
 }
 """Its networks, and our families; it has others that are not here."""
+_CELLS = ("flux2",)
+"""Those whose tokens are cells of the latent, and no patches of 2 x 2 cells."""
 
 
 def _dataset_file(value: Any) -> dict[str, Any]:
@@ -66,6 +69,9 @@ def _base_type(value: Any) -> dict[str, Any]:
     if str(value).startswith("float8"):
         raise ValueError("is not supported: lora.base_dtype is float8_e4m3")
     return {}  # model.precision decides
+
+
+_BASE_TYPE = read_by(_base_type, "each row has a factor, which a plain cast to 8 bits lacks")
 
 
 def _first_frame(value: Any) -> dict[str, Any]:
@@ -112,9 +118,11 @@ def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError("expected true or false")
         if not any(flags):
             return {}
-        # Whatever the network, get_lin_function of diffusion-pipe has these numbers.
+        # Whatever the network, get_lin_function of diffusion-pipe has these numbers, and counts
+        # patches of 2 x 2 cells.
+        patch = 4 if values.get("model.type") in _CELLS else 1
         line = {"base_shift": 0.5, "max_shift": 1.15}
-        line |= {"base_image_seq_len": 256, "max_image_seq_len": 4096}
+        line |= {"base_image_seq_len": 256 * patch, "max_image_seq_len": 4096 * patch}
         keys = {"time_shift_type": "exponential", "flow_shift": 1.0, **line}
     return {"objective.name": "flow", **{f"objective.{key}": one for key, one in keys.items()}}
 
@@ -185,9 +193,11 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "model.lumina_shift": Foreign(joint=_shift),
     "model.type": network_of(_FAMILIES),
     "model.*_path": PART,
-    "model.transformer_dtype": read_by(
-        _base_type, "each row has a factor, which a plain cast to 8 bits lacks"
-    ),
+    "model.diffusion_model": PART,
+    "model.vae": PART,
+    "model.text_encoders": PART,
+    "model.transformer_dtype": _BASE_TYPE,
+    "model.diffusion_model_dtype": _BASE_TYPE,
     "model.*_dtype": unused_key("model.precision decides"),
     "model.first_frame_conditioning_p": read_by(_first_frame),
     "model.min_t": Foreign(joint=_range),

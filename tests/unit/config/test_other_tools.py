@@ -276,6 +276,23 @@ def test_every_family_is_a_network_of_diffusion_pipe():
     assert config.model.family == "flux"
 
 
+def test_a_file_of_diffusion_pipe_for_flux_2() -> None:
+    """Parts by the names of ComfyUI; its count of tokens for the shift is a quarter of FLUX.2's."""
+    config = load_config(
+        run_config(),
+        overrides=[
+            *("model.type=flux2", "model.name=flux2_klein_4b", "model.flux_shift=true"),
+            *("model.diffusion_model=a.safetensors", "model.vae=b.safetensors"),
+            'model.text_encoders=[{"path": "c.safetensors", "type": "flux2"}]',
+            *("model.diffusion_model_dtype=float8", "adapter.type=lora", "adapter.rank=8"),
+            "dataset.task_encoder_seq_length=4096",
+        ],
+    )
+    told = config.objective
+    assert (told.base_image_seq_len, told.max_image_seq_len) == (1024, 16384)
+    assert config.lora.base_dtype == "float8_e4m3" and config.model.family == "flux2"
+
+
 def test_the_first_frame_that_clips_of_ltx_video_keep_in_diffusion_pipe():
     ltx = ["model.type=ltx-video", "model.name=ltxv_2b"]
     config = load_config(run_config(), overrides=[*ltx, "model.first_frame_conditioning_p=0.25"])

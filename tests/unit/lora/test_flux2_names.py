@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import Flux2KleinPipeline, Flux2Pipeline
 from diffusers.loaders.lora_conversion_utils import (
     _convert_kohya_flux2_lora_to_diffusers,
     _convert_non_diffusers_flux2_lora_to_diffusers,
 )
+from diffusers.pipelines.flux2.pipeline_flux2 import Flux2Pipeline
+from diffusers.pipelines.flux2.pipeline_flux2_klein import Flux2KleinPipeline
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from diffusers import Flux2Pipeline
 from diffusers.models.transformers.transformer_flux2 import Flux2PosEmbed
+from diffusers.pipelines.flux2.pipeline_flux2 import Flux2Pipeline
 
 from dit.config import LoraConfig
 from dit.config_loading import ConfigError, load_config
