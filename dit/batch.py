@@ -135,6 +135,12 @@ class PackedBatch:
     starts: tuple[int, ...]  # N + 1 offsets of the samples in T, each a multiple of sample_multiple
     keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none
     captions: tuple[str, ...] = ()  # of the N samples, where they are known; for people alone
+    # Of a partial pack, which lacks some tokens of the grids: those that each sample has; `starts`
+    # are of what there is, and what is said of `grids` and of given tokens holds for the whole pack
+    kept_tokens: tuple[int, ...] | None = None
+    # int64: what to add to the place of each token, so that each run of neighbours of a token route
+    # has those first that its layers see. None: all layers see all tokens
+    route_T: Tensor | None = None
     pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
     guidance: float | None = None  # what a guidance embedding is told; None: the network has none
     # float32: the level at the end of a sampler's step, for networks of mean flow; None in training
@@ -179,6 +185,8 @@ class PackedBatch:
     @property
     def num_tokens(self) -> tuple[int, ...]:
         """Real tokens of each sample, those of reference latents included."""
+        if self.kept_tokens is not None:
+            return self.kept_tokens
         if not self.references:
             return self.latent_tokens
         pairs = zip(self.latent_tokens, self.references, strict=True)
@@ -203,6 +211,28 @@ class PackedBatch:
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by the names of their fields; of a mapping as `field.name`."""
         return dict(_tensors_of(self))
+
+    @property
+    def token_tensors(self) -> dict[str, Tensor]:
+        """Those of the tensors that have a row for each token."""
+        tensors = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return {
+            name: value
+            for name, value in tensors
+            if isinstance(value, Tensor) and name.rpartition("_")[2].startswith("T")
+        }
+
+    def partial(
+        self, rows_T: Tensor, *, starts: tuple[int, ...], kept_tokens: tuple[int, ...]
+    ) -> PackedBatch:
+        """The pack of the tokens `rows_T` alone, whose positions and levels they keep.
+
+        `starts` and `kept_tokens` are those of all ranks together; in each sample, real tokens come
+        first. A pack of a share keeps a share of the same kind.
+        """
+        tensors = {name: tensor[rows_T] for name, tensor in self.token_tensors.items()}
+        changes: dict[str, Any] = {**tensors, "route_T": None}
+        return replace(self, starts=starts, kept_tokens=kept_tokens, **changes)
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> PackedBatch:
         """The same pack with other tensors, named as `tensors` names them."""

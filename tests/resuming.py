@@ -40,6 +40,7 @@ def step(model: ModelAndOptimizer, config: RunConfig, number: int) -> None:
         step=number,
         null={"text": torch.zeros(1, config.model.crossattn_emb_size)},
         options=config.objective,
+        route=config.model.token_route,
     )
     losses = forward_backward(model, [item], config=config)
     update = optimizer_step(model, config=config, number=number, loss=losses.total)

@@ -26,7 +26,7 @@ from dit.bin_packing import (
     turn,
 )
 from dit.config import Balance, ModelConfig
-from dit.models.cost import forward_flops
+from dit.models.flops import forward_flops
 
 _ASPECTS = np.array([1, 4 / 3, 3 / 4, 3 / 2, 2 / 3, 16 / 9, 9 / 16])
 _PICTURES = (256, 384, 512, 768, 1024)

@@ -2,6 +2,8 @@
 
     run        RunConfig: the whole tree, checkpoints and logs, and the checks of several groups
     model      what the networks of all families share; a family adds fields in its own folder
+    choices    the names that its keys choose between
+    token_route  layers that see a part of the tokens in training
     data       sources of samples, real or synthetic, and how samples are packed
     objective  EDM and flow matching: noise levels, preconditioning, loss weights
     lora       low-rank adapters: ranks, the linears that get one, where the frozen weights are
@@ -16,22 +18,20 @@ sentence below each field is its help text.
 """
 
 from dit.config.checks import Problems
-from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
-from dit.config.lora import BaseType, LoraConfig, LoraTargets
-from dit.config.model import (
-    CUSTOM_SIZE,
-    OTHER_NETWORKS,
+from dit.config.choices import (
     AttentionBackend,
     ContextComm,
     Fp8,
     Fp8Recipe,
     Implementation,
-    ModelConfig,
     Precision,
     Recompute,
     RecomputeMethod,
     TextPadding,
 )
+from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
+from dit.config.lora import BaseType, LoraConfig, LoraTargets
+from dit.config.model import CUSTOM_SIZE, OTHER_NETWORKS, ModelConfig
 from dit.config.objective import (
     MODE_SCALES,
     OBJECTIVES,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dit.config.checks import at_least_one, check, numbers, positive
-from dit.config.model import Precision
+from dit.config.choices import Precision
 from dit.config.resume import AtStart, Live, Refused
 from dit.local_path import LocalPath
 

@@ -8,87 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
-from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 from dit.config.checks import Rule, at_least_one, bounds, check, numbers, positive
+from dit.config.choices import (
+    AttentionBackend,
+    ContextComm,
+    Fp8,
+    Fp8Recipe,
+    Implementation,
+    Precision,
+    Recompute,
+    RecomputeMethod,
+    TextPadding,
+)
 from dit.config.resume import AtStart, Live, Refused
+from dit.config.token_route import TokenRoute, route_rules
 from dit.local_path import LocalPath
-
-
-class Precision(StrEnum):
-    """Type of the weights in matrix products; levels, positions and loss are always float32."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-
-
-class Recompute(StrEnum):
-    """Which activations the backward pass computes again instead of keeping."""
-
-    NONE = "none"
-    SELECTIVE = "selective"
-    FULL = "full"
-    AUTO = "auto"
-
-
-class RecomputeMethod(StrEnum):
-    """How full recomputation picks layers: all in groups, or the first few."""
-
-    UNIFORM = "uniform"
-    BLOCK = "block"
-
-
-class Implementation(StrEnum):
-    """Library whose linear layers are used."""
-
-    LOCAL = "local"
-    TRANSFORMER_ENGINE = "transformer_engine"
-
-
-class AttentionBackend(StrEnum):
-    """Kernels of attention, those of the newest GPUs first; auto is the best that is here."""
-
-    AUTO = "auto"
-    FLASH_4 = "flash_4"  # the extra `attention`
-    FLASH_3 = "flash_3"
-    TRANSFORMER_ENGINE = "transformer_engine"  # whatever `transformer_impl` is
-    CUDNN = "cudnn"  # for long samples; flash_2 for the others
-    FLASH_2 = "flash_2"  # torch's own
-    SDPA = "sdpa"  # torch's own, sample by sample: on CPUs, and in float32
-
-
-class Fp8(StrEnum):
-    """Formats of 8-bit matrix products: e4m3, or e4m3 with gradients in e5m2 (hybrid)."""
-
-    E4M3 = "e4m3"
-    HYBRID = "hybrid"
-
-
-class Fp8Recipe(StrEnum):
-    """Numbers that share a scaling factor: a tensor, a block of 128, or 32 (Blackwell)."""
-
-    TENSORWISE = "tensorwise"
-    BLOCKWISE = "blockwise"
-    MXFP8 = "mxfp8"
-
-
-class ContextComm(StrEnum):
-    """How context ranks exchange tokens: heads (a2a), or keys and values (all_gather; p2p, a ring).
-
-    p2p needs Transformer Engine.
-    """
-
-    A2A = "a2a"
-    ALL_GATHER = "all_gather"
-    P2P = "p2p"
-
-
-class TextPadding(StrEnum):
-    """Rows behind a caption that are attended to and are no zeros."""
-
-    STORED = "stored"  # what the text encoder makes of its padding, as the shards hold it
-
 
 _MOST = {
     "num_layers": 2**14,
@@ -183,6 +119,12 @@ class ModelConfig:
     """Fuse norms, modulation and rotary positions with torch.compile."""
     fused_kernels: Live[bool] = True
     """Fuse the same with our Triton kernels; needs CUDA, Triton and compile=false."""
+    route_from: Live[int | None] = None
+    """First of the layers, from 0, that see a part of the tokens in training; null: none do."""
+    route_to: Live[int | None] = None
+    """Last of these layers; those of all stacks count on."""
+    route_rate: Live[float] = 0.5
+    """Share of the tokens that these layers leave out: so many of each run of neighbours."""
     vae_cache_folder: Live[LocalPath | None] = None
     """Folder of the VAE that decodes pictures; the embedded `pixel` codec needs none."""
 
@@ -218,6 +160,7 @@ class ModelConfig:
             *self._text_padding(),
             *at_least_one(self, "virtual_pipeline_model_parallel_size"),
             *self._offloading(),
+            *route_rules(self),
             *self._engine(),
             *positive(self, "mlp_ratio", "init_method_std"),
             *at_least_one(self, *whole_of_family),
@@ -403,6 +346,13 @@ class ModelConfig:
         return [*sizes, self.text_zeros_to or 0]
 
     @property
+    def token_route(self) -> TokenRoute | None:
+        """The layers that see a part of the tokens in training; None: there are none."""
+        if self.route_from is None or self.route_to is None:
+            return None
+        return TokenRoute.of_rate(self.route_rate, first=self.route_from, last=self.route_to)
+
+    @property
     def fp8_rows(self) -> int:
         """For 8-bit products, the number of tokens on a rank must be a multiple of this."""
         return 32 if self.fp8_recipe is Fp8Recipe.MXFP8 else 16
@@ -412,13 +362,18 @@ class ModelConfig:
         """A context rank's rows of tokens are filled up to a multiple of this.
 
         Sequence parallelism gives each tensor rank an equal part, and 8-bit products take parts
-        that are a multiple themselves.
+        that are a multiple themselves; so are those that a token route keeps of whole runs.
         """
         parts = self.tensor_model_parallel_size if self.sequence_parallel else 1
-        return parts * (1 if self.fp8 is None else self.fp8_rows)
+        run = 1 if self.token_route is None else self.token_route.run
+        return parts * run * (1 if self.fp8 is None else self.fp8_rows)
+
+    def with_all_tokens(self) -> Self:
+        """The same model without a token route."""
+        return replace(self, route_from=None, route_to=None)
 
     def on_one_rank(self) -> Self:
-        """The same model without parallelism and without features that another machine may lack."""
+        """The same model without parallelism, token routing, and what another machine may lack."""
         return replace(
             self,
             transformer_impl=Implementation.LOCAL,
@@ -433,6 +388,8 @@ class ModelConfig:
             context_parallel_size=1,
             pipeline_model_parallel_size=1,
             virtual_pipeline_model_parallel_size=None,
+            route_from=None,
+            route_to=None,
         )
 
     @property

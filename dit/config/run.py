@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dit.config.checks import Rule, at_least_one, check, not_negative, numbers, positive
+from dit.config.choices import ContextComm, Implementation, Precision
 from dit.config.data import DatasetConfig, MockGeometry
 from dit.config.lora import LoraConfig
-from dit.config.model import ContextComm, Implementation, ModelConfig, Precision
+from dit.config.model import ModelConfig
 from dit.config.objective import ObjectiveConfig
 from dit.config.resume import AtStart, Live
 from dit.config.training import (
@@ -171,6 +172,7 @@ class RunConfig:
                 f" dataset.sample_multiple={math.lcm(multiple, parts)} from the start of the run,"
                 " or other ranks",
             ),
+            *self._token_route(parts),
             (
                 # Transformer Engine refuses it for packs, or pays for it with memory of T x T.
                 not (ring and self.train.deterministic),
@@ -233,6 +235,23 @@ class RunConfig:
                 for wrong in [self._mock_problem(geometry)]
             ),
         )
+
+    def _token_route(self, parts: int) -> list[Rule]:
+        """Each of so many pieces of a sample is whole runs of neighbours."""
+        route, multiple = self.model.token_route, self.dataset.sample_multiple
+        if route is None:
+            return []
+        pieces = f" in each of {parts} pieces of a sample" if parts > 1 else ""
+        return [
+            (
+                multiple % (parts * route.run) == 0,
+                f"model.route_rate={self.model.route_rate} leaves {route.run - route.kept} of"
+                f" {route.run} neighbouring tokens out{pieces}, and"
+                f" dataset.sample_multiple={multiple} does not divide by {parts * route.run}; use"
+                f" dataset.sample_multiple={math.lcm(multiple, parts * route.run)} from the start"
+                " of the run, or a rate of fewer digits such as 0.5",
+            )
+        ]
 
     def _warm_start(self) -> list[Rule]:
         """What `train.warm_start_ema` needs."""

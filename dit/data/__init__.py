@@ -34,6 +34,7 @@ from dit.data.passes import (
     forecast_packs,
     length_shares,
     passes_line,
+    route_lines,
     steps_of_epochs,
 )
 from dit.data.preflight import check_data, dataset_card
@@ -60,6 +61,7 @@ __all__ = [
     "null_inputs",
     "passes_line",
     "places_of",
+    "route_lines",
     "steps_of_epochs",
     "sum_counts",
     "validation_groups",

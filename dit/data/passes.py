@@ -4,6 +4,7 @@
    length_shares     the lengths alone
 2. passes_line       how often the run will see each sample
    fill_line         packs that stay empty in part, and which settings fill them
+   route_lines       what a token route leaves out, and where it has been seen to harm
 3. steps_of_epochs   `train.epochs` -> `train.train_iters`
 4. data_lines        what a dry run says of the data
 """
@@ -23,11 +24,13 @@ from megatron.energon.epathlib import EPath
 
 from dit.bin_packing import MOST_IN_A_PASS, mean_fill
 from dit.config import Balance, DatasetConfig, Problems, RunConfig
+from dit.config.token_route import SHORT_SAMPLE
 from dit.data.cook import Expected, size_in_pack
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves
 from dit.data.preflight import SIDE_BY_SIDE, check_data, read_data_card
 from dit.data.rejections import REMEDIES, DataError, SampleRefused
-from dit.models.cost import forward_flops
+from dit.models.cost import geometry_tokens
+from dit.models.flops import forward_flops
 from dit.progress import brief, counted
 
 # Heads are read until the mean length is known so well, or so many: 0.1 ms each on a local disk.
@@ -104,7 +107,8 @@ def forecast_packs(config: RunConfig) -> PackForecast | None:
 def _forecast(lengths: Lengths, config: RunConfig, *, samples: int) -> PackForecast:
     data, cost = config.dataset, None
     if data.balance is Balance.FLOPS_TARGET:
-        cost = lambda n: float(forward_flops(config.model, tokens=[n], text=[0]))  # noqa: E731
+        dense = config.model.with_all_tokens()
+        cost = lambda n: float(forward_flops(dense, tokens=[n], text=[0]))  # noqa: E731
     padded, capacity = Counter[int](), data.task_encoder_seq_length
     for length, count in lengths.counts.items():
         padded[length.padded] += count
@@ -275,6 +279,36 @@ def fill_line(config: RunConfig, forecast: PackForecast | None) -> str:
     return f"WARNING: samples will fill {forecast.fill:.0%} of the packs; {how}"
 
 
+def route_lines(config: RunConfig, forecast: PackForecast | None) -> list[str]:
+    """What a token route spares, and warnings where it may harm; empty without one."""
+    model, mixture = config.model, config.dataset.mock_samples
+    route = model.token_route
+    if route is None:
+        return []
+    tokens = None if forecast is None else round(forecast.lengths.mean * forecast.lengths.real_part)
+    if config.dataset.mock:
+        each = [(geometry_tokens(model, one), one.weight) for one in mixture]
+        tokens = round(sum(n * weight for n, weight in each) / sum(weight for _, weight in each))
+    about = {"tokens": [tokens or SHORT_SAMPLE], "text": [0]}
+    part = forward_flops(model, **about) / forward_flops(model.with_all_tokens(), **about)
+    lines = [
+        f"token routing: layers {route.first} to {route.last} of {model.all_layers} see"
+        f" {route.kept} of each {route.run} tokens in training, for about {part:.0%} of the"
+        " operations of a step"
+    ]
+    if tokens is not None and tokens < SHORT_SAMPLE:
+        lines.append(
+            f"WARNING: samples have about {tokens} tokens, and token routing has been seen to harm"
+            f" below {SHORT_SAMPLE}; leave model.route_from and model.route_to out"
+        )
+    if config.lora.enabled:
+        lines.append(
+            "token routing with adapters: the frozen layers have never seen a part of the tokens,"
+            " so that the loss starts higher; rates above 0.35 slow adapters down"
+        )
+    return lines
+
+
 def _other_settings(data: DatasetConfig, lengths: Lengths) -> Iterator[tuple[str, int]]:
     """Keys of `dataset` and values that may fill packs better."""
     if lengths.real_part < LEAST_FILL:  # padding is in the way
@@ -346,4 +380,5 @@ def data_lines(config: RunConfig) -> str:
     rows = {"shards": str(check_data(config))}
     forecast = forecast_packs(config)
     rows |= {"passes": passes_line(config, forecast), "packs": fill_line(config, forecast)}
+    rows |= {"route": "; ".join(route_lines(config, forecast))}
     return "".join(f"# {name:<14}{said}\n" for name, said in rows.items() if said)

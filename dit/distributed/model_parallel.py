@@ -59,18 +59,12 @@ def split_tokens(
 
     # Padding needs the index of a sample and of a level row that are there. Any will do, because
     # nothing reads its output.
-    mine = replace(
-        batch,
-        latent_TC=part(batch.latent_TC),
-        position_TA=part(batch.position_TA),
-        segment_T=part(batch.segment_T, batch.num_samples - 1),
-        is_real_T=part(batch.is_real_T, False),
-        is_target_T=part(batch.is_target_T, False),
-        level_row_T=part(batch.level_row_T, batch.num_samples - 1),
-        weight_T=None if batch.weight_T is None else part(batch.weight_T),
-        condition_TC=None if batch.condition_TC is None else part(batch.condition_TC),
-        share=share,
-    )
+    last, rows_of = batch.num_samples - 1, ("segment_T", "level_row_T")
+    tensors = {
+        name: part(tensor, last if name in rows_of else 0)
+        for name, tensor in batch.token_tensors.items()
+    }
+    mine = replace(batch.with_tensors(tensors), share=share)
     return mine, replace(
         problem, input_TC=part(problem.input_TC), target_TC=part(problem.target_TC)
     )

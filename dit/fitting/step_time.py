@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from dit.config import MockGeometry, RunConfig
 from dit.device_specs import device_named
-from dit.models.cost import forward_flops, memory
+from dit.models.cost import memory
+from dit.models.flops import forward_flops
 from dit.planner.efficiency import EFFICIENCIES
 from dit.planner.times import expected_load, times
 

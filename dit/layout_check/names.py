@@ -52,6 +52,7 @@ WORDS = {
     "compiled": "work between matrix products fused by torch.compile",
     "bf16": "bfloat16 weights with float32 master copies",
     "muon": "the matrices of attention and feed-forward updated by Muon",
+    "route": "layers in the middle see every second token",
     "drop": "the input of adapters is dropped at a rate of 0.1",
     "frozen": "the first layer of each stack is frozen, and MLPs learn at half the rate",
     "lora": "adapters on every linear of the layers are trained, and no other weight",
@@ -94,7 +95,7 @@ _FROZEN = (
     ParameterGroup(pattern="*.mlp.*", lr_factor=0.5),
     ParameterGroup(pattern="*layers.0.*", frozen=True),
 )
-_OTHER_NUMBERS = ("bf16", "muon", "drop", "frozen", "fp8base", *_ADAPTERS)
+_OTHER_NUMBERS = ("bf16", "muon", "route", "drop", "frozen", "fp8base", *_ADAPTERS)
 """Words of other mathematics: one process is compared with them, too."""
 ONE = "one"
 """The layout that all others are compared with: one process, every option off."""
@@ -161,11 +162,15 @@ class NamedLayout:
         off: dict[str, Any] = dict.fromkeys(_SIZES.values(), 1)
         off |= {"sequence_parallel": False, "cp_comm_type": ContextComm.A2A}
         off |= {"recompute_granularity": Recompute.NONE, "precision": Precision.FP32}
-        off |= {"compile": False}
+        off |= {"compile": False, "route_from": None, "route_to": None}
         config = replace(config, model=replace(config.model, **off), ddp=DdpConfig())
         for group, values in self.settings.items():
             config = replace(config, **{group: replace(getattr(config, group), **values)})
         model = replace(config.model, blocks_to_swap=self._swapped(config.model))
+        if "route" in self.words:
+            # Over the border of two or four stages, and of stacks of two kinds.
+            last = max(1, model.all_layers - 2)
+            model = replace(model, route_from=(model.all_layers - 1) // 3, route_to=last)
         groups = _FROZEN if "frozen" in self.words else ()
         return replace(
             config,
@@ -224,7 +229,7 @@ def parse_layout(name: str) -> NamedLayout:
         elif word in _OPTIONS:
             for group, values in _OPTIONS[word].items():
                 settings.setdefault(group, {}).update(values)
-        elif word not in (ONE, "drop", "frozen", "fp8base", "swap", *_ADAPTERS):
+        elif word not in (ONE, "route", "drop", "frozen", "fp8base", "swap", *_ADAPTERS):
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")
     return NamedLayout(name=name, size=size, settings=settings, packs=packs)

@@ -84,6 +84,7 @@ def probe(config: RunConfig, read: Callable[[], Sequence[PackedBatch]], *, steps
                 step=step,
                 null=null,
                 options=config.objective,
+                route=config.model.token_route,
             )
             for pack in packs_of(step)
         ]

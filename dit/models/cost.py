@@ -1,8 +1,8 @@
-"""What a network costs, from the description of its layers: parameters, operations, memory.
+"""What a network costs, from the description of its layers: parameters and memory.
 
 A family describes its network once (`Family.cost`): its stacks, and what comes before and after
-them. Everything else is counted from that, so that estimates, plans and the cost of a pack need
-neither torch nor a formula for each family.
+them. Everything else is counted from that, operations too (flops.py), so that estimates, plans and
+the cost of a pack need neither torch nor a formula for each family.
 
 With `model.recompute_granularity=auto` a device of so much memory computes whole layers again, as
 few as fit (`block`). Recomputing attention alone frees nothing where a fused kernel computes it:
@@ -14,10 +14,9 @@ queries, keys and values are kept for it, and its output for the linear that fol
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from dit.config import (
     ContextComm,
@@ -35,10 +34,6 @@ from dit.models.layer_spec import Cost, NetworkCost
 from dit.models.layer_spec.shapes import NOTHING, gathered
 from dit.models.linears import orthogonalisation
 from dit.models.registry import family_of
-
-if TYPE_CHECKING:
-    from dit.batch import PackedBatch
-
 
 _BACKWARD = 7
 """Numbers for each token and unit of width that the backward pass of a layer makes beside what was
@@ -108,30 +103,12 @@ def adapter_rank(config: RunConfig) -> int:
     return config.lora.rank or 32
 
 
-def forward_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int]) -> int:
-    """Operations of one forward pass over samples of `tokens` patches and `text` caption tokens.
-
-    A product of matrices counts 2 m n k. Lengths are the true ones: padding of samples and
-    recomputation count nothing. Linears go by tokens or samples, attention by pairs of tokens.
-    """
-    cost = network_cost(model)
-    return 2 * cost.multiplications.of(tokens, cost.text(text))
-
-
-def attention_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int]) -> int:
-    """Those of `forward_flops` that attention takes."""
-    cost = network_cost(model)
-    return 2 * cost.in_attention.of(tokens, cost.text(text))
-
-
-def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
-    """Operations of one forward pass, from the true geometry of the pack."""
-    return forward_flops(model, tokens=batch.num_tokens, text=batch.text_rows)
-
-
-def training_flops(model: ModelConfig, batch: PackedBatch) -> int:
-    """Operations of a training step on a pack: the backward pass costs twice the forward one."""
-    return 3 * pack_forward_flops(model, batch)
+def seen_tokens(model: ModelConfig) -> float:
+    """Part of the latent tokens that layers see in training, on average over the layers."""
+    if (route := model.token_route) is None:
+        return 1.0
+    routed = (route.last - route.first + 1) / network_cost(model).layers
+    return 1 - routed * (1 - route.kept / route.run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -335,11 +312,12 @@ def _kept(model: ModelConfig, *, text: float) -> float:
 def kept_by_layer(model: ModelConfig, *, text: float = 0.0) -> float:
     """Bytes that a layer keeps for each token and unit of width, on average over the layers.
 
-    `text` is the number of rows of text and image, which are no tokens, for each token.
+    `text` is the number of rows of text and image, which are no tokens, for each token. Layers of a
+    token route keep less of what they see; of joint rows all is taken for latents.
     """
-    cost = network_cost(model)
-    kept = sum(stack.count * _kept_in(stack.layer.cost, model, text) for stack in cost.stacks)
-    return kept / cost.layers
+    cost, seen = network_cost(model), seen_tokens(model)
+    each = ((s.count, _kept_in(s.layer.cost, model, text / seen)) for s in cost.stacks)
+    return seen * sum(count * kept for count, kept in each) / cost.layers
 
 
 def _kept_in(layer: Cost, model: ModelConfig, text: float) -> float:

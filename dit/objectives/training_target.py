@@ -22,9 +22,11 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dit.batch import TEXT, NullInputs, PackedBatch, Problem
 from dit.config import ObjectiveConfig
+from dit.config.token_route import TokenRoute
 from dit.objectives.objective import TrainingObjective
 from dit.objectives.timestep_sampling import draw_quantiles
 from dit.pack_wire import to_device
@@ -115,13 +117,14 @@ def training_problem(
     step: int,
     null: NullInputs,
     options: ObjectiveConfig,
+    route: TokenRoute | None = None,
 ) -> tuple[PackedBatch, Problem]:
     """The pack as it is trained on at a step, and its regression problem.
 
-    It has null inputs in place of dropped captions, zeros in place of dropped images, and the drawn
-    numbers of given frames. All random numbers follow from (seed, step, batch.pack_id). All but
-    noise are drawn on the CPU, so they are the same on every device; noise is drawn on the device
-    of the batch.
+    It has null inputs in place of dropped captions, zeros in place of dropped images, the drawn
+    numbers of given frames, and with a `route` the tokens that its layers see. All random numbers
+    follow from (seed, step, batch.pack_id). All but noise are drawn on the CPU, so they are the
+    same on every device; noise is drawn on the device of the batch.
     """
 
     def rng(draw: Draw, device: torch.device) -> torch.Generator:
@@ -138,6 +141,8 @@ def training_problem(
         noise_rng=rng(Draw.NOISE, batch.latent_TC.device),
     )
     batch = with_null_inputs(without_image(batch, blind, null), dropped, null)
+    if route is not None:
+        batch = draw_route(batch, route, rng(Draw.ROUTE, CPU))
     drops = _stream(seed, step, batch.pack_id, Draw.ADAPTER_DROPOUT) >> 1
     return replace(batch, dropout_seed=drops), problem
 
@@ -264,6 +269,7 @@ class Draw(IntEnum):
     VALIDATION_GIVEN_FRAMES = 5
     IMAGE_DROPOUT = 6
     ADAPTER_DROPOUT = 7
+    ROUTE = 8
 
 
 def pack_rng(
@@ -308,6 +314,25 @@ def draw_given_frames(
         pairs = zip(frames, batch.grids, strict=True)
         counts = [min(count, f - 1) * h * w for count, (f, h, w) in pairs]
     return with_clean_tokens(batch, counts)
+
+
+def draw_route(batch: PackedBatch, route: TokenRoute, rng: torch.Generator) -> PackedBatch:
+    """The pack with a draw of the tokens that the layers of a route see (`PackedBatch.route_T`).
+
+    They are as many of each run of neighbours; of one that padding fills up, real tokens first.
+    `rng` is a CPU generator, and the draw of a sample follows from the real tokens before it.
+    """
+    assert batch.share.count == 1, "draws are made before a pack is split"
+    moves = []
+    for real, (start, stop) in zip(batch.num_tokens, pairwise(batch.starts), strict=True):
+        runs = -(-real // route.run)
+        chance = torch.rand(runs, route.run, generator=rng, dtype=torch.float64)
+        chance.view(-1)[real:] = 1  # behind all real tokens
+        parts = chance.argsort(stable=True).split((route.kept, route.run - route.kept), dim=1)
+        order = torch.cat([part.sort(1).values for part in parts], dim=1)
+        move_T = (order - torch.arange(route.run)).flatten()
+        moves.append(pad(move_T, (0, stop - start - len(move_T))))
+    return replace(batch, route_T=to_device(torch.cat(moves), batch.segment_T.device))
 
 
 def without_pictures(batch: PackedBatch, dropped: Sequence[bool]) -> PackedBatch:

@@ -17,15 +17,15 @@ from dit.config import (
 )
 from dit.device_specs import Device
 from dit.models.cost import (
-    attention_flops,
-    forward_flops,
     geometry_tokens,
     network_cost,
     parameter_count,
+    seen_tokens,
     trained_count,
     trained_here,
     weight_bytes,
 )
+from dit.models.flops import attention_flops, forward_flops
 from dit.models.linears import orthogonalisation, orthogonalising_ranks
 from dit.models.pack_traffic import pack_traffic
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
@@ -186,7 +186,7 @@ def _moved(model: ModelConfig, load: PackLoad, again: float) -> float:
     """Bytes that one pack moves to and from the memory of one device, both passes."""
     here = LayerLoad(
         fused=_is_fused(model),
-        text=load.text / load.tokens,
+        text=load.text / (load.tokens * seen_tokens(model)),
         tensor=model.tensor_model_parallel_size,
         sequence_parallel=model.sequence_parallel,
         context=model.context_parallel_size,
@@ -196,7 +196,8 @@ def _moved(model: ModelConfig, load: PackLoad, again: float) -> float:
     for stack in network_cost(model).stacks:
         layer = layer_units(stack.layer, here)
         total += (layer + Moved(again * layer.forward)).times(stack.count)
-    unit = load.tokens / model.context_parallel_size * model.hidden_size * _number(model)
+    tokens = load.tokens * seen_tokens(model)
+    unit = tokens / model.context_parallel_size * model.hidden_size * _number(model)
     return unit * (total.forward + total.backward) / model.pipeline_model_parallel_size
 
 

@@ -17,6 +17,7 @@ from dit.models.cost import (
     network_cost,
     parameter_count,
     parameters_here,
+    seen_tokens,
     trained_count,
     trained_here,
 )
@@ -54,12 +55,13 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
     again = recomputed_part(config)
     by_heads = model.cp_comm_type is ContextComm.A2A
     # a2a exchanges queries, keys, values and outputs; all_gather sends all keys and values to all.
-    exchanged = rows / tensor * (4 if by_heads else 2 * context)
+    seen = rows * seen_tokens(model)
+    exchanged = seen / tensor * (4 if by_heads else 2 * context)
     stage = rows / (tensor if model.sequence_parallel else 1)
     first_or_last = model.pipeline_model_parallel_size > 1
     return Traffic(
         tensor=layers
-        * rows
+        * seen
         * (each * _TENSOR_FORWARD * (1 + again) + each * _TENSOR_BACKWARD)
         * _others(tensor),
         context=layers * exchanged * (2 + again) * _others(context),

@@ -28,6 +28,7 @@ from dit.data import (
     forecast_packs,
     null_inputs,
     passes_line,
+    route_lines,
 )
 from dit.distributed.collective_errors import from_first_rank, on_all_ranks
 from dit.distributed.entry import StopSignals, shown_at_once, started_with
@@ -231,9 +232,10 @@ def _prepare(
 
 
 def _forecast_notes(config: RunConfig) -> list[str]:
-    """How often samples are seen, and a warning where packs are not full."""
+    """How often samples are seen, what a token route spares, and what is not as it might be."""
     forecast = forecast_packs(config)
-    return [line for of in (passes_line, fill_line) if (line := of(config, forecast))]
+    lines = [line for of in (passes_line, fill_line) if (line := of(config, forecast))]
+    return [*lines, *route_lines(config, forecast)]
 
 
 def _first_values(
@@ -350,6 +352,7 @@ def _step(
             step=step,
             null=run.null,
             options=c.objective,
+            route=c.model.token_route,
         )
         for pack in packs
     ]

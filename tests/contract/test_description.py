@@ -29,7 +29,8 @@ from dit.config_loading.schema import hints
 from dit.convert.diffusers_config import diffusers_transformer_config, model_config
 from dit.convert.megatron_checkpoint import stored_shape
 from dit.lora.targets import chosen_adapters
-from dit.models.cost import forward_flops, parameter_count
+from dit.models.cost import parameter_count
+from dit.models.flops import forward_flops
 from dit.models.registry import (
     FAMILIES,
     diffusers_form,

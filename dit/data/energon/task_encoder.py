@@ -52,7 +52,7 @@ from dit.data.mock import MockDataset, MockShard
 from dit.data.pack import PackWriter, SampleSize
 from dit.data.records import PLACE, UNREADABLE
 from dit.data.rejections import Bound, DataError, ReaderCounts, Reject, SampleRefused
-from dit.models.cost import forward_flops
+from dit.models.flops import forward_flops
 from dit.pack_wire import PackBuffers
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class PackEncoder(DatasetOpener):
         """
         self.expected = Expected.of(config)
         self.data = config.dataset
-        self.model = config.model
+        self.model = config.model.with_all_tokens()  # a route may begin or end at a resume
         self.seed = config.rng.seed
         self.sources = sources
         self.counts = counts

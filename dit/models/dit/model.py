@@ -35,6 +35,8 @@ class DiT(CrossTransformer):
     The arithmetic is that of Diffusers' `CosmosTransformer3DModel`.
     """
 
+    token_blocks = ("position",)
+
     def __init__(
         self, model: DitConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
     ):

@@ -212,6 +212,11 @@ class NetworkCost:
             total += stack.layer.cost.in_attention.times(stack.count)
         return total
 
+    def in_layers(self, first: int, last: int) -> Cost:
+        """What layers `first` to `last` consist of, counted from 0 over all stacks."""
+        layers = [stack.layer.cost for stack in self.stacks for _ in range(stack.count)]
+        return sum(layers[first : last + 1], Cost())
+
     @property
     def attends_jointly(self) -> bool:
         """Whether layers attend to latents and text together, so that each pays for the other."""

@@ -6,6 +6,7 @@ stack                layers of one kind: cut into pipeline stages, built, recomp
 offload              page-locked host memory, from and to which a GPU copies beside its work;
                      activations that wait there
 frozen_blocks        frozen matrices in 8 bits, and blocks of them that wait in host memory
+token_routing        layers that see a part of the tokens in training; the others wait
 stacked_transformer  embed, stacks, head, and what pipeline stages hand on
 cross_transformer    the same for networks of one row of latents, with cross-attention to text
 joint_transformer    the same for networks that attend to latents and text together

@@ -147,6 +147,12 @@ class JointTransformer(StackedTransformer):
         rows = (hidden[TOKENS], hidden[TEXT_TOKENS])
         return {JOINT_TOKENS: conditions.order.join(rows)}
 
+    def parted(self, hidden: Blocks, conditions: JointConditions) -> Blocks:
+        if JOINT_TOKENS not in hidden:
+            return hidden
+        latents, text = conditions.order.split(hidden[JOINT_TOKENS])
+        return {TOKENS: latents, TEXT_TOKENS: text}
+
     def build_head(
         self,
         token_row: str,

@@ -155,11 +155,16 @@ class LayerStack(TransformerBlock):
         self.hidden: tuple[str, ...] = kind.hidden
         self.turns: BlockPrefetch | None = None  # of blocks that wait on the host
 
-    def forward(self, hidden: Any, conditions: Any) -> Any:  # type: ignore[override]
-        """`hidden` is one row of tokens, or latents and text, as the layers take it."""
+    def forward(  # type: ignore[override]
+        self, hidden: Any, conditions: Any, part: tuple[int, int] | None = None
+    ) -> Any:
+        """`hidden` is one row of tokens, or latents and text, as the layers take it.
+
+        `part` are the first of the layers and the one behind the last; None: all that are here.
+        """
         dropout = dropout_rows()
         before: OffloadedLayer | None = None
-        for first, last in self._groups():
+        for first, last in self._groups(*(part or (0, len(self.layers)))):
             number = self.layers_before + first
             if self.turns is not None:
                 self.turns.forward_from(number)
@@ -194,10 +199,10 @@ class LayerStack(TransformerBlock):
                 hidden = layer(hidden, conditions)
         return hidden
 
-    def _groups(self) -> list[tuple[int, int]]:
+    def _groups(self, first: int, stop: int) -> list[tuple[int, int]]:
         uniform = self.model.recompute_method is RecomputeMethod.UNIFORM
         size = self.model.recompute_num_layers if self._full() and uniform else 1
-        bounds = [*range(0, len(self.layers), size), len(self.layers)]
+        bounds = [*range(first, stop, size), stop]
         return list(pairwise(bounds))
 
     def _full(self) -> bool:

@@ -32,6 +32,7 @@ from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.per_sample import PerSample, check_compiler
 from dit.models.layers.transformer_engine import check_engine
 from dit.models.stacks.stack import LayerStack, pipeline_stages
+from dit.models.stacks.token_routing import WAITING, RoutedPass, RoutedTokens, kept_pack
 from dit.pack_wire import to_device
 
 Blocks = dict[str, Tensor]
@@ -53,6 +54,8 @@ class StackedTransformer(MegatronModule):
 
     shares_samples: ClassVar[bool] = False
     """Whether every context rank needs an equal part of each sample."""
+    token_blocks: ClassVar[tuple[str, ...]] = ()
+    """Those of `condition_shapes` that have a row for each token."""
 
     def __init__(
         self,
@@ -163,34 +166,112 @@ class StackedTransformer(MegatronModule):
             blocks = unpack_stage_state(self.input_tensor, shapes, self.config.hidden_size)
         conditions = self.conditions(blocks, batch, layout)
         learned = {name: blocks[name] for name in self.condition_shapes(batch)}
-        blocks = learned | self.run_stacks(blocks, conditions)
+        routed = self._routed_pass(learned, batch)
+        blocks = learned | self.run_stacks(blocks, conditions, routed)
         if not self.post_process:
             shapes = self.stage_shapes(batch, after=self.stage)
             return pack_stage_state(blocks, shapes, self.config.hidden_size)
         return self.head(blocks, batch, layout).float()
 
-    def run_stacks(self, blocks: Blocks, conditions: Any) -> Blocks:
-        """The hidden states after the layers of this stage, and nothing else."""
+    def _routed_pass(self, learned: Blocks, batch: PackedBatch) -> RoutedPass | None:
+        """What the layers of a route see; None where all layers see all tokens."""
+        route = self.model.token_route
+        if route is None or batch.route_T is None:
+            return None
+        tokens = RoutedTokens.of(batch, route, my_tokens=self.my_tokens)
+        kept = kept_pack(batch, route)
+        layout = self.layout(kept)
+        learned = learned | {
+            name: tokens.apart(learned[name])[0] for name in self.token_blocks if name in learned
+        }
+        return RoutedPass(
+            tokens=tokens,
+            conditions=self.conditions(learned, kept, layout),
+            dropout=self._dropout_rows(kept, layout),
+        )
+
+    def run_stacks(
+        self, blocks: Blocks, conditions: Any, routed: RoutedPass | None = None
+    ) -> Blocks:
+        """The hidden states after the layers of this stage, and nothing else.
+
+        Inside of the route of `routed`, those of the tokens that wait behind it are among them.
+        """
         hidden = blocks
-        for stack in self.stacks.values():
+        for name, stack in self.stacks.items():
             if not len(stack.layers):
                 continue
-            if stack.hidden[0] not in hidden:
-                hidden = self.joined(hidden, conditions)
-            first, *others = stack.hidden
-            if not others:
-                hidden = {first: stack(hidden[first], conditions)}
-                continue
-            rows = stack(tuple(hidden[name] for name in stack.hidden), conditions)
-            hidden = dict(zip(stack.hidden, rows, strict=True))
+            if routed is None:
+                hidden = self._run_layers(stack, hidden, conditions)
+            else:
+                first = self._first_layer(name, self.stage)
+                hidden = self._run_route(stack, first, hidden, conditions, routed)
         return hidden
 
+    def _run_route(
+        self, stack: LayerStack, first: int, hidden: Blocks, conditions: Any, routed: RoutedPass
+    ) -> Blocks:
+        """`first` is the number of the first layer here, over all stacks."""
+        tokens, here = routed.tokens, first + len(stack.layers)
+        for start, stop, inside in tokens.route.parts(first, here):
+            part = (start - first, stop - first)
+            if not inside:
+                hidden = self._run_layers(stack, hidden, conditions, part)
+                continue
+            if WAITING not in hidden:
+                hidden = self.parted(hidden, conditions)
+                kept, waiting = tokens.apart(hidden[TOKENS])
+                hidden = hidden | {TOKENS: kept, WAITING: waiting}
+            waiting = hidden[WAITING]
+            with dropping(routed.dropout):
+                hidden = self._run_layers(stack, hidden, routed.conditions, part)
+            if stop <= tokens.route.last:
+                hidden = hidden | {WAITING: waiting}
+                continue
+            hidden = self.parted(hidden, routed.conditions)
+            hidden = hidden | {TOKENS: tokens.together(hidden[TOKENS], waiting)}
+            hidden = self._as_taken(stack, hidden, conditions)
+        return hidden
+
+    def _run_layers(
+        self,
+        stack: LayerStack,
+        hidden: Blocks,
+        conditions: Any,
+        part: tuple[int, int] | None = None,
+    ) -> Blocks:
+        hidden = self._as_taken(stack, hidden, conditions)
+        first, *others = stack.hidden
+        if not others:
+            return {first: stack(hidden[first], conditions, part)}
+        rows = stack(tuple(hidden[name] for name in stack.hidden), conditions, part)
+        return dict(zip(stack.hidden, rows, strict=True))
+
+    def _as_taken(self, stack: LayerStack, hidden: Blocks, conditions: Any) -> Blocks:
+        return hidden if stack.hidden[0] in hidden else self.joined(hidden, conditions)
+
+    def _first_layer(self, stack: str, stage: int) -> int:
+        """Number of the first layer of a stack on a stage, over all stacks."""
+        names = [spec.name for spec in self.stack_specs]
+        before = self.stack_specs[: names.index(stack)]
+        return sum(spec.count for spec in before) + self.plan[stage][stack].first
+
     def stage_shapes(self, batch: PackedBatch, *, after: int) -> Shapes:
-        """What a stage hands on: the hidden states of its last layers, and the conditions."""
-        width, rows = self.config.hidden_size, self.hidden_rows(batch)
-        stacks = [s for s in self.stack_specs if self.plan[after][s.name].count]
-        hidden = self.stacks[stacks[-1].name].hidden
-        return {name: (rows[name], width) for name in hidden} | dict(self.condition_shapes(batch))
+        """What a stage hands on: the hidden states of its last layers, and the conditions.
+
+        Inside of a token route, the rows that wait behind it travel as well.
+        """
+        width, rows = self.config.hidden_size, dict(self.hidden_rows(batch))
+        *_, last = (s.name for s in self.stack_specs if self.plan[after][s.name].count)
+        hidden, waiting = self.stacks[last].hidden, dict[str, tuple[int, ...]]()
+        behind = self._first_layer(last, after) + self.plan[after][last].count
+        route = self.model.token_route
+        if batch.route_T is not None and route.holds(behind):
+            left_out = rows[TOKENS] - route.rows(rows[TOKENS])
+            rows[hidden[0]] -= left_out  # the first of the hidden states has the latents
+            waiting[WAITING] = (left_out, width)
+        shapes = {name: (rows[name], width) for name in hidden} | waiting
+        return shapes | dict(self.condition_shapes(batch))
 
     def my_tokens(self, x_T: Tensor) -> Tensor:
         """The tokens, as rows of any width, that this rank holds between two matrices."""
@@ -249,6 +330,10 @@ class StackedTransformer(MegatronModule):
     def joined(self, hidden: Blocks, conditions: Any) -> Blocks:
         """Hidden states of one stack as the next kind of layers takes them."""
         raise NotImplementedError
+
+    def parted(self, hidden: Blocks, conditions: Any) -> Blocks:  # noqa: ARG002
+        """The inverse of `joined`, of hidden states of either kind."""
+        return hidden
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Tensor:
         """Last stage: hidden states -> output [T, C] of all tokens of this context rank."""

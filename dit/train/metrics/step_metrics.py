@@ -25,7 +25,8 @@ from torch import Tensor
 from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.distributed.process_groups import device
-from dit.models.cost import network_cost, training_flops
+from dit.models.cost import network_cost
+from dit.models.flops import training_flops
 from dit.pack_wire import to_device
 from dit.progress import counted, first_of
 from dit.train.timers import COMMUNICATION, timed

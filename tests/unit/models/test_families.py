@@ -15,8 +15,9 @@ from dit.config import (
 )
 from dit.config_loading import ConfigError, changes, load_config, read_config, save_config, to_yaml
 from dit.config_loading.cli import parse_arguments
-from dit.models.cost import forward_flops, parameter_count
+from dit.models.cost import parameter_count
 from dit.models.dit.family import DitConfig
+from dit.models.flops import forward_flops
 from dit.models.registry import (
     VARIABLE,
     diffusers_classes,

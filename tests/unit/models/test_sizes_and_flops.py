@@ -9,9 +9,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dit.models.cost import pack_forward_flops, training_flops
 from dit.models.dit.family import FAMILY
 from dit.models.dit.model import DiT
+from dit.models.flops import pack_forward_flops, training_flops
 from dit.models.layers.per_sample import PerSample
 from dit.train.model_and_optimizer import initialise, randomise
 from dit.train.step import loss_of

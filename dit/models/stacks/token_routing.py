@@ -1,0 +1,81 @@
+"""Layers of a route see a part of the tokens; the others wait and join them behind it (TREAD).
+
+The layers see a pack of the kept tokens alone (`PackedBatch.partial`), so that the network makes
+conditions of it, attention included, as of any other pack. Every rank keeps the same share of the
+tokens that it holds, for they are as many of each run of neighbours: nothing is communicated.
+"""
+
+# T tokens, D model width
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dit.batch import PackedBatch
+from dit.config.token_route import TokenRoute
+from dit.models.layers.adaptable import DropoutRows
+from dit.models.layers.context_parallel import TokenOrder
+
+WAITING = "waiting"
+"""Rows of the tokens that the layers of a route do not see, among hidden states."""
+
+
+def kept_pack(batch: PackedBatch, route: TokenRoute) -> PackedBatch:
+    """The tokens that the layers of the route see, of a whole pack or of a rank's part of it."""
+    assert batch.route_T is not None
+    rows_T = _in_runs(batch.route_T, route)[:, : route.kept].flatten()
+    return batch.partial(
+        rows_T,
+        starts=tuple(route.rows(start) for start in batch.starts),
+        kept_tokens=tuple(route.tokens(real) for real in batch.num_tokens),
+    )
+
+
+def _in_runs(move_T: Tensor, route: TokenRoute) -> Tensor:
+    """Rows [runs, tokens of a run], those first that the layers see."""
+    order_T = torch.arange(len(move_T), device=move_T.device) + move_T
+    return order_T.view(-1, route.run)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutedTokens:
+    """The tokens that this rank holds between two matrices, apart and together again."""
+
+    route: TokenRoute
+    order: TokenOrder  # as they stand in the pack <-> in each run, kept ones first
+
+    @classmethod
+    def of(
+        cls, batch: PackedBatch, route: TokenRoute, *, my_tokens: Callable[[Tensor], Tensor]
+    ) -> RoutedTokens:
+        assert batch.route_T is not None
+        order_T = _in_runs(my_tokens(batch.route_T), route).flatten()
+        back_T = torch.empty_like(order_T)
+        back_T[order_T] = torch.arange(len(order_T), device=order_T.device)
+        return cls(route=route, order=TokenOrder(order_T, back_T))
+
+    def apart(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of kept tokens, and those of all others."""
+        runs = self.order.arrange(x_TD).unflatten(0, (-1, self.route.run))
+        kept, others = runs.tensor_split((self.route.kept,), dim=1)
+        return kept.flatten(0, 1), others.flatten(0, 1)
+
+    def together(self, kept_TD: Tensor, others_TD: Tensor) -> Tensor:
+        """The way back."""
+        runs = len(kept_TD) // self.route.kept
+        parts = (x.unflatten(0, (runs, -1)) for x in (kept_TD, others_TD))
+        return self.order.restore(torch.cat([*parts], dim=1).flatten(0, 1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutedPass:
+    """What the layers of a route see in one pass, in the place of what the others do."""
+
+    tokens: RoutedTokens
+    conditions: Any
+    dropout: DropoutRows | None
