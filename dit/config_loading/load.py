@@ -224,10 +224,10 @@ def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list
     named, size = (value_of(key, base, settings) for key in ("model.family", "model.name"))
     try:
         family = family_named(str(named.value) if named else base["model"]["family"])
+        other = family_of_size(str(size.value), first=family.name) if size else None
     except Problems as error:
         where = f" ({named.origin})" if named else ""
         raise ConfigError([*problems, *(f"{text}{where}" for text in error.problems)]) from None
-    other = family_of_size(str(size.value), first=family.name) if size else None
     if size is None or other is None or other is family:
         return family
     if named is None:

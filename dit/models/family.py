@@ -208,6 +208,8 @@ class Family:
     """Whether the end of a step is told, too (mean flow): it generates, and is not trained."""
     vae: Callable[[Any], str]
     """Codec (`dit.codecs.vae`) whose latents the published weights read, of a configuration."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Published networks by names that sizes would have -> what a network of the family lacks."""
     tiny: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Named size -> keys of `model` that make a float32 network of it which trains in seconds on a
     CPU: one for each kind of network. It has at least four layers, and heads and widths that divide

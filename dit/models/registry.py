@@ -122,10 +122,17 @@ def families(*, first: str | None = None) -> list[Family]:
 
 
 def family_of_size(size: str, *, first: str) -> Family | None:
-    """The family with a named size, where `first` is looked at before the others are imported."""
+    """The family with a named size, where `first` is looked at before the others are imported.
+
+    Raises:
+        Problems: a family knows the size, and has no such network.
+    """
     if size == CUSTOM_SIZE or size in family_named(first).sizes:
         return family_named(first)
-    return next((one for one in families(first=first) if size in one.sizes), None)
+    every = families(first=first)
+    if needs := next((one.refused[size] for one in every if size in one.refused), None):
+        raise Problems([f"model.name={size} is not trained here: it needs {needs}"])
+    return next((one for one in every if size in one.sizes), None)
 
 
 def diffusers_classes() -> dict[str, str]:

@@ -36,7 +36,7 @@ from dit.models.diffusers_names import (
     linear_rows,
     without_biases,
 )
-from dit.models.flux2.family import THETA, VECTORS, Flux2Config
+from dit.models.flux2.family import OWN_MASK, THETA, VECTORS, Flux2Config
 from dit.models.joint.diffusers import (
     double_single_keys,
     double_single_rules,
@@ -194,6 +194,6 @@ FORM = DiffusersForm(
     pipelines=dict.fromkeys(
         ("Flux2Pipeline", "Flux2KleinPipeline"), Pipeline(rules=partial(patch_rules, rows=PATCH))
     ),
-    refused_pipelines={"Flux2KleinKVPipeline": "references that attend to themselves alone"},
+    refused_pipelines={"Flux2KleinKVPipeline": OWN_MASK},
     run_network=_run_network,
 )

@@ -64,6 +64,8 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     },
 }
 """What each `model.name` sets: Diffusers' scripts/convert_flux2_to_diffusers.py."""
+OWN_MASK = "references that attend to themselves alone"
+"""What `Flux2KleinKVPipeline` has and the network here has not."""
 _TINY = {
     **TINY_DOUBLE_SINGLE,
     "hidden_size": 48,
@@ -172,6 +174,7 @@ FAMILY = Family(
         clean_level=None,
     ),
     guidance=lambda model: GUIDANCE if model.guidance_embed else None,
+    refused={"flux2_klein_9b_kv": OWN_MASK},
     vae=_processor,
     tiny=TINY,
 )

@@ -51,6 +51,11 @@ def test_a_named_size_says_what_it_is_told(size: str, told: float | None) -> Non
         load_config(dit_debug(), overrides=[*words, f"objective.guidance={other}"])
 
 
+def test_klein_with_a_mask_of_its_own_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"model\.name=flux2_klein_9b_kv is not .* themselves"):
+        load_config(dit_debug(), overrides=["model.name=flux2_klein_9b_kv"])
+
+
 def test_layers_start_as_the_identity(groups) -> None:
     network = Flux2Network(MODEL, groups)
     initialise_weights(network, run_config(model=MODEL))
