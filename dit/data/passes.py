@@ -366,19 +366,21 @@ def absent_data(config: RunConfig) -> str:
 
 
 def data_lines(config: RunConfig) -> str:
-    """The lines of a dry run about the data, as comments; empty for mock data or no data.
+    """The lines of a dry run about data and a token route, as comments; empty without either.
 
     A missing folder is no fault here, because often another machine trains.
 
     Raises:
         DataError: as `check_data`.
     """
-    if config.dataset.mock or not data_paths(config):
-        return ""
-    if absent := absent_data(config):
-        return f"# {'shards':<14}NOT CHECKED: {absent} does not exist here\n"
-    rows = {"shards": str(check_data(config))}
-    forecast = forecast_packs(config)
-    rows |= {"passes": passes_line(config, forecast), "packs": fill_line(config, forecast)}
-    rows |= {"route": "; ".join(route_lines(config, forecast))}
-    return "".join(f"# {name:<14}{said}\n" for name, said in rows.items() if said)
+    rows, forecast = list[tuple[str, str]](), None
+    if data_paths(config) and not config.dataset.mock:
+        if absent := absent_data(config):
+            rows.append(("shards", f"NOT CHECKED: {absent} does not exist here"))
+        else:
+            rows.append(("shards", str(check_data(config))))
+            forecast = forecast_packs(config)
+            rows.append(("passes", passes_line(config, forecast)))
+            rows.append(("packs", fill_line(config, forecast)))
+    rows += [("route", line) for line in route_lines(config, forecast)]
+    return "".join(f"# {name:<14}{said}\n" for name, said in rows if said)

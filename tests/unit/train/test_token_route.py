@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dit.config import ContextComm, LoraConfig, MockGeometry, Problems, RunConfig
 from dit.config.token_route import TokenRoute
-from dit.data import route_lines
+from dit.data import data_lines, route_lines
 from dit.models.cost import memory, seen_tokens
 from dit.models.dit.model import DiT
 from dit.models.flops import training_flops
@@ -87,6 +87,7 @@ def test_short_samples_and_adapters_are_warned_of():
     )
     assert "WARNING: samples have about 256 tokens" in said(of(32, **ROUTE))
     assert "WARNING" not in said(of(64, **ROUTE))
+    assert data_lines(of(64)) == "" and data_lines(of(64, **ROUTE)).startswith("# route  ")
     adapted = replace(of(64, **ROUTE), lora=LoraConfig(rank=2))
     assert "the frozen layers have never seen a part of the tokens" in said(adapted)
 
