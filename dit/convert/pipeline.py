@@ -8,6 +8,7 @@ the pipeline decides levels and preconditioning itself.
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def _components(pipeline: Path, config: RunConfig) -> list[str]:
 
 def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
     m, runs = config.model, diffusers_form(config.model).pipelines[kind]
-    latent = _setting(pipeline / "vae" / CONFIG, "latent_channels")
+    latent = _latent_channels(pipeline / "vae" / CONFIG)
     text = _setting(pipeline / "text_encoder" / CONFIG, "d_model")
     rules = [
         (
@@ -145,6 +146,13 @@ def _shown(levels: tuple[float, float] | None) -> str:
 
 def _setting(file: Path, key: str) -> Any:
     return read_json(file).get(key) if file.is_file() else None
+
+
+def _latent_channels(file: Path) -> int | None:
+    """Channels of a VAE's latents; the cells that its batch norm takes together are one cell."""
+    channels = _setting(file, "latent_channels")
+    cells = _setting(file, "patch_size") if _setting(file, "batch_norm_eps") else ()
+    return channels and channels * math.prod(cells)
 
 
 def copy_components(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +18,15 @@ from tests.families.case import (
     COUNTED,
     COUNTED_TEXT,
     GUIDANCE,
+    PROMPT,
     Case,
+    Generation,
+    Texts,
     latent_of,
+    latents_made,
+    parts_of,
+    saved,
+    sides_of,
     text_of,
 )
 from tests.packs import random_pack
@@ -138,3 +146,76 @@ CASE = Case(
     ),
 )
 random_flux2 = CASE.random
+
+NETWORK = {"joint_attention_dim": 48, "patch_size": 1}
+"""Of config.json; the tiny text encoders make so many numbers."""
+KINDS = {"dev": "Mistral3ForConditionalGeneration", "klein": "Qwen3ForCausalLM"}
+
+
+def pipeline(folder: Path, kind: str, *, is_distilled: bool = False) -> Any:
+    """The pipeline of `dev` or `klein`, saved in `folder`."""
+    import diffusers
+    import transformers
+
+    from tests.families import pipeline_parts
+
+    dev = kind == "dev"
+    make = pipeline_parts.flux2 if dev else pipeline_parts.flux2_klein
+    kinds = {"tokenizer": transformers.AutoTokenizer, "vae": diffusers.AutoencoderKLFlux2}
+    kinds |= {"text_encoder": getattr(transformers, KINDS[kind])}
+    made: dict[str, Any] = {
+        **parts_of(make(folder / "parts"), **kinds),
+        "transformer": random_flux2(**NETWORK, guidance_embeds=dev),
+        # As published.
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(
+            shift=3.0, use_dynamic_shifting=True
+        ),
+    }
+    if dev:
+        return saved(Flux2Pipeline(**made), folder)
+    return saved(diffusers.Flux2KleinPipeline(**made, is_distilled=is_distilled), folder)
+
+
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+    """Latent [C, 1, H, W] of a pipeline from `noise_CFHW` and texts as our encoder has them."""
+    dev, sides = isinstance(pipe, Flux2Pipeline), sides_of(noise_CFHW, pipe.vae_scale_factor * 2)
+    names = ("prompt",) if dev else ("prompt", "negative_prompt")
+    call |= {f"{name}_embeds": texts[name]["text"][None].float() for name in names}
+    found = latents_made(pipe, noise_CFHW.transpose(0, 1), **sides, **call)
+    if dev:
+        return found[0].T.unflatten(1, noise_CFHW.shape[2:])[:, None]
+    # klein's pipeline hands on what its VAE reads.
+    std = (pipe.vae.bn.running_var + pipe.vae.config.batch_norm_eps).sqrt()
+    cells = pipe._patchify_latents(found)[0] - pipe.vae.bn.running_mean[:, None, None]
+    return (cells / std[:, None, None])[:, None]
+
+
+def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
+    rows, _ = pipe.encode_prompt(PROMPT)
+    null, _ = pipe.encode_prompt("")
+    return [(texts["prompt"]["text"], rows[0]), (texts["negative_prompt"]["text"], null[0])]
+
+
+def _generation(kind: str) -> Generation:
+    dev = kind == "dev"
+    if dev:
+        told = [({"guidance_scale": g}, {"distilled_guidance": g}) for g in (4.0, 1.0)]
+    else:
+        told = [({"guidance_scale": g}, {"guidance": g}) for g in (4.0, 1.0)]
+    return Generation(
+        pipeline=lambda folder: pipeline(folder, kind),
+        made_by=made_by,
+        size=(1, 5, 7),
+        channels=16,
+        objective={
+            **{"name": "flow", "guidance": 1.0 if dev else None, "sampling_levels": "empirical"},
+            "time_shift_type": "exponential",
+        },
+        encoded=_encoded,
+        calls=told,
+        negative="",  # klein's pipeline has no other
+        slow=not dev,
+    )
+
+
+GENERATIONS = {"flux2_dev": _generation("dev"), "flux2_klein": _generation("klein")}

@@ -34,6 +34,7 @@ CASES: dict[str, Case] = {
 GENERATIONS: dict[str, Generation] = {
     **chroma.GENERATIONS,
     **flux.GENERATIONS,
+    **flux2.GENERATIONS,
     **hunyuan_image.GENERATIONS,
     **hunyuan_video.GENERATIONS,
     **hunyuan_video_15.GENERATIONS,

@@ -30,6 +30,7 @@ class Flux2(Autoencoder):
     default_model: ClassVar[str] = "black-forest-labs/FLUX.2-dev"
     vae: ClassVar[str] = "AutoencoderKLFlux2"
     text_encoder: ClassVar[str] = "flux2"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/flux2_lora.yaml", "model.name=flux2_dev")
     has_time: ClassVar[bool] = False
     patch: ClassVar[int] = 1
     statistics: ClassVar[tuple[str, ...]] = ("bn.running_mean", "bn.running_var")
@@ -75,3 +76,4 @@ class Flux2Klein(Flux2):
     description: ClassVar[str] = "as flux2; text of three layers of Qwen3"
     default_model: ClassVar[str] = "black-forest-labs/FLUX.2-klein-base-4B"
     text_encoder: ClassVar[str] = "flux2_klein"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/flux2_lora.yaml",)
