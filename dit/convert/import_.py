@@ -89,6 +89,8 @@ def import_weights(
     found = found_objective(source, model, objective)
     table = checked_table(source, model, left_out=left_out)
     config = RunConfig(model=model, objective=found.objective)
+    if source.is_distilled:  # its pipeline takes no guidance
+        config = replace(config, validation=replace(config.validation, guidance=1.0))
     _write_checkpoint(source, table, target, config, track)
     count = len(source.headers) - len(left_out)
     return Imported(target, config, count, found.note, stored.note, source.notices)

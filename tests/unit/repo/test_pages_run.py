@@ -61,6 +61,10 @@ TINY_PAGES = {
     ),
     **dict.fromkeys(("runs/eight", "data/mixed"), EIGHT),
     "models/Wan2.1-T2V": TEXT_TO_VIDEO,
+    **dict.fromkeys(
+        ("models/FLUX.2", "runs/flux2_lora"),
+        still("model.family=flux2", "model.num_layers=2", "model.num_single_layers=2"),
+    ),
     **dict.fromkeys(("models/Wan", "runs/wan"), NETWORKS["wan"]),
     **dict.fromkeys(("models/FLUX", "runs/flux_"), NETWORKS["flux"]),
     **dict.fromkeys(("models/Qwen", "runs/qwen_image_lora"), NETWORKS["qwen"]),
@@ -146,6 +150,7 @@ PIPELINES: dict[str, dict[str, tuple[str, tuple, dict]]] = {
     "sd3.md": {"stable-diffusion-3.5-medium": ("sd3", (), {})},
     "chroma.md": {"Chroma1-HD": ("chroma", (), {})},
     "hunyuan_image.md": {"HunyuanImage-2.1-Diffusers": ("hunyuan_image", (), {})},
+    "flux2.md": {"FLUX.2-klein-base-4B": ("flux2", ("klein",), {})},
     "ltx.md": {"LTX-Video-0.9.5": ("ltx", ("LTXConditionPipeline",), {})},
 }
 """Page -> folder in models/ -> the file of tests/families whose `pipeline` fills it, its inputs."""
@@ -158,6 +163,8 @@ CLIPS: dict[str, tuple[tuple[str, ...], int, str | None]] = {
     "hunyuan_video_15.md": (("films",), 2, 'a fox with a sign "run"'),
 }
 """Page -> folders, number of clips in each, their caption."""
+PAIRS = {"flux2.md": ("before", "after")}
+"""Page -> folders of a picture each, of the same name."""
 
 
 def publish(page: str, workspace: Path) -> None:
@@ -168,6 +175,8 @@ def publish(page: str, workspace: Path) -> None:
             more = more | {"transformer_2": wan.random_wan(seed=1, **wan.NETWORKS["i2v_2.2"])}
         import_module(f"tests.families.{family}").pipeline(workspace / name, *inputs, **more)
         (workspace / name / "pipeline").rename(workspace / "models" / name)
+    for number, folder in enumerate(PAIRS.get(page, ())):
+        media_files.image(workspace / folder / "0.png", 32, 32, seed=number)
     folders, count, caption = CLIPS.get(page, ((), 0, None))
     for file in (workspace / folder / str(n) for folder in folders for n in range(count)):
         media_files.video(file.with_suffix(".mp4"), 9 + int(file.name) % 4)
@@ -210,7 +219,7 @@ PAGES = [
         "troubleshooting.md",
     ),
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
-    *("ltx.md", "training_cost.md"),
+    *("ltx.md", "training_cost.md", "flux2.md"),
 ]
 BY_HAND = ("data/edits", "runs/edits")
 """Their text encoder needs torchvision, of which pip has no build for a torch without CUDA."""
