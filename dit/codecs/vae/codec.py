@@ -40,6 +40,8 @@ class Codec(DatasetEncoder):
     edits_pictures: ClassVar[bool] = False
     """Whether pipelines with its latents edit pictures, which they scale to `reference_size`."""
 
+    tuning_of_edits: ClassVar[tuple[str, ...]] = ()
+    """Keys that tune a network which edits, beside those of the others."""
     crops_references: ClassVar[bool] = False
     """Whether these pipelines then crop what is no whole token around the centre."""
 

@@ -28,6 +28,7 @@ class Flux(Autoencoder):
     vae: ClassVar[str] = "AutoencoderKL"
     text_encoder: ClassVar[str] = "flux"
     tuning: ClassVar[tuple[str, ...]] = ("conf/flux_lora.yaml",)
+    tuning_of_edits: ClassVar[tuple[str, ...]] = ("model.name=flux1_kontext",)
     has_time: ClassVar[bool] = False
     edits_pictures: ClassVar[bool] = True
 

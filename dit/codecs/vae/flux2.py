@@ -31,6 +31,7 @@ class Flux2(Autoencoder):
     vae: ClassVar[str] = "AutoencoderKLFlux2"
     text_encoder: ClassVar[str] = "flux2"
     tuning: ClassVar[tuple[str, ...]] = ("conf/flux2_lora.yaml", "model.name=flux2_dev")
+    tuning_of_edits: ClassVar[tuple[str, ...]] = ("model.reference_latents=1",)
     has_time: ClassVar[bool] = False
     patch: ClassVar[int] = 1
     statistics: ClassVar[tuple[str, ...]] = ("bn.running_mean", "bn.running_var")
