@@ -242,7 +242,7 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
     download, keys = None, {}
     if tuning := tuning_of(packing.codec, packing.text):
         config, keys, download = tuning
-        if args.reference_size:
+        if args.reference_size and packing.codec.edits_pictures:
             keys |= dict(word.split("=") for word in packing.codec.tuning_of_edits)
     else:
         config = f"conf/dit_xl_{args.command}.yaml"

@@ -41,7 +41,7 @@ class Codec(DatasetEncoder):
     """Whether pipelines with its latents edit pictures, which they scale to `reference_size`."""
 
     tuning_of_edits: ClassVar[tuple[str, ...]] = ()
-    """Keys that tune a network which edits, beside those of the others."""
+    """Keys more that tune a network which edits, where `edits_pictures`."""
     crops_references: ClassVar[bool] = False
     """Whether these pipelines then crop what is no whole token around the centre."""
 
