@@ -10,7 +10,9 @@ from diffusers.pipelines.flux2.pipeline_flux2 import Flux2Pipeline
 from dit.config import LoraConfig
 from dit.config_loading import ConfigError, load_config
 from dit.lora.targets import chosen_adapters
+from dit.models.cost import network_cost
 from dit.models.flux2.model import Flux2Network
+from dit.models.linears import matrices_of_linears
 from dit.models.positions import TimeOffsetPositions
 from dit.models.registry import family_named
 from dit.train.model_and_optimizer import initialise_weights
@@ -78,3 +80,8 @@ def test_words_of_adapters_mean_the_linears_of_both_kinds_of_layers() -> None:
     mlp = {f"{d}.{name}" for name in linears for d in double}
     assert found["mlp"] == {fused, f"{single}.attn.to_out", *mlp}
     assert len(found["single_stream_modulation.linear"]) == 1
+    matrices = matrices_of_linears(MODEL)
+    sides = {name: sum(s) for pair in matrices for name, s in pair.their_shapes.items()}
+    adapted = found["attention"] | found["mlp"]
+    planned = network_cost(MODEL).adapter_numbers(2)
+    assert planned == 2 * sum(sides[f"{name}.weight"] for name in adapted)
