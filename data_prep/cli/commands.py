@@ -41,7 +41,7 @@ from data_prep.planning.plan_page import write_plan_page
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions
 from data_prep.planning.statistics import crop_line_of
 from data_prep.refusals import PrepError
-from data_prep.sources.digits import SIDE, Digits, EditedDigits, MovingDigits
+from data_prep.sources.digits import SIDE, Digits, EditedDigits, MirroredClips, MovingDigits
 from data_prep.sources.folders import FolderCollection
 from data_prep.writing.dataset_folder import (
     PAGE_NAME,
@@ -134,9 +134,14 @@ def _form(codec: Codec) -> str:
 
 
 def run_digits(args: argparse.Namespace) -> int:
+    if args.side != SIDE and (args.moving or args.edits):
+        kind = "--moving" if args.moving else "--edits"
+        raise PrepError(f"--side {args.side}: digits of {kind} have {SIDE} pixels; leave one out")
     encoder = text.text_encoder_named(args.text_encoder or Pixel.text_encoder).from_arguments(args)
     source, config = partial(Digits, side=args.side), "conf/dit_digits.yaml"
-    if args.moving:
+    if args.moving and args.edits:
+        source, config = MirroredClips, "conf/ltx_digits_edit.yaml"
+    elif args.moving:
         source, config = MovingDigits, "conf/wan_moving_digits.yaml"
     elif args.edits:
         source, config = EditedDigits, "conf/flux_digits_edit.yaml"
@@ -144,7 +149,9 @@ def run_digits(args: argparse.Namespace) -> int:
         config = "conf/dit_digits_lora.yaml"
     elif args.pooled_text:
         config = "conf/flux_digits.yaml"
-    codec = Pixel.of(block=args.side // 4, colours=1, image_conditioning=args.moving)
+    codec = Pixel.of(
+        block=args.side // 4, colours=1, image_conditioning=args.moving and not args.edits
+    )
     # Plain digits have no such keys.
     kinds = {name: True for name in ("moving", "edits", "invert") if getattr(args, name)}
     large = {"side": args.side} if args.side != SIDE else {}

@@ -133,7 +133,7 @@ class _OutputOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _DigitKinds:
-    """Which data of digits: one of these."""
+    """Which data of digits."""
 
     moving: bool = False
     """Pack clips of 9 frames, 16 x 16 pixels, in which a digit moves left, right, up or down: four
@@ -141,9 +141,10 @@ class _DigitKinds:
     first_frame_latent)."""
     edits: bool = False
     """Pack pairs for editing networks: each digit as a reference picture, and as its target the
-    same digit `with a frame` or `mirrored`."""
+    same digit `with a frame` or `mirrored`. With --moving: each clip, and its mirror image."""
     side: int = option(8, choices=(8, 16, 32))
-    """Pixels along a side; above 8 digits are scaled up. Each is 16 latent cells."""
+    """Pixels along a side; above 8 digits are scaled up. Each is 16 latent cells. Without --moving
+    and --edits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +226,7 @@ def _add_digits(commands: Any) -> None:
     about = "Packs the 1,797 handwritten digits, 8 x 8 pixels, that come with scikit-learn."
     parser = _add(commands, "digits", about, run_digits)
     _add_output(parser)
-    add_options(parser.add_mutually_exclusive_group(), _DigitKinds)
-    add_options(parser, _DigitOptions, _WhiteningOptions)
+    add_options(parser, _DigitKinds, _DigitOptions, _WhiteningOptions)
 
 
 def _add_media(commands: Any, name: str, about: str) -> None:

@@ -191,3 +191,40 @@ class MovingDigits(Digits):
             fps=FPS,
             notes=("caption from the label",),
         )
+
+
+class MirroredClips(MovingDigits):
+    """Each clip of a moving digit as a reference, and its mirror image as the target.
+
+    All captions are the same, so that only the reference shows the digit and its direction. All
+    pairs of one digit are in the same split.
+    """
+
+    def __init__(self, *, num_samples: int | None = None, inverted: bool = False):
+        super().__init__(num_samples=num_samples, inverted=inverted)
+        self.entries = tuple(
+            replace(
+                clip,
+                caption="mirrored",
+                references=(
+                    PlannedReference(
+                        name=clip.source,
+                        folder=0,
+                        where=clip.source,
+                        stamp="",
+                        resized=(CANVAS, CANVAS),
+                        size=(CANVAS, CANVAS),
+                    ),
+                ),
+            )
+            for clip in self.entries
+        )
+
+    def read(self, entry: Entry) -> Clip:
+        clip = super().read(entry)
+        return replace(
+            clip,
+            video_CFHW=clip.video_CFHW.flip(-1),
+            caption=entry.caption,
+            references=(clip.video_CFHW,),
+        )

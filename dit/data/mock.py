@@ -72,7 +72,9 @@ def _shape(
             return (one.width,)
         case InputKind.CHANNELS:
             return one.width, geometry.frames, *sides
-        case InputKind.FRAMES | InputKind.FRAME_CHANNELS | InputKind.REFERENCE:
+        case InputKind.REFERENCE:
+            return channels, geometry.frames, *sides
+        case InputKind.FRAMES | InputKind.FRAME_CHANNELS:
             return channels, config.model.patch_temporal, *sides
 
 

@@ -5,6 +5,7 @@ lora_option       adapters of --lora, beside the weights of a network
 generate_media    prompts -> pictures and videos, from a checkpoint
 decode_latents    latents that were saved -> pictures and videos
 digit_accuracy    the part of generated handwritten digits that show what was asked for
+digit_kinds       kinds of digits: what is asked for, and what is demanded
 digit_judges      what they show: classifiers of real digits and clips, nearest digits, counts
 picture_accuracy  whether captions give the pictures they stood with, and clean ones
 """

@@ -2,7 +2,8 @@
 
 1. DigitJudge   a classifier of still digits; `count_digits` compares
 2. ClipJudge    classifiers of moving digits: digit and direction; `score_motions` compares
-3. score_edits  which of all held-out digits, unedited and after every edit, an edited one is like
+3. score_edits  which of all held-out digits, unedited and after every edit, an edited one is like;
+   `score_mirrored` the same of held-out clips and their mirror images
 """
 
 # N pictures or clips; F H W 3 frames, rows, columns, colours of one; K digits; E states of a digit;
@@ -208,6 +209,21 @@ def score_edits(
     }
 
 
+def score_mirrored(
+    made: Sequence[np.ndarray], asked: Sequence[int], clips: Sequence[np.ndarray]
+) -> dict[str, float]:
+    """Part of the uint8 clips [F, H, W, 3] that are right, and their distance to those asked for.
+
+    Right is one that is most like the clip of that number, of all `clips` and their mirror images.
+    The distance is the mean of the root mean squared difference, of 16 levels.
+    """
+    every_KP = _pixels([*clips, *(clip[:, :, ::-1] for clip in clips)])
+    error_NK = np.stack([np.square(every_KP - one_P).mean(1) ** 0.5 for one_P in _pixels(made)])
+    own_N = error_NK[np.arange(len(asked)), asked]
+    right = np.mean(error_NK.argmin(1) == asked)
+    return {"right": float(right), "distance": float(own_N.mean() * LEVELS)}
+
+
 def real_clips(folder: Path, split: str, decoder: Codec) -> list[RealClip]:
     """All clips of a split that data_prep has packed.
 
@@ -243,6 +259,22 @@ def held_out_digits(folder: Path, decoder: Codec) -> np.ndarray:
             " was trained on as --dataset_path"
         )
     return np.stack(found)
+
+
+def mirrored_clips(folder: Path, decoder: Codec) -> list[np.ndarray]:
+    """The uint8 [F, H, W, 3] targets of the validation split: mirror images of their references.
+
+    Raises:
+        ValueError: there are none, or they are no clips of moving digits.
+    """
+    kind = "--moving --edits"
+    found = [clip for clip, _ in decoded(folder, "val", EDITS[1:], option=kind, decoder=decoder)]
+    if not found or len(found[0]) == 1:
+        raise ValueError(
+            f"{folder / 'val'} has no mirrored clips; give the folder of the pairs that the run was"
+            " trained on as --dataset_path"
+        )
+    return found
 
 
 def decoded(

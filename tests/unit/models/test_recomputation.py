@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from dit.config import Recompute, RecomputeMethod, RunConfig
+from dit.config_loading import load_config
 from dit.config_loading.describe import describe
 from dit.models.cost import USABLE, choose_recomputation, memory
 from dit.models.dit.family import DitConfig
 from dit.train.trainer import _with_recomputation
+from recipes.runs import dit_debug
 from tests.learning import tiny_run
 
 KEYS = ("recompute_granularity", "recompute_method", "recompute_num_layers")
@@ -77,3 +80,16 @@ def test_a_dry_run_says_what_each_kind_of_device_would_choose():
     first = next(i for i, line in enumerate(lines) if "auto: none on a CPU" in line)
     assert "a100, h100: full, block, the first 3 layers of 28; about 65.8 GiB" in lines[first + 1]
     assert "h200: none; about 71.4 GiB, which fit into 90% of 131.3" in lines[first + 2]
+
+
+def test_the_page_of_ltx_video_has_the_memory_that_a_dry_run_computes(repo_root):
+    """The 13B with adapters of rank 128, in the packs of its configuration, on one 80 GB GPU."""
+    file, told = repo_root / "conf/ltx_lora.yaml", ["dataset.mock=true"]
+    config = load_config(dit_debug(), config_file=file, overrides=told)
+    assert (config.model.name, config.lora.rank) == ("ltxv_13b", 128)
+    line = next(line for line in describe(config, world_size=1).splitlines() if "a100, h" in line)
+    layers, most, need, whole = re.findall(r"(?:first|layers of|about|% of) ([\d.]+)", line)
+    page = " ".join((repo_root / "docs/ltx.md").read_text().split())
+    tokens = f"{config.dataset.task_encoder_seq_length:,}"
+    assert f"the 13B with packs of {tokens} tokens takes {need} GiB" in page
+    assert f"of an 80 GB GPU ({whole} GiB), recomputing {layers} of {most} layers" in page

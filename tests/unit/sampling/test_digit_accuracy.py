@@ -16,17 +16,17 @@ from sklearn.datasets import load_digits
 from data_prep.cli.parser import main as data_prep
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
-from dit.sampling.commands.digit_accuracy import (
+from dit.sampling.commands.digit_accuracy import check_arguments, conclude, digits_parser
+from dit.sampling.commands.digit_judges import CAPTIONS, EDITS, count_digits, score_edits
+from dit.sampling.commands.digit_kinds import (
     EditedKind,
+    MirroredKind,
     MovingKind,
     StillKind,
     asked_edits,
-    check_arguments,
-    conclude,
     digit_table,
-    digits_parser,
 )
-from dit.sampling.commands.digit_judges import CAPTIONS, EDITS, count_digits, score_edits
+from dit.sampling.conditions.clips import read_clip
 
 DIGITS = load_digits().images[:20]
 
@@ -113,6 +113,34 @@ def test_given_are_held_out_digits(tmp_path: Path) -> None:
     assert kind.judged(same)["right"] == kind.judged(same)["unedited"] == 0
     with pytest.raises(ValueError, match="has no mirrored digits; give the folder"):
         EditedKind(args, opened, tmp_path / "none", tmp_path)
+
+
+def test_given_clips_are_those_of_held_out_digits(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    words = ["digits", "--num_samples", "40", "--moving", "--edits", "--output_dir", str(folder)]
+    assert data_prep(words) == 0
+    opened: Any = SimpleNamespace(decoder=vae.codec_of_card(read_card(folder)))
+    args = arguments(tmp_path, "--moving", "--edits")
+    check_arguments(args)
+    kind = MirroredKind(args, opened, folder, tmp_path)
+    count, wanted = len(kind._asked), [kind._clips[one] for one in kind._asked]
+    assert count == len(kind._clips) and count % 4 == 0
+    files = [prompt.references[0] for prompt in kind.prompts]
+    assert {prompt.text for prompt in kind.prompts} == {"mirrored"}
+    assert len(files) == 2 * count and not any(map(str.__eq__, files[:count], files[count:]))
+    for file, clip_FHW3 in zip(files, wanted, strict=False):
+        read_FHW3 = 127.5 * (read_clip(file, (9, 16, 16), option="").permute(0, 2, 3, 1) + 1)
+        np.testing.assert_allclose(read_FHW3, clip_FHW3[:, :, ::-1], atol=1e-4)
+    report = kind.judged([*wanted, *np.roll(np.stack(wanted), -1, axis=0)])
+    assert (report["right"], report["other_reference"], report["unedited"]) == (1, 0, 0)
+    assert conclude(MirroredKind, report, kind.drawn(wanted), arguments(tmp_path)) == 0
+    report |= {"other_reference": 0.2}
+    args.min_accuracy = None
+    assert conclude(MirroredKind, report, [], args) == 1
+    still = tmp_path / "still"
+    assert data_prep([*words[:3], "--output_dir", str(still)]) == 0
+    with pytest.raises(ValueError, match=r"`python -m data_prep digits --moving --edits`"):
+        MirroredKind(args, opened, still, tmp_path)
 
 
 @pytest.mark.parametrize(("right", "exit_code"), [(0.90, 0), (0.89, 1)])

@@ -15,7 +15,7 @@ from data_prep.cli.parser import main as data_prep
 from data_prep.sources import digits as packed
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
-from dit.sampling.commands.digit_accuracy import HELD_OUT, asked_edits, asked_motions, digits_parser
+from dit.sampling.commands.digit_accuracy import digits_parser
 from dit.sampling.commands.digit_judges import (
     CAPTIONS,
     DIRECTIONS,
@@ -35,6 +35,7 @@ from dit.sampling.commands.digit_judges import (
     score_edits,
     score_motions,
 )
+from dit.sampling.commands.digit_kinds import HELD_OUT, asked_edits, asked_motions
 
 DIGITS = load_digits().images[:180]
 ASKED = asked_edits(len(DIGITS), seed=0)

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from data_prep.cli.parser import main
-from data_prep.sources.digits import CANVAS, DIRECTIONS, FRAMES, SIDE, Digits, MovingDigits
+from data_prep.sources.digits import (
+    CANVAS,
+    DIRECTIONS,
+    FRAMES,
+    SIDE,
+    Digits,
+    MirroredClips,
+    MovingDigits,
+)
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
 
@@ -102,3 +110,45 @@ def test_packed_again_it_is_the_same(
     assert content_of(tmp_path / "out") == content_of(folder)
     assert main(words) == 1  # digits that stand do not go on from it
     assert "--overwrite" in capsys.readouterr().err
+
+
+def test_a_mirrored_digit_goes_the_other_way_than_its_reference(
+    tmp_path: Path, read_samples, content_of, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, plain = MirroredClips(num_samples=30), MovingDigits(num_samples=30)
+    given, out = clips(plain), tmp_path / "out"
+    words = ["digits", "--moving", "--edits", "--num_samples", "30", "--output_dir"]
+    assert main([*words, str(out)]) == 0
+    assert "--config-file conf/ltx_digits_edit.yaml" in capsys.readouterr().out
+    codec, samples = vae.codec_of_card(read_card(out)), read_samples(out)
+    assert len(samples) == 120 == len(source.entries)
+    splits: dict[str, set[str]] = {}
+    for entry in source.entries:
+        sample, clip = samples[entry.source], source.read(entry)
+        assert sample["caption"] == clip.caption == "mirrored" and sample["fps"] == 8.0
+        # Only the reference shows what is wanted.
+        assert "first_frame_latent" not in sample and "condition_latent" not in sample
+        wanted_FHW = torch.from_numpy(given[entry.source].numpy()[:, :, ::-1].copy())
+        for name, video_FHW in (
+            ("latent", wanted_FHW),
+            ("reference_latent_0", given[entry.source]),
+        ):
+            shown_FHW = codec.decode(sample[name])[..., 0]
+            assert ((shown_FHW - (video_FHW + 1) * 127.5).abs() < 1).all()
+        if entry.source.endswith("left"):
+            path = [float(centre(frame)[1]) for frame in clip.video_CFHW[0]]
+            assert path[-1] - path[0] == pytest.approx(4)
+        digit = entry.source.rpartition("/")[0]
+        splits.setdefault(digit, set()).add(sample["shard"].parent.name)
+    assert all(len(found) == 1 for found in splits.values())
+    assert main([*words, str(tmp_path / "again")]) == 0
+    assert content_of(tmp_path / "again") == content_of(out)
+
+
+@pytest.mark.parametrize("kind", [["--moving"], ["--edits"], ["--moving", "--edits"]])
+def test_other_sides_are_of_digits_that_stand(
+    kind: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["digits", *kind, "--side", "16", "--output_dir", str(tmp_path / "out")]
+    assert main(words) == 1
+    assert f"--side 16: digits of {kind[0]} have 8 pixels" in capsys.readouterr().err
