@@ -277,13 +277,12 @@ class GivenPictures:
         """
         width, height = self._upright(file).size
         if self.reference_size == ReferenceFit.PUBLISHED:
-            rule = getattr(decoder, "reference_size", None)
-            if rule is None:
+            if not getattr(decoder, "edits_pictures", False):
                 raise ValueError(
                     f"--reference_size published: no pipeline of the codec {decoder.name} changes"
                     " pictures; choose own or target"
                 )
-            width, height = rule(width, height)
+            width, height = decoder.reference_size(width, height)
         rows, columns = (max(side // multiple, 1) * multiple for side in (height, width))
         is_cropped = self.reference_size == ReferenceFit.PUBLISHED and getattr(
             decoder, "crops_references", False

@@ -339,12 +339,18 @@ def shown_progress() -> Track:
 
 def _say(opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]) -> None:
     from dit.codecs.text.encoder import unknown_words
+    from dit.sampling.conditions.clips import is_video, shorter
 
     console, stride = Console(), opened.latent_stride
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
-    sizes, negatives = map(_size, each), (one.negative_prompt for one in each)
+    sizes, negatives = [*map(_size, each)], (one.negative_prompt for one in each)
     words = unknown_words((one.text for one in prompts), opened.encoder, opened.card)
     notes = [words, unused(prompts), unguided(negatives, guidance=options.guidance or 0.0)]
     notes += [rounding(s, stride.pixels(stride.latent(s))) for s in sizes]
+    for one, size in zip(each, sizes, strict=True):
+        frames = stride.pixels(stride.latent(size))[0]
+        many = {"stride": stride.temporal_stride, "option": "--reference_video"}
+        videos = filter(is_video, map(str, (*one.reference, *one.reference_video)))
+        notes += [shorter(file, frames, **many) for file in videos]
     for note in dict.fromkeys(note for note in notes if note):
         console.print(note)

@@ -50,6 +50,12 @@ _AUTOMODEL = {
     "output.output_dir": "output_dir",
     "output.fps": "fps",
 }
+# Beginning of a name in Lightricks' own pipeline -> what it sets, which none of Diffusers has.
+_LIGHTRICKS = {
+    "stg_": "spatio-temporal guidance (STG)",
+    "skip_block_list": "spatio-temporal guidance (STG)",
+    "cfg_star_": "cfg*",
+}
 _GROUPS = ("model", "inference", "inference.pipeline_kwargs", "output", "vae", "distributed")
 # Type of an option -> YAML types that it accepts, in words as well.
 _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
@@ -255,6 +261,8 @@ def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
     Raises:
         ValueError: names the file, the key and what it takes.
     """
+    for token in argv:
+        _refuse_lightricks(token.partition("=")[0], token)
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path)
     known, rest = first.parse_known_args([parser.spelled(_in_our_words(one)) for one in argv])
@@ -262,8 +270,11 @@ def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
         return rest
     typed = {token.partition("=")[0] for token in rest}
     options = {o: action for action in parser._actions for o in action.option_strings}
-    given: list[str] = []
-    for key, value, place in _settings(known.config):
+    given, settings = list[str](), [*_settings(known.config)]
+    for key, value, place in settings:
+        for word in (key, *(value if isinstance(value, dict) else ())):
+            _refuse_lightricks(f"--{word}", f"{word} ({place})")
+    for key, value, place in settings:
         name = _AUTOMODEL.get(key, key.replace("-", "_"))
         action = options.get(f"--{name}")
         if action is None and key.partition(".")[0] in _GROUPS:
@@ -275,6 +286,21 @@ def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
         elif not typed & _instead_of(action) and value is not None:
             given += _tokens(action, name, value, f"{key}={_shown(value)} ({place})")
     return [*given, *rest]
+
+
+def _refuse_lightricks(option: str, shown: str) -> None:
+    """Raises for an option that only Lightricks' own pipeline of LTX-Video has.
+
+    Raises:
+        ValueError: names it, as `shown`, and what it sets.
+    """
+    name = option.replace("-", "_")
+    for start, what in _LIGHTRICKS.items():
+        if name.startswith(f"__{start}"):
+            raise ValueError(
+                f"{shown}: {what} is of Lightricks' own pipeline alone; leave it out, and use"
+                " --guidance and --guidance_rescale"
+            )
 
 
 def _in_our_words(token: str) -> str:

@@ -67,6 +67,21 @@ def first_of_clip(file: str, *, option: str) -> Image.Image:
     return found
 
 
+def shorter(file: str, frames: int, *, stride: int, option: str) -> str:
+    """A notice that a video has fewer than the `frames` of the sample, or an empty text.
+
+    The VAE takes `stride` n + 1 frames.
+
+    Raises:
+        ValueError: as `read_clip`.
+    """
+    with _pictures(file, option) as pictures:
+        found = sum(1 for _ in islice(pictures, frames))
+    whole = (found - 1) // stride * stride + 1
+    few = f"{option} {file} has {found} frames, and the sample {frames}"
+    return "" if found == frames else f"{few}: the first {whole} of them are read"
+
+
 @contextmanager
 def _pictures(file: str, option: str) -> Iterator[Iterator[Image.Image]]:
     try:
@@ -80,4 +95,6 @@ def _pictures(file: str, option: str) -> Iterator[Iterator[Image.Image]]:
         with av.open(f"file:{file}") as container:
             yield (frame.to_image() for frame in container.decode(video=0))
     except (OSError, ValueError, IndexError) as error:
-        raise ValueError(f"{option} {file} cannot be read as a video ({error})") from error
+        raise ValueError(
+            f"{option} {file} cannot be read as a video ({error}); give the path of one"
+        ) from error

@@ -35,7 +35,7 @@ from dit.models.ltx.family import LtxConfig
 from dit.models.positions import patchify, unpatchify
 from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.options import GenerationOptions
-from dit.sampling.conditions.clips import read_clip
+from dit.sampling.conditions.clips import read_clip, shorter
 from dit.sampling.given_pictures import OF_VALIDATION, GivenPictures
 from dit.sampling.media_files import _write_mp4
 from dit.sampling.open_checkpoint import OpenCheckpoint
@@ -153,6 +153,17 @@ def test_reference_videos_that_are_none(groups: Any, tmp_path: Path) -> None:
     (tmp_path / "b.mp4").write_text("no video")
     with pytest.raises(ValueError, match=r"--reference_video .*b\.mp4 cannot be read as a video"):
         made(run, noise, reference_video=(str(tmp_path / "b.mp4"),))
+    with pytest.raises(ValueError, match="--reference_size published: no pipeline of the codec"):
+        made(run, noise, reference_video=(file,), reference_size="published")
+
+
+def test_a_reference_that_is_too_short_is_named(tmp_path: Path) -> None:
+    file, notice = (
+        str(clip(tmp_path / "a.mp4", 12, 1)),
+        "has 12 frames, and the sample 17: the first 9",
+    )
+    assert notice in shorter(file, 17, stride=8, option="--reference_video")
+    assert not shorter(file, 9, stride=8, option="--reference_video")
 
 
 def test_an_import_is_told_of_references(groups: Any, tmp_path: Path) -> None:

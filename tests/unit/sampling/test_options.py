@@ -47,6 +47,26 @@ def test_paths_of_a_file_are_read_as_on_the_command_line(
         parse("{checkpoint_path: runs/x, prompt: x, output_dir: s3://b/x}")
 
 
+@pytest.mark.parametrize(
+    ("text", "argv", "said"),
+    [
+        ("prompt: x", ["--stg_scale", "1"], r"--stg_scale: spatio-temporal guidance \(STG\) is of"),
+        ("prompt: x", ["--stg-mode=attention_values"], "--stg-mode=attention_values: spatio-"),
+        ("prompt: x", ["--cfg_star_rescale"], r"--cfg_star_rescale: cfg\* is of Lightricks' own"),
+        # As in its configurations of 0.9.7 and 0.9.8.
+        ("pipeline_type: multi-scale\nstg_mode: residual", [], r"stg_mode \(.*:2\): spatio-tempor"),
+        ("first_pass: {skip_block_list: [19]}", [], r"skip_block_list \(.*:1\): spatio-temporal"),
+        ("second_pass:\n  cfg_star_rescale: true", [], r"cfg_star_rescale \(.*:1\): cfg\* is of"),
+    ],
+)
+def test_what_only_lightricks_pipeline_has_is_refused_by_name(
+    parse, text: str, argv: list[str], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said) as raised:
+        parse(text, *argv)
+    assert "leave it out, and use --guidance" in str(raised.value)
+
+
 def test_scales_of_adapters_and_colons_in_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

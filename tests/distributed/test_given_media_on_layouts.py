@@ -1,4 +1,4 @@
-"""Videos with given pictures: the same latents on one process and on every layout of two."""
+"""Videos with given pictures and clips: the same latents on one process and on layouts of two."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from dit.sampling.media_files import _write_mp4
+from tests.families import ltx
 from tests.families.case import gap
 from tests.families.wan import NETWORKS, pipeline, random_wan
 from tests.launching import ROOT, run
@@ -21,9 +23,9 @@ LAYOUTS = {
     "cp2": ("--context_parallel_size", "2"),
     "pp2": ("--pipeline_model_parallel_size", "2"),
 }
-KINDS = ("i2v_2.1", "flf2v", "two experts", "5b")
+KINDS = ("i2v_2.1", "flf2v", "two experts", "5b", "ltx")
 SIZE = ("--height", "32", "--width", "64", "--num_video_frames", "5")
-ASKED = ("--num_steps", "4", "--guidance", "3.5", "--sampler", "unipc", "--weights", "model")
+ASKED = ("--num_steps", "4", "--guidance", "3.5", "--weights", "model", "--save_latents")
 
 # One command after the other, each as its command line has it: a start takes longer than a video.
 SCRIPT = """
@@ -37,6 +39,33 @@ for arguments in json.loads(sys.argv[1]):
 
 def commands(kind: str, folder: Path) -> tuple[list[list[str]], list[str]]:
     """Imports of the tiny pipeline of a kind, and the generation of two videos of its own."""
+    imports, generate = ltx_commands(folder) if kind == "ltx" else wan_commands(kind, folder)
+    parts = str(folder / "pipeline")
+    return imports, [*generate, *ASKED, "--t5_cache_dir", parts, "--tokenizer_cache_dir", parts]
+
+
+def ltx_commands(folder: Path) -> tuple[list[list[str]], list[str]]:
+    """A picture and a clip at frames of the video, and a reference video beside them."""
+    ltx.pipeline(folder, ltx.CAUSAL)
+    imported = ["import", "--hf-path", str(folder / "pipeline"), "--megatron-path"]
+    prompts = [{"prompt": "a red fox"}, {"prompt": "a hen", "reference_path": clip(folder, 1)}]
+    generate = ["--prompts_file", written(prompts, folder), "--checkpoint_path", f"{folder}/high"]
+    generate += ["--reference_video", clip(folder, 2), "--image", pictures(folder)[0], "--video"]
+    generate += [clip(folder, 3), "--at_frame", "0", "--at_frame", "8", "--strength", "0.7"]
+    generate += ["--strength", "1", "--condition_noise", "0.15", "--sampler", "euler"]
+    generate += ["--height", "96", "--width", "64", "--num_video_frames", "33", "--fps", "25"]
+    return [[*imported, str(folder / "high"), "model.reference_latents=1"]], generate
+
+
+def clip(folder: Path, seed: int) -> str:
+    """A file of 21 random pictures."""
+    pictures = np.random.default_rng(seed).integers(0, 256, (21, 48, 40, 3), dtype=np.uint8)
+    _write_mp4(file := folder / f"{seed}.mp4", pictures, fps=25)
+    return str(file)
+
+
+def wan_commands(kind: str, folder: Path) -> tuple[list[list[str]], list[str]]:
+    """Videos from their first frames, and last ones where the network takes those."""
     two = kind == "two experts"
     parts, more = folder / "pipeline", {}
     if two:
@@ -50,16 +79,19 @@ def commands(kind: str, folder: Path) -> tuple[list[list[str]], list[str]]:
     ]
     first, last, other = pictures(folder)
     prompts = [{"prompt": "a red fox"}, {"prompt": "a hen", "image_path": other}]
-    generate = ["--checkpoint_path", str(folder / "high"), "--image", first, "--save_latents"]
+    generate = ["--checkpoint_path", str(folder / "high"), "--image", first, *SIZE]
     if kind == "flf2v":
         generate += ["--last_image", last]
         prompts[1]["last_image_path"] = first
     if two:
         generate += ["--checkpoint_path_low", str(folder / "low"), "--offload_experts"]
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    generate += ["--prompts_file", str(folder / "prompts.jsonl"), *ASKED, *SIZE]
-    places = ["--t5_cache_dir", str(parts), "--tokenizer_cache_dir", str(parts)]
-    return imports, generate + places
+    return imports, [*generate, "--prompts_file", written(prompts, folder), "--sampler", "unipc"]
+
+
+def written(prompts: list[dict[str, str]], folder: Path) -> str:
+    """A file of prompts."""
+    (file := folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    return str(file)
 
 
 def pictures(folder: Path) -> list[str]:
