@@ -312,6 +312,7 @@ class Problem:
     target_TC: Tensor  # float32, what the raw network output should be
     weight_N: Tensor  # float32, multiplies the squared error of each token of the sample
     noise_N: Tensor  # float32, sigma or t itself, for metrics and samplers
+    anchor_TC: Tensor | None = None  # a prediction that the loss holds the network to as well
 
 
 def pack_identity(keys: tuple[str, ...]) -> int:

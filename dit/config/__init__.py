@@ -6,6 +6,7 @@
     token_route  layers that see a part of the tokens in training
     data       sources of samples, real or synthetic, and how samples are packed
     objective  EDM and flow matching: noise levels, preconditioning, loss weights
+    objective_choices  the words that its options may be
     lora       low-rank adapters: ranks, the linears that get one, where the frozen weights are
     training   steps, AdamW, learning rate, EMA, data parallelism, seed
     validation sets of held-out samples, and the samples that are drawn during a run
@@ -37,15 +38,18 @@ from dit.config.objective import (
     OBJECTIVES,
     EdmConfig,
     FlowConfig,
+    ObjectiveConfig,
+)
+from dit.config.objective_choices import (
     FlowPrediction,
     LevelDensity,
     LevelSpacing,
     LossKind,
     LossMean,
-    ObjectiveConfig,
     ObjectiveName,
     Sampler,
     SamplingLevels,
+    TargetSchedule,
     TimeShift,
     Weighting,
 )
@@ -115,6 +119,7 @@ __all__ = [
     "SamplingLevels",
     "SchedulerConfig",
     "Sharding",
+    "TargetSchedule",
     "TextPadding",
     "TimeShift",
     "TrainConfig",

@@ -5,105 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from inspect import get_annotations
 from itertools import pairwise
 
 from dit.config.checks import Rule, at_least_one, check, numbers, positive, within
+from dit.config.objective_choices import (
+    FlowPrediction,
+    LevelDensity,
+    LevelSpacing,
+    LossKind,
+    LossMean,
+    ObjectiveName,
+    SamplingLevels,
+    TargetSchedule,
+    TimeShift,
+    Weighting,
+)
 from dit.config.resume import Live, Refused
 
 MODE_SCALES = (-1.0, 2 / (math.pi - 2))
 """Values of s for which the `mode` map is monotone (arXiv:2403.03206, Sec. 3.1)."""
-
-
-class ObjectiveName(StrEnum):
-    """The objectives that come with this project; `OBJECTIVES` has every registered one."""
-
-    EDM = "edm"
-    FLOW = "flow"
-
-
-class LevelDensity(StrEnum):
-    """Density from which flow matching draws t (arXiv:2403.03206, Sec. 3.1)."""
-
-    UNIFORM = "uniform"
-    LOGIT_NORMAL = "logit_normal"
-    MODE = "mode"
-
-
-class FlowPrediction(StrEnum):
-    """What the network of flow matching says of a noisy state."""
-
-    VELOCITY = "velocity"  # noise - latent
-    X = "x"  # the latent
-
-
-class Weighting(StrEnum):
-    """Weight of the squared error of flow matching at t."""
-
-    NONE = "none"
-    LINEAR = "linear"
-
-
-class SamplingLevels(StrEnum):
-    """Levels that samplers of flow matching visit."""
-
-    LINEAR = "linear"  # even steps from 1 to 1/1000, then shifted, then 0
-    # Even steps from 1 to 1 / number of steps, then shifted, then 0: what the pipelines of FLUX,
-    # Qwen-Image and HunyuanVideo hand to Diffusers' scheduler.
-    EVEN = "even"
-    # The same steps, shifted by a law of their own, in tokens and steps, whatever shift training
-    # has: what the pipelines of FLUX.2 hand to Diffusers' scheduler.
-    EMPIRICAL = "empirical"
-    # sigma / (1 + sigma) for sigma of arXiv:2206.00364, Eq. 5, then 0, as of Cosmos-Predict2.5
-    KARRAS = "karras"
-    # The same without 0, so that noise of the last level stays, as of Cosmos-Predict2. The state
-    # begins as noise times the first level; that of 2.5 as the noise itself.
-    KARRAS_TO_SIGMA_MIN = "karras_to_sigma_min"
-    # Those of Diffusers' UniPCMultistepScheduler with use_flow_sigmas, as of Wan: even steps from 1
-    # that leave 1/1000 out, shifted once, then 0. The network is told whole numbers of 1000.
-    UNIPC = "unipc"
-    # Half of the steps from 1 to 0.975, then quadratic ones to 0, without a shift: what
-    # LTXConditionPipeline hands to Diffusers' scheduler.
-    LINEAR_QUADRATIC = "linear_quadratic"
-
-
-class LevelSpacing(StrEnum):
-    """Levels between the first and the last one of a sampler, as `use_..._sigmas` of Diffusers."""
-
-    KARRAS = "karras"  # arXiv:2206.00364, Eq. 5, with rho = 7 and t for sigma
-    EXPONENTIAL = "exponential"  # even in ln t
-    BETA = "beta"  # quantiles of a beta distribution, arXiv:2407.12173: more at both ends
-
-
-class TimeShift(StrEnum):
-    """Shift by the number of tokens of the target, as Diffusers' pipelines have it."""
-
-    EXPONENTIAL = "exponential"  # exp(mu)
-    LINEAR = "linear"  # mu
-
-
-class Sampler(StrEnum):
-    """Solver of the sampling ODE."""
-
-    EULER = "euler"  # one network call a step, first order
-    HEUN = "heun"  # two calls a step, second order (arXiv:2206.00364, Algorithm 1 without churn)
-    DPMPP = "dpm++"  # one call a step, second order, multistep (arXiv:2211.01095, 2M)
-    UNIPC = "unipc"  # one call a step, second order, predictor-corrector (arXiv:2302.04867)
-
-
-class LossKind(StrEnum):
-    """Error of one number that the network says."""
-
-    MSE = "mse"  # e²
-    HUBER = "huber"  # pseudo-Huber: sqrt(e² + huber_c²) - huber_c
-
-
-class LossMean(StrEnum):
-    """What counts once in the mean loss: a real token, or a sample."""
-
-    TOKEN = "token"
-    SAMPLE = "sample"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,6 +293,13 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     """Relative frequencies of 0, 1, 2, ... given frames of a sample; null: those of its shard."""
     guidance: Refused[float | None] = None
     """Input of a guidance embedding in training (FLUX.1 dev: 1); null: the network has none."""
+    cfg_target: Refused[float | None] = None
+    """Keeps distilled guidance w: the target becomes u + w (target - u), with u what the network
+    predicts without caption; null: the target alone."""
+    cfg_target_schedule: Refused[TargetSchedule] = TargetSchedule.CONSTANT
+    """constant, or level: 1 + (cfg_target - 1) t, for flow matching."""
+    drift_weight: Refused[float] = 0.0
+    """Adapters: weight of the squared distance to what the network predicts without them."""
 
     @classmethod
     def field_order(cls) -> list[str]:
@@ -392,6 +320,8 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             within(self, "image_dropout", 0, 1),
             within(self, "image_condition_probability", 0, 1),
             within(self, "guidance", 0, 1000),
+            within(self, "drift_weight", 0, 1000),
+            *self._cfg_target(),
             *self._given_frames(),
             (
                 self.level_range is None or self.name == ObjectiveName.FLOW,
@@ -405,6 +335,26 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             ),
             *numbers(self),
         )
+
+    def _cfg_target(self) -> list[Rule]:
+        w, schedule = self.cfg_target, self.cfg_target_schedule
+        return [
+            (
+                w is None or 0 < w <= 100,
+                f"cfg_target={w} must lie in (0, 100]: the guidance that the network was distilled"
+                " with, such as 3; null leaves targets as they are",
+            ),
+            (
+                schedule is TargetSchedule.CONSTANT
+                or (w is not None and self.name == ObjectiveName.FLOW),
+                f"cfg_target_schedule={schedule} needs name=flow and a cfg_target; leave it out",
+            ),
+        ]
+
+    @property
+    def passes_without_gradient(self) -> int:
+        """Of each pack at a step, before the one that learns."""
+        return (self.cfg_target is not None) + (self.drift_weight > 0)
 
     def _given_frames(self) -> list[Rule]:
         weights = self.given_frames

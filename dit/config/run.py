@@ -207,6 +207,12 @@ class RunConfig:
                 " optimizer.groups, or model.cpu_offloading_num_layers for activations",
             ),
             (
+                self.lora.enabled or self.objective.drift_weight == 0,
+                f"objective.drift_weight={self.objective.drift_weight:g} is a distance to the"
+                " network without its adapters, and all weights are trained; set lora.rank, or"
+                " leave it out",
+            ),
+            (
                 not (self.lora.enabled and self.optimizer.groups),
                 "optimizer.groups names weights, and lora.rank or lora.init_from trains adapters"
                 " in their place; leave optimizer.groups out. lora.targets says which linears get"

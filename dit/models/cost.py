@@ -253,7 +253,10 @@ def _activations(config: RunConfig, *, accumulation: int) -> int:
     if model.virtual_stages > 1:  # arXiv:2205.05198, Sec. 4.2.3
         in_flight *= 1 + (pipeline - 1) / (pipeline * model.virtual_stages)
     text = _text_of_pack(config)
-    return int(_kept(model, text=text) * _numbers(config) * in_flight)
+    tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
+    # What passes without gradients say of all packs of a step, float32, waits on the last stage.
+    said = config.objective.passes_without_gradient * accumulation * 4 * model.output_features
+    return int(_kept(model, text=text) * _numbers(config) * in_flight + said * tokens)
 
 
 def _numbers(config: RunConfig) -> float:

@@ -59,6 +59,10 @@ def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
     return forward_flops(model, tokens=batch.num_tokens, text=batch.text_rows)
 
 
-def training_flops(model: ModelConfig, batch: PackedBatch) -> int:
-    """Operations of a training step on a pack: the backward pass costs twice the forward one."""
-    return 3 * pack_forward_flops(model, batch)
+def training_flops(model: ModelConfig, batch: PackedBatch, *, passes: int = 0) -> int:
+    """Operations of a training step on a pack: the backward pass costs twice the forward one.
+
+    `passes` are those without gradients before it, whose layers see all tokens.
+    """
+    before = passes * pack_forward_flops(model.with_all_tokens(), batch)
+    return 3 * pack_forward_flops(model, batch) + before

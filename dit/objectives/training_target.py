@@ -131,7 +131,7 @@ def training_problem(
         return pack_rng(seed=seed, step=step, pack_id=batch.pack_id, device=device, draw=draw)
 
     count = batch.num_samples
-    dropped = draw_dropout(count, options.text_dropout, rng(Draw.TEXT_DROPOUT, CPU))
+    dropped = dropped_captions(batch, seed=seed, step=step, options=options)
     blind = draw_dropout(count, options.image_dropout, rng(Draw.IMAGE_DROPOUT, CPU))
     batch = draw_given_frames(batch, options, rng(Draw.GIVEN_FRAMES, CPU))
     problem = draw_problem(
@@ -145,6 +145,14 @@ def training_problem(
         batch = draw_route(batch, route, rng(Draw.ROUTE, CPU))
     drops = _stream(seed, step, batch.pack_id, Draw.ADAPTER_DROPOUT) >> 1
     return replace(batch, dropout_seed=drops), problem
+
+
+def dropped_captions(
+    batch: PackedBatch, *, seed: int, step: int, options: ObjectiveConfig
+) -> list[bool]:
+    """Which samples of the pack `training_problem` trains without their caption at a step."""
+    rng = pack_rng(seed=seed, step=step, pack_id=batch.pack_id, device=CPU, draw=Draw.TEXT_DROPOUT)
+    return draw_dropout(batch.num_samples, options.text_dropout, rng)
 
 
 def validation_pack(batch: PackedBatch, *, seed: int, options: ObjectiveConfig) -> PackedBatch:

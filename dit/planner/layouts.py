@@ -254,7 +254,13 @@ def plan_of(
     config = _on_layout(config, layout)
     batch = config.train.global_batch_size
     expected = times(config, load, world_size=world_size, device=device, efficiency=efficiency)
-    rate = 3 * load.flops * batch / expected.step / world_size
+    rate = (
+        (3 + config.objective.passes_without_gradient)
+        * load.flops
+        * batch
+        / expected.step
+        / world_size
+    )
     return LayoutPlan(
         layout=layout,
         memory=memory(config, world_size=world_size),

@@ -30,7 +30,7 @@ from dit.models.linears import orthogonalisation, orthogonalising_ranks
 from dit.models.pack_traffic import pack_traffic
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
 from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, layer_units
-from dit.planner.traffic import exposed_part, recomputed_part, traffic
+from dit.planner.traffic import exposed_part, forward_again, traffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +139,7 @@ def times(
     packs = config.train.global_batch_size // replicas
     parts = world_size // replicas
     within = packs / parts  # arithmetic on this device, in packs
-    again = recomputed_part(config)
+    again = forward_again(config)
     selective = model.recompute_granularity is Recompute.SELECTIVE
     bandwidth = device.bandwidth * efficiency.bandwidth
     trained = trained_count(config) / parameter_count(model)
@@ -154,7 +154,7 @@ def times(
         * _head_padding(model)
         / device.flops
         * (
-            (1 + (1 if selective else again)) / efficiency.attention_forward
+            (1 + again + selective) / efficiency.attention_forward
             + 2 / efficiency.attention_backward
         ),
         memory=packs

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dit.config import (
     ContextComm,
     EmaKind,
+    ModelConfig,
     Precision,
     Recompute,
     RecomputeMethod,
@@ -52,12 +53,13 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
     cost, stages = network_cost(model), model.pipeline_model_parallel_size
     layers, each = cost.layers / stages * accumulated, cost.exchanges / cost.layers
     rows = tokens / context * model.hidden_size * size  # bytes of one hidden state
-    again = recomputed_part(config)
+    again = forward_again(config)
     by_heads = model.cp_comm_type is ContextComm.A2A
     # a2a exchanges queries, keys, values and outputs; all_gather sends all keys and values to all.
     seen = rows * seen_tokens(model)
     exchanged = seen / tensor * (4 if by_heads else 2 * context)
     stage = rows / (tensor if model.sequence_parallel else 1)
+    passes = config.objective.passes_without_gradient
     first_or_last = model.pipeline_model_parallel_size > 1
     return Traffic(
         tensor=layers
@@ -65,7 +67,7 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
         * (each * _TENSOR_FORWARD * (1 + again) + each * _TENSOR_BACKWARD)
         * _others(tensor),
         context=layers * exchanged * (2 + again) * _others(context),
-        pipeline=2 * stage * accumulated * model.virtual_stages if first_or_last else 0.0,
+        pipeline=(2 + passes) * stage * accumulated * model.virtual_stages * first_or_last,
         **_data(config, size=size, packs=accumulated, replicas=replicas),
     )
 
@@ -77,14 +79,18 @@ def exposed_part(config: RunConfig) -> float:
     input beside the product for the input's gradient, and scatters that beside the product for the
     weight's (`LinearWithGradAccumulationAndAsyncCommunication` of Megatron-Core).
     """
-    forward = _TENSOR_FORWARD * (1 + recomputed_part(config))
+    forward = _TENSOR_FORWARD * (1 + forward_again(config))
     beside = 2 if config.model.sequence_parallel else 0
     return (forward + _TENSOR_BACKWARD - beside) / (forward + _TENSOR_BACKWARD)
 
 
-def recomputed_part(config: RunConfig) -> float:
+def forward_again(config: RunConfig) -> float:
+    """Forward passes beside the first: those without gradients, and the part that is recomputed."""
+    return config.objective.passes_without_gradient + _recomputed_part(config.model)
+
+
+def _recomputed_part(model: ModelConfig) -> float:
     """Part of the layers that are recomputed as a whole."""
-    model = config.model
     if model.recompute_granularity is not Recompute.FULL:
         return 0.0
     if model.recompute_method is RecomputeMethod.UNIFORM:

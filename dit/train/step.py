@@ -32,6 +32,7 @@ from dit.train.optimizer.update import (
     set_learning_rate,
     squared_norm,
 )
+from dit.train.reference_passes import References, with_references
 from dit.train.timers import BACKWARD, FORWARD, OPTIMIZER, timed
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ def loss_of(
     error_TC = prediction_TC.float() - problem.target_TC
     huber = options.loss is LossKind.HUBER
     error_TC = pseudo_huber(error_TC, c=options.huber_c) if huber else error_TC.square()
+    if problem.anchor_TC is not None:
+        away_TC = (prediction_TC.float() - problem.anchor_TC).square()
+        error_TC = error_TC + options.drift_weight * away_TC
     error_T = error_TC.mean(-1)
     error_T = error_T * problem.weight_N[batch.segment_T]
     if batch.weight_T is not None:
@@ -138,13 +142,17 @@ def _not_finite(losses: Sequence[PackLoss]) -> Iterator[str]:
 
 
 def forward_backward(
-    model: ModelAndOptimizer, items: Sequence[Item], *, config: RunConfig
+    model: ModelAndOptimizer,
+    items: Sequence[Item],
+    *,
+    config: RunConfig,
+    references: References | None = None,
 ) -> RankLoss:
     """First half of a step: this replica's packs in, gradients of the global batch out."""
     with timed(OPTIMIZER):
         zero_gradients(model.chunks, model.optimizer)
     with timed(BACKWARD):  # the seconds that no part inside claims
-        losses = run_schedule(model.chunks, items, options=config.objective)
+        losses = run_schedule(model.chunks, items, options=config.objective, references=references)
     return RankLoss.of(losses)
 
 
@@ -188,6 +196,7 @@ def run_schedule(
     *,
     options: ObjectiveConfig,
     forward_only: bool = False,
+    references: References | None = None,
 ) -> list[PackLoss]:
     """Runs this replica's packs through the model, one micro-batch each.
 
@@ -196,6 +205,11 @@ def run_schedule(
     """
     module: Any = chunks[0].module
     mine = [rank_part(module, item) for item in items]
+    if references is not None:
+        mine = [
+            (batch, with_references(batch, problem, references, pack))
+            for pack, (batch, problem) in enumerate(mine)
+        ]
     forward = partial(_forward, options=options)
     losses = run_pipeline(chunks, mine, forward, forward_only=forward_only)
     if not losses or module.groups.tp.rank() > 0:  # not the last stage, or a copy of its losses

@@ -70,6 +70,7 @@ from dit.train.model_and_optimizer import (
     leave_to_checkpoint,
 )
 from dit.train.optimizer.update import learning_rate
+from dit.train.reference_passes import reference_passes
 from dit.train.start_checks import check_settings
 from dit.train.step import forward_backward, optimizer_step, prepare_update
 from dit.train.timers import DATA, elapsed, timed
@@ -360,7 +361,8 @@ def _step(
     counts = count_packs(run, [batch for batch, _ in items])
     if run.loader is not None:
         run.interval_metrics.add_packs(packs)
-    rank_loss = forward_backward(run.model, items, config=c)
+    references = reference_passes(run, packs, items, step=step)
+    rank_loss = forward_backward(run.model, items, config=c, references=references)
     run.interval_metrics.before_update(step)
     sums = sum_step_metrics(
         run, counts, rank_loss, prepare_update(run.model), stop=stop_signals.received

@@ -26,6 +26,7 @@ from dit.config_loading.foreign.optimizers import OPTIMIZER, OPTION
 
 _PACKING = "data are packed before training, by `python -m data_prep`"
 _COUNTED = "it counts steps"
+_MERGE = "merge them into the weights that you start from: `python -m dit.convert export --merged`"
 _HUBER = "objective.loss=huber is the pseudo-Huber loss, sqrt(e² + c²) - c, with objective.huber_c"
 
 
@@ -127,6 +128,15 @@ def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"objective.name": "flow", **{f"objective.{key}": one for key, one in keys.items()}}
 
 
+def _guided(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Its loss with `cfg` w is ours divided by w², and so are gradients, which clipping sees."""
+    w, clip = (values.get(key, 1) for key in ("model.cfg", "gradient_clipping"))
+    if any(isinstance(one, bool) or not isinstance(one, int | float) for one in (w, clip)):
+        raise ValueError("expected a number")
+    keys: dict[str, Any] = {"optimizer.clip_grad": clip * w**2}
+    return keys if w == 1 else keys | {"objective.cfg_target": w}
+
+
 def _mode(value: Any) -> dict[str, Any]:
     return {"logger.wandb_mode": "online" if value is True else "disabled"}
 
@@ -148,7 +158,7 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "max_steps": read_as("train.train_iters"),
     "pipeline_stages": read_as("model.pipeline_model_parallel_size"),
     "gradient_accumulation_steps": unused_key(PACKS),
-    "gradient_clipping": read_as("optimizer.clip_grad"),
+    "gradient_clipping": Foreign(joint=_guided),
     "warmup_steps": read_as("scheduler.lr_warmup_iters"),
     "force_constant_lr": read_by(_constant),
     "lr_scheduler": read_as("scheduler.lr_decay_style"),
@@ -200,6 +210,12 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "model.diffusion_model_dtype": _BASE_TYPE,
     "model.*_dtype": unused_key("model.precision decides"),
     "model.first_frame_conditioning_p": read_by(_first_frame),
+    "model.cfg": Foreign(
+        joint=_guided,
+        instead="samples whose caption is dropped keep their target here, which diffusion-pipe"
+        " scales as well",
+    ),
+    "model.merge_adapters": unused_key(_MERGE, [], None),
     "model.min_t": Foreign(joint=_range),
     "model.max_t": Foreign(joint=_range),
     "adapter.type": read_by(_adapter),
@@ -212,11 +228,7 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "adapter.dtype": read_by(adapter_dtype),
     "adapter.init_from_existing": _named("lora.init_from"),
     "adapter.exclude_modules": unused_key(CHOOSE_TARGETS, [], None),
-    "adapter.fuse_adapters": unused_key(
-        "merge them into the weights that you start from: `python -m dit.convert export --merged`",
-        [],
-        None,
-    ),
+    "adapter.fuse_adapters": unused_key(_MERGE, [], None),
     "adapter": unused_key("lora.rank turns adapters on", None),
     "adapter.*": unused_key("lora.* decides"),
     "optimizer.type": OPTIMIZER,

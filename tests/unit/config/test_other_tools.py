@@ -267,6 +267,25 @@ def test_image_to_video_of_networks_that_take_both(caplog) -> None:
         assert len(caught.value.problems) == 1
 
 
+def test_guidance_that_stays_clips_as_diffusion_pipe_does(caplog) -> None:
+    """Its loss is ours divided by cfg²."""
+    for said, expected in (
+        (("gradient_clipping=0.5",), (None, 0.5)),
+        (("model.cfg=4",), (4.0, 16.0)),
+        (("model.cfg=4", "gradient_clipping=0.5"), (4.0, 8.0)),
+        (("model.cfg=1",), (None, 1.0)),
+        (("model.cfg=4", "optimizer.clip_grad=1"), (4.0, 1.0)),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="dit.config_loading"):
+            config = load_config(run_config(), overrides=said)
+        assert (config.objective.cfg_target, config.optimizer.clip_grad) == expected
+        lines = [r.getMessage() for r in caplog.records if "model.cfg" in r.getMessage()]
+        assert ("samples whose caption is dropped" in "".join(lines)) == ("cfg" in said[0])
+    with pytest.raises(ConfigError, match=r"cfg.*expected a number"):
+        load_config(run_config(), overrides=["model.cfg=true"])
+
+
 def test_every_family_is_a_network_of_diffusion_pipe():
     """And each of its networks that is one of ours is taken for it."""
     from dit.config_loading.foreign.diffusion_pipe import _FAMILIES

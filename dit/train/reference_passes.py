@@ -1,0 +1,126 @@
+"""Passes without gradients before the one that learns, and what they make of its problems.
+
+1. reference_passes   the packs of a step once more, with null captions or without adapters
+2. with_references    targets moved along guidance, and the prediction that the loss holds to
+
+cfg_target: a network with guidance w distilled into it predicts u + w (v - u), where v is the
+prediction with caption of the network before, and u the one without. Trained on plain targets it
+loses w. Here the target is u + w (target - u), with the network's own u of the same noisy state.
+The loss ((f + (w - 1) u) / w - target)² of other trainers is this one divided by w².
+
+What the passes predict stays on the last pipeline stage, where the loss is computed.
+"""
+
+# C patch features, T packed tokens of this context rank, N samples
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dit.batch import PackedBatch, Problem
+from dit.config import ObjectiveConfig, TargetSchedule
+from dit.distributed.data_parallel import own_passes
+from dit.distributed.model_parallel import Item, rank_part, run_pipeline
+from dit.distributed.watchdog import heartbeat
+from dit.models.layers.adaptable import adapters_off
+from dit.objectives.training_target import dropped_captions, training_problem
+from dit.pack_wire import to_device
+from dit.train.timers import FORWARD, timed
+
+if TYPE_CHECKING:
+    from dit.train.train_state import TrainState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class References:
+    """Of the packs of a step, in their order; empty lists on all stages but the last."""
+
+    factor_N: Sequence[Tensor]
+    """w of each sample of each pack, on every stage; no packs without `cfg_target`."""
+    uncaptioned_TC: Sequence[Tensor] = ()
+    unadapted_TC: Sequence[Tensor] = ()
+
+
+@torch.no_grad()
+def reference_passes(
+    run: TrainState, packs: Sequence[PackedBatch], items: Sequence[Item], *, step: int
+) -> References | None:
+    """Predictions that the loss of a step compares with, or None; all ranks call it.
+
+    `packs` are as they were read, `items` as they are trained on. A sample whose caption is dropped
+    keeps its target, since both predictions of it are one. Adapters drop nothing in these passes.
+    """
+    options, seed, chunks = run.config.objective, run.config.rng.seed, run.model.chunks
+    if options.passes_without_gradient == 0:
+        return None
+    factors, uncaptioned = list[Tensor](), list[Item]()
+    if options.cfg_target is not None:
+        every = replace(options, text_dropout=1.0)  # the same levels, noise and given frames
+        for pack, (_, problem) in zip(packs, items, strict=True):
+            dropped = dropped_captions(pack, seed=seed, step=step, options=options)
+            factors.append(cfg_factors(problem.noise_N, dropped, options=options))
+            uncaptioned.append(
+                training_problem(
+                    run.objective, pack, seed=seed, step=step, null=run.null, options=every
+                )
+            )
+    with ExitStack() as inside:
+        for chunk in chunks:
+            chunk.eval()
+            inside.callback(chunk.train)
+        inside.enter_context(own_passes(chunks))
+        without_caption = _predictions(chunks, uncaptioned)
+        unadapted = list[Tensor]()
+        if options.drift_weight > 0:
+            for chunk in chunks:
+                inside.enter_context(adapters_off(chunk))
+            unadapted = _predictions(chunks, items)
+    return References(factor_N=factors, uncaptioned_TC=without_caption, unadapted_TC=unadapted)
+
+
+def cfg_factors(noise_N: Tensor, dropped: Sequence[bool], *, options: ObjectiveConfig) -> Tensor:
+    """W of each sample, [N]: 1 where its caption is dropped, so that its target stays."""
+    assert options.cfg_target is not None
+    more_N = torch.full_like(noise_N, options.cfg_target - 1)
+    if options.cfg_target_schedule is TargetSchedule.LEVEL:
+        more_N = more_N * noise_N
+    return 1 + more_N.masked_fill(to_device(torch.tensor(dropped), noise_N.device), 0)
+
+
+def _predictions(chunks: Sequence[nn.Module], items: Sequence[Item]) -> list[Tensor]:
+    """What the network says of each pack, [T, C] in float32, on the last stage."""
+    if not items:
+        return []
+    module: Any = chunks[0].module
+
+    def forward(waiting: Iterator[Item], model: nn.Module) -> tuple[Tensor, None]:
+        heartbeat("pass without gradients")
+        batch, problem = next(waiting)
+        with timed(FORWARD):
+            return model(problem.input_TC, problem.level_M, batch), None
+
+    mine = [rank_part(module, item) for item in items]
+    return [one.float() for one in run_pipeline([*chunks], mine, forward, forward_only=True)]
+
+
+def with_references(
+    batch: PackedBatch, problem: Problem, references: References, pack: int
+) -> Problem:
+    """The problem of this context rank's part of a pack, as the loss compares it."""
+    unread_T1 = ~batch.is_target_T[:, None]  # where it may be NaN, of which gradients would be too
+    if references.uncaptioned_TC:
+        factor_T1 = references.factor_N[pack][batch.segment_T, None]
+        # `lerp` keeps the bits of the target where w is 1.
+        moved_TC = torch.lerp(references.uncaptioned_TC[pack], problem.target_TC, factor_T1)
+        problem = replace(problem, target_TC=moved_TC.masked_fill(unread_T1, 0))
+    if references.unadapted_TC:
+        problem = replace(
+            problem, anchor_TC=references.unadapted_TC[pack].masked_fill(unread_T1, 0)
+        )
+    return problem
