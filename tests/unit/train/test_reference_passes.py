@@ -20,7 +20,7 @@ from dit.config import (
     Problems,
     TargetSchedule,
 )
-from dit.lora.targets import attach_adapters, chosen_adapters
+from dit.lora.targets import chosen_adapters
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.train.model_and_optimizer import build_model_and_optimizer
@@ -127,12 +127,11 @@ def test_a_linear_network_ends_at_the_guided_target() -> None:
 
 def a_run(objective: ObjectiveConfig, groups, *, adapted: bool) -> tuple[Any, list[Any], Any]:
     """A run whose network says something, its pack, and the item that it trains on."""
-    config = replace(tiny_run(), objective=objective)
-    model = build_model_and_optimizer(config, groups)
+    lora = LoraConfig(rank=2, dropout=0.5) if adapted else LoraConfig()
+    config = replace(tiny_run(), objective=objective, lora=lora)
+    chosen = chosen_adapters(config.model, lora) if adapted else None
+    model = build_model_and_optimizer(config, groups, adapters=chosen)
     network: Any = model.chunks[0].module
-    if adapted:
-        chosen = chosen_adapters(config.model, LoraConfig(rank=2))
-        attach_adapters(network, chosen, precision=config.model.precision, dropout=0.5)
     generator = torch.Generator().manual_seed(3)
     for parameter in network.parameters():
         parameter.data.normal_(std=0.2, generator=generator)
