@@ -6,6 +6,8 @@ train_state            everything that a run holds in memory
 model_and_optimizer    configuration -> model, optimizer and average of the weights; initial values
 step                   packs -> loss and gradients -> updated weights; the error of a prediction,
                        weighted as the objective says
+reference_passes       passes without gradients before the one that learns, which the loss
+                       compares with
 timers                 the seconds of the parts of a step
 attention_choice       the kernel of attention: kept, or the fastest on the first rank
 optimizer              which one trains which weights, one clipped update, what it keeps

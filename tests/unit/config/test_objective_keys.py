@@ -17,8 +17,9 @@ from tests.packs import run_config
 def test_keys_of_all_objectives_come_first() -> None:
     names = list(hints(ObjectiveConfig))
     assert names[:3] == ["name", "loss", "huber_c"]
-    assert names[7:10] == ["given_frames", "guidance", "sigma_data"]
-    assert names[15] == "prediction" and names[-1] == "level_range"
+    assert names[7:9] == ["given_frames", "guidance"]
+    assert names[11:13] == ["drift_weight", "sigma_data"]
+    assert names[18] == "prediction" and names[-1] == "level_range"
 
 
 def test_a_configuration_survives_yaml(tmp_path: Path) -> None:
