@@ -53,6 +53,8 @@ WORDS = {
     "bf16": "bfloat16 weights with float32 master copies",
     "muon": "the matrices of attention and feed-forward updated by Muon",
     "route": "layers in the middle see every second token",
+    "cfg": "targets moved along the guidance of the network itself",
+    "drift": "with adapters: held to what the network says without them",
     "drop": "the input of adapters is dropped at a rate of 0.1",
     "frozen": "the first layer of each stack is frozen, and MLPs learn at half the rate",
     "lora": "adapters on every linear of the layers are trained, and no other weight",
@@ -95,7 +97,8 @@ _FROZEN = (
     ParameterGroup(pattern="*.mlp.*", lr_factor=0.5),
     ParameterGroup(pattern="*layers.0.*", frozen=True),
 )
-_OTHER_NUMBERS = ("bf16", "muon", "route", "drop", "frozen", "fp8base", *_ADAPTERS)
+_UNKEYED = ("route", "cfg", "drift", "drop", "frozen", "fp8base", *_ADAPTERS)
+_OTHER_NUMBERS = ("bf16", "muon", *_UNKEYED)
 """Words of other mathematics: one process is compared with them, too."""
 ONE = "one"
 """The layout that all others are compared with: one process, every option off."""
@@ -172,8 +175,11 @@ class NamedLayout:
             last = max(1, model.all_layers - 2)
             model = replace(model, route_from=(model.all_layers - 1) // 3, route_to=last)
         groups = _FROZEN if "frozen" in self.words else ()
+        passes = {"cfg_target": 2.0} if "cfg" in self.words else {}
+        passes |= {"drift_weight": 0.5} if "drift" in self.words else {}
         return replace(
             config,
+            objective=replace(config.objective, **passes),
             lora=self._lora(model),
             model=model,
             optimizer=replace(config.optimizer, groups=groups),
@@ -229,7 +235,7 @@ def parse_layout(name: str) -> NamedLayout:
         elif word in _OPTIONS:
             for group, values in _OPTIONS[word].items():
                 settings.setdefault(group, {}).update(values)
-        elif word not in (ONE, "route", "drop", "frozen", "fp8base", "swap", *_ADAPTERS):
+        elif word not in (ONE, "swap", *_UNKEYED):
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")
     return NamedLayout(name=name, size=size, settings=settings, packs=packs)
