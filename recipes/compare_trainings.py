@@ -24,13 +24,19 @@ from statistics import fmean
 from typing import Any
 
 from dit.command_line import OptionParser
+from dit.distributed.entry import run
 from dit.planner.tables import table_of, wide_console
 
 PRETRAIN = Path(__file__).resolve().with_name("pretrain_dit.py")
 LOSSES = ("val_loss", "val_loss_ema")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Trains, judges, prints the table and writes comparison.json.
+
+    Raises:
+        ValueError: a training failed, or was broken off before.
+    """
     options = _parse(arguments)
     rows = []
     for name, *keys in options.variant:
@@ -48,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         table_of(f"{options.config_file}: {shlex.join(options.keys)}", [*map(_written, rows)])
     )
     (options.output / "comparison.json").write_text(json.dumps(rows, indent=2) + "\n")
+    return 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -76,7 +83,9 @@ def _figures(
     kept = run / "comparison.json"
     if not kept.exists():
         if run.exists():
-            sys.exit(f"{run} was broken off; remove it, so that all its CPU seconds are counted")
+            raise ValueError(
+                f"{run} was broken off; remove it, so that all its CPU seconds are counted"
+            )
         words = [PRETRAIN, "--config-file", options.config_file, *options.keys, *keys]
         cpu_s = _run([*words, f"checkpoint.save={run}", f"rng.seed={seed}"])
         found = {"cpu_s": cpu_s} | _losses(run)
@@ -93,7 +102,8 @@ def _run(words: Sequence[str | Path], *, check: bool = True) -> float:
     before = os.times().children_user
     done = subprocess.run([sys.executable, *words])
     if check and done.returncode:
-        sys.exit(f"{shlex.join(map(str, words))} ended with {done.returncode}")
+        said = " ".join(map(str, words))
+        raise ValueError(f"{said} ended with exit code {done.returncode}; its error stands above")
     return os.times().children_user - before
 
 
@@ -120,4 +130,4 @@ def _written(row: dict[str, Any]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

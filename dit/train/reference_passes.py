@@ -65,6 +65,7 @@ def reference_passes(
         for pack, (_, problem) in zip(packs, items, strict=True):
             dropped = dropped_captions(pack, seed=seed, step=step, options=options)
             factors.append(cfg_factors(problem.noise_N, dropped, options=options))
+            # By all tokens in all layers, as samplers find guidance, whatever route training has.
             uncaptioned.append(
                 training_problem(
                     run.objective, pack, seed=seed, step=step, null=run.null, options=every

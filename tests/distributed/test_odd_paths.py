@@ -22,6 +22,7 @@ COMMANDS = {
     "generate_dit": ["--checkpoint_path", "{}", "--output_dir", "out", "--prompt", "x"],
     "evaluate_digits": ["--checkpoint_path", "{}"],
     "evaluate_pictures": ["--checkpoint_path", "{}"],
+    "compare_trainings": ["--config_file", "{}.yaml", "--output", "out", "--variant", "plain"],
     "fit_run": ["{}"],
     "decode_latents": ["--latents", "{}", "--output_dir", "out"],
     f"{PREP} image": ["image", "--image_dir", "{}", "--output_dir", "out"],

@@ -43,5 +43,5 @@ def test_variants_seeds_and_judge(repo_root: Path, tmp_path: Path, capsys) -> No
     assert json.loads((tmp_path / "comparison.json").read_text()) == rows
     assert (tmp_path / "fast" / "1" / "metrics.jsonl").read_bytes() == before
     (tmp_path / "fast" / "2" / "comparison.json").unlink()
-    with pytest.raises(SystemExit, match="fast/2 was broken off; remove it"):
+    with pytest.raises(ValueError, match="fast/2 was broken off; remove it"):
         main(words)

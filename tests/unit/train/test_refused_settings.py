@@ -36,6 +36,9 @@ OTHER = {
 WITH = {
     "objective.huber_c": ("objective.loss=huber",),
     "objective.level_range": ("objective.name=flow",),
+    "objective.prediction": ("objective.name=flow",),
+    "objective.cfg_target_schedule": ("objective.name=flow", "objective.cfg_target=3"),
+    "objective.drift_weight": ("lora.rank=4",),
     "objective.guidance": ("model.family=flux", "objective.guidance=1"),
     "lora.plus_ratio": ("lora.rank=4",),
     "model.clean_references": ("model.reference_latents=1",),
