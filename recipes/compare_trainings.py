@@ -62,7 +62,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--output", type=Path, required=True, help="folder of the runs and of comparison.json")
     add("--config_file", type=Path, required=True, help="configuration of all variants")
-    add("--keys", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help="of all")
+    of_all: dict[str, Any] = {
+        "nargs": "*",
+        "action": "extend",
+        "default": [],
+        "metavar": "KEY=VALUE",
+    }
+    add("--keys", **of_all, help="overrides of all variants")
     add(
         "--variant",
         nargs="+",
@@ -77,22 +83,24 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _figures(
-    run: Path, seed: int, keys: Sequence[str], options: argparse.Namespace
+    folder: Path, seed: int, keys: Sequence[str], options: argparse.Namespace
 ) -> dict[str, float]:
     """Figures of a run, which is trained and judged first unless that was done before."""
-    kept = run / "comparison.json"
+    kept = folder / "comparison.json"
     if not kept.exists():
-        if run.exists():
+        if folder.exists():
             raise ValueError(
-                f"{run} was broken off; remove it, so that all its CPU seconds are counted"
+                f"{folder} was broken off; remove it, so that all its CPU seconds are counted"
             )
         words = [PRETRAIN, "--config-file", options.config_file, *options.keys, *keys]
-        cpu_s = _run([*words, f"checkpoint.save={run}", f"rng.seed={seed}"])
-        found = {"cpu_s": cpu_s} | _losses(run)
+        cpu_s = _run([*words, f"checkpoint.save={folder}", f"rng.seed={seed}"])
+        found = {"cpu_s": cpu_s} | _losses(folder)
         if options.judge:
             # Its exit code says whether it was content.
-            _run([*shlex.split(options.judge), "--checkpoint_path", str(run)], check=False)
-            found |= _numbers(json.loads((run / "evaluation.json").read_text()))
+            _run([*shlex.split(options.judge), "--checkpoint_path", str(folder)], check=False)
+            if not (said := folder / "evaluation.json").is_file():
+                raise ValueError(f"--judge {options.judge} wrote no {said}; its error stands above")
+            found |= _numbers(json.loads(said.read_text()))
         kept.write_text(json.dumps(found) + "\n")
     return json.loads(kept.read_text())
 
@@ -107,11 +115,12 @@ def _run(words: Sequence[str | Path], *, check: bool = True) -> float:
     return os.times().children_user - before
 
 
-def _losses(run: Path) -> dict[str, float]:
+def _losses(folder: Path) -> dict[str, float]:
     """Losses of the last validation."""
-    steps = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    last = [step for step in steps if LOSSES[0] in step][-1]
-    return {name: last[name] for name in LOSSES if name in last}
+    steps = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    if not (validated := [step for step in steps if LOSSES[0] in step]):
+        raise ValueError(f"{folder} was never validated; set train.eval_interval above 0")
+    return {name: validated[-1][name] for name in LOSSES if name in validated[-1]}
 
 
 def _numbers(report: dict[str, Any]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
 from dit.batch import Grid, PackedBatch
-from dit.config import FlowConfig, ModelConfig, Precision
+from dit.config import FlowConfig, ModelConfig, Precision, Recompute, RecomputeMethod
 from dit.models.attention.spans import Spans
 from dit.models.flux.model import FluxNetwork
 from dit.models.layer_spec import (
@@ -49,6 +49,18 @@ from tests.families.flux import flux_model
 from tests.families.wan import wan_model
 from tests.packs import random_pack, tiny_model
 from tests.toy_family import FAMILY, ToyConfig, ToyNetwork
+
+RECOMPUTED: list[dict[str, Any]] = [
+    {"recompute_granularity": Recompute.FULL},
+    {"recompute_granularity": Recompute.FULL, "recompute_num_layers": 2},
+    {
+        "recompute_granularity": Recompute.FULL,
+        "recompute_method": RecomputeMethod.BLOCK,
+        "recompute_num_layers": 3,
+    },
+    {"recompute_granularity": Recompute.SELECTIVE},
+]
+"""Fields of a network: all layers, groups, some layers, and attention computed again."""
 
 
 def toy_parts(model: ModelConfig, **attention: Any) -> dict[str, Any]:

@@ -101,6 +101,12 @@ def edited(picture_HW: Tensor, edit: str, *, ink: float = 1.0) -> Tensor:
     return framed_HW
 
 
+def _reference(source: str, side: int) -> PlannedReference:
+    """The digit or clip itself, of so many pixels along a side."""
+    size = (side, side)
+    return PlannedReference(name=source, folder=0, where=source, stamp="", resized=size, size=size)
+
+
 class EditedDigits(Digits):
     """Each digit once after every edit, with the digit itself as a reference picture.
 
@@ -116,16 +122,7 @@ class EditedDigits(Digits):
                 file_key=still.group,
                 source=f"{still.source}/{edit}",
                 caption=edit,
-                references=(
-                    PlannedReference(
-                        name=still.source,
-                        folder=0,
-                        where=still.source,
-                        stamp="",
-                        resized=(SIDE, SIDE),
-                        size=(SIDE, SIDE),
-                    ),
-                ),
+                references=(_reference(still.source, SIDE),),
             )
             for still in self.entries
             for number, edit in enumerate(EDITS)
@@ -206,16 +203,7 @@ class MirroredClips(MovingDigits):
             replace(
                 clip,
                 caption="mirrored",
-                references=(
-                    PlannedReference(
-                        name=clip.source,
-                        folder=0,
-                        where=clip.source,
-                        stamp="",
-                        resized=(CANVAS, CANVAS),
-                        size=(CANVAS, CANVAS),
-                    ),
-                ),
+                references=(_reference(clip.source, CANVAS),),
             )
             for clip in self.entries
         )

@@ -2,14 +2,13 @@
 
     run        RunConfig: the whole tree, checkpoints and logs, and the checks of several groups
     model      what the networks of all families share; a family adds fields in its own folder
-    choices    the names that its keys choose between
     token_route  layers that see a part of the tokens in training
     data       sources of samples, real or synthetic, and how samples are packed
     objective  EDM and flow matching: noise levels, preconditioning, loss weights
-    objective_choices  the words that its options may be
     lora       low-rank adapters: ranks, the linears that get one, where the frozen weights are
     training   steps, AdamW, learning rate, EMA, data parallelism, seed
     validation sets of held-out samples, and the samples that are drawn during a run
+    choices    the words that keys of the network and of the objective may be
     resume     what another value of a key does to a run that continues from its checkpoint
     checks     Problems, and rules that several groups use
 
@@ -22,13 +21,24 @@ from dit.config.checks import Problems
 from dit.config.choices import (
     AttentionBackend,
     ContextComm,
+    FlowPrediction,
     Fp8,
     Fp8Recipe,
     Implementation,
+    LevelDensity,
+    LevelSpacing,
+    LossKind,
+    LossMean,
+    ObjectiveName,
     Precision,
     Recompute,
     RecomputeMethod,
+    Sampler,
+    SamplingLevels,
+    TargetSchedule,
     TextPadding,
+    TimeShift,
+    Weighting,
 )
 from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
 from dit.config.lora import BaseType, LoraConfig, LoraTargets
@@ -39,19 +49,6 @@ from dit.config.objective import (
     EdmConfig,
     FlowConfig,
     ObjectiveConfig,
-)
-from dit.config.objective_choices import (
-    FlowPrediction,
-    LevelDensity,
-    LevelSpacing,
-    LossKind,
-    LossMean,
-    ObjectiveName,
-    Sampler,
-    SamplingLevels,
-    TargetSchedule,
-    TimeShift,
-    Weighting,
 )
 from dit.config.run import CheckpointConfig, LoggerConfig, RunConfig, WandbMode, Weights
 from dit.config.training import (

@@ -1,4 +1,4 @@
-"""What the keys of the network choose between."""
+"""What keys choose between: those of the network, then those of the objective."""
 
 from __future__ import annotations
 
@@ -77,3 +77,100 @@ class TextPadding(StrEnum):
     """Rows behind a caption that are attended to and are no zeros."""
 
     STORED = "stored"  # what the text encoder makes of its padding, as the shards hold it
+
+
+class ObjectiveName(StrEnum):
+    """The objectives that come with this project; `OBJECTIVES` has every registered one."""
+
+    EDM = "edm"
+    FLOW = "flow"
+
+
+class LevelDensity(StrEnum):
+    """Density from which flow matching draws t (arXiv:2403.03206, Sec. 3.1)."""
+
+    UNIFORM = "uniform"
+    LOGIT_NORMAL = "logit_normal"
+    MODE = "mode"
+
+
+class FlowPrediction(StrEnum):
+    """What the network of flow matching says of a noisy state."""
+
+    VELOCITY = "velocity"  # noise - latent
+    X = "x"  # the latent
+
+
+class Weighting(StrEnum):
+    """Weight of the squared error of flow matching at t."""
+
+    NONE = "none"
+    LINEAR = "linear"
+
+
+class SamplingLevels(StrEnum):
+    """Levels that samplers of flow matching visit."""
+
+    LINEAR = "linear"  # even steps from 1 to 1/1000, then shifted, then 0
+    # Even steps from 1 to 1 / number of steps, then shifted, then 0: what the pipelines of FLUX,
+    # Qwen-Image and HunyuanVideo hand to Diffusers' scheduler.
+    EVEN = "even"
+    # The same steps, shifted by a law of their own, in tokens and steps, whatever shift training
+    # has: what the pipelines of FLUX.2 hand to Diffusers' scheduler.
+    EMPIRICAL = "empirical"
+    # sigma / (1 + sigma) for sigma of arXiv:2206.00364, Eq. 5, then 0, as of Cosmos-Predict2.5
+    KARRAS = "karras"
+    # The same without 0, so that noise of the last level stays, as of Cosmos-Predict2. The state
+    # begins as noise times the first level; that of 2.5 as the noise itself.
+    KARRAS_TO_SIGMA_MIN = "karras_to_sigma_min"
+    # Those of Diffusers' UniPCMultistepScheduler with use_flow_sigmas, as of Wan: even steps from 1
+    # that leave 1/1000 out, shifted once, then 0. The network is told whole numbers of 1000.
+    UNIPC = "unipc"
+    # Half of the steps from 1 to 0.975, then quadratic ones to 0, without a shift: what
+    # LTXConditionPipeline hands to Diffusers' scheduler.
+    LINEAR_QUADRATIC = "linear_quadratic"
+
+
+class LevelSpacing(StrEnum):
+    """Levels between the first and the last one of a sampler, as `use_..._sigmas` of Diffusers."""
+
+    KARRAS = "karras"  # arXiv:2206.00364, Eq. 5, with rho = 7 and t for sigma
+    EXPONENTIAL = "exponential"  # even in ln t
+    BETA = "beta"  # quantiles of a beta distribution, arXiv:2407.12173: more at both ends
+
+
+class TimeShift(StrEnum):
+    """Shift by the number of tokens of the target, as Diffusers' pipelines have it."""
+
+    EXPONENTIAL = "exponential"  # exp(mu)
+    LINEAR = "linear"  # mu
+
+
+class Sampler(StrEnum):
+    """Solver of the sampling ODE."""
+
+    EULER = "euler"  # one network call a step, first order
+    HEUN = "heun"  # two calls a step, second order (arXiv:2206.00364, Algorithm 1 without churn)
+    DPMPP = "dpm++"  # one call a step, second order, multistep (arXiv:2211.01095, 2M)
+    UNIPC = "unipc"  # one call a step, second order, predictor-corrector (arXiv:2302.04867)
+
+
+class LossKind(StrEnum):
+    """Error of one number that the network says."""
+
+    MSE = "mse"  # e²
+    HUBER = "huber"  # pseudo-Huber: sqrt(e² + huber_c²) - huber_c
+
+
+class LossMean(StrEnum):
+    """What counts once in the mean loss: a real token, or a sample."""
+
+    TOKEN = "token"
+    SAMPLE = "sample"
+
+
+class TargetSchedule(StrEnum):
+    """How far `cfg_target` moves the target at a level."""
+
+    CONSTANT = "constant"  # w
+    LEVEL = "level"  # 1 + (w - 1) t

@@ -9,7 +9,7 @@ from inspect import get_annotations
 from itertools import pairwise
 
 from dit.config.checks import Rule, at_least_one, check, numbers, positive, within
-from dit.config.objective_choices import (
+from dit.config.choices import (
     FlowPrediction,
     LevelDensity,
     LevelSpacing,

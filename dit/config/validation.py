@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from dit.config.checks import Rule, at_least_one, check, numbers, within
-from dit.config.objective_choices import Sampler
+from dit.config.choices import Sampler
 from dit.config.resume import AtStart, Live
 from dit.local_path import DataPath, LocalPath
 

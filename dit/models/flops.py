@@ -8,13 +8,14 @@ without a token route.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from dit.config import ModelConfig
 from dit.models.cost import network_cost
-from dit.models.layer_spec import Multiplications
+from dit.models.layer_spec import Cost, Multiplications
 
 if TYPE_CHECKING:
     from dit.batch import PackedBatch
@@ -27,31 +28,35 @@ def forward_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[i
     recomputation count nothing. Linears go by tokens or samples, attention by pairs of tokens.
     Layers of a token route count the tokens that they see.
     """
-    cost, lengths = network_cost(model), network_cost(model).text(text)
-    total = cost.multiplications.of(tokens, lengths)
-    if (route := model.token_route) is not None:
-        layers, kept = _of_route(model)[0], [route.tokens(one) for one in tokens]
-        total += layers.of(kept, lengths) - layers.of(tokens, lengths)
-    return 2 * total
+    return _flops(model, attrgetter("multiplications"), tokens, text)
 
 
 def attention_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int]) -> int:
     """Those of `forward_flops` that attention takes."""
+    return _flops(model, attrgetter("in_attention"), tokens, text)
+
+
+def _flops(
+    model: ModelConfig,
+    part: Callable[[Any], Multiplications],
+    tokens: Sequence[int],
+    text: Sequence[int],
+) -> int:
+    """Operations of a `part` of the multiplications of a network, or of some of its layers."""
     cost, lengths = network_cost(model), network_cost(model).text(text)
-    total = cost.in_attention.of(tokens, lengths)
+    total = part(cost).of(tokens, lengths)
     if (route := model.token_route) is not None:
-        layers, kept = _of_route(model)[1], [route.tokens(one) for one in tokens]
+        layers, kept = part(_of_route(model)), [route.tokens(one) for one in tokens]
         total += layers.of(kept, lengths) - layers.of(tokens, lengths)
     return 2 * total
 
 
 @lru_cache(maxsize=64)
-def _of_route(model: ModelConfig) -> tuple[Multiplications, Multiplications]:
-    """All multiplications of the layers of the route, and those of attention among them."""
+def _of_route(model: ModelConfig) -> Cost:
+    """The layers of the route."""
     route = model.token_route
     assert route is not None
-    layers = network_cost(model).in_layers(route.first, route.last)
-    return layers.multiplications, layers.in_attention
+    return network_cost(model).in_layers(route.first, route.last)
 
 
 def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
@@ -62,7 +67,7 @@ def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
 def training_flops(model: ModelConfig, batch: PackedBatch, *, passes: int = 0) -> int:
     """Operations of a training step on a pack: the backward pass costs twice the forward one.
 
-    `passes` are those without gradients before it, whose layers see all tokens.
+    `passes` are those without gradients before it, each counted as one of all tokens.
     """
     before = passes * pack_forward_flops(model.with_all_tokens(), batch)
     return 3 * pack_forward_flops(model, batch) + before

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from recipes.compare_trainings import main
+from recipes.compare_trainings import _losses, main
 
 JUDGE = """
 import json, sys
@@ -42,6 +42,15 @@ def test_variants_seeds_and_judge(repo_root: Path, tmp_path: Path, capsys) -> No
     main(words)
     assert json.loads((tmp_path / "comparison.json").read_text()) == rows
     assert (tmp_path / "fast" / "1" / "metrics.jsonl").read_bytes() == before
+    words[words.index("--judge") + 1] = "-c pass"
+    with pytest.raises(ValueError, match=r"--judge -c pass wrote no .*evaluation\.json"):
+        main([*words, "--seeds", "3"])
     (tmp_path / "fast" / "2" / "comparison.json").unlink()
     with pytest.raises(ValueError, match="fast/2 was broken off; remove it"):
         main(words)
+
+
+def test_a_run_without_validation_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
+    with pytest.raises(ValueError, match=r"was never validated; set train\.eval_interval above 0"):
+        _losses(tmp_path)

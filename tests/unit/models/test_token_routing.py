@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from dit.batch import Problem, SequenceShard
-from dit.config import Recompute, RecomputeMethod
 from dit.config.token_route import TokenRoute
 from dit.distributed.model_parallel import split_tokens
 from dit.models.dit.family import ExtraPosition
@@ -22,7 +21,7 @@ from dit.objectives.objective import real_only
 from dit.objectives.training_target import Draw, draw_route, pack_rng
 from dit.train.model_and_optimizer import randomise
 from tests.packs import random_pack, single, tiny_model
-from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
+from tests.toy_networks import NETWORKS, RECOMPUTED, level_rows, toy_model, toy_pack
 
 GRIDS, TEXTS = [(1, 4, 6), (3, 3, 5), (1, 1, 1), (2, 4, 3)], [9, 4, 4, 30]
 LEVELS = torch.tensor([0.1, -0.2, 0.4, 0.3])
@@ -207,14 +206,7 @@ def test_without_a_draw_no_bit_changes(groups, name):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"recompute_granularity": Recompute.FULL},
-        {"recompute_granularity": Recompute.FULL, "recompute_num_layers": 2},
-        {
-            "recompute_granularity": Recompute.FULL,
-            "recompute_method": RecomputeMethod.BLOCK,
-            "recompute_num_layers": 3,
-        },
-        {"recompute_granularity": Recompute.SELECTIVE},
+        *RECOMPUTED,
         {"cpu_offloading_num_layers": 4},
     ],
     ids=["full", "groups", "block", "selective", "offload"],

@@ -7,12 +7,12 @@ from fnmatch import fnmatch
 import pytest
 import torch
 
-from dit.config import Precision, Recompute, RecomputeMethod
+from dit.config import Precision
 from dit.models.layers import packed_attention
 from dit.train.model_and_optimizer import initialise, randomise
 from tests.packs import single
 from tests.plain_kernel import attend_as_a_gpu
-from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
+from tests.toy_networks import NETWORKS, RECOMPUTED, level_rows, toy_model, toy_pack
 
 # The toy family's videos have a given first frame.
 GRIDS, TEXTS = [(1, 4, 6), (3, 2, 5), (1, 1, 1), (2, 4, 3)], [9, 0, 4, 30]
@@ -92,14 +92,7 @@ def test_output_moves_with_its_own_sample_and_with_no_neighbour(groups, name, ch
 @pytest.mark.parametrize(
     "changes",
     [
-        {"recompute_granularity": Recompute.FULL},
-        {"recompute_granularity": Recompute.FULL, "recompute_num_layers": 2},
-        {
-            "recompute_granularity": Recompute.FULL,
-            "recompute_method": RecomputeMethod.BLOCK,
-            "recompute_num_layers": 3,
-        },
-        {"recompute_granularity": Recompute.SELECTIVE},
+        *RECOMPUTED,
         {"cpu_offloading_num_layers": 3},
     ],
     ids=["full", "groups", "block", "selective", "offload"],
