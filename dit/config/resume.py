@@ -21,6 +21,7 @@ class Resume(StrEnum):
 
     LIVE = "live"
     REFUSED = "refused"
+    OF_INPUTS = "refused with the inputs"
     OF_DATA = "refused with the data"
     AT_START = "start only"
 
@@ -29,6 +30,9 @@ RESUMED = {
     Resume.LIVE: "it takes effect.",
     Resume.REFUSED: "it is an error, which names the key: what the checkpoint stores would get"
     " another meaning.",
+    Resume.OF_INPUTS: "it is an error, which names the key: samples would get other inputs."
+    " No weight depends on it: with `checkpoint.finetune=true`, and of a base of adapters, it takes"
+    " effect.",
     Resume.OF_DATA: "it is an error, which names the key: the position in the data would get"
     " another meaning. With `checkpoint.load_data_position=false` the data begin anew, and it takes"
     " effect.",
@@ -39,6 +43,7 @@ RESUMED = {
 T = TypeVar("T")
 Live = Annotated[T, Resume.LIVE]
 Refused = Annotated[T, Resume.REFUSED]
+OfInputs = Annotated[T, Resume.OF_INPUTS]
 OfData = Annotated[T, Resume.OF_DATA]
 AtStart = Annotated[T, Resume.AT_START]
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import TextPadding
 from dit.config.checks import Rule, bounded, not_negative
-from dit.config.resume import Refused
+from dit.config.resume import OfInputs, Refused
 from dit.models.family import (
     Family,
     ObjectiveConventions,
@@ -69,7 +69,7 @@ class FluxConfig(DoubleSingleConfig):
     """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
     guidance_embed: Refused[bool] = True
     """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
-    reference_latents: Refused[int] = bounded(0, most=64, at_least_one=False)
+    reference_latents: OfInputs[int] = bounded(0, most=64, at_least_one=False)
     """Reference pictures that a sample may have, as tokens beside its own (Kontext: 1)."""
 
     def own_sizes(self) -> list[Rule]:

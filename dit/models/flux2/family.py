@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from dit.config import TextPadding
 from dit.config.checks import Rule, bounded, not_negative
-from dit.config.resume import Refused
+from dit.config.resume import OfInputs, Refused
 from dit.models.family import (
     Family,
     ObjectiveConventions,
@@ -105,7 +105,7 @@ class Flux2Config(DoubleSingleConfig):
     """stored: shards hold the states of padding, which published weights attend to; null: none."""
     guidance_embed: Refused[bool] = True
     """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
-    reference_latents: Refused[int] = bounded(0, most=64, at_least_one=False)
+    reference_latents: OfInputs[int] = bounded(0, most=64, at_least_one=False)
     """Reference pictures that a sample may have, as tokens beside its own."""
 
     def own_sizes(self) -> list[Rule]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
+from dit.config.resume import OfInputs, Refused
 from dit.models.family import (
     TINY_NETWORK,
     ConditionRules,
@@ -93,7 +93,7 @@ class LtxConfig(ModelConfig):
     crossattn_emb_size: int = 4096
     frame_positions: Refused[FramePositions] = FramePositions.CAUSAL
     """Seconds at which latent frames begin: even (0.9.0, 0.9.1), or causal (0.9.5 and later)."""
-    reference_latents: Refused[int] = bounded(0, most=64, at_least_one=False)
+    reference_latents: OfInputs[int] = bounded(0, most=64, at_least_one=False)
     """Reference videos that a sample may have, as clean tokens at the target's positions."""
 
     def own_sizes(self) -> list[Rule]:

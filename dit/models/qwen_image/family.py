@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
+from dit.config.resume import OfInputs, Refused
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -85,7 +85,7 @@ class QwenImageConfig(ModelConfig):
     crossattn_emb_size: int = 3584
     rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**20, at_least_one=False)
     """Even widths of a head rotated by picture, row and column; their sum is a head's width."""
-    reference_latents: Refused[int] = 0
+    reference_latents: OfInputs[int] = 0
     """Pictures to edit that a sample may have, as latents of any size; at most 3."""
     clean_references: Refused[bool] = False
     """Whether pictures to edit get noise level 0 (2511) instead of the level of the sample."""

@@ -87,6 +87,7 @@ class TrainProgress:
 INTERVAL = "log_interval.safetensors"
 _T = TypeVar("_T")
 _AVERAGE = "ema."
+_OF_MODEL = (Resume.REFUSED, Resume.OF_INPUTS)
 """Prefix of the average of a weight."""
 
 
@@ -364,7 +365,7 @@ def check_same_weights(path: Path, config: RunConfig) -> None:
     Raises:
         CheckpointError: names every setting that differs, with both values.
     """
-    different = _different(_of_model(saved_config(path)), _of_model(config))
+    different = _different(_of_weights(saved_config(path).model), _of_weights(config.model))
     if different:
         raise CheckpointError(
             f"{path} holds the weights of another model:{different}\nUse its settings;"
@@ -382,23 +383,28 @@ def _different(saved: dict[str, Any], here: dict[str, Any]) -> str:
 
 
 def weight_settings(model: ModelConfig) -> dict[str, Any]:
-    """The settings that decide shape and meaning of the weights, by field."""
+    """The settings that decide shape and meaning of weights and inputs, by field."""
     return {
         f.name: getattr(model, f.name)
         for f in fields(model)
-        if resume_class(type(model), f.name) is Resume.REFUSED
+        if resume_class(type(model), f.name) in _OF_MODEL
     }
 
 
-def _of_model(config: RunConfig) -> dict[str, Any]:
-    return {f"model.{name}": value for name, value in weight_settings(config.model).items()}
+def _of_weights(model: ModelConfig) -> dict[str, Any]:
+    """Of these the ones that another run on the same weights must keep, by key."""
+    return {
+        f"model.{name}": value
+        for name, value in weight_settings(model).items()
+        if resume_class(type(model), name) is not Resume.OF_INPUTS
+    }
 
 
 def _fixed(config: RunConfig) -> dict[str, Any]:
     """The settings that decide shape and meaning of what a checkpoint stores."""
     schema, fixed = schema_of(config), {}
     for key in schema.all_keys():
-        if schema.resume_class(key) is Resume.REFUSED:
+        if schema.resume_class(key) in _OF_MODEL:
             fixed[key] = attrgetter(key)(config)
     # With another error the network learns another location of the target than its mean.
     if config.objective.loss is not LossKind.HUBER:
