@@ -45,8 +45,10 @@ class LoraConfig:
     """Learning rate of B divided by that of A; null is 1 (LoRA+, arXiv:2402.12354, advises 16)."""
     init_from: Refused[LocalPath | None] = None
     """LoRA file or folder to start from; its ranks and linears override rank and targets."""
+    frozen_adapter: Live[LocalPath | None] = None
+    """LoRA file or folder that is added while adapters train, and is in none of their results."""
     ignore_text_encoder: AtStart[bool] = False
-    """Leave out keys of `init_from` that are of text encoders, and count them."""
+    """Leave out keys of these files that are of text encoders, and count them."""
     base: Live[LocalPath | None] = None
     """Where the frozen weights are now, if they were moved since the run began."""
 
@@ -68,6 +70,11 @@ class LoraConfig:
                 self.base_dtype is None or self.enabled,
                 f"base_dtype={self.base_dtype} is of frozen weights, and rank=null trains all of"
                 " them; set rank, or leave base_dtype out",
+            ),
+            (
+                self.frozen_adapter is None or self.enabled,
+                f"frozen_adapter={self.frozen_adapter} is added while adapters are trained, and"
+                " rank=null trains all weights; set rank, or leave frozen_adapter out",
             ),
             *numbers(self, alpha=1e6, plus_ratio=1e6),
         )

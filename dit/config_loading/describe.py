@@ -37,7 +37,8 @@ def _parameters(config: RunConfig) -> str:
     if config.lora.base_dtype is not None:
         name += f", matrices of layers in {config.lora.base_dtype}"
     if config.lora.enabled:
-        return f"{count:,} frozen ({name}), about {trained:,} of adapters trained"
+        beside = f", beside {file}" if (file := config.lora.frozen_adapter) else ""
+        return f"{count:,} frozen ({name}), about {trained:,} of adapters trained{beside}"
     frozen = f", {count - trained:,} frozen" if trained < count else ""
     return f"{trained:,} trainable ({name}){frozen}"
 

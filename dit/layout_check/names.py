@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dit.config import (
     BaseType,
@@ -29,6 +29,9 @@ from dit.config import (
 )
 from dit.models.family import Family
 from dit.models.registry import families
+
+if TYPE_CHECKING:
+    from dit.lora.targets import Adapters
 
 WORDS = {
     "tpN": "N tensor ranks",
@@ -59,6 +62,7 @@ WORDS = {
     "frozen": "the first layer of each stack is frozen, and MLPs learn at half the rate",
     "lora": "adapters on every linear of the layers are trained, and no other weight",
     "lastlora": "adapters in the last layer alone, so that other stages train nothing",
+    "frozenlora": "as lora, beside frozen adapters of attention and MLPs",
     "fp8base": "with adapters: the frozen matrices of the layers in 8 bits",
     "swap": "with adapters: two frozen blocks of a stage have no memory on the device",
 }
@@ -92,7 +96,7 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "whole": {"ddp": {"use_distributed_optimizer": False}},
 }
 """What the words without a number set: group of the run's keys -> keys."""
-_ADAPTERS = ("lora", "lastlora")
+_ADAPTERS = ("lora", "lastlora", "frozenlora")
 _FROZEN = (
     ParameterGroup(pattern="*.mlp.*", lr_factor=0.5),
     ParameterGroup(pattern="*layers.0.*", frozen=True),
@@ -184,6 +188,14 @@ class NamedLayout:
             model=model,
             optimizer=replace(config.optimizer, groups=groups),
         )
+
+    def frozen_adapters(self, model: ModelConfig) -> Adapters | None:
+        """Of another rank than those that are trained, and of fewer linears."""
+        if self.adapters != "frozenlora":
+            return None
+        from dit.lora.targets import chosen_adapters
+
+        return chosen_adapters(model, LoraConfig(rank=2, alpha=1.0))
 
     def _swapped(self, model: ModelConfig) -> int:
         """Of the least stage, one block has to stay."""

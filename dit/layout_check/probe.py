@@ -20,7 +20,7 @@ from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.row_shares import rows_of
 from dit.distributed.watchdog import heartbeat
-from dit.lora.targets import chosen_adapters
+from dit.lora.targets import Adapters, chosen_adapters
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.train.checkpoint.exchange import StateExchange
@@ -49,8 +49,16 @@ class Probe:
     thawed: list[str] = field(default_factory=list)  # frozen weights that a step has changed
 
 
-def probe(config: RunConfig, read: Callable[[], Sequence[PackedBatch]], *, steps: int) -> Probe:
+def probe(
+    config: RunConfig,
+    read: Callable[[], Sequence[PackedBatch]],
+    *,
+    steps: int,
+    frozen: Adapters | None = None,
+) -> Probe:
     """Trains from random weights on the packs of `read`, which are sorted by step.
+
+    `frozen` are adapters beside those that are trained.
 
     The rank of a replica that reads calls it, often: it keeps what it has read.
 
@@ -60,7 +68,8 @@ def probe(config: RunConfig, read: Callable[[], Sequence[PackedBatch]], *, steps
     heartbeat("build of the model", step=0)
     groups = process_groups()
     adapters = chosen_adapters(config.model, config.lora) if config.lora.enabled else None
-    model = build_model_and_optimizer(config, groups, fill=_random, adapters=adapters)
+    beside = {"adapters": adapters, "frozen": frozen}
+    model = build_model_and_optimizer(config, groups, fill=_random, **beside)
     before = _digests(model)
     replica, objective = Replica(groups), training_objective(config.objective)
     null = null_inputs(config, device())

@@ -180,7 +180,8 @@ def _check(
 
                     name = config.model.name
                     packs = read.setdefault(name, cache(partial(_packs, config, steps_of=every)))
-                    result = probe(layout.of(config), packs, steps=STEPS)
+                    frozen = layout.frozen_adapters(config.model)
+                    result = probe(layout.of(config), packs, steps=STEPS, frozen=frozen)
                 if rank() > 0:
                     continue
                 if layout.name in references:

@@ -10,6 +10,7 @@ names        keys of files, and names of modules in the original projects
 peft_config  peft's adapter_config.json: rank and alpha of each module
 files        a file or folder -> factors, and factors -> a folder for Diffusers, peft and ComfyUI
 checkpoint   which adapters a checkpoint holds, and which frozen weights they stand beside
+frozen       adapters of a file that are added while others are trained
 
 `dit.train.checkpoint.adapters` starts a run of them, `dit.convert.lora` converts checkpoints.
 """

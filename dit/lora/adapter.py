@@ -83,7 +83,7 @@ class Factors(nn.Module):
 
 
 class Adapter(nn.Module):
-    """The adapters of one linear."""
+    """The adapters of the parts of one linear."""
 
     def __init__(
         self,
@@ -98,7 +98,8 @@ class Adapter(nn.Module):
     ):
         """`shapes` are those of the parts of the outputs, None for a part without an adapter.
 
-        `name` is that of the linear in the whole network; `dropout` the rate of its input.
+        `name` is that of the linear in the whole network, which decides what is dropped, with that
+        of the adapter where the linear has several; `dropout` is the rate of its input.
 
         `weight` is that of the linear.
         """

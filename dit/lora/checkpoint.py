@@ -10,7 +10,8 @@ Such a checkpoint has no frozen weight. `lora.json` in it says where they are:
           "digest": "…"},
  "adapters": {"blocks.0.attn1.to_q": {"rank": 16, "alpha": 16.0}}}
 
-A base without a path was drawn from `rng.seed`, as on mock data.
+A base without a path was drawn from `rng.seed`, as on mock data. With `lora.frozen_adapter` it has
+"frozen", too, with path and digest of the file (`dit.lora.frozen`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,14 @@ class FrozenBase:
     digest: str  # of the checksums of its files
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenFile:
+    """The file of `lora.frozen_adapter`."""
+
+    path: Path
+    digest: str  # of its factors, whatever the form of the file
+
+
 DRAWN = FrozenBase(path=None, averaged=False, digest="")
 
 
@@ -60,10 +69,14 @@ class AdapterRun:
 
     base: FrozenBase
     adapters: Adapters
+    frozen: FrozenFile | None = None
 
     def as_json(self) -> str:
         """The content of `lora.json`."""
-        return json.dumps(asdict(self), indent=1, default=str) + "\n"
+        content = asdict(self)
+        if self.frozen is None:
+            del content["frozen"]
+        return json.dumps(content, indent=1, default=str) + "\n"
 
 
 _FILE = TypeAdapter(AdapterRun)

@@ -24,7 +24,7 @@ from dit.config import ModelConfig
 from dit.lora.adapter import AdapterShape
 from dit.lora.targets import Adapters, stored_name
 from dit.models.diffusers_names import Pair
-from dit.models.layers.adaptable import DOWN, UP
+from dit.models.layers.adaptable import CHILD, DOWN, UP
 from dit.models.linears import matrices_of_linears, their_modules
 
 
@@ -150,14 +150,17 @@ def _unknown(name: str, known: Iterable[str]) -> str:
     return f"the network has no linear {name}{nearest}"
 
 
-def to_stored(factors: FactorsByModule, model: ModelConfig) -> dict[str, Tensor]:
+def to_stored(
+    factors: FactorsByModule, model: ModelConfig, *, adapter: str = CHILD
+) -> dict[str, Tensor]:
     """Adapters by Diffusers' modules -> tensors by their names in a checkpoint."""
     found: dict[str, Tensor] = {}
     for pair in matrices_of_linears(model):
         for part, module in enumerate(their_modules(pair)):
             if (one := factors.get(module)) is not None:
-                found[stored_name(pair, part, DOWN)] = _inputs(pair, one.down, join=True)
-                found[stored_name(pair, part, UP)] = _joined(pair, part, one.up)
+                down, up = (stored_name(pair, part, of, adapter=adapter) for of in (DOWN, UP))
+                found[down] = _inputs(pair, one.down, join=True)
+                found[up] = _joined(pair, part, one.up)
     return found
 
 

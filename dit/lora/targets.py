@@ -32,10 +32,10 @@ def linear_name(pair: Pair) -> str:
     return name if pair.layer is None else name.replace("layers.", f"layers.{pair.layer}.", 1)
 
 
-def stored_name(pair: Pair, part: int, letter: str) -> str:
-    """Name in a checkpoint of the A or B of one part of a linear."""
+def stored_name(pair: Pair, part: int, letter: str, *, adapter: str = CHILD) -> str:
+    """Name in a checkpoint of the A or B of one part of a linear; `adapter` is its own name."""
     layer = "" if pair.layer is None else f"{pair.layer}."
-    return f"{pair.ours.removesuffix(_WEIGHT)}.{CHILD}.{layer}{part}.{letter}"
+    return f"{pair.ours.removesuffix(_WEIGHT)}.{adapter}.{layer}{part}.{letter}"
 
 
 def chosen_adapters(model: ModelConfig, lora: LoraConfig) -> dict[str, AdapterShape]:
@@ -100,11 +100,17 @@ def adapters_by_linear(
 
 
 def attach_adapters(
-    network: Any, adapters: Adapters, *, precision: Precision, dropout: float = 0.0
+    network: Any,
+    adapters: Adapters,
+    *,
+    precision: Precision,
+    dropout: float = 0.0,
+    adapter: str = CHILD,
 ) -> None:
-    """Gives the linears here their adapters, and freezes all other weights.
+    """Gives the linears here adapters, and freezes all weights but those of trained adapters.
 
-    `network` is the part of a network that a pipeline stage has.
+    `network` is the part of a network that a pipeline stage has, `adapter` the name of these
+    adapters, which says whether they are trained (`dit.models.layers.adaptable`).
     """
     here = _linears(network)
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
@@ -116,9 +122,11 @@ def attach_adapters(
             groups = heads if len(parts) > 1 else 1
             outputs = OutputParts(parts=parts, groups=groups)
             sharing = linear.tensor_sharing()
-            at = {"name": name, "outputs": outputs, "sharing": sharing}
-            linear.lora = Adapter(linear.weight, shapes, **at, **made)  # type: ignore[arg-type]
-    network.adapter_dropout = dropout
+            place = name if adapter == CHILD else f"{name}.{adapter}"
+            at = {"name": place, "outputs": outputs, "sharing": sharing}
+            linear.add_adapter(adapter, Adapter(linear.weight, shapes, **at, **made))  # type: ignore[arg-type]
+    if dropout:
+        network.adapter_dropout = dropout
     freeze(network)
 
 

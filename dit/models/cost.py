@@ -41,6 +41,8 @@ kept, at most: counted at the peak, 3 of most layers, 5 of single-stream ones, 7
 fused kernels."""
 _FACTOR_BYTES = {Sharding.OPTIMIZER: 4, Sharding.WEIGHTS: 1}
 """Of a row of a matrix in 8 bits."""
+_UNREAD_RANK = 32
+"""Of the adapters of a file, which is not read."""
 MOST_BYTES = 2**44
 """16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
 
@@ -91,16 +93,21 @@ def trained_here(config: RunConfig) -> int:
     model = config.model
     if not config.lora.enabled:
         return parameters_here(model) * trained_count(config) // parameter_count(model)
+    return _adapters_here(model, adapter_rank(config))
+
+
+def _adapters_here(model: ModelConfig, rank: int) -> int:
+    """Numbers of adapters of the default targets on the fullest rank."""
     layout = {
         "tensor": model.tensor_model_parallel_size,
         "pipeline": model.pipeline_model_parallel_size,
     }
-    return network_cost(model).adapter_numbers(adapter_rank(config), **layout)
+    return network_cost(model).adapter_numbers(rank, **layout)
 
 
 def adapter_rank(config: RunConfig) -> int:
-    """That of the configuration, and 32 for a file whose ranks are not read yet."""
-    return config.lora.rank or 32
+    """That of the configuration, or `_UNREAD_RANK`."""
+    return config.lora.rank or _UNREAD_RANK
 
 
 def seen_tokens(model: ModelConfig) -> float:
@@ -179,6 +186,8 @@ def weight_bytes(config: RunConfig) -> int:
         total -= -(-cost.layers // model.pipeline_model_parallel_size) * (matrices - narrow)
         matrices = numbers
     total -= model.blocks_to_swap * model.virtual_stages * matrices
+    if lora.frozen_adapter is not None:
+        total += _adapters_here(model, _UNREAD_RANK) * size
     return total + trained_here(config) * size
 
 

@@ -37,7 +37,7 @@ from dit.distributed.data_parallel import (
 from dit.distributed.full_sharding import without_memory
 from dit.distributed.process_groups import broadcast, device
 from dit.distributed.row_shares import keep_packed, put_rows, rows_of
-from dit.models.layers.adaptable import is_adapter, is_up
+from dit.models.layers.adaptable import FROZEN, is_of_any_adapter, is_up
 from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.models.registry import family_of
 from dit.models.stacks.frozen_blocks import byte_rows, place_networks, round_blocks
@@ -81,15 +81,17 @@ def build_model_and_optimizer(
     *,
     fill: Initialise | None = None,
     adapters: Adapters | None = None,
+    frozen: Adapters | None = None,
     load_base: LoadFrozen | None = None,
 ) -> ModelAndOptimizer:
     """A model filled by `fill`, a fresh optimizer, and the average of the weights if configured.
 
-    With `adapters`, these alone are trained, beside weights of `load_base`.
+    With `adapters`, these alone are trained, beside weights and `frozen` adapters of `load_base`.
     """
     check_moments(config.optimizer)
     fill = fill or initialise_weights
-    chunks = build_model(config, groups, fill=fill, adapters=adapters, load_base=load_base)
+    beside: Any = {"frozen": frozen, "load_base": load_base}
+    chunks = build_model(config, groups, fill=fill, adapters=adapters, **beside)
     optimizer = build_optimizer(config, chunks)
     averaged = config.ema.kind is not EmaKind.NONE
     ema = Ema(config.ema, optimizer, groups) if averaged else None
@@ -126,6 +128,7 @@ def build_model(
     *,
     fill: Initialise,
     adapters: Adapters | None = None,
+    frozen: Adapters | None = None,
     load_base: LoadFrozen | None = None,
 ) -> list[ModelChunk]:
     """The parts of the model on this rank, filled and wrapped for data parallelism."""
@@ -133,7 +136,7 @@ def build_model(
     stages = range(virtual) if virtual > 1 else [None]
     in_shares = config.ddp.sharding is Sharding.WEIGHTS
     with without_memory() if in_shares else nullcontext():
-        models = [_network(config, groups, stage, adapters) for stage in stages]
+        models = [_network(config, groups, stage, adapters, frozen) for stage in stages]
     # In shares, weights have memory from now on, and get values row by row.
     chunks = _wrapped(models, config, groups) if in_shares else []
     for model in models:
@@ -147,7 +150,11 @@ def build_model(
 
 
 def _network(
-    config: RunConfig, groups: ProcessGroupCollection, stage: int | None, adapters: Adapters | None
+    config: RunConfig,
+    groups: ProcessGroupCollection,
+    stage: int | None,
+    adapters: Adapters | None,
+    frozen: Adapters | None,
 ) -> Any:
     """A part of the network, with its adapters; not filled yet."""
     model = family_of(config.model).network()(config.model, groups, stage)
@@ -160,6 +167,8 @@ def _network(
 
         precision = config.lora.dtype or config.model.precision
         attach_adapters(model, adapters, precision=precision, dropout=config.lora.dropout)
+        if frozen:
+            attach_adapters(model, frozen, precision=precision, adapter=FROZEN)
     return model
 
 
@@ -292,7 +301,7 @@ def initialise(
     """
 
     def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        if is_adapter(name):
+        if is_of_any_adapter(name):
             bound = 0 if is_up(name) else shape[1] ** -0.5
             return (torch.rand(shape, generator=generator) * 2 - 1) * bound
         if len(shape) == 1:

@@ -204,6 +204,7 @@ def _prepare(
         groups,
         fill=fill or _first_values(config, found, start),
         adapters=adapted.run.adapters if adapted else None,
+        frozen=adapted.frozen_shapes if adapted else None,
         load_base=partial(adapted.load_base, config=config, groups=groups) if adapted else None,
     )
     objective = training_objective(config.objective)

@@ -41,6 +41,7 @@ from dit.distributed.model_parallel import FullForward, Item
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
+from dit.models.layers.adaptable import FROZEN, adapters_off
 from dit.objectives.objective import TrainingObjective
 from dit.objectives.training_target import validation_pack, validation_problem
 from dit.pack_wire import pack_to
@@ -205,6 +206,7 @@ def draw_samples(run: TrainState) -> DrawnSamples | None:
         if ema is not None:
             inside.enter_context(ema.as_weights(chunks))
         model = FullForward(chunks).eval()
+        inside.enter_context(adapters_off(model, [FROZEN]))
         samples = run.samples(run, model)
         model.train()
     if where.type == "cuda":

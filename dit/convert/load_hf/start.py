@@ -29,7 +29,7 @@ from dit.convert.load_hf.settings import HfWeights, objective_notes, open_hf_wei
 from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.distributed.watchdog import heartbeat
 from dit.models.diffusers_names import Pair, Same
-from dit.models.layers.adaptable import is_adapter
+from dit.models.layers.adaptable import is_of_any_adapter
 from dit.train.checkpoint.starting_point import Origin, read_origin, starting_point
 from dit.train.model_and_optimizer import fill_shards, weight_shards
 
@@ -45,7 +45,7 @@ class HfStart:
     def fill(self, model: MegatronModule, config: RunConfig) -> None:  # noqa: ARG002
         """Collective; raises as `fill_from_diffusers`."""
         groups: Any = model.groups
-        fill_from_diffusers(model, self.weights, copies=groups.dp_cp, left_out=is_adapter)
+        fill_from_diffusers(model, self.weights, copies=groups.dp_cp, left_out=is_of_any_adapter)
 
     def origin(self) -> Origin:
         """Collective; raises as `read_origin`."""

@@ -1,7 +1,8 @@
 """What a network knows of low-rank adapters, which `dit.lora` gives to its linears.
 
 names of their weights   in a network and in checkpoints
-Adaptable                what a linear has for an adapter, and where its matrix is frozen
+Adaptable                what a linear has for adapters, and where its matrix is frozen
+adapters_off             a network without some of them
 DropoutRows              the pack that is computed now, which decides what adapters drop
 mark_split               marks on weights by which Megatron-Core knows what tensor ranks share;
                          sees_part_of_tokens sets another one
@@ -13,7 +14,8 @@ Nothing here imports `dit.lora`, so that runs without adapters do not open it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -33,20 +35,39 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 CHILD = "lora"
-"""Name of the adapter in its linear. Names of frozen weights do not change."""
+"""Name of the trained adapter in its linear. Names of frozen weights do not change."""
+FROZEN = "frozen_lora"
+"""Name of one that is frozen, as are all whose names begin so; others begin as `CHILD`."""
 DOWN, UP = "A", "B"
 TOKENS = "hidden"
 """The row of latent tokens; networks with joint attention have others beside it."""
 
 
+_TRAINED = re.compile(rf"\.{CHILD}(_\w+)?\.")
+_OF_ANY = re.compile(rf"\.({FROZEN}|{CHILD})(_\w+)?\.")
+
+
 def is_adapter(name: str) -> bool:
-    """Whether a weight, by its name in a network or a checkpoint, is one of an adapter."""
-    return f".{CHILD}." in name
+    """Whether a weight, by its name in a network or a checkpoint, is one of a trained adapter."""
+    return _TRAINED.search(name) is not None
+
+
+def is_of_any_adapter(name: str) -> bool:
+    """Whether it is one of an adapter that is trained or frozen."""
+    return _OF_ANY.search(name) is not None
+
+
+def is_stored(name: str, *, adapted: bool) -> bool:
+    """Whether a checkpoint of trained adapters (`adapted`), or of weights, has a weight.
+
+    None has frozen adapters: their files do.
+    """
+    return is_adapter(name) if adapted else not is_of_any_adapter(name)
 
 
 def is_up(name: str) -> bool:
     """Whether it is a B, which starts at zero."""
-    return is_adapter(name) and name.endswith(f".{UP}")
+    return is_of_any_adapter(name) and name.endswith(f".{UP}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +99,12 @@ class TensorSharing:
 
 
 class Adaptable(nn.Module):
-    """What a linear has for an adapter; it stands before the class of the linear itself."""
+    """What a linear has for adapters; it stands before the class of the linear itself."""
 
     lora: Any
     """Its `dit.lora.adapter.Adapter`; None, or absent, without one."""
+    beside: Sequence[str] = ()
+    """Names of further ones, each a child, whose sum with it is added."""
     frozen: Any = None
     """Its weight as a `FrozenMatrix`, where it is frozen and not kept whole on the device."""
     token_row: str | None = None
@@ -97,16 +120,27 @@ class Adaptable(nn.Module):
         """Whether no step changes the matrix."""
         return not self.weight.requires_grad  # type: ignore[union-attr]
 
+    def add_adapter(self, name: str, adapter: nn.Module) -> None:
+        """Gives the linear an adapter, or another one in the place of that of this name."""
+        setattr(self, name, adapter)
+        if name != CHILD and name not in self.beside:
+            self.beside = (*self.beside, name)
+
+    def adapters(self) -> dict[str, Any]:
+        """Those that it has, by name, in the order in which they are added to its output."""
+        named = ((name, getattr(self, name, None)) for name in (*self.beside, CHILD))
+        return {name: one for name, one in named if one is not None}
+
     def adapted(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """The output [T, O] of the linear and its adapter.
+        """The output [T, O] of the linear and its adapters.
 
         `product` is [T, I] -> [T, O] by the matrix alone, where that is on the device.
         """
-        adapter = getattr(self, CHILD, None)
         product = product if self.frozen is None else partial(self.frozen.output_of, self)
-        if adapter is None or not adapter.enabled:
-            return product(x_TI)
-        return adapter(x_TI, product)
+        for adapter in self.adapters().values():
+            if adapter.enabled:
+                product = partial(adapter, product=product)
+        return product(x_TI)
 
     def with_adapter(
         self,
@@ -115,28 +149,35 @@ class Adaptable(nn.Module):
         sharded_offsets: Any,
         metadata: Any,
     ) -> ShardedStateDict:
-        """The linear's own sharded state, without what it says of its adapter, and the adapter's.
+        """The linear's own sharded state, without what it says of adapters, and that of these.
 
-        Megatron-Core's linears list all that `state_dict` has, which includes the adapter.
+        Megatron-Core's linears list all that `state_dict` has, which includes adapters.
         """
-        own = {name: value for name, value in frozen.items() if not is_adapter(f".{name}")}
-        adapter = getattr(self, CHILD, None)
-        if adapter is None:
-            return own
-        return own | adapter.sharded_state_dict(f"{prefix}{CHILD}.", sharded_offsets, metadata)
+        found = {name: value for name, value in frozen.items() if not is_of_any_adapter(f".{name}")}
+        for name, one in self.adapters().items():
+            found |= one.sharded_state_dict(f"{prefix}{name}.", sharded_offsets, metadata)
+        return found
 
 
 @contextmanager
-def adapters_off(network: nn.Module) -> Iterator[None]:
-    """Inside, each linear of `network` gives what it would give without its adapter."""
+def adapters_off(network: nn.Module, names: Collection[str] | None = None) -> Iterator[None]:
+    """Inside, each linear of `network` gives what it would give without adapters of these names.
+
+    None stands for all that are trained.
+    """
     linears = (module for module in network.modules() if isinstance(module, Adaptable))
-    adapters = [one for linear in linears if (one := getattr(linear, CHILD, None)) is not None]
-    for adapter in adapters:
+    switched = [
+        one
+        for linear in linears
+        for name, one in linear.adapters().items()
+        if one.enabled and (not name.startswith(FROZEN) if names is None else name in names)
+    ]
+    for adapter in switched:
         adapter.enabled = False
     try:
         yield
     finally:
-        for adapter in adapters:
+        for adapter in switched:
             adapter.enabled = True
 
 

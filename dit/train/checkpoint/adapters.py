@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,11 @@ from dit.lora.checkpoint import (
     factors_of_file,
     found_base,
 )
-from dit.lora.factors import LoraFactors, to_stored
-from dit.lora.targets import adapters_by_linear, attach_adapters
-from dit.models.layers.adaptable import is_adapter
+from dit.lora.factors import LoraFactors, shapes_of, to_stored
+from dit.lora.frozen import frozen_adapter
+from dit.lora.targets import Adapters, adapters_by_linear, attach_adapters
+from dit.models.layers.adaptable import CHILD, FROZEN, is_adapter
+from dit.train.checkpoint.starting_point import goes_on_from
 from dit.train.checkpoint.state_dict import check_average, check_same_weights, load_weights
 from dit.train.model_and_optimizer import (
     Initialise,
@@ -50,6 +52,12 @@ class AdapterStart:
     run: AdapterRun
     folder: InitialWeights | None  # the frozen weights, where they are a Diffusers folder
     begins: bool  # whether the adapters are new, and in no checkpoint
+    frozen: Mapping[str, LoraFactors] = field(default_factory=dict)  # lora.frozen_adapter
+
+    @property
+    def frozen_shapes(self) -> Adapters:
+        """Ranks and alphas of `frozen`."""
+        return shapes_of(self.frozen)
 
     def first_values(self, config: RunConfig, given: Initialise | None = None) -> Initialise:
         """What fills a new model, before its frozen weights are loaded; `given` replaces it."""
@@ -63,7 +71,7 @@ class AdapterStart:
     def load_base(
         self, modules: Sequence[MegatronModule], config: RunConfig, groups: ProcessGroupCollection
     ) -> None:
-        """Loads the frozen weights; all ranks call it.
+        """Loads the frozen weights and adapters; all ranks call it.
 
         Raises:
             CheckpointError: a file has changed since it was saved, or they are of another model.
@@ -76,6 +84,8 @@ class AdapterStart:
             check_base(self.run.base, config)
             verify(path)
             load_weights(path, modules, groups, averaged=self.run.base.averaged)
+        for module in modules if self.frozen else ():
+            draw_adapters(module, self.frozen, copies=groups.dp_cp, adapter=FROZEN)
 
 
 def initialise_adapters(model: Any, config: RunConfig) -> None:
@@ -118,13 +128,15 @@ def adapters_at_start(
     """`adapter_run` of the first rank, its base with its digest; all ranks call it.
 
     Raises:
-        ValueError: as `adapter_run`, `opened_folder` and `checked_base`.
+        ValueError: as `adapter_run`, `frozen_adapter`, `opened_folder` and `checked_base`.
     """
     run = from_first_rank(lambda: adapter_run(config, start, say))
+    file, frozen = from_first_rank(lambda: frozen_adapter(config, goes_on_from(config), say))
+    run = replace(run, frozen=file)
     folder = opened_folder(run.base, config, read_folder)
     if folder is not None:
         run = replace(run, base=checked_base(run.base, folder.origin().digest))
-    return AdapterStart(run=run, folder=folder, begins=not has_adapters(start))
+    return AdapterStart(run=run, folder=folder, begins=not has_adapters(start), frozen=frozen)
 
 
 def check_adapters(
@@ -138,6 +150,7 @@ def check_adapters(
     said: list[str] = []
     run = adapter_run(config, start, said.append)
     adapters_by_linear(config.model, run.adapters)
+    frozen_adapter(config, goes_on_from(config), said.append)
     if opened_folder(run.base, config, read_folder) is None:
         check_base(run.base, config)
     return said
@@ -183,8 +196,13 @@ def load_adapted(
 
 
 def draw_adapters(
-    network: Any, factors: Mapping[str, LoraFactors], *, copies: ProcessGroup | None = None
+    network: Any,
+    factors: Mapping[str, LoraFactors],
+    *,
+    copies: ProcessGroup | None = None,
+    adapter: str = CHILD,
 ) -> None:
-    """Gives the adapters of a network the values of `factors`; all ranks call it."""
-    stored = to_stored(factors, network.model)
-    draw_weights(network, lambda name, *_: stored[name], seed=0, copies=copies, chosen=is_adapter)
+    """Gives the adapters of this name in a network the values of `factors`; all ranks call it."""
+    stored = to_stored(factors, network.model, adapter=adapter)
+    own: Any = {"copies": copies, "chosen": stored.__contains__}
+    draw_weights(network, lambda name, *_: stored[name], seed=0, **own)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +34,7 @@ from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
 from dit.config.resume import Resume, resume_class
 from dit.config_loading.schema import schema_of
 from dit.distcp import common_values, load, tensor_names
-from dit.models.layers.adaptable import is_adapter
+from dit.models.layers.adaptable import is_stored
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
 from dit.train.checkpoint.shares import stored_by
@@ -256,7 +257,7 @@ def _has_average(path: Path) -> bool:
 def _stored_by(path: Path) -> Callable[[str], bool]:
     """Whether a checkpoint has a weight, by its name: the adapters, or all others."""
     adapted = has_adapters(path)
-    return lambda name: is_adapter(name) is adapted
+    return partial(is_stored, adapted=adapted)
 
 
 def interval_sums(path: Path) -> dict[str, Tensor]:
@@ -315,7 +316,7 @@ def share_of_state(
         model.groups,
         optimizer=model.optimizer,
         values=values,
-        chosen=lambda name: is_adapter(name) is adapted,
+        chosen=partial(is_stored, adapted=adapted),
         frozen=frozen,
     )
     # Empty here, but Megatron-Core's own loaders ask for them.

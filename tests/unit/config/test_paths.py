@@ -25,7 +25,10 @@ TEXTS = {
 """Keys with a text that is no path. A new key of type text is a path, or belongs here."""
 
 
-NEEDED = {"validation.feature_extractor": ("validation.num_captions=2",)}
+NEEDED = {
+    "validation.feature_extractor": ("validation.num_captions=2",),
+    "lora.frozen_adapter": ("lora.rank=2",),
+}
 
 
 def loaded(*overrides: str, file: Path | None = None) -> RunConfig:
