@@ -143,11 +143,15 @@ class DiffusersFolder:
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should know who trains these weights."""
-        if not self.is_distilled:
-            return ()
+        return (self.of_few_steps,) if self.is_distilled else ()
+
+    @property
+    def of_few_steps(self) -> str:
+        """The notice of weights that were distilled."""
         return (
             f"{self.path} was distilled to few steps, which plain tuning undoes: tune the network"
-            " that it was distilled from, whose adapters fit this one",
+            " that it was distilled from, whose adapters fit this one, or adapters beside a"
+            " training adapter (lora.frozen_adapter=FILE, docs/distilled.md)"
         )
 
     @property

@@ -8,7 +8,7 @@ needs them is imported by the functions below.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -208,6 +208,8 @@ class Family:
     """Whether the end of a step is told, too (mean flow): it generates, and is not trained."""
     vae: Callable[[Any], str]
     """Codec (`dit.codecs.vae`) whose latents the published weights read, of a configuration."""
+    distilled: Collection[str] = ()
+    """Named sizes whose published weights take few steps, where no pipeline says so."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Published networks by names that sizes would have -> what a network of the family lacks."""
     tiny: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

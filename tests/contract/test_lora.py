@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dit.batch import LatentSample, PackedBatch, Problem
 from dit.checkpoint_paths import has_adapters, saved_config
-from dit.config import LoraConfig, MockGeometry, Problems, RunConfig, Weights
+from dit.config import LoraConfig, MockGeometry, Precision, Problems, RunConfig, Weights
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights, open_stored
@@ -28,17 +28,20 @@ from dit.convert.load_hf.start import weights_of_folder
 from dit.convert.lora import export_lora, import_lora, open_adapters
 from dit.data.pack import PatchLayout, pack_samples
 from dit.lora.checkpoint import adapters_of
-from dit.lora.factors import LoraFileError
+from dit.lora.factors import LoraFactors, LoraFileError, from_stored, shapes_of
 from dit.lora.files import read_lora, write_lora
+from dit.lora.targets import attach_adapters
 from dit.models.family import InputKind
+from dit.models.layers.adaptable import FROZEN, adapters_off
 from dit.models.positions import unpack_latents
 from dit.models.registry import diffusers_form, family_of, pairs
 from dit.objectives.training_target import training_problem
 from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.validation.requests import sample_inputs
 from dit.train import trainer
-from dit.train.checkpoint.adapters import load_adapted
+from dit.train.checkpoint.adapters import draw_adapters, load_adapted
 from dit.train.checkpoint.state_dict import load_weights
+from dit.train.model_and_optimizer import weight_shards
 from tests.families.case import IMAGES, Case
 from tests.families.table import CASES
 from tests.lora_files import linears, merged, random_factors
@@ -71,6 +74,10 @@ def samples(model: Any) -> list[LatentSample]:
 
 @torch.no_grad()
 def theirs(network: Any, config: RunConfig) -> list[Tensor]:
+    return said_by_theirs(network, config)
+
+
+def said_by_theirs(network: Any, config: RunConfig) -> list[Tensor]:
     run, model = diffusers_form(config.model).run_network, config.model
     return [run(network, s, level, config) for s, level in zip(samples(model), LEVELS, strict=True)]
 
@@ -97,8 +104,11 @@ def errors_of(network: Any, batch: PackedBatch, problem: Problem, config: RunCon
 
 @torch.no_grad()
 def ours(checkpoint: Path, groups: Any, files: Sequence[str] = ()) -> list[Tensor]:
-    config = saved_config(checkpoint)
-    model = config.model
+    return said_by_ours(our_network(checkpoint, groups, files), saved_config(checkpoint))
+
+
+def our_network(checkpoint: Path, groups: Any, files: Sequence[str] = ()) -> Any:
+    model = saved_config(checkpoint).model
     network = family_of(model).network()(model, groups).eval()
     if has_adapters(checkpoint):
         at: Any = {"averaged": False, "read_folder": weights_of_folder}
@@ -106,6 +116,11 @@ def ours(checkpoint: Path, groups: Any, files: Sequence[str] = ()) -> list[Tenso
     else:
         load_weights(checkpoint, [network], groups, averaged=False)
     add_adapters(network, files, option="--lora")
+    return network
+
+
+def said_by_ours(network: Any, config: RunConfig) -> list[Tensor]:
+    model = config.model
     batch = pack_samples(samples(model), PatchLayout.of(config))
     made_TC = network(batch.latent_TC, torch.tensor(LEVELS), batch)
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
@@ -302,12 +317,60 @@ def test_several_adapters_beside_a_network_that_generates(made, groups, tmp_path
     for given in ((), (f"{first}:0", f"{other}:0.0")):
         got = ours(folder / "base", groups, given)
         assert all(torch.equal(one, two) for one, two in zip(got, bare, strict=True))
-    with pytest.raises(ValueError, match="holds adapters itself"):
-        ours(folder / "lora", groups, (first,))
+    # Beside a checkpoint of adapters, too.
+    network = merged(network_of(case), product_of(folder / "peft", 1.0))
+    wanted = theirs(merged(network, product_of(tmp_path / "b", -0.25)), config)
+    assert_close(ours(folder / "lora", groups, (f"{other}:-0.25",)), wanted)
     with pytest.raises(ValueError, match="'much' is no number"):
         ours(folder / "base", groups, (f"{first}:much",))
     with pytest.raises(LoraFileError, match="does not exist"):
         ours(folder / "base", groups, (str(folder / "none"),))
+
+
+def test_a_trained_and_a_frozen_adapter_are_those_of_peft(made, groups, tmp_path: Path) -> None:
+    """Outputs and gradients of both together, and of the trained one where the other is off."""
+    case, folder, _ = made
+    config = saved_config(folder / "base")
+    model = PeftModel.from_pretrained(network_of(case), str(folder / "peft"), is_trainable=True)
+    torch.manual_seed(5)
+    beside = {"r": 2, "lora_alpha": 5, "target_modules": ["to_q", "to_v", "net.2", "linear_1"]}
+    model.add_adapter(FROZEN, PeftLoraConfig(**beside, init_lora_weights=False))
+    model.save_pretrained(tmp_path, selected_adapters=[FROZEN])
+    network = our_network(folder / "lora", groups)
+    frozen = read_lora(tmp_path / FROZEN)
+    attach_adapters(network, shapes_of(frozen), precision=Precision.FP32, adapter=FROZEN)
+    draw_adapters(network, frozen, adapter=FROZEN)
+    alone = ours(folder / "lora", groups)
+    for on in (["default", FROZEN], ["default"]):
+        with adapters_off(network, [] if FROZEN in on else [FROZEN]):
+            got, slopes = gradients_of(network, said_by_ours(network, config), folder / "lora")
+        model.base_model.set_adapter(on)
+        model.zero_grad()
+        wanted = said_by_theirs(model, config)
+        sum(one.square().mean() for one in wanted).backward()
+        assert_close(got, [one.detach() for one in wanted])
+        for module, one in slopes.items():
+            linear = model.base_model.model.get_submodule(module)
+            for ours_of, theirs_of in ((one.down, linear.lora_A), (one.up, linear.lora_B)):
+                slope = theirs_of["default"].weight.grad
+                # Of scores, where differences of large numbers are left, rounding leaves 3e-5.
+                assert (ours_of - slope).abs().max() <= 1e-4 * slope.abs().max(), module
+        is_alone = all(torch.equal(a, b) for a, b in zip(got, alone, strict=True))
+        assert is_alone == (FROZEN not in on)
+    assert not [p for n, p in network.named_parameters() if FROZEN in n and p.grad is not None]
+
+
+def gradients_of(
+    network: Any, said: list[Tensor], checkpoint: Path
+) -> tuple[list[Tensor], dict[str, LoraFactors]]:
+    """What was said, and the gradients of A and B by Diffusers' modules."""
+    network.zero_grad()
+    sum(one.square().mean() for one in said).backward()
+    stored = {one.key: one.data.grad for one in weight_shards(network)}
+    run = adapters_of(checkpoint)
+    assert run is not None
+    slopes = from_stored(run.adapters, network.model, stored.__getitem__)
+    return [one.detach() for one in said], slopes
 
 
 def test_training_goes_on_from_the_loss_of_diffusers_network(

@@ -49,7 +49,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "frozen groups": (("--family", WHOLE), ("tp2+sp+frozen", "pp2+frozen", "dp2+overlap+frozen")),
     "adapters of joint attention": (
         FLUX,
-        ("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop"),
+        ("tp2+sp+frozenlora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop"),
     ),
     "all other kinds": (("--family", *OTHERS, *SHORT), ("tp2+sp+cp2+pp2",)),
     "weights in shares": (("--family", *IN_SHARES, *SHORT), ("dp2+fsdp",)),

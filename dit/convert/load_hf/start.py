@@ -10,7 +10,7 @@ No optimizer is needed: the network may be unwrapped as yet, or trained in part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -30,6 +30,7 @@ from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.distributed.watchdog import heartbeat
 from dit.models.diffusers_names import Pair, Same
 from dit.models.layers.adaptable import is_of_any_adapter
+from dit.models.registry import family_of
 from dit.train.checkpoint.starting_point import Origin, read_origin, starting_point
 from dit.train.model_and_optimizer import fill_shards, weight_shards
 
@@ -39,8 +40,8 @@ class HfStart:
     """Fills the network of a new run, and says what with (`train_state.InitialWeights`)."""
 
     weights: HfWeights
-    of_objective: tuple[str, ...] = ()
-    """Lines for the start of the log."""
+    of_run: tuple[str, ...] = ()
+    """Lines for the start of the log, of these weights under the run's settings."""
 
     def fill(self, model: MegatronModule, config: RunConfig) -> None:  # noqa: ARG002
         """Collective; raises as `fill_from_diffusers`."""
@@ -58,9 +59,8 @@ class HfStart:
         kind, count = source.config.get("_class_name"), len(source.headers)
         return [
             f"starting at step 0 from the weights of {source.path} ({kind}, {count} tensors)",
-            *source.notices,
             *(f"other than {source.path} says: {note}" for note in self.weights.notes),
-            *self.of_objective,
+            *self.of_run,
         ]
 
 
@@ -94,7 +94,15 @@ def hf_start(config: RunConfig) -> HfStart | None:
         return None
     weights = open_hf_weights(Path(folder), config.model)
     notes = objective_notes(weights.source, config.model, config.objective)
-    return HfStart(weights, tuple(notes))
+    return HfStart(weights, (*_of_distillation(weights.source, config), *notes))
+
+
+def _of_distillation(source: DiffusersFolder, config: RunConfig) -> Iterator[str]:
+    """What plain tuning does to a network of few steps, where nothing is set against it."""
+    named = config.model.name in family_of(config.model).distilled
+    held = config.objective.passes_without_gradient or config.lora.frozen_adapter
+    if (source.is_distilled or named) and not held:
+        yield source.of_few_steps
 
 
 LayerWeight = tuple[str, int | None]

@@ -120,5 +120,6 @@ FAMILY = Family(
     ),
     guidance=lambda model: GUIDANCE if model.guidance_embed else None,
     vae=lambda _: "flux",
+    distilled=("flux1_schnell",),
     tiny=TINY,
 )

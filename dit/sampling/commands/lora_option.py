@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dit.lora.factors import check_fits, shapes_of, summed
 from dit.lora.files import read_lora
 from dit.lora.targets import attach_adapters
-from dit.models.layers.adaptable import is_adapter
+from dit.models.layers.adaptable import FROZEN
 from dit.train.checkpoint.adapters import draw_adapters
 
 
@@ -47,11 +47,11 @@ def add_adapters(
 ) -> None:
     """Gives a loaded network the sum of adapters; those of scale 0 leave no trace.
 
-    `without_text_encoder` is that of `read_lora`. All ranks call it.
+    Adapters of the checkpoint itself stay. `without_text_encoder` is that of `read_lora`. All ranks
+    call it.
 
     Raises:
-        ValueError: a file cannot be read, is of another network, or the checkpoint has adapters
-            of its own.
+        ValueError: a file cannot be read, or is of another network.
     """
     files = [scaled_file(text, option=option) for text in given]
     read = []
@@ -59,13 +59,8 @@ def add_adapters(
         factors = read_lora(file.place, network.model, without_text_encoder=without_text_encoder)
         check_fits(factors, network.model, place=f"{option} {file.place}")
         read.append(factors)
-    if files and any(is_adapter(name) for name, _ in network.named_parameters()):
-        raise ValueError(
-            f"{option} goes with whole weights, and the checkpoint holds adapters itself: give the"
-            " weights beside them as the checkpoint, and what `python -m dit.convert export-lora`"
-            f" makes of it as {option}, too"
-        )
     used = [(one, f.scale) for one, f in zip(read, files, strict=True) if f.scale != 0]
     if adapters := summed(used):
-        attach_adapters(network, shapes_of(adapters), precision=network.model.precision)
-        draw_adapters(network, adapters)
+        shapes, precision = shapes_of(adapters), network.model.precision
+        attach_adapters(network, shapes, precision=precision, adapter=FROZEN)
+        draw_adapters(network, adapters, adapter=FROZEN)

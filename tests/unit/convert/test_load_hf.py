@@ -115,11 +115,28 @@ def test_a_distilled_network_says_so_and_another_mask_is_refused(tmp_path, capsy
         index("Flux2KleinPipeline", is_distilled=distilled)
         start = hf_start(run_of(place, "dataset.task_encoder_seq_length=2048"))
         assert start is not None and any(said in note for note in start.notes) == distilled
+        held = run_of(place, "dataset.task_encoder_seq_length=2048", "objective.cfg_target=2")
+        start = hf_start(held)
+        assert start is not None and not any(said in note for note in start.notes)
         assert main([*command, str(tmp_path / f"ours{distilled}")]) == 0
         assert (said in capsys.readouterr().out) == distilled
     index("Flux2KleinKVPipeline", is_distilled=True)
     with pytest.raises(ConvertError, match=r"a Flux2KleinKVPipeline, .* attend to themselves"):
         run_of(place)
+
+
+def test_a_size_that_was_distilled_says_so_beside_nothing_that_holds_it(tmp_path):
+    """No pipeline of FLUX.1 says so."""
+    random_flux(guidance_embeds=False).save_pretrained(tmp_path)
+    for named, held, told in (
+        ("flux1_schnell", (), True),
+        ("flux1_schnell", ("lora.rank=2", "lora.frozen_adapter=file"), False),
+        ("custom", (), False),
+    ):
+        config = run_of(tmp_path, *held)
+        start = hf_start(replace(config, model=replace(config.model, name=named)))
+        assert start is not None
+        assert any("which plain tuning undoes" in note for note in start.notes) == told
 
 
 def test_keys_that_do_not_touch_the_weights_win(groups, tmp_path):
