@@ -40,6 +40,8 @@ class Reason(StrEnum):
     BAD_MASK = "mask of the loss cannot be used"
     NO_REFERENCE = "control picture or video is missing"
     BAD_REFERENCE = "control picture or video cannot be used"
+    NO_REJECTED = "rejected picture or video is missing"
+    BAD_REJECTED = "rejected picture or video cannot be used"
     NO_CAPTION = "no caption"
     BAD_CAPTION = "caption file cannot be used"
     BAD_WEIGHT = "loss_weight is no number that can be used"

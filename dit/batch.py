@@ -24,6 +24,8 @@ TEXT = "text"
 """The main text input of every family, by its name in a shard."""
 NULL_TEXT = "null_text"
 """What stands for it where a caption is dropped, in samples whose text encoder sees pictures."""
+REJECTED_LATENT = "rejected_latent"
+"""In a shard: a latent of the same shape that people like less than `latent`."""
 NullInputs = Mapping[str, Tensor]
 """What stands for the inputs of a sample whose caption is dropped, by name.
 
@@ -141,6 +143,9 @@ class PackedBatch:
     # int64: what to add to the place of each token, so that each run of neighbours of a token route
     # has those first that its layers see. None: all layers see all tokens
     route_T: Tensor | None = None
+    # Whether samples 2 i and 2 i + 1 are a pair of a preferred and a rejected latent with the same
+    # text, which share all random draws
+    in_pairs: bool = False
     pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
     guidance: float | None = None  # what a guidance embedding is told; None: the network has none
     # float32: the level at the end of a sampler's step, for networks of mean flow; None in training
@@ -153,6 +158,11 @@ class PackedBatch:
     @property
     def num_samples(self) -> int:
         return len(self.grids)
+
+    @property
+    def copies(self) -> int:
+        """Samples that share their random draws."""
+        return 2 if self.in_pairs else 1
 
     @property
     def num_levels(self) -> int:
@@ -313,6 +323,8 @@ class Problem:
     weight_N: Tensor  # float32, multiplies the squared error of each token of the sample
     noise_N: Tensor  # float32, sigma or t itself, for metrics and samplers
     anchor_TC: Tensor | None = None  # a prediction that the loss holds the network to as well
+    # float64, of pairs: mean errors of the network without adapters
+    reference_N: Tensor | None = None
 
 
 def pack_identity(keys: tuple[str, ...]) -> int:

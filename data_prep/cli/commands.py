@@ -204,9 +204,7 @@ def run_media(args: argparse.Namespace) -> int:
         if isinstance(given.collection, FolderCollection):
             root, option = given.collection.root, given.collection.option
             check_source_outside(args.output_dir, source=root, option=option)
-            if masks := given.collection.masks:
-                check_source_outside(args.output_dir, source=masks.root, option=masks.option)
-            for folder in given.collection.controls:
+            for folder in given.collection.beside:
                 check_source_outside(args.output_dir, source=folder.root, option=folder.option)
     later = {
         name: getattr(args, name)

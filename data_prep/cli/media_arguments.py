@@ -102,6 +102,10 @@ class InputOptions:
     its caption asks for, at the same relative path, with any file ending: a picture, or a video of
     a video. Repeat it for a second one of each. A file without its control is refused.
     (--dataset_config: control_path; or a column control_path of a table of captions)"""
+    rejected_dir: Path | None = option(None, metavar="DIR")
+    """For learning from preferences: what people like less than each file of --image_dir and
+    --video_dir, at the same relative path, of the same size, with any file ending. A file without
+    one is refused. (--dataset_config: rejected_path)"""
     max_items: Positive | None = option(None, "--max_images", "--max_videos", metavar="N")
     """Pack only the first N files of the listing. (default: all)"""
 

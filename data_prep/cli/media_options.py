@@ -14,7 +14,12 @@ from data_prep.media.frame_selection import FrameRule, Window
 from data_prep.media.resizing import PRESETS, Buckets, Fit, ResizeMode, Sizing, aspect_buckets
 from data_prep.media.videos import VideoDecoder
 from data_prep.refusals import PrepError
-from data_prep.sources.beside_media import ControlFolder, MaskFolder, ReferenceRule
+from data_prep.sources.beside_media import (
+    ControlFolder,
+    MaskFolder,
+    ReferenceRule,
+    RejectedFolder,
+)
 from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
 from data_prep.sources.folders import CaptionOptions, Collection, FolderCollection
 from data_prep.sources.huggingface import huggingface_rows
@@ -114,6 +119,7 @@ def _collections(args: Namespace) -> list[Collection]:
     captions, merged = CaptionOptions.of(args), None
     masks = None if args.mask_dir is None else MaskFolder(root=args.mask_dir)
     controls = tuple(ControlFolder(root=folder) for folder in args.control_dir or ())
+    rejected = None if args.rejected_dir is None else RejectedFolder(root=args.rejected_dir)
     if (args.dataset_type is None) != (args.dataset_path is None):
         raise PrepError("--dataset_type and --dataset_path belong together; give both")
     if args.dataset_type == "hf":
@@ -134,12 +140,14 @@ def _collections(args: Namespace) -> list[Collection]:
                     option=option,
                     masks=masks,
                     controls=controls,
+                    rejected=rejected,
                     output=args.output_dir,
                 )
             )
     for folder, what, key in (
         (masks, "masks", "mask_path"),
         (next(iter(controls), None), "control pictures", "control_path"),
+        (rejected, "rejected pictures", "rejected_path"),
     ):
         if folder is not None and not found:
             raise PrepError(

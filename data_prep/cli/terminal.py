@@ -107,6 +107,10 @@ def show_inspection(console: Console, folder: Path, reports: Sequence[ShardRepor
     console.print(table)
     total = sum(report.samples for report in reports)
     console.print(f"{counted(total, 'sample')} in {counted(len(reports), 'shard')} of {folder}")
+    if pairs := sum(report.pairs for report in reports):
+        console.print(
+            f"{counted(pairs, 'sample')} with a rejected partner, for objective.preference"
+        )
 
 
 def show_words(console: Console, words: Mapping[str, Any]) -> None:

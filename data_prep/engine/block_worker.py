@@ -21,12 +21,13 @@ import torch
 from data_prep.inspect.duplicates import Looks, looks_of
 from data_prep.inspect.html_pages import (
     Thumbnail,
+    beside_rejected,
     frames_shown,
     seconds_of,
     thumbnail,
     with_controls,
 )
-from data_prep.media.clips import Clip, Entry, Source
+from data_prep.media.clips import REJECTED_LATENT, Clip, Entry, Source
 from data_prep.media.images import to_levels
 from data_prep.refusals import Reason, RefusedError
 from data_prep.writing.tar_shards import sample_parts
@@ -160,6 +161,8 @@ class BlockWorker:
         frames = clip.video_CFHW.shape[1]
         controls = map(to_levels, clip.references)
         shown_FHW3 = with_controls(to_levels(clip.video_CFHW[:, frames_shown(frames)]), controls)
+        if clip.rejected_CFHW is not None:
+            shown_FHW3 = beside_rejected(shown_FHW3, to_levels(clip.rejected_CFHW))
         seconds = seconds_of(frames, clip.fps)
         return DecodedSample(
             # [F, H, W], the first frame and the last, in grey
@@ -188,6 +191,10 @@ class BlockWorker:
             name = f"reference_latent_{number}"
             tensors = {**tensors, name: self.codec.encode(reference_CFHW)}
             origins[name] = entry.references[number].name
+        if clip.rejected_CFHW is not None:
+            assert entry.rejected is not None
+            tensors = {**tensors, REJECTED_LATENT: self.codec.encode(clip.rejected_CFHW)}
+            origins[REJECTED_LATENT] = entry.rejected.name
         for name, tensor in tensors.items():
             if not torch.isfinite(tensor).all():
                 origin = origins.get(name, entry.source)
@@ -234,6 +241,8 @@ class BlockWorker:
         more: dict[str, Any] = {}
         if entry.loss_weight is not None:
             more["loss_weight"] = entry.loss_weight
+        if entry.rejected is not None:
+            more["rejected"] = entry.rejected.name
         if entry.references:
             more["references"] = [one.name for one in entry.references]
         return {

@@ -19,6 +19,7 @@ from data_prep.inspect.html_pages import (
     PageRoom,
     Row,
     Thumbnail,
+    beside_rejected,
     frames_shown,
     html_table,
     seconds_of,
@@ -28,6 +29,7 @@ from data_prep.inspect.html_pages import (
     write_html,
 )
 from data_prep.inspect.read_shards import InspectedSample, ShardReport, read_samples
+from data_prep.media.clips import REJECTED_LATENT
 from data_prep.writing.dataset_folder import REFUSED_NAME
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
@@ -169,6 +171,9 @@ def _pictures(
         seconds = seconds_of(count, parse_json(files["json"]).get("fps"))
         controls = [codec.decode(tensors[name]).numpy() for name in reference_names(tensors)]
         shown_FHW3 = with_controls(frames_FHW3[frames_shown(count)], controls)
+        if REJECTED_LATENT in tensors:
+            rejected_FHW3 = codec.decode(tensors[REJECTED_LATENT]).numpy()
+            shown_FHW3 = beside_rejected(shown_FHW3, rejected_FHW3)
         found = room.take(thumbnail(shown_FHW3, side=side, seconds=seconds))
         if found is None:
             return

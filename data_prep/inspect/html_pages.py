@@ -112,6 +112,17 @@ def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.
     return np.concatenate([*parts, shown_FHW3], axis=2)
 
 
+def beside_rejected(shown_FHW3: np.ndarray, rejected_FHW3: np.ndarray) -> np.ndarray:
+    """Frames of a sample, as `with_controls` gives them, and its rejected partner at their right.
+
+    A partner whose frames do not go with them is left out.
+    """
+    other_FHW3 = rejected_FHW3[frames_shown(len(rejected_FHW3))][: len(shown_FHW3)]
+    if other_FHW3.shape[:2] != shown_FHW3.shape[:2]:
+        return shown_FHW3
+    return np.concatenate([shown_FHW3, other_FHW3], axis=2)
+
+
 def thumbnail(frames_FHW3: np.ndarray, *, side: int, seconds: float) -> Thumbnail:
     """Of the frames that are shown, uint8; a clip takes `seconds`.
 

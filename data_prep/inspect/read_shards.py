@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from data_prep.inspect.duplicates import Looks, looks_of
+from data_prep.media.clips import REJECTED_LATENT
 from data_prep.refusals import PrepError, short_repr
 from data_prep.writing.dataset_folder import META
 from dit.codecs import text, vae
@@ -53,6 +54,7 @@ class ShardReport:
     bytes: int = 0
     seen: list[InspectedSample] = field(default_factory=list)
     text_lengths: list[int] = field(default_factory=list)  # tokens
+    pairs: int = 0  # samples with a rejected latent
     moments: Moments = field(default_factory=Moments)
     problems: list[str] = field(default_factory=list)
 
@@ -252,6 +254,8 @@ def _check_sample(
             )
             return
         tensors = safetensors.torch.load(payload)
+        if REJECTED_LATENT in tensors:
+            _add_pair(report, where, tensors["latent"], tensors[REJECTED_LATENT])
         if _add(report, where, tensors["latent"], tensors["text"]):
             report.seen.append(_seen(key, about, tensors["latent"], exact))
     except KeyError as missing:
@@ -281,6 +285,15 @@ def _grey(latent_CFHW: Tensor, exact: Codec | None) -> Tensor:
         return ends_CFHW.float().mean(0)
     levels_FHWC = exact.decode(ends_CFHW)[..., : exact.pixel_channels]
     return (levels_FHWC.float() / 127.5 - 1).mean(-1)
+
+
+def _add_pair(report: ShardReport, where: str, latent: Tensor, rejected: Tensor) -> None:
+    report.pairs += 1
+    if rejected.shape != latent.shape:
+        shapes = f"{REJECTED_LATENT} {list(rejected.shape)}, and latent {list(latent.shape)}"
+        report.problems.append(f"{where}: {shapes}, which must be equal")
+    elif not torch.isfinite(rejected).all():
+        report.problems.append(f"{where}: NaN or Inf in {REJECTED_LATENT}")
 
 
 def _add(report: ShardReport, where: str, latent_CFHW: Tensor, text_LE: Tensor) -> bool:

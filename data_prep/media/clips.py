@@ -13,6 +13,9 @@ from typing import Any, Protocol, Self
 from PIL import Image
 from torch import Tensor
 
+REJECTED_LATENT = "rejected_latent"
+"""In a shard, as in dit/batch.py, which this folder must not import; a test compares them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedMask:
@@ -27,10 +30,10 @@ class PlannedMask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedReference:
-    """A control picture or video of a sample, as it is encoded."""
+    """A control or rejected picture or video of a sample, as it is encoded."""
 
     name: str  # relative path, for people
-    folder: int  # number of the folder of controls; -1: that of the media
+    folder: int  # number of the folder of controls; -1: that of the media; 0 of a rejected one
     where: str  # path in it, or argument of the `open` of the input
     stamp: str  # changes when the file changes
     resized: tuple[int, int]  # width, height before the crop
@@ -89,6 +92,7 @@ class Entry:
     kept_fps: float | None = None  # of the frames kept
     mask: PlannedMask | None = None  # of the loss
     references: tuple[PlannedReference, ...] = ()  # control pictures or videos of an edit
+    rejected: PlannedReference | None = None  # what people like less than this sample
     tokens: int = 0
     repeats: int = 1  # copies of it in the shards
     notes: tuple[str, ...] = ()
@@ -109,6 +113,8 @@ class Entry:
         }
         if self.mask is not None:
             given["mask"] = asdict(self.mask)
+        if self.rejected is not None:
+            given["rejected"] = self.rejected.written()
         if self.references:
             given["references"] = [one.written() for one in self.references]
         return json.dumps(given, separators=(",", ":")) + "\n"
@@ -123,6 +129,8 @@ class Entry:
             mask = given["mask"]
             lists = {name: tuple(mask[name]) for name in ("keep", "numbers")}
             given["mask"] = PlannedMask(**mask | lists)
+        if "rejected" in given:
+            given["rejected"] = PlannedReference.read(given["rejected"])
         given["references"] = tuple(map(PlannedReference.read, given.get("references", ())))
         return cls(**given)
 
@@ -138,6 +146,7 @@ class Clip:
     fps: float | None = None  # frames per second; None for a picture
     loss_mask_1FHW: Tensor | None = None  # weight of each cell of its latent, in [0, 1]
     references: tuple[Tensor, ...] = ()  # [C, F, H, W] as `video_CFHW`: what is edited
+    rejected_CFHW: Tensor | None = None  # of the shape of `video_CFHW`: what people like less
     # Their first frames, RGB, before they are scaled and cropped
     originals: tuple[Image.Image, ...] = ()
     notes: tuple[str, ...] = ()  # the summary counts them; for example the origin of the caption

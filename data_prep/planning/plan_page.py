@@ -17,6 +17,7 @@ from data_prep.inspect.duplicates import ComparedBy, Duplicates
 from data_prep.inspect.html_pages import (
     Row,
     Thumbnail,
+    beside_rejected,
     html_table,
     side_for,
     thumbnail,
@@ -108,12 +109,15 @@ def _thumbnails(
                 clip = source.read(_of_first_frame(entry))
                 controls = map(to_levels, clip.references)
                 first_1HW3 = with_controls(to_levels(clip.video_CFHW[:, :1]), controls)
+                if clip.rejected_CFHW is not None:
+                    first_1HW3 = beside_rejected(first_1HW3, to_levels(clip.rejected_CFHW))
                 yield number, thumbnail(first_1HW3, side=side_for(_PICTURES), seconds=0)
 
 
 def _of_first_frame(entry: Entry) -> Entry:
     controls = tuple(replace(one, keep=one.keep[:1]) for one in entry.references)
-    return replace(entry, keep=entry.keep[:1], references=controls)
+    rejected = entry.rejected and replace(entry.rejected, keep=entry.rejected.keep[:1])
+    return replace(entry, keep=entry.keep[:1], references=controls, rejected=rejected)
 
 
 def _about_pictures(rows: Sequence[Row], *, quick: bool) -> str:

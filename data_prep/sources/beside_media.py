@@ -3,7 +3,8 @@
 1. Controls of edit pairs: what a picture or video was before the edit that its caption asks for. A
    table may name them instead, in a column `control_path`, as in datasets of diffusion-pipe. Each
    becomes a reference latent of its sample; a video has the frames that its sample has
-2. Masks of the loss, pictures or videos: white counts fully, black not at all, grey in between.
+2. Rejected partners for learning from preferences: of the same size and kind, placed alike
+3. Masks of the loss, pictures or videos: white counts fully, black not at all, grey in between.
    They are scaled and cropped like their medium, then averaged over the cells of its latent, so
    that a cell has the mean of its pixels
 """
@@ -114,10 +115,17 @@ class FoundReference:
             RefusedError: it is smaller than a patch, or a video that does not go with the target.
         """
         try:
-            place = rule.place(self.size, target)
-            keep = () if self.line is None else self._same_frames(self.line, clip, kept)
+            return self.placed(rule.place(self.size, target), clip, kept)
         except RefusedError as error:
             raise _refused(Reason.BAD_REFERENCE, self.picture.name, error) from error
+
+    def placed(self, place: Placement, clip: Timeline | None, kept: KeptFrames) -> PlannedReference:
+        """How it is encoded at `place`, with the frames `kept` of `clip`.
+
+        Raises:
+            RefusedError: it is a video that does not go with the clip.
+        """
+        keep = () if self.line is None else self._same_frames(self.line, clip, kept)
         planned = PlannedReference(
             name=self.picture.name,
             folder=self.folder,
@@ -160,6 +168,56 @@ class FoundReference:
         # Half a tick more, because the container may have rounded times up.
         times = (own.shown[0] + at / own.tick + Fraction(1, 2) for at in seconds)
         return tuple(own.shown[bisect.bisect_right(own.shown, at) - 1] for at in times)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RejectedFolder:
+    """A folder of what people like less, at the relative paths of the media that they prefer."""
+
+    root: Path
+    option: str = "--rejected_dir"
+    what: ClassVar[str] = "rejected picture or video"
+    kinds: ClassVar[frozenset[str]] = BOTH
+
+    def find(
+        self, path: str | None, source: str, size: tuple[int, int], line: Timeline | None
+    ) -> FoundReference:
+        """The partner at `path` of the medium `source` of a size (width, height); `line` of a clip.
+
+        Raises:
+            RefusedError: there is none, it cannot be read, or it is of another size or kind.
+        """
+        if path is None:
+            named = f"{self.root.name}/{name_of(source)}"
+            why = f"there is no {named} with the ending of a picture or video ({self.option})"
+            raise RefusedError(Reason.NO_REJECTED, why)
+        picture = ControlPicture(path, path, stamp_of(self.root / path))
+        try:
+            found = find_reference(0, picture, lambda where: self.root / where)
+        except RefusedError as error:
+            raise RefusedError(Reason.BAD_REJECTED, error.detail) from error
+        kinds = ["a picture" if one is None else "a video" for one in (found.line, line)]
+        if kinds[0] != kinds[1]:
+            why = f"{path} is {kinds[0]}, and its preferred one {kinds[1]}; give both the same kind"
+            raise RefusedError(Reason.BAD_REJECTED, why)
+        if found.size != size:
+            sizes = [f"{wide} x {high}" for wide, high in (found.size, size)]
+            why = f"{path} has {sizes[0]} pixels, and its preferred one {sizes[1]}"
+            raise RefusedError(Reason.BAD_REJECTED, f"{why}; give both the same size")
+        return found
+
+    def planned(
+        self, found: FoundReference, place: Placement, clip: Timeline | None, kept: KeptFrames
+    ) -> PlannedReference:
+        """How the partner is encoded: as its medium, which keeps the frames `kept` of `clip`.
+
+        Raises:
+            RefusedError: it ends before the clip does.
+        """
+        try:
+            return found.placed(place, clip, kept)
+        except RefusedError as error:
+            raise _refused(Reason.BAD_REJECTED, found.picture.name, error) from error
 
 
 def find_reference(

@@ -28,7 +28,7 @@ from data_prep.media.captions import MissingCaption, TagShuffle
 from data_prep.media.frame_selection import FrameRule
 from data_prep.media.resizing import Buckets, Fit, Sizing, aspect_buckets, spaced_ratios
 from data_prep.refusals import PrepError, short_repr
-from data_prep.sources.beside_media import ControlFolder, MaskFolder
+from data_prep.sources.beside_media import ControlFolder, MaskFolder, RejectedFolder
 from data_prep.sources.folders import CaptionOptions, FolderCollection
 from data_prep.sources.listing import BOTH
 from data_prep.sources.media_source import Input
@@ -94,10 +94,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any]) -> Input:
-    masks, base = None, args.dataset_config.parent
+    masks, rejected, base = None, None, args.dataset_config.parent
     if "mask_path" in settings:
         folder = local_path(settings["mask_path"], base=base)
         masks = MaskFolder(root=folder, option=f"{args.dataset_config}: mask_path")
+    if "rejected_path" in settings:
+        folder = local_path(settings["rejected_path"], base=base)
+        rejected = RejectedFolder(root=folder, option=f"{args.dataset_config}: rejected_path")
     controls = tuple(
         ControlFolder(
             root=local_path(path, base=base), option=f"{args.dataset_config}: control_path"
@@ -111,6 +114,7 @@ def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any
         option=f"{args.dataset_config}: path",
         masks=masks,
         controls=controls,
+        rejected=rejected,
         output=args.output_dir,
     )
     sizings, buckets = _size_rules(args, settings)
@@ -327,6 +331,7 @@ KEYS: dict[str, Callable[[Any], Any]] = {
     "caption_field": _text,
     "skip_empty_caption": _flag,
     "mask_path": _filled,
+    "rejected_path": _filled,
     "control_path": _folders,
     "shuffle_tags": _flag,
     "cache_shuffle_num": lambda value: _whole(value, 0, _MOST_SHUFFLED),

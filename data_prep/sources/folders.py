@@ -22,7 +22,7 @@ from data_prep.media.captions import (
 from data_prep.media.name_matching import UNCLEAR, composed, match
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.archives import parse_location, read_archive
-from data_prep.sources.beside_media import ControlFolder, MaskFolder
+from data_prep.sources.beside_media import ControlFolder, MaskFolder, RejectedFolder
 from data_prep.sources.caption_tables import CaptionTables, table_format
 from data_prep.sources.listing import (
     IMAGES,
@@ -55,6 +55,7 @@ class Medium:
     """Returns its captions; raises RefusedError if none can be used."""
     mask: str | None = None  # in the folder of masks
     controls: tuple[str | None, ...] = ()  # in each folder of control pictures
+    rejected: str | None = None  # in the folder of rejected media
 
 
 class Collection(Protocol):
@@ -71,6 +72,11 @@ class Collection(Protocol):
     @property
     def controls(self) -> tuple[ControlFolder, ...]:
         """Where control pictures lie: the first of each sample, the second, and so on."""
+        ...
+
+    @property
+    def rejected(self) -> RejectedFolder | None:
+        """Where what people like less lies."""
         ...
 
     def media(self, ignored: Ignored) -> Iterator[Medium]:
@@ -105,7 +111,7 @@ class CaptionOptions:
 
 
 def _beside(
-    folder: MaskFolder | ControlFolder, sources: Sequence[str], ignored: Ignored
+    folder: MaskFolder | ControlFolder | RejectedFolder, sources: Sequence[str], ignored: Ignored
 ) -> Mapping[str, str]:
     """Path of the file of each medium in a folder of its own, by `name_of` the medium.
 
@@ -144,6 +150,8 @@ class FolderCollection:
     """Masks of the loss; their folder holds no media, wherever it lies."""
     controls: tuple[ControlFolder, ...] = ()
     """Control pictures of edits; nor do these folders."""
+    rejected: RejectedFolder | None = None
+    """What people like less; nor does this one."""
     output: Path | None = None
     """Folder that is written to; its sample pictures are no media."""
     elsewhere: Elsewhere = ()
@@ -154,6 +162,11 @@ class FolderCollection:
     @property
     def name(self) -> str:
         return self.root.resolve().name
+
+    @property
+    def beside(self) -> list[ControlFolder | MaskFolder | RejectedFolder]:
+        """All folders with files that belong to media of this one."""
+        return [*self.controls, *(one for one in (self.masks, self.rejected) if one is not None)]
 
     def next_to(self, other: FolderCollection, *, is_later: bool) -> FolderCollection:
         """This input where `other` is one as well; of equal folders the later is not counted."""
@@ -169,8 +182,7 @@ class FolderCollection:
         )
 
     def media(self, ignored: Ignored) -> Iterator[Medium]:
-        others = [*self.controls, *([] if self.masks is None else [self.masks])]
-        without = [folder.root for folder in others]
+        without = [folder.root for folder in self.beside]
         without += [] if self.output is None else [self.output]
         listing = list_media(
             self.root, self.kinds, option=self.option, without=without, elsewhere=self.elsewhere
@@ -188,6 +200,7 @@ class FolderCollection:
         counted.counts.update(captions.tables.unused(self._exists(listing, members)))
         masks = {} if self.masks is None else _beside(self.masks, sources, ignored)
         controls = [_beside(folder, sources, ignored) for folder in self.controls]
+        rejected = {} if self.rejected is None else _beside(self.rejected, sources, ignored)
         for source in sources:
             where, name = members.get(source, source), name_of(source)
             yield Medium(
@@ -198,6 +211,7 @@ class FolderCollection:
                 captions=lambda source=source: _unless(refused, source, captions.all_of),
                 mask=masks.get(name),
                 controls=tuple(found.get(name) for found in controls),
+                rejected=rejected.get(name),
             )
 
     def _unpacked(self, listing: Listing) -> tuple[dict[str, str], dict[str, RefusedError]]:

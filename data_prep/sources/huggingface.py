@@ -105,6 +105,7 @@ class RowsCollection:
     """Folder for fetched files, so that none is fetched twice."""
     controls: tuple[()] = ()
     masks: None = None
+    rejected: None = None
 
     @property
     def name(self) -> str:

@@ -35,6 +35,7 @@ from data_prep.sources.beside_media import (
     FOLDER,
     CellSize,
     FoundReference,
+    ReadReference,
     ReferenceRule,
     find_reference,
     read_reference,
@@ -157,7 +158,7 @@ class MediaSource:
                 folder.picture(path, medium.source)
                 for folder, path in zip(given.collection.controls, medium.controls, strict=True)
             ]
-            entries = list(self._variants(given, blank, captions, medium.mask, named))
+            entries = list(self._variants(given, blank, captions, medium, named))
         except RefusedError as refused:
             return [replace(blank, refused=str(refused.reason), detail=refused.detail)]
         keyed = (
@@ -171,7 +172,7 @@ class MediaSource:
         given: Input,
         blank: Entry,
         captions: list[Caption],
-        mask: str | None,
+        medium: Medium,
         controls: list[ControlPicture],
     ) -> Iterator[Entry]:
         file, line, kept = given.collection.open(blank.where), None, [KeptFrames((), None)]
@@ -183,23 +184,28 @@ class MediaSource:
         else:
             size, is_animated, has_alpha = probe_image(file)
             flaws = ("only the first frame of an animation",) * is_animated
-        probed, masks = _probed(blank, size, line), given.collection.masks
+        probed, masks, mask = _probed(blank, size, line), given.collection.masks, medium.mask
         found = None if masks is None or mask is None else masks.find(mask, size, line)
+        folder = given.collection.rejected
+        partner = folder and folder.find(medium.rejected, medium.source, size, line)
         pictures = [_references(given.collection, caption, controls) for caption in captions]
         for window in kept:
             for sizing in given.sizings:
                 place = sizing.place(*size)
                 tokens = self.grid.tokens(*place.size, max(1, len(window.shown)))
+                rejected = folder and partner and folder.planned(partner, place, line, window)
                 for caption, shown in zip(captions, pictures, strict=True):
                     rule = self.reference_rule
                     references = tuple(one.planned(rule, place.size, line, window) for one in shown)
                     notes = [f"caption from {caption.origin}"]
                     notes += ["scaled or cropped"] * (place.size != size)
-                    is_clear = has_alpha or any(one.has_alpha for one in shown)
+                    of_pair = [*shown, *([] if partner is None else [partner])]
+                    is_clear = has_alpha or any(one.has_alpha for one in of_pair)
                     notes += [self.on_background] * is_clear
                     notes += (*flaws, *_notes_of(line, window))
                     notes += ["loss mask" if found else "no loss mask of its name"] * bool(masks)
                     notes += _notes_of_controls(shown)
+                    notes += ["rejected partner"] * (rejected is not None)
                     yield replace(
                         probed,
                         caption=given.caption_prefix + caption.text,
@@ -212,6 +218,7 @@ class MediaSource:
                         kept_fps=window.fps,
                         mask=found.planned(line, window) if found else None,
                         references=references,
+                        rejected=rejected,
                         tokens=tokens
                         + sum(self.grid.tokens(*one.size, one.frames) for one in references),
                         notes=tuple(notes),
@@ -245,7 +252,16 @@ class MediaSource:
             )
             for one in entry.references
         ]
-        notes += [self.on_background] * any(one.is_transparent for one in shown)
+        pair = []
+        if entry.rejected is not None:
+            assert given.collection.rejected is not None
+            file = given.collection.rejected.root / entry.rejected.where
+            pair = [
+                read_reference(
+                    entry.rejected, file, self.resize_mode, self.background, self.decoder
+                )
+            ]
+        notes += [self.on_background] * any(one.is_transparent for one in (*shown, *pair))
         return Clip(
             video_CFHW=video_CFHW,
             caption=entry.caption,
@@ -253,13 +269,14 @@ class MediaSource:
             original_width=entry.width,
             fps=entry.kept_fps,
             loss_mask_1FHW=masks and masks.read(entry, place, cell, self.decoder),
-            references=tuple(
-                torch.cat([to_video(frame, colours=self.colours) for frame in one.placed], dim=1)
-                for one in shown
-            ),
+            references=tuple(map(self._video, shown)),
+            rejected_CFHW=self._video(pair[0]) if pair else None,
             originals=tuple(one.original for one in shown) if self.keeps_originals else (),
             notes=tuple(dict.fromkeys(notes)),
         )
+
+    def _video(self, read: ReadReference) -> Tensor:
+        return torch.cat([to_video(frame, colours=self.colours) for frame in read.placed], dim=1)
 
     def _pixels(
         self, file: Path | BinaryIO, entry: Entry, place: Placement

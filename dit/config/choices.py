@@ -169,6 +169,12 @@ class LossMean(StrEnum):
     SAMPLE = "sample"
 
 
+class Preference(StrEnum):
+    """What is learned of pairs of a preferred and a rejected latent."""
+
+    DPO = "dpo"
+
+
 class TargetSchedule(StrEnum):
     """How far `cfg_target` moves the target at a level."""
 

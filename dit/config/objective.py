@@ -16,6 +16,7 @@ from dit.config.choices import (
     LossKind,
     LossMean,
     ObjectiveName,
+    Preference,
     SamplingLevels,
     TargetSchedule,
     TimeShift,
@@ -300,6 +301,10 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     """constant, or level: 1 + (cfg_target - 1) t, for flow matching."""
     drift_weight: Refused[float] = 0.0
     """Adapters: weight of the squared distance to what the network predicts without them."""
+    preference: Refused[Preference | None] = None
+    """Adapters: dpo learns of pairs, `latent` rather than `rejected_latent`; null: of `latent`."""
+    dpo_beta: Refused[float] = 100.0
+    """Factor of the margin in dpo's sigmoid; a larger one holds to the network without adapters."""
 
     @classmethod
     def field_order(cls) -> list[str]:
@@ -321,7 +326,9 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             within(self, "image_condition_probability", 0, 1),
             within(self, "guidance", 0, 1000),
             within(self, "drift_weight", 0, 1000),
+            within(self, "dpo_beta", 1e-6, 1e6),
             *self._cfg_target(),
+            *self._preference(),
             *self._given_frames(),
             (
                 self.level_range is None or self.name == ObjectiveName.FLOW,
@@ -351,9 +358,33 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             ),
         ]
 
+    def _preference(self) -> list[Rule]:
+        said = f"preference={self.preference}"
+        return [
+            (
+                self.preference is None or self.loss is LossKind.MSE,
+                f"{said} compares squared errors, and loss={self.loss}; leave one of them out",
+            ),
+            (
+                self.preference is None or self.cfg_target is None,
+                f"{said} has errors to the data, and cfg_target={self.cfg_target} moves the"
+                " targets; leave one of them out",
+            ),
+            (
+                self.preference is None or self.drift_weight == 0,
+                f"{said} holds to the network without adapters by dpo_beta, and"
+                f" drift_weight={self.drift_weight:g} does so, too; leave it out",
+            ),
+        ]
+
     @property
     def passes_without_gradient(self) -> int:
         """Of each pack at a step, before the one that learns."""
+        return self.predictions_kept + (self.preference is not None)
+
+    @property
+    def predictions_kept(self) -> int:
+        """Those of these passes whose predictions wait for the one that learns."""
         return (self.cfg_target is not None) + (self.drift_weight > 0)
 
     def _given_frames(self) -> list[Rule]:
@@ -378,6 +409,8 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     def summary(self) -> str:
         """The objective and its most important options in one line, for `--dry-run`."""
         text = f"{self.name}, {OBJECTIVES[self.name](self)}"
+        if self.preference is not None:
+            text += f", pairs by {self.preference} with beta {self.dpo_beta:g}"
         if self.loss is LossKind.HUBER:
             text += f", pseudo-Huber loss with c {self.huber_c:g}"
         if self.given_frames is not None:

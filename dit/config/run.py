@@ -213,6 +213,18 @@ class RunConfig:
                 " leave it out",
             ),
             (
+                self.lora.enabled or self.objective.preference is None,
+                f"objective.preference={self.objective.preference} compares with the network"
+                " without its adapters, and all weights are trained, so that it would take a"
+                " second network; set lora.rank, or leave it out",
+            ),
+            (
+                self.model.token_route is None or self.objective.preference is None,
+                f"objective.preference={self.objective.preference} compares errors of whole"
+                " samples, and model.route_from and route_to leave tokens out; leave one of them"
+                " out",
+            ),
+            (
                 not (self.lora.enabled and self.optimizer.groups),
                 "optimizer.groups names weights, and lora.rank or lora.init_from trains adapters"
                 " in their place; leave optimizer.groups out. lora.targets says which linears get"

@@ -72,8 +72,18 @@ class Expected:
 
     @classmethod
     def of(cls, config: RunConfig) -> Expected:
+        """Of samples of validation and generation."""
+        return cls._of(config, PatchLayout.of(config))
+
+    @classmethod
+    def of_training(cls, config: RunConfig) -> Expected:
+        """Of samples of training, which may be pairs."""
+        return cls._of(config, PatchLayout.of_training(config))
+
+    @classmethod
+    def _of(cls, config: RunConfig, layout: PatchLayout) -> Expected:
         return cls(
-            layout=PatchLayout.of(config),
+            layout=layout,
             family=config.model.family,
             channels=config.model.in_channels,
             text_width=config.model.crossattn_emb_size,
@@ -167,6 +177,12 @@ def _checked(
         others=others,
         unknown=record.unknown,
     )
+    if expected.layout.in_pairs and sample.loss_weight != 1:
+        raise SampleRefused(
+            Reject.LOSS_WEIGHT,
+            f".json: loss_weight={sample.loss_weight:g}, and pairs of objective.preference have no"
+            " weights",
+        )
     if others or expected.layout.counts_text:
         _check_room(sample, expected)
     return sample
@@ -211,6 +227,8 @@ def check_inputs(sample: LatentSample, expected: Expected) -> None:
 
 
 def _lacking(one: SampleInput, expected: Expected) -> SampleRefused:
+    if one.kind is InputKind.REJECTED:
+        return SampleRefused(Reject.NO_PAIR, f"no `{one.name}`, which objective.preference needs")
     return SampleRefused(
         Reject.NO_INPUT, f"no `{one.name}`, which model.family={expected.family} needs"
     )
@@ -254,14 +272,18 @@ def _checked_input(
                 wanted += f" of whole patches (model.patch_temporal={layout.patch_temporal})"
             fits = [shape[0], *shape[2:]] == [channels, *sides] and shape[1] <= frames
             fits = fits and shape[1] % layout.patch_temporal == 0
+        case InputKind.REJECTED:
+            wanted, fits = list(latent_CFHW.shape), shape == list(latent_CFHW.shape)
         case InputKind.REFERENCE:
             wanted = f"[{channels}, F, H, W] that divides into patches of {list(layout.patch)}"
             fits = shape[0] == channels
             fits = fits and not any(n % p for n, p in zip(shape[1:], layout.patch, strict=True))
     if not fits:
+        whose = f"model.family={expected.family}"
+        if one.kind is InputKind.REJECTED:
+            whose = "objective.preference, with a latent of that shape,"
         raise SampleRefused(
-            Reject.INPUT_SHAPE,
-            f"`{one.name}` has shape {shape}, model.family={expected.family} takes {wanted}",
+            Reject.INPUT_SHAPE, f"`{one.name}` has shape {shape}, {whose} takes {wanted}"
         )
     return _as_trained(value).contiguous()
 
@@ -285,11 +307,12 @@ def check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
             f"latent {shape} does not divide by model.patch_temporal={layout.patch_temporal}"
             f" and model.patch_spatial={layout.patch_spatial}",
         )
-    tokens = layout.padded_tokens(latent_CFHW)
+    tokens = layout.copies * layout.padded_tokens(latent_CFHW)
     if tokens > expected.capacity:
+        what = "a pair of latents" if layout.in_pairs else "latent"
         raise SampleRefused(
             Reject.TOO_LONG,
-            f"latent {shape} takes {tokens} tokens,"
+            f"{what} {shape} takes {tokens} tokens,"
             f" dataset.task_encoder_seq_length={expected.capacity}",
         )
     table = expected.table

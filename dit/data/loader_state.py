@@ -233,7 +233,7 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
     They do not include the folder of the data, because a copy elsewhere resumes as well, nor ranks
     and workers, which may change (reshard.py).
     """
-    data, expected = config.dataset, Expected.of(config)
+    data, expected = config.dataset, Expected.of_training(config)
     balanced = data.balance is not Balance.NONE
     return {
         "dataset": _fingerprints(config),

@@ -25,8 +25,8 @@ from megatron.energon.state import FlexState
 
 from dit.config import MockGeometry, RunConfig
 from dit.data.energon.worker_shards import ReadCounts, ReaderConfig, Remaining, WorkerShard
+from dit.data.pack import PatchLayout
 from dit.models.family import InputKind, SampleInput
-from dit.models.registry import family_of
 
 _ENDLESS = 2**31
 
@@ -34,8 +34,8 @@ _ENDLESS = 2**31
 def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]:
     """Parts of mock sample `index`: its latent and inputs, bfloat16 and normal.
 
-    It has every input of the family. About half of the samples have those that they may lack, and
-    a quarter has no rows of a text that may be empty.
+    It has every input that training reads. About half of the samples have those that they may
+    lack, and a quarter has no rows of a text that may be empty.
     """
     geometries = config.dataset.mock_samples
     drawn = np.random.SeedSequence((seed, index)).generate_state(2, np.uint64)
@@ -44,7 +44,7 @@ def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]
     rng = torch.Generator().manual_seed(mixed)
     size = (config.model.in_channels, geometry.frames, geometry.height, geometry.width)
     tensors = {"latent": torch.randn(size, generator=rng).bfloat16()}
-    for one in family_of(config.model).inputs(config.model):
+    for one in PatchLayout.of_training(config).inputs:
         if one.required or mixed & 1:
             rows = 0 if one.may_be_empty and mixed & 6 == 0 else geometry.text_length
             shape = _shape(one, config, geometry, rows=rows)
@@ -72,7 +72,7 @@ def _shape(
             return (one.width,)
         case InputKind.CHANNELS:
             return one.width, geometry.frames, *sides
-        case InputKind.REFERENCE:
+        case InputKind.REFERENCE | InputKind.REJECTED:
             return channels, geometry.frames, *sides
         case InputKind.FRAMES | InputKind.FRAME_CHANNELS:
             return channels, config.model.patch_temporal, *sides

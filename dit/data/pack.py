@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dit.batch import Grid, LatentSample, PackedBatch, pack_identity
+from dit.batch import REJECTED_LATENT, Grid, LatentSample, PackedBatch, pack_identity
 from dit.config import RunConfig
 from dit.models.cost import network_cost
 from dit.models.family import InputKind, SampleInput
@@ -60,6 +60,7 @@ class PatchLayout:
         references = [one for one in self.inputs if one.kind is InputKind.REFERENCE]
         assert len(names[InputKind.FRAMES]) < 2, "frames are given at the beginning alone"
         assert len({one.clean for one in references}) < 2, "all references are told one level"
+        assert len(names[InputKind.REJECTED]) < 2, "a pair has two latents"
         assert len(names[InputKind.NULL_TEXT]) < 2, "one main text has one stand-in"
         assert not self.has_clean_tokens or self.clean_level is not None, "no clean level"
 
@@ -77,6 +78,27 @@ class PatchLayout:
             guidance=config.objective.guidance,
             draws_given_frames=config.objective.given_frames is not None,
         )
+
+    @classmethod
+    def of_training(cls, config: RunConfig) -> PatchLayout:
+        """The layout with what the objective reads beside the inputs of the family."""
+        layout = cls.of(config)
+        if config.objective.preference is None:
+            return layout
+        rejected = SampleInput(
+            name=REJECTED_LATENT, kind=InputKind.REJECTED, width=config.model.in_channels
+        )
+        return replace(layout, inputs=(*layout.inputs, rejected))
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether each sample is packed as a pair of its two latents, side by side."""
+        return bool(self._names[InputKind.REJECTED])
+
+    @property
+    def copies(self) -> int:
+        """How many samples of a pack a sample of a shard becomes."""
+        return 2 if self.in_pairs else 1
 
     def named(self, kind: InputKind) -> tuple[str, ...]:
         """The names of the inputs of one kind, in the order of the family."""
@@ -123,10 +145,10 @@ class PatchLayout:
 
 
 class SampleSize(NamedTuple):
-    """What packing needs to know of a sample."""
+    """What packing needs to know of a sample; all but the first are of one latent of a pair."""
 
     tokens: int
-    """What the sample takes of the capacity of a pack."""
+    """What the sample takes of the capacity of a pack, with both latents of a pair."""
     rows: int
     """Tokens of its latents in the pack, padding included."""
     shape: tuple[int, int]
@@ -161,7 +183,7 @@ class SampleSize(NamedTuple):
                 null_rows = value.shape[0]
         rows, text = layout.padded(tokens), sum(texts)
         return cls(
-            tokens=rows + (text if layout.counts_text else 0),
+            tokens=layout.copies * (rows + (text if layout.counts_text else 0)),
             rows=rows,
             shape=(tokens, text),
             texts=tuple(texts),
@@ -224,7 +246,7 @@ def _outlines(
             case InputKind.FRAME_CHANNELS:
                 condition_width += (one.width + 1) * volume
                 condition_dtypes += own
-            case InputKind.FRAMES | InputKind.REFERENCE:
+            case InputKind.FRAMES | InputKind.REFERENCE | InputKind.REJECTED:
                 dtypes += own
     if condition_width:
         shapes["condition_TC"] = (common_dtype(condition_dtypes), rows, condition_width)
@@ -259,6 +281,7 @@ class PackWriter:
     ):
         """A pack of at most the samples of `sizes`; `memory(n)` gives n bytes."""
         self._layout = layout
+        sizes = [size for size in sizes for _ in range(layout.copies)]
         outlines = _outlines(layout, sizes, channels=channels)
         self._tensors = views_of(memory(sum(t.nbytes for t in outlines.values())), outlines)
         self._added: list[_Added] = []
@@ -268,7 +291,14 @@ class PackWriter:
         self._null_rows, self._null_starts = self._tensors.pop(NULL_ROWS, None), [0]
 
     def add(self, sample: LatentSample) -> None:
-        """Writes the sample after those that are there."""
+        """Writes the sample, or both samples of a pair, after those that are there."""
+        self._write(sample)
+        if self._layout.in_pairs:
+            # Its key is another one, so that messages tell the two apart.
+            key, latent_CFHW = f"{sample.key} (rejected)", sample.others[REJECTED_LATENT]
+            self._write(replace(sample, key=key, latent_CFHW=latent_CFHW))
+
+    def _write(self, sample: LatentSample) -> None:
         layout, latent_TC, first = self._layout, self._tensors["latent_TC"], self._start
         latents, at = [sample.latent_CFHW, *references(sample, layout)], first
         grids = tuple([layout.grid(latent_CFHW) for latent_CFHW in latents])
@@ -398,6 +428,7 @@ class PackWriter:
             pictures=layout.pictures,
             starts=tuple(accumulate(padded, initial=0)),
             keys=keys,
+            in_pairs=layout.in_pairs,
             captions=tuple(a.caption for a in added),
             pack_id=pack_identity(keys),
         )

@@ -27,6 +27,7 @@ from dit.config import Balance, DatasetConfig, Problems, RunConfig
 from dit.config.token_route import SHORT_SAMPLE
 from dit.data.cook import Expected, size_in_pack
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves
+from dit.data.pack import PatchLayout
 from dit.data.preflight import SIDE_BY_SIDE, check_data, read_data_card
 from dit.data.rejections import REMEDIES, DataError, SampleRefused
 from dit.models.cost import geometry_tokens
@@ -43,7 +44,7 @@ FEW_SAMPLES = 32_000
 
 
 class Length(NamedTuple):
-    """What a sample takes of a pack, in tokens."""
+    """What a sample takes of a pack, or both samples of a pair, in tokens."""
 
     padded: int
     real: int
@@ -133,9 +134,9 @@ def _lengths(leaf: DatasetSplit, config: RunConfig) -> Lengths | None:
     The card lists the most frequent sizes alone, and says nothing of texts and references.
     """
     if all(shard.path.is_local() for shard in shards_of(leaf)):
-        return _read_lengths(leaf, Expected.of(config))
+        return _read_lengths(leaf, Expected.of_training(config))
     try:
-        return _listed_lengths(read_data_card(leaf) or {}, Expected.of(config))
+        return _listed_lengths(read_data_card(leaf) or {}, Expected.of_training(config))
     except (KeyError, TypeError, AttributeError, ZeroDivisionError):
         return None  # of another tool, or damaged: the check of the data names that
 
@@ -203,7 +204,7 @@ def _sizes_in_shard(
         except (NotPlain, ShardError, OSError):
             continue  # Energon's reader may read it; the check of the data names what is damaged
         text = size.shape[1] if expected.layout.counts_text else 0
-        yield Length(size.tokens, size.shape[0] + text)
+        yield Length(size.tokens, expected.layout.copies * (size.shape[0] + text))
 
 
 def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
@@ -216,7 +217,8 @@ def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
             one["height"] // latent["stride"] // layout.patch_spatial,
             one["width"] // latent["stride"] // layout.patch_spatial,
         )
-        length = Length(layout.padded(math.prod(grid)), math.prod(grid))
+        tokens = math.prod(grid)
+        length = Length(layout.copies * layout.padded(tokens), layout.copies * tokens)
         if 0 < length.padded <= expected.capacity:
             counts[length] += one["samples"]
         else:
@@ -228,15 +230,16 @@ def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
 def length_shares(config: RunConfig) -> dict[int, float]:
     """Tokens of a sample -> their part of the samples of a dataset; all datasets count alike.
 
+    The two of a pair are samples of their own.
     Text counts where it takes room in packs. The result is empty for mock data, and for shards
     elsewhere whose cards list no sizes.
     """
-    shares = defaultdict[int, float](float)
+    shares, copies = defaultdict[int, float](float), PatchLayout.of_training(config).copies
     for leaf in dict.fromkeys(train_leaves(config)):
         with suppress(DataError):  # the check of the data names that
             if lengths := _lengths(leaf, config):
                 for length, count in lengths.counts.items():
-                    shares[length.real] += count / lengths.counts.total()
+                    shares[length.real // copies] += count / lengths.counts.total()
     return shares
 
 

@@ -294,7 +294,7 @@ def _misfit(size: dict[str, int], strides: list[Any], config: RunConfig) -> Samp
         1 + -(-(size["num_frames"] - 1) // temporal),
         *(size[side] // stride for side in ("height", "width")),
     )
-    expected = Expected.of(config)
+    expected = Expected.of_training(config)
     try:
         check_latent(torch.empty(expected.channels, *shape_FHW, device="meta"), expected)
     except SampleRefused as why:

@@ -295,6 +295,7 @@ _AXES = {
     InputKind.FRAME_CHANNELS: "CFHW",
     InputKind.FRAMES: "CFHW",
     InputKind.REFERENCE: "CFHW",
+    InputKind.REJECTED: "CFHW",
 }
 
 

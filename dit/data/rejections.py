@@ -42,6 +42,7 @@ class Reject(StrEnum):
     NOT_FINITE = "latent has NaN or Inf"
     TEXT_NOT_FINITE = "text has NaN or Inf"
     NO_INPUT = "an input that the model needs is missing"
+    NO_PAIR = "there is no rejected latent"
     INPUT_SHAPE = "an input has the wrong shape"
     INPUT_NOT_FINITE = "an input has NaN or Inf"
     LOSS_WEIGHT = "loss_weight is no number that is at least 0"
@@ -63,6 +64,7 @@ REMEDIES = {
     Reject.NOT_FINITE: "pack the source again, or leave it out",
     Reject.TEXT_NOT_FINITE: "pack the source again, or leave it out",
     Reject.NO_INPUT: "pack the data again with the encoders of the model's family",
+    Reject.NO_PAIR: "pack the data with --rejected_dir, or leave objective.preference out",
     Reject.INPUT_SHAPE: "pack the data again with the encoders of the model's family",
     Reject.INPUT_NOT_FINITE: "pack the source again, or leave it out",
     Reject.LOSS_MASK: "pack the data again with --mask_dir, or without",

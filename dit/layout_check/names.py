@@ -22,6 +22,7 @@ from dit.config import (
     OptimizerKind,
     ParameterGroup,
     Precision,
+    Preference,
     Recompute,
     RecomputeMethod,
     RunConfig,
@@ -58,6 +59,7 @@ WORDS = {
     "route": "layers in the middle see every second token",
     "cfg": "targets moved along the guidance of the network itself",
     "drift": "with adapters: held to what the network says without them",
+    "dpo": "with adapters: pairs of a preferred and a rejected latent",
     "drop": "the input of adapters is dropped at a rate of 0.1",
     "frozen": "the first layer of each stack is frozen, and MLPs learn at half the rate",
     "lora": "adapters on every linear of the layers are trained, and no other weight",
@@ -101,7 +103,7 @@ _FROZEN = (
     ParameterGroup(pattern="*.mlp.*", lr_factor=0.5),
     ParameterGroup(pattern="*layers.0.*", frozen=True),
 )
-_UNKEYED = ("route", "cfg", "drift", "drop", "frozen", "fp8base", *_ADAPTERS)
+_UNKEYED = ("route", "cfg", "drift", "dpo", "drop", "frozen", "fp8base", *_ADAPTERS)
 _OTHER_NUMBERS = ("bf16", "muon", *_UNKEYED)
 """Words of other mathematics: one process is compared with them, too."""
 ONE = "one"
@@ -150,6 +152,11 @@ class NamedLayout:
         return self.name.split("+")
 
     @property
+    def pairs(self) -> bool:
+        """Whether samples are pairs of a preferred and a rejected latent."""
+        return "dpo" in self.words
+
+    @property
     def bf16(self) -> bool:
         return "bf16" in self.words
 
@@ -170,7 +177,10 @@ class NamedLayout:
         off |= {"sequence_parallel": False, "cp_comm_type": ContextComm.A2A}
         off |= {"recompute_granularity": Recompute.NONE, "precision": Precision.FP32}
         off |= {"compile": False, "route_from": None, "route_to": None}
-        config = replace(config, model=replace(config.model, **off), ddp=DdpConfig())
+        alone = replace(config.objective, preference=None)
+        config = replace(
+            config, model=replace(config.model, **off), ddp=DdpConfig(), objective=alone
+        )
         for group, values in self.settings.items():
             config = replace(config, **{group: replace(getattr(config, group), **values)})
         model = replace(config.model, blocks_to_swap=self._swapped(config.model))
@@ -179,8 +189,10 @@ class NamedLayout:
             last = max(1, model.all_layers - 2)
             model = replace(model, route_from=(model.all_layers - 1) // 3, route_to=last)
         groups = _FROZEN if "frozen" in self.words else ()
-        passes = {"cfg_target": 2.0} if "cfg" in self.words else {}
+        passes: dict[str, Any] = {"cfg_target": 2.0} if "cfg" in self.words else {}
         passes |= {"drift_weight": 0.5} if "drift" in self.words else {}
+        # With a small factor: a large one multiplies what rounding does to the margin.
+        passes |= {"preference": Preference.DPO, "dpo_beta": 1.0} if self.pairs else {}
         return replace(
             config,
             objective=replace(config.objective, **passes),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,7 @@ from dit.train.checkpoint.exchange import StateExchange
 from dit.train.checkpoint.shares import data_of, entries_of
 from dit.train.metrics.step_metrics import sum_over_ranks
 from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer, randomise
+from dit.train.reference_passes import reference_passes
 from dit.train.step import forward_backward, optimizer_step
 from dit.train.validation import validate
 
@@ -75,6 +78,7 @@ def probe(
     null = null_inputs(config, device())
     result = Probe(start=_gather(model, _main_params(model)))
     batch = config.train.global_batch_size
+    run: Any = SimpleNamespace(config=config, model=model, objective=objective, null=null)
 
     def packs_of(step: int) -> list[PackedBatch]:
         share = batch // groups.dp.size()
@@ -85,6 +89,7 @@ def probe(
     result.validation = validate(model, packs_of(1), objective=objective, config=config)
     for step in range(1, steps + 1):
         heartbeat("read of packs", step=step)
+        packs = packs_of(step)
         items = [
             training_problem(
                 objective,
@@ -95,9 +100,10 @@ def probe(
                 options=config.objective,
                 route=config.model.token_route,
             )
-            for pack in packs_of(step)
+            for pack in packs
         ]
-        rank_loss = forward_backward(model, items, config=config)
+        references = reference_passes(run, packs, items, step=step)
+        rank_loss = forward_backward(model, items, config=config, references=references)
         sums = sum_over_ranks({"error": rank_loss.total, "count": rank_loss.count})
         loss = sums["error"] / sums["count"]
         update = optimizer_step(model, config=config, number=step, loss=loss)

@@ -167,7 +167,8 @@ def _check(
     references = dict.fromkeys([ONE, *(layout.reference for layout in layouts)])
     every = [parse_layout(name) for name in references] + list(layouts)
     store, *_ = next(iter(rendezvous("env://")))
-    read: dict[str, Callable[[], list[PackedBatch]]] = {}  # by name of the network
+    # By name of the network, and whether samples are pairs
+    read: dict[tuple[str, bool], Callable[[], list[PackedBatch]]] = {}
     probes: dict[tuple[str, int], Probe] = {}
     comparisons: list[Comparison] = []
     for number, layout in enumerate(every):
@@ -179,7 +180,11 @@ def _check(
                     from dit.layout_check.probe import probe
 
                     name = config.model.name
-                    packs = read.setdefault(name, cache(partial(_packs, config, steps_of=every)))
+                    # Those of pairs are others.
+                    reader = parse_layout(layout.reference).of(config) if layout.pairs else config
+                    packs = read.setdefault(
+                        (name, layout.pairs), cache(partial(_packs, reader, steps_of=every))
+                    )
                     frozen = layout.frozen_adapters(config.model)
                     result = probe(layout.of(config), packs, steps=STEPS, frozen=frozen)
                 if rank() > 0:

@@ -264,7 +264,7 @@ def _activations(config: RunConfig, *, accumulation: int) -> int:
     text = _text_of_pack(config)
     tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
     # What passes without gradients say of all packs of a step, float32, waits on the last stage.
-    said = config.objective.passes_without_gradient * accumulation * 4 * model.output_features
+    said = config.objective.predictions_kept * accumulation * 4 * model.output_features
     return int(_kept(model, text=text) * _numbers(config) * in_flight + said * tokens)
 
 

@@ -50,6 +50,9 @@ class InputKind(StrEnum):
     FRAME_CHANNELS = "frame_channels"
     FRAMES = "frames"  # clean latent frames in the place of the target's first ones, [C, f, H, W]
     REFERENCE = "reference"  # a reference latent: tokens of its own without noise, [C, F, H, W]
+    # The second sample of a pair of preferences, of the latent's shape. Of no family: the objective
+    # asks for it
+    REJECTED = "rejected"
 
 
 class NullInput(StrEnum):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum
 from itertools import accumulate, pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -35,6 +35,16 @@ from dit.pack_wire import to_device
 def draw_dropout(count: int, probability: float, rng: torch.Generator) -> list[bool]:
     """Which of `count` samples train without an input of theirs; `rng` is a CPU generator."""
     return (torch.rand(count, generator=rng, dtype=torch.float64) < probability).tolist()
+
+
+def _drawn(batch: PackedBatch) -> int:
+    """How many samples have draws of their own; the two of a pair share them."""
+    return batch.num_samples // batch.copies
+
+
+def _of_samples(batch: PackedBatch, drawn: Sequence[Any]) -> list[Any]:
+    """What was drawn, for each sample."""
+    return [one for one in drawn for _ in range(batch.copies)]
 
 
 def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
@@ -130,9 +140,9 @@ def training_problem(
     def rng(draw: Draw, device: torch.device) -> torch.Generator:
         return pack_rng(seed=seed, step=step, pack_id=batch.pack_id, device=device, draw=draw)
 
-    count = batch.num_samples
     dropped = dropped_captions(batch, seed=seed, step=step, options=options)
-    blind = draw_dropout(count, options.image_dropout, rng(Draw.IMAGE_DROPOUT, CPU))
+    blind = draw_dropout(_drawn(batch), options.image_dropout, rng(Draw.IMAGE_DROPOUT, CPU))
+    blind = _of_samples(batch, blind)
     batch = draw_given_frames(batch, options, rng(Draw.GIVEN_FRAMES, CPU))
     problem = draw_problem(
         objective,
@@ -152,7 +162,7 @@ def dropped_captions(
 ) -> list[bool]:
     """Which samples of the pack `training_problem` trains without their caption at a step."""
     rng = pack_rng(seed=seed, step=step, pack_id=batch.pack_id, device=CPU, draw=Draw.TEXT_DROPOUT)
-    return draw_dropout(batch.num_samples, options.text_dropout, rng)
+    return _of_samples(batch, draw_dropout(_drawn(batch), options.text_dropout, rng))
 
 
 def validation_pack(batch: PackedBatch, *, seed: int, options: ObjectiveConfig) -> PackedBatch:
@@ -189,7 +199,8 @@ def draw_problem(
 
     `levels_rng` is on the CPU, `noise_rng` on the device of the batch.
     """
-    quantile_N = draw_quantiles(batch.num_samples, levels_rng)
+    quantile_N = draw_quantiles(_drawn(batch), levels_rng)
+    quantile_N = quantile_N.repeat_interleave(batch.copies)
     return problem_of(objective, batch, quantile_N, noise_rng=noise_rng)
 
 
@@ -250,12 +261,16 @@ def clean_network_level(objective: _TellsLevels, level: float) -> float:
 
 
 def draw_noise(batch: PackedBatch, rng: torch.Generator) -> Tensor:
-    """Standard normal noise [T, C], float32, zero on padding.
+    """Standard normal noise [T, C], float32, zero on padding; that of a pair is the same.
 
     Numbers are drawn for the real tokens in pack order, so padding does not change them.
     """
-    shape = (batch.real_tokens, batch.latent_TC.shape[1])
-    return insert_padding(torch.randn(shape, generator=rng, device=rng.device), batch)
+    shape = (batch.real_tokens // batch.copies, batch.latent_TC.shape[1])
+    noise_RC = torch.randn(shape, generator=rng, device=rng.device)
+    if batch.in_pairs:
+        of_pairs = noise_RC.split(batch.num_tokens[::2])
+        noise_RC = torch.cat([noise for one in of_pairs for noise in (one, one)])
+    return insert_padding(noise_RC, batch)
 
 
 def insert_padding(values_RC: Tensor, batch: PackedBatch) -> Tensor:
@@ -308,7 +323,8 @@ def draw_given_frames(
     """
     if options.given_frames is None and options.image_condition_probability == 1:
         return batch
-    uniform_N = torch.rand(batch.num_samples, generator=rng, dtype=torch.float64).tolist()
+    uniform_N = torch.rand(_drawn(batch), generator=rng, dtype=torch.float64).tolist()
+    uniform_N = _of_samples(batch, uniform_N)
     if options.given_frames is None and batch.pictures:
         unused = [one >= options.image_condition_probability for one in uniform_N]
         return without_pictures(batch, unused)

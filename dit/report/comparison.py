@@ -24,6 +24,8 @@ MEASURES: dict[str, Mapping[str, Any]] = {
     "cfg_target": {},
     "cfg_target_schedule": {},
     "drift_weight": {},
+    "preference": {},
+    "dpo_beta": {"preference": "dpo"},
     "given_frames": {},
     "image_condition_probability": {},
     "sigma_data": _EDM,

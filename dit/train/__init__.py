@@ -4,8 +4,8 @@ start_checks           what a start refuses, for a dry run
 trainer                the run: read, step, average, validate, log, save
 train_state            everything that a run holds in memory
 model_and_optimizer    configuration -> model, optimizer and average of the weights; initial values
-step                   packs -> loss and gradients -> updated weights; the error of a prediction,
-                       weighted as the objective says
+step                   packs -> loss and gradients -> updated weights
+loss                   error of a prediction, weighted as the objective says; the loss of pairs
 reference_passes       passes without gradients before the one that learns, which the loss
                        compares with
 timers                 the seconds of the parts of a step

@@ -1,7 +1,7 @@
 """Passes without gradients before the one that learns, and what they make of its problems.
 
 1. reference_passes   the packs of a step once more, with null captions or without adapters
-2. with_references    targets moved along guidance, and the prediction that the loss holds to
+2. with_references    targets moved along guidance, and what the loss compares with
 
 cfg_target: a network with guidance w distilled into it predicts u + w (v - u), where v is the
 prediction with caption of the network before, and u the one without. Trained on plain targets it
@@ -31,6 +31,7 @@ from dit.distributed.watchdog import heartbeat
 from dit.models.layers.adaptable import adapters_off
 from dit.objectives.training_target import dropped_captions, training_problem
 from dit.pack_wire import to_device
+from dit.train.loss import mean_errors, token_errors
 from dit.train.timers import FORWARD, timed
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class References:
     """w of each sample of each pack, on every stage; no packs without `cfg_target`."""
     uncaptioned_TC: Sequence[Tensor] = ()
     unadapted_TC: Sequence[Tensor] = ()
+    error_N: Sequence[Tensor] = ()
+    """Of pairs: mean error of each sample without adapters, float64."""
 
 
 @torch.no_grad()
@@ -77,12 +80,20 @@ def reference_passes(
             inside.callback(chunk.train)
         inside.enter_context(own_passes(chunks))
         without_caption = _predictions(chunks, uncaptioned)
-        unadapted = list[Tensor]()
-        if options.drift_weight > 0:
+        unadapted, errors = list[Tensor](), list[Tensor]()
+        if options.drift_weight > 0 or options.preference is not None:
             for chunk in chunks:
                 inside.enter_context(adapters_off(chunk))
-            unadapted = _predictions(chunks, items)
-    return References(factor_N=factors, uncaptioned_TC=without_caption, unadapted_TC=unadapted)
+            if options.preference is None:
+                unadapted = _predictions(chunks, items)
+            else:
+                errors = _errors(chunks, items, options)
+    return References(
+        factor_N=factors,
+        uncaptioned_TC=without_caption,
+        unadapted_TC=unadapted,
+        error_N=errors,
+    )
 
 
 def cfg_factors(noise_N: Tensor, dropped: Sequence[bool], *, options: ObjectiveConfig) -> Tensor:
@@ -110,6 +121,31 @@ def _predictions(chunks: Sequence[nn.Module], items: Sequence[Item]) -> list[Ten
     return [one.float() for one in run_pipeline([*chunks], mine, forward, forward_only=True)]
 
 
+def _errors(
+    chunks: Sequence[nn.Module], items: Sequence[Item], options: ObjectiveConfig
+) -> list[Tensor]:
+    """Mean error of each sample of each pack, float64 [N], on the last stage."""
+    module: Any = chunks[0].module
+
+    def forward(waiting: Iterator[Item], model: nn.Module) -> tuple[Tensor, Any]:
+        heartbeat("pass without gradients")
+        batch, problem = next(waiting)
+        with timed(FORWARD):
+            prediction_TC = model(problem.input_TC, problem.level_M, batch)
+
+        def reduce(prediction_TC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            error_T = token_errors(batch, problem, prediction_TC, options)
+            error_N = mean_errors(batch, error_T, context=module.groups.cp)
+            # The schedule divides the first by the second, which nobody reads.
+            nothing = prediction_TC.new_zeros(())
+            return nothing, torch.ones_like(nothing, dtype=torch.int), error_N
+
+        return prediction_TC, reduce
+
+    mine = [rank_part(module, item) for item in items]
+    return run_pipeline([*chunks], mine, forward, forward_only=True)
+
+
 def with_references(
     batch: PackedBatch, problem: Problem, references: References, pack: int
 ) -> Problem:
@@ -124,4 +160,6 @@ def with_references(
         problem = replace(
             problem, anchor_TC=references.unadapted_TC[pack].masked_fill(unread_T1, 0)
         )
+    if references.error_N:
+        problem = replace(problem, reference_N=references.error_N[pack])
     return problem

@@ -1,11 +1,10 @@
 """One optimizer step: packs -> loss and gradients -> updated weights.
 
 1. forward_backward    the replica's packs through the pipeline; gradients of the global batch
-2. loss_of             error of the prediction, weighted as the objective says; its sums over ranks
-3. optimizer_step      clipped gradients, AdamW, average of the weights
+2. optimizer_step      clipped gradients, AdamW, average of the weights
 """
 
-# T packed tokens, N samples, C patch features
+# T packed tokens, C patch features
 
 from __future__ import annotations
 
@@ -16,15 +15,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from dit.batch import PackedBatch, Problem
-from dit.config import LossKind, LossMean, ObjectiveConfig, RunConfig
+from dit.batch import PackedBatch
+from dit.config import ObjectiveConfig, RunConfig
 from dit.distributed.data_parallel import ModelChunk, zero_gradients
 from dit.distributed.model_parallel import Item, rank_part, run_pipeline
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
-from dit.pack_wire import to_device
+from dit.train.loss import Loss, loss_of
 from dit.train.optimizer.update import (
     Update,
     clip_and_step,
@@ -37,69 +37,6 @@ from dit.train.timers import BACKWARD, FORWARD, OPTIMIZER, timed
 
 if TYPE_CHECKING:
     from dit.train.model_and_optimizer import ModelAndOptimizer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loss:
-    """Sum of the errors over this rank's tokens, and its part of the divisor of the mean."""
-
-    total: Tensor  # float32 scalar
-    count: Tensor  # int32 scalar: target tokens, or samples
-    error_T: Tensor  # float32, each token's part of `total`
-    count_N: Tensor  # int32, each sample's part of `count`
-
-    def of_samples(self, batch: PackedBatch) -> Tensor:
-        """Error and count of each sample, float64 [N, 2]."""
-        error_N = torch.zeros(batch.num_samples, dtype=torch.float64, device=self.error_T.device)
-        error_N.index_add_(0, batch.segment_T, self.error_T.double())
-        return torch.stack([error_N, self.count_N.double()], dim=1)
-
-
-def pseudo_huber(error_TC: Tensor, *, c: float) -> Tensor:
-    """sqrt(e² + c²) - c of each number: arXiv:2310.14189, Sec. 3.3, as diffusion-pipe applies it.
-
-    Written as a quotient, because the difference loses its digits in float32 where e is below
-    c / 1000. Diffusers' examples have 2 c times this, which AdamW's steps do not see but the bound
-    of the gradient's norm does.
-    """
-    square_TC = error_TC.square()
-    return square_TC / ((square_TC + c * c).sqrt() + c)
-
-
-def loss_of(
-    batch: PackedBatch, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
-) -> Loss:
-    """Weighted error of the target tokens of a pack, float32.
-
-    It is a mean over features, then a sum over tokens (`token`) or over samples' means (`sample`).
-    Weights of the objective and of the data multiply errors and leave the counts: a weight of 2
-    has the gradient of two copies of the sample, and the others' gradients stay as they are.
-    """
-    error_TC = prediction_TC.float() - problem.target_TC
-    huber = options.loss is LossKind.HUBER
-    error_TC = pseudo_huber(error_TC, c=options.huber_c) if huber else error_TC.square()
-    if problem.anchor_TC is not None:
-        away_TC = (prediction_TC.float() - problem.anchor_TC).square()
-        error_TC = error_TC + options.drift_weight * away_TC
-    error_T = error_TC.mean(-1)
-    error_T = error_T * problem.weight_N[batch.segment_T]
-    if batch.weight_T is not None:
-        error_T = error_T * batch.weight_T
-    # Not a product: on padding the prediction means nothing, and may be NaN.
-    error_T = error_T.where(batch.is_target_T, 0)
-    if options.loss_mean is LossMean.TOKEN:
-        counts = batch.shared_loss_tokens
-    else:
-        tokens_N = to_device(torch.tensor(batch.loss_tokens, dtype=torch.float32), error_T.device)
-        error_T = error_T / tokens_N[batch.segment_T]
-        counts = [int(batch.share.index == 0)] * batch.num_samples  # once over context ranks
-    count_N = to_device(torch.tensor(counts, dtype=torch.int), error_T.device)
-    return Loss(
-        total=error_T.sum(),
-        count=count_N.sum(dtype=torch.int),
-        error_T=error_T,
-        count_N=count_N,
-    )
 
 
 PackLoss = tuple[Loss, PackedBatch]  # this rank's part of a pack and its loss
@@ -210,7 +147,7 @@ def run_schedule(
             (batch, with_references(batch, problem, references, pack))
             for pack, (batch, problem) in enumerate(mine)
         ]
-    forward = partial(_forward, options=options)
+    forward = partial(_forward, options=options, context=module.groups.cp)
     losses = run_pipeline(chunks, mine, forward, forward_only=forward_only)
     if not losses or module.groups.tp.rank() > 0:  # not the last stage, or a copy of its losses
         return []
@@ -218,7 +155,11 @@ def run_schedule(
 
 
 def _forward(
-    items: Iterator[Item], model: torch.nn.Module, *, options: ObjectiveConfig
+    items: Iterator[Item],
+    model: torch.nn.Module,
+    *,
+    options: ObjectiveConfig,
+    context: dist.ProcessGroup,
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Loss]]]:
     heartbeat("forward and backward pass")
     batch, problem = next(items)
@@ -227,7 +168,7 @@ def _forward(
 
     def reduce(prediction_TC: Tensor) -> tuple[Tensor, Tensor, Loss]:
         with timed(FORWARD):
-            loss = loss_of(batch, problem, prediction_TC, options)
+            loss = loss_of(batch, problem, prediction_TC, options, context=context)
         # Copied, because the schedule may scale the first in place.
         total, error_T = loss.total.detach().clone(), loss.error_T.detach()
         return loss.total, loss.count, replace(loss, total=total, error_T=error_T)

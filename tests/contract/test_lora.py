@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Sequence
@@ -19,7 +20,15 @@ from torch import Tensor
 
 from dit.batch import LatentSample, PackedBatch, Problem
 from dit.checkpoint_paths import has_adapters, saved_config
-from dit.config import LoraConfig, MockGeometry, Precision, Problems, RunConfig, Weights
+from dit.config import (
+    LoraConfig,
+    MockGeometry,
+    Precision,
+    Preference,
+    Problems,
+    RunConfig,
+    Weights,
+)
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights, open_stored
@@ -82,9 +91,14 @@ def said_by_theirs(network: Any, config: RunConfig) -> list[Tensor]:
     return [run(network, s, level, config) for s, level in zip(samples(model), LEVELS, strict=True)]
 
 
-@torch.no_grad()
 def errors_of(network: Any, batch: PackedBatch, problem: Problem, config: RunConfig) -> Tensor:
     """Weighted squared errors of Diffusers' network for what is not given, sample after sample."""
+    return torch.cat(sample_errors(network, batch, problem, config))
+
+
+def sample_errors(
+    network: Any, batch: PackedBatch, problem: Problem, config: RunConfig
+) -> list[Tensor]:
     model, found = config.model, []
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
     is_target_TC = batch.is_target_T[:, None].expand_as(problem.target_TC)
@@ -99,7 +113,7 @@ def errors_of(network: Any, batch: PackedBatch, problem: Problem, config: RunCon
         sample = LatentSample(latent_CFHW=latent, fps=float(batch.fps_N[n]), **told)
         made = diffusers_form(model).run_network(network, sample, float(problem.level_M[n]), config)
         found.append(problem.weight_N[n] * (made - target[n]).square()[learned[n]])
-    return torch.cat(found)
+    return found
 
 
 @torch.no_grad()
@@ -373,13 +387,53 @@ def gradients_of(
     return [one.detach() for one in said], slopes
 
 
-def test_training_goes_on_from_the_loss_of_diffusers_network(
-    made, groups, monkeypatch, tmp_path: Path
-) -> None:
+def test_training_goes_on_from_the_loss_of_diffusers_network(made, groups, monkeypatch) -> None:
     """The same packs, noise and levels; the file's ranks rule."""
     case, folder, _ = made
+    config = config_of(case, folder)
+    values, seen = a_step_of(config, monkeypatch)
+    model = PeftModel.from_pretrained(network_of(case), str(folder / "peft"))
+    with torch.no_grad():
+        wanted = torch.cat([errors_of(model, *one, config) for one in seen]).mean()
+    assert values["loss"] == pytest.approx(float(wanted), rel=1e-5)
+    wrong = replace(config, lora=replace(config.lora, rank=9))
+    with pytest.raises(Problems, match=r"lora\.rank=9: the adapters of lora\.init_from"):
+        a_step_of(wrong, monkeypatch)
+
+
+@pytest.mark.parametrize("made", few_quick(["wan", "flux"], 1), indirect=True)
+def test_preferences_are_those_of_a_loop_over_peft(made, groups, monkeypatch) -> None:
+    """Flow-DPO of samples one by one, the reference with peft's adapters disabled."""
+    case, folder, _ = made
+    config = config_of(case, folder)
+    beta = 4.0  # with which no sigmoid is near its ends
+    objective = replace(config.objective, preference=Preference.DPO, dpo_beta=beta)
+    config = replace(config, objective=objective)
+    values, seen = a_step_of(config, monkeypatch)
+    model = PeftModel.from_pretrained(network_of(case), str(folder / "peft"), is_trainable=True)
+    losses = []
+    for batch, problem in seen:
+        with torch.no_grad(), model.disable_adapter():
+            apart = [one.mean() for one in sample_errors(model, batch, problem, config)]
+        ours = [one.mean() for one in sample_errors(model, batch, problem, config)]
+        away = [one - other for one, other in zip(ours, apart, strict=True)]
+        assert batch.in_pairs and len(away) % 2 == 0
+        for preferred, rejected in zip(away[::2], away[1::2], strict=True):
+            margin = -beta / 2 * (preferred - rejected)
+            losses.append(-torch.nn.functional.logsigmoid(margin))
+    wanted = torch.stack(losses).mean()
+    assert values["loss"] == pytest.approx(wanted.item(), rel=1e-5)
+    assert abs(wanted.item() - math.log(2)) > 0.01
+    wanted.backward()
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
+    assert values["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
+
+
+def config_of(case: Case, folder: Path) -> RunConfig:
+    """A run on mock samples, from peft's adapters."""
     saved, frames = saved_config(folder / "base"), 1 if case.grids is IMAGES else 2
-    config = replace(
+    return replace(
         saved,
         checkpoint=replace(saved.checkpoint, load=str(folder / "base"), finetune=True),
         dataset=replace(
@@ -390,6 +444,10 @@ def test_training_goes_on_from_the_loss_of_diffusers_network(
         ),
         lora=LoraConfig(init_from=str(folder / "peft")),
     )
+
+
+def a_step_of(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
+    """The values of a step, and the packs and problems that it was made of."""
     seen: list[Any] = []
 
     def recorded(*given: Any, **options: Any) -> Any:
@@ -399,9 +457,4 @@ def test_training_goes_on_from_the_loss_of_diffusers_network(
     monkeypatch.setattr(trainer, "training_problem", recorded)
     told: Any = {"warm_up": 0, "steps": 1, "read_folder": weights_of_folder}
     (values,) = trainer.measure_steps(config, around=nullcontext(), **told)
-    model = PeftModel.from_pretrained(network_of(case), str(folder / "peft"))
-    wanted = torch.cat([errors_of(model, *one, config) for one in seen]).mean()
-    assert values["loss"] == pytest.approx(float(wanted), rel=1e-5)
-    wrong = replace(config, lora=replace(config.lora, rank=9))
-    with pytest.raises(Problems, match=r"lora\.rank=9: the adapters of lora\.init_from"):
-        trainer.measure_steps(wrong, around=nullcontext(), **told)
+    return values, seen

@@ -43,6 +43,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--family", WHOLE),
         (
             *("tp2+sp+lora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop", "dp2+overlap+lora"),
+            "cp2+pp2+lora+dpo",
             *("tp2+sp+lora+fp8base+swap", "cp2+pp2+lora+fp8base+swap"),
         ),
     ),

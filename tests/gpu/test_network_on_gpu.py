@@ -12,8 +12,8 @@ from dit.models.dit.model import DiT
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import draw_problem
 from dit.pack_wire import pack_to
+from dit.train.loss import loss_of
 from dit.train.model_and_optimizer import randomise
-from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
 
 pytestmark = pytest.mark.gpu

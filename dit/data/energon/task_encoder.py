@@ -111,7 +111,7 @@ def _encoder(
 ) -> PackEncoder:
     buffers = PackBuffers(
         worker_config.num_workers,
-        size=Expected.of(config).pack_bytes,
+        size=Expected.of_training(config).pack_bytes,
         held=2 * _packs_of_a_step(config, worker_config.world_size),  # this step's and the next's
     )
     counts = ReaderCounts(bound, readers=max(1, worker_config.num_workers))
@@ -163,7 +163,7 @@ class PackEncoder(DatasetOpener):
 
         `packs` is whether the chain makes packs, or ends with groups of samples.
         """
-        self.expected = Expected.of(config)
+        self.expected = Expected.of_training(config) if packs else Expected.of(config)
         self.data = config.dataset
         self.model = config.model.with_all_tokens()  # a route may begin or end at a resume
         self.seed = config.rng.seed
@@ -204,7 +204,8 @@ class PackEncoder(DatasetOpener):
         cooked.load, cooked.measured = load, measured
         if self.data.balance is Balance.FLOPS_TARGET:
             tokens, text = measured.shape
-            cooked.cost = self._cost([tokens], [text])
+            copies = self.expected.layout.copies
+            cooked.cost = self._cost([tokens] * copies, [text] * copies)
         return cooked
 
     def _load(self, record: SampleLocation | dict[str, Any], key: str, source: str) -> LatentSample:
@@ -244,7 +245,8 @@ class PackEncoder(DatasetOpener):
     def group(self, samples: list[CookedSample]) -> SampleGroup:
         # Samples of equal size lie side by side: attention computes them together.
         samples = sorted(samples, key=lambda sample: sample.size.shape)
-        tokens, text = zip(*(sample.size.shape for sample in samples), strict=True)
+        shapes = [sample.size.shape for sample in samples] * self.expected.layout.copies
+        tokens, text = zip(*shapes, strict=True)
         return SampleGroup(
             __key__=samples[0].__key__,
             __restore_key__=(),  # Energon sets it

@@ -62,6 +62,7 @@ class IntervalMetrics:
     def __init__(self, config: RunConfig, model: ModelAndOptimizer, objective: TrainingObjective):
         self.config = config
         self.loss_by_level = LossByNoiseLevel(objective, ranges=config.validation.quantiles)
+        self.preferences = Preferences() if config.objective.preference else None
         self.norms = Norms(model)
         self.data_stats = DataStats(
             capacity=config.dataset.task_encoder_seq_length, sizes=dataset_sizes(config)
@@ -78,6 +79,8 @@ class IntervalMetrics:
     def add_losses(self, items: Sequence[Item], rank_loss: RankLoss) -> None:
         """Adds the losses of a step that was not skipped; all ranks call it."""
         self.loss_by_level.add(items, rank_loss.packs)
+        if self.preferences is not None:
+            self.preferences.add(rank_loss.packs)
 
     def add_packs(self, packs: Sequence[PackedBatch]) -> None:
         """Adds the packs that this rank has read for its replica."""
@@ -97,6 +100,8 @@ class IntervalMetrics:
         values: dict[str, Any] = self.loss_by_level.values(sums)
         if not update.skipped:
             values |= self.norms.values(sums, grad_norm=update.grad_norm)
+        if self.preferences is not None:
+            values |= self.preferences.values(sums)
         return values | self.data_stats.values(sums, progress)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -133,7 +138,8 @@ class IntervalMetrics:
         return sorted(other)
 
     def _running_sums(self) -> dict[str, Tensor]:
-        return self.loss_by_level.sums | self.data_stats.sums
+        preferences = {} if self.preferences is None else self.preferences.sums
+        return self.loss_by_level.sums | preferences | self.data_stats.sums
 
 
 def _flat(parts: Mapping[str, Tensor]) -> Tensor:
@@ -185,6 +191,35 @@ class LossByNoiseLevel:
         errors, counts = sums["loss_q.error"].tolist(), sums["loss_q.count"].tolist()
         rows = zip(self.names, errors, counts, strict=True)
         return {name: error / count for name, error, count in rows if count}
+
+
+class Preferences:
+    """Sums over the pairs of a preferred and a rejected sample; `add` waits for no device."""
+
+    NAMES = ("preference_margin", "preferred_drift", "rejected_drift", "preference_accuracy")
+    """Margin in the sigmoid of the loss; how far the mean errors of both samples have moved from
+    those without adapters, below 0 where they fell; pairs with a margin above 0."""
+
+    def __init__(self) -> None:
+        self.total_5 = torch.zeros(5, dtype=torch.float64, device=device())
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """Of each of `NAMES`, then the number of pairs."""
+        return {"preference.sums": self.total_5}
+
+    def add(self, losses: Sequence[PackLoss]) -> None:
+        for loss, _ in losses:
+            if loss.pairs_P3 is not None:
+                self.total_5[:3] += loss.pairs_P3.sum(0)
+                self.total_5[3] += (loss.pairs_P3[:, 0] > 0).sum()
+                self.total_5[4] += len(loss.pairs_P3)
+
+    def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """Means from the sums [5] of all ranks."""
+        *totals, pairs = sums["preference.sums"].tolist()
+        means = zip(self.NAMES, totals, strict=True)
+        return {name: total / pairs for name, total in means} if pairs else {}
 
 
 def quantiles(count: int) -> list[float]:

@@ -11,6 +11,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from dit.batch import REJECTED_LATENT
 from dit.config_loading import to_yaml
 from dit.data import Reject, RejectCounts, sum_counts
 from dit.distributed.cuda_environment import settings_made
@@ -179,9 +180,12 @@ class RunLogger:
             self.info(f"  {total.line(reason)}")
         self.refused_counts = total.refused
         for name in sorted(total.unknown.keys() - self.unknown):
+            reader = f"model.family={self.run.config.model.family} does not read"
+            if name == REJECTED_LATENT:
+                reader = "training without objective.preference leaves out"
             self.info(
-                f"samples hold `{name}`, which model.family={self.run.config.model.family} does not"
-                f" read ({total.unknown[name]} of {total.read} so far; said once)"
+                f"samples hold `{name}`, which {reader}"
+                f" ({total.unknown[name]} of {total.read} so far; said once)"
             )
         self.unknown |= total.unknown.keys()
 

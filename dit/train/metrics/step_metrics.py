@@ -44,7 +44,7 @@ _SHOWN = 8
 class PackCounts:
     """Counts of the packs that a rank reads for its replica; zeros on the other ranks."""
 
-    samples: float = 0
+    samples: float = 0  # of shards: a pair is one
     tokens: float = 0
     filled: float = 0  # of the capacity of the packs, in tokens
     refused: float = 0  # since the start of the run
@@ -95,7 +95,7 @@ def count_packs(run: TrainState, packs: Sequence[PackedBatch]) -> PackCounts:
         return PackCounts(of_datasets=samples_of_datasets((), names))
     return PackCounts(
         of_datasets=samples_of_datasets(packs, names),
-        samples=sum(pack.num_samples for pack in packs),
+        samples=sum(pack.num_samples // pack.copies for pack in packs),
         tokens=sum(pack.real_tokens for pack in packs),
         filled=sum(map(_taken(run.config), packs)),
         refused=sum(run.loader.counts().values()),
@@ -112,7 +112,7 @@ def _taken(config: RunConfig) -> Callable[[PackedBatch], int]:
 
 def samples_of_datasets(packs: Iterable[PackedBatch], names: Sequence[str]) -> dict[str, int]:
     """Number of samples from each dataset of a blend; a sample's key begins with the name."""
-    found = Counter(key.partition("/")[0] for pack in packs for key in pack.keys)
+    found = Counter(key.partition("/")[0] for pack in packs for key in pack.keys[:: pack.copies])
     return {name: found[name] for name in names}
 
 

@@ -29,6 +29,8 @@ Every logger.log_interval steps:
 
     refused_too_long, ...    refused samples by reason
     grad_norm_mlp, weight_norm, update_ratio, ema_distance, ...    interval_metrics.py
+    preference_margin, preferred_drift, rejected_drift,
+    preference_accuracy                                            interval_metrics.py
     loss_q10, tokens_per_sample, samples_NAME, epoch, ...          interval_metrics.py
 
 At the steps that validate:
@@ -261,6 +263,8 @@ def _line(values: Values) -> str:
         for label, name in (("val", "val_loss"), ("ema", "val_loss_ema"))
         if name in values
     ]
+    if "preference_accuracy" in values:
+        parts.append(f"pairs right {values['preference_accuracy']:.1%}")
     parts += [
         f"grad {values['grad_norm']:.3f}",
         f"lr {values['lr']:.2e}",

@@ -40,8 +40,8 @@ from dit.objectives.training_target import training_problem, validation_problem
 from dit.pack_wire import flatten_pack, unflatten_pack
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.validation.requests import sample_inputs
+from dit.train.loss import loss_of
 from dit.train.start_checks import check_clean_level
-from dit.train.step import loss_of
 from tests.families.wan import wan_model
 from tests.packs import random_pack, run_config
 from tests.toy_family import PLACE, ToyConfig

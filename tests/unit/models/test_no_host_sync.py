@@ -19,7 +19,7 @@ from dit.models.dit.model import DiT
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import insert_padding, with_null_inputs
 from dit.pack_wire import pack_to
-from dit.train.step import loss_of
+from dit.train.loss import loss_of
 from tests.packs import random_pack, tiny_model
 from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
 

@@ -13,8 +13,8 @@ import torch
 from dit.config import LossMean, ObjectiveConfig
 from dit.models.dit.model import DiT
 from dit.objectives.registry import training_objective
+from dit.train.loss import loss_of
 from dit.train.model_and_optimizer import randomise
-from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
 
 MODEL = tiny_model(num_layers=3)

@@ -13,8 +13,8 @@ from dit.models.dit.family import FAMILY
 from dit.models.dit.model import DiT
 from dit.models.flops import pack_forward_flops, training_flops
 from dit.models.layers.per_sample import PerSample
+from dit.train.loss import loss_of
 from dit.train.model_and_optimizer import initialise, randomise
-from dit.train.step import loss_of
 from tests.packs import random_pack, tiny_model
 
 TINY = tiny_model()

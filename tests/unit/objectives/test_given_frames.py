@@ -26,7 +26,7 @@ from dit.objectives.training_target import (
     validation_problem,
     with_clean_tokens,
 )
-from dit.train.step import loss_of
+from dit.train.loss import loss_of
 from recipes.runs import dit_debug
 from tests.toy_family import PLACE
 

@@ -19,7 +19,7 @@ from dit.objectives.flow_matching import FlowMatching
 from dit.objectives.objective import per_token
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import draw_problem
-from dit.train.step import loss_of
+from dit.train.loss import loss_of
 
 EDM = ObjectiveConfig(sigma_data=0.5)
 FLOW = ObjectiveConfig(name=ObjectiveName.FLOW)

@@ -12,7 +12,8 @@ from torch import Tensor
 from dit.batch import PackedBatch, Problem, SequenceShard
 from dit.config import LossKind, LossMean, ObjectiveConfig
 from dit.distributed.model_parallel import split_tokens
-from dit.train.step import Loss, RankLoss, loss_of, pseudo_huber
+from dit.train.loss import Loss, loss_of, pseudo_huber
+from dit.train.step import RankLoss
 from tests.packs import random_pack, tiny_model
 
 # 20, 8 and 1 real tokens, each padded to a multiple of 8.

@@ -23,6 +23,7 @@ from dit.config import (
 from dit.lora.targets import chosen_adapters
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
+from dit.train.loss import loss_of
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.reference_passes import (
     References,
@@ -30,7 +31,6 @@ from dit.train.reference_passes import (
     reference_passes,
     with_references,
 )
-from dit.train.step import loss_of
 from dit.train.trainer import measure_steps
 from tests.learning import tiny_run
 from tests.packs import random_pack

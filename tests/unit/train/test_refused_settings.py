@@ -39,6 +39,8 @@ WITH = {
     "objective.prediction": ("objective.name=flow",),
     "objective.cfg_target_schedule": ("objective.name=flow", "objective.cfg_target=3"),
     "objective.drift_weight": ("lora.rank=4",),
+    "objective.preference": ("lora.rank=4",),
+    "objective.dpo_beta": ("lora.rank=4", "objective.preference=dpo"),
     "objective.guidance": ("model.family=flux", "objective.guidance=1"),
     "lora.plus_ratio": ("lora.rank=4",),
     "model.clean_references": ("model.reference_latents=1",),

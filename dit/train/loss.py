@@ -1,0 +1,169 @@
+"""The loss of a pack, from what the network predicts.
+
+1. token_errors      error of each target token, weighted as the objective and the data say
+2. loss_of           their sum over tokens, or over samples' means; or the loss of pairs
+3. preference_loss   Flow-DPO: pairs of a preferred and a rejected sample
+
+Flow-DPO (arXiv:2305.18290 for language, arXiv:2311.12908 for diffusion, arXiv:2501.13918, Sec. 4.2,
+for flow matching) of a pair w, l with one noise and one level:
+
+    loss = -ln sigmoid(margin),  margin = -beta / 2 ((e_w - r_w) - (e_l - r_l))
+
+e is the mean error over a sample's target tokens, and r that of the network without its adapters.
+Other code has sums over a sample, with which beta would go by its size.
+"""
+
+# T packed tokens, N samples, P = N / 2 pairs, C patch features
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dit.batch import PackedBatch, Problem
+from dit.config import LossKind, LossMean, ObjectiveConfig
+from dit.pack_wire import to_device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """Sum of the errors over this rank's tokens, and its part of the divisor of the mean."""
+
+    total: Tensor  # float32 scalar; of pairs, the sum of their losses on the first context rank
+    count: Tensor  # int32 scalar: target tokens, samples or pairs
+    error_T: Tensor  # float32, each token's part of `total`; of pairs, of its sample's mean error
+    count_N: Tensor  # int32, each sample's part of `count`; of pairs, 1 for each sample
+    # float64 [P, 3] on the first context rank of pairs: margin, e_w - r_w, e_l - r_l
+    pairs_P3: Tensor | None = None
+
+    def of_samples(self, batch: PackedBatch) -> Tensor:
+        """Error and count of each sample, float64 [N, 2]."""
+        return torch.stack([sample_sums(self.error_T, batch), self.count_N.double()], dim=1)
+
+
+def sample_sums(values_T: Tensor, batch: PackedBatch) -> Tensor:
+    """Sums over the tokens of each sample on this rank, float64 [N]."""
+    sums_N = torch.zeros(batch.num_samples, dtype=torch.float64, device=values_T.device)
+    return sums_N.index_add_(0, batch.segment_T, values_T.double())
+
+
+def pseudo_huber(error_TC: Tensor, *, c: float) -> Tensor:
+    """sqrt(e² + c²) - c of each number: arXiv:2310.14189, Sec. 3.3, as diffusion-pipe applies it.
+
+    Written as a quotient, because the difference loses its digits in float32 where e is below
+    c / 1000. Diffusers' examples have 2 c times this, which AdamW's steps do not see but the bound
+    of the gradient's norm does.
+    """
+    square_TC = error_TC.square()
+    return square_TC / ((square_TC + c * c).sqrt() + c)
+
+
+def token_errors(
+    batch: PackedBatch, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
+) -> Tensor:
+    """Weighted mean error over the features of each target token, float32 [T], 0 elsewhere."""
+    error_TC = prediction_TC.float() - problem.target_TC
+    huber = options.loss is LossKind.HUBER
+    error_TC = pseudo_huber(error_TC, c=options.huber_c) if huber else error_TC.square()
+    if problem.anchor_TC is not None:
+        away_TC = (prediction_TC.float() - problem.anchor_TC).square()
+        error_TC = error_TC + options.drift_weight * away_TC
+    error_T = error_TC.mean(-1)
+    error_T = error_T * problem.weight_N[batch.segment_T]
+    if batch.weight_T is not None:
+        error_T = error_T * batch.weight_T
+    # Not a product: on padding the prediction means nothing, and may be NaN.
+    return error_T.where(batch.is_target_T, 0)
+
+
+def loss_of(
+    batch: PackedBatch,
+    problem: Problem,
+    prediction_TC: Tensor,
+    options: ObjectiveConfig,
+    *,
+    context: dist.ProcessGroup | None = None,
+) -> Loss:
+    """Loss of a pack, float32: a sum over tokens (`token`) or over samples' means (`sample`).
+
+    Weights of the objective and of the data multiply errors and leave the counts: a weight of 2
+    has the gradient of two copies of the sample, and the others' gradients stay as they are. Pairs
+    whose errors without adapters are known have the loss of preferences, summed over pairs;
+    `context` has the ranks with the other tokens of the pack.
+    """
+    error_T = token_errors(batch, problem, prediction_TC, options)
+    if problem.reference_N is not None:
+        return preference_loss(
+            batch, error_T, problem.reference_N, beta=options.dpo_beta, context=context
+        )
+    if options.loss_mean is LossMean.TOKEN:
+        counts = batch.shared_loss_tokens
+    else:
+        error_T = _parts_of_means(error_T, batch)
+        counts = [int(batch.share.index == 0)] * batch.num_samples  # once over context ranks
+    count_N = to_device(torch.tensor(counts, dtype=torch.int), error_T.device)
+    return Loss(
+        total=error_T.sum(),
+        count=count_N.sum(dtype=torch.int),
+        error_T=error_T,
+        count_N=count_N,
+    )
+
+
+def _parts_of_means(error_T: Tensor, batch: PackedBatch) -> Tensor:
+    """What each token adds to the mean error of its sample."""
+    tokens_N = to_device(torch.tensor(batch.loss_tokens, dtype=torch.float32), error_T.device)
+    return error_T / tokens_N[batch.segment_T]
+
+
+@torch.no_grad()
+def mean_errors(
+    batch: PackedBatch, error_T: Tensor, *, context: dist.ProcessGroup | None
+) -> Tensor:
+    """Mean error of each sample over its target tokens on all ranks of `context`, float64 [N]."""
+    return _over_context(sample_sums(_parts_of_means(error_T, batch), batch), batch, context)
+
+
+def _over_context(sums_N: Tensor, batch: PackedBatch, context: dist.ProcessGroup | None) -> Tensor:
+    if batch.share.count > 1:
+        dist.all_reduce(sums_N, group=context)
+    return sums_N
+
+
+def preference_loss(
+    batch: PackedBatch,
+    error_T: Tensor,
+    reference_N: Tensor,
+    *,
+    beta: float,
+    context: dist.ProcessGroup | None = None,
+) -> Loss:
+    """Flow-DPO; `reference_N` are the `mean_errors` of the network without its adapters.
+
+    The sigmoid is of a sample's tokens on all context ranks. So its slope is a number here, which
+    multiplies the errors of the tokens at hand: the gradient is exact.
+    """
+    part_T = _parts_of_means(error_T, batch)
+    # Of the first context rank alone, since each has all pairs.
+    counts = int(batch.share.index == 0)
+    with torch.no_grad():
+        error_N = _over_context(sample_sums(part_T, batch), batch, context)
+        away_P2 = (error_N - reference_N).view(-1, 2)
+        margin_P = -beta / 2 * (away_P2[:, 0] - away_P2[:, 1])
+        value = counts * softplus(-margin_P).sum()
+        slope_P = beta / 2 * torch.sigmoid(-margin_P)
+        slope_N = torch.stack([slope_P, -slope_P], dim=1).flatten().float()
+    sloped = (part_T * slope_N[batch.segment_T]).sum()
+    pairs = batch.num_samples // 2
+    count_N = torch.full((batch.num_samples,), counts, dtype=torch.int, device=error_T.device)
+    return Loss(
+        total=value.float() + (sloped - sloped.detach()),
+        count=torch.full((), counts * pairs, dtype=torch.int, device=error_T.device),
+        error_T=part_T,
+        count_N=count_N,
+        pairs_P3=torch.cat([margin_P[:, None], away_P2], dim=1) if counts else None,
+    )

@@ -1,0 +1,56 @@
+"""Rejected partners of media, in a folder of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_prep.cli.parser import main
+from data_prep.media.clips import REJECTED_LATENT
+from dit import batch
+from tests.media_files import image
+from tests.unit.data_prep.sources.test_references import TEXT, by_name, latent_of, pack, refused
+
+OPTIONS = ("--size_multiple", 16, "--max_bad_fraction", "0.9", "--missing_caption", "empty", *TEXT)
+
+
+@pytest.fixture
+def media(tmp_path: Path) -> Path:
+    for number, name in enumerate(("deep/a.png", "b.png", "none.png", "size.png", "bad.png")):
+        image(tmp_path / "good" / name, 48, 32, seed=number)
+    image(tmp_path / "bad/deep/a.webp", 48, 32, seed=11)
+    image(tmp_path / "bad/b.bmp", 48, 32, seed=12)
+    image(tmp_path / "bad/size.png", 32, 48, seed=13)
+    (tmp_path / "bad/bad.png").write_bytes(b"no picture")
+    return tmp_path
+
+
+def test_pairs_of_two_folders(media: Path, read_samples, capsys) -> None:
+    paired = ("--image_dir", media / "good", "--rejected_dir", media / "bad")
+    assert pack(media / "plan", *OPTIONS, *paired, "--plan") == 0
+    assert "2 x rejected partner" in capsys.readouterr().out
+    assert pack(media / "out", *OPTIONS, *paired) == 0
+    assert "packed: 2 x rejected partner" in capsys.readouterr().out
+    found = by_name(read_samples(media / "out"))
+    assert found.keys() == {"a.png", "b.png"} and found["a.png"]["rejected"] == "deep/a.webp"
+    for name, path in (("a.png", "deep/a.webp"), ("b.png", "b.bmp")):
+        expected = latent_of(media / "out", media / "bad" / path, (48, 32))
+        torch.testing.assert_close(found[name][REJECTED_LATENT], expected)
+        assert not torch.equal(found[name][REJECTED_LATENT], found[name]["latent"])
+    why = refused(media / "out")
+    assert why["none.png"][0] == "rejected picture or video is missing"
+    assert "bad/none with the ending of a picture or video (--rejected_dir)" in why["none.png"][1]
+    assert "size.png has 32 x 48 pixels, and its preferred one 48 x 32" in why["size.png"][1]
+    assert "bad.png" in why["bad.png"][1] and "cannot be used" in why["bad.png"][0]
+    assert main(["inspect", str(media / "out")]) == 0
+    assert "2 samples with a rejected partner" in capsys.readouterr().out
+    assert batch.REJECTED_LATENT == REJECTED_LATENT
+
+
+def test_pairs_of_a_dataset_file(media: Path, read_samples) -> None:
+    lines = f"directory:\n  - path: {media / 'good'}\n    rejected_path: {media / 'bad'}\n"
+    (media / "sets.yaml").write_text(lines)
+    assert pack(media / "out", *OPTIONS, "--dataset_config", media / "sets.yaml") == 0
+    assert all(REJECTED_LATENT in one for one in read_samples(media / "out").values())
