@@ -16,8 +16,10 @@ from diffusers import WanTransformer3DModel
 from dit.convert.diffusers_checkpoint import open_folder
 from dit.convert.lora import open_adapters
 from dit.convert.megatron_checkpoint import StoredWeights
+from dit.lora.files import write_lora
 from tests.families.wan import publish_wan, random_wan
 from tests.launching import command, metrics, run
+from tests.lora_files import linears, random_factors
 
 SETTINGS = (
     *("--recipe", "dit_debug", "--mock", "checkpoint.save_interval=2", "train.eval_interval=0"),
@@ -40,18 +42,24 @@ def _train(folder: Path, base: Path, *more: str, nproc: int = 1) -> CompletedPro
 
 @pytest.fixture(scope="module")
 def runs(once) -> Path:
-    """`two`: 4 steps on two tensor ranks; `one`: its step 2, gone on with on one."""
+    """`two`: 4 steps on two tensor ranks; `one`: its step 2, gone on with on one.
+
+    Both beside a frozen adapter.
+    """
     return once("adapters", _train_both)
 
 
 def _train_both(folder: Path) -> None:
-    base = publish_wan(folder / "base", random_wan(num_layers=2))
+    network = random_wan(num_layers=2)
+    base, beside = publish_wan(folder / "base", network), f"lora.frozen_adapter={folder / 'beside'}"
+    (folder / "beside").mkdir()
+    write_lora(folder / "beside", random_factors(linears(network)))
     for steps in ("2", "4"):
-        done = _train(folder / "two", base, *TWO, f"train.train_iters={steps}", nproc=2)
+        done = _train(folder / "two", base, *TWO, f"train.train_iters={steps}", beside, nproc=2)
         assert done.returncode == 0, done.stdout + done.stderr
         if steps == "2":
             shutil.copytree(folder / "two", folder / "one")
-    done = _train(folder / "one", base, "train.train_iters=4")
+    done = _train(folder / "one", base, "train.train_iters=4", beside)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -137,11 +145,11 @@ def test_a_base_that_moved_or_changed_is_named(runs, tmp_path):
     folder, moved = tmp_path / "run", tmp_path / "moved"
     shutil.copytree(runs / "one", folder)
     shutil.copytree(runs / "base", moved)
-    longer = "train.train_iters=6"
+    longer = ("train.train_iters=6", f"lora.frozen_adapter={runs / 'beside'}")
     other = publish_wan(tmp_path / "other", random_wan(num_layers=2, seed=1))
-    done = _train(folder, runs / "base", longer, f"lora.base={other}")
+    done = _train(folder, runs / "base", *longer, f"lora.base={other}")
     assert done.returncode == 1 and "holds other weights" in done.stdout + done.stderr
-    done = _train(folder, runs / "base", longer, f"lora.base={tmp_path / 'nowhere'}")
+    done = _train(folder, runs / "base", *longer, f"lora.base={tmp_path / 'nowhere'}")
     assert done.returncode == 1 and "lora.base=PATH" in done.stdout + done.stderr
-    done = _train(folder, runs / "base", longer, f"lora.base={moved}")
+    done = _train(folder, runs / "base", *longer, f"lora.base={moved}")
     assert done.returncode == 0, done.stdout + done.stderr
