@@ -3,9 +3,9 @@
 1. frozen_adapter  the file's factors, and what a checkpoint says of it
 2. _check_same     whether it is the one that a run went on with so far
 
-A training adapter takes the distillation out of a network: one that was trained to imitate what the
-network itself makes. What is then learned beside it, with plain targets, is not the loss of the
-distillation, and is used without it.
+A training adapter was trained with plain targets on what a distilled network itself makes, and so
+takes the distillation out of it. Adapters that are trained beside it, with plain targets, learn the
+new data alone, and are used without it.
 
 | on                                         | off                                       |
 |--------------------------------------------|-------------------------------------------|
