@@ -56,6 +56,11 @@ LAYERS: Mapping[str, tuple[str, Mapping[str, int], Mapping[str, int]]] = {
         {"num_layers": 3, "dual_attention_layers": 1},
         {"num_layers": 4, "dual_attention_layers": 2},
     ),
+    "sequential": (
+        "lumina2",
+        {"num_layers": 1, "num_refiner_layers": 1},
+        {"num_layers": 2, "num_refiner_layers": 1},
+    ),
     "single": (
         "flux1_schnell",
         {"num_layers": 1, "num_single_layers": 1},

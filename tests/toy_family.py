@@ -101,7 +101,9 @@ class ToyNetwork(JointTransformer):
         self.build_stacks()
         if self.post_process:
             context = BuildContext(model=model, config=config, groups=groups)
-            self.modulate_out = PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
+            self.modulate_out = PerBlockAdaLN(
+                context, width, PerBlockModulation(), parts=1, gated=False
+            )
             self.proj_out = Replicated(width, model.patch_features, config=config, bias=True)
 
     def embed(

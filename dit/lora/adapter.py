@@ -62,7 +62,7 @@ class OutputParts:
     """The outputs of a linear that is made of several of Diffusers'."""
 
     parts: Sequence[int]  # outputs of each, on all tensor ranks together
-    groups: int  # on this rank: heads, each of which has some outputs of every part; 1 of one part
+    groups: int  # on this rank, as heads are: each has some outputs of every part; 1 of one part
 
 
 class Factors(nn.Module):

@@ -194,10 +194,9 @@ def _zeros(pair: Pair, up_OR: Tensor) -> list[Tensor]:
 
 
 def _part(pair: Pair, part: int, whole_OR: Tensor) -> Tensor:
-    """View of the rows of one module, by heads, in those of all modules in our order."""
-    heads = pair.model.num_attention_heads if len(pair.theirs) > 1 else 1
-    widths = [rows // heads for rows, *_ in pair.their_shapes.values()]
-    return whole_OR.unflatten(0, (heads, -1)).split(widths, dim=1)[part]
+    """View of the rows of one module, group by group, in those of all modules in our order."""
+    widths = [rows // pair.groups for rows, *_ in pair.their_shapes.values()]
+    return whole_OR.unflatten(0, (pair.groups, -1)).split(widths, dim=1)[part]
 
 
 def _joined(pair: Pair, part: int, up_OR: Tensor) -> Tensor:

@@ -32,7 +32,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dit.config import ModelConfig
-from dit.lora.factors import FactorsByModule, LoraFactors, LoraFileError, in_order
+from dit.lora.factors import (
+    FactorsByModule,
+    LoraFactors,
+    LoraFileError,
+    in_order,
+    linear_shapes,
+)
 from dit.lora.names import (
     SWAPPED,
     Factor,
@@ -86,7 +92,7 @@ def read_lora(
     modules = _by_module(keys, file)
     found: dict[str, LoraFactors] = {}
     for module, parts in modules.items():
-        apart = _apart(module, _factors(file, parts, tensors, config), file)
+        apart = _apart(module, _factors(file, parts, tensors, config), model, file)
         if twice := sorted(found.keys() & apart.keys()):
             raise LoraFileError(
                 f"{file}: {next(iter(parts.values())).key} is of {twice[0]}, which has an adapter"
@@ -96,10 +102,13 @@ def read_lora(
     return in_order(found)
 
 
-def _apart(modules: str, one: LoraFactors, file: Path) -> dict[str, LoraFactors]:
+def _apart(
+    modules: str, one: LoraFactors, model: ModelConfig | None, file: Path
+) -> dict[str, LoraFactors]:
     """The adapter of each of several modules that an original project has as one linear.
 
-    They share A; each but the last has as many outputs as inputs.
+    They share A. A known network says how many outputs each has; else it is as many as inputs,
+    and the rest of the last one.
     """
     if modules.endswith(SWAPPED):
         return {modules.removesuffix(SWAPPED): one.swapped()}
@@ -107,13 +116,16 @@ def _apart(modules: str, one: LoraFactors, file: Path) -> dict[str, LoraFactors]
     if len(names) == 1:
         return {modules: one}
     width, outputs = one.down.shape[1], one.up.shape[0]
-    rest = outputs - (len(names) - 1) * width
-    if rest <= 0:
+    made = [*(width,) * (len(names) - 1), outputs - (len(names) - 1) * width]
+    shapes = {} if model is None else linear_shapes(model)
+    if shapes.keys() >= {*names} and sum(shapes[name][0] for name in names) == outputs:
+        made = [shapes[name][0] for name in names]
+    if made[-1] <= 0:
         raise LoraFileError(
             f"{file}: an adapter with {width} inputs and {outputs} outputs is none of"
             f" {', '.join(names)} together; is it of another network?"
         )
-    ups = one.up.split([*(width,) * (len(names) - 1), rest])
+    ups = one.up.split(made)
     return {name: replace(one, up=up) for name, up in zip(names, ups, strict=True)}
 
 

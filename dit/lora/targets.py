@@ -118,9 +118,8 @@ def attach_adapters(
     for name, (pair, shapes) in adapters_by_linear(network.model, adapters).items():
         if (linear := here.get(name)) is not None:
             parts = [rows for rows, *_ in pair.their_shapes.values()]
-            heads = network.model.num_attention_heads // network.groups.tp.size()
-            groups = heads if len(parts) > 1 else 1
-            outputs = OutputParts(parts=parts, groups=groups)
+            shared = network.groups.tp.size() if pair.groups > 1 else 1
+            outputs = OutputParts(parts=parts, groups=pair.groups // shared)
             sharing = linear.tensor_sharing()
             place = name if adapter == CHILD else f"{name}.{adapter}"
             at = {"name": place, "outputs": outputs, "sharing": sharing}

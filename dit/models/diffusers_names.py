@@ -53,6 +53,10 @@ class Arrangement(Protocol):
         """Whether a matrix has other columns, and not other rows."""
         ...
 
+    def groups(self, model: ModelConfig) -> int:
+        """Runs of rows of ours that each have as many of every part, such as those of heads."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Same:
@@ -76,6 +80,9 @@ class Same:
     def of_inputs(self) -> bool:
         return False
 
+    def groups(self, model: ModelConfig) -> int:  # noqa: ARG002
+        return 1
+
 
 @dataclass(frozen=True, slots=True)
 class ByHead(Same):
@@ -97,12 +104,12 @@ class ByHead(Same):
             to_halves(part, model) if index in self.rotated else part
             for index, part in enumerate(parts)
         ]
-        heads = [part.unflatten(0, (model.num_attention_heads, -1)) for part in parts]
+        heads = [part.unflatten(0, (self.groups(model), -1)) for part in parts]
         return torch.cat(heads, dim=1).flatten(0, 1)
 
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:
-        heads = whole.unflatten(0, (model.num_attention_heads, -1))
-        widths = _widths_of_parts(heads.shape[1], model, count)
+        heads = whole.unflatten(0, (self.groups(model), -1))
+        widths = self.widths(heads.shape[1], model, count)
         parts = [part.flatten(0, 1) for part in heads.split(widths, dim=1)]
         return [
             to_pairs(part, model) if index in self.rotated else part
@@ -112,15 +119,43 @@ class ByHead(Same):
     def their_shapes(
         self, shape: tuple[int, ...], model: ModelConfig, count: int
     ) -> list[tuple[int, ...]]:
-        heads = model.num_attention_heads
-        widths = _widths_of_parts(shape[0] // heads, model, count)
-        return [(heads * width, *shape[1:]) for width in widths]
+        groups = self.groups(model)
+        widths = self.widths(shape[0] // groups, model, count)
+        return [(groups * width, *shape[1:]) for width in widths]
+
+    def groups(self, model: ModelConfig) -> int:
+        return model.num_attention_heads
+
+    def widths(self, each_head: int, model: ModelConfig, count: int) -> list[int]:
+        """Rows of each of `count` parts in the rows of one head."""
+        width = model.hidden_size // model.num_attention_heads
+        return [*(width,) * (count - 1), each_head - (count - 1) * width]
 
 
-def _widths_of_parts(each_head: int, model: ModelConfig, count: int) -> list[int]:
-    """Rows of each of `count` parts in the rows of one head."""
-    width = model.hidden_size // model.num_attention_heads
-    return [*(width,) * (count - 1), each_head - (count - 1) * width]
+@dataclass(frozen=True, slots=True)
+class ByKeyHead(ByHead):
+    """Queries, keys and values by heads of keys, each with all heads of queries that read it.
+
+    [H * K, I], [G * K, I] and [G * K, I] of G heads of keys; ours has the rows of all.
+    """
+
+    def groups(self, model: Any) -> int:
+        return model.num_kv_heads
+
+    def widths(self, each_head: int, model: ModelConfig, count: int) -> list[int]:  # noqa: ARG002
+        width = model.hidden_size // model.num_attention_heads
+        return [each_head - 2 * width, width, width]
+
+
+@dataclass(frozen=True, slots=True)
+class GatesAndValues(ByHead):
+    """The first linear of a SwiGLU, [2 * F, I]: two linears there, and by turns here."""
+
+    def groups(self, model: ModelConfig) -> int:
+        return model.ffn_hidden_size
+
+    def widths(self, each_head: int, model: ModelConfig, count: int) -> list[int]:  # noqa: ARG002
+        return [each_head // count] * count
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +404,11 @@ class Pair:
         """Shapes of theirs, by name."""
         shapes = self.arrangement.their_shapes(self.shape, self.model, len(self.theirs))
         return dict(zip(self.theirs, shapes, strict=True))
+
+    @property
+    def groups(self) -> int:
+        """`Arrangement.groups`; one of a single part, in whatever order."""
+        return self.arrangement.groups(self.model) if len(self.theirs) > 1 else 1
 
     def join(self, parts: list[Tensor]) -> Tensor:
         """Ours, of theirs."""

@@ -147,6 +147,13 @@ class ConditionRules:
         return (frames - 1) // self.temporal_stride * self.temporal_stride + 1
 
 
+class KeptNorm(StrEnum):
+    """What gets back, after guidance, the norm that the prediction of the prompt has there."""
+
+    TOKEN = "token"  # all numbers of a token (Qwen-Image)
+    PICTURE_ROW = "picture row"  # a row of cells of one channel (Lumina Image 2.0)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConventions:
     """What an objective must know of a family's networks."""
@@ -158,11 +165,14 @@ class ObjectiveConventions:
     sign: int = 1
     """1: the velocity that flow matching learns is noise - data; -1: data - noise (Lumina 2)."""
     tells_data_part: bool = False
-    """Whether flow matching tells the network 1 - t instead of t (Lumina 2, OmniGen2)."""
+    """Whether flow matching tells the network 1 - t instead of t (Lumina 2, OmniGen2).
+
+    For both, all others see networks like any: `StackedTransformer` turns level and output round.
+    """
     clean_level: float | None = 0.0
     """t of tokens without noise, such as a given first frame; None: there are no such tokens."""
-    keeps_norm: bool = False
-    """Whether guidance leaves each token the norm of its prediction (Qwen-Image)."""
+    keeps_norm: KeptNorm | None = None
+    """What guidance leaves the norm of its prediction; None: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,6 +42,8 @@ FAMILIES = {
     "ltx": "dit.models.ltx.family:FAMILY",
     # FLUX.2: text and reference pictures to image
     "flux2": "dit.models.flux2.family:FAMILY",
+    # Lumina Image 2.0: text to image
+    "lumina2": "dit.models.lumina2.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
 NETWORKS = {
@@ -56,6 +58,7 @@ NETWORKS = {
     "ChromaTransformer2DModel": "chroma",
     "LTXVideoTransformer3DModel": "ltx",
     "Flux2Transformer2DModel": "flux2",
+    "Lumina2Transformer2DModel": "lumina2",
 }
 """Class of Diffusers' network -> family, so that a folder's network alone is imported."""
 VARIABLE = "DIT_FAMILIES"

@@ -21,6 +21,8 @@ from dit.models.layer_spec import (
     DoubleLayerSpec,
     LayerSpec,
     QkNorm,
+    RowKind,
+    SequentialLayerSpec,
     SingleLayerSpec,
 )
 
@@ -62,10 +64,12 @@ def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
     """Of one layer on one tensor rank."""
     own, kernels = layer.feed_forward, "fused" if load.fused else "eager"
     alone = isinstance(layer, CrossLayerSpec)  # text does not pass the feed-forward
+    rows = layer.rows if isinstance(layer, SequentialLayerSpec) else RowKind.JOINT
+    latents, text = float(RowKind.LATENTS in rows), load.text * (RowKind.TEXT in rows)
     times = {
-        "latents": 1.0,
-        "text": load.text,
-        "hidden": own.hidden / own.width * (1.0 if alone else 1 + load.text),
+        "latents": latents,
+        "text": text,
+        "hidden": own.hidden / own.width * (1.0 if alone else latents + text),
     }
     columns = _table()[row_of(layer)][kernels]
     forward, backward = (
@@ -93,6 +97,8 @@ def row_of(layer: LayerSpec) -> str:
             return "double, no norm"
         case DoubleLayerSpec():
             return "double"
+        case SequentialLayerSpec():
+            return "sequential"
         case SingleLayerSpec():
             return "single"
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dit.batch import TEXT, LatentSample, PackedBatch
 from dit.bin_packing import best_fit_decreasing
-from dit.config import RunConfig, Sampler
+from dit.config import ModelConfig, RunConfig, Sampler
 from dit.data.cook import Expected, check_inputs
 from dit.data.pack import PatchLayout, SampleSize, pack_samples
 from dit.data.rejections import SampleRefused
@@ -83,8 +83,8 @@ class SamplingSettings:
     guiders: Guiders | None = None
     """Of a pipeline of Diffusers (`guiders.open_guiders`), in the place of the last three."""
 
-    def guide(self, path: SamplingPath, *, keeps_norm: bool) -> Guidance:
-        """With the levels that the network is told in place of sigma or t."""
+    def guide(self, path: SamplingPath, model: ModelConfig) -> Guidance:
+        """For a network, with the levels that it is told in place of sigma or t."""
         between = None
         if self.guidance_interval is not None:
             levels = torch.tensor(self.guidance_interval, dtype=torch.float64)
@@ -94,7 +94,8 @@ class SamplingSettings:
             scale=self.guidance,
             between=between,
             rescale=self.guidance_rescale,
-            keeps_norm=keeps_norm,
+            keeps_norm=family_of(model).objective.keeps_norm,
+            patch=(model.patch_temporal, model.patch_spatial),
         )
 
 
@@ -317,8 +318,7 @@ def _guided(
     """Both predictions, combined."""
     if settings.guiders is not None:
         return guided_by(settings.guiders, conditional, unconditional, batch, steps)
-    keeps_norm = family_of(config.model).objective.keeps_norm
-    guide = settings.guide(sampling_path(config.objective), keeps_norm=keeps_norm)
+    guide = settings.guide(sampling_path(config.objective), config.model)
     return guided(conditional, unconditional, guide, batch)
 
 

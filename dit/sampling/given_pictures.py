@@ -204,11 +204,12 @@ class GivenPictures:
         encoder: TextEncoder,
         words: tuple[str, str],
         *,
-        alone: Callable[[str], Mapping[str, Tensor]],
+        alone: Callable[[str, bool], Mapping[str, Tensor]],
     ) -> PromptTexts:
         """What a text encoder makes of a prompt and its negative prompt, with what it sees.
 
-        `alone` encodes a text without a picture: rows [L, E] and vectors [E], by name.
+        `alone` encodes a text without a picture, and whether it is a negative prompt: rows [L, E]
+        and vectors [E], by name.
 
         Raises:
             ValueError: it sees pictures, and there is none, or a file is none.
@@ -218,11 +219,11 @@ class GivenPictures:
         if encoder.most_pictures:
             return self._texts_beside_references(encoder, prompt, negative)
         if not encoder.sees_first_frame:
-            return PromptTexts(prompt=alone(prompt), negative=alone(negative))
+            return PromptTexts(prompt=alone(prompt, False), negative=alone(negative, True))
         assert self.first is not None
         whole = _upright(self.first, option=self._option("first"))
         beside_first = encoder.encode_beside(prompt, [whole])
-        return PromptTexts(prompt=beside_first, negative=alone(negative))
+        return PromptTexts(prompt=beside_first, negative=alone(negative, True))
 
     def _texts_beside_references(
         self, encoder: TextEncoder, prompt: str, negative: str

@@ -27,6 +27,8 @@ from torch import Tensor
 
 from dit.batch import PackedBatch
 from dit.config import Sampler
+from dit.models.family import KeptNorm
+from dit.models.positions import patchify, unpatchify
 from dit.objectives.objective import Prediction, SamplingPath, per_token, real_only
 from dit.objectives.training_target import insert_padding
 from dit.pack_wire import to_device
@@ -50,8 +52,10 @@ class Guidance:
     """Lowest and highest `level_N` with guidance (arXiv:2404.07724); None guides at all levels."""
     rescale: float = 0.0
     """phi of arXiv:2305.08891, Sec. 3.4: 1 restores the standard deviation without guidance."""
-    keeps_norm: bool = False
-    """Whether each token gets back the norm that its output has without guidance (Qwen-Image)."""
+    keeps_norm: KeptNorm | None = None
+    """What gets back the norm that its output has without guidance."""
+    patch: tuple[int, int] = (1, 1)
+    """Frames, and rows or columns, of the latent in one token."""
 
     def at(self, level_N: Tensor) -> Tensor:
         """Guidance scale [N] of each sample at its level."""
@@ -125,9 +129,9 @@ def guided(
             return cond_TC
         uncond_TC = unconditional(input_TC, level_N).float()
         mixed_TC = uncond_TC + per_token(scale_N, batch) * (cond_TC - uncond_TC)
-        if guidance.keeps_norm:
-            norm_T1, own_T1 = (x_TC.norm(dim=-1, keepdim=True) for x_TC in (mixed_TC, cond_TC))
-            mixed_TC = mixed_TC * (own_T1 / norm_T1.clamp_min(TINY_NORM))
+        if guidance.keeps_norm is not None:
+            mixed, own = (kept_norms(x_TC, guidance, batch) for x_TC in (mixed_TC, cond_TC))
+            mixed_TC = mixed_TC * (own / mixed.clamp_min(TINY_NORM))
         if guidance.rescale:
             factor_N = deviations(cond_TC, batch) / deviations(mixed_TC, batch)
             factor_N = torch.where(scale_N == 1, 1.0, factor_N)
@@ -135,6 +139,19 @@ def guided(
         return mixed_TC
 
     return network
+
+
+def kept_norms(values_TC: Tensor, guidance: Guidance, batch: PackedBatch) -> Tensor:
+    """For each number of [T, C] the norm of what it belongs to: [T, 1] of tokens, else [T, C]."""
+    if guidance.keeps_norm is KeptNorm.TOKEN:
+        return values_TC.norm(dim=-1, keepdim=True)
+    norm_TC = torch.ones_like(values_TC)
+    for grid, start in zip(batch.grids, batch.starts, strict=False):
+        latent_CFHW = unpatchify(values_TC[start:], grid, *guidance.patch)
+        norm_CFH1 = latent_CFHW.norm(dim=-1, keepdim=True)
+        _, rows_TC = patchify(norm_CFH1.expand_as(latent_CFHW), *guidance.patch)
+        norm_TC[start : start + len(rows_TC)] = rows_TC
+    return norm_TC
 
 
 def deviations(values_TC: Tensor, batch: PackedBatch) -> Tensor:

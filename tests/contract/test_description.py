@@ -70,6 +70,9 @@ def test_a_family_says_what_others_take_from_it(name: str) -> None:
     assert {one.encoder for one in family.inputs(model) if one.encoder} <= {*TEXT_ENCODERS}
     for size, keys in family.objective.of_size.items():
         assert size in family.sizes and {*keys} <= {*hints(ObjectiveConfig)}
+    network: Any = family.network()
+    turned = (network.sign, network.tells_data_part)
+    assert turned == (family.objective.sign, family.objective.tells_data_part)
     for size, keys in family.tiny.items():
         small = family.config(name=size, **{**family.sizes[size], **keys})
         assert small.precision is Precision.FP32 and parameter_count(small) < 1e6

@@ -25,7 +25,7 @@ OTHERS = [s for name in FAMILIES for s in family_named(name).tiny if s not in (W
 FLUX = ("--family", JOINT, "model.num_layers=2", "model.num_single_layers=3")
 SHORT = ("model.num_layers=2", "validation.quantiles=1")
 # One of each kind of stacks; the others of `--family all` are trained in shares by hand.
-IN_SHARES = ("wan2.2_ti2v_5b", JOINT, "hunyuanvideo_i2v", "chroma", "ltxv_2b")
+IN_SHARES = ("wan2.2_ti2v_5b", JOINT, "hunyuanvideo_i2v", "chroma", "ltxv_2b", "lumina2")
 TOY, CROSS = ("--family", "toy"), ("objective.name=flow",)
 EDM = ("objective.name=edm", "model.num_layers=2")
 WEIGHTED = (*TOY, "objective.loss=huber", "objective.huber_c=0.5")
@@ -53,6 +53,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("tp2+sp+frozenlora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop"),
     ),
     "all other kinds": (("--family", *OTHERS, *SHORT), ("tp2+sp+cp2+pp2",)),
+    "refiners and grouped heads": (
+        ("--family", "lumina2", *SHORT),
+        ("tp4", "cp4+ag", "pp3", "tp2+cp2+pp2+lora"),
+    ),
     "weights in shares": (("--family", *IN_SHARES, *SHORT), ("dp2+fsdp",)),
     "given frames drawn": ((*TOY, "objective.given_frames=[1, 2, 1]"), ("cp2", "tp2+sp", "pp2")),
     "weighted": (WEIGHTED, ("cp2", "tp2+sp", "tp2+cp2+pp2", "dp2+overlap")),

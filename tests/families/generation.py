@@ -39,8 +39,8 @@ def opened(folder: Path, *told: str) -> OpenCheckpoint:
 
 
 def texts_of(run: OpenCheckpoint, prompt: str = PROMPT, negative: str = NEGATIVE) -> Texts:
-    words = {"prompt": prompt, "negative_prompt": negative}
-    return {name: run.encoder.encode_all(text) for name, text in words.items()}
+    found = run.encoder.encode_negative(negative)
+    return {"prompt": run.encoder.encode_all(prompt), "negative_prompt": found}
 
 
 def ours(run: OpenCheckpoint, start: Tensor, *prompts: Prompt | str, **options: Any) -> Tensor:

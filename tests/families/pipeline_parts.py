@@ -17,6 +17,8 @@ from transformers import (
     CLIPTextModel,
     CLIPVisionConfig,
     CLIPVisionModel,
+    Gemma2Config,
+    Gemma2Model,
     LlamaConfig,
     LlamaModel,
     LlavaConfig,
@@ -94,7 +96,8 @@ def save(root: Path, parts: dict[str, Any]) -> Path:
     return root
 
 
-def flux(root: Path) -> Path:
+def _flux_vae() -> Any:
+    """4 channels, and a stride of 2."""
     from diffusers import AutoencoderKL
 
     vae = AutoencoderKL(
@@ -106,9 +109,23 @@ def flux(root: Path) -> Path:
         shift_factor=0.1159,
         scaling_factor=0.3611,
     )
+    return randomized(vae)
+
+
+def flux(root: Path) -> Path:
     texts = {"tokenizer": tokenizer(77), "tokenizer_2": tokenizer(), "text_encoder": _clip()}
     texts["text_encoder_2"] = _t5(T5EncoderModel, T5Config)
-    return save(root, {"vae": randomized(vae), **texts})
+    return save(root, {"vae": _flux_vae(), **texts})
+
+
+def lumina2(root: Path) -> Path:
+    """Gemma 2 of three layers, and the VAE of FLUX.1."""
+    config = Gemma2Config(
+        vocab_size=98, hidden_size=16, intermediate_size=16, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8, query_pre_attn_scalar=8,
+    )  # fmt: skip
+    parts = {"vae": _flux_vae(), "tokenizer": tokenizer(2048)}
+    return save(root, parts | {"text_encoder": randomized(Gemma2Model(config))})
 
 
 def wan(root: Path) -> Path:

@@ -11,6 +11,7 @@ from tests.families import (
     hunyuan_video,
     hunyuan_video_15,
     ltx,
+    lumina2,
     qwen_image,
     sd3,
     wan,
@@ -29,6 +30,7 @@ CASES: dict[str, Case] = {
     "chroma": chroma.CASE,
     "ltx": ltx.CASE,
     "flux2": flux2.CASE,
+    "lumina2": lumina2.CASE,
 }
 """`model.family` -> its case."""
 GENERATIONS: dict[str, Generation] = {
@@ -39,6 +41,7 @@ GENERATIONS: dict[str, Generation] = {
     **hunyuan_video.GENERATIONS,
     **hunyuan_video_15.GENERATIONS,
     **ltx.GENERATIONS,
+    **lumina2.GENERATIONS,
     **qwen_image.GENERATIONS,
     **sd3.GENERATIONS,
     **wan.GENERATIONS,

@@ -56,6 +56,10 @@ class TextEncoder(DatasetEncoder):
         """All tensors of a caption by their names in a shard: `text`, and others of some models."""
         return {"text": self.encode(caption)}
 
+    def encode_negative(self, prompt: str) -> dict[str, Tensor]:
+        """All tensors of a negative prompt; pipelines may read it otherwise than a caption."""
+        return self.encode_all(prompt)
+
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
         """All tensors of a caption that says how to edit `pictures`, or of one with a first frame.
 

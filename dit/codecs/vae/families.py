@@ -106,6 +106,17 @@ class Chroma(Flux):
     edits_pictures: ClassVar[bool] = False
 
 
+class Lumina2(Flux):
+    """Images, by the autoencoder of FLUX."""
+
+    name: ClassVar[str] = "lumina2"
+    description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as Lumina2Pipeline"
+    default_model: ClassVar[str] = "Alpha-VLLM/Lumina-Image-2.0"
+    text_encoder: ClassVar[str] = "lumina2"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/lumina2_lora.yaml",)
+    edits_pictures: ClassVar[bool] = False
+
+
 class Wan(Autoencoder):
     """Images and videos of 4n + 1 frames; conditions and CLIP features for image-to-video.
 
@@ -348,6 +359,6 @@ class QwenImageEditPlus(QwenImageEdit):
 AUTOENCODERS: tuple[type[Autoencoder], ...] = (
     *(Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
     *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
-    *(HunyuanVideoI2V, Ltx, Flux2, Flux2Klein),
+    *(HunyuanVideoI2V, Ltx, Flux2, Flux2Klein, Lumina2),
 )
 """All of them; `CODECS` has the codec without weights, too."""

@@ -40,6 +40,7 @@ _FAMILIES = {
     "hunyuan_image": "hunyuan_image",
     "hunyuan_video_15": "hunyuan_video_15",
     "ltx-video": "ltx",
+    "lumina_2": "lumina2",
     "qwen_image": "qwen_image",
     "qwen_image_plus": "qwen_image",
     "sd3": "sd3",

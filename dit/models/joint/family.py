@@ -65,6 +65,27 @@ def axes_fill_heads(model: Any) -> Rule:
     )
 
 
+def key_heads_divide(model: Any) -> list[Rule]:
+    """Of networks whose heads of keys are each read by several heads of queries."""
+    heads, keys, tp = (
+        model.num_attention_heads,
+        model.num_kv_heads,
+        model.tensor_model_parallel_size,
+    )
+    allowed = [str(n) for n in range(1, keys + 1) if keys % n == 0]
+    return [
+        (
+            heads % keys == 0,
+            f"num_kv_heads={keys} does not divide num_attention_heads={heads}, which share them",
+        ),
+        (
+            keys % tp == 0,
+            f"tensor_model_parallel_size={tp} does not divide num_kv_heads={keys}, which tensor"
+            f" ranks share; choose {', '.join(allowed[:-1])}{' or ' * (keys > 1)}{allowed[-1]}",
+        ),
+    ]
+
+
 def heads_share_mlp(model: Any) -> Rule:
     """Single-stream layers lay attention and feed-forward out head by head."""
     heads = model.num_attention_heads

@@ -15,6 +15,7 @@ from dit.models.layer_spec.layers import (
     DoubleLayerSpec,
     LayerSpec,
     NetworkCost,
+    SequentialLayerSpec,
     SingleLayerSpec,
     StackSpec,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "PerBlockModulation",
     "QkNorm",
     "RowKind",
+    "SequentialLayerSpec",
     "SharedModulation",
     "SingleLayerSpec",
     "StackSpec",

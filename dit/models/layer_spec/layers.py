@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from dit.models.layer_spec.parts import (
     AttentionSpec,
     FeedForwardSpec,
     ModulationSpec,
+    PerBlockModulation,
     QkNorm,
     TableModulation,
     WholeLayerModulation,
@@ -29,6 +30,7 @@ from dit.models.layer_spec.shapes import (
     SECOND,
     SELF,
     SELF_ACROSS_HEADS,
+    SEQUENTIAL,
     SINGLE,
     UNCHANGED,
     AttentionShape,
@@ -144,6 +146,41 @@ class SingleLayerSpec:
         return total + self.modulation.cost(width, 3)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequentialLayerSpec:
+    """Attention, then feed-forward, over latents, text, or both in one row (Lumina, Z-Image).
+
+    y = norm_1(h) * (1 + scale) + shift;    h = h + gate * after_1(attention(y))
+    y = norm_2(h) * (1 + scale) + shift;    h = h + gate * after_2(feed_forward(y))
+    """
+
+    attention: AttentionSpec
+    feed_forward: FeedForwardSpec
+    rows: RowKind = RowKind.JOINT
+    modulation: PerBlockModulation | None = PER_BLOCK
+    """None: without scales, shifts and gates, as in refiners of text."""
+    eps: float = 1e-5  # of the norms, which are RMSNorms with weights
+    after: bool = True
+    """Whether what attention and feed-forward make is normed, too (sandwich)."""
+    shifted: bool = False
+    tanh: bool = True
+    """Whether gates are the tanh of what the modulation makes."""
+
+    @property
+    def cost(self) -> Cost:
+        attention, width = self.attention, self.attention.width
+        made = _self_attention(
+            attention, self.feed_forward, self.rows, exchanges=2, kept=SEQUENTIAL
+        )
+        if RowKind.LATENTS not in self.rows:
+            made = replace(made, kept=NOTHING)
+        total = made + attention.cost(self.rows) + self.feed_forward.cost(self.rows)
+        total += Cost(weights=(WeightShape(numbers=width),) * (4 if self.after else 2))
+        if self.modulation is None:
+            return total
+        return total + self.modulation.cost(width, 6 if self.shifted else 4)
+
+
 def _self_attention(
     attention: AttentionSpec,
     feed_forward: FeedForwardSpec,
@@ -163,7 +200,7 @@ def _self_attention(
     )
 
 
-LayerSpec = CrossLayerSpec | DoubleLayerSpec | SingleLayerSpec
+LayerSpec = CrossLayerSpec | DoubleLayerSpec | SingleLayerSpec | SequentialLayerSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -55,16 +55,22 @@ class AttentionSpec:
     bias: bool = False  # of every linear
     norm: QkNorm = QkNorm.PER_HEAD
     eps: float = 1e-6  # of that norm
+    groups: int | None = None
+    """Heads of keys and of values, each read by as many heads of queries; None: one for each."""
 
     @property
     def head_width(self) -> int:
         return self.width // self.heads
 
+    @property
+    def key_heads(self) -> int:
+        return self.heads if self.groups is None else self.groups
+
     def cost(self, rows: RowKind = RowKind.LATENTS, *, output: bool = True) -> Cost:
         """Queries, keys and values of a row of tokens, and the output; not who attends to whom."""
         made = LinearShape(
             inputs=self.width,
-            outputs=3 * self.width,
+            outputs=self.width + 2 * self.key_heads * self.head_width,
             rows=rows,
             bias=self.bias,
             split=True,
@@ -241,11 +247,15 @@ class PerBlockModulation:
     """One linear D -> k D for each layer and token row, split over tensor ranks (FLUX, Qwen)."""
 
     bias: bool = True
+    inputs: int | None = None
+    """Width of what it reads; None: the model's."""
+    activated: bool = True
+    """Whether it reads the SiLU of it (all but Z-Image)."""
 
     def cost(self, width: int, vectors: int) -> Cost:
         """Of so many vectors of `width`: scales, shifts and gates."""
-        outputs, rows = vectors * width, RowKind.SAMPLES
-        made = LinearShape(inputs=width, outputs=outputs, rows=rows, bias=self.bias, split=True)
+        inputs, outputs, rows = self.inputs or width, vectors * width, RowKind.SAMPLES
+        made = LinearShape(inputs=inputs, outputs=outputs, rows=rows, bias=self.bias, split=True)
         return Cost(linears=(made,))
 
 

@@ -161,8 +161,8 @@ class JointOrder:
         everyone, real = _joint_rows_of_all(rows, asked=mine_real if gathers else None)
         keys = _spans_of(real)
         queries, total = (_spans_of(mine_real), len(mine)) if gathers else (keys, len(everyone))
-        pairs = [(queries[sample], keys[sample]) for sample in keys]
-        spans = Spans.of(*zip(*pairs, strict=True), total=total, device=device)
+        asking = [queries[sample] for sample in keys]
+        spans = Spans.of(asking, [*keys.values()], total=total, device=device)
         apart = joined = None
         if ranks > 1:
             inverse = torch.cat([o.argsort() + r * len(o) for r, (o, _) in enumerate(orders)])

@@ -30,7 +30,7 @@ from dit.models.layers.parallel_linear import (
     GatheredLinear,
     Replicated,
 )
-from dit.models.layers.per_sample import PerSample
+from dit.models.layers.per_sample import PerSample, look_up
 
 _GUIDANCE_SCALE = 1000  # before its sinusoid, as of t
 
@@ -125,11 +125,19 @@ class ConditionEmbedding(nn.Module):
 class TwoLinears(nn.Module):
     """Linear, SiLU, linear, of level rows."""
 
-    def __init__(self, inputs: int, config: TransformerConfig, *, bias: bool = True):
+    def __init__(
+        self,
+        inputs: int,
+        config: TransformerConfig,
+        *,
+        bias: bool = True,
+        widths: tuple[int, int] | None = None,
+    ):
+        """`widths` are those that the linears make; None: the model's."""
         super().__init__()
-        width = config.hidden_size
-        self.linear_1 = Replicated(inputs, width, config=config, bias=bias)
-        self.linear_2 = Replicated(width, width, config=config, bias=bias)
+        inside, width = widths or (config.hidden_size,) * 2
+        self.linear_1 = Replicated(inputs, inside, config=config, bias=bias)
+        self.linear_2 = Replicated(inside, width, config=config, bias=bias)
 
     def forward(self, x_NX: Tensor) -> Tensor:
         return self.linear_2(silu(self.linear_1(x_NX)))
@@ -157,7 +165,7 @@ class AdaLN:
     Source: adaLN-Zero of arXiv:2212.09748, Sec. 3.2.
     """
 
-    shift_ND: Tensor
+    shift_ND: Tensor | None  # None: nothing is added
     scale_ND: Tensor  # 1 is added to it
     gate_ND: Tensor | None  # of the part's output; None where it has none
 
@@ -171,6 +179,13 @@ class AdaLN:
         Layers go on with this `h_TD`, not with their own: `PerSample.branch` says why.
         """
         return per_sample.branch(h_TD, **self._scale_and_shift)
+
+    def scaled(self, x_TD: Tensor, per_sample: PerSample) -> Tensor:
+        """Tokens that a norm with weights made, scaled and shifted: the input of the part."""
+        y_TD = per_sample.add(x_TD, x_TD, gate_ND=self.scale_ND)  # x + x * scale
+        if self.shift_ND is None:
+            return y_TD
+        return y_TD + look_up(self.shift_ND, per_sample.level_row_T).type_as(y_TD)
 
     def add(self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample) -> Tensor:
         """The tokens, plus the gated output of the part."""
@@ -187,7 +202,18 @@ class AdaLN:
 
     @property
     def _scale_and_shift(self) -> dict[str, Tensor]:
-        return {"scale_ND": 1 + self.scale_ND, "shift_ND": self.shift_ND}
+        shift_ND = torch.zeros_like(self.scale_ND) if self.shift_ND is None else self.shift_ND
+        return {"scale_ND": 1 + self.scale_ND, "shift_ND": shift_ND}
+
+
+class Unmodulated:
+    """What stands for an `AdaLN` in layers without modulation."""
+
+    def scaled(self, x_TD: Tensor, per_sample: PerSample) -> Tensor:  # noqa: ARG002
+        return x_TD
+
+    def add(self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample) -> Tensor:  # noqa: ARG002
+        return h_TD + x_TD
 
 
 class AdaLNModule(MegatronModule):
@@ -196,19 +222,26 @@ class AdaLNModule(MegatronModule):
     A module of Megatron-Core, because torch's own would store a split weight as a replicated one.
     """
 
-    def __init__(self, config: TransformerConfig, *, parts: int, gated: bool = True):
+    def __init__(
+        self, config: TransformerConfig, *, parts: int, gated: bool = True, shifted: bool = True
+    ):
         super().__init__(config=config)
-        self.parts, self.each = parts, 3 if gated else 2
+        self.parts, self.gated, self.shifted = parts, gated, shifted
+        self.each = 1 + gated + shifted
 
     def rows(self, timestep: TimestepConditioning) -> Tensor:
         """Shift, scale and gate of the parts, one after the other: [N, parts * each * D]."""
         raise NotImplementedError
 
     def forward(self, timestep: TimestepConditioning) -> tuple[AdaLN, ...]:
-        rows = self.rows(timestep).chunk(self.parts * self.each, dim=-1)
+        rows = iter(self.rows(timestep).chunk(self.parts * self.each, dim=-1))
         return tuple(
-            AdaLN(rows[at], rows[at + 1], rows[at + 2] if self.each == 3 else None)
-            for at in range(0, len(rows), self.each)
+            AdaLN(
+                shift_ND=next(rows) if self.shifted else None,
+                scale_ND=next(rows),
+                gate_ND=next(rows) if self.gated else None,
+            )
+            for _ in range(self.parts)
         )
 
 
@@ -231,19 +264,28 @@ class PerBlockAdaLN(AdaLNModule):
     """One linear of the embedding (FLUX, Qwen-Image, HunyuanVideo), split over tensor ranks."""
 
     def __init__(
-        self, context: BuildContext, width: int, *, bias: bool, parts: int, gated: bool = True
+        self,
+        context: BuildContext,
+        width: int,
+        spec: PerBlockModulation,
+        *,
+        parts: int,
+        gated: bool = True,
+        shifted: bool = True,
     ):
-        super().__init__(context.config, parts=parts, gated=gated)
+        super().__init__(context.config, parts=parts, gated=gated, shifted=shifted)
+        self.activated = spec.activated
         self.linear = GatheredLinear(
-            width,
+            spec.inputs or width,
             self.parts * self.each * width,
             config=context.config,
             groups=context.groups,
-            bias=bias,
+            bias=spec.bias,
         )
 
     def rows(self, timestep: TimestepConditioning) -> Tensor:
-        return self.linear(silu(timestep.t_emb_ND))
+        t_emb_NX = timestep.t_emb_ND
+        return self.linear(silu(t_emb_NX) if self.activated else t_emb_NX)
 
 
 class TableAdaLN(AdaLNModule):
@@ -315,7 +357,7 @@ def make_modulation(
     if isinstance(spec, LowRankModulation):
         return LowRankAdaLN(context.config, rank=spec.rank, **shared)
     if isinstance(spec, PerBlockModulation):
-        return PerBlockAdaLN(context, width, bias=spec.bias, **shared)
+        return PerBlockAdaLN(context, width, spec, **shared)
     if isinstance(spec, ApproximatorModulation | SharedModulation):
         first = spec.first_of_text if of_text else spec.first
         vectors = 0 if isinstance(spec, SharedModulation) else parts * (3 if gated else 2)

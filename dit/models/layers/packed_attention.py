@@ -1,7 +1,7 @@
 """Attention modules: queries, keys and values of packed tokens, attention, output."""
 
 # T packed tokens, L text tokens, S key tokens, J tokens of the joint row, E text width
-# D model width, H heads, K head width, X numbers of a head, or any width
+# D model width, H heads, G heads of keys, K head width, X numbers of a head, or any width
 
 from __future__ import annotations
 
@@ -142,15 +142,22 @@ class SelfAttention(PackedAttention):
 
     def __init__(self, context: BuildContext, spec: AttentionSpec, *, output: bool = True):
         super().__init__(context, spec, output=output)
-        self.linear_qkv = split_linear(
-            spec.width, 3 * spec.width, axis=0, context=context, bias=spec.bias
-        )
+        self.readers = spec.heads // spec.key_heads  # heads of queries of each head of keys
+        made = spec.width + 2 * spec.key_heads * spec.head_width
+        self.linear_qkv = split_linear(spec.width, made, axis=0, context=context, bias=spec.bias)
 
     def qkv(self, x_TD: Tensor, row: RowConditions) -> QKV:
         """Queries, keys and values [T, H, K] of this context rank's tokens."""
-        x_THX = self.linear_qkv(x_TD).unflatten(-1, (-1, 3 * self.head_width))
-        q, k, v = self.positioned_parts(x_THX, (self.head_width,) * 3, row)
-        return q, k, v
+        width, readers = self.head_width, self.readers
+        x_TGX = self.linear_qkv(x_TD).unflatten(-1, (-1, (readers + 2) * width))
+        if readers == 1:
+            q, k, v = self.positioned_parts(x_TGX, (width,) * 3, row)
+            return q, k, v
+        q_TGX, k_TGK, v_TGK = x_TGX.split((readers * width, width, width), dim=-1)
+        q_THK = q_TGX.unflatten(-1, (readers, width)).flatten(1, 2)
+        q_THK, k_TGK = self.positioned(q_THK, k_TGK, row)
+        # Repeated, so that every kernel and every exchange of context ranks takes them.
+        return q_THK, *(x.repeat_interleave(readers, dim=1) for x in (k_TGK, v_TGK))  # type: ignore[return-value]
 
     def forward(self, x_TD: Tensor, row: RowConditions, exchange: TokenExchange) -> Tensor:
         out_THK = self.exchanged(self.qkv(x_TD, row), exchange)

@@ -14,6 +14,7 @@ from dit.models.family import (
     TINY_NETWORK,
     Family,
     InputKind,
+    KeptNorm,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
@@ -184,7 +185,7 @@ FAMILY = Family(
     objective=ObjectiveConventions(
         settings=EVEN_STEPS,
         of_size=dict.fromkeys(MODEL_SIZES, _PUBLISHED),
-        keeps_norm=True,
+        keeps_norm=KeptNorm.TOKEN,
     ),
     vae=_codec,
     tiny=TINY,

@@ -2,6 +2,7 @@
 
 cross_layer          layers with cross-attention to text (Cosmos, Wan)
 stream_layers        double-stream and single-stream layers (FLUX, Qwen-Image, HunyuanVideo)
+sequential_layer     attention, then feed-forward, over either row or both (Lumina Image 2.0)
 stack                layers of one kind: cut into pipeline stages, built, recomputed
 offload              page-locked host memory, from and to which a GPU copies beside its work;
                      activations that wait there
@@ -10,5 +11,6 @@ token_routing        layers that see a part of the tokens in training; the other
 stacked_transformer  embed, stacks, head, and what pipeline stages hand on
 cross_transformer    the same for networks of one row of latents, with cross-attention to text
 joint_transformer    the same for networks that attend to latents and text together
+refined_transformer  of these, layers over either row alone, then over both (Lumina Image 2.0)
 double_single_transformer  of these, double-stream layers and then single-stream ones (FLUX, Chroma)
 """

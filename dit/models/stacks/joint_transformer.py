@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from dit.models.layer_spec import DoubleLayerSpec, StackSpec
+from dit.models.layer_spec import PerBlockModulation, RowKind, StackSpec
 from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.context_parallel import check_joint_context
 from dit.models.layers.joint_order import JointOrder, TextRow, TokenRow, text_row, text_rows
@@ -22,6 +23,7 @@ from dit.models.layers.packed_attention import Angles, RowConditions
 from dit.models.layers.parallel_linear import BuildContext, Replicated
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.stacks.stack import LayerStack
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
 
@@ -63,10 +65,8 @@ class JointTransformer(StackedTransformer):
         super().__init__(config, model, groups, vp_stage, stacks)
         check_joint_context(model.cp_comm_type, groups.cp.size())
         self.rotary = None
-        layers = (stack.layer for stack in stacks)
-        self.attends_alone = any(
-            isinstance(one, DoubleLayerSpec) and one.second_attention for one in layers
-        )
+        shapes = (shape for stack in stacks for shape in stack.layer.cost.attentions)
+        self.attends = {shape.queries for shape in shapes}  # to each other: joint rows, or one
 
     def text_lengths(self, batch: PackedBatch) -> list[int]:
         """Tokens of all text inputs of each sample; zero is legal."""
@@ -91,12 +91,7 @@ class JointTransformer(StackedTransformer):
             multiple=self.model.token_multiple,
             device=device,
         )
-        order = JointOrder.of(
-            (TokenRow.of_latents(batch), text.row),
-            context=self.context,
-            device=device,
-            shared_by=self.groups.tp if self.config.sequence_parallel else None,
-        )
+        order = self._order(TokenRow.of_latents(batch), text.row, device=device)
         levels = (batch.level_row_T, text.sample_L)
         rows = (*levels, order.arranged(levels))
         latents, text_rows_of, joint = (self.per_sample(self.my_tokens(row)) for row in rows)
@@ -122,9 +117,11 @@ class JointTransformer(StackedTransformer):
             RowConditions(per_sample=per_sample, angles_TK=angles)
             for per_sample, angles in zip(owners, self._angles(batch, layout), strict=True)
         ]
-        alone = None
-        if self.attends_alone:
+        alone = text_alone = None
+        if RowKind.LATENTS in self.attends:
             alone = self.context.exchange(batch, rows=len(batch.segment_T))
+        if RowKind.TEXT in self.attends:
+            text_alone = self._order(layout.text.row, device=batch.segment_T.device).apart
         return JointConditions(
             timestep=TimestepConditioning(t_emb_ND=blocks[T_EMB]),
             latents=made[0],
@@ -132,7 +129,17 @@ class JointTransformer(StackedTransformer):
             joint=made[2],
             order=layout.order,
             latents_alone=alone,
+            text_alone=text_alone,
         )
+
+    def _order(self, *rows: TokenRow, device: torch.device) -> JointOrder:
+        """Of rows in the order in which a sample's tokens follow each other."""
+        shared_by = self.groups.tp if self.config.sequence_parallel else None
+        return JointOrder.of(rows, context=self.context, device=device, shared_by=shared_by)
+
+    def rows_beside(self, stack: LayerStack) -> tuple[str, ...]:
+        """Latents and text lie apart until a layer takes both in one row."""
+        return stack.hidden if JOINT_TOKENS in stack.hidden else (TOKENS, TEXT_TOKENS)
 
     def _angles(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Angles | None]:
         """Of latents, of text, and of the joint row."""
@@ -184,4 +191,4 @@ class JointTransformer(StackedTransformer):
 
 def _modulation(context: BuildContext) -> nn.Module:
     width = context.config.hidden_size
-    return PerBlockAdaLN(context, width, bias=True, parts=1, gated=False)
+    return PerBlockAdaLN(context, width, PerBlockModulation(), parts=1, gated=False)

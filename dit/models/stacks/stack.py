@@ -26,6 +26,7 @@ from dit.models.layer_spec import (
     CrossLayerSpec,
     DoubleLayerSpec,
     LayerSpec,
+    SequentialLayerSpec,
     StackSpec,
 )
 from dit.models.layers.adaptable import DropoutRows, dropout_rows, dropping
@@ -41,6 +42,10 @@ def layer_class(spec: LayerSpec) -> Any:
         from dit.models.stacks.cross_layer import CrossLayer
 
         return CrossLayer
+    if isinstance(spec, SequentialLayerSpec):
+        from dit.models.stacks.sequential_layer import LAYERS
+
+        return LAYERS[spec.rows]
     from dit.models.stacks.stream_layers import DoubleStreamLayer, SingleStreamLayer
 
     return DoubleStreamLayer if isinstance(spec, DoubleLayerSpec) else SingleStreamLayer

@@ -39,6 +39,10 @@ Blocks = dict[str, Tensor]
 """Hidden states and what is learned of a pack's inputs, by name."""
 
 
+ALL_NOISE = 1000.0
+"""What networks are told of t = 1."""
+
+
 class StackedTransformer(MegatronModule):
     """Noisy tokens, noise levels and conditions of a pack -> raw network output for each token.
 
@@ -54,6 +58,10 @@ class StackedTransformer(MegatronModule):
 
     shares_samples: ClassVar[bool] = False
     """Whether every context rank needs an equal part of each sample."""
+    sign: ClassVar[int] = 1
+    """That of the family's `ObjectiveConventions`; all others see the output times this."""
+    tells_data_part: ClassVar[bool] = False
+    """Likewise: all others say t where the network is told 1 - t."""
     token_blocks: ClassVar[tuple[str, ...]] = ()
     """Those of `condition_shapes` that have a row for each token."""
 
@@ -137,6 +145,8 @@ class StackedTransformer(MegatronModule):
         """
         batch = self.prepared(batch)
         layout = self.layout(batch)
+        if self.tells_data_part:
+            level_M = ALL_NOISE - level_M
         with dropping(self._dropout_rows(batch, layout)):
             return self._forward(x_TC, level_M, batch, layout)
 
@@ -171,7 +181,8 @@ class StackedTransformer(MegatronModule):
         if not self.post_process:
             shapes = self.stage_shapes(batch, after=self.stage)
             return pack_stage_state(blocks, shapes, self.config.hidden_size)
-        return self.head(blocks, batch, layout).float()
+        made_TC = self.head(blocks, batch, layout).float()
+        return made_TC if self.sign == 1 else -made_TC
 
     def _routed_pass(self, learned: Blocks, batch: PackedBatch) -> RoutedPass | None:
         """What the layers of a route see; None where all layers see all tokens."""
@@ -241,11 +252,12 @@ class StackedTransformer(MegatronModule):
         part: tuple[int, int] | None = None,
     ) -> Blocks:
         hidden = self._as_taken(stack, hidden, conditions)
+        beside = {name: hidden[name] for name in self.rows_beside(stack)}
         first, *others = stack.hidden
         if not others:
-            return {first: stack(hidden[first], conditions, part)}
+            return beside | {first: stack(hidden[first], conditions, part)}
         rows = stack(tuple(hidden[name] for name in stack.hidden), conditions, part)
-        return dict(zip(stack.hidden, rows, strict=True))
+        return beside | dict(zip(stack.hidden, rows, strict=True))
 
     def _as_taken(self, stack: LayerStack, hidden: Blocks, conditions: Any) -> Blocks:
         return hidden if stack.hidden[0] in hidden else self.joined(hidden, conditions)
@@ -263,7 +275,7 @@ class StackedTransformer(MegatronModule):
         """
         width, rows = self.config.hidden_size, dict(self.hidden_rows(batch))
         *_, last = (s.name for s in self.stack_specs if self.plan[after][s.name].count)
-        hidden, waiting = self.stacks[last].hidden, dict[str, tuple[int, ...]]()
+        hidden, waiting = self.rows_beside(self.stacks[last]), dict[str, tuple[int, ...]]()
         behind = self._first_layer(last, after) + self.plan[after][last].count
         route = self.model.token_route
         if batch.route_T is not None and route.holds(behind):
@@ -326,6 +338,10 @@ class StackedTransformer(MegatronModule):
     def conditions(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Any:
         """What every layer sees beside the tokens."""
         raise NotImplementedError
+
+    def rows_beside(self, stack: LayerStack) -> tuple[str, ...]:
+        """Hidden states that there are while a stack runs; its layers may take some of them."""
+        return stack.hidden
 
     def joined(self, hidden: Blocks, conditions: Any) -> Blocks:
         """Hidden states of one stack as the next kind of layers takes them."""

@@ -53,6 +53,7 @@ class JointConditions:
     joint: RowConditions
     order: JointOrder
     latents_alone: TokenExchange | None = None  # for attention of the latents to each other
+    text_alone: TokenExchange | None = None  # likewise of the text
 
 
 class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
@@ -147,7 +148,7 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
         weights = [weight.sum() for weight in idle_weights if weight.requires_grad]
         if not weights:
             return adaln
-        return replace(adaln, shift_ND=adaln.shift_ND + 0 * torch.stack(weights).sum())
+        return replace(adaln, scale_ND=adaln.scale_ND + 0 * torch.stack(weights).sum())
 
 
 def _update(

@@ -122,8 +122,10 @@ def _encoded(
     encoder = opened.encoder
 
     @cache
-    def alone(text: str) -> Mapping[str, Tensor]:
-        return encoder.encode_all(text) if text else dict(opened.null)
+    def alone(text: str, negative: bool) -> Mapping[str, Tensor]:
+        if not text:
+            return dict(opened.null)
+        return encoder.encode_negative(text) if negative else encoder.encode_all(text)
 
     @cache
     def encoded(pair: tuple[str, str], pictures: GivenPictures) -> PromptTexts:

@@ -161,15 +161,17 @@ def _encode(
     """
     c = run.config
     common, asked = c.validation.negative_prompt, _asked(c)
-    alone: dict[str, Mapping[str, Tensor]] = {"": {n: v.cpu() for n, v in run.null.items()}}
+    negatives: dict[str, Mapping[str, Tensor]] = {"": {n: v.cpu() for n, v in run.null.items()}}
     if not asked:
-        return alone, []
+        return negatives, []
+    captions = dict(negatives)
 
-    def without_picture(word: str) -> Mapping[str, Tensor]:
-        if word not in alone:
+    def without_picture(word: str, negative: bool) -> Mapping[str, Tensor]:
+        found = negatives if negative else captions
+        if word not in found:
             heartbeat("encoding of prompts")
-            alone[word] = encoder.encode_all(word)
-        return alone[word]
+            found[word] = (encoder.encode_negative if negative else encoder.encode_all)(word)
+        return found[word]
 
     words = [(prompt.text, _negative(prompt, c)) for prompt in prompts]
     try:
@@ -177,11 +179,11 @@ def _encode(
         each = list[PromptTexts]()
         with _encoder_is_here(asked):
             if not encoder.most_pictures:
-                without_picture(common)
+                without_picture(common, True)
             for pair, pictures in zip(words, given, strict=True):
                 heartbeat("encoding of prompts")
                 each.append(pictures.texts(encoder, pair, alone=without_picture))
-        return alone, each
+        return negatives, each
     finally:
         forget()
 

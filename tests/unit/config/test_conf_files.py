@@ -33,7 +33,7 @@ MIXTURES = [
     *("hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune"),
     *("sd3_debug", "hunyuanvideo_debug", "hunyuanimage_debug", "chroma_debug", "chroma_lora"),
     *("sd3_lora", "hunyuanvideo_lora", "hunyuanimage_lora", "ltx_debug", "ltx_lora", "ltx_iclora"),
-    *("flux2_debug", "flux2_lora"),
+    *("flux2_debug", "flux2_lora", "lumina2_debug", "lumina2_lora"),
 ]
 
 
@@ -74,7 +74,8 @@ def test_the_files_of_the_readme_are_there() -> None:
     double |= {"hunyuanvideo_debug", "hunyuanimage_debug", "chroma_debug", "chroma_lora"}
     double |= {"sd3_lora", "hunyuanvideo_lora", "hunyuanimage_lora"}
     ltx = {"ltx_debug", "ltx_lora", "ltx_iclora", "ltx_digits_edit"}
-    assert set(FILES) == sizes | digits | wan | flux | double | ltx
+    single = {"lumina2_debug", "lumina2_lora"}
+    assert set(FILES) == sizes | digits | wan | flux | double | single | ltx
 
 
 def by_dotted_keys(text: str) -> dict[str, str]:

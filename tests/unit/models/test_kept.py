@@ -27,12 +27,16 @@ NAMES = [name for family in families() for name in family.sizes]
 NAMES.remove("hunyuanimage_21_distilled")  # of mean flow, which is not trained
 OFTEN = ("dit_xl", "wan2.1_t2v_1.3b", "flux1_dev", "sd3.5_medium", "chroma", "flux2_klein_4b")
 LAYERS = ("num_layers", "num_single_layers", "dual_attention_layers")
+REFINERS = "num_refiner_layers"
+"""Of stacks of their own; others refine the text before all stacks."""
 GRID, TEXT = (1, 48, 48), 128
 
 
 def counted(model: ModelConfig, groups) -> float:
     """Bytes for each latent token and unit of width of all layers, from one layer more of each."""
-    counts = {name: count for name in LAYERS if (count := getattr(model, name, 0))}
+    stacks = {stack.name for stack in network_cost(model).stacks}
+    names = (*LAYERS, REFINERS) if "noise_refiner" in stacks else LAYERS
+    counts = {name: count for name in names if (count := getattr(model, name, 0))}
     few = replace(model, **(dict.fromkeys(counts, 1) | {"num_layers": 2}))
     batch = _pack(few)
     base, total = _kept(few, batch, groups), 0.0

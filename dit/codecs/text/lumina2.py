@@ -1,0 +1,56 @@
+"""The text encoder of Lumina Image 2.0: states of the layer before the last of Gemma 2.
+
+Captions stand behind an instruction, negative prompts and the empty caption do not.
+"""
+
+# L tokens, E width of the embedding
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder, as_stored
+
+
+class Lumina2Text(PretrainedTextEncoder):
+    """Gemma 2, whose mask hides the padding."""
+
+    name: ClassVar[str] = "lumina2"
+    network: ClassVar[str] = "Gemma2Model"
+    default_model: ClassVar[str] = "Alpha-VLLM/Lumina-Image-2.0"
+    default_length: ClassVar[int] = 256
+    instruction_tokens: ClassVar[int] = 30  # before the caption, about
+
+    @property
+    def pipeline(self) -> Any:
+        """Diffusers' pipeline around the text encoder alone."""
+        from diffusers.pipelines.lumina2.pipeline_lumina2 import Lumina2Pipeline
+
+        return self.pipeline_of(Lumina2Pipeline)
+
+    def length_of(self, caption: str) -> int:
+        return super().length_of(caption) + self.instruction_tokens * bool(caption)
+
+    def clean(self, caption: str) -> str:
+        """A caption behind the instruction of `Lumina2Pipeline.encode_prompt`."""
+        return f"{self.pipeline.system_prompt} <Prompt Start> {caption}" if caption else ""
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        if not caption:
+            return self._negative(caption)
+        alone: Any = {"do_classifier_free_guidance": False, "max_sequence_length": self.max_length}
+        rows_1LE, mask_1L, *_ = self.pipeline.encode_prompt(caption, device=self.device, **alone)
+        return {"text": rows_1LE[mask_1L.bool()]}
+
+    def encode_negative(self, prompt: str) -> dict[str, Tensor]:
+        with torch.inference_mode():
+            return as_stored(self._negative(prompt))
+
+    def _negative(self, prompt: str) -> dict[str, Tensor]:
+        *_, rows_1LE, mask_1L = self.pipeline.encode_prompt(
+            "", negative_prompt=prompt, device=self.device, max_sequence_length=self.max_length
+        )
+        return {"text": rows_1LE[mask_1L.bool()]}

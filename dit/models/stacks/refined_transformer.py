@@ -1,0 +1,99 @@
+"""Networks that refine latents and text apart, then go on with both in one row (Lumina)."""
+
+# T packed tokens, M level rows, C patch features, A axes of positions, L text tokens, E text width
+# X width of what modulations are made of
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from dit.batch import PackedBatch
+from dit.models.layer_spec import LEVEL_WAVES, PerBlockModulation, SequentialLayerSpec, StackSpec
+from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
+from dit.models.layers.modulation import PerBlockAdaLN, TwoLinears, sinusoid
+from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
+from dit.models.stacks.stacked_transformer import Blocks, Shapes
+from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
+from dit.pack_wire import to_device
+
+
+class RefinedTransformer(JointTransformer):
+    """Noisy tokens, noise level and text of a pack -> velocity of each token.
+
+    Its stacks are sequential layers: those of latents alone and of text alone, then of both. The
+    picture stands behind its caption: its tokens have the caption's length on the first axis.
+    """
+
+    theta: ClassVar[float]
+    """Base of the angles of positions."""
+    told_scale: ClassVar[float]
+    """What a told level is multiplied by before its sinusoid, from [0, 1000]."""
+
+    def __init__(
+        self,
+        model: Any,
+        groups: ProcessGroupCollection,
+        vp_stage: int | None,
+        stacks: Sequence[StackSpec],
+        *,
+        told: tuple[int, int],
+    ):
+        """`told` are the widths that the two linears of the level make."""
+        config, width = transformer_config(model), model.hidden_size
+        super().__init__(config, model, groups, vp_stage, stacks)
+        layer, axes = stacks[-1].layer, model.rope_axes
+        assert isinstance(layer, SequentialLayerSpec)
+        self.told_width = told[1]
+        # Angles in float64, as in Diffusers.
+        self.rotary = RotaryTable(axes, (self.theta,) * len(axes), dtype=torch.float64)
+        biased: Any = {"config": config, "bias": True}
+        if self.pre_process:
+            inputs, text = model.patch_features, model.crossattn_emb_size
+            self.patches = Replicated(inputs, width, **biased, token_row=TOKENS)
+            self.text_norm = nn.RMSNorm(text, eps=layer.eps, dtype=config.params_dtype)
+            sees_part_of_tokens(self.text_norm, config)
+            self.text_embedder = Replicated(text, width, **biased, token_row=TEXT_TOKENS)
+            self.told = TwoLinears(LEVEL_WAVES, config, widths=told)
+        self.build_stacks()
+        self.build_head(JOINT_TOKENS, modulate_out=self._scale_out)
+
+    def _scale_out(self, context: BuildContext) -> nn.Module:
+        spec, width = PerBlockModulation(inputs=self.told_width), self.model.hidden_size
+        return PerBlockAdaLN(context, width, spec, parts=1, gated=False, shifted=False)
+
+    def prepared(self, batch: PackedBatch) -> PackedBatch:
+        position_TA = batch.position_TA
+        length_N = torch.tensor(self.text_lengths(batch), dtype=position_TA.dtype)
+        length_T = to_device(length_N, position_TA.device)[batch.segment_T]
+        moved_TA = pad(length_T[:, None], (0, position_TA.shape[1] - 1))
+        return replace(batch, position_TA=position_TA + moved_TA)
+
+    def text_positions(self, batch: PackedBatch) -> Tensor:
+        places = [torch.arange(length) for length in self.text_lengths(batch)]
+        place_L1 = torch.cat(places).to(batch.position_TA.dtype)[:, None]
+        rows_LA = pad(place_L1, (0, batch.position_TA.shape[1] - 1))
+        return to_device(rows_LA, batch.position_TA.device)
+
+    def condition_shapes(self, batch: PackedBatch) -> Shapes:
+        return {T_EMB: (batch.num_levels, self.told_width)}
+
+    def embed(
+        self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
+    ) -> Blocks:
+        dtype = self.config.params_dtype
+        text_LE = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
+        wave_MX = sinusoid(level_M * self.told_scale, LEVEL_WAVES)
+        return {
+            TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))),
+            TEXT_TOKENS: self.text_embedder(self.text_norm(text_LE)),
+            T_EMB: self.told(wave_MX.to(dtype)),
+        }

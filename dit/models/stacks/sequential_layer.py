@@ -1,0 +1,132 @@
+"""Attention, then feed-forward, with norms around both, over one row (Lumina Image 2.0, Z-Image).
+
+The same layer works on latents and text together, and before that refines either alone.
+"""
+
+# T tokens of the row, N level rows, D model width
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import (
+    BaseTransformerLayer,
+    get_transformer_layer_offset,
+)
+from torch import Tensor, nn
+
+from dit.config import ModelConfig
+from dit.models.layer_spec import RowKind, SequentialLayerSpec
+from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
+from dit.models.layers.context_parallel import TokenExchange
+from dit.models.layers.modulation import AdaLN, PerBlockAdaLN, TimestepConditioning, Unmodulated
+from dit.models.layers.packed_attention import RowConditions, SelfAttention
+from dit.models.layers.parallel_linear import BuildContext, FeedForward
+from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
+
+
+class SequentialLayer(MegatronModule, BaseTransformerLayer):
+    """`SequentialLayerSpec` says what it computes, over a row that its subclasses name.
+
+    The published blocks: `Lumina2TransformerBlock` and `ZImageTransformerBlock` of Diffusers.
+    """
+
+    hidden: ClassVar[tuple[str]]
+    """Name of the hidden state that goes through these layers."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        spec: SequentialLayerSpec,
+        model: ModelConfig,
+        layer_number: int,
+        pg_collection: ProcessGroupCollection,
+        vp_stage: int | None = None,
+    ):
+        super().__init__(config=config)
+        offset = get_transformer_layer_offset(config, vp_stage, pg_collection.pp.rank())
+        self.layer_number = layer_number + offset  # 1-based, over all stages
+        context = BuildContext(
+            model=model, config=config, groups=pg_collection, token_row=self.hidden[0]
+        )
+        width, self.tanh = spec.attention.width, spec.tanh
+        self.modulation = None
+        if spec.modulation is not None:
+            self.modulation = PerBlockAdaLN(
+                context, width, spec.modulation, parts=2, shifted=spec.shifted
+            )
+
+        def norm() -> nn.Module:
+            made = nn.RMSNorm(width, eps=spec.eps, dtype=config.params_dtype)
+            sees_part_of_tokens(made, config)
+            return made
+
+        self.norm_1, self.norm_2 = norm(), norm()
+        self.attention = SelfAttention(context, spec.attention)
+        self.mlp = FeedForward(context, spec.feed_forward)
+        self.after_1, self.after_2 = (norm() if spec.after else nn.Identity() for _ in range(2))
+
+    def row(self, conditions: JointConditions) -> tuple[RowConditions, TokenExchange]:
+        """What the tokens of the row see, and how they meet."""
+        raise NotImplementedError
+
+    def forward(self, h_TD: Tensor, conditions: JointConditions) -> Tensor:
+        row, exchange = self.row(conditions)
+        first, second = self._modulations(conditions.timestep)
+        x_TD = first.scaled(self.norm_1(h_TD), row.per_sample)
+        x_TD = self.after_1(self.attention(x_TD, row, exchange))
+        h_TD = first.add(h_TD, x_TD, row.per_sample)
+        x_TD = second.scaled(self.norm_2(h_TD), row.per_sample)
+        return second.add(h_TD, self.after_2(self.mlp(x_TD)), row.per_sample)
+
+    def _modulations(
+        self, timestep: TimestepConditioning
+    ) -> tuple[AdaLN | Unmodulated, AdaLN | Unmodulated]:
+        """Of attention and of feed-forward; the tanh is one of [N, D], not of each token."""
+        if self.modulation is None:
+            return Unmodulated(), Unmodulated()
+        first, second = self.modulation(timestep)
+        return (self._gated(first), self._gated(second)) if self.tanh else (first, second)
+
+    @staticmethod
+    def _gated(adaln: AdaLN) -> AdaLN:
+        assert adaln.gate_ND is not None
+        return replace(adaln, gate_ND=adaln.gate_ND.tanh())
+
+
+class JointRowLayer(SequentialLayer):
+    """Over latents and text together."""
+
+    hidden = (JOINT_TOKENS,)
+
+    def row(self, conditions: JointConditions) -> tuple[RowConditions, TokenExchange]:
+        return conditions.joint, conditions.order.joined
+
+
+class LatentsLayer(SequentialLayer):
+    """Over latents, before they meet the text."""
+
+    hidden = (TOKENS,)
+
+    def row(self, conditions: JointConditions) -> tuple[RowConditions, TokenExchange]:
+        assert conditions.latents_alone is not None
+        return conditions.latents, conditions.latents_alone
+
+
+class TextLayer(SequentialLayer):
+    """Over the text, before it meets the latents."""
+
+    hidden = (TEXT_TOKENS,)
+
+    def row(self, conditions: JointConditions) -> tuple[RowConditions, TokenExchange]:
+        assert conditions.text_alone is not None
+        return conditions.text, conditions.text_alone
+
+
+LAYERS = {RowKind.JOINT: JointRowLayer, RowKind.LATENTS: LatentsLayer, RowKind.TEXT: TextLayer}
+"""By the row that they work on."""
