@@ -7,11 +7,11 @@ A training adapter was trained with plain targets on what a distilled network it
 takes the distillation out of it. Adapters that are trained beside it, with plain targets, learn the
 new data alone, and are used without it.
 
-| on                                         | off                                       |
-|--------------------------------------------|-------------------------------------------|
-| training, passes of cfg_target and         | pictures of a validation, generation,     |
-| drift_weight (as both measure the network  | exports, merged weights, checkpoints (they |
-| that is trained), validation losses        | say which file it was)                    |
+| on                                          | off                                        |
+|---------------------------------------------|--------------------------------------------|
+| training; passes without gradients, as they | pictures of a validation, generation,      |
+| measure the network that is trained;        | exports, merged weights, checkpoints (they |
+| validation losses                           | say which file it was)                     |
 """
 
 from __future__ import annotations
