@@ -4,7 +4,7 @@
           FOLDER/preferred and FOLDER/rejected: the pairs, under one name
 2. judge  a folder of generate_dit -> how many samples are as preferred, how many are read as asked
 
-    python benchmarks/studies/preferred_digits.py draw runs/preferences
+    python benchmarks/studies/preferred_digits.py draw runs/preferences/digits
     python benchmarks/studies/preferred_digits.py judge runs/preferences/samples
 
 docs/preferences.md has the commands between the two, and what they led to.
@@ -27,18 +27,15 @@ from dit.command_line import OptionParser
 from dit.console import Console
 from dit.sampling.commands.digit_judges import CAPTIONS, MIDDLE, DigitJudge, grey_levels
 
-PROMPTS = 500
-"""Samples that `prompts.jsonl` asks for, of all digits in turn."""
 
-
-def draw(folder: Path) -> None:
-    """Writes the pictures with their captions, and prompts."""
-    digits = Digits()
+def draw(folder: Path, *, digits: int | None, prompts: int) -> None:
+    """Writes so many pictures with their captions, and prompts that ask for all digits in turn."""
+    source = Digits(num_samples=digits)
     rows: dict[str, list[dict[str, str]]] = {"mixed": [], "preferred": [], "rejected": []}
     for name in rows:
         (folder / name).mkdir(parents=True)
-    for index, entry in enumerate(digits.entries):
-        grey_HW = np.asarray((digits.picture(index) + 1) * 127.5).round().astype(np.uint8)
+    for index, entry in enumerate(source.entries):
+        grey_HW = np.asarray((source.picture(index) + 1) * 127.5).round().astype(np.uint8)
         usual, inverted = Image.fromarray(grey_HW), Image.fromarray(255 - grey_HW)
         for place, name, picture in (
             ("mixed", f"{index:04d}.png", usual),
@@ -51,7 +48,7 @@ def draw(folder: Path) -> None:
     for place, entries in rows.items():
         if place != "rejected":  # they have the captions of the preferred ones
             _write(folder / place / "captions.jsonl", entries)
-    asked = [{"caption": CAPTIONS[number % len(CAPTIONS)]} for number in range(PROMPTS)]
+    asked = [{"caption": CAPTIONS[number % len(CAPTIONS)]} for number in range(prompts)]
     _write(folder / "prompts.jsonl", asked)
 
 
@@ -89,11 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = OptionParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("action", choices=("draw", "judge"))
     parser.add_argument("folder", type=Path, help="to draw into; of samples to judge")
+    parser.add_argument("--digits", type=int, help="to draw (all)")
+    parser.add_argument("--prompts", type=int, default=500, help="to write (%(default)s)")
     args = parser.parse_args(argv)
     if args.action == "draw":
         if args.folder.exists():
             parser.error(f"{args.folder} is there already; name a new folder, or remove it")
-        draw(args.folder)
+        draw(args.folder, digits=args.digits, prompts=args.prompts)
     else:
         judge(args.folder)
     return 0

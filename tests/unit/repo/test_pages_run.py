@@ -224,7 +224,7 @@ PAGES = [
         "troubleshooting.md",
     ),
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
-    *("ltx.md", "training_cost.md", "flux2.md", "distilled.md", "lumina2.md"),
+    *("ltx.md", "training_cost.md", "flux2.md", "distilled.md", "lumina2.md", "preferences.md"),
 ]
 BY_HAND = ("data/edits", "runs/edits")
 """Their text encoder needs torchvision, of which pip has no build for a torch without CUDA."""
