@@ -26,7 +26,7 @@ from dit.models.registry import (
     family_of,
     named_model,
 )
-from dit.train.checkpoint.state_dict import _different, _of_model
+from dit.train.checkpoint.state_dict import _different, _of_weights
 from dit.train.model_and_optimizer import initialise_weights
 from recipes.runs import RECIPES, dit_debug, dit_s, dit_xl
 from tests.odd_family import PLACE, OddConfig
@@ -171,7 +171,7 @@ def test_configurations_of_two_families_can_be_compared(odd: None) -> None:
     found = changes(dit_s(), other).values()
     assert 'model.family "dit" -> "odd"' in found
     assert "model.adaln_lora_dim 256 -> null" in found
-    text = _different(_of_model(dit_s()), _of_model(other))
+    text = _different(_of_weights(dit_s().model), _of_weights(other.model))
     assert "model.family: dit in the checkpoint, odd here" in text
 
 
