@@ -105,7 +105,8 @@ class InputOptions:
     rejected_dir: Path | None = option(None, metavar="DIR")
     """For learning from preferences: what people like less than each file of --image_dir and
     --video_dir, at the same relative path, of the same size, with any file ending. A file without
-    one is refused. (--dataset_config: rejected_path)"""
+    one is refused. (--dataset_config: rejected_path; or a column rejected_path of a table of
+    captions)"""
     max_items: Positive | None = option(None, "--max_images", "--max_videos", metavar="N")
     """Pack only the first N files of the listing. (default: all)"""
 

@@ -52,7 +52,7 @@ class CaptionFormat(StrEnum):
 
 
 class ControlPicture(NamedTuple):
-    """A picture that the caption of another one says how to edit; it is not opened yet."""
+    """A control or rejected picture or video of another one; it is not opened yet."""
 
     name: str  # relative path, for people
     where: str  # in its folder, or argument of `Collection.open`
@@ -68,6 +68,7 @@ class Caption:
     loss_weight: float | None = None
     """What multiplies the loss in training, where the file or row of the caption says it."""
     controls: tuple[ControlPicture, ...] = ()
+    rejected: ControlPicture | None = None
     """Pictures that the row of a table names beside it, in the folder of the media."""
 
 

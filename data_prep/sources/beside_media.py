@@ -3,7 +3,8 @@
 1. Controls of edit pairs: what a picture or video was before the edit that its caption asks for. A
    table may name them instead, in a column `control_path`, as in datasets of diffusion-pipe. Each
    becomes a reference latent of its sample; a video has the frames that its sample has
-2. Rejected partners for learning from preferences: of the same size and kind, placed alike
+2. Rejected partners for learning from preferences, of the same size and kind, placed alike. A table
+   may name them, too, in a column `rejected_path`
 3. Masks of the loss, pictures or videos: white counts fully, black not at all, grey in between.
    They are scaled and cropped like their medium, then averaged over the cells of its latent, so
    that a cell has the mean of its pixels
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -82,6 +83,7 @@ class ControlFolder:
     option: str = "--control_dir"
     what: ClassVar[str] = "control picture or video"
     kinds: ClassVar[frozenset[str]] = BOTH
+    missing: ClassVar[Reason] = Reason.NO_REFERENCE
 
     def picture(self, path: str | None, source: str) -> ControlPicture:
         """The picture or video at `path`, which belongs to the medium `source`.
@@ -92,8 +94,17 @@ class ControlFolder:
         if path is None:
             kind = "picture or video" if media_kind_of(source) == "video" else "picture"
             named = f"{self.root.name}/{name_of(source)} with the ending of a {kind}"
-            raise RefusedError(Reason.NO_REFERENCE, f"there is no {named} ({self.option})")
+            raise RefusedError(self.missing, f"there is no {named} ({self.option})")
         return ControlPicture(path, path, stamp_of(self.root / path))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RejectedFolder(ControlFolder):
+    """A folder of what people like less, at the relative paths of the media that they prefer."""
+
+    option: str = "--rejected_dir"
+    what: ClassVar[str] = "rejected picture or video"
+    missing: ClassVar[Reason] = Reason.NO_REJECTED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,53 +182,54 @@ class FoundReference:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RejectedFolder:
-    """A folder of what people like less, at the relative paths of the media that they prefer."""
+class FoundPartner:
+    """What people like less than a medium of its size and kind."""
 
-    root: Path
-    option: str = "--rejected_dir"
-    what: ClassVar[str] = "rejected picture or video"
-    kinds: ClassVar[frozenset[str]] = BOTH
+    found: FoundReference
 
-    def find(
-        self, path: str | None, source: str, size: tuple[int, int], line: Timeline | None
-    ) -> FoundReference:
-        """The partner at `path` of the medium `source` of a size (width, height); `line` of a clip.
+    @classmethod
+    def of(
+        cls,
+        folder: int,
+        picture: ControlPicture,
+        open_file: Callable[[str], Path | BinaryIO],
+        size: tuple[int, int],
+        line: Timeline | None,
+    ) -> Self:
+        """The partner `picture` of a medium of a size (width, height); `line` of a clip.
 
         Raises:
-            RefusedError: there is none, it cannot be read, or it is of another size or kind.
+            RefusedError: it is not there, cannot be read, or is of another size or kind.
         """
-        if path is None:
-            named = f"{self.root.name}/{name_of(source)}"
-            why = f"there is no {named} with the ending of a picture or video ({self.option})"
-            raise RefusedError(Reason.NO_REJECTED, why)
-        picture = ControlPicture(path, path, stamp_of(self.root / path))
+        if not picture.stamp:
+            raise RefusedError(Reason.NO_REJECTED, f"there is no {picture.name}")
         try:
-            found = find_reference(0, picture, lambda where: self.root / where)
+            found = find_reference(folder, picture, open_file)
         except RefusedError as error:
             raise RefusedError(Reason.BAD_REJECTED, error.detail) from error
+        name = picture.name
         kinds = ["a picture" if one is None else "a video" for one in (found.line, line)]
         if kinds[0] != kinds[1]:
-            why = f"{path} is {kinds[0]}, and its preferred one {kinds[1]}; give both the same kind"
+            why = f"{name} is {kinds[0]}, and its preferred one {kinds[1]}; give both the same kind"
             raise RefusedError(Reason.BAD_REJECTED, why)
         if found.size != size:
             sizes = [f"{wide} x {high}" for wide, high in (found.size, size)]
-            why = f"{path} has {sizes[0]} pixels, and its preferred one {sizes[1]}"
+            why = f"{name} has {sizes[0]} pixels, and its preferred one {sizes[1]}"
             raise RefusedError(Reason.BAD_REJECTED, f"{why}; give both the same size")
-        return found
+        return cls(found=found)
 
     def planned(
-        self, found: FoundReference, place: Placement, clip: Timeline | None, kept: KeptFrames
+        self, place: Placement, clip: Timeline | None, kept: KeptFrames
     ) -> PlannedReference:
-        """How the partner is encoded: as its medium, which keeps the frames `kept` of `clip`.
+        """How it is encoded: as its medium, which keeps the frames `kept` of `clip`.
 
         Raises:
             RefusedError: it ends before the clip does.
         """
         try:
-            return found.placed(place, clip, kept)
+            return self.found.placed(place, clip, kept)
         except RefusedError as error:
-            raise _refused(Reason.BAD_REJECTED, found.picture.name, error) from error
+            raise _refused(Reason.BAD_REJECTED, self.found.picture.name, error) from error
 
 
 def find_reference(

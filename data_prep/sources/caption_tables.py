@@ -32,6 +32,7 @@ _JSON_NAMES = ("meta.json", "captions.json", "videos2caption.json", "metadata.js
 # Fields for captions, in this order, where --caption_field is not given.
 CAPTION_FIELDS = ("caption", "cap", "internvl", "usr", "text", "prompt", "captions")
 _CONTROL_FIELD = re.compile(r"control_path(?:_?(\d{1,3}))?")
+_REJECTED_FIELD = re.compile(r"rejected_path()")
 _LINES_SUFFIXES = ("_internvl.json", "_usr.json")  # JSON lines, despite their ending
 
 
@@ -62,7 +63,7 @@ class CaptionTables:
     root: Path | None = None
     """The input folder, for rows with absolute paths; None: they match nothing."""
     control: Callable[[str], ControlPicture] | None = None
-    """The control picture at a path; None: tables name none."""
+    """The control or rejected picture at a path; None: tables name none."""
     _parsed: dict[str, Rows] = field(default_factory=dict)
 
     def of(self, source: str) -> list[Caption] | None:
@@ -100,15 +101,16 @@ class CaptionTables:
                 counts[f"row of a caption table {what}, the first {found[0]}"] = len(found)
         return counts
 
-    def only_controls(self) -> frozenset[str]:
-        """Paths of the pictures that a table names as controls, and none as a medium."""
+    def only_beside(self) -> frozenset[str]:
+        """Paths of what a table names as a control or as rejected, and none as a medium."""
         named, media = set[str](), set[str]()
         for path in self.paths:
             folder = str(PurePosixPath(path).parent)
             for name, row in self._rows(path).by_name.items():
                 media |= {name, posixpath.normpath(posixpath.join(folder, name))}
                 if isinstance(row.content, dict):
-                    named.update(self._controls(path, row, quiet=True))
+                    for wanted in (_CONTROL_FIELD, _REJECTED_FIELD):
+                        named.update(self._beside(path, row, wanted, quiet=True))
         return frozenset(named - media)
 
     @cached_property
@@ -167,13 +169,16 @@ class CaptionTables:
         texts, name = self._texts(path, row), PurePosixPath(path).name
         if not isinstance(row.content, dict):
             return [caption(text, origin=name) for text in texts]
-        weight, controls = weight_of(row.content, row.place(path)), ()
+        weight, controls, rejected = weight_of(row.content, row.place(path)), (), None
         if self.control is not None:
-            controls = tuple(map(self.control, self._controls(path, row)))
-        return [
-            replace(caption(text, origin=name, loss_weight=weight), controls=controls)
-            for text in texts
-        ]
+            controls = tuple(map(self.control, self._beside(path, row, _CONTROL_FIELD)))
+            found = self._beside(path, row, _REJECTED_FIELD)
+            if len(found) > 1:
+                why = f"{row.place(path)} has {len(found)} files in rejected_path; give it one"
+                raise RefusedError(Reason.BAD_REJECTED, why)
+            rejected = next(map(self.control, found), None)
+        made = [caption(text, origin=name, loss_weight=weight) for text in texts]
+        return [replace(one, controls=controls, rejected=rejected) for one in made]
 
     def _texts(self, path: str, row: TableRow) -> tuple[str, ...]:
         content = row.content
@@ -192,9 +197,11 @@ class CaptionTables:
             raise unusable_caption(row.place(path), names, content)
         return texts
 
-    def _controls(self, path: str, row: TableRow, *, quiet: bool = False) -> list[str]:
-        """`_control_paths` as the files are spelled."""
-        return [self._spelled(name) for name in _control_paths(path, row, quiet=quiet)]
+    def _beside(
+        self, path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = False
+    ) -> list[str]:
+        """`_paths` as the files are spelled."""
+        return [self._spelled(name) for name in _paths(path, row, wanted, quiet=quiet)]
 
     def _spelled(self, path: str) -> str:
         found = self._forms.get((".", composed(path)), ())
@@ -234,8 +241,8 @@ class CaptionTables:
         return posixpath.normpath(folder), str(folder.resolve())
 
 
-def _control_paths(path: str, row: TableRow, *, quiet: bool = False) -> list[str]:
-    """The pictures that a row names in `control_path`, `control_path_2` and so on, in this order.
+def _paths(path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = False) -> list[str]:
+    """What a row names in fields `wanted`, whose group is their number, in this order.
 
     Each field holds a path relative to the table, or a list of them; an empty one names none.
 
@@ -243,7 +250,7 @@ def _control_paths(path: str, row: TableRow, *, quiet: bool = False) -> list[str
         RefusedError: a field holds something else; not if `quiet`.
     """
     content = row.content
-    numbered = {_CONTROL_FIELD.fullmatch(key): key for key in content if isinstance(key, str)}
+    numbered = {wanted.fullmatch(key): key for key in content if isinstance(key, str)}
     fields = sorted((int(match[1] or 0), key) for match, key in numbered.items() if match)
     found: list[str] = []
     for _, key in fields:
@@ -252,7 +259,8 @@ def _control_paths(path: str, row: TableRow, *, quiet: bool = False) -> list[str
             if quiet:
                 continue
             why = f"{row.place(path)} has {short_repr(content[key])} in {key}, no path of a picture"
-            raise RefusedError(Reason.BAD_REFERENCE, why)
+            is_control = wanted is _CONTROL_FIELD
+            raise RefusedError(Reason.BAD_REFERENCE if is_control else Reason.BAD_REJECTED, why)
         folder = PurePosixPath(path).parent
         found += (posixpath.normpath(posixpath.join(folder, name)) for name in names)
     return found

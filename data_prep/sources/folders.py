@@ -193,8 +193,9 @@ class FolderCollection:
             raise PrepError(f"{self.option} {self.root}: its archives hold no media")
         counted = Ignored() if self.is_counted else ignored
         captions = self._captions(listing, members, refused, counted)
-        if named := captions.tables.only_controls().intersection(sources):
-            ignored.counts["control picture of a table, no sample itself"] += len(named)
+        if named := captions.tables.only_beside().intersection(sources):
+            what = "control or rejected picture of a table, no sample itself"
+            ignored.counts[what] += len(named)
             sources = [source for source in sources if source not in named]
         counted.counts.update(listing.ignored)
         counted.counts.update(captions.tables.unused(self._exists(listing, members)))

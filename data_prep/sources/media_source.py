@@ -34,6 +34,8 @@ from data_prep.sources.archives import parse_location
 from data_prep.sources.beside_media import (
     FOLDER,
     CellSize,
+    ControlFolder,
+    FoundPartner,
     FoundReference,
     ReadReference,
     ReferenceRule,
@@ -186,20 +188,19 @@ class MediaSource:
             flaws = ("only the first frame of an animation",) * is_animated
         probed, masks, mask = _probed(blank, size, line), given.collection.masks, medium.mask
         found = None if masks is None or mask is None else masks.find(mask, size, line)
-        folder = given.collection.rejected
-        partner = folder and folder.find(medium.rejected, medium.source, size, line)
         pictures = [_references(given.collection, caption, controls) for caption in captions]
+        partners = [_partner(given.collection, caption, medium, size, line) for caption in captions]
         for window in kept:
             for sizing in given.sizings:
                 place = sizing.place(*size)
                 tokens = self.grid.tokens(*place.size, max(1, len(window.shown)))
-                rejected = folder and partner and folder.planned(partner, place, line, window)
-                for caption, shown in zip(captions, pictures, strict=True):
+                for caption, shown, partner in zip(captions, pictures, partners, strict=True):
                     rule = self.reference_rule
                     references = tuple(one.planned(rule, place.size, line, window) for one in shown)
+                    rejected = partner and partner.planned(place, line, window)
                     notes = [f"caption from {caption.origin}"]
                     notes += ["scaled or cropped"] * (place.size != size)
-                    of_pair = [*shown, *([] if partner is None else [partner])]
+                    of_pair = [*shown, *([] if partner is None else [partner.found])]
                     is_clear = has_alpha or any(one.has_alpha for one in of_pair)
                     notes += [self.on_background] * is_clear
                     notes += (*flaws, *_notes_of(line, window))
@@ -246,21 +247,10 @@ class MediaSource:
         place = Placement(entry.resized or (0, 0), entry.size or (0, 0))
         video_CFHW, notes = self._pixels(given.collection.open(entry.where), entry, place)
         cell = CellSize(side=self.grid.spatial, frames=self.grid.temporal)
-        shown = [
-            read_reference(
-                one, _file_of(given, one), self.resize_mode, self.background, self.decoder
-            )
-            for one in entry.references
-        ]
+        shown = [self._read(given, one, given.collection.controls) for one in entry.references]
         pair = []
         if entry.rejected is not None:
-            assert given.collection.rejected is not None
-            file = given.collection.rejected.root / entry.rejected.where
-            pair = [
-                read_reference(
-                    entry.rejected, file, self.resize_mode, self.background, self.decoder
-                )
-            ]
+            pair = [self._read(given, entry.rejected, [given.collection.rejected])]
         notes += [self.on_background] * any(one.is_transparent for one in (*shown, *pair))
         return Clip(
             video_CFHW=video_CFHW,
@@ -274,6 +264,14 @@ class MediaSource:
             originals=tuple(one.original for one in shown) if self.keeps_originals else (),
             notes=tuple(dict.fromkeys(notes)),
         )
+
+    def _read(
+        self, given: Input, one: PlannedReference, folders: Sequence[ControlFolder | None]
+    ) -> ReadReference:
+        """The pixels of what lies in one of these folders, or in that of the media."""
+        folder = None if one.folder == FOLDER else folders[one.folder]
+        file = given.collection.open(one.where) if folder is None else folder.root / one.where
+        return read_reference(one, file, self.resize_mode, self.background, self.decoder)
 
     def _video(self, read: ReadReference) -> Tensor:
         return torch.cat([to_video(frame, colours=self.colours) for frame in read.placed], dim=1)
@@ -310,10 +308,21 @@ def _references(
     return found + [find_reference(FOLDER, one, collection.open) for one in caption.controls]
 
 
-def _file_of(given: Input, reference: PlannedReference) -> Path | BinaryIO:
-    if reference.folder == FOLDER:
-        return given.collection.open(reference.where)
-    return given.collection.controls[reference.folder].root / reference.where
+def _partner(
+    collection: Collection,
+    caption: Caption,
+    medium: Medium,
+    size: tuple[int, int],
+    line: Timeline | None,
+) -> FoundPartner | None:
+    """What people like less than a medium: what its row of a table names, else of the folder."""
+    if caption.rejected is not None:
+        return FoundPartner.of(FOLDER, caption.rejected, collection.open, size, line)
+    folder = collection.rejected
+    if folder is None:
+        return None
+    picture = folder.picture(medium.rejected, medium.source)
+    return FoundPartner.of(0, picture, lambda where: folder.root / where, size, line)
 
 
 def _probed(entry: Entry, size: tuple[int, int], line: Timeline | None) -> Entry:

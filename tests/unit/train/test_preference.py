@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,16 @@ import torch
 from torch import Tensor
 
 from dit.batch import REJECTED_LATENT, LatentSample, PackedBatch, Problem
-from dit.config import LoraConfig, LossKind, ObjectiveConfig, Preference, Problems, RunConfig
+from dit.config import (
+    LoraConfig,
+    LossKind,
+    MockGeometry,
+    ObjectiveConfig,
+    Preference,
+    Problems,
+    RunConfig,
+)
+from dit.data import build_train_loader
 from dit.data.cook import Expected, cook
 from dit.data.mock import mock_record
 from dit.data.pack import PatchLayout, SampleSize, pack_samples
@@ -89,6 +99,22 @@ def test_a_pair_lies_side_by_side_in_one_pack_and_shares_all_draws() -> None:
         assert len(problem.noise_N.unique()) == 3
         seen.add(tuple(length == 3 for length in lengths[::2]))
     assert len(seen) > 2  # captions are dropped of some pairs
+
+
+def test_no_pack_of_a_loader_has_half_a_pair() -> None:
+    sizes = tuple(
+        MockGeometry(frames=1, height=side, width=side, text_length=3) for side in (4, 6, 8)
+    )
+    config = a_config()
+    data = replace(config.dataset, mock=True, mock_samples=sizes, task_encoder_seq_length=160)
+    config = replace(config, dataset=replace(data, packing_buffer_size=8, num_workers=0))
+    loader = build_train_loader(config, rank=0, world_size=1)
+    packs = list(islice(loader, 12))
+    loader.close()
+    assert len({pack.num_samples for pack in packs}) > 1
+    for pack in packs:
+        assert pack.keys[1::2] == tuple(f"{key} (rejected)" for key in pack.keys[::2])
+        assert pack.grids[::2] == pack.grids[1::2] and pack.starts[-1] <= 160
 
 
 def test_a_pair_that_is_none_is_refused() -> None:

@@ -41,7 +41,7 @@ def test_pairs_of_two_folders(media: Path, read_samples, capsys) -> None:
         assert not torch.equal(found[name][REJECTED_LATENT], found[name]["latent"])
     why = refused(media / "out")
     assert why["none.png"][0] == "rejected picture or video is missing"
-    assert "bad/none with the ending of a picture or video (--rejected_dir)" in why["none.png"][1]
+    assert "bad/none with the ending of a picture (--rejected_dir)" in why["none.png"][1]
     assert "size.png has 32 x 48 pixels, and its preferred one 48 x 32" in why["size.png"][1]
     assert "bad.png" in why["bad.png"][1] and "cannot be used" in why["bad.png"][0]
     assert main(["inspect", str(media / "out")]) == 0
@@ -54,3 +54,28 @@ def test_pairs_of_a_dataset_file(media: Path, read_samples) -> None:
     (media / "sets.yaml").write_text(lines)
     assert pack(media / "out", *OPTIONS, "--dataset_config", media / "sets.yaml") == 0
     assert all(REJECTED_LATENT in one for one in read_samples(media / "out").values())
+
+
+def test_pairs_of_a_table(media: Path, read_samples, capsys) -> None:
+    """A row that names none has no partner; what is named as one alone is no sample."""
+    image(media / "good/less.png", 48, 32, seed=21)
+    image(media / "good/small.png", 16, 32, seed=22)
+    rows = ("deep/a.png,less.png", "b.png,", "size.png,small.png", "none.png,gone.png")
+    (media / "good/bad.png").unlink()
+    table = "\n".join(["file_name,rejected_path,text", *(f"{row},words" for row in rows)])
+    (media / "good/metadata.csv").write_text(table)
+    assert pack(media / "out", *OPTIONS, "--image_dir", media / "good") == 0
+    assert "2 x control or rejected picture of a table" in capsys.readouterr().out
+    found = by_name(read_samples(media / "out"))
+    assert found.keys() == {"a.png", "b.png"} and REJECTED_LATENT not in found["b.png"]
+    expected = latent_of(media / "out", media / "good/less.png", (48, 32))
+    torch.testing.assert_close(found["a.png"][REJECTED_LATENT], expected)
+    why = refused(media / "out")
+    assert why["none.png"][0] == "rejected picture or video is missing"
+    assert "gone.png" in why["none.png"][1]
+    assert "small.png has 16 x 32 pixels, and its preferred one 48 x 32" in why["size.png"][1]
+    two = '{"file_name": "b.png", "text": "words", "rejected_path": ["less.png", "small.png"]}'
+    (media / "good/metadata.csv").unlink()
+    (media / "good/metadata.jsonl").write_text(two)
+    pack(media / "two", *OPTIONS, "--image_dir", media / "good")
+    assert "2 files in rejected_path; give it one" in refused(media / "two")["b.png"][1]

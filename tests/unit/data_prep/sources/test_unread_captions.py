@@ -151,7 +151,7 @@ def test_a_control_picture_of_a_table_in_two_spellings(tmp_path, pack, turn: int
     write(tmp_path / "in", **{"m.jsonl": json.dumps(row)})
     captions, ignored = pack()
     assert captions == {"a.png": "A"}
-    assert ignored == {"control picture of a table, no sample itself": 1}
+    assert ignored == {"control or rejected picture of a table, no sample itself": 1}
 
 
 def test_names_that_fit_several_media_are_left_alone_and_counted(tmp_path, pack) -> None:
