@@ -365,6 +365,9 @@ def test_a_trained_and_a_frozen_adapter_are_those_of_peft(made, groups, tmp_path
             linear = model.base_model.model.get_submodule(module)
             for ours_of, theirs_of in ((one.down, linear.lora_A), (one.up, linear.lora_B)):
                 slope = theirs_of["default"].weight.grad
+                if slope is None:  # of the last layer's text, which nothing reads
+                    assert not ours_of.any(), module
+                    continue
                 # Of scores, where differences of large numbers are left, rounding leaves 3e-5.
                 assert (ours_of - slope).abs().max() <= 1e-4 * slope.abs().max(), module
         is_alone = all(torch.equal(a, b) for a, b in zip(got, alone, strict=True))
