@@ -19,11 +19,11 @@ from dit.codecs.vae.families import CosmosPredict2
 from dit.config import ObjectiveConfig, Precision, RunConfig, Sampler
 from dit.data.pack import PatchLayout, pack_samples
 from dit.lora.adapter import Adapter
-from dit.lora.factors import linear_shapes
-from dit.lora.files import write_lora
+from dit.lora.factors import linear_shapes, shapes_of
+from dit.lora.files import read_lora, write_lora
+from dit.lora.targets import attach_adapters
 from dit.models.dit.family import FAMILY, DitConfig
 from dit.sampling.commands.generate_media import generate_opened
-from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.generate import check_requests, generate_latents
 from dit.sampling.given_pictures import GivenPictures
@@ -33,6 +33,7 @@ from dit.sampling.validation import samples as samples_module
 from dit.sampling.validation.feature_extractor import frechet_distance
 from dit.sampling.validation.requests import inputs_of_held_out, own_latent
 from dit.sampling.validation.samples import open_samples
+from dit.train.checkpoint.adapters import draw_adapters
 from dit.train.checkpoint.state_dict import TrainProgress
 from tests.families import flux, pipeline_parts, qwen_image
 from tests.families.wan import pipeline, wan_model
@@ -118,6 +119,13 @@ def test_pictures_of_prompts_are_those_of_generate_dit(groups, tmp_path: Path, k
     assert drawn.grid is not None and not drawn.undrawn and len(drawn.firsts) == 2
 
 
+def train_adapters(network: Any, folder: Path) -> None:
+    """Gives a network those of a file, as trained ones."""
+    factors = read_lora(folder)
+    attach_adapters(network, shapes_of(factors), precision=network.model.precision)
+    draw_adapters(network, factors)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pictured", [False, True], ids=["text", "picture"])
 def test_a_run_of_adapters_samples_without_them_too(
@@ -139,7 +147,7 @@ def test_a_run_of_adapters_samples_without_them_too(
     shapes = linear_shapes(run.config.model)
     (lora := tmp_path / "lora").mkdir()
     write_lora(lora, random_factors(shapes))
-    add_adapters(run.model.first, [str(lora)], option="--lora")
+    train_adapters(run.model.first, lora)
     rng = torch.Generator().manual_seed(0)
     real_ND = torch.rand(2, 5, generator=rng)
     wanted = [replace(one, real_D=real) for one, real in zip(plain.wanted, real_ND, strict=True)]
