@@ -46,7 +46,10 @@ class LoraConfig:
     init_from: Refused[LocalPath | None] = None
     """LoRA file or folder to start from; its ranks and linears override rank and targets."""
     frozen_adapter: Live[LocalPath | None] = None
-    """LoRA file or folder that is added while adapters train, and is in none of their results."""
+    """LoRA file or folder that is added while adapters train, and is in none of their results.
+
+    A run goes on with the same numbers, wherever they are now; others are an error.
+    """
     ignore_text_encoder: AtStart[bool] = False
     """Leave out keys of these files that are of text encoders, and count them."""
     base: Live[LocalPath | None] = None

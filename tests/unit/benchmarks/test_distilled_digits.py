@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.distilled_digits import ARMS, LABELS, NEW, draw, fitted, inverted
+from benchmarks.studies.distilled_digits import ARMS, LABELS, NEW, draw, fitted, inverted
 from data_prep.cli import parser as data_prep
 from dit.sampling.commands.digit_judges import MIDDLE, NAMES, DigitJudge, grey_levels
 

@@ -20,7 +20,6 @@ from tools.source_tree import (
 FILES = 12  # of a folder, beside __init__.py and __main__.py
 # folder -> why it has more.
 FULL: dict[str, str] = {
-    "benchmarks": "one program for each thing that is measured",
     "dit": "one file for each thing that all folders may use",
 }
 # dependency -> why its private members are touched in more than one file.

@@ -1,6 +1,6 @@
 """How much distilled guidance is left after four ways of tuning: a study of small digits.
 
-    python benchmarks/distilled_digits.py runs/distilled
+    python benchmarks/studies/distilled_digits.py runs/distilled
 
 1. base       conf/flux_digits.yaml from scratch
 2. distilled  the same with `objective.cfg_target` 3, from the base: guided without guidance
@@ -43,7 +43,7 @@ from dit.console import Console
 from dit.distributed.entry import run
 from dit.sampling.commands.digit_judges import CAPTIONS, NAMES, DigitJudge
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "conf/flux_digits.yaml"
 GUIDANCE = 3.0  # that is distilled
 NEW = tuple(f"an inverted {name}" for name in NAMES)
