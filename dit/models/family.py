@@ -114,6 +114,12 @@ def reference_inputs(model: Any, *, clean: bool) -> list[SampleInput]:
     ]
 
 
+def null_text_inputs(model: ModelConfig) -> tuple[SampleInput, ...]:
+    """What the empty caption is beside the pictures of a sample, where the encoder sees them."""
+    null: Any = {"kind": InputKind.NULL_TEXT, "required": False, "may_be_empty": True}
+    return (SampleInput(name="null_text", width=model.crossattn_emb_size, **null),)
+
+
 def grid_positions(_: ModelConfig) -> PositionRule:
     """`Family.positions`: indices of frames, whatever their rate, of rows and of columns."""
     return resolve_name("dit.models.positions:GridPositions")()
@@ -151,6 +157,7 @@ class KeptNorm(StrEnum):
     """What gets back, after guidance, the norm that the prediction of the prompt has there."""
 
     TOKEN = "token"  # all numbers of a token (Qwen-Image)
+    TOKEN_AT_MOST = "token at most"  # the same where guidance makes it larger (LongCat-Image)
     PICTURE_ROW = "picture row"  # a row of cells of one channel (Lumina Image 2.0)
 
 
@@ -171,8 +178,8 @@ class ObjectiveConventions:
     """
     clean_level: float | None = 0.0
     """t of tokens without noise, such as a given first frame; None: there are no such tokens."""
-    keeps_norm: KeptNorm | None = None
-    """What guidance leaves the norm of its prediction; None: nothing."""
+    keeps_norm: Callable[[Any], KeptNorm | None] = lambda _: None
+    """What guidance leaves the norm of its prediction, of a configuration; None: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -44,6 +44,8 @@ FAMILIES = {
     "flux2": "dit.models.flux2.family:FAMILY",
     # Lumina Image 2.0: text to image
     "lumina2": "dit.models.lumina2.family:FAMILY",
+    # LongCat-Image and its editing form: text and a picture to picture
+    "longcat": "dit.models.longcat.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
 NETWORKS = {
@@ -59,6 +61,7 @@ NETWORKS = {
     "LTXVideoTransformer3DModel": "ltx",
     "Flux2Transformer2DModel": "flux2",
     "Lumina2Transformer2DModel": "lumina2",
+    "LongCatImageTransformer2DModel": "longcat",
 }
 """Class of Diffusers' network -> family, so that a folder's network alone is imported."""
 VARIABLE = "DIT_FAMILIES"

@@ -94,7 +94,7 @@ class SamplingSettings:
             scale=self.guidance,
             between=between,
             rescale=self.guidance_rescale,
-            keeps_norm=family_of(model).objective.keeps_norm,
+            keeps_norm=family_of(model).objective.keeps_norm(model),
             patch=(model.patch_temporal, model.patch_spatial),
         )
 

@@ -131,7 +131,10 @@ def guided(
         mixed_TC = uncond_TC + per_token(scale_N, batch) * (cond_TC - uncond_TC)
         if guidance.keeps_norm is not None:
             mixed, own = (kept_norms(x_TC, guidance, batch) for x_TC in (mixed_TC, cond_TC))
-            mixed_TC = mixed_TC * (own / mixed.clamp_min(TINY_NORM))
+            factor = own / mixed.clamp_min(TINY_NORM)
+            if guidance.keeps_norm is KeptNorm.TOKEN_AT_MOST:
+                factor = factor.clamp_max(1)
+            mixed_TC = mixed_TC * factor
         if guidance.rescale:
             factor_N = deviations(cond_TC, batch) / deviations(mixed_TC, batch)
             factor_N = torch.where(scale_N == 1, 1.0, factor_N)
@@ -143,7 +146,7 @@ def guided(
 
 def kept_norms(values_TC: Tensor, guidance: Guidance, batch: PackedBatch) -> Tensor:
     """For each number of [T, C] the norm of what it belongs to: [T, 1] of tokens, else [T, C]."""
-    if guidance.keeps_norm is KeptNorm.TOKEN:
+    if guidance.keeps_norm is not KeptNorm.PICTURE_ROW:
         return values_TC.norm(dim=-1, keepdim=True)
     norm_TC = torch.ones_like(values_TC)
     for grid, start in zip(batch.grids, batch.starts, strict=False):

@@ -96,15 +96,15 @@ def save(root: Path, parts: dict[str, Any]) -> Path:
     return root
 
 
-def _flux_vae() -> Any:
-    """4 channels, and a stride of 2."""
+def _flux_vae(channels: int = 4) -> Any:
+    """A stride of 2."""
     from diffusers import AutoencoderKL
 
     vae = AutoencoderKL(
         block_out_channels=(4, 8),
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
+        latent_channels=channels,
         norm_num_groups=2,
         shift_factor=0.1159,
         scaling_factor=0.3611,
@@ -320,6 +320,14 @@ def qwen_image(root: Path) -> Path:
     return save(root, parts)
 
 
+def longcat(root: Path) -> Path:
+    """The same text encoder and tokenizer, which knows the signs of pictures; a VAE of FLUX.1's."""
+    letters = tokenizer(2048)
+    letters.add_tokens(["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"], special_tokens=True)
+    assert letters.convert_tokens_to_ids("<|image_pad|>") == IMAGE_TOKEN
+    return save(root, {"vae": _flux_vae(16), "tokenizer": letters, "text_encoder": _qwen_vl()})
+
+
 def hunyuanimage(root: Path) -> Path:
     """Qwen2.5-VL and ByT5; a VAE of 4 channels and a stride of 4."""
     from diffusers import AutoencoderKLHunyuanImage
@@ -432,6 +440,20 @@ class StandInProcessor:
         cells = levels_HWC.view(rows, self.side, columns, self.side, 3).permute(0, 2, 4, 1, 3)
         flat = cells.reshape(rows * columns, 3, 1, -1).expand(-1, -1, 2, -1)
         return flat.reshape(rows * columns, -1), (1, rows, columns)
+
+
+class StandInPictures:
+    """The picture half of the processor that LongCat-Image-Edit's pipeline calls."""
+
+    merge_size = StandInProcessor.merge
+
+    def __init__(self, letters: PreTrainedTokenizerFast):
+        self.image_processor, self.processor = self, StandInProcessor(letters)
+
+    def __call__(self, *, images: Any, return_tensors: str) -> Any:
+        assert return_tensors == "pt"
+        pixels, grid = self.processor.patches(images)
+        return BatchFeature({"pixel_values": pixels, "image_grid_thw": torch.tensor([grid])})
 
 
 MAKERS = {"flux": flux, "wan": wan, "hunyuan": hunyuan, "cosmos": cosmos}

@@ -10,6 +10,7 @@ from tests.families import (
     hunyuan_image,
     hunyuan_video,
     hunyuan_video_15,
+    longcat,
     ltx,
     lumina2,
     qwen_image,
@@ -31,6 +32,7 @@ CASES: dict[str, Case] = {
     "ltx": ltx.CASE,
     "flux2": flux2.CASE,
     "lumina2": lumina2.CASE,
+    "longcat": longcat.CASE,
 }
 """`model.family` -> its case."""
 GENERATIONS: dict[str, Generation] = {
@@ -41,6 +43,7 @@ GENERATIONS: dict[str, Generation] = {
     **hunyuan_video.GENERATIONS,
     **hunyuan_video_15.GENERATIONS,
     **ltx.GENERATIONS,
+    **longcat.GENERATIONS,
     **lumina2.GENERATIONS,
     **qwen_image.GENERATIONS,
     **sd3.GENERATIONS,

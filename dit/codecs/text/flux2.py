@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from dit.codecs.pretrained import model_config_of
-from dit.codecs.text.encoder import EncoderPadding
-from dit.codecs.text.pretrained_encoder import TEXT_DTYPE, PretrainedTextEncoder
+from dit.codecs.text.pretrained_encoder import WholeTextEncoder
 
 _LAYERS = 3  # whose states are joined, as the pipelines choose them
 
 
-class Flux2Text(PretrainedTextEncoder):
+class Flux2Text(WholeTextEncoder):
     """Mistral3 on a chat that begins with the pipeline's system message."""
 
     name: ClassVar[str] = "flux2"
@@ -29,29 +28,12 @@ class Flux2Text(PretrainedTextEncoder):
     chat_tokens: ClassVar[int] = 40  # beside the caption, about
 
     @property
-    def settings(self) -> dict[str, Any]:
-        return super().settings | {"padding": str(EncoderPadding.KEEP)}
-
-    @property
     def width(self) -> int:  # type: ignore[override] # the model's configuration has it
         config = model_config_of(self._part(self.network, self.subfolders[0])).get_text_config()
         return _LAYERS * config.hidden_size
 
-    @property
-    def notices(self) -> tuple[str, ...]:
-        size = self.max_length * self.width * TEXT_DTYPE.itemsize
-        return (
-            f"each caption takes {size / 1e6:.1f} MB: {self.max_length} rows of {self.width:,}"
-            " numbers, those of padding too, to which the published networks attend: train with"
-            " model.text_pad_to=stored",
-        )
-
     def length_of(self, caption: str) -> int:
         return super().length_of(caption) + self.chat_tokens
-
-    def rows_of(self, caption: str) -> int:
-        del caption
-        return self.max_length
 
     @property
     def pipeline(self) -> Any:

@@ -135,6 +135,27 @@ class PretrainedTextEncoder(TextEncoder):
         return given.input_ids.to(self.device), given.attention_mask.to(self.device)
 
 
+class WholeTextEncoder(PretrainedTextEncoder):
+    """Its mask hides the padding, whose states the networks attend to: all of them are kept."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return super().settings | {"padding": str(EncoderPadding.KEEP)}
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        size = self.max_length * self.width * TEXT_DTYPE.itemsize
+        return (
+            f"each caption takes {size / 1e6:.1f} MB: {self.max_length} rows of {self.width:,}"
+            " numbers, those of padding too, to which the published networks attend: train with"
+            " model.text_pad_to=stored",
+        )
+
+    def rows_of(self, caption: str) -> int:
+        del caption
+        return self.max_length
+
+
 class MaskedTextEncoder(PretrainedTextEncoder):
     """One network, whose mask hides the padding."""
 

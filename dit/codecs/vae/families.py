@@ -117,6 +117,37 @@ class Lumina2(Flux):
     edits_pictures: ClassVar[bool] = False
 
 
+class LongCat(Flux):
+    """Images, by the autoencoder of FLUX."""
+
+    name: ClassVar[str] = "longcat"
+    description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as LongCatImagePipeline"
+    default_model: ClassVar[str] = "meituan-longcat/LongCat-Image"
+    text_encoder: ClassVar[str] = "longcat"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/longcat_lora.yaml",)
+    edits_pictures: ClassVar[bool] = False
+
+
+class LongCatEdit(LongCat):
+    """The same, for pictures that are made of one control picture, which the text encoder sees."""
+
+    name: ClassVar[str] = "longcat_edit"
+    description: ClassVar[str] = "as longcat; text of the caption and one control picture"
+    default_model: ClassVar[str] = "meituan-longcat/LongCat-Image-Edit"
+    text_encoder: ClassVar[str] = "longcat_edit"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/longcat_lora.yaml", "model.name=longcat_image_edit")
+    edits_pictures: ClassVar[bool] = True
+
+    @staticmethod
+    def reference_size(width: int, height: int) -> tuple[int, int]:
+        """A megapixel of this ratio in steps of 16, as LongCatImageEditPipeline has it."""
+        from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import (
+            calculate_dimensions,
+        )
+
+        return calculate_dimensions(1024 * 1024, width / height)
+
+
 class Wan(Autoencoder):
     """Images and videos of 4n + 1 frames; conditions and CLIP features for image-to-video.
 
@@ -359,6 +390,6 @@ class QwenImageEditPlus(QwenImageEdit):
 AUTOENCODERS: tuple[type[Autoencoder], ...] = (
     *(Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
     *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
-    *(HunyuanVideoI2V, Ltx, Flux2, Flux2Klein, Lumina2),
+    *(HunyuanVideoI2V, Ltx, Flux2, Flux2Klein, Lumina2, LongCat, LongCatEdit),
 )
 """All of them; `CODECS` has the codec without weights, too."""

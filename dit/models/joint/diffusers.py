@@ -44,15 +44,24 @@ def _channels(t: Any) -> int:
 
 
 def double_single_keys(
-    *, channels: int, layers: tuple[int, int], heads: int, text: int, axes: tuple[int, ...]
+    *,
+    channels: int,
+    layers: tuple[int, int],
+    heads: int,
+    text: int,
+    axes: tuple[int, ...],
+    outputs: bool = True,
 ) -> tuple[Key, ...]:
-    """What classes of double-stream, then single-stream layers have in config.json."""
+    """What classes of double-stream, then single-stream layers have in config.json.
+
+    `outputs`: whether one of the keys is `out_channels`.
+    """
     return (
         Key("patch_size", default=1),
         Key(
             "in_channels", "in_channels", channels, read=_channels, write=lambda m: m.patch_features
         ),
-        Key("out_channels", type=PositiveInt | None),
+        *((Key("out_channels", type=PositiveInt | None),) if outputs else ()),
         same("num_layers", layers[0]),
         same("num_single_layers", layers[1]),
         heads_of(128),
@@ -79,10 +88,15 @@ def kept_patch(rows: int) -> tuple[OwnKey, ...]:
 KEPT_PATCH = kept_patch(PATCH)
 
 
+def whole_patches(t: Any) -> Rule:
+    """Tokens are whole patches before they reach the network."""
+    return (t.patch_size == 1, f"patch_size={t.patch_size}; patches are cut before the network")
+
+
 def double_single_rules(t: Any) -> list[Rule]:
     """What our network has a counterpart for."""
     return [
-        (t.patch_size == 1, f"patch_size={t.patch_size}; patches are cut before the network"),
+        whole_patches(t),
         (
             t.out_channels in (None, t.in_channels),
             f"out_channels={t.out_channels} with in_channels={t.in_channels}",

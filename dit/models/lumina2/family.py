@@ -175,7 +175,7 @@ FAMILY = Family(
         sign=-1,
         tells_data_part=True,
         clean_level=None,
-        keeps_norm=KeptNorm.PICTURE_ROW,
+        keeps_norm=lambda _: KeptNorm.PICTURE_ROW,
     ),
     vae=lambda _: "lumina2",
     tiny=TINY,

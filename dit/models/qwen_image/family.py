@@ -13,11 +13,11 @@ from dit.config.resume import OfInputs, Refused
 from dit.models.family import (
     TINY_NETWORK,
     Family,
-    InputKind,
     KeptNorm,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    null_text_inputs,
     reference_inputs,
     text_input,
 )
@@ -127,14 +127,7 @@ def _codec(model: QwenImageConfig) -> str:
 def _inputs(model: QwenImageConfig) -> tuple[SampleInput, ...]:
     text = text_input(model, encoder=_codec(model), may_be_empty=True)
     references = reference_inputs(model, clean=model.clean_references)
-    null = SampleInput(
-        name="null_text",
-        kind=InputKind.NULL_TEXT,
-        width=model.crossattn_emb_size,
-        required=False,
-        may_be_empty=True,
-    )
-    return (text, *references, *((null,) if references else ()))
+    return (text, *references, *(null_text_inputs(model) if references else ()))
 
 
 def qwen_image_stack(model: QwenImageConfig) -> StackSpec:
@@ -185,7 +178,7 @@ FAMILY = Family(
     objective=ObjectiveConventions(
         settings=EVEN_STEPS,
         of_size=dict.fromkeys(MODEL_SIZES, _PUBLISHED),
-        keeps_norm=KeptNorm.TOKEN,
+        keeps_norm=lambda _: KeptNorm.TOKEN,
     ),
     vae=_codec,
     tiny=TINY,

@@ -66,6 +66,10 @@ TINY_PAGES = {
         still("model.family=flux2", "model.num_layers=2", "model.num_single_layers=2"),
     ),
     **dict.fromkeys(
+        ("models/LongCat", "runs/longcat_lora"),
+        still("model.family=longcat", "model.num_layers=2", "model.num_single_layers=2"),
+    ),
+    **dict.fromkeys(
         ("models/Lumina", "runs/lumina2_lora"),
         still("model.family=lumina2", "model.num_layers=2", "model.num_refiner_layers=1"),
     ),
@@ -156,6 +160,7 @@ PIPELINES: dict[str, dict[str, tuple[str, tuple, dict]]] = {
     "hunyuan_image.md": {"HunyuanImage-2.1-Diffusers": ("hunyuan_image", (), {})},
     "flux2.md": {"FLUX.2-klein-base-4B": ("flux2", ("klein",), {})},
     "lumina2.md": {"Lumina-Image-2.0": ("lumina2", (), {})},
+    "longcat.md": {"LongCat-Image": ("longcat", (), {})},
     "ltx.md": {"LTX-Video-0.9.5": ("ltx", ("LTXConditionPipeline",), {})},
 }
 """Page -> folder in models/ -> the file of tests/families whose `pipeline` fills it, its inputs."""
@@ -225,6 +230,7 @@ PAGES = [
     ),
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
     *("ltx.md", "training_cost.md", "flux2.md", "distilled.md", "lumina2.md", "preferences.md"),
+    "longcat.md",
 ]
 BY_HAND = ("data/edits", "runs/edits")
 """Their text encoder needs torchvision, of which pip has no build for a torch without CUDA."""

@@ -1,30 +1,37 @@
-"""Editing pipelines of Qwen-Image whose encoders see small pictures."""
+"""Editing pipelines whose encoders see small pictures."""
 
 from __future__ import annotations
 
 import pytest
 
+from dit.codecs.text.longcat import LongCatEditText
 from dit.codecs.text.qwen_image import QwenImageEditText
 from tests.families import pipeline_parts
 
 
 @pytest.fixture
 def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A 64th of the pixels that the pipelines and our encoders scale pictures to; no torchvision.
+    """A 64th or less of the pixels that pipelines and our encoders scale to; no torchvision.
 
     `test_published_sizes_are_those_of_the_pipelines` compares the sizes themselves.
     """
+    from diffusers.pipelines.longcat_image import pipeline_longcat_image_edit
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 
-    for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
+    parts = {pipeline_qwenimage_edit: 64, pipeline_qwenimage_edit_plus: 64}
+    for module, part in (parts | {pipeline_longcat_image_edit: 512}).items():
         whole = module.calculate_dimensions
 
-        def small(area: float, ratio: float, whole=whole) -> tuple[int, ...]:
-            return whole(area / 64, ratio)
+        def small(area: float, ratio: float, whole=whole, part=part) -> tuple[int, ...]:
+            return whole(area / part, ratio)
 
         monkeypatch.setattr(module, "calculate_dimensions", small)
 
     def processor(encoder: QwenImageEditText) -> pipeline_parts.StandInProcessor:
         return pipeline_parts.StandInProcessor(encoder.load_tokenizer("tokenizer"))
 
+    def pictures(encoder: LongCatEditText) -> pipeline_parts.StandInPictures:
+        return pipeline_parts.StandInPictures(encoder.load_tokenizer("tokenizer"))
+
     monkeypatch.setattr(QwenImageEditText, "load_processor", processor)
+    monkeypatch.setattr(LongCatEditText, "load_processor", pictures)

@@ -1,0 +1,120 @@
+"""Text encoders of LongCat-Image and its edit model, by their pipelines' functions.
+
+Both are Qwen2.5-VL on an instruction with the caption, whose text in quotation marks is tokenised
+character by character. A caption is padded to `max_length` tokens, and the networks attend to all
+of them; the rows of the instruction are cut off. The edit model's sees the picture to be edited.
+"""
+
+# L tokens, M those of the empty caption, E width of the embedding
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dit.codecs.dataset_card import CodecError
+from dit.codecs.pretrained import load
+from dit.codecs.text.pretrained_encoder import WholeTextEncoder, as_stored
+
+_PICTURE_ROWS = 1400 // 4  # of a quarter of a megapixel, about: one for 28 x 28 pixels
+
+
+class LongCatText(WholeTextEncoder):
+    """The caption alone, which an instruction asks to be shown."""
+
+    name: ClassVar[str] = "longcat"
+    network: ClassVar[str] = "Qwen2_5_VLForConditionalGeneration"
+    default_model: ClassVar[str] = "meituan-longcat/LongCat-Image"
+
+    @property
+    def pipeline(self) -> Any:
+        """Diffusers' pipeline around the text encoder alone; it rewrites no prompts here."""
+        from diffusers.pipelines.longcat_image.pipeline_longcat_image import LongCatImagePipeline
+
+        return self._whole(self.pipeline_of(LongCatImagePipeline, text_processor=None))
+
+    def _whole(self, pipe: Any) -> Any:
+        pipe.tokenizer_max_length = self.max_length
+        return pipe
+
+    def count(self, caption: str) -> int:
+        from diffusers.pipelines.longcat_image.pipeline_longcat_image import split_quotation
+
+        tokenizer = self.load_tokenizer(self.subfolders[1])
+        parts = [
+            one for text, quoted in split_quotation(caption) for one in (text if quoted else [text])
+        ]
+        return sum(
+            len(tokenizer(one, add_special_tokens=False, verbose=False).input_ids) for one in parts
+        )
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        rows_1LE, _ = self.pipeline.encode_prompt(caption)
+        return {"text": rows_1LE[0]}
+
+
+class LongCatEditText(LongCatText):
+    """The caption behind one picture, which it sees with half its rows and columns."""
+
+    name: ClassVar[str] = "longcat_edit"
+    default_model: ClassVar[str] = "meituan-longcat/LongCat-Image-Edit"
+    most_pictures: ClassVar[int] = 1
+
+    @property
+    def pipeline(self) -> Any:
+        from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import (
+            LongCatImageEditPipeline,
+        )
+
+        processor = self.load_processor()
+        return self._whole(self.pipeline_of(LongCatImageEditPipeline, text_processor=processor))
+
+    def load_processor(self) -> Any:
+        """What turns pictures into the network's inputs.
+
+        Raises:
+            CodecError: it cannot be loaded; Transformers' own needs torchvision.
+        """
+        return load(self._part("Qwen2VLProcessor", "text_processor"))
+
+    def rows_of(self, caption: str) -> int:
+        return super().rows_of(caption) + _PICTURE_ROWS
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        raise CodecError(
+            f"text encoder {self.name!r} reads a caption with the picture that it edits, and was"
+            f" given {caption!r} alone"
+        )
+
+    def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
+        """`text` [L, E] and `null_text` [M, E], of the caption and of none with the picture."""
+        (picture,) = pictures
+        with torch.inference_mode():
+            pipe = self.pipeline
+            shown = _shown(pipe, picture)
+            each = {"text": self._cut(caption), "null_text": ""}
+            found = {name: pipe.encode_prompt(words, shown)[0][0] for name, words in each.items()}
+            return as_stored(found)
+
+    def _cut(self, caption: str) -> str:
+        """As much of a caption as it reads; of a longer one the pipeline ends with a TypeError."""
+        if not self.is_cut(caption):
+            return caption
+        ends = range(len(caption))
+        return caption[
+            : bisect_right(ends, self.max_length, key=lambda end: self.count(caption[:end])) - 1
+        ]
+
+
+def _shown(pipe: Any, picture: Image.Image) -> Image.Image:
+    """A picture as `LongCatImageEditPipeline` shows it to the text encoder."""
+    from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import calculate_dimensions
+
+    width, height = calculate_dimensions(1024 * 1024, picture.width / picture.height)
+    whole = pipe.image_processor.resize(picture, height, width)
+    return pipe.image_processor.resize(whole, height // 2, width // 2)

@@ -1,0 +1,107 @@
+"""LongCat-Image in Diffusers: names of tensors, config.json, pipelines, running its network.
+
+Its class is `LongCatImageTransformer2DModel`.
+"""
+
+# D model width, W cosines and sines of the level, C numbers in a token, L text tokens
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dit.batch import Grid, LatentSample
+from dit.config import RunConfig, TextPadding
+from dit.config.checks import Rule
+from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
+from dit.models.diffusers_names import NameTable
+from dit.models.family import REFERENCE
+from dit.models.joint.diffusers import (
+    KEPT_PATCH,
+    double_single_keys,
+    mlp_misfit,
+    patch_rules,
+    run_on_sample,
+    whole_patches,
+)
+from dit.models.joint.tensor_names import (
+    EMBEDDER_ROWS,
+    HEAD_ROWS,
+    stack_layers,
+    stack_rows,
+    stream_sizes,
+    two_linears,
+)
+from dit.models.longcat.family import LongCatConfig
+from dit.models.positions import GridPositions
+
+CLASS = "LongCatImageTransformer2DModel"
+_KEYS = double_single_keys(
+    channels=64, layers=(19, 38), heads=24, text=3584, axes=(16, 56, 56), outputs=False
+)
+KEYS = ConfigKeys(
+    keys=(*_KEYS, Key("pooled_projection_dim", default=3584)),  # nothing reads it
+    kept=(
+        *KEPT_PATCH,
+        OwnKey("text_pad_to", TextPadding | None, published=lambda _: TextPadding.STORED),
+        OwnKey("reference_latents", int, published=lambda _: 0, read=int, may_be_told=True),
+    ),
+    rules=lambda t: [whole_patches(t)],
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _BehindText:
+    """Positions as the pipelines make them for a text of so many rows."""
+
+    rows: int
+    axes: int = 3
+
+    def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
+        return GridPositions()(grids, fps=fps) + torch.tensor([1, self.rows, self.rows])
+
+
+def _run_network(
+    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+) -> Tensor:
+    """What Diffusers' network makes of one sample."""
+    rows = len(sample.text_LE)
+    told: dict[str, Any] = {"txt_ids": torch.arange(rows)[:, None] * torch.tensor([0, 1, 1])}
+    pictures = (one for name, one in sample.others.items() if name.startswith(REFERENCE))
+    told |= {"positions": _BehindText(rows), "references": (*pictures,)}
+    return run_on_sample(network, sample, level, config.model, **told)
+
+
+def _rules(model: LongCatConfig, *, shows: bool) -> list[Rule]:
+    count, name = model.reference_latents, "a picture" if shows else "no picture"
+    return [
+        *patch_rules(model),
+        ((count > 0) == shows, f"model.reference_latents={count}, and it feeds {name}"),
+    ]
+
+
+FORM = DiffusersForm(
+    class_name=CLASS,
+    table=NameTable(
+        rows=(
+            *EMBEDDER_ROWS,
+            *two_linears("told.level", "time_embed.timestep_embedder", "W"),
+            *stack_rows(),
+            *HEAD_ROWS,
+        ),
+        sizes=stream_sizes,
+        layers=stack_layers,
+    ),
+    keys=KEYS,
+    inexpressible=lambda config: mlp_misfit(config.model, CLASS),
+    pipelines={
+        "LongCatImagePipeline": Pipeline(rules=lambda model: _rules(model, shows=False)),
+        "LongCatImageEditPipeline": Pipeline(
+            settings={"reference_latents": 1}, rules=lambda model: _rules(model, shows=True)
+        ),
+    },
+    run_network=_run_network,
+)

@@ -1,0 +1,119 @@
+"""The family `longcat`, LongCat-Image: its fields, sizes and rules, and what else it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dit.config import TextPadding
+from dit.config.checks import Rule, bounded, not_negative
+from dit.config.resume import OfInputs
+from dit.models.family import (
+    Family,
+    KeptNorm,
+    ObjectiveConventions,
+    SampleInput,
+    WeightRules,
+    grid_positions,
+    null_text_inputs,
+    reference_inputs,
+    text_input,
+)
+from dit.models.joint.family import (
+    ADALN_ZERO,
+    EVEN_STEPS,
+    JOINT_PARTS,
+    TINY_DOUBLE_SINGLE,
+    DoubleSingleConfig,
+    double_then_single,
+    embedder_cost,
+    joint_head_cost,
+    learns_pictures,
+)
+from dit.models.layer_spec import NetworkCost, condition_cost
+from dit.models.registry import imported
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "longcat_image": {},
+    "longcat_image_edit": {"reference_latents": 1},
+}
+"""What each `model.name` sets; layers as other projects count those of the published weights."""
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "longcat_image_edit": {
+        **TINY_DOUBLE_SINGLE,
+        "hidden_size": 48,
+        "crossattn_emb_size": 16,
+        "rope_axes": (2, 4, 6),
+        "text_pad_to": TextPadding.STORED,
+    }
+}
+"""Named size -> what makes it tiny (`Family.tiny`). Without references it is the same network."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LongCatConfig(DoubleSingleConfig):
+    """The network: sizes, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    takes_stored_padding: ClassVar[bool] = True
+
+    name: str = "longcat_image"
+    """A named size (longcat_image, longcat_image_edit) or `custom`."""
+    family: str = "longcat"
+    num_layers: int = 10
+    num_single_layers: int = 20
+    crossattn_emb_size: int = 3584
+    text_pad_to: TextPadding | None = None
+    """stored: shards hold the states of padding, which published weights attend to; null: none."""
+    reference_latents: OfInputs[int] = bounded(0, most=64, at_least_one=False)
+    """Pictures to edit that a sample may have, as tokens beside its own (Edit: 1)."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            *DoubleSingleConfig.own_sizes(self),
+            *not_negative(self, "reference_latents"),
+            learns_pictures(self, "LongCat-Image"),
+        ]
+
+
+def _codec(model: LongCatConfig) -> str:
+    """Name of both the codec and its text encoder; the encoder of edits sees the picture."""
+    return "longcat_edit" if model.reference_latents else "longcat"
+
+
+def _inputs(model: LongCatConfig) -> tuple[SampleInput, ...]:
+    references = reference_inputs(model, clean=False)
+    text = text_input(model, encoder=_codec(model), may_be_empty=True)
+    return (text, *references, *(null_text_inputs(model) if references else ()))
+
+
+def longcat_cost(model: LongCatConfig) -> NetworkCost:
+    """The network; its arithmetic is that of Diffusers' `LongCatImageTransformer2DModel`."""
+    return NetworkCost(
+        before=embedder_cost(model) + condition_cost(model.hidden_size),
+        stacks=double_then_single(model),
+        after=joint_head_cost(model),
+    )
+
+
+FAMILY = Family(
+    name="longcat",
+    config=LongCatConfig,
+    network=imported("dit.models.longcat.model:LongCatNetwork"),
+    cost=longcat_cost,
+    parts={**JOINT_PARTS, "single_blocks": "single"},
+    diffusers=imported("dit.models.longcat.diffusers:FORM"),
+    inputs=_inputs,
+    positions=grid_positions,  # the network moves pictures behind their text
+    weights=WeightRules(zero=ADALN_ZERO),
+    objective=ObjectiveConventions(
+        settings=EVEN_STEPS,
+        of_size={size: {"time_shift_type": "exponential"} for size in MODEL_SIZES},
+        clean_level=None,
+        # The pipeline of edits leaves guidance as it is.
+        keeps_norm=lambda model: None if model.reference_latents else KeptNorm.TOKEN_AT_MOST,
+    ),
+    vae=_codec,
+    tiny=TINY,
+)
