@@ -106,6 +106,9 @@ _FROZEN = (
 _UNKEYED = ("route", "cfg", "drift", "dpo", "drop", "frozen", "fp8base", *_ADAPTERS)
 _OTHER_NUMBERS = ("bf16", "muon", *_UNKEYED)
 """Words of other mathematics: one process is compared with them, too."""
+EPSILON = 1e-6
+"""Of Adam, at least. With its usual 1e-8, what rounding leaves of a gradient of zero, as some
+elements of adapters have it, becomes a whole step: a tensor's `change` of 1.1e-3 then is 5.7e-5."""
 ONE = "one"
 """The layout that all others are compared with: one process, every option off."""
 
@@ -193,12 +196,17 @@ class NamedLayout:
         passes |= {"drift_weight": 0.5} if "drift" in self.words else {}
         # With a small factor: a large one multiplies what rounding does to the margin.
         passes |= {"preference": Preference.DPO, "dpo_beta": 1.0} if self.pairs else {}
+        length = config.dataset.task_encoder_seq_length * (2 if self.pairs else 1)
         return replace(
             config,
+            # A pair, which one pack has to hold, takes twice the tokens.
+            dataset=replace(config.dataset, task_encoder_seq_length=length),
             objective=replace(config.objective, **passes),
             lora=self._lora(model),
             model=model,
-            optimizer=replace(config.optimizer, groups=groups),
+            optimizer=replace(
+                config.optimizer, groups=groups, adam_eps=max(config.optimizer.adam_eps, EPSILON)
+            ),
         )
 
     def frozen_adapters(self, model: ModelConfig) -> Adapters | None:

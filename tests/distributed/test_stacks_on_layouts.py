@@ -64,11 +64,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "double": ((*TOY, "model.num_single_layers=0"), ("dp2+overlap", "pp2", "tp2+sp")),
     "positions, projected text, means of samples": (EXTRAS, EXTRA_LAYOUTS),
     # Its border lies in the route, which begins in one kind of layers and ends in the other.
-    # An epsilon above what rounding leaves of a gradient that is 0: else Adam makes a step of it.
-    "token route, joint": (
-        (*FLUX, "optimizer.adam_eps=1e-6"),
-        ("tp2+sp+route", "cp2+ag+route", "pp4+block+route"),
-    ),
+    "token route, joint": (FLUX, ("tp2+sp+route", "cp2+ag+route", "pp4+block+route")),
     "token route, positions": (EXTRAS, ("tp2+sp+cp2+route", "pp2+vpp2+full+route")),
     "fewest packs": (("objective.name=edm", "model.num_layers=8"), ("pp4+vpp2+packs4",)),
     "cross": ((*CROSS, "model.num_layers=2"), ("tp2", "tp4", "tp2+sp+cp2+ag")),
