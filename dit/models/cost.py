@@ -30,6 +30,7 @@ from dit.config import (
 )
 from dit.config.checks import check
 from dit.config.data import MockGeometry
+from dit.models.adapter_files import adapter_numbers_of
 from dit.models.layer_spec import Cost, NetworkCost
 from dit.models.layer_spec.shapes import NOTHING, gathered
 from dit.models.linears import orthogonalisation
@@ -42,7 +43,7 @@ fused kernels."""
 _FACTOR_BYTES = {Sharding.OPTIMIZER: 4, Sharding.WEIGHTS: 1}
 """Of a row of a matrix in 8 bits."""
 _UNREAD_RANK = 32
-"""Of the adapters of a file, which is not read."""
+"""Of the adapters of a file that is not here."""
 MOST_BYTES = 2**44
 """16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
 
@@ -106,8 +107,19 @@ def _adapters_here(model: ModelConfig, rank: int) -> int:
 
 
 def adapter_rank(config: RunConfig) -> int:
-    """That of the configuration, or `_UNREAD_RANK`."""
-    return config.lora.rank or _UNREAD_RANK
+    """That of `init_from`, which decides, or of the configuration."""
+    lora = config.lora
+    if lora.init_from is not None:
+        return _rank_of_file(config.model, lora.init_from)
+    return lora.rank or _UNREAD_RANK
+
+
+def _rank_of_file(model: ModelConfig, file: str) -> int:
+    """That with which adapters of the default targets have as many numbers as the file's."""
+    numbers = adapter_numbers_of(file)
+    if numbers is None:
+        return _UNREAD_RANK
+    return -(-numbers // network_cost(model).adapter_numbers(1))
 
 
 def seen_tokens(model: ModelConfig) -> float:
@@ -187,7 +199,7 @@ def weight_bytes(config: RunConfig) -> int:
         matrices = numbers
     total -= model.blocks_to_swap * model.virtual_stages * matrices
     if lora.frozen_adapter is not None:
-        total += _adapters_here(model, _UNREAD_RANK) * size
+        total += _adapters_here(model, _rank_of_file(model, lora.frozen_adapter)) * size
     return total + trained_here(config) * size
 
 

@@ -32,6 +32,7 @@ SETTINGS = (
         "optimizer.lr=1e-3",
     ),
 )
+PAIRS = ("objective.preference=dpo", "objective.dpo_beta=1", "dataset.task_encoder_seq_length=1024")
 TWO = ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true")
 
 
@@ -44,22 +45,23 @@ def _train(folder: Path, base: Path, *more: str, nproc: int = 1) -> CompletedPro
 def runs(once) -> Path:
     """`two`: 4 steps on two tensor ranks; `one`: its step 2, gone on with on one.
 
-    Both beside a frozen adapter.
+    Both learn from pairs, beside a frozen adapter.
     """
     return once("adapters", _train_both)
 
 
 def _train_both(folder: Path) -> None:
     network = random_wan(num_layers=2)
-    base, beside = publish_wan(folder / "base", network), f"lora.frozen_adapter={folder / 'beside'}"
+    base = publish_wan(folder / "base", network)
+    beside = (f"lora.frozen_adapter={folder / 'beside'}", *PAIRS)
     (folder / "beside").mkdir()
     write_lora(folder / "beside", random_factors(linears(network)))
     for steps in ("2", "4"):
-        done = _train(folder / "two", base, *TWO, f"train.train_iters={steps}", beside, nproc=2)
+        done = _train(folder / "two", base, *TWO, f"train.train_iters={steps}", *beside, nproc=2)
         assert done.returncode == 0, done.stdout + done.stderr
         if steps == "2":
             shutil.copytree(folder / "two", folder / "one")
-    done = _train(folder / "one", base, "train.train_iters=4", beside)
+    done = _train(folder / "one", base, "train.train_iters=4", *beside)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -145,7 +147,7 @@ def test_a_base_that_moved_or_changed_is_named(runs, tmp_path):
     folder, moved = tmp_path / "run", tmp_path / "moved"
     shutil.copytree(runs / "one", folder)
     shutil.copytree(runs / "base", moved)
-    longer = ("train.train_iters=6", f"lora.frozen_adapter={runs / 'beside'}")
+    longer = ("train.train_iters=6", f"lora.frozen_adapter={runs / 'beside'}", *PAIRS)
     other = publish_wan(tmp_path / "other", random_wan(num_layers=2, seed=1))
     done = _train(folder, runs / "base", *longer, f"lora.base={other}")
     assert done.returncode == 1 and "holds other weights" in done.stdout + done.stderr

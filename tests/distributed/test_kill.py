@@ -20,6 +20,8 @@ from tests.stored import assert_same_stored
 KILLS = int(os.environ.get("KILLS", "3"))
 LAST = 20
 STEPS = (f"train.train_iters={LAST}", "train.global_batch_size=2", "checkpoint.save_interval=4")
+PASSES = ("objective.cfg_target=2", "objective.drift_weight=0.5")
+"""Of adapters, whose steps have both passes without gradients."""
 VALIDATION = ("train.eval_interval=4", "train.eval_iters=6")
 
 
@@ -68,7 +70,7 @@ def _command(data: Path, folder: Path, way: Way, base: Path | None = None) -> li
     places = (f"dataset.path={data}", f"checkpoint.save={folder}")
     if base is not None:
         config += ("checkpoint.finetune=true", f"checkpoint.load={base}")
-        config += ("lora.rank=3", "lora.dropout=0.1")
+        config += ("lora.rank=3", "lora.dropout=0.1", *PASSES)
     whole = command("pretrain_dit.py", *config, *places, *way.settings, nproc=way.nproc)
     if way.nproc > 1:
         return whole

@@ -28,7 +28,7 @@ FILES = {path.stem: path for path in sorted((ROOT / "conf").glob("*.yaml"))}
 MIXTURES = [
     *("dit_debug", "dit_xl_image", "dit_xl_video", "cosmos_predict2_2b"),
     *("wan_debug", "wan_1.3b_pretrain", "wan_1.3b_finetune", "wan_14b_lora"),
-    *("flux_debug", "flux_pretrain", "flux_finetune", "flux_lora"),
+    *("flux_debug", "flux_pretrain", "flux_finetune", "flux_lora", "flux_schnell_lora"),
     *("qwen_image_debug", "qwen_image_lora"),
     *("hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune"),
     *("sd3_debug", "hunyuanvideo_debug", "hunyuanimage_debug", "chroma_debug", "chroma_lora"),
@@ -67,6 +67,7 @@ def test_the_files_of_the_readme_are_there() -> None:
         "flux_pretrain",
         "flux_finetune",
         "flux_lora",
+        "flux_schnell_lora",
         "flux2_debug",
         "flux2_lora",
         "longcat_debug",

@@ -195,12 +195,13 @@ def a_run(folder: Path, *more: str) -> RunConfig:
         *("train.train_iters=4", "train.global_batch_size=1", "train.eval_interval=2"),
         *("train.eval_iters=1", "checkpoint.save_interval=2", "lora.rank=3"),
         *("lora.ignore_text_encoder=true", f"checkpoint.save={folder}"),
+        *("objective.preference=dpo", "dataset.task_encoder_seq_length=128"),
     )
     return load_config(a_config(), overrides=[*keys, *more])
 
 
 def test_a_run_goes_on_beside_the_same_file_alone(groups, tmp_path):
-    """Bit for bit, and from another place and form of it."""
+    """Bit for bit, and from another place and form of it; what is learned is from pairs."""
     factors, whole, again = some_factors(), tmp_path / "whole", tmp_path / "again"
     file = written(tmp_path / "file", factors)
     other = written(tmp_path / "other", some_factors(seed=8))
@@ -264,7 +265,17 @@ def test_a_file_of_another_network_is_named(tmp_path):
         LoraConfig(frozen_adapter=file)
 
 
-def test_the_estimate_counts_it():
-    plain, beside = (weight_bytes(a_config(rank=32, frozen_adapter=f)) for f in (None, "file"))
-    alone = weight_bytes(a_config())
-    assert beside - plain == plain - alone > 0
+def test_the_estimate_counts_what_a_file_holds(tmp_path):
+    """Or rank 32 where it is not here."""
+    factors = random_factors(linear_shapes(tiny_run(num_layers=1).model), ranks={"": 64})
+    file = written(tmp_path / "file", factors)
+    held = 4 * sum(one.down.numel() + one.up.numel() for one in factors.values())
+
+    def estimate(**lora: Any) -> int:
+        return weight_bytes(a_config(**lora))
+
+    of_one = estimate(rank=1) - estimate()
+    for beside, alone in (("frozen_adapter", {"rank": 2}), ("init_from", {})):
+        assert held <= estimate(**alone, **{beside: file}) - estimate(**alone) < held + of_one
+        unread = estimate(**alone, **{beside: "none"}) - estimate(**alone)
+        assert unread == 32 * of_one > 0
