@@ -140,6 +140,11 @@ class PackedBatch:
     # Of a partial pack, which lacks some tokens of the grids: those that each sample has; `starts`
     # are of what there is, and what is said of `grids` and of given tokens holds for the whole pack
     kept_tokens: tuple[int, ...] | None = None
+    # Of samples that are parts of the samples of a pack as it was read, each with a level and texts
+    # of its own: the number of that sample, and the tokens of its target that each part has, which
+    # come first in it. `clean_tokens` are those of a part, then
+    parts_of: tuple[int, ...] | None = None
+    kept_targets: tuple[int, ...] | None = None
     # int64: what to add to the place of each token, so that each run of neighbours of a token route
     # has those first that its layers see. None: all layers see all tokens
     route_T: Tensor | None = None
@@ -163,6 +168,13 @@ class PackedBatch:
     def copies(self) -> int:
         """Samples that share their random draws."""
         return 2 if self.in_pairs else 1
+
+    @property
+    def samples_read(self) -> tuple[int, ...]:
+        """For each sample of the shards its first one here, of a pair or of its parts."""
+        if self.parts_of is None:
+            return tuple(range(0, self.num_samples, self.copies))
+        return tuple(self.parts_of.index(n) for n in range(self.parts_of[-1] + 1))
 
     @property
     def num_levels(self) -> int:
@@ -189,7 +201,7 @@ class PackedBatch:
 
     @property
     def latent_tokens(self) -> tuple[int, ...]:
-        """Tokens of each target, clean ones included."""
+        """Tokens of each target, clean ones included, and those that a partial pack lacks."""
         return tuple(math.prod(grid) for grid in self.grids)
 
     @property
@@ -209,8 +221,13 @@ class PackedBatch:
     @property
     def loss_tokens(self) -> tuple[int, ...]:
         """Tokens of each sample that have a loss."""
-        clean = self.clean_tokens or (0,) * self.num_samples
-        return tuple(own - given for own, given in zip(self.latent_tokens, clean, strict=True))
+        clean, own = self.clean_tokens or (0,) * self.num_samples, self._targets
+        return tuple(tokens - given for tokens, given in zip(own, clean, strict=True))
+
+    @property
+    def _targets(self) -> tuple[int, ...]:
+        """Tokens of each target that the pack has."""
+        return self.latent_tokens if self.kept_targets is None else self.kept_targets
 
     @property
     def has_given_tokens(self) -> bool:
@@ -274,7 +291,7 @@ class PackedBatch:
     @property
     def shared_loss_tokens(self) -> tuple[int, ...]:
         """How many tokens of each sample in the tensors have a loss."""
-        ends = zip(self.latent_tokens, self.loss_tokens, strict=True)
+        ends = zip(self._targets, self.loss_tokens, strict=True)
         return self._tokens_here([(stop - count, stop) for stop, count in ends])
 
     def _tokens_here(self, spans: list[tuple[int, int]]) -> tuple[int, ...]:

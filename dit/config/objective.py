@@ -23,6 +23,7 @@ from dit.config.choices import (
     Weighting,
 )
 from dit.config.resume import Live, Refused
+from dit.config.token_route import TokenShare
 
 MODE_SCALES = (-1.0, 2 / (math.pi - 2))
 """Values of s for which the `mode` map is monotone (arXiv:2403.03206, Sec. 3.1)."""
@@ -292,6 +293,9 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     """Probability that a sample with a given first frame uses it; else all frames are noisy."""
     given_frames: Live[tuple[float, ...] | None] = None
     """Relative frequencies of 0, 1, 2, ... given frames of a sample; null: those of its shard."""
+    second_level_rate: Refused[float] = 0.0
+    """Share of the tokens of a sample that train at a noise level of their own, without seeing the
+    others, nor seen by them (arXiv:2607.02508); 0: a sample has one level."""
     guidance: Refused[float | None] = None
     """Input of a guidance embedding in training (FLUX.1 dev: 1); null: the network has none."""
     cfg_target: Refused[float | None] = None
@@ -323,6 +327,7 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             within(self, "huber_c", 1e-6, 1e6),
             within(self, "text_dropout", 0, 1),
             within(self, "image_dropout", 0, 1),
+            within(self, "second_level_rate", 0, 0.5),
             within(self, "image_condition_probability", 0, 1),
             within(self, "guidance", 0, 1000),
             within(self, "drift_weight", 0, 1000),
@@ -387,6 +392,16 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
         """Those of these passes whose predictions wait for the one that learns."""
         return (self.cfg_target is not None) + (self.drift_weight > 0)
 
+    @property
+    def level_share(self) -> TokenShare | None:
+        """The tokens of the first of a sample's two levels; None: it has one."""
+        return TokenShare.of_rate(self.second_level_rate) if self.second_level_rate else None
+
+    @property
+    def levels_a_sample(self) -> int:
+        """Each has all of the sample's text."""
+        return 1 if self.level_share is None else 2
+
     def _given_frames(self) -> list[Rule]:
         weights = self.given_frames
         if weights is None:
@@ -411,6 +426,8 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
         text = f"{self.name}, {OBJECTIVES[self.name](self)}"
         if self.preference is not None:
             text += f", pairs by {self.preference} with beta {self.dpo_beta:g}"
+        if self.second_level_rate:
+            text += f", a second level for {self.second_level_rate:.0%} of a sample's tokens"
         if self.loss is LossKind.HUBER:
             text += f", pseudo-Huber loss with c {self.huber_c:g}"
         if self.given_frames is not None:

@@ -172,7 +172,7 @@ class RunConfig:
                 f" dataset.sample_multiple={math.lcm(multiple, parts)} from the start of the run,"
                 " or other ranks",
             ),
-            *self._token_route(parts),
+            *self._token_shares(parts),
             (
                 # Transformer Engine refuses it for packs, or pays for it with memory of T x T.
                 not (ring and self.train.deterministic),
@@ -219,10 +219,11 @@ class RunConfig:
                 " second network; set lora.rank, or leave it out",
             ),
             (
-                self.model.token_route is None or self.objective.preference is None,
+                self.objective.preference is None
+                or (self.model.token_route is None and self.objective.level_share is None),
                 f"objective.preference={self.objective.preference} compares errors of whole"
-                " samples, and model.route_from and route_to leave tokens out; leave one of them"
-                " out",
+                " samples, and model.route_from and route_to leave tokens out, or"
+                " objective.second_level_rate parts them; leave one of them out",
             ),
             (
                 not (self.lora.enabled and self.optimizer.groups),
@@ -254,22 +255,31 @@ class RunConfig:
             ),
         )
 
-    def _token_route(self, parts: int) -> list[Rule]:
+    def _token_shares(self, parts: int) -> list[Rule]:
         """Each of so many pieces of a sample is whole runs of neighbours."""
-        route, multiple = self.model.token_route, self.dataset.sample_multiple
-        if route is None:
-            return []
+        multiple, rules = self.dataset.sample_multiple, list[Rule]()
         pieces = f" in each of {parts} pieces of a sample" if parts > 1 else ""
-        return [
+        for key, rate, share in (
+            ("model.route_rate", self.model.route_rate, self.model.token_route),
             (
-                multiple % (parts * route.run) == 0,
-                f"model.route_rate={self.model.route_rate} leaves {route.run - route.kept} of"
-                f" {route.run} neighbouring tokens out{pieces}, and"
-                f" dataset.sample_multiple={multiple} does not divide by {parts * route.run}; use"
-                f" dataset.sample_multiple={math.lcm(multiple, parts * route.run)} from the start"
-                " of the run, or a rate of fewer digits such as 0.5",
+                "objective.second_level_rate",
+                self.objective.second_level_rate,
+                self.objective.level_share,
+            ),
+        ):
+            if share is None:
+                continue
+            parts *= share.run  # pieces of the parts of a sample are whole runs of the route
+            rules.append(
+                (
+                    multiple % parts == 0,
+                    f"{key}={rate} sets {share.run - share.kept} of {share.run} neighbouring"
+                    f" tokens apart{pieces}, and dataset.sample_multiple={multiple} does not divide"
+                    f" by {parts}; use dataset.sample_multiple={math.lcm(multiple, parts)} from the"
+                    " start of the run, or a rate of fewer digits such as 0.5",
+                )
             )
-        ]
+        return rules
 
     def _warm_start(self) -> list[Rule]:
         """What `train.warm_start_ema` needs."""

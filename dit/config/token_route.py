@@ -1,4 +1,7 @@
-"""Layers that see a part of the tokens in training: token routing (TREAD, arXiv:2501.04765)."""
+"""Parts of the tokens of a sample, and the layers that see one in training.
+
+Token routing is that of TREAD (arXiv:2501.04765).
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,22 @@ SHORT_SAMPLE = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenRoute:
-    """Layers `first` to `last` see `kept` of each run of `run` neighbouring tokens.
+class TokenShare:
+    """`kept` of each run of `run` neighbouring tokens.
 
     As many of each run, so that each piece of whole runs keeps the same share, whichever rank
-    holds it. The published method draws the subset from all tokens of a sample.
+    holds it. Published methods draw a subset from all tokens of a sample.
     """
 
-    first: int  # layer, counted from 0 over all stacks
-    last: int  # layer, likewise; it is in the route
     run: int
     kept: int
 
     @classmethod
-    def of_rate(cls, rate: float, *, first: int, last: int) -> Self:
-        """With the shortest run of which the share `rate` is a whole number of tokens."""
+    def of_rate(cls, rate: float, **more: int) -> Self:
+        """Without the share `rate`, in the shortest run of which it is a whole number of tokens."""
         share = Fraction(repr(float(rate)))
         run = share.denominator
-        return cls(first=first, last=last, run=run, kept=run - share.numerator)
+        return cls(run=run, kept=run - share.numerator, **more)
 
     def rows(self, rows: int) -> int:
         """Those that are kept of whole runs."""
@@ -43,6 +44,25 @@ class TokenRoute:
     def tokens(self, real: int) -> int:
         """Real tokens that are kept of a sample; its last run may be filled up with padding."""
         return self.rows(real) + min(real % self.run, self.kept)
+
+
+def trained_as(tokens: int, text: int, share: TokenShare | None) -> list[tuple[int, int]]:
+    """The samples that one of `tokens` and `text` rows is trained as, with a level for each share.
+
+    Each has all of the text; a sample of fewer tokens than a run stays whole.
+    """
+    if share is None or tokens < share.run:
+        return [(tokens, text)]
+    first = share.tokens(tokens)
+    return [(first, text), (tokens - first, text)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRoute(TokenShare):
+    """Layers `first` to `last` see the tokens that are kept, the others wait."""
+
+    first: int  # layer, counted from 0 over all stacks
+    last: int  # layer, likewise; it is in the route
 
     def holds(self, layer: int) -> bool:
         """Whether what goes into `layer` is a part of the tokens, and what comes before, too."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dit.batch import REJECTED_LATENT, Grid, LatentSample, PackedBatch, pack_identity
 from dit.config import RunConfig
+from dit.config.token_route import TokenShare, trained_as
 from dit.models.cost import network_cost
 from dit.models.family import InputKind, SampleInput
 from dit.models.positions import PositionRule, padded_positions, write_patches
@@ -49,6 +50,8 @@ class PatchLayout:
     """What a guidance embedding is told of all samples; None: the network has none."""
     draws_given_frames: bool = False
     """Whether frames of a packed sample may be given later, by a draw of the objective."""
+    level_share: TokenShare | None = None
+    """The tokens of the first of a sample's two levels, in training; None: it has one."""
 
     _names: Mapping[InputKind, tuple[str, ...]] = field(init=False, repr=False, compare=False)
 
@@ -82,7 +85,7 @@ class PatchLayout:
     @classmethod
     def of_training(cls, config: RunConfig) -> PatchLayout:
         """The layout with what the objective reads beside the inputs of the family."""
-        layout = cls.of(config)
+        layout = replace(cls.of(config), level_share=config.objective.level_share)
         if config.objective.preference is None:
             return layout
         rejected = SampleInput(
@@ -99,6 +102,15 @@ class PatchLayout:
     def copies(self) -> int:
         """How many samples of a pack a sample of a shard becomes."""
         return 2 if self.in_pairs else 1
+
+    def trained(self, tokens: int, text: int) -> list[tuple[int, int]]:
+        """The samples that one of `tokens` and `text` rows is trained as, likewise."""
+        return trained_as(tokens, text, self.level_share) * self.copies
+
+    @property
+    def text_copies(self) -> int:
+        """How often the text of a latent takes room: with each of its levels."""
+        return 1 if self.level_share is None else 2
 
     def named(self, kind: InputKind) -> tuple[str, ...]:
         """The names of the inputs of one kind, in the order of the family."""
@@ -183,7 +195,7 @@ class SampleSize(NamedTuple):
                 null_rows = value.shape[0]
         rows, text = layout.padded(tokens), sum(texts)
         return cls(
-            tokens=layout.copies * (rows + (text if layout.counts_text else 0)),
+            tokens=layout.copies * (rows + layout.text_copies * text * layout.counts_text),
             rows=rows,
             shape=(tokens, text),
             texts=tuple(texts),

@@ -191,7 +191,7 @@ def _sizes_in_shard(
     from dit.data.energon.shard_reader import read_head  # mock data have no shards
     from dit.data.tar_reader import NotPlain, OpenShards, SampleLocation, ShardError
 
-    shards = OpenShards()
+    shards, layout = OpenShards(), expected.layout
     for sample in samples:
         try:
             start, length = shards.span(path, sample)
@@ -203,8 +203,8 @@ def _sizes_in_shard(
             continue
         except (NotPlain, ShardError, OSError):
             continue  # Energon's reader may read it; the check of the data names what is damaged
-        text = size.shape[1] if expected.layout.counts_text else 0
-        yield Length(size.tokens, expected.layout.copies * (size.shape[0] + text))
+        text = size.shape[1] * layout.text_copies if layout.counts_text else 0
+        yield Length(size.tokens, layout.copies * (size.shape[0] + text))
 
 
 def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:

@@ -57,6 +57,7 @@ WORDS = {
     "bf16": "bfloat16 weights with float32 master copies",
     "muon": "the matrices of attention and feed-forward updated by Muon",
     "route": "layers in the middle see every second token",
+    "levels": "half of the tokens of each sample have a level of their own, apart from the others",
     "cfg": "targets moved along the guidance of the network itself",
     "drift": "with adapters: held to what the network says without them",
     "dpo": "with adapters: pairs of a preferred and a rejected latent",
@@ -103,7 +104,7 @@ _FROZEN = (
     ParameterGroup(pattern="*.mlp.*", lr_factor=0.5),
     ParameterGroup(pattern="*layers.0.*", frozen=True),
 )
-_UNKEYED = ("route", "cfg", "drift", "dpo", "drop", "frozen", "fp8base", *_ADAPTERS)
+_UNKEYED = ("route", "levels", "cfg", "drift", "dpo", "drop", "frozen", "fp8base", *_ADAPTERS)
 _OTHER_NUMBERS = ("bf16", "muon", *_UNKEYED)
 """Words of other mathematics: one process is compared with them, too."""
 EPSILON = 1e-6
@@ -180,7 +181,7 @@ class NamedLayout:
         off |= {"sequence_parallel": False, "cp_comm_type": ContextComm.A2A}
         off |= {"recompute_granularity": Recompute.NONE, "precision": Precision.FP32}
         off |= {"compile": False, "route_from": None, "route_to": None}
-        alone = replace(config.objective, preference=None)
+        alone = replace(config.objective, preference=None, second_level_rate=0.0)
         config = replace(
             config, model=replace(config.model, **off), ddp=DdpConfig(), objective=alone
         )
@@ -194,6 +195,7 @@ class NamedLayout:
         groups = _FROZEN if "frozen" in self.words else ()
         passes: dict[str, Any] = {"cfg_target": 2.0} if "cfg" in self.words else {}
         passes |= {"drift_weight": 0.5} if "drift" in self.words else {}
+        passes |= {"second_level_rate": 0.5} if "levels" in self.words else {}
         # With a small factor: a large one multiplies what rounding does to the margin.
         passes |= {"preference": Preference.DPO, "dpo_beta": 1.0} if self.pairs else {}
         length = config.dataset.task_encoder_seq_length * (2 if self.pairs else 1)

@@ -301,7 +301,7 @@ def _text_of_pack(config: RunConfig) -> float:
         sum(one.weight * count for one, count in zip(mixture, counts, strict=True))
         for counts in (lengths, latents)
     ]
-    return weighted[0] / max(weighted[1], 1)
+    return config.objective.levels_a_sample * weighted[0] / max(weighted[1], 1)
 
 
 def geometry_tokens(model: ModelConfig, geometry: MockGeometry) -> int:

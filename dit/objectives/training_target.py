@@ -22,13 +22,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from dit.batch import TEXT, NullInputs, PackedBatch, Problem
 from dit.config import ObjectiveConfig
 from dit.config.token_route import TokenRoute
 from dit.objectives.objective import TrainingObjective
 from dit.objectives.timestep_sampling import draw_quantiles
+from dit.objectives.token_draws import draw_parts, draw_route
 from dit.pack_wire import to_device
 
 
@@ -132,7 +132,8 @@ def training_problem(
     """The pack as it is trained on at a step, and its regression problem.
 
     It has null inputs in place of dropped captions, zeros in place of dropped images, the drawn
-    numbers of given frames, and with a `route` the tokens that its layers see. All random numbers
+    numbers of given frames, with two levels a sample the parts that have them, and with a `route`
+    the tokens that its layers see. All random numbers
     follow from (seed, step, batch.pack_id). All but noise are drawn on the CPU, so they are the
     same on every device; noise is drawn on the device of the batch.
     """
@@ -144,13 +145,15 @@ def training_problem(
     blind = draw_dropout(_drawn(batch), options.image_dropout, rng(Draw.IMAGE_DROPOUT, CPU))
     blind = _of_samples(batch, blind)
     batch = draw_given_frames(batch, options, rng(Draw.GIVEN_FRAMES, CPU))
+    batch = with_null_inputs(without_image(batch, blind, null), dropped, null)
+    if options.level_share is not None:
+        batch = draw_parts(batch, options.level_share, rng(Draw.PARTS, CPU))
     problem = draw_problem(
         objective,
         batch,
         levels_rng=rng(Draw.LEVELS, CPU),
         noise_rng=rng(Draw.NOISE, batch.latent_TC.device),
     )
-    batch = with_null_inputs(without_image(batch, blind, null), dropped, null)
     if route is not None:
         batch = draw_route(batch, route, rng(Draw.ROUTE, CPU))
     drops = _stream(seed, step, batch.pack_id, Draw.ADAPTER_DROPOUT) >> 1
@@ -293,6 +296,7 @@ class Draw(IntEnum):
     IMAGE_DROPOUT = 6
     ADAPTER_DROPOUT = 7
     ROUTE = 8
+    PARTS = 9
 
 
 def pack_rng(
@@ -338,25 +342,6 @@ def draw_given_frames(
         pairs = zip(frames, batch.grids, strict=True)
         counts = [min(count, f - 1) * h * w for count, (f, h, w) in pairs]
     return with_clean_tokens(batch, counts)
-
-
-def draw_route(batch: PackedBatch, route: TokenRoute, rng: torch.Generator) -> PackedBatch:
-    """The pack with a draw of the tokens that the layers of a route see (`PackedBatch.route_T`).
-
-    They are as many of each run of neighbours; of one that padding fills up, real tokens first.
-    `rng` is a CPU generator, and the draw of a sample follows from the real tokens before it.
-    """
-    assert batch.share.count == 1, "draws are made before a pack is split"
-    moves = []
-    for real, (start, stop) in zip(batch.num_tokens, pairwise(batch.starts), strict=True):
-        runs = -(-real // route.run)
-        chance = torch.rand(runs, route.run, generator=rng, dtype=torch.float64)
-        chance.view(-1)[real:] = 1  # behind all real tokens
-        parts = chance.argsort(stable=True).split((route.kept, route.run - route.kept), dim=1)
-        order = torch.cat([part.sort(1).values for part in parts], dim=1)
-        move_T = (order - torch.arange(route.run)).flatten()
-        moves.append(pad(move_T, (0, stop - start - len(move_T))))
-    return replace(batch, route_T=to_device(torch.cat(moves), batch.segment_T.device))
 
 
 def without_pictures(batch: PackedBatch, dropped: Sequence[bool]) -> PackedBatch:

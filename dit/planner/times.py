@@ -15,6 +15,7 @@ from dit.config import (
     RunConfig,
     Sharding,
 )
+from dit.config.token_route import trained_as
 from dit.device_specs import Device
 from dit.models.cost import (
     geometry_tokens,
@@ -67,8 +68,9 @@ def expected_load(config: RunConfig, *, fill: float | None = None) -> PackLoad:
     joint = network_cost(model).attends_jointly
     for geometry in data.mock_samples:
         tokens = geometry_tokens(model, geometry)
-        parts.append((geometry.weight, PackLoad.of(model, [(tokens, geometry.text_length)])))
-        taken = config.mock_tokens(geometry) + joint * geometry.text_length
+        trained = trained_as(tokens, geometry.text_length, config.objective.level_share)
+        parts.append((geometry.weight, PackLoad.of(model, trained)))
+        taken = config.mock_tokens(geometry) + joint * geometry.text_length * len(trained)
         taken = min(taken, data.task_encoder_seq_length)  # longer ones are refused
         lengths[taken] = lengths.get(taken, 0.0) + geometry.weight
     capacity = data.task_encoder_seq_length

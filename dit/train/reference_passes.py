@@ -65,8 +65,9 @@ def reference_passes(
     factors, uncaptioned = list[Tensor](), list[Item]()
     if options.cfg_target is not None:
         every = replace(options, text_dropout=1.0)  # the same levels, noise and given frames
-        for pack, (_, problem) in zip(packs, items, strict=True):
+        for pack, (batch, problem) in zip(packs, items, strict=True):
             dropped = dropped_captions(pack, seed=seed, step=step, options=options)
+            dropped = [dropped[sample] for sample in batch.parts_of or range(len(dropped))]
             factors.append(cfg_factors(problem.noise_N, dropped, options=options))
             # By all tokens in all layers, as samplers find guidance, whatever route training has.
             uncaptioned.append(

@@ -65,7 +65,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "positions, projected text, means of samples": (EXTRAS, EXTRA_LAYOUTS),
     # Its border lies in the route, which begins in one kind of layers and ends in the other.
     "token route, joint": (FLUX, ("tp2+sp+route", "cp2+ag+route", "pp4+block+route")),
-    "token route, positions": (EXTRAS, ("tp2+sp+cp2+route", "pp2+vpp2+full+route")),
+    "token route and two levels, positions": (
+        EXTRAS,
+        ("tp2+sp+cp2+levels+route", "pp2+vpp2+full+route"),
+    ),
     "fewest packs": (("objective.name=edm", "model.num_layers=8"), ("pp4+vpp2+packs4",)),
     "cross": ((*CROSS, "model.num_layers=2"), ("tp2", "tp4", "tp2+sp+cp2+ag")),
     "first and last frame": (FLF2V, ("tp2", "dp2+overlap")),

@@ -203,9 +203,7 @@ class PackEncoder(DatasetOpener):
             return cooked
         cooked.load, cooked.measured = load, measured
         if self.data.balance is Balance.FLOPS_TARGET:
-            tokens, text = measured.shape
-            copies = self.expected.layout.copies
-            cooked.cost = self._cost([tokens] * copies, [text] * copies)
+            cooked.cost = self._cost(self.expected.layout.trained(*measured.shape))
         return cooked
 
     def _load(self, record: SampleLocation | dict[str, Any], key: str, source: str) -> LatentSample:
@@ -245,16 +243,17 @@ class PackEncoder(DatasetOpener):
     def group(self, samples: list[CookedSample]) -> SampleGroup:
         # Samples of equal size lie side by side: attention computes them together.
         samples = sorted(samples, key=lambda sample: sample.size.shape)
-        shapes = [sample.size.shape for sample in samples] * self.expected.layout.copies
-        tokens, text = zip(*shapes, strict=True)
+        trained = self.expected.layout.trained
+        shapes = [shape for sample in samples for shape in trained(*sample.size.shape)]
         return SampleGroup(
             __key__=samples[0].__key__,
             __restore_key__=(),  # Energon sets it
             samples=tuple(samples),
-            cost=self._cost(tokens, text),
+            cost=self._cost(shapes),
         )
 
-    def _cost(self, tokens: Sequence[int], text: Sequence[int]) -> float:
+    def _cost(self, samples: Sequence[tuple[int, int]]) -> float:
+        tokens, text = zip(*samples, strict=True)
         return float(forward_flops(self.model, tokens=tokens, text=text))
 
     @stateless

@@ -84,7 +84,7 @@ class _Run:
 
 
 def _runs(spans: Spans, keys: int, *, together: bool) -> Iterator[_Run]:
-    """Every sample in one run; the last of a run may lie too near the end for a full step."""
+    """Every sample in one run; the last may lie too near the next, or the end, for a full step."""
     samples = list(
         zip(spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True)
     )
@@ -104,7 +104,8 @@ def _runs(spans: Spans, keys: int, *, together: bool) -> Iterator[_Run]:
             )
         ):
             count += 1
-        if first + count * step > spans.total or key_first + count * key_step > keys:
+        end = samples[count][0] if count < len(samples) else spans.total
+        if first + count * step > end or key_first + count * key_step > keys:
             count -= 1
         if count < 2:
             count, step, key_step = 1, length, key_length

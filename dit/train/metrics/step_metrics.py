@@ -95,7 +95,7 @@ def count_packs(run: TrainState, packs: Sequence[PackedBatch]) -> PackCounts:
         return PackCounts(of_datasets=samples_of_datasets((), names))
     return PackCounts(
         of_datasets=samples_of_datasets(packs, names),
-        samples=sum(pack.num_samples // pack.copies for pack in packs),
+        samples=sum(len(pack.samples_read) for pack in packs),
         tokens=sum(pack.real_tokens for pack in packs),
         filled=sum(map(_taken(run.config), packs)),
         refused=sum(run.loader.counts().values()),
@@ -112,7 +112,8 @@ def _taken(config: RunConfig) -> Callable[[PackedBatch], int]:
 
 def samples_of_datasets(packs: Iterable[PackedBatch], names: Sequence[str]) -> dict[str, int]:
     """Number of samples from each dataset of a blend; a sample's key begins with the name."""
-    found = Counter(key.partition("/")[0] for pack in packs for key in pack.keys[:: pack.copies])
+    keys = (pack.keys[sample] for pack in packs for sample in pack.samples_read)
+    found = Counter(key.partition("/")[0] for key in keys)
     return {name: found[name] for name in names}
 
 

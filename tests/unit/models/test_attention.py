@@ -61,6 +61,15 @@ def test_by_shape_equals_one_by_one(lengths, key_lengths, after):
         torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5)
 
 
+def test_equal_samples_at_shrinking_distances_keep_their_rows():
+    """As a sample that stays whole before the parts of others."""
+    starts = (0, 16, 24)
+    spans = Spans.of([(at, 1) for at in starts], [(at, 1) for at in starts], total=32, device=CPU)
+    inputs = [torch.randn(32, 3, 8, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    found = attend_by_runs(*inputs, spans)
+    torch.testing.assert_close(found, attend_one_by_one(*inputs, spans), rtol=1e-5, atol=1e-5)
+
+
 def test_padding_gets_zeros():
     spans, total, keys = _spans([2, 4], [3, 3])
     out = attend_by_runs(

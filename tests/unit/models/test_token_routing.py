@@ -18,7 +18,8 @@ from dit.models.stacks import stacked_transformer
 from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 from dit.models.stacks.token_routing import kept_pack
 from dit.objectives.objective import real_only
-from dit.objectives.training_target import Draw, draw_route, pack_rng
+from dit.objectives.token_draws import draw_route
+from dit.objectives.training_target import Draw, pack_rng
 from dit.train.model_and_optimizer import randomise
 from tests.packs import random_pack, single, tiny_model
 from tests.toy_networks import NETWORKS, RECOMPUTED, level_rows, toy_model, toy_pack

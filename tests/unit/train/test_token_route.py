@@ -16,7 +16,8 @@ from dit.models.cost import memory, seen_tokens
 from dit.models.dit.model import DiT
 from dit.models.flops import training_flops
 from dit.objectives.registry import training_objective
-from dit.objectives.training_target import draw_route, training_problem
+from dit.objectives.token_draws import draw_route
+from dit.objectives.training_target import training_problem
 from dit.planner.times import expected_load
 from dit.planner.traffic import traffic
 from dit.train.model_and_optimizer import randomise
@@ -42,7 +43,7 @@ def _run(**model) -> RunConfig:
         ({**ROUTE, "route_rate": 1.0}, r"route_rate=1.0 must lie in \[0, 1\)"),
         (
             {**ROUTE, "route_rate": 0.3},
-            "route_rate=0.3 leaves 3 of 10 neighbouring tokens out, and"
+            "route_rate=0.3 sets 3 of 10 neighbouring tokens apart, and"
             " dataset.sample_multiple=16 does not divide by 10; use dataset.sample_multiple=80",
         ),
         (
@@ -52,7 +53,7 @@ def _run(**model) -> RunConfig:
                 "context_parallel_size": 4,
                 "cp_comm_type": ContextComm.ALL_GATHER,
             },
-            "leaves 1 of 8 neighbouring tokens out in each of 4 pieces .* use"
+            "sets 1 of 8 neighbouring tokens apart in each of 4 pieces .* use"
             " dataset.sample_multiple=32",
         ),
         (

@@ -1,0 +1,108 @@
+"""Draws of parts of the tokens of each sample: those of a token route, and those of two levels."""
+
+# T packed tokens, L text tokens, E text width
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dit.batch import PackedBatch
+from dit.config.token_route import TokenRoute, TokenShare
+from dit.pack_wire import to_device
+
+
+def draw_route(batch: PackedBatch, route: TokenRoute, rng: torch.Generator) -> PackedBatch:
+    """The pack with a draw of the tokens that the layers of a route see (`PackedBatch.route_T`).
+
+    `rng` is a CPU generator.
+    """
+    move_T = _draw(batch, route, rng) - torch.arange(batch.starts[-1])
+    return replace(batch, route_T=to_device(move_T, batch.segment_T.device))
+
+
+def _draw(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> Tensor:
+    """Rows of the pack [T], on the CPU, in each run of neighbours those first that are kept.
+
+    They are as many of each run; of one that padding fills up, real tokens first. The draw of a
+    sample follows from the real tokens before it.
+    """
+    assert batch.share.count == 1, "draws are made before a pack is split"
+    rows = []
+    for real, (start, stop) in zip(batch.num_tokens, pairwise(batch.starts), strict=True):
+        runs = -(-real // share.run)
+        chance = torch.rand(runs, share.run, generator=rng, dtype=torch.float64)
+        chance.view(-1)[real:] = 1  # behind all real tokens
+        parts = chance.argsort(stable=True).split((share.kept, share.run - share.kept), dim=1)
+        order = torch.cat([part.sort(1).values for part in parts], dim=1)
+        place = order + share.run * torch.arange(runs)[:, None]
+        rows += [start + place.flatten(), torch.arange(start + runs * share.run, stop)]
+    return torch.cat(rows)
+
+
+def draw_parts(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> PackedBatch:
+    """The pack with two samples in the place of each: the kept tokens of its runs, and the others.
+
+    Tokens keep their positions, and both parts have all texts and vectors of the sample. As samples
+    of their own they get a level each, and see no token of the other. One of so few tokens that a
+    part would have no loss stays whole. `rng` is a CPU generator.
+
+    Source: dual-timestep scheduling of Self-Flow, with attention apart (arXiv:2607.02508).
+    """
+    assert not batch.in_pairs and not batch.more_levels
+    order_T, clean = _draw(batch, share, rng), batch.clean_tokens or (0,) * batch.num_samples
+    rows, sources, counts = list[Tensor](), list[int](), list[list[int]]()
+    samples = zip(clean, batch.latent_tokens, batch.num_tokens, pairwise(batch.starts), strict=True)
+    for number, (given, target, real, (start, stop)) in enumerate(samples):
+        runs = order_T[start:stop].view(-1, share.run)
+        parts = [part.flatten() for part in runs.split((share.kept, share.run - share.kept), dim=1)]
+        ends = torch.tensor([given, target, real])
+        found = [(part[:, None] - start < ends).sum(0).tolist() for part in parts]
+        if any(own == lost for lost, own, _ in found):
+            parts, found = [torch.arange(start, stop)], [[given, target, real]]
+        rows, counts = rows + parts, counts + found
+        sources += [number] * len(parts)
+    return _of_parts(batch, rows, sources, counts)
+
+
+def _of_parts(
+    batch: PackedBatch, rows: Sequence[Tensor], sources: Sequence[int], counts: Sequence[list[int]]
+) -> PackedBatch:
+    """The pack of parts that have `rows` of the samples `sources`.
+
+    `counts` are of the given tokens in each, of those of the target, and of all real ones.
+    """
+    lengths, where = [len(part) for part in rows], batch.segment_T.device
+    clean, targets, real = map(tuple, zip(*counts, strict=True))
+    starts = tuple(accumulate(lengths, initial=0))
+    parted = batch.partial(to_device(torch.cat([*rows]), where), starts=starts, kept_tokens=real)
+    owners = torch.arange(len(rows)).repeat_interleave(torch.tensor(lengths))
+    segment_T = to_device(owners, where)
+    is_clean_T = parted.level_row_T >= batch.num_samples
+    chosen = to_device(torch.tensor([*sources]), where)
+    each: dict[str, Any] = {
+        name: tuple(getattr(batch, name)[sample] for sample in sources)
+        for name in ("grids", "references", "keys", "captions")
+        if getattr(batch, name)
+    }
+    for name, rows_LE in batch.texts.items():
+        spans = [*pairwise(batch.text_offsets[name])]
+        texts = [rows_LE[slice(*spans[sample])] for sample in sources]
+        offsets = tuple(accumulate(map(len, texts), initial=0))
+        parted = parted.with_text(name, torch.cat(texts), offsets)
+    return replace(
+        parted,
+        **each,
+        segment_T=segment_T,
+        level_row_T=segment_T + len(rows) * is_clean_T,
+        vectors={name: value[chosen] for name, value in batch.vectors.items()},
+        fps_N=batch.fps_N[chosen],
+        clean_tokens=clean if any(clean) else (),
+        parts_of=tuple(sources),
+        kept_targets=targets,
+    )
