@@ -17,9 +17,9 @@ from tests.packs import run_config
 def test_keys_of_all_objectives_come_first() -> None:
     names = list(hints(ObjectiveConfig))
     assert names[:3] == ["name", "loss", "huber_c"]
-    assert names[7:9] == ["given_frames", "guidance"]
-    assert names[11:14] == ["drift_weight", "preference", "dpo_beta"]
-    assert names[20] == "prediction" and names[-1] == "level_range"
+    assert names[7:10] == ["given_frames", "second_level_rate", "guidance"]
+    assert names[12:15] == ["drift_weight", "preference", "dpo_beta"]
+    assert names[21] == "prediction" and names[-1] == "level_range"
 
 
 def test_a_configuration_survives_yaml(tmp_path: Path) -> None:

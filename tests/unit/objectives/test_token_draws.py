@@ -49,6 +49,11 @@ def _parted(batch, *, rate: float = 0.25, seed: int = 3):
     return draw_parts(batch, TokenShare.of_rate(rate), torch.Generator().manual_seed(seed))
 
 
+def _sources(parted) -> tuple[int, ...]:
+    assert parted.parts_of is not None
+    return parted.parts_of
+
+
 def _rows(batch, parted) -> list[torch.Tensor]:
     """Rows of the whole pack that each part has; no two real tokens of these packs are equal."""
     found = []
@@ -75,7 +80,7 @@ def test_the_parts_have_each_token_once_with_all_that_is_known_of_it(name, rate)
     levels_T = parted.segment_T[parted.is_real_T] + parted.num_samples * clean_T
     assert torch.equal(parted.level_row_T[parted.is_real_T], levels_T)
     assert parted.starts[-1] == batch.starts[-1]
-    for n, (source, mine) in enumerate(zip(parted.parts_of, rows, strict=True)):
+    for n, (source, mine) in enumerate(zip(_sources(parted), rows, strict=True)):
         assert torch.equal(mine, mine.sort().values)
         assert (batch.segment_T[mine] == source).all()
         first, stop = parted.starts[n : n + 2]
@@ -100,7 +105,9 @@ def test_a_part_is_computed_as_if_the_other_were_not_there(groups, name):
     quantiles = torch.linspace(0.1, 0.9, parted.num_samples)
     with torch.no_grad():
         out_TC = network(parted.latent_TC, level_rows(quantiles, parted), parted)
-        for n, (source, rows) in enumerate(zip(parted.parts_of, _rows(batch, parted), strict=True)):
+        for n, (source, rows) in enumerate(
+            zip(_sources(parted), _rows(batch, parted), strict=True)
+        ):
             few = _alone(batch, source, rows)
             wanted = network(few.latent_TC, level_rows(quantiles[n : n + 1], few), few)
             start = parted.starts[n]
@@ -167,7 +174,7 @@ def test_each_part_has_a_level_and_the_caption_of_its_sample_is_dropped_once():
         texts = [*pairwise(batch.text_starts)]
         lengths = [stop - start for start, stop in texts]
         for first, second in ((0, 1), (2, 3), (5, 6)):
-            assert batch.parts_of[first] == batch.parts_of[second]
+            assert _sources(batch)[first] == _sources(batch)[second]
             assert lengths[first] == lengths[second]
         dropped |= {length == 1 for length in lengths}
         # Noise and data of each token are those of its part's level.
@@ -201,6 +208,7 @@ def test_counted_operations_are_those_of_torch(groups, name):
 def test_a_route_goes_through_the_parts(groups):
     batch = _parted(_pack("cross"))
     model = toy_model("cross", route_from=1, route_to=2, route_rate=0.5)
+    assert model.token_route is not None
     routed = draw_route(batch, model.token_route, torch.Generator().manual_seed(2))
     network = NETWORKS["cross"](model, groups)
     randomise(network, seed=7)

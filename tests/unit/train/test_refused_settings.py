@@ -29,6 +29,7 @@ OTHER = {
     "model.family": "wan",
     "objective.name": "flow",
     "objective.level_range": "[0.5, 1.0]",
+    "objective.second_level_rate": "0.5",
     "lora.targets": "[attention]",
     "optimizer.groups": "[{pattern: '*', lr: 1.0}]",
 }
