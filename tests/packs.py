@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import lcm
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ def random_pack(
     layout = PatchLayout(
         patch_temporal=model.patch_temporal,
         patch_spatial=model.patch_spatial,
-        sample_multiple=multiple,
+        sample_multiple=lcm(multiple, model.attended_multiple),
         positions=family.positions(model),
         inputs=family.inputs(model),
         clean_level=family.objective.clean_level,

@@ -71,7 +71,7 @@ def examples(config: RunConfig, batch: PackedBatch, problem: Problem) -> Iterato
             level=problem.level_M[i],
             weight=problem.weight_N[i],
             fps=float(batch.fps_N[i]),
-            tokens=batch.num_tokens[i] + (batch.text_rows[i] if layout.counts_text else 0),
+            tokens=batch.num_tokens[i] + layout.text_room(batch.text_rows[i]),
         )
 
 

@@ -56,6 +56,9 @@ class ModelConfig:
     """Whether `text_pad_to` may be `stored`: published weights attend to the encoder's padding."""
     shown_before: ClassVar[Mapping[str, str]] = {}
     """Own field of a family -> field of all families that files show it before."""
+    attended_multiple: ClassVar[int] = 1
+    """Latents and text of a sample are each filled up to a multiple of so many tokens with learned
+    ones, which attention sees as any other (Z-Image); 1: with none."""
 
     name: Live[str]
     """A named size of the family, or `custom`."""

@@ -257,7 +257,13 @@ class RunConfig:
 
     def _token_shares(self, parts: int) -> list[Rule]:
         """Each of so many pieces of a sample is whole runs of neighbours."""
-        multiple, rules = self.dataset.sample_multiple, list[Rule]()
+        rate, attended = self.objective.second_level_rate, self.model.attended_multiple
+        refused = (
+            not rate or attended == 1,
+            f"objective.second_level_rate={rate} parts the tokens of a sample, and"
+            f" model.family={self.model.family} attends to its padding; set it to 0",
+        )
+        multiple, rules = self.dataset.sample_multiple, [refused]
         pieces = f" in each of {parts} pieces of a sample" if parts > 1 else ""
         for key, rate, share in (
             ("model.route_rate", self.model.route_rate, self.model.token_route),
@@ -404,9 +410,14 @@ class RunConfig:
         """Step at which the learning rate reaches its end."""
         return self.scheduler.lr_decay_iters or self.train.train_iters
 
+    @property
+    def sample_multiple(self) -> int:
+        """Each sample is padded to a multiple of this many tokens, attended padding included."""
+        return math.lcm(self.dataset.sample_multiple, self.model.attended_multiple)
+
     def mock_tokens(self, geometry: MockGeometry) -> int:
-        """Tokens of one mock sample, padded to `dataset.sample_multiple`."""
-        spatial, multiple = self.model.patch_spatial, self.dataset.sample_multiple
+        """Tokens of one mock sample, padded to `sample_multiple`."""
+        spatial, multiple = self.model.patch_spatial, self.sample_multiple
         tokens = geometry.frames // self.model.patch_temporal
         tokens *= (geometry.height // spatial) * (geometry.width // spatial)
         return -(-tokens // multiple) * multiple

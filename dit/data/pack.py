@@ -44,6 +44,8 @@ class PatchLayout:
     """What a sample has beside its latent."""
     counts_text: bool = False
     """Whether text takes room in a pack, as where layers attend to latents and text jointly."""
+    text_multiple: int = 1
+    """Its tokens there are filled up to a multiple of this many."""
     clean_level: float | None = 0.0
     """Noise level of tokens that are given without noise, as the family has it."""
     guidance: float | None = None
@@ -73,10 +75,11 @@ class PatchLayout:
         return cls(
             patch_temporal=config.model.patch_temporal,
             patch_spatial=config.model.patch_spatial,
-            sample_multiple=config.dataset.sample_multiple,
+            sample_multiple=config.sample_multiple,
             positions=family.positions(config.model),
             inputs=family.inputs(config.model),
             counts_text=network_cost(config.model).attends_jointly,
+            text_multiple=config.model.attended_multiple,
             clean_level=family.objective.clean_level,
             guidance=config.objective.guidance,
             draws_given_frames=config.objective.given_frames is not None,
@@ -155,6 +158,12 @@ class PatchLayout:
         """The next multiple of `sample_multiple`."""
         return -(-tokens // self.sample_multiple) * self.sample_multiple
 
+    def text_room(self, rows: int) -> int:
+        """Tokens that so many rows of text take of a pack."""
+        if not self.counts_text:
+            return 0
+        return self.text_copies * -(-rows // self.text_multiple) * self.text_multiple
+
 
 class SampleSize(NamedTuple):
     """What packing needs to know of a sample; all but the first are of one latent of a pair."""
@@ -195,7 +204,7 @@ class SampleSize(NamedTuple):
                 null_rows = value.shape[0]
         rows, text = layout.padded(tokens), sum(texts)
         return cls(
-            tokens=layout.copies * (rows + layout.text_copies * text * layout.counts_text),
+            tokens=layout.copies * (rows + layout.text_room(text)),
             rows=rows,
             shape=(tokens, text),
             texts=tuple(texts),

@@ -203,8 +203,7 @@ def _sizes_in_shard(
             continue
         except (NotPlain, ShardError, OSError):
             continue  # Energon's reader may read it; the check of the data names what is damaged
-        text = size.shape[1] * layout.text_copies if layout.counts_text else 0
-        yield Length(size.tokens, layout.copies * (size.shape[0] + text))
+        yield Length(size.tokens, layout.copies * (size.shape[0] + layout.text_room(size.shape[1])))
 
 
 def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:

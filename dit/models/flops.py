@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 def forward_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int]) -> int:
     """Operations of one forward pass over samples of `tokens` patches and `text` caption tokens.
 
-    A product of matrices counts 2 m n k. Lengths are the true ones: padding of samples and
-    recomputation count nothing. Linears go by tokens or samples, attention by pairs of tokens.
+    A product of matrices counts 2 m n k. Lengths are the true ones: padding of samples that no
+    token attends to and recomputation count nothing. Linears go by tokens or samples, attention by
+    pairs of tokens.
     Layers of a token route count the tokens that they see.
     """
     return _flops(model, attrgetter("multiplications"), tokens, text)
@@ -44,6 +45,7 @@ def _flops(
 ) -> int:
     """Operations of a `part` of the multiplications of a network, or of some of its layers."""
     cost, lengths = network_cost(model), network_cost(model).text(text)
+    tokens = cost.filled(tokens)
     total = part(cost).of(tokens, lengths)
     if (route := model.token_route) is not None:
         layers, kept = part(_of_route(model)), [route.tokens(one) for one in tokens]

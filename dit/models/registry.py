@@ -46,6 +46,8 @@ FAMILIES = {
     "lumina2": "dit.models.lumina2.family:FAMILY",
     # LongCat-Image and its editing form: text and a picture to picture
     "longcat": "dit.models.longcat.family:FAMILY",
+    # Z-Image and Z-Image-Turbo: text to image
+    "zimage": "dit.models.zimage.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
 NETWORKS = {
@@ -62,6 +64,7 @@ NETWORKS = {
     "Flux2Transformer2DModel": "flux2",
     "Lumina2Transformer2DModel": "lumina2",
     "LongCatImageTransformer2DModel": "longcat",
+    "ZImageTransformer2DModel": "zimage",
 }
 """Class of Diffusers' network -> family, so that a folder's network alone is imported."""
 VARIABLE = "DIT_FAMILIES"

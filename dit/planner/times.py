@@ -70,7 +70,8 @@ def expected_load(config: RunConfig, *, fill: float | None = None) -> PackLoad:
         tokens = geometry_tokens(model, geometry)
         trained = trained_as(tokens, geometry.text_length, config.objective.level_share)
         parts.append((geometry.weight, PackLoad.of(model, trained)))
-        taken = config.mock_tokens(geometry) + joint * geometry.text_length * len(trained)
+        (text,) = network_cost(model).text([geometry.text_length])
+        taken = config.mock_tokens(geometry) + joint * text * len(trained)
         taken = min(taken, data.task_encoder_seq_length)  # longer ones are refused
         lengths[taken] = lengths.get(taken, 0.0) + geometry.weight
     capacity = data.task_encoder_seq_length

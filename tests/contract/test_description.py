@@ -149,8 +149,8 @@ def test_operations_are_those_of_diffusers(
     arguments = case.arguments(model)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-        theirs(timestep=torch.zeros(1), **arguments)
-    rows = arguments["encoder_hidden_states"].shape[1] + (getattr(model, "image_rows", 0) or 0)
+        theirs(**{case.level: torch.zeros(1)}, **arguments)
+    rows = case.text_rows(arguments) + (getattr(model, "image_rows", 0) or 0)
     counted = forward_flops(model, tokens=[math.prod(COUNTED)], text=[rows])
     assert counted == counter.get_total_flops()
 

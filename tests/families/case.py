@@ -63,6 +63,10 @@ class Case:
     """Tiny sizes whose operations are counted, and more changes of them."""
     arguments: Callable[[Any], dict[str, Any]]
     """Our model -> what Diffusers' takes for a sample of `COUNTED` tokens, without numbers."""
+    level: str = "timestep"
+    """What Diffusers' network calls the level."""
+    text_rows: Callable[[Mapping[str, Any]], int] = lambda a: a["encoder_hidden_states"].shape[1]
+    """`arguments` -> rows of their text."""
     refused: Sequence[tuple[Mapping[str, Any], str]]
     """Settings of the family that cannot be, and words of the error."""
     grids: Sequence[Grid] = IMAGES

@@ -32,6 +32,7 @@ from transformers import (
     Qwen2_5_VLTextModel,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3Model,
     SiglipImageProcessor,
     SiglipVisionConfig,
     SiglipVisionModel,
@@ -126,6 +127,19 @@ def lumina2(root: Path) -> Path:
     )  # fmt: skip
     parts = {"vae": _flux_vae(), "tokenizer": tokenizer(2048)}
     return save(root, parts | {"text_encoder": randomized(Gemma2Model(config))})
+
+
+def zimage(root: Path) -> Path:
+    """Qwen3 of three layers with a chat's template, and the VAE of FLUX.1."""
+    config = Qwen3Config(
+        vocab_size=98, hidden_size=16, intermediate_size=16, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+    )  # fmt: skip
+    words = tokenizer(512)
+    begun = "{% if add_generation_prompt %}A{% if not enable_thinking %}:{% endif %}{% endif %}"
+    words.chat_template = CHAT + begun
+    parts = {"vae": _flux_vae(), "tokenizer": words}
+    return save(root, parts | {"text_encoder": randomized(Qwen3Model(config))})
 
 
 def wan(root: Path) -> Path:

@@ -16,6 +16,7 @@ from tests.families import (
     qwen_image,
     sd3,
     wan,
+    zimage,
 )
 from tests.families.case import Case, Generation
 
@@ -33,6 +34,7 @@ CASES: dict[str, Case] = {
     "flux2": flux2.CASE,
     "lumina2": lumina2.CASE,
     "longcat": longcat.CASE,
+    "zimage": zimage.CASE,
 }
 """`model.family` -> its case."""
 GENERATIONS: dict[str, Generation] = {
@@ -48,5 +50,6 @@ GENERATIONS: dict[str, Generation] = {
     **qwen_image.GENERATIONS,
     **sd3.GENERATIONS,
     **wan.GENERATIONS,
+    **zimage.GENERATIONS,
 }
 """Pipelines that make pictures and videos of texts."""

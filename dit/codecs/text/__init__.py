@@ -9,6 +9,7 @@ longcat             those of LongCat-Image and of its edit model, which sees the
 lumina2             that of Lumina Image 2.0, whose captions stand behind an instruction
 hunyuan_video       those of the first HunyuanVideo; that of image-to-video sees the first frame
 qwen_image          those of HunyuanImage, of Qwen-Image and of its edit models, which see pictures
+zimage              that of Z-Image, whose captions are a chat
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from dit.codecs.text.qwen_image import (
     QwenImageEditText,
     QwenImageText,
 )
+from dit.codecs.text.zimage import ZImageText
 
 TEXT_ENCODERS = Registry(
     TextEncoder,
@@ -38,7 +40,7 @@ TEXT_ENCODERS = Registry(
         *(WordTable, ByteTable, *OF_FAMILIES),
         *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, HunyuanImageText),
         *(HunyuanVideoText, HunyuanVideoImageText, Flux2Text, Flux2KleinText),
-        *(Lumina2Text, LongCatText, LongCatEditText),
+        *(Lumina2Text, LongCatText, LongCatEditText, ZImageText),
     ),
     known="those known",
 )

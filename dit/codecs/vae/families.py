@@ -148,6 +148,17 @@ class LongCatEdit(LongCat):
         return calculate_dimensions(1024 * 1024, width / height)
 
 
+class ZImage(Flux):
+    """Images, by the autoencoder of FLUX."""
+
+    name: ClassVar[str] = "zimage"
+    description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as ZImagePipeline"
+    default_model: ClassVar[str] = "Tongyi-MAI/Z-Image"
+    text_encoder: ClassVar[str] = "zimage"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/zimage_lora.yaml",)
+    edits_pictures: ClassVar[bool] = False
+
+
 class Wan(Autoencoder):
     """Images and videos of 4n + 1 frames; conditions and CLIP features for image-to-video.
 
@@ -390,6 +401,6 @@ class QwenImageEditPlus(QwenImageEdit):
 AUTOENCODERS: tuple[type[Autoencoder], ...] = (
     *(Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
     *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
-    *(HunyuanVideoI2V, Ltx, Flux2, Flux2Klein, Lumina2, LongCat, LongCatEdit),
+    *(HunyuanVideoI2V, Ltx, Flux2, Flux2Klein, Lumina2, LongCat, LongCatEdit, ZImage),
 )
 """All of them; `CODECS` has the codec without weights, too."""

@@ -45,6 +45,7 @@ _FAMILIES = {
     "qwen_image_plus": "qwen_image",
     "sd3": "sd3",
     "wan": "wan",
+    "z_image": "zimage",
 }
 """Its networks, and our families; it has others that are not here."""
 _CELLS = ("flux2",)

@@ -63,6 +63,7 @@ def attention_calls(
     """The calls of a pack of `samples`, (tokens, text tokens); none of a ring's own attention."""
     network = network_cost(model)
     texts = [max(0, text) for text in network.text([text for _, text in samples])]
+    latents = network.filled([tokens for tokens, _ in samples])
     shares, ranks = model.context_parallel_size, model.tensor_model_parallel_size
     found: Counter[tuple[RowKind, RowKind, int, int]] = Counter()
     for stack in network.stacks:
@@ -76,7 +77,7 @@ def attention_calls(
         by_heads = among_tokens and model.cp_comm_type is ContextComm.A2A
         rows = [
             (_rows(queries, n, m, times), _rows(keys, n, m, times))
-            for (n, _), m in zip(samples, texts, strict=True)
+            for n, m in zip(latents, texts, strict=True)
         ]
         spans = _side_by_side(rows, parts=1 if by_heads else shares, device=device)
         if spans.lengths:  # without texts there is nothing to attend to

@@ -2,6 +2,7 @@
 
 family        sizes and their rules; layers, head and their costs
 tensor_names  names of these layers' tensors in Diffusers
+sequential_names  likewise of layers with norms around attention and MLP (Lumina, Z-Image)
 linear_names  names of linears in the code of FLUX and of the Hunyuan models, which adapters have
 diffusers     what they have in common there: keys of config.json, running a network
 """

@@ -221,6 +221,9 @@ class NetworkCost:
     after: Cost
     text_tokens: int | None = None
     """Text is filled up to this many tokens a sample; None leaves it as long as it is."""
+    attended_multiple: int = 1
+    """Text and latents of a sample are filled up to a multiple of so many tokens, with attention
+    to all of them."""
     image_rows: int = 0
     """Rows of an image encoder in each sample: of its text inputs' rows, but no text tokens. The
     description counts what they cost with the sample."""
@@ -264,7 +267,16 @@ class NetworkCost:
         """Text tokens that the layers see, of samples with so many rows of all text inputs."""
         if self.text_tokens is not None:
             return [self.text_tokens] * len(lengths)
-        return [length - self.image_rows for length in lengths] if self.image_rows else lengths
+        if self.image_rows:
+            lengths = [length - self.image_rows for length in lengths]
+        return self.filled(lengths)
+
+    def filled(self, lengths: Sequence[int]) -> Sequence[int]:
+        """Tokens that the layers see, of latents or texts of so many."""
+        multiple = self.attended_multiple
+        if multiple == 1:
+            return lengths
+        return [-(-length // multiple) * multiple for length in lengths]
 
     def parameters(self, *, tensor: int = 1, pipeline: int = 1) -> int:
         """On the fullest rank: the first stage has what comes before the layers, the last the rest.

@@ -65,10 +65,17 @@ class TokenRow:
     share: SequenceShard  # what is here
 
     @classmethod
-    def of_latents(cls, batch: PackedBatch) -> TokenRow:
-        """The row that the loader packs and the step splits."""
+    def of_latents(cls, batch: PackedBatch, *, multiple: int = 1) -> TokenRow:
+        """The row that the loader packs and the step splits.
+
+        Of a sample's padding, what fills its tokens up to a `multiple` counts as real.
+        """
         spans = zip(pairwise(batch.starts), batch.num_tokens, strict=True)
-        pieces = [Piece(i, a, b - a, real) for i, ((a, b), real) in enumerate(spans)]
+        pieces = [
+            Piece(i, a, b - a, _multiple_of(multiple, real))
+            for i, ((a, b), real) in enumerate(spans)
+        ]
+        assert all(piece.real <= piece.size for piece in pieces), "a pack without attended padding"
         return cls(pieces=tuple(pieces), rows=len(batch.segment_T), share=batch.share)
 
     def on(self, rank: int) -> list[Piece]:
@@ -98,14 +105,19 @@ class TextRow:
         return pad(whole_X, (*last, 0, 1)).index_select(0, self.source_L)
 
 
+def _multiple_of(number: int, length: int) -> int:
+    """The next one."""
+    return -(-length // number) * number
+
+
 def _padded(length: int, share: SequenceShard) -> int:
-    return -(-length // share.count) * share.count
+    return _multiple_of(share.count, length)
 
 
 def text_rows(lengths: Sequence[int], *, share: SequenceShard, multiple: int) -> int:
     """Rows of text on each context rank, as `text_row` lays them."""
     here = sum(_padded(length, share) for length in lengths) // share.count
-    return -(-max(here, 1) // multiple) * multiple
+    return _multiple_of(multiple, max(here, 1))
 
 
 def text_row(

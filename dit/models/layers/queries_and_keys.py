@@ -196,13 +196,15 @@ class RotaryTable(nn.Module):
         thetas: Sequence[float],
         *,
         dtype: torch.dtype = torch.float32,
+        rounded: bool = False,
     ):
         """`dtype` is that of the angles; float64 is what Wan, FLUX, Lumina and HiDream compute in.
 
-        In float32 the cosine at position 1024 is off by 4e-5.
+        In float32 the cosine at position 1024 is off by 4e-5. `rounded`: angles of `dtype` are
+        rounded to float32 before their cosines are taken, as those of Z-Image are.
         """
         super().__init__()
-        self.axes = len(widths)
+        self.axes, self.rounded = len(widths), rounded
         for axis, (width, theta) in enumerate(zip(widths, thetas, strict=True)):
             exponent = torch.arange(0, width, 2, dtype=dtype) / width
             # Not in checkpoints: it follows from the configuration.
@@ -217,6 +219,7 @@ class RotaryTable(nn.Module):
         ]
         # Twice: the two numbers of a pair, which lie half a head apart, turn by one angle.
         angle_TK = torch.cat(parts * 2, dim=-1)
+        angle_TK = angle_TK.float() if self.rounded else angle_TK
         return angle_TK.cos().float(), angle_TK.sin().float()
 
 

@@ -21,61 +21,32 @@ from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, OwnKey, Pi
 from dit.models.diffusers_names import (
     ByKeyHead,
     Features,
-    GatesAndValues,
     NameTable,
     Row,
     TensorSplit,
     linear_rows,
-    without_biases,
 )
-from dit.models.joint.tensor_names import norm_rows
+from dit.models.joint.sequential_names import SequentialNames, sequential_rows, weight_row
 from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS
 from dit.models.lumina2.family import EPS, Lumina2Config
 from dit.models.stacks.stacked_transformer import ALL_NOISE
 
 CLASS = "Lumina2Transformer2DModel"
-_COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
+_HEADS = ByKeyHead(rotated=(0, 1))
 _LEVEL, _TEXT = "time_caption_embed.timestep_embedder", "time_caption_embed.caption_embedder"
 _STACKS = {"noise_refiner": "noise_refiner", "context_refiner": "context_refiner"}
 _STACKS |= {"blocks": "layers"}
 _PIECES = "thwc"  # order of the numbers in a token
 
 
-def _weight(ours: str, theirs: str, width: str = "D") -> Row:
-    return Row(f"{ours}.weight", (f"{theirs}.weight",), TensorSplit.REPLICATED, (width,))
-
-
-def _layer_rows(stack: str, theirs: str) -> tuple[Row, ...]:
+def _names(stack: str) -> SequentialNames:
     """Of the layers of one stack; the text's have no modulation."""
-    ours, theirs, told = f"{stack}.layers.*", f"{theirs}.*", stack != "context_refiner"
-    attention, own = f"{theirs}.attn", f"{ours}.attention"
-    made = tuple(f"{attention}.to_{letter}" for letter in "qkv")
-    wide = tuple(f"{theirs}.feed_forward.linear_{n}" for n in (1, 3))
-    heads: Any = {"split": _COLUMN, "arrangement": ByKeyHead(rotated=(0, 1))}
-    pairs: Any = {"split": _COLUMN, "arrangement": GatesAndValues()}
-    modulation = linear_rows(
-        f"{ours}.modulation.linear", f"{theirs}.norm1.linear", "4D", "T", split=_COLUMN
-    )
-    return (
-        *(modulation if told else ()),
-        _weight(f"{ours}.norm_1", f"{theirs}.norm1.norm" if told else f"{theirs}.norm1"),
-        _weight(f"{ours}.after_1", f"{theirs}.norm2"),
-        _weight(f"{ours}.norm_2", f"{theirs}.ffn_norm1"),
-        _weight(f"{ours}.after_2", f"{theirs}.ffn_norm2"),
-        *norm_rows(own, attention, ("norm_q", "norm_k")),
-        *without_biases(
-            (
-                *linear_rows(f"{own}.linear_qkv", made, "Q", "D", **heads),
-                *linear_rows(f"{own}.linear_proj", f"{attention}.to_out.0", "D", "D", split=_ROW),
-                *linear_rows(f"{ours}.mlp.linear_fc1", wide, "2F", "D", **pairs),
-                *linear_rows(
-                    f"{ours}.mlp.linear_fc2",
-                    f"{theirs}.feed_forward.linear_2",
-                    *("D", "F"),
-                    split=_ROW,
-                ),
-            )
-        ),
+    told = stack != "context_refiner"
+    return SequentialNames(
+        norms=("norm1.norm" if told else "norm1", "norm2", "ffn_norm1", "ffn_norm2"),
+        modulation="norm1.linear" if told else None,
+        attention="attn",
+        mlp=("feed_forward.linear_1", "feed_forward.linear_3", "feed_forward.linear_2"),
     )
 
 
@@ -84,12 +55,18 @@ _TABLE = NameTable(
     rows=(
         _PATCHES[0],
         Row("patches.bias", ("x_embedder.bias",), TensorSplit.REPLICATED, ("D",)),
-        _weight("text_norm", f"{_TEXT}.0", "E"),
+        weight_row("text_norm", f"{_TEXT}.0", "E"),
         *linear_rows("text_embedder", f"{_TEXT}.1", "D", "E"),
         *linear_rows("told.linear_1", f"{_LEVEL}.linear_1", "T", "W"),
         *linear_rows("told.linear_2", f"{_LEVEL}.linear_2", "T", "T"),
-        *(row for names in _STACKS.items() for row in _layer_rows(*names)),
-        *linear_rows("modulate_out.linear", "norm_out.linear_1", "D", "T", split=_COLUMN),
+        *(
+            row
+            for ours, theirs in _STACKS.items()
+            for row in sequential_rows(ours, theirs, _names(ours), heads=_HEADS)
+        ),
+        *linear_rows(
+            "modulate_out.linear", "norm_out.linear_1", "D", "T", split=TensorSplit.COLUMN
+        ),
         *linear_rows("proj_out", "norm_out.linear_2", "C", "D", arrangement=Features(_PIECES)),
     ),
     sizes=lambda model: _sizes(model),

@@ -16,7 +16,7 @@ from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.layer_spec import PerBlockModulation, RowKind, StackSpec
 from dit.models.layers.adaptable import TOKENS
-from dit.models.layers.context_parallel import check_joint_context
+from dit.models.layers.context_parallel import TokenExchange, check_joint_context
 from dit.models.layers.joint_order import JointOrder, TextRow, TokenRow, text_row, text_rows
 from dit.models.layers.modulation import PerBlockAdaLN, TimestepConditioning
 from dit.models.layers.packed_attention import Angles, RowConditions
@@ -72,6 +72,10 @@ class JointTransformer(StackedTransformer):
         """Tokens of all text inputs of each sample; zero is legal."""
         return list(batch.text_rows)
 
+    def latents_row(self, batch: PackedBatch) -> TokenRow:
+        """The latents, with the padding among them that attention sees."""
+        return TokenRow.of_latents(batch, multiple=self.model.attended_multiple)
+
     def text_positions(self, batch: PackedBatch) -> Tensor:
         """Positions [L, A] of the whole text; zeros do not rotate."""
         rows = sum(self.text_lengths(batch))
@@ -91,7 +95,7 @@ class JointTransformer(StackedTransformer):
             multiple=self.model.token_multiple,
             device=device,
         )
-        order = self._order(TokenRow.of_latents(batch), text.row, device=device)
+        order = self._order(self.latents_row(batch), text.row, device=device)
         levels = (batch.level_row_T, text.sample_L)
         rows = (*levels, order.arranged(levels))
         latents, text_rows_of, joint = (self.per_sample(self.my_tokens(row)) for row in rows)
@@ -119,7 +123,7 @@ class JointTransformer(StackedTransformer):
         ]
         alone = text_alone = None
         if RowKind.LATENTS in self.attends:
-            alone = self.context.exchange(batch, rows=len(batch.segment_T))
+            alone = self._latents_alone(batch)
         if RowKind.TEXT in self.attends:
             text_alone = self._order(layout.text.row, device=batch.segment_T.device).apart
         return JointConditions(
@@ -131,6 +135,11 @@ class JointTransformer(StackedTransformer):
             latents_alone=alone,
             text_alone=text_alone,
         )
+
+    def _latents_alone(self, batch: PackedBatch) -> TokenExchange:
+        if self.model.attended_multiple == 1:
+            return self.context.exchange(batch, rows=len(batch.segment_T))
+        return self._order(self.latents_row(batch), device=batch.segment_T.device).apart
 
     def _order(self, *rows: TokenRow, device: torch.device) -> JointOrder:
         """Of rows in the order in which a sample's tokens follow each other."""

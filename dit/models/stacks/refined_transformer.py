@@ -1,4 +1,4 @@
-"""Networks that refine latents and text apart, then go on with both in one row (Lumina)."""
+"""Networks that refine latents and text apart, then join them in one row (Lumina, Z-Image)."""
 
 # T packed tokens, M level rows, C patch features, A axes of positions, L text tokens, E text width
 # X width of what modulations are made of
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -30,13 +32,19 @@ class RefinedTransformer(JointTransformer):
     """Noisy tokens, noise level and text of a pack -> velocity of each token.
 
     Its stacks are sequential layers: those of latents alone and of text alone, then of both. The
-    picture stands behind its caption: its tokens have the caption's length on the first axis.
+    picture stands behind its caption: its tokens have the caption's length on the first axis. With
+    `ModelConfig.attended_multiple`, learned tokens fill up text and latents of each sample: those
+    of text have places of their own, those of latents stand at the origin.
     """
 
     theta: ClassVar[float]
     """Base of the angles of positions."""
     told_scale: ClassVar[float]
     """What a told level is multiplied by before its sinusoid, from [0, 1000]."""
+    rounds_angles: ClassVar[bool] = False
+    """Whether angles are rounded to float32 before their cosines are taken."""
+    first_place: ClassVar[int] = 0
+    """Of the first token of a caption, on the first axis."""
 
     def __init__(
         self,
@@ -54,7 +62,9 @@ class RefinedTransformer(JointTransformer):
         assert isinstance(layer, SequentialLayerSpec)
         self.told_width = told[1]
         # Angles in float64, as in Diffusers.
-        self.rotary = RotaryTable(axes, (self.theta,) * len(axes), dtype=torch.float64)
+        thetas = (self.theta,) * len(axes)
+        options: Any = {"dtype": torch.float64, "rounded": self.rounds_angles}
+        self.rotary = RotaryTable(axes, thetas, **options)
         biased: Any = {"config": config, "bias": True}
         if self.pre_process:
             inputs, text = model.patch_features, model.crossattn_emb_size
@@ -63,6 +73,8 @@ class RefinedTransformer(JointTransformer):
             sees_part_of_tokens(self.text_norm, config)
             self.text_embedder = Replicated(text, width, **biased, token_row=TEXT_TOKENS)
             self.told = TwoLinears(LEVEL_WAVES, config, widths=told)
+            if model.attended_multiple > 1:
+                self.padding, self.text_padding = PadToken(width, config), PadToken(width, config)
         self.build_stacks()
         self.build_head(JOINT_TOKENS, modulate_out=self._scale_out)
 
@@ -73,12 +85,16 @@ class RefinedTransformer(JointTransformer):
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         position_TA = batch.position_TA
         length_N = torch.tensor(self.text_lengths(batch), dtype=position_TA.dtype)
-        length_T = to_device(length_N, position_TA.device)[batch.segment_T]
-        moved_TA = pad(length_T[:, None], (0, position_TA.shape[1] - 1))
+        length_T = to_device(length_N + self.first_place, position_TA.device)[batch.segment_T]
+        moved_TA = pad((length_T * batch.is_real_T)[:, None], (0, position_TA.shape[1] - 1))
         return replace(batch, position_TA=position_TA + moved_TA)
 
+    def text_lengths(self, batch: PackedBatch) -> list[int]:
+        multiple = self.model.attended_multiple
+        return [-(-rows // multiple) * multiple for rows in batch.text_rows]
+
     def text_positions(self, batch: PackedBatch) -> Tensor:
-        places = [torch.arange(length) for length in self.text_lengths(batch)]
+        places = [torch.arange(length) + self.first_place for length in self.text_lengths(batch)]
         place_L1 = torch.cat(places).to(batch.position_TA.dtype)[:, None]
         rows_LA = pad(place_L1, (0, batch.position_TA.shape[1] - 1))
         return to_device(rows_LA, batch.position_TA.device)
@@ -90,10 +106,36 @@ class RefinedTransformer(JointTransformer):
         self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
     ) -> Blocks:
         dtype = self.config.params_dtype
-        text_LE = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
+        text_LE, is_caption_L = self._filled_text(batch)
+        text_LE = self.my_tokens(layout.text.of(text_LE.to(dtype)))
         wave_MX = sinusoid(level_M * self.told_scale, LEVEL_WAVES)
-        return {
-            TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))),
-            TEXT_TOKENS: self.text_embedder(self.text_norm(text_LE)),
-            T_EMB: self.told(wave_MX.to(dtype)),
-        }
+        h_TD = self.patches(self.my_tokens(x_TC.to(dtype)))
+        text_LD = self.text_embedder(self.text_norm(text_LE))
+        if self.model.attended_multiple > 1:
+            h_TD = self.padding(h_TD, self.my_tokens(batch.is_real_T))
+            text_LD = self.text_padding(text_LD, self.my_tokens(layout.text.of(is_caption_L)))
+        return {TOKENS: h_TD, TEXT_TOKENS: text_LD, T_EMB: self.told(wave_MX.to(dtype))}
+
+    def _filled_text(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """All captions [L, E], filled up to `text_lengths`, and which rows are their own [L]."""
+        text_LE, lengths = batch.text_LE, self.text_lengths(batch)
+        starts, device = pairwise(batch.text_starts), text_LE.device
+        source_L = torch.full((sum(lengths),), len(text_LE))
+        at = 0
+        for (first, stop), length in zip(starts, lengths, strict=True):
+            source_L[at : at + stop - first] = torch.arange(first, stop)
+            at += length
+        source_L = to_device(source_L, device)
+        return pad(text_LE, (0, 0, 0, 1)).index_select(0, source_L), source_L < len(text_LE)
+
+
+class PadToken(nn.Module):
+    """A learned token that stands where a sample has none of its own."""
+
+    def __init__(self, width: int, config: TransformerConfig):
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, width, dtype=config.params_dtype))
+        sees_part_of_tokens(self, config)
+
+    def forward(self, h_TD: Tensor, is_own_T: Tensor) -> Tensor:
+        return torch.where(is_own_T[:, None], h_TD, self.token)

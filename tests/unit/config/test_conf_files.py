@@ -35,6 +35,7 @@ MIXTURES = [
     *("sd3_lora", "hunyuanvideo_lora", "hunyuanimage_lora", "ltx_debug", "ltx_lora", "ltx_iclora"),
     *("flux2_debug", "flux2_lora", "lumina2_debug", "lumina2_lora"),
     *("longcat_debug", "longcat_lora"),
+    *("zimage_debug", "zimage_lora"),
 ]
 
 
@@ -78,7 +79,7 @@ def test_the_files_of_the_readme_are_there() -> None:
     double |= {"hunyuanvideo_debug", "hunyuanimage_debug", "chroma_debug", "chroma_lora"}
     double |= {"sd3_lora", "hunyuanvideo_lora", "hunyuanimage_lora"}
     ltx = {"ltx_debug", "ltx_lora", "ltx_iclora", "ltx_digits_edit"}
-    single = {"lumina2_debug", "lumina2_lora"}
+    single = {"lumina2_debug", "lumina2_lora", "zimage_debug", "zimage_lora"}
     assert set(FILES) == sizes | digits | wan | flux | double | single | ltx
 
 

@@ -73,6 +73,10 @@ TINY_PAGES = {
         ("models/Lumina", "runs/lumina2_lora"),
         still("model.family=lumina2", "model.num_layers=2", "model.num_refiner_layers=1"),
     ),
+    **dict.fromkeys(
+        ("models/Z-Image", "runs/zimage_lora"),
+        still("model.family=zimage", "model.num_layers=2", "model.num_refiner_layers=1"),
+    ),
     **dict.fromkeys(("models/Wan", "runs/wan"), NETWORKS["wan"]),
     **dict.fromkeys(("models/FLUX", "runs/flux_"), NETWORKS["flux"]),
     **dict.fromkeys(("models/Qwen", "runs/qwen_image_lora"), NETWORKS["qwen"]),
@@ -161,6 +165,7 @@ PIPELINES: dict[str, dict[str, tuple[str, tuple, dict]]] = {
     "flux2.md": {"FLUX.2-klein-base-4B": ("flux2", ("klein",), {})},
     "lumina2.md": {"Lumina-Image-2.0": ("lumina2", (), {})},
     "longcat.md": {"LongCat-Image": ("longcat", (), {})},
+    "zimage.md": {"Z-Image": ("zimage", (), {})},
     "ltx.md": {"LTX-Video-0.9.5": ("ltx", ("LTXConditionPipeline",), {})},
 }
 """Page -> folder in models/ -> the file of tests/families whose `pipeline` fills it, its inputs."""
@@ -231,6 +236,7 @@ PAGES = [
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
     *("ltx.md", "training_cost.md", "flux2.md", "distilled.md", "lumina2.md", "preferences.md"),
     "longcat.md",
+    "zimage.md",
 ]
 BY_HAND = ("data/edits", "runs/edits")
 """Their text encoder needs torchvision, of which pip has no build for a torch without CUDA."""

@@ -1,0 +1,213 @@
+"""Z-Image in Diffusers: names of tensors, config.json, pipelines, running its network.
+
+Its class is `ZImageTransformer2DModel`.
+"""
+
+# D model width, K head width, Q queries, keys and values of a token, F width of the MLP
+# W cosines and sines of the level, T width of its embedding, I inside of it, E text width
+# C numbers in a token
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from dit.batch import LatentSample
+from dit.config import RunConfig
+from dit.config.checks import Rule
+from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
+from dit.models.diffusers_names import Features, NameTable, Row, TensorSplit, linear_rows
+from dit.models.joint.sequential_names import SequentialNames, sequential_rows, weight_row
+from dit.models.joint.tensor_names import BY_HEAD
+from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS
+from dit.models.stacks.stacked_transformer import ALL_NOISE
+from dit.models.zimage.family import EPS, INSIDE_OF_TOLD, MLP_RATIO, ZImageConfig
+from dit.models.zimage.model import ZImageNetwork
+
+CLASS = "ZImageTransformer2DModel"
+_STACKS = {"noise_refiner": "noise_refiner", "context_refiner": "context_refiner"}
+_STACKS |= {"blocks": "layers"}
+_PIECES = "thwc"  # order of the numbers in a token
+_PATCH = "2-1"  # rows and columns, frames
+_EMBED, _HEAD = f"all_x_embedder.{_PATCH}", f"all_final_layer.{_PATCH}"
+
+
+def _names(stack: str) -> SequentialNames:
+    """Of the layers of one stack; the text's have no modulation."""
+    return SequentialNames(
+        norms=("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2"),
+        modulation=None if stack == "context_refiner" else "adaLN_modulation.0",
+        attention="attention",
+        mlp=("feed_forward.w1", "feed_forward.w3", "feed_forward.w2"),
+    )
+
+
+def _pad_token(ours: str, theirs: str) -> Row:
+    return Row(ours, (theirs,), TensorSplit.REPLICATED, ("1", "D"))
+
+
+_PATCHES = linear_rows("patches", _EMBED, "D", "C", arrangement=Features(_PIECES, axis=1))
+_TABLE = NameTable(
+    rows=(
+        _PATCHES[0],
+        Row("patches.bias", (f"{_EMBED}.bias",), TensorSplit.REPLICATED, ("D",)),
+        weight_row("text_norm", "cap_embedder.0", "E"),
+        *linear_rows("text_embedder", "cap_embedder.1", "D", "E"),
+        *linear_rows("told.linear_1", "t_embedder.mlp.0", "I", "W"),
+        *linear_rows("told.linear_2", "t_embedder.mlp.2", "T", "I"),
+        _pad_token("padding.token", "x_pad_token"),
+        _pad_token("text_padding.token", "cap_pad_token"),
+        *(
+            row
+            for ours, theirs in _STACKS.items()
+            for row in sequential_rows(ours, theirs, _names(ours), heads=BY_HEAD)
+        ),
+        *linear_rows(
+            "modulate_out.linear",
+            f"{_HEAD}.adaLN_modulation.1",
+            *("D", "T"),
+            split=TensorSplit.COLUMN,
+        ),
+        *linear_rows("proj_out", f"{_HEAD}.linear", "C", "D", arrangement=Features(_PIECES)),
+    ),
+    sizes=lambda model: _sizes(model),
+    layers=lambda model: {
+        "noise_refiner": model.num_refiner_layers,
+        "context_refiner": model.num_refiner_layers,
+        "blocks": model.num_layers,
+    },
+)
+
+
+def _sizes(model: ZImageConfig) -> dict[str, int]:
+    width, hidden = model.hidden_size, model.ffn_hidden_size
+    return {
+        **{"D": width, "4D": 4 * width, "K": width // model.num_attention_heads, "Q": 3 * width},
+        **{"F": hidden, "2F": 2 * hidden, "W": LEVEL_WAVES, "T": model.told_width, "1": 1},
+        **{"I": INSIDE_OF_TOLD, "E": model.crossattn_emb_size, "C": model.patch_features},
+    }
+
+
+def _linears(stack: str) -> dict[str, str]:
+    """Of the original project: names of linears in one stack -> in Diffusers."""
+    attention, mlp = f"{stack}.*.attention", f"{stack}.*.feed_forward"
+    names = {
+        f"{attention}.qkv": " ".join(f"{attention}.to_{letter}" for letter in "qkv"),
+        f"{attention}.out": f"{attention}.to_out.0",
+        **{f"{mlp}.w{n}": f"{mlp}.w{n}" for n in (1, 2, 3)},
+    }
+    if stack == "context_refiner":
+        return names
+    return names | {f"{stack}.*.adaLN_modulation.0": f"{stack}.*.adaLN_modulation.0"}
+
+
+_BESIDE = {
+    **{name: name for name in ("t_embedder.mlp.0", "t_embedder.mlp.2", "cap_embedder.1")},
+    "x_embedder": _EMBED,
+    "final_layer.adaLN_modulation.1": f"{_HEAD}.adaLN_modulation.1",
+    "final_layer.linear": f"{_HEAD}.linear",
+}
+ZIMAGE_NAMES = {
+    **{name: theirs for stack in _STACKS.values() for name, theirs in _linears(stack).items()},
+    **_BESIDE,
+}
+"""Of the original project and of ComfyUI, which have queries, keys and values in one linear."""
+
+
+def _rules(t: Any) -> list[Rule]:
+    """What our network has a counterpart for."""
+    sizes = tuple(t.all_patch_size), tuple(t.all_f_patch_size)
+    return [
+        (
+            t.siglip_feat_dim is None,
+            f"siglip_feat_dim={t.siglip_feat_dim}, of Z-Image-Omni and Z-Image-Edit, which see"
+            " other pictures by features of SigLIP",
+        ),
+        (
+            sizes == ((2,), (1,)),
+            f"all_patch_size={list(sizes[0])} and all_f_patch_size={list(sizes[1])}, not [2] and"
+            " [1]",
+        ),
+        (t.qk_norm, "qk_norm=false"),
+        (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g}, not {EPS:g}"),
+        (
+            t.rope_theta == ZImageNetwork.theta,
+            f"rope_theta={t.rope_theta:g}, not {ZImageNetwork.theta:g}",
+        ),
+        (t.t_scale == ALL_NOISE, f"t_scale={t.t_scale:g}, not {ALL_NOISE:g}"),
+        (
+            t.n_refiner_layers <= MOST_REFINER_LAYERS,
+            f"n_refiner_layers={t.n_refiner_layers}, more than {MOST_REFINER_LAYERS}",
+        ),
+    ]
+
+
+_LARGEST = (1536, 512, 512)
+"""Rows of Diffusers' tables of angles: for places in the text and behind it, rows, columns."""
+KEYS = ConfigKeys(
+    keys=(
+        Key("all_patch_size", default=(2,), type=list[PositiveInt], write=lambda _: [2]),
+        Key("all_f_patch_size", default=(1,), type=list[PositiveInt], write=lambda _: [1]),
+        Key("in_channels", "in_channels", 16),
+        Key("dim", "hidden_size", 3840),
+        Key("n_layers", "num_layers", 30),
+        Key("n_refiner_layers", "num_refiner_layers", 2),
+        Key("n_heads", "num_attention_heads", 30),
+        # Nothing reads it: each head of queries has keys of its own.
+        Key("n_kv_heads", default=30, write=lambda m: m.num_attention_heads),
+        Key("norm_eps", default=EPS),
+        Key("qk_norm", default=True),
+        Key("cap_feat_dim", "crossattn_emb_size", 2560),
+        Key("siglip_feat_dim", type=PositiveInt | None),
+        Key("rope_theta", default=ZImageNetwork.theta),
+        Key("t_scale", default=ALL_NOISE),
+        Key("axes_dims", "rope_axes", (32, 48, 48)),
+        Key("axes_lens", default=(1024, 512, 512), write=lambda _: _LARGEST),
+    ),
+    kept=(
+        OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),
+        OwnKey("patch_spatial", PositiveInt, published=lambda _: 2),
+    ),
+    rules=_rules,
+)
+
+
+def _inexpressible(config: RunConfig) -> list[str]:
+    model: Any = config.model
+    found = []
+    if model.mlp_ratio != MLP_RATIO:
+        found.append(f"model.mlp_ratio={model.mlp_ratio:g}, not 8/3 ({MLP_RATIO})")
+    if model.patch_spatial != 2:
+        found.append(f"model.patch_spatial={model.patch_spatial}, not 2")
+    return found
+
+
+def _run_network(
+    network: nn.Module,
+    sample: LatentSample,
+    level: float,
+    config: RunConfig,  # noqa: ARG001
+) -> Tensor:
+    """What Diffusers' network makes of one sample, as its pipeline turns it round."""
+    told = torch.tensor([1 - level / ALL_NOISE])
+    (made,) = network([sample.latent_CFHW], told, [sample.text_LE], return_dict=False)
+    return -made[0]
+
+
+FORM = DiffusersForm(
+    class_name=CLASS,
+    table=_TABLE,
+    keys=KEYS,
+    inexpressible=_inexpressible,
+    original_names=(ZIMAGE_NAMES,),
+    comfyui_names=lambda _: ZIMAGE_NAMES,
+    pipelines={"ZImagePipeline": Pipeline()},
+    refused_pipelines={
+        "ZImageOmniPipeline": "pictures beside the target, by features of SigLIP",
+    },
+    largest_latent=lambda model: (1, *(side * model.patch_spatial for side in _LARGEST[1:])),
+    run_network=_run_network,
+)

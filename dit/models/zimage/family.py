@@ -1,0 +1,201 @@
+"""The family `zimage`, Z-Image and Z-Image-Turbo: its fields, sizes and rules, and what else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dit.config import ModelConfig
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
+from dit.models.family import (
+    TINY_NETWORK,
+    Family,
+    ObjectiveConventions,
+    SampleInput,
+    WeightRules,
+    grid_positions,
+    text_input,
+)
+from dit.models.joint.family import (
+    ADALN_ZERO,
+    EVEN_STEPS,
+    JOINT_PARTS,
+    axes_fill_heads,
+    embedder_cost,
+    even_axes,
+    learns_pictures,
+)
+from dit.models.layer_spec import (
+    LEVEL_WAVES,
+    MOST_REFINER_LAYERS,
+    Activation,
+    AttentionSpec,
+    Cost,
+    FeedForwardSpec,
+    NetworkCost,
+    PerBlockModulation,
+    RowKind,
+    SequentialLayerSpec,
+    StackSpec,
+    WeightShape,
+    replicated,
+)
+from dit.models.registry import imported
+
+TITLE, EPS = "Z-Image", 1e-5
+INSIDE_OF_TOLD = 1024
+"""Width between the two linears of the level; fixed in Diffusers."""
+MLP_RATIO = 8 / 3
+"""Of Diffusers' class, which has no key for it."""
+_MOST_TOLD = 256
+_OTHER_PICTURES = (
+    "sees pictures beside the target, by features of SigLIP that this family has no layers for"
+)
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {"zimage": {}, "zimage_turbo": {}}
+"""What each `model.name` sets: config.json of Tongyi-MAI/Z-Image and of Z-Image-Turbo."""
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "zimage": {
+        **TINY_NETWORK,
+        "num_refiner_layers": 1,
+        "hidden_size": 96,
+        "num_attention_heads": 12,
+        "mlp_ratio": 1.0,
+        "crossattn_emb_size": 16,
+        "rope_axes": (2, 2, 4),
+    }
+}
+"""Named size -> what makes it tiny (`Family.tiny`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZImageConfig(ModelConfig):
+    """The network: sizes, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    shown_before: ClassVar[Mapping[str, str]] = {"num_refiner_layers": "hidden_size"}
+    attended_multiple: ClassVar[int] = 32
+
+    name: str = "zimage"
+    """A named size (zimage, zimage_turbo) or `custom`."""
+    family: str = "zimage"
+    num_layers: int = 30
+    """Layers over latents and text together."""
+    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    """Layers before these over latents alone, and as many over text alone."""
+    hidden_size: int = 3840
+    num_attention_heads: int = 30
+    """Heads of attention; tensor ranks share them."""
+    mlp_ratio: Refused[float] = MLP_RATIO
+    """Width of the MLP divided by hidden_size; 8/3 in Diffusers."""
+    crossattn_emb_size: int = 2560
+    rope_axes: Refused[tuple[int, int, int]] = bounded((32, 48, 48), most=2**17, at_least_one=False)
+    """Widths of a head rotated by place in the text, row and column; their sum is its width."""
+
+    own_stages = ModelConfig.enough_layers
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            even_axes(self),
+            (
+                self.text_pad_to is None,
+                f"text_pad_to={self.text_pad_to}: {TITLE} fills captions up with learned tokens;"
+                " set it to null",
+            ),
+            (
+                self.token_route is None,
+                f"route_from={self.route_from}: {TITLE} attends to padding, of which a route of"
+                " tokens would leave out a part; set it to null",
+            ),
+            learns_pictures(self, TITLE),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        return [axes_fill_heads(self)]
+
+    @property
+    def all_layers(self) -> int:
+        return self.num_layers + 2 * self.num_refiner_layers
+
+    @property
+    def ffn_hidden_size(self) -> int:
+        if self.mlp_ratio == MLP_RATIO:
+            return int(self.hidden_size / 3 * 8)  # as Diffusers rounds it
+        return int(self.hidden_size * self.mlp_ratio)
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return [*sizes, self.num_refiner_layers, self.crossattn_emb_size]
+
+    @property
+    def told_width(self) -> int:
+        """Width of the embedding of the level."""
+        return min(self.hidden_size, _MOST_TOLD)
+
+
+def zimage_stacks(model: ZImageConfig) -> tuple[StackSpec, ...]:
+    """The refiners, of which that of text knows no level, then the layers."""
+    width, told = model.hidden_size, PerBlockModulation(inputs=model.told_width, activated=False)
+    attention = AttentionSpec(width=width, heads=model.num_attention_heads, eps=EPS)
+    feed_forward = FeedForwardSpec(
+        width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
+    )
+
+    def layer(rows: RowKind, modulation: PerBlockModulation | None = told) -> SequentialLayerSpec:
+        parts: Any = {"attention": attention, "feed_forward": feed_forward, "eps": EPS}
+        return SequentialLayerSpec(rows=rows, modulation=modulation, **parts)
+
+    few = model.num_refiner_layers
+    return (
+        StackSpec(name="noise_refiner", count=few, layer=layer(RowKind.LATENTS)),
+        StackSpec(name="context_refiner", count=few, layer=layer(RowKind.TEXT, None)),
+        StackSpec(name="blocks", count=model.num_layers, layer=layer(RowKind.JOINT)),
+    )
+
+
+def zimage_cost(model: ZImageConfig) -> NetworkCost:
+    """The network; its arithmetic is that of Diffusers' `ZImageTransformer2DModel`."""
+    width, told = model.hidden_size, model.told_width
+    weights = (WeightShape(numbers=model.crossattn_emb_size), WeightShape(numbers=2 * width))
+    before = embedder_cost(model) + Cost(weights=weights)
+    for inputs, outputs in ((LEVEL_WAVES, INSIDE_OF_TOLD), (INSIDE_OF_TOLD, told)):
+        before += replicated(inputs, outputs, rows=RowKind.SAMPLES, bias=True)
+    after = PerBlockModulation(inputs=told).cost(width, 1)
+    after += replicated(width, model.output_features, rows=RowKind.JOINT, bias=True)
+    return NetworkCost(
+        before=before,
+        stacks=zimage_stacks(model),
+        after=after,
+        attended_multiple=model.attended_multiple,
+    )
+
+
+def _inputs(model: ZImageConfig) -> tuple[SampleInput, ...]:
+    return (text_input(model, encoder="zimage"),)
+
+
+FAMILY = Family(
+    name="zimage",
+    config=ZImageConfig,
+    network=imported("dit.models.zimage.model:ZImageNetwork"),
+    cost=zimage_cost,
+    parts={**JOINT_PARTS, "context_refiner": "text"},
+    diffusers=imported("dit.models.zimage.diffusers:FORM"),
+    inputs=_inputs,
+    positions=grid_positions,  # the network adds the place behind the caption to the first number
+    weights=WeightRules(zero=(*ADALN_ZERO, "*padding.token"), no_decay=("*padding.token",)),
+    objective=ObjectiveConventions(
+        settings=EVEN_STEPS,
+        of_size={"zimage": {"flow_shift": 6.0}, "zimage_turbo": {"flow_shift": 3.0}},
+        sign=-1,
+        tells_data_part=True,
+        clean_level=None,
+    ),
+    vae=lambda _: "zimage",
+    distilled=("zimage_turbo",),
+    refused={"zimage_omni": _OTHER_PICTURES, "zimage_edit": _OTHER_PICTURES},
+    tiny=TINY,
+)

@@ -1,0 +1,24 @@
+"""Z-Image: latents and text, filled up with learned tokens, refined apart, then in one row."""
+
+from __future__ import annotations
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from dit.models.stacks.refined_transformer import RefinedTransformer
+from dit.models.zimage.family import FAMILY, INSIDE_OF_TOLD, ZImageConfig, zimage_stacks
+
+
+class ZImageNetwork(RefinedTransformer):
+    """The arithmetic is that of Diffusers' `ZImageTransformer2DModel`."""
+
+    sign, tells_data_part = FAMILY.objective.sign, FAMILY.objective.tells_data_part
+    theta = 256.0
+    told_scale = 1.0
+    rounds_angles = True
+    first_place = 1
+
+    def __init__(
+        self, model: ZImageConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
+    ):
+        told = (INSIDE_OF_TOLD, model.told_width)
+        super().__init__(model, groups, vp_stage, zimage_stacks(model), told=told)
