@@ -23,6 +23,7 @@ from dit.models.layer_spec.shapes import (
     BY_TABLE,
     EXCHANGED,
     EXCHANGED_ACROSS_HEADS,
+    GROUPED,
     JOINT,
     JOINT_WITHOUT_NORM,
     MODULATED,
@@ -169,9 +170,8 @@ class SequentialLayerSpec:
     @property
     def cost(self) -> Cost:
         attention, width = self.attention, self.attention.width
-        made = _self_attention(
-            attention, self.feed_forward, self.rows, exchanges=2, kept=SEQUENTIAL
-        )
+        kept = SEQUENTIAL if attention.key_heads == attention.heads else GROUPED
+        made = _self_attention(attention, self.feed_forward, self.rows, exchanges=2, kept=kept)
         if RowKind.LATENTS not in self.rows:
             made = replace(made, kept=NOTHING)
         total = made + attention.cost(self.rows) + self.feed_forward.cost(self.rows)

@@ -74,8 +74,9 @@ OF_IMAGE = KeptBy(fused=Kept(inside=1), eager=Kept(inside=1))
 JOINT = KeptBy(fused=Kept(inside=8), eager=Kept(inside=7))
 JOINT_WITHOUT_NORM = KeptBy(fused=Kept(inside=5), eager=Kept(inside=5))
 SINGLE = KeptBy(fused=Kept(inside=7), eager=Kept(inside=9))
+SEQUENTIAL = KeptBy(fused=Kept(inside=6, outside=10), eager=Kept(inside=8, outside=14))
 # Three heads of queries for one of keys, whose repeated keys and values are kept.
-SEQUENTIAL = KeptBy(fused=Kept(inside=16 / 3, outside=10), eager=Kept(inside=16 / 3, outside=14))
+GROUPED = KeptBy(fused=Kept(inside=16 / 3, outside=10), eager=Kept(inside=16 / 3, outside=14))
 SECOND = KeptBy(fused=Kept(inside=8, outside=2), eager=Kept(inside=8, outside=5))
 
 
