@@ -197,8 +197,9 @@ def _items(config: RunConfig) -> list[Any]:
     """The mixture as packs with their problems, on the device."""
     from dit.bin_packing import best_fit_decreasing
     from dit.data import null_inputs
-    from dit.data.pack import PatchLayout, SampleSize, pack_samples
+    from dit.data.pack import SampleSize, pack_samples
     from dit.distributed.process_groups import device
+    from dit.models.patch_layout import PatchLayout
     from dit.objectives.registry import training_objective
     from dit.objectives.training_target import training_problem
 

@@ -11,9 +11,10 @@ import torch
 
 from dit.batch import TEXT, Grid, LatentSample, PackedBatch, pack_identity
 from dit.config import ModelConfig, Precision, RunConfig
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
 from dit.models.dit.family import DitConfig
 from dit.models.family import Family, InputKind, SampleInput
+from dit.models.patch_layout import PatchLayout
 from dit.models.registry import family_of
 
 

@@ -30,11 +30,12 @@ from torch.utils._pytree import tree_leaves
 
 from dit.batch import Grid, LatentSample, PackedBatch
 from dit.config import LoraConfig, ModelConfig
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
 from dit.lora.targets import attach_adapters, chosen_adapters
 from dit.models.family import InputKind
 from dit.models.kernels.traffic import OPERATOR_BYTES
 from dit.models.layers import per_sample
+from dit.models.patch_layout import PatchLayout
 from dit.models.registry import family_of
 from dit.pack_wire import pack_to
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from dit.batch import TEXT, PackedBatch, Problem
 from dit.config import ModelConfig, RunConfig
 from dit.convert.diffusers_config import diffusers_transformer_config
-from dit.data.pack import PatchLayout
 from dit.models.diffusers_form import DiffusersForm, StackedSamples
 from dit.models.diffusers_names import Pair, their_tensors
 from dit.models.parameter_groups import own_name
+from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpatchify
 from dit.models.registry import diffusers_form, pairs
 

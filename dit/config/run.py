@@ -13,6 +13,7 @@ from dit.config.lora import LoraConfig
 from dit.config.model import ModelConfig
 from dit.config.objective import ObjectiveConfig
 from dit.config.resume import AtStart, Live
+from dit.config.token_route import share_rules
 from dit.config.training import (
     DdpConfig,
     DistConfig,
@@ -172,7 +173,7 @@ class RunConfig:
                 f" dataset.sample_multiple={math.lcm(multiple, parts)} from the start of the run,"
                 " or other ranks",
             ),
-            *self._token_shares(parts),
+            *share_rules(self, parts),
             (
                 # Transformer Engine refuses it for packs, or pays for it with memory of T x T.
                 not (ring and self.train.deterministic),
@@ -254,38 +255,6 @@ class RunConfig:
                 for wrong in [self._mock_problem(geometry)]
             ),
         )
-
-    def _token_shares(self, parts: int) -> list[Rule]:
-        """Each of so many pieces of a sample is whole runs of neighbours."""
-        rate, attended = self.objective.second_level_rate, self.model.attended_multiple
-        refused = (
-            not rate or attended == 1,
-            f"objective.second_level_rate={rate} parts the tokens of a sample, and"
-            f" model.family={self.model.family} attends to its padding; set it to 0",
-        )
-        multiple, rules = self.dataset.sample_multiple, [refused]
-        pieces = f" in each of {parts} pieces of a sample" if parts > 1 else ""
-        for key, rate, share in (
-            ("model.route_rate", self.model.route_rate, self.model.token_route),
-            (
-                "objective.second_level_rate",
-                self.objective.second_level_rate,
-                self.objective.level_share,
-            ),
-        ):
-            if share is None:
-                continue
-            parts *= share.run  # pieces of the parts of a sample are whole runs of the route
-            rules.append(
-                (
-                    multiple % parts == 0,
-                    f"{key}={rate} sets {share.run - share.kept} of {share.run} neighbouring"
-                    f" tokens apart{pieces}, and dataset.sample_multiple={multiple} does not divide"
-                    f" by {parts}; use dataset.sample_multiple={math.lcm(multiple, parts)} from the"
-                    " start of the run, or a rate of fewer digits such as 0.5",
-                )
-            )
-        return rules
 
     def _warm_start(self) -> list[Rule]:
         """What `train.warm_start_ema` needs."""

@@ -5,6 +5,7 @@ Token routing is that of TREAD (arXiv:2501.04765).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -14,6 +15,7 @@ from dit.config.checks import Rule
 
 if TYPE_CHECKING:
     from dit.config.model import ModelConfig
+    from dit.config.run import RunConfig
 
 SHORT_SAMPLE = 512
 """Tokens of a sample below which routing has been seen to harm."""
@@ -76,7 +78,7 @@ class TokenRoute(TokenShare):
 
 
 def route_rules(model: ModelConfig) -> list[Rule]:
-    """Rules of the keys by themselves; `RunConfig` knows the multiple of samples."""
+    """Rules of the keys of a route by themselves."""
     first, last, rate, most = model.route_from, model.route_to, model.route_rate, model.all_layers
     rules = [
         (
@@ -99,3 +101,33 @@ def route_rules(model: ModelConfig) -> list[Rule]:
             f" counted from 0 to {most - 1}",
         ),
     ]
+
+
+def share_rules(run: RunConfig, parts: int) -> list[Rule]:
+    """Each of so many pieces of a sample is whole runs of neighbours, of both keys together."""
+    model, objective, multiple = run.model, run.objective, run.dataset.sample_multiple
+    rules = [
+        (
+            objective.level_share is None or model.attended_multiple == 1,
+            f"objective.second_level_rate={objective.second_level_rate} parts the tokens of a"
+            f" sample, and model.family={model.family} attends to its padding; set it to 0",
+        )
+    ]
+    pieces = f" in each of {parts} pieces of a sample" if parts > 1 else ""
+    for key, rate, share in (
+        ("model.route_rate", model.route_rate, model.token_route),
+        ("objective.second_level_rate", objective.second_level_rate, objective.level_share),
+    ):
+        if share is None:
+            continue
+        parts *= share.run  # pieces of the parts of a sample are whole runs of the route
+        rules.append(
+            (
+                multiple % parts == 0,
+                f"{key}={rate} sets {share.run - share.kept} of {share.run} neighbouring tokens"
+                f" apart{pieces}, and dataset.sample_multiple={multiple} does not divide by"
+                f" {parts}; use dataset.sample_multiple={math.lcm(multiple, parts)} from the start"
+                " of the run, or a rate of fewer digits such as 0.5",
+            )
+        )
+    return rules

@@ -20,9 +20,10 @@ from dit.convert.diffusers_config import diffusers_transformer_config
 from dit.convert.errors import ConvertError
 from dit.convert.export import open_stored
 from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
 from dit.models.diffusers_names import their_tensors
 from dit.models.family import InputKind
+from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpack_latents
 from dit.models.registry import diffusers_form, family_of, pairs
 from dit.progress import Track, no_progress

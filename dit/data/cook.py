@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig
-from dit.data.pack import PatchLayout, SampleSize, references
+from dit.data.pack import SampleSize, references
 from dit.data.records import (
     MOST_WEIGHT,
     Kinds,
@@ -34,6 +34,7 @@ from dit.data.records import (
 )
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.family import InputKind, SampleInput
+from dit.models.patch_layout import PatchLayout
 
 
 @dataclass(frozen=True, kw_only=True)

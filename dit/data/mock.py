@@ -25,8 +25,8 @@ from megatron.energon.state import FlexState
 
 from dit.config import MockGeometry, RunConfig
 from dit.data.energon.worker_shards import ReadCounts, ReaderConfig, Remaining, WorkerShard
-from dit.data.pack import PatchLayout
 from dit.models.family import InputKind, SampleInput
+from dit.models.patch_layout import PatchLayout
 
 _ENDLESS = 2**31
 

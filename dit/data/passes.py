@@ -27,11 +27,11 @@ from dit.config import Balance, DatasetConfig, Problems, RunConfig
 from dit.config.token_route import SHORT_SAMPLE
 from dit.data.cook import Expected, size_in_pack
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves
-from dit.data.pack import PatchLayout
 from dit.data.preflight import SIDE_BY_SIDE, check_data, read_data_card
 from dit.data.rejections import REMEDIES, DataError, SampleRefused
 from dit.models.cost import geometry_tokens
 from dit.models.flops import forward_flops
+from dit.models.patch_layout import PatchLayout
 from dit.progress import brief, counted
 
 # Heads are read until the mean length is known so well, or so many: 0.1 ms each on a local disk.

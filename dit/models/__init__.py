@@ -7,6 +7,7 @@ family           what a family says of itself
 registry         the table of all families
 diffusers_form   the networks of a family as Diffusers has them; config.json key by key
 positions        latents <-> tokens, one sample at a time; rules that give tokens their positions
+patch_layout     what a sample of a run becomes in a pack, from its family and the run
 layer_spec/      sizes and choices of layers and stacks, and what each layer costs
 kernels/         fused kernels for GPUs, of what lies between matrix products
 attention/       attention inside each sample of a pack, and which kernel computes it

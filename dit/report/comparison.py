@@ -27,6 +27,7 @@ MEASURES: dict[str, Mapping[str, Any]] = {
     "preference": {},
     "dpo_beta": {"preference": "dpo"},
     "given_frames": {},
+    "second_level_rate": {},
     "image_condition_probability": {},
     "sigma_data": _EDM,
     "p_mean": _EDM,

@@ -20,9 +20,10 @@ from dit.batch import TEXT, LatentSample, PackedBatch
 from dit.bin_packing import best_fit_decreasing
 from dit.config import ModelConfig, RunConfig, Sampler
 from dit.data.cook import Expected, check_inputs
-from dit.data.pack import PatchLayout, SampleSize, pack_samples
+from dit.data.pack import SampleSize, pack_samples
 from dit.data.rejections import SampleRefused
 from dit.models.family import NullInput
+from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpack_latents
 from dit.models.registry import family_of
 from dit.objectives.objective import SamplingPath

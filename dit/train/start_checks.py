@@ -28,7 +28,6 @@ from dit.config import (
 )
 from dit.config_loading.validate import check_objective_inputs
 from dit.data import build_train_loader, null_inputs, validation_groups
-from dit.data.pack import PatchLayout
 from dit.data.passes import absent_data, data_paths
 from dit.data.preflight import validation_sets
 from dit.models.cost import network_cost
@@ -37,6 +36,7 @@ from dit.models.layers.parallel_linear import check_fusion
 from dit.models.layers.per_sample import check_compiler
 from dit.models.layers.transformer_engine import check_engine
 from dit.models.parameter_groups import Weight, group_of_weights
+from dit.models.patch_layout import PatchLayout
 from dit.objectives.registry import sampling_path, training_objective
 from dit.objectives.training_target import clean_network_level
 from dit.safe_writing import check_no_writer

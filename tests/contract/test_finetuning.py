@@ -16,7 +16,8 @@ from dit.batch import LatentSample, PackedBatch, Problem
 from dit.config import RunConfig
 from dit.config_loading import load_config
 from dit.convert.load_hf.start import hf_start
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
+from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpack_latents
 from dit.models.registry import diffusers_form
 from dit.objectives.registry import training_objective

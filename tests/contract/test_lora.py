@@ -33,13 +33,14 @@ from dit.convert.export import ExportOptions, export_weights, open_stored
 from dit.convert.import_ import import_weights
 from dit.convert.load_hf.start import weights_of_folder
 from dit.convert.lora import export_lora, import_lora, open_adapters
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
 from dit.lora.checkpoint import adapters_of
 from dit.lora.factors import LoraFactors, LoraFileError, from_stored, shapes_of
 from dit.lora.files import read_lora, write_lora
 from dit.lora.targets import attach_adapters
 from dit.models.family import InputKind
 from dit.models.layers.adaptable import FROZEN, adapters_off
+from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpack_latents
 from dit.models.registry import diffusers_form, family_of, pairs
 from dit.objectives.training_target import training_problem

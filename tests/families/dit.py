@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
+from dit.models.patch_layout import PatchLayout
 from tests.families.case import COUNTED, COUNTED_TEXT, VIDEOS, Case, latent_of, rows_of, text_of
 from tests.packs import random_pack, random_samples, run_config
 

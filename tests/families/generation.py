@@ -14,7 +14,8 @@ from torch import Tensor
 from dit.batch import Grid
 from dit.config import RunConfig
 from dit.convert.import_ import import_weights
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
+from dit.models.patch_layout import PatchLayout
 from dit.sampling import generate
 from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.options import GenerationOptions

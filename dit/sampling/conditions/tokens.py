@@ -26,8 +26,8 @@ from torch import Tensor
 
 from dit.batch import PackedBatch
 from dit.config import RunConfig
-from dit.data.pack import PatchLayout
 from dit.models.family import ConditionRules, InputKind, SampleInput
+from dit.models.patch_layout import PatchLayout
 from dit.models.positions import patchify
 from dit.models.registry import family_of
 from dit.objectives.objective import SamplingPath, per_token

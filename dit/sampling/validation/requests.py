@@ -23,9 +23,9 @@ from torch import Tensor
 
 from dit.batch import TEXT, PackedBatch
 from dit.config import ModelConfig, RunConfig
-from dit.data.pack import PatchLayout
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import InputKind
+from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpatchify
 from dit.objectives.training_target import own_null_texts
 from dit.sampling.generate import Request

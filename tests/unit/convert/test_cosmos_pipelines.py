@@ -15,8 +15,9 @@ from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, check_expressible, export_weights
 from dit.convert.import_ import import_weights
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
 from dit.models.dit.model import DiT
+from dit.models.patch_layout import PatchLayout
 from dit.sampling import generate
 from dit.sampling.generate import Request, SamplingSettings, check_requests, generate_latents
 from dit.train.checkpoint.state_dict import load_weights

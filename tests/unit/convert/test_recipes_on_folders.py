@@ -59,8 +59,8 @@ WANTED: dict[str, dict[str, Any]] = {
 }
 
 
-FIXED = {"mlp_ratio": 4.0, "glyph_hidden_size": 2048}
-"""What Diffusers has in code."""
+FIXED = ("mlp_ratio", "glyph_hidden_size")
+"""What Diffusers has in code, as the named sizes have it."""
 
 
 def folder_of(place: Path, model: ModelConfig, scheduler: str | None, *, whole: bool) -> Path:
@@ -131,7 +131,7 @@ def tiny_run(name: str, place: Path, scheduler: str) -> list[str]:
     """Words that start the file on a tiny network of its family, in a folder that is made."""
     named = named_model(size_of(name))
     family = family_of(named)
-    fixed = {k: v for k, v in FIXED.items() if k in hints(family.config)}
+    fixed = {key: getattr(named, key) for key in FIXED if key in hints(family.config)}
     tiny = [
         family.config(name=size, **{**family.sizes[size], **keys, **fixed})
         for size, keys in family.tiny.items()

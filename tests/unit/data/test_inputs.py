@@ -20,7 +20,7 @@ from dit.data import DataError, build_train_loader, null_inputs
 from dit.data.cook import Expected, cook, measure_sample
 from dit.data.datasets import _null_inputs, train_leaves
 from dit.data.loader_state import LoaderState, check_identity, loader_identity
-from dit.data.pack import PatchLayout, SampleSize, pack_samples
+from dit.data.pack import SampleSize, pack_samples
 from dit.data.records import RecordHeader, head_length
 from dit.data.rejections import (
     Bound,
@@ -33,6 +33,7 @@ from dit.data.rejections import (
 from dit.distributed.model_parallel import split_tokens
 from dit.models.dit.family import DitConfig
 from dit.models.family import InputKind, NullInput, SampleInput
+from dit.models.patch_layout import PatchLayout
 from dit.models.positions import GridPositions, unpack_latents
 from dit.models.registry import VARIABLE
 from dit.objectives.registry import training_objective

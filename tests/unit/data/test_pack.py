@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from dit.batch import LatentSample, pack_identity
 from dit.data.energon.stages import WorkerBatch
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
 from dit.data.rejections import RejectCounts
 from dit.models.family import InputKind, SampleInput
+from dit.models.patch_layout import PatchLayout
 from dit.models.positions import GridPositions
 from dit.pack_wire import flatten_pack, unflatten_pack
 

@@ -13,8 +13,9 @@ from dit.data import Reject, build_train_loader
 from dit.data.cook import Expected
 from dit.data.energon.resumable_loader import stages_of
 from dit.data.energon.stages import WorkerOutput
-from dit.data.pack import PackWriter, PatchLayout, SampleSize
+from dit.data.pack import PackWriter, SampleSize
 from dit.models.family import InputKind, SampleInput
+from dit.models.patch_layout import PatchLayout
 from dit.models.positions import GridPositions
 from dit.pack_wire import PackBuffers
 

@@ -14,9 +14,9 @@ from dit.config_loading import ConfigError, load_config
 from dit.config_loading.validate import check_objective_inputs
 from dit.data.cook import Expected, cook
 from dit.data.mock import mock_record
-from dit.data.pack import PatchLayout
 from dit.lora.targets import chosen_adapters
 from dit.models.flux.model import FluxNetwork
+from dit.models.patch_layout import PatchLayout
 from dit.models.registry import family_of
 from dit.train.checkpoint.state_dict import _fixed
 from dit.train.model_and_optimizer import initialise_weights, randomise

@@ -15,8 +15,9 @@ import torch
 from dit.batch import LatentSample, PackedBatch
 from dit.config import ObjectiveConfig, Problems
 from dit.config_loading import ConfigError, load_config
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
 from dit.models.family import InputKind, NullInput, SampleInput
+from dit.models.patch_layout import PatchLayout
 from dit.models.positions import GridPositions
 from dit.models.registry import VARIABLE
 from dit.objectives.registry import training_objective

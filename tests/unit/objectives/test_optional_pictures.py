@@ -12,8 +12,9 @@ import torch
 from dit.batch import LatentSample, PackedBatch
 from dit.config import ObjectiveConfig, Problems, RunConfig
 from dit.config_loading.validate import check_objective_inputs
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
 from dit.models.hunyuan_video_15.family import TINY
+from dit.models.patch_layout import PatchLayout
 from dit.models.registry import family_of, named_model
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem, validation_pack

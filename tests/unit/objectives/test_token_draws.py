@@ -14,10 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from dit.batch import LatentSample, SequenceShard
 from dit.config import LoraConfig, ObjectiveConfig, ObjectiveName, Preference, Problems
 from dit.config.token_route import TokenShare, trained_as
-from dit.data.pack import PatchLayout, SampleSize
+from dit.data.pack import SampleSize
 from dit.distributed.model_parallel import split_tokens
 from dit.models.dit.model import DiT
 from dit.models.flops import training_flops
+from dit.models.patch_layout import PatchLayout
 from dit.objectives.registry import training_objective
 from dit.objectives.token_draws import draw_parts, draw_route
 from dit.objectives.training_target import training_problem

@@ -29,9 +29,10 @@ from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import import_weights
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
 from dit.models.ltx.family import FAMILY as LTX
 from dit.models.ltx.family import LtxConfig
+from dit.models.patch_layout import PatchLayout
 from dit.models.positions import patchify, unpatchify
 from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.options import GenerationOptions

@@ -17,12 +17,13 @@ from PIL import Image
 
 from dit.codecs.vae.families import CosmosPredict2
 from dit.config import ObjectiveConfig, Precision, RunConfig, Sampler
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
 from dit.lora.adapter import Adapter
 from dit.lora.factors import linear_shapes, shapes_of
 from dit.lora.files import read_lora, write_lora
 from dit.lora.targets import attach_adapters
 from dit.models.dit.family import FAMILY, DitConfig
+from dit.models.patch_layout import PatchLayout
 from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.generate import check_requests, generate_latents

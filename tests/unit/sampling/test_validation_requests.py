@@ -10,7 +10,8 @@ import torch
 
 from dit.batch import LatentSample
 from dit.config import ValidationConfig
-from dit.data.pack import PatchLayout, pack_samples
+from dit.data.pack import pack_samples
+from dit.models.patch_layout import PatchLayout
 from dit.models.qwen_image.family import TINY, QwenImageConfig
 from dit.sampling.validation.requests import _request_of_caption, round_robin
 from tests.packs import run_config

@@ -25,10 +25,11 @@ from dit.config import (
 from dit.data import build_train_loader
 from dit.data.cook import Expected, cook
 from dit.data.mock import mock_record
-from dit.data.pack import PatchLayout, SampleSize, pack_samples
+from dit.data.pack import SampleSize, pack_samples
 from dit.data.rejections import SampleRefused
 from dit.lora.targets import chosen_adapters
 from dit.models.flops import training_flops
+from dit.models.patch_layout import PatchLayout
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.train.loss import loss_of, mean_errors, token_errors

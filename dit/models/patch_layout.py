@@ -1,0 +1,154 @@
+"""How a sample becomes tokens, and what a pack holds beside them, as the family of a run has it."""
+
+# C latent channels; F H W latent frames, rows, columns
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from dit.batch import REJECTED_LATENT, Grid
+from dit.config import RunConfig
+from dit.config.token_route import TokenShare, trained_as
+from dit.models.cost import network_cost
+from dit.models.family import InputKind, SampleInput
+from dit.models.positions import PositionRule
+from dit.models.registry import family_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PatchLayout:
+    """How a sample becomes tokens, and what a pack holds beside them."""
+
+    patch_temporal: int
+    patch_spatial: int
+    sample_multiple: int
+    """Each sample is padded to a multiple of this many tokens."""
+    positions: PositionRule
+    """Where the tokens of a sample stand, as its network's family has it."""
+    inputs: tuple[SampleInput, ...]
+    """What a sample has beside its latent."""
+    counts_text: bool = False
+    """Whether text takes room in a pack, as where layers attend to latents and text jointly."""
+    text_multiple: int = 1
+    """Its tokens there are filled up to a multiple of this many."""
+    clean_level: float | None = 0.0
+    """Noise level of tokens that are given without noise, as the family has it."""
+    guidance: float | None = None
+    """What a guidance embedding is told of all samples; None: the network has none."""
+    draws_given_frames: bool = False
+    """Whether frames of a packed sample may be given later, by a draw of the objective."""
+    level_share: TokenShare | None = None
+    """The tokens of the first of a sample's two levels, in training; None: it has one."""
+
+    _names: Mapping[InputKind, tuple[str, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        kinds = {kind: [i.name for i in self.inputs if i.kind is kind] for kind in InputKind}
+        # Once, because the loader asks for each sample.
+        names = {kind: tuple(found) for kind, found in kinds.items()}
+        object.__setattr__(self, "_names", names)
+        references = [one for one in self.inputs if one.kind is InputKind.REFERENCE]
+        assert len(names[InputKind.FRAMES]) < 2, "frames are given at the beginning alone"
+        assert len({one.clean for one in references}) < 2, "all references are told one level"
+        assert len(names[InputKind.REJECTED]) < 2, "a pair has two latents"
+        assert len(names[InputKind.NULL_TEXT]) < 2, "one main text has one stand-in"
+        assert not self.has_clean_tokens or self.clean_level is not None, "no clean level"
+
+    @classmethod
+    def of(cls, config: RunConfig) -> PatchLayout:
+        family = family_of(config.model)
+        return cls(
+            patch_temporal=config.model.patch_temporal,
+            patch_spatial=config.model.patch_spatial,
+            sample_multiple=config.sample_multiple,
+            positions=family.positions(config.model),
+            inputs=family.inputs(config.model),
+            counts_text=network_cost(config.model).attends_jointly,
+            text_multiple=config.model.attended_multiple,
+            clean_level=family.objective.clean_level,
+            guidance=config.objective.guidance,
+            draws_given_frames=config.objective.given_frames is not None,
+        )
+
+    @classmethod
+    def of_training(cls, config: RunConfig) -> PatchLayout:
+        """The layout with what the objective reads beside the inputs of the family."""
+        layout = replace(cls.of(config), level_share=config.objective.level_share)
+        if config.objective.preference is None:
+            return layout
+        rejected = SampleInput(
+            name=REJECTED_LATENT, kind=InputKind.REJECTED, width=config.model.in_channels
+        )
+        return replace(layout, inputs=(*layout.inputs, rejected))
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether each sample is packed as a pair of its two latents, side by side."""
+        return bool(self._names[InputKind.REJECTED])
+
+    @property
+    def copies(self) -> int:
+        """How many samples of a pack a sample of a shard becomes."""
+        return 2 if self.in_pairs else 1
+
+    def trained(self, tokens: int, text: int) -> list[tuple[int, int]]:
+        """The samples that one of `tokens` and `text` rows is trained as, likewise."""
+        return trained_as(tokens, text, self.level_share) * self.copies
+
+    @property
+    def text_copies(self) -> int:
+        """How often the text of a latent takes room: with each of its levels."""
+        return 1 if self.level_share is None else 2
+
+    def named(self, kind: InputKind) -> tuple[str, ...]:
+        """The names of the inputs of one kind, in the order of the family."""
+        return self._names[kind]
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """Texts that are made of a picture that a sample need not have."""
+        optional = (one for one in self.inputs if one.pictures and one.may_be_empty)
+        return tuple(one.name for one in optional if one.kind is InputKind.TEXT)
+
+    @property
+    def has_clean_tokens(self) -> bool:
+        """Whether samples may have tokens that are told the clean level."""
+        frames = any(one.kind is InputKind.FRAMES for one in self.inputs)
+        return frames or self.clean_references
+
+    @property
+    def clean_references(self) -> bool:
+        """Whether tokens of reference latents are told the clean level instead of the sample's."""
+        return any(one.clean for one in self.inputs if one.kind is InputKind.REFERENCE)
+
+    @property
+    def patch(self) -> Grid:
+        """Latent frames, rows and columns of one token."""
+        return self.patch_temporal, self.patch_spatial, self.patch_spatial
+
+    def grid(self, latent_CFHW: Tensor) -> Grid:
+        """Patches along frames, rows and columns; exact only where the latent divides."""
+        frames, rows, columns = latent_CFHW.shape[1:]
+        return (
+            frames // self.patch_temporal,
+            rows // self.patch_spatial,
+            columns // self.patch_spatial,
+        )
+
+    def padded_tokens(self, latent_CFHW: Tensor) -> int:
+        """Tokens of a latent in a pack, with padding."""
+        return self.padded(math.prod(self.grid(latent_CFHW)))
+
+    def padded(self, tokens: int) -> int:
+        """The next multiple of `sample_multiple`."""
+        return -(-tokens // self.sample_multiple) * self.sample_multiple
+
+    def text_room(self, rows: int) -> int:
+        """Tokens that so many rows of text take of a pack."""
+        if not self.counts_text:
+            return 0
+        return self.text_copies * -(-rows // self.text_multiple) * self.text_multiple
