@@ -28,6 +28,7 @@ from tests.families.dit import PROJECTED, publish, random_model
 from tests.families.flux import random_flux
 from tests.families.flux2 import random_flux2
 from tests.families.wan import publish_wan, random_wan
+from tests.families.zimage import random_zimage
 
 COSMOS = {
     "max_size": (8, 40, 40),
@@ -126,14 +127,17 @@ def test_a_distilled_network_says_so_and_another_mask_is_refused(tmp_path, capsy
 
 
 def test_a_size_that_was_distilled_says_so_beside_nothing_that_holds_it(tmp_path):
-    """No pipeline of FLUX.1 says so."""
-    random_flux(guidance_embeds=False).save_pretrained(tmp_path)
-    for named, held, told in (
-        ("flux1_schnell", (), True),
-        ("flux1_schnell", ("lora.rank=2", "lora.frozen_adapter=file"), False),
-        ("custom", (), False),
+    """No pipeline of FLUX.1 or of Z-Image says so."""
+    random_flux(guidance_embeds=False).save_pretrained(tmp_path / "flux")
+    random_zimage().save_pretrained(tmp_path / "zimage")
+    for folder, named, held, told in (
+        ("flux", "flux1_schnell", (), True),
+        ("flux", "flux1_schnell", ("lora.rank=2", "lora.frozen_adapter=file"), False),
+        ("flux", "custom", (), False),
+        ("zimage", "zimage_turbo", (), True),
+        ("zimage", "zimage", (), False),
     ):
-        config = run_of(tmp_path, *held)
+        config = run_of(tmp_path / folder, *held)
         start = hf_start(replace(config, model=replace(config.model, name=named)))
         assert start is not None
         assert any("which plain tuning undoes" in note for note in start.notes) == told
