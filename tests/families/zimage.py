@@ -114,7 +114,8 @@ CASE = Case(
         ({"patch_temporal": 2}, "Z-Image learns pictures"),
         ({"text_pad_to": 8}, "Z-Image fills captions up with learned tokens"),
     ],
-    adapted=("adaLN_modulation.0", "w1", "w3", "adaLN_modulation.1"),
+    # With their folders: the last layer has an activation of the name of a linear of the others.
+    adapted=("w1", "w3", "layers.0.adaLN_modulation.0", "2-1.adaLN_modulation.1"),
 )
 random_zimage = CASE.random
 
