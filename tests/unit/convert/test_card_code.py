@@ -23,7 +23,7 @@ from dit.models.registry import family_of, named_model
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
 from tests.families.generation import from_noise
-from tests.unit.convert.test_recipes_on_folders import FIXED, FLOW, UNIPC, folder_of
+from tests.unit.convert.test_recipes_on_folders import FLOW, UNIPC, folder_of
 
 FRAMES, ROWS, COLUMNS, BLOCK = 1, 4, 6, 2  # of a latent; pixels of a cell
 EDM = {"_class_name": "EDMEulerScheduler", "sigma_max": 60.0, "sigma_data": 0.7}
@@ -61,8 +61,9 @@ def data_card(channels: int) -> dict[str, Any]:
 
 
 def model_of(size: str, changes: dict[str, Any]) -> ModelConfig:
-    family = family_of(named_model(size))
-    own = {**family.sizes[size], **family.tiny[size], "mlp_ratio": FIXED["mlp_ratio"]}
+    named = named_model(size)
+    family = family_of(named)
+    own = {**family.sizes[size], **family.tiny[size], "mlp_ratio": named.mlp_ratio}
     return family.config(name=size, **{**own, "crossattn_emb_size": 16, **changes})
 
 
