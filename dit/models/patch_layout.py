@@ -99,11 +99,6 @@ class PatchLayout:
         """The samples that one of `tokens` and `text` rows is trained as, likewise."""
         return trained_as(tokens, text, self.level_share) * self.copies
 
-    @property
-    def text_copies(self) -> int:
-        """How often the text of a latent takes room: with each of its levels."""
-        return 1 if self.level_share is None else 2
-
     def named(self, kind: InputKind) -> tuple[str, ...]:
         """The names of the inputs of one kind, in the order of the family."""
         return self._names[kind]
@@ -148,7 +143,8 @@ class PatchLayout:
         return -(-tokens // self.sample_multiple) * self.sample_multiple
 
     def text_room(self, rows: int) -> int:
-        """Tokens that so many rows of text take of a pack."""
+        """Tokens that so many rows of text take of a pack, with each level of a sample."""
         if not self.counts_text:
             return 0
-        return self.text_copies * -(-rows // self.text_multiple) * self.text_multiple
+        levels = 1 if self.level_share is None else 2
+        return levels * -(-rows // self.text_multiple) * self.text_multiple

@@ -1,6 +1,7 @@
 """What families share whose layers attend to latents and text together (FLUX, SD3, Hunyuan, ...).
 
 family        sizes and their rules; layers, head and their costs
+refined       layers and costs of networks that refine latents and text apart (Lumina, Z-Image)
 tensor_names  names of these layers' tensors in Diffusers
 sequential_names  likewise of layers with norms around attention and MLP (Lumina, Z-Image)
 linear_names  names of linears in the code of FLUX and of the Hunyuan models, which adapters have

@@ -25,25 +25,17 @@ from dit.models.joint.family import (
     JOINT_PARTS,
     attends_to_no_padding,
     axes_fill_heads,
-    embedder_cost,
     even_axes,
     key_heads_divide,
     learns_pictures,
 )
+from dit.models.joint.refined import refined_cost, refined_stacks
 from dit.models.layer_spec import (
-    LEVEL_WAVES,
     MOST_REFINER_LAYERS,
-    Activation,
     AttentionSpec,
-    Cost,
-    FeedForwardSpec,
     NetworkCost,
     PerBlockModulation,
-    RowKind,
-    SequentialLayerSpec,
     StackSpec,
-    WeightShape,
-    replicated,
 )
 from dit.models.registry import imported
 
@@ -122,37 +114,14 @@ class Lumina2Config(ModelConfig):
 
 
 def lumina2_stacks(model: Lumina2Config) -> tuple[StackSpec, ...]:
-    """The refiners, of which that of text knows no level, then the layers."""
-    width = model.hidden_size
-    attention = AttentionSpec(
-        width=width, heads=model.num_attention_heads, groups=model.num_kv_heads, eps=EPS
-    )
-    feed_forward = FeedForwardSpec(
-        width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
-    )
-
-    def layer(rows: RowKind, **changes: Any) -> SequentialLayerSpec:
-        told: dict[str, Any] = {"modulation": PerBlockModulation(inputs=model.told_width)}
-        parts: Any = {"attention": attention, "feed_forward": feed_forward, "eps": EPS}
-        return SequentialLayerSpec(rows=rows, **parts, **told | changes)
-
-    few, latents, text = model.num_refiner_layers, RowKind.LATENTS, RowKind.TEXT
-    return (
-        StackSpec(name="noise_refiner", count=few, layer=layer(latents)),
-        StackSpec(name="context_refiner", count=few, layer=layer(text, modulation=None)),
-        StackSpec(name="blocks", count=model.num_layers, layer=layer(RowKind.JOINT)),
-    )
+    heads: Any = {"heads": model.num_attention_heads, "groups": model.num_kv_heads}
+    attention = AttentionSpec(width=model.hidden_size, eps=EPS, **heads)
+    return refined_stacks(model, attention, PerBlockModulation(inputs=model.told_width))
 
 
 def lumina2_cost(model: Lumina2Config) -> NetworkCost:
     """The network; its arithmetic is that of Diffusers' `Lumina2Transformer2DModel`."""
-    width, told = model.hidden_size, model.told_width
-    before = embedder_cost(model) + Cost(weights=(WeightShape(numbers=model.crossattn_emb_size),))
-    for inputs in (LEVEL_WAVES, told):
-        before += replicated(inputs, told, rows=RowKind.SAMPLES, bias=True)
-    after = PerBlockModulation(inputs=told).cost(width, 1)
-    after += replicated(width, model.output_features, rows=RowKind.JOINT, bias=True)
-    return NetworkCost(before=before, stacks=lumina2_stacks(model), after=after)
+    return refined_cost(model, lumina2_stacks(model), inside_of_told=model.told_width)
 
 
 def _inputs(model: Lumina2Config) -> tuple[SampleInput, ...]:

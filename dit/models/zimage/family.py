@@ -23,24 +23,16 @@ from dit.models.joint.family import (
     EVEN_STEPS,
     JOINT_PARTS,
     axes_fill_heads,
-    embedder_cost,
     even_axes,
     learns_pictures,
 )
+from dit.models.joint.refined import refined_cost, refined_stacks
 from dit.models.layer_spec import (
-    LEVEL_WAVES,
     MOST_REFINER_LAYERS,
-    Activation,
     AttentionSpec,
-    Cost,
-    FeedForwardSpec,
     NetworkCost,
     PerBlockModulation,
-    RowKind,
-    SequentialLayerSpec,
     StackSpec,
-    WeightShape,
-    replicated,
 )
 from dit.models.registry import imported
 
@@ -137,40 +129,15 @@ class ZImageConfig(ModelConfig):
 
 
 def zimage_stacks(model: ZImageConfig) -> tuple[StackSpec, ...]:
-    """The refiners, of which that of text knows no level, then the layers."""
-    width, told = model.hidden_size, PerBlockModulation(inputs=model.told_width, activated=False)
-    attention = AttentionSpec(width=width, heads=model.num_attention_heads, eps=EPS)
-    feed_forward = FeedForwardSpec(
-        width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
-    )
-
-    def layer(rows: RowKind, modulation: PerBlockModulation | None = told) -> SequentialLayerSpec:
-        parts: Any = {"attention": attention, "feed_forward": feed_forward, "eps": EPS}
-        return SequentialLayerSpec(rows=rows, modulation=modulation, **parts)
-
-    few = model.num_refiner_layers
-    return (
-        StackSpec(name="noise_refiner", count=few, layer=layer(RowKind.LATENTS)),
-        StackSpec(name="context_refiner", count=few, layer=layer(RowKind.TEXT, None)),
-        StackSpec(name="blocks", count=model.num_layers, layer=layer(RowKind.JOINT)),
-    )
+    attention = AttentionSpec(width=model.hidden_size, heads=model.num_attention_heads, eps=EPS)
+    told = PerBlockModulation(inputs=model.told_width, activated=False)
+    return refined_stacks(model, attention, told)
 
 
 def zimage_cost(model: ZImageConfig) -> NetworkCost:
     """The network; its arithmetic is that of Diffusers' `ZImageTransformer2DModel`."""
-    width, told = model.hidden_size, model.told_width
-    weights = (WeightShape(numbers=model.crossattn_emb_size), WeightShape(numbers=2 * width))
-    before = embedder_cost(model) + Cost(weights=weights)
-    for inputs, outputs in ((LEVEL_WAVES, INSIDE_OF_TOLD), (INSIDE_OF_TOLD, told)):
-        before += replicated(inputs, outputs, rows=RowKind.SAMPLES, bias=True)
-    after = PerBlockModulation(inputs=told).cost(width, 1)
-    after += replicated(width, model.output_features, rows=RowKind.JOINT, bias=True)
-    return NetworkCost(
-        before=before,
-        stacks=zimage_stacks(model),
-        after=after,
-        attended_multiple=model.attended_multiple,
-    )
+    more = {"inside_of_told": INSIDE_OF_TOLD, "pad_tokens": 2}
+    return refined_cost(model, zimage_stacks(model), **more)
 
 
 def _inputs(model: ZImageConfig) -> tuple[SampleInput, ...]:

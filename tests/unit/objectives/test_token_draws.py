@@ -34,7 +34,7 @@ GRIDS, TEXTS = [(1, 4, 6), (3, 3, 5), (1, 1, 1), (2, 4, 3)], [9, 4, 4, 30]
 
 
 def _network(groups, name: str):
-    model = tiny_model() if name == "dit" else toy_model("cross" if name == "cross" else name)
+    model = tiny_model() if name == "dit" else toy_model(name)
     network = NETWORKS.get(name, DiT)(model, groups)
     randomise(network, seed=7)
     return network
