@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,12 @@ class Source:
     def lines(self) -> int:
         return len(self.text.splitlines())
 
+    @cached_property
+    def _nodes(self) -> list[ast.AST]:
+        return [*ast.walk(self.syntax)]
+
     def nodes(self, *kinds: type[ast.AST]) -> Iterator[Any]:
-        return (node for node in ast.walk(self.syntax) if isinstance(node, kinds))
+        return (node for node in self._nodes if isinstance(node, kinds))
 
 
 def read(tree: Path, tops: Iterable[str] = TOPS) -> list[Source]:

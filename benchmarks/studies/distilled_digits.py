@@ -181,7 +181,8 @@ def _train(run: Path, keys: Sequence[str], options: argparse.Namespace) -> None:
 
 
 def _python(*words: object) -> None:
-    done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT)
+    program = os.environ.get("PYTHON_EXEC", sys.executable)  # as torch's launcher chooses it
+    done = subprocess.run([program, *map(str, words)], cwd=ROOT)
     if done.returncode:
         said = f"{words[0]} ended with exit code {done.returncode}; its error stands above"
         raise ValueError(said)

@@ -2,7 +2,8 @@
 
 All cases run in one launch: each is a training of `check_layouts.py`, of tiny networks of any kind,
 or of a network with cross-attention in the place of the DiT (`cross`). Of each kind of stack one
-network is trained on many layouts, and all others on tensor, context and pipeline ranks together.
+network is trained on many layouts, and one of each other family, or more, on tensor, context and
+pipeline ranks together (`check_layouts.py --family all` has all of them).
 Of layouts that contain each other the larger is taken: `tests/distributed/test_layouts.py` has the
 smaller ones of the DiT.
 """
@@ -23,7 +24,18 @@ WHOLE = "wan2.1_i2v_14b"  # with image rows beside the text
 JOINT = "flux1_kontext"  # with guidance, and reference tokens behind those of the target
 REFINED = "lumina2"  # with a sequential layer
 CHOSEN = (WHOLE, JOINT, REFINED)
-OTHERS = [s for name in FAMILIES for s in family_named(name).tiny if s not in CHOSEN]
+# Another network of the family, or a case here, has all that these have.
+CONTAINED = {
+    *("cosmos_7b", "cosmos_predict2_2b", "cosmos_predict2_2b_video2world", "wan2.1_t2v_1.3b"),
+    *("wan2.1_flf2v_14b", "wan2.2_i2v_a14b", "flux1_schnell", "qwen_image", "sd3"),
+    *("hunyuanvideo_i2v_33ch", "ltxv_2b_0.9", "flux2_klein_4b"),
+}
+OTHERS = [
+    network
+    for name in FAMILIES
+    for network in family_named(name).tiny
+    if network not in CONTAINED.union(CHOSEN)
+]
 # Of two pipeline stages the first has layers of both kinds, of four the first has the first kind.
 FLUX = ("--family", JOINT, "model.num_layers=2", "model.num_single_layers=3")
 SHORT = ("model.num_layers=2",)
@@ -82,7 +94,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "fewest packs": (("objective.name=edm", "model.num_layers=8"), ("pp4+vpp2+packs4",)),
     "cross": ((*CROSS, "model.num_layers=2"), ("tp2", "tp4", "tp2+sp+cp2+ag")),
-    "first and last frame": (FLF2V, ("tp2", "dp2+overlap")),
+    "first and last frame": (FLF2V, ("tp2+sp+cp2+pp2",)),
     "joint, as a GPU attends": (TOY, ("tp2+sp", "cp2", "cp2+ag", "pp2")),
     "cross, as a GPU attends": ((*CROSS, "model.num_layers=2"), ("cp2", "tp2+sp+cp2+ag")),
     "cross, norm of a rank's own heads": ((*CROSS, "model.num_layers=1"), ("tp2",)),

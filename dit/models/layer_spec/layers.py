@@ -45,7 +45,7 @@ from dit.models.layer_spec.shapes import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class CrossLayerSpec:
     """Self-attention, cross-attention to text and feed-forward, in turn (Cosmos, Wan, LTX)."""
 
@@ -63,7 +63,7 @@ class CrossLayerSpec:
     them with keys, values and a softmax of their own, and adds what it finds (Wan 2.1); None: it
     attends to text alone."""
 
-    @property
+    @cached_property  # a planner asks for it many times
     def cost(self) -> Cost:
         width = self.attention.width
         # Two exchanges, because the third is that of cross-attention.
@@ -84,7 +84,7 @@ class CrossLayerSpec:
         return total + Cost(weights=affine, kept_exchanged=exchanged)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class DoubleLayerSpec:
     """Latents and text with weights of their own, and attention over both together.
 
@@ -102,7 +102,7 @@ class DoubleLayerSpec:
     second_attention: bool = False
     """Whether latents also attend to each other, apart from the text (SD3.5 medium)."""
 
-    @property
+    @cached_property
     def cost(self) -> Cost:
         """Of a layer whose text is read, or which does not update it."""
         attention, feed_forward, width = self.attention, self.feed_forward, self.attention.width
@@ -121,7 +121,7 @@ class DoubleLayerSpec:
         return total + feed_forward.cost(RowKind.TEXT) + self.modulation.cost(width, 6)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class SingleLayerSpec:
     """Attention and feed-forward side by side, over latents and text in one row (FLUX)."""
 
@@ -131,7 +131,7 @@ class SingleLayerSpec:
     fused: bool = False
     """Whether the first matrix is one linear in Diffusers (FLUX.2), with one adapter, too."""
 
-    @property
+    @cached_property
     def cost(self) -> Cost:
         kept, rows = SINGLE + MODULATED, RowKind.JOINT
         total = _self_attention(self.attention, self.feed_forward, rows, exchanges=1, kept=kept)
@@ -147,7 +147,7 @@ class SingleLayerSpec:
         return total + self.modulation.cost(width, 3)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class SequentialLayerSpec:
     """Attention, then feed-forward, over latents, text, or both in one row (Lumina, Z-Image).
 
@@ -167,7 +167,7 @@ class SequentialLayerSpec:
     tanh: bool = True
     """Whether gates are the tanh of what the modulation makes."""
 
-    @property
+    @cached_property
     def cost(self) -> Cost:
         attention, width = self.attention, self.attention.width
         kept = SEQUENTIAL if attention.key_heads == attention.heads else GROUPED
