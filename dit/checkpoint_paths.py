@@ -185,6 +185,12 @@ def find_checkpoint(path: Path) -> Path | None:
     return None
 
 
+def step_of(path: Path) -> int | None:
+    """The training step of a checkpoint in the folder of a run, by its name; None of others."""
+    step = path.name.removeprefix(STEP)
+    return int(step) if path.name.startswith(STEP) and step.isdigit() else None
+
+
 def _named_by(pointer: Path) -> str:
     """Name of the checkpoint that LATEST or LOWEST_VAL points to, in the same folder.
 

@@ -3,6 +3,7 @@
     run        RunConfig: the whole tree, checkpoints and logs, and the checks of several groups
     model      what the networks of all families share; a family adds fields in its own folder
     token_route  parts of the tokens of a sample in training: a route of layers, two noise levels
+    sparse_share  cubes of tokens that attend to some cubes in full, how many at which step
     data       sources of samples, real or synthetic, and how samples are packed
     objective  EDM and flow matching: noise levels, preconditioning, loss weights
     lora       low-rank adapters: ranks, the linears that get one, where the frozen weights are

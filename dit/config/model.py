@@ -371,6 +371,15 @@ class ModelConfig:
         run = 1 if self.token_route is None else self.token_route.run
         return parts * run * (1 if self.fp8 is None else self.fp8_rows)
 
+    @property
+    def needs_whole_samples(self) -> bool:
+        """Whether layers need all tokens of a sample at once."""
+        return False
+
+    def at_step(self, step: int) -> Self:  # noqa: ARG002
+        """The same model as all of a run's later steps were this training step."""
+        return self
+
     def with_all_tokens(self) -> Self:
         """The same model without a token route."""
         return replace(self, route_from=None, route_to=None)

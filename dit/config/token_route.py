@@ -111,7 +111,12 @@ def share_rules(run: RunConfig, parts: int) -> list[Rule]:
             objective.level_share is None or model.attended_multiple == 1,
             f"objective.second_level_rate={objective.second_level_rate} parts the tokens of a"
             f" sample, and model.family={model.family} attends to its padding; set it to 0",
-        )
+        ),
+        (
+            objective.level_share is None or not model.needs_whole_samples,
+            f"objective.second_level_rate={objective.second_level_rate} parts the tokens of a"
+            " sample, and model.sparse_attention=true needs whole cubes of them; set it to 0",
+        ),
     ]
     pieces = f" in each of {parts} pieces of a sample" if parts > 1 else ""
     for key, rate, share in (

@@ -261,6 +261,8 @@ def _export(args: argparse.Namespace) -> int:
         f"{which} of {path} are in {done.path}: {done.tensors} tensors, {done.bytes / 1e9:.2f} GB"
         f" in {done.files} {'file' if done.files == 1 else 'files'}"
     )
+    if done.beyond is not None:
+        _say(f"beyond Diffusers: {done.beyond}")
     return 0
 
 

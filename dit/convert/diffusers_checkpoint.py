@@ -105,7 +105,7 @@ _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 class Header:
     """Location, shape and type of a stored tensor."""
 
-    file: Path
+    file: Path | None  # None: it is not stored, and stands for zeros
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -131,7 +131,11 @@ class DiffusersFolder:
             ConvertError: the file has become unreadable since it was opened first.
         """
         # The file is opened for each tensor: pages of an open file count as memory of this process.
-        place = self.headers[name].file
+        header = self.headers[name]
+        place = header.file
+        if place is None:
+            zeros = torch.zeros(header.shape, dtype=header.dtype)
+            return zeros if part is None else zeros[part]
         try:
             with safe_open(place, framework="pt") as file:
                 if part is not None:
@@ -157,8 +161,26 @@ class DiffusersFolder:
     @property
     def files(self) -> list[str]:
         """Names of the files that decide what the network computes: weights and settings."""
-        names = {header.file.name for header in self.headers.values()} | {CONFIG}
+        stored = {one.file.name for one in self.headers.values() if one.file is not None}
+        names = stored | {CONFIG}
         return sorted(names | ({INDEX} if (self.path / INDEX).is_file() else set()))
+
+    @property
+    def absent(self) -> list[str]:
+        """Names of tensors that stand for zeros (`fill_up`)."""
+        return [name for name, header in self.headers.items() if header.file is None]
+
+    def fill_up(self, wanted: list[Pair], *, added: Sequence[str]) -> None:
+        """Tensors of `wanted` that match a pattern of `added` are zeros, if none is here."""
+        dtype = next(iter(self.headers.values())).dtype
+        new = {
+            name: Header(None, shape, dtype)
+            for pair in wanted
+            for name, shape in pair.their_shapes.items()
+            if any(fnmatchcase(name, one) for one in added)
+        }
+        if not new.keys() & self.headers.keys():
+            self.headers.update(new)
 
     def check(self, wanted: list[Pair], *, ignored: Sequence[str] = ()) -> None:
         """Checks that the folder holds exactly the tensors of `wanted`, in their shapes.

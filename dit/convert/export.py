@@ -77,6 +77,7 @@ class Exported:
     tensors: int
     files: int
     bytes: int
+    beyond: str | None  # what Diffusers leaves out of it (`DiffusersForm.beyond`)
 
 
 def check_whole_checkpoint(checkpoint: str | Path) -> Path:
@@ -233,7 +234,8 @@ def export_weights(
             split_work(
                 lambda number: _write(inner, plan, number, read, options.dtype), len(plan.files)
             )
-    return Exported(target, chosen, len(plan.weight_map), len(plan.files), plan.total_bytes)
+    beyond = diffusers_form(config.model).beyond(config.model)
+    return Exported(target, chosen, len(plan.weight_map), len(plan.files), plan.total_bytes, beyond)
 
 
 def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOptions) -> None:
@@ -270,6 +272,7 @@ def _write_card(
         (folder / DATA_CARD).write_bytes(code.data_card())
     card = NetworkCard(
         network=diffusers_form(config.model).class_name,
+        beyond=diffusers_form(config.model).beyond(config.model),
         weights=weights,
         numbers=parameter_count(config.model),
         code=code.text,

@@ -92,7 +92,7 @@ def import_weights(
     if source.is_distilled:  # its pipeline takes no guidance
         config = replace(config, validation=replace(config.validation, guidance=1.0))
     _write_checkpoint(source, table, target, config, track)
-    count = len(source.headers) - len(left_out)
+    count = len(source.headers) - len(source.absent) - len(left_out)
     return Imported(target, config, count, found.note, stored.note, source.notices)
 
 
@@ -135,7 +135,9 @@ def _given_fields(
 def _check_given(given: Mapping[str, str], model: ModelConfig, source: DiffusersFolder) -> None:
     """Raises ConvertError where the folder tells another value."""
     for key, value in given.items():
-        if str(told := getattr(model, key)) != value:
+        told = getattr(model, key)
+        told = str(told).lower() if isinstance(told, bool) else str(told)
+        if told != value:
             raise ConvertError(
                 f"model.{key}={value}, and {source.path} is of {source.pipeline or 'an export'}"
                 f" with {told}; leave it out"
@@ -198,8 +200,9 @@ def checked_table(
             f"{source.path / CONFIG} says num_layers={model.num_layers}, but there are only"
             f" {len(source.headers)} tensors beside it"
         )
-    table = pairs(model)
-    source.check(table, ignored=(*diffusers_form(model).ignored, *left_out))
+    table, form = pairs(model), diffusers_form(model)
+    source.fill_up(table, added=form.added)
+    source.check(table, ignored=(*form.ignored, *left_out))
     return table
 
 

@@ -104,6 +104,11 @@ def compare_forward(
             f"{stored.path} was trained on projected texts, so that the inputs of the two networks"
             " differ: compare with --tensors-only"
         )
+    if (beyond := diffusers_form(config.model).beyond(config.model)) is not None:
+        raise ConvertError(
+            f"Diffusers cannot compute what this network does: compare with --tensors-only. The"
+            f" folder has {beyond}"
+        )
     model = replace(config.model.on_one_rank(), precision=Precision.FP32)
     samples = [_sample(i, model) for i in range(len(_GRIDS))]
     theirs = _diffusers_outputs(source, config, model, samples)

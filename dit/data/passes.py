@@ -108,7 +108,7 @@ def forecast_packs(config: RunConfig) -> PackForecast | None:
 def _forecast(lengths: Lengths, config: RunConfig, *, samples: int) -> PackForecast:
     data, cost = config.dataset, None
     if data.balance is Balance.FLOPS_TARGET:
-        dense = config.model.with_all_tokens()
+        dense = config.model.with_all_tokens().at_step(0)
         cost = lambda n: float(forward_flops(dense, tokens=[n], text=[0]))  # noqa: E731
     padded, capacity = Counter[int](), data.task_encoder_seq_length
     for length, count in lengths.counts.items():

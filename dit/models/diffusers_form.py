@@ -274,6 +274,10 @@ class DiffusersForm:
     """None: no shards hold projected texts of the family."""
     ignored: tuple[str, ...] = ()
     """Patterns, as in `fnmatch`, of stored tensors that Diffusers' class does not read."""
+    added: tuple[str, ...] = ()
+    """Likewise, of tensors of our networks that published folders lack; they start at zero."""
+    beyond: Callable[[Any], str | None] = lambda _: None
+    """What an export has that Diffusers' class leaves out, what reads it, in words; None: none."""
     original_names: tuple[Mapping[str, str], ...] = ()
     """Tables of linears as the original projects name them -> as Diffusers does; `*`: a block.
 

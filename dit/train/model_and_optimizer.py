@@ -74,6 +74,11 @@ class ModelAndOptimizer:
         """The networks inside the chunks."""
         return [chunk.module for chunk in self.chunks]
 
+    def at_step(self, step: int) -> None:
+        """Passes compute as at a training step, counted from 1."""
+        for module in self.modules:
+            module.at_step(step)
+
 
 def build_model_and_optimizer(
     config: RunConfig,

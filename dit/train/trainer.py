@@ -229,6 +229,7 @@ def _prepare(
             run.mirror = Mirror(config) if config.checkpoint.mirror else None
     heartbeat("load of the checkpoint")
     resume(run)
+    model.at_step(run.progress.step)
     dist.barrier()  # nothing is written before every rank is ready
     return run
 
@@ -343,6 +344,7 @@ def _step(
     c, began = run.config, time.perf_counter()
     step, update_number = run.progress.step + 1, run.progress.updates + 1
     heartbeat("read of packs", step=step)
+    run.model.at_step(step)
     elapsed()  # drops the seconds of validation and saving
     with timed(DATA):
         packs = _next_packs(run)
@@ -385,6 +387,7 @@ def _step(
     collect_after(step, c.train)
     rate, seconds = learning_rate(c, update_number), time.perf_counter() - began
     values = step_values(run, sums, update, rate=rate, seconds={"step_time": seconds} | elapsed())
+    values |= run.model.modules[0].step_values()
     return values | run.interval_metrics.read(run.progress, update), skipped, sums
 
 

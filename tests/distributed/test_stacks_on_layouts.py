@@ -50,6 +50,15 @@ EXTRAS = (
     *("objective.loss_mean=sample", "model.text_pad_to=16", "model.concat_padding_mask=true"),
     *("model.crossattn_proj_size=40", "model.condition_mask=true"),
 )
+# Of 12, 6 and 3 cubes of tokens, most of them partial, and of one.
+CUBES = (
+    *("--family", "wan2.1_t2v_1.3b", *SHORT, "model.sparse_attention=true"),
+    *("model.sparse_share=0.4", "dataset.task_encoder_seq_length=288"),
+    "dataset.mock_samples=[{frames: 5, height: 12, width: 18, text_length: 5, weight: 1.0},"
+    " {height: 20, width: 14, text_length: 9, weight: 1.0},"
+    " {frames: 2, height: 8, width: 20, text_length: 3, weight: 1.0},"
+    " {height: 2, width: 4, text_length: 3, weight: 1.0}]",
+)
 EXTRA_LAYOUTS = ("tp2+sp+cp2", "pp2+vpp2+full", "cp2+ag+selective", "tp2+pp2+whole")
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "joint, many layouts": (
@@ -92,6 +101,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         EXTRAS,
         ("tp2+sp+cp2+levels+route", "pp2+vpp2+full+route"),
     ),
+    "cubes": (CUBES, ("tp2+sp+cp2+pp2",)),
     "fewest packs": (("objective.name=edm", "model.num_layers=8"), ("pp4+vpp2+packs4",)),
     "cross": ((*CROSS, "model.num_layers=2"), ("tp2", "tp4", "tp2+sp+cp2+ag")),
     "first and last frame": (FLF2V, ("tp2+sp+cp2+pp2",)),
@@ -321,6 +331,8 @@ def test_what_a_case_trains_is_there(found):
         assert wanted <= c["tensors"]["weight"].keys()
     names = found["joint, many layouts"][0]["tensors"]["weight"].keys()
     assert {"told.guidance.linear_1.weight", "single_blocks.layers.2.linear_in.bias"} <= names
+    gradients = found["cubes"][0]["tensors"]["gradient"]
+    assert "blocks.layers.1.self_attention.linear_gate.bias" in gradients
     names = found["image rows"][0]["tensors"]["weight"].keys()
     assert "blocks.layers.3.cross_attention.linear_image_kv.weight" in names
 

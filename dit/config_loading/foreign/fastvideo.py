@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
+from dit.config import RunConfig
 from dit.config_loading.foreign.entry import (
     BUCKETS,
     CONVERT,
@@ -56,7 +58,28 @@ def _shares(ranks: Any) -> dict[str, Any]:
     return {"ddp.sharding": "optimizer" if ranks == 1 else "weights"}
 
 
-_SPARSE = unused_key("attention is dense here", None, False, 0, 0.0, "")
+def _sparsity(value: Any) -> dict[str, Any]:
+    """Part of the cubes of tokens that none attends to."""
+    if value in (None, False, 0, ""):
+        return {}
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise ValueError("expected a number from 0 to 1")
+    share = float(1 - Fraction(repr(float(value))))
+    return {"model.sparse_attention": True, "model.sparse_share": share}
+
+
+def _dense(value: Any, config: RunConfig) -> str:
+    if value in (None, False, 0, "") or hasattr(config.model, "sparse_attention"):
+        return ""
+    return f"is of Wan, and attention is dense in model.family={config.model.family}; take it out"
+
+
+def _whole_sparsity(value: Any) -> dict[str, Any]:
+    """Likewise, from the first step on, as its newer trainer has it."""
+    at_once = {"model.sparse_share_step": 1.0, "model.sparse_share_interval": 1}
+    return (found := _sparsity(value)) and found | at_once
+
+
 _FIRST_STEPS = unused_key("the average begins with the run: ema.kind says how")
 _LOADED = "dataset.* decides"
 
@@ -160,7 +183,13 @@ _FLAT = {
     "lora_rank": _LORA["rank"],
     "lora_alpha": _LORA["alpha"],
     "lora_target_modules": _LORA["target_modules"],
-    "VSA_sparsity": _SPARSE,
+    "VSA_sparsity": Foreign(
+        reading=_sparsity,
+        instead="the share of cubes goes down from 1 as model.sparse_share_step says",
+        refused=_dense,
+    ),
+    "VSA_decay_rate": read_as("model.sparse_share_step"),
+    "VSA_decay_interval_steps": read_as("model.sparse_share_interval"),
 }
 
 
@@ -202,8 +231,8 @@ FASTVIDEO: dict[str, Foreign] = {
     "callbacks.*": unused_key("metrics.jsonl has every step, and no value names code to run"),
     "training.ema.decay": read_by(_ema),
     "training.ema.*": _FIRST_STEPS,
-    "training.vsa.sparsity": _SPARSE,
-    "training.vsa.*": unused_key("attention is dense here"),
+    "training.vsa.sparsity": Foreign(reading=_whole_sparsity, refused=_dense),
+    "training.vsa.*": unused_key("model.sparse_attention and its share decide"),
     **_below("training.lora", _LORA),
     "training.*": unused_key("no key of this program has its meaning"),
     **_below("models.student.lora", _LORA),

@@ -92,6 +92,8 @@ class PictureCode:
         model, objective = self.config.model, self.config.objective
         if self._of_pixels or objective.prediction is not FlowPrediction.VELOCITY:
             return None
+        if diffusers_form(model).beyond(model) is not None:
+            return None
         known = diffusers_form(model).pipelines.items()
         fitting = (
             k for k, one in known if one.samples == objective.name and not one.misfits(model)

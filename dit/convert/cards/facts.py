@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from dit.checkpoint_paths import STEP, saved_card
+from dit.checkpoint_paths import saved_card, step_of
 from dit.config import EdmConfig, FlowConfig, ObjectiveName, RunConfig
 from dit.convert.cards.code import HUB
 from dit.parsing import parse_json
@@ -50,12 +50,11 @@ class RunFacts:
         Raises:
             CheckpointError: the card of its data is damaged.
         """
-        step = checkpoint.name.removeprefix(STEP)
         shown = ((key, attrgetter(key)(config)) for key in (*more, *_SETTINGS))
         return cls(
             data=_data(config),
             licence=(saved_card(checkpoint) or {}).get("license") or None,
-            steps=int(step) if checkpoint.name.startswith(STEP) and step.isdigit() else None,
+            steps=step_of(checkpoint),
             settings={
                 **{key: _shown(value) for key, value in shown if value is not None},
                 **_objective(config),
@@ -197,6 +196,7 @@ class NetworkCard:
     network: str  # class of Diffusers' network
     weights: str  # which of the checkpoint's
     numbers: int  # of the network
+    beyond: str | None = None  # what Diffusers' network leaves out
     code: str  # that makes a picture with the folder
     run: RunFacts = field(default_factory=RunFacts)
 
@@ -204,6 +204,7 @@ class NetworkCard:
         facts = [
             f"- Network: `{self.network}`, {self.numbers:,} parameters",
             f"- Weights: {self.weights}",
+            *([f"- Beyond Diffusers: {self.beyond}."] if self.beyond else []),
             *self.run.lines(),
         ]
         return "\n".join(

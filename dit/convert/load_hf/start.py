@@ -56,9 +56,11 @@ class HfStart:
     def notes(self) -> list[str]:
         """Lines for the start of the log."""
         source = self.weights.source
-        kind, count = source.config.get("_class_name"), len(source.headers)
+        kind, zeros = source.config.get("_class_name"), source.absent
+        count = len(source.headers) - len(zeros)
         return [
             f"starting at step 0 from the weights of {source.path} ({kind}, {count} tensors)",
+            *([f"not there, so that they start at zero: {listed(zeros, most=4)}"] if zeros else []),
             *(f"other than {source.path} says: {note}" for note in self.weights.notes),
             *self.of_run,
         ]

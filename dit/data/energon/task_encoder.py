@@ -165,7 +165,8 @@ class PackEncoder(DatasetOpener):
         """
         self.expected = Expected.of_training(config) if packs else Expected.of(config)
         self.data = config.dataset
-        self.model = config.model.with_all_tokens()  # a route may begin or end at a resume
+        # A route may begin or end at a resume, and a share of attention follows the step.
+        self.model = config.model.with_all_tokens().at_step(0)
         self.seed = config.rng.seed
         self.sources = sources
         self.counts = counts

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from dit.models.attention.cubes import Cubes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +32,8 @@ class Spans:
     device: torch.device
     without_keys: tuple[tuple[int, int], ...] = ()
     """(first, number) of real queries that have nothing to attend to: their outputs are zeros."""
+    cubes: Cubes | None = None
+    """Of attention that sees a part of the keys."""
     _made: dict[str, object] = field(default_factory=dict)  # index tensors, made at first use
 
     @classmethod

@@ -192,8 +192,9 @@ def _self_attention(
     """Who attends to whom in a layer, and what its backward pass keeps, with its feed-forward."""
     width, gated = attention.width, feed_forward.activation.inputs > 1
     kept += of_feed_forward(feed_forward.hidden, width, gated=gated)
+    seen = 1 if attention.sparse_pairs is None else attention.sparse_pairs
     return Cost(
-        attentions=(AttentionShape(width=width, queries=rows, keys=rows),),
+        attentions=(AttentionShape(width=width, queries=rows, keys=rows, seen=seen),),
         exchanges=exchanges,
         kept=kept,
         kept_of_text=kept if RowKind.TEXT in rows else NOTHING,

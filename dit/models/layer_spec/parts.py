@@ -15,6 +15,7 @@ from typing import Any
 from dit.models.layer_spec.shapes import (
     CROSS,
     CROSS_ACROSS_HEADS,
+    OF_CUBES,
     OF_IMAGE,
     AttentionShape,
     Cost,
@@ -57,6 +58,9 @@ class AttentionSpec:
     eps: float = 1e-6  # of that norm
     groups: int | None = None
     """Heads of keys and of values, each read by as many heads of queries; None: one for each."""
+    sparse_pairs: float | None = None
+    """Pairs of a query and a key for each pair of tokens, where cubes of tokens see some others in
+    full, and by a gate the means of all (VSA); None: every token sees all, and there is no gate."""
 
     @property
     def head_width(self) -> int:
@@ -77,6 +81,11 @@ class AttentionSpec:
             parts=3,
         )
         total = Cost(linears=(made,)) + self.norms
+        if self.sparse_pairs is not None:
+            gate = LinearShape(
+                inputs=self.width, outputs=self.width, rows=rows, bias=self.bias, split=True
+            )
+            total += Cost(linears=(gate,), kept=OF_CUBES)
         if not output:
             return total
         out = LinearShape(inputs=self.width, outputs=self.width, rows=rows, split=True)

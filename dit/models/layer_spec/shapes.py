@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import Flag, auto
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +71,8 @@ CROSS_ACROSS_HEADS = KeptBy(fused=CROSS.fused, eager=Kept(inside=3, inside_float
 EXCHANGED = KeptBy(fused=Kept(inside=2), eager=Kept(inside=-1))
 EXCHANGED_ACROSS_HEADS = KeptBy(fused=Kept(inside=4), eager=Kept(inside=-1))
 OF_IMAGE = KeptBy(fused=Kept(inside=1), eager=Kept(inside=1))
+# More of attention among cubes of tokens: the gate, and what the kernel makes in their order.
+OF_CUBES = KeptBy(fused=Kept(inside=2), eager=Kept(inside=2))
 
 JOINT = KeptBy(fused=Kept(inside=8), eager=Kept(inside=7))
 JOINT_WITHOUT_NORM = KeptBy(fused=Kept(inside=5), eager=Kept(inside=5))
@@ -122,6 +125,8 @@ class AttentionShape:
     queries: RowKind = RowKind.LATENTS
     keys: RowKind = RowKind.LATENTS
     times: int = 1  # keys of each sample, where `keys` is SAMPLES
+    seen: float = 1
+    """Pairs of a query and a key for each pair of tokens, where queries see a part of the keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,7 +210,7 @@ class Multiplications:
     sample: int = 0
     n: int = 0
     m: int = 0
-    nn: int = 0
+    nn: float = 0  # an integer unless queries see a share of the keys
     nm: int = 0
     mm: int = 0
 
@@ -215,14 +220,14 @@ class Multiplications:
     def times(self, count: int) -> Multiplications:
         return Multiplications(*(count * one for one in self._all()))
 
-    def _all(self) -> tuple[int, ...]:
+    def _all(self) -> tuple[Any, ...]:
         return (self.sample, self.n, self.m, self.nn, self.nm, self.mm)
 
     def of(self, tokens: Sequence[int], text: Sequence[int]) -> int:
         """Of samples with so many latent and text tokens."""
         total = self.sample * len(tokens) + self.n * sum(tokens) + self.m * sum(text)
         for n, m in zip(tokens, text, strict=True):
-            total += self.nn * n * n + self.nm * n * m + self.mm * m * m
+            total += round(self.nn * n * n) + self.nm * n * m + self.mm * m * m
         return total
 
 
@@ -245,7 +250,7 @@ def _of_attentions(attentions: Iterable[AttentionShape]) -> Multiplications:
         for query in one.queries:
             for key in one.keys:
                 text = (query is RowKind.TEXT) + (key is RowKind.TEXT)
-                nn += 2 * one.width * (text == 0)
+                nn += 2 * one.width * (text == 0) * one.seen
                 nm += 2 * one.width * (text == 1)
                 mm += 2 * one.width * (text == 2)
     return Multiplications(n=n, nn=nn, nm=nm, mm=mm)

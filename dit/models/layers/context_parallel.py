@@ -14,7 +14,7 @@ their own, each holds a part of every sample, and the same exchange brings both 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -33,7 +33,7 @@ from torch.nn.functional import pad
 from dit.batch import PackedBatch, SequenceShard
 from dit.config import ContextComm
 from dit.models.attention.kernels import COUNT_MULTIPLE, dot_product, few_lengths, filled_up
-from dit.models.attention.spans import Attend, Spans
+from dit.models.attention.spans import Spans
 from dit.pack_wire import to_device
 
 
@@ -177,16 +177,21 @@ class Context:
         )
 
     def attend(
-        self, attend: Attend, qkv: tuple[Tensor, Tensor, Tensor], exchange: TokenExchange
+        self, attend: Callable[..., Tensor], qkv: tuple[Tensor, ...], exchange: TokenExchange
     ) -> Tensor:
-        """Attention [T, H, K] of this rank's tokens to all tokens of their samples."""
+        """Attention [T, H, K] of this rank's tokens to all tokens of their samples.
+
+        `qkv` are queries, keys and values; by a2a, or on a rank alone, what follows them goes with
+        them, and `attend` takes it, too.
+        """
         spans, everyone = exchange.spans, exchange.all_ranks
         if self.share.halves:
-            return attend_in_ring(*qkv, spans, group=self.group)
+            q_THK, k_THK, v_THK = qkv
+            return attend_in_ring(q_THK, k_THK, v_THK, spans, group=self.group)
         if everyone is None:
             return _attend_here(attend, qkv, exchange)
-        q_THK, k_THK, v_THK = qkv
         if self.comm is ContextComm.ALL_GATHER:
+            q_THK, k_THK, v_THK = qkv
             kv_THX = torch.cat((k_THK, v_THK), dim=-1)
             kv_WHX = gather_from_sequence_parallel_region(kv_THX, group=self.group)
             k_WHK, v_WHK = everyone.arrange(kv_WHX).chunk(2, dim=-1)
@@ -194,12 +199,11 @@ class Context:
             out_THK = attend(q_THK, k_WHK, v_WHK, spans)
             return out_THK if exchange.own is None else exchange.own.restore(out_THK)
         qkv_WHX = everyone.arrange(self._heads_of_all(qkv))
-        q_WHK, k_WHK, v_WHK = qkv_WHX.chunk(3, dim=-1)
-        out_WHK = attend(q_WHK, k_WHK, v_WHK, spans)
+        out_WHK = attend(*qkv_WHX.chunk(len(qkv), dim=-1), spans)
         return self._tokens_of_mine(everyone.restore(out_WHK))
 
-    def _heads_of_all(self, qkv: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """All heads of this rank's tokens -> this rank's heads of all tokens [W, H / R, 3 K]."""
+    def _heads_of_all(self, qkv: tuple[Tensor, ...]) -> Tensor:
+        """All heads of this rank's tokens -> this rank's heads of all tokens [W, H / R, n K]."""
         ranks = self.group.size()
         by_rank = [x_THK.unflatten(1, (ranks, -1)).transpose(0, 1) for x_THK in qkv]
         x_RTHX = torch.cat(by_rank, dim=-1).contiguous()  # one copy does both
@@ -212,13 +216,13 @@ class Context:
 
 
 def _attend_here(
-    attend: Attend, qkv: tuple[Tensor, Tensor, Tensor], exchange: TokenExchange
+    attend: Callable[..., Tensor], qkv: tuple[Tensor, ...], exchange: TokenExchange
 ) -> Tensor:
     """Attention where this rank holds all tokens; `qkv` are [T, H, K] each."""
     if exchange.own is None:
         return attend(*qkv, exchange.spans)
-    q, k, v = exchange.own.arrange(torch.cat(qkv, dim=-1)).chunk(3, dim=-1)
-    return exchange.own.restore(attend(q, k, v, exchange.spans))
+    parts = exchange.own.arrange(torch.cat(qkv, dim=-1)).chunk(len(qkv), dim=-1)
+    return exchange.own.restore(attend(*parts, exchange.spans))
 
 
 def check_joint_context(comm: ContextComm, ranks: int) -> None:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from megatron.core.transformer.module import MegatronModule
@@ -17,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dit.config import Recompute
 from dit.models.attention.choice import attention_for
+from dit.models.attention.cubes import attend_cubes
 from dit.models.attention.spans import Spans
 from dit.models.layer_spec import AttentionSpec, QkNorm
 from dit.models.layers.context_parallel import Context, TokenExchange
@@ -123,10 +126,19 @@ class PackedAttention(MegatronModule):
             # other ranks wait for them.
             return q_THK * 0 + (k_SHK.sum() + v_SHK.sum()) * 0
         attend = attention_for(self.backend, q_THK)
-        inputs = (q_THK, k_SHK, v_SHK, spans)
+        return self._recomputed(attend, q_THK, k_SHK, v_SHK, spans)
+
+    def _recomputed(self, attend: Callable[..., Tensor], *inputs: Any) -> Tensor:
         if self.training and self.recomputed:
             return checkpoint(attend, *inputs, use_reentrant=False)
         return attend(*inputs)
+
+    def attend_cubes(
+        self, q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, gate_THK: Tensor, spans: Spans
+    ) -> Tensor:
+        """Likewise, of tokens that see some cubes of their sample, and by a gate means of all."""
+        attend = partial(attend_cubes, attend=attention_for(self.backend, q_THK))
+        return self._recomputed(attend, (q_THK, k_THK, v_THK), gate_THK, spans)
 
     def exchanged(self, qkv: QKV, exchange: TokenExchange) -> Tensor:
         """Attention [T, H, K] of this context rank's tokens to all tokens of their samples."""
@@ -145,6 +157,10 @@ class SelfAttention(PackedAttention):
         self.readers = spec.heads // spec.key_heads  # heads of queries of each head of keys
         made = spec.width + 2 * spec.key_heads * spec.head_width
         self.linear_qkv = split_linear(spec.width, made, axis=0, context=context, bias=spec.bias)
+        self.linear_gate = None
+        if spec.sparse_pairs is not None:
+            each = {"axis": 0, "context": context, "bias": spec.bias}
+            self.linear_gate = split_linear(spec.width, spec.width, **each)
 
     def qkv(self, x_TD: Tensor, row: RowConditions) -> QKV:
         """Queries, keys and values [T, H, K] of this context rank's tokens."""
@@ -160,7 +176,12 @@ class SelfAttention(PackedAttention):
         return q_THK, *(x.repeat_interleave(readers, dim=1) for x in (k_TGK, v_TGK))  # type: ignore[return-value]
 
     def forward(self, x_TD: Tensor, row: RowConditions, exchange: TokenExchange) -> Tensor:
-        out_THK = self.exchanged(self.qkv(x_TD, row), exchange)
+        qkv = self.qkv(x_TD, row)
+        if self.linear_gate is None:
+            out_THK = self.exchanged(qkv, exchange)
+        else:
+            gate_THK = self.linear_gate(x_TD).unflatten(-1, (-1, self.head_width))
+            out_THK = self.context.attend(self.attend_cubes, (*qkv, gate_THK), exchange)
         return self.linear_proj(out_THK.flatten(1))
 
 

@@ -312,6 +312,14 @@ class StackedTransformer(MegatronModule):
 
     # What a family says.
 
+    def at_step(self, step: int) -> None:  # noqa: ARG002
+        """Computes as at a training step, counted from 1; most networks do always the same."""
+        return
+
+    def step_values(self) -> dict[str, float]:
+        """What the log says of how it computes at the step."""
+        return {}
+
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         """The pack as the network wants it."""
         return batch

@@ -49,6 +49,8 @@ from dit.models.wan.family import (
 )
 
 CLASS = "WanTransformer3DModel"
+GATE = "to_gate_compress"
+"""The gate of sparse attention in FastVideo; Diffusers' network has none."""
 _TEXT_ROWS = 512  # of the published weights; fixed in Diffusers where there are images
 _CHANNELS_OF_VAE_2_2 = 48
 _ACROSS = "rms_norm_across_heads"
@@ -110,6 +112,13 @@ _LAYERS: tuple[Row, ...] = (
         split=_COLUMN,
         # Neighbours are rotated together there, and halves of a head here.
         arrangement=ByHead(rotated=(0, 1)),
+    ),
+    *linear_rows(
+        f"{_SELF}.linear_gate",
+        f"{_BLOCK}.{GATE}",
+        *("D", "D"),
+        split=_COLUMN,
+        exists=lambda model: model.sparse_attention,
     ),
     _heads_norm(f"{_SELF}.across_heads.query", f"{_BLOCK}.attn1.norm_q", arrangement=RotaryPairs()),
     _heads_norm(f"{_SELF}.across_heads.key", f"{_BLOCK}.attn1.norm_k", arrangement=RotaryPairs()),
@@ -234,6 +243,15 @@ def _condition(t: Any) -> ImageCondition:
     return ImageCondition.CLEAN_FIRST_FRAME if clean else ImageCondition.NONE
 
 
+def _switch(value: Any) -> bool:
+    """Of a file, or as a user writes it."""
+    if isinstance(value, bool):
+        return value
+    if value not in ("true", "false"):
+        raise ValueError(f"sparse_attention={value} must be true or false")
+    return value == "true"
+
+
 KEYS = ConfigKeys(
     keys=(
         VIDEO_PATCH,
@@ -273,6 +291,14 @@ KEYS = ConfigKeys(
         OwnKey("text_pad_to", PositiveInt | None, published=lambda _: _TEXT_ROWS),
         OwnKey("image_condition", str, published=_condition, read=ImageCondition),
         OwnKey(
+            "sparse_attention",
+            bool,
+            published=lambda _: False,
+            read=_switch,
+            default=False,
+            may_be_told=True,
+        ),
+        OwnKey(
             "image_embed_length",
             PositiveInt,
             published=lambda t: t.pos_embed_seq_len or WanConfig().image_embed_length,
@@ -291,6 +317,18 @@ def _inexpressible(config: RunConfig) -> list[str]:
         f"model.text_pad_to={model.text_pad_to} cannot be exported with image_embed_size:"
         f" Diffusers' {CLASS} takes the last {_TEXT_ROWS} of all rows for the caption"
     ]
+
+
+def _beyond(model: WanConfig) -> str | None:
+    """The gates of sparse attention."""
+    if not model.sparse_attention:
+        return None
+    return (
+        f"{GATE}.weight and .bias of each block, with the names of FastVideo, which reads the"
+        f" folder with VIDEO_SPARSE_ATTN and VSA_sparsity={1 - model.sparse_share:g}. Diffusers'"
+        f" {CLASS} cannot hold them: it leaves them out, attends to all tokens and says something"
+        " else"
+    )
 
 
 def _pipeline(name: str, *, shows: bool) -> Pipeline:
@@ -361,6 +399,8 @@ FORM = DiffusersForm(
     inexpressible=_inexpressible,
     # Published weights of Wan 2.1's image-to-video have it, and nothing reads it.
     ignored=("blocks.*.attn2.norm_added_q.weight",),
+    added=(f"{_BLOCK}.{GATE}.weight", f"{_BLOCK}.{GATE}.bias"),
+    beyond=_beyond,
     original_names=(WAN_NAMES,),
     comfyui_names=lambda _: WAN_NAMES,
     pipelines={
@@ -373,7 +413,7 @@ FORM = DiffusersForm(
     ),
     call=lambda model: (
         "made = network(state, t.expand(1), caption).sample"
-        if model.image_condition is ImageCondition.NONE
+        if model.image_condition is ImageCondition.NONE and not model.sparse_attention
         else None
     ),
     run_network=_run_network,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from dit.config import ModelConfig
+from dit.config import ContextComm, ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
+from dit.config.resume import Live, Refused
+from dit.config.sparse_share import CUBE_TOKENS, SparseSchedule
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -133,9 +134,19 @@ class WanConfig(ModelConfig):
     """Rows of `image_embed` in each sample: 257 for CLIP's ViT-H, 514 for two pictures."""
     image_embed_positions: Refused[bool] = False
     """Learned positions of the rows of `image_embed` (first and last frame: true)."""
+    sparse_attention: Refused[bool] = False
+    """Cubes of 4 x 4 x 4 tokens attend to each other's means, by a learned gate, and to some in
+    full (VSA)."""
+    sparse_share: Live[float] = 0.1
+    """Share of the cubes of a sample that each attends to in full, in the end; 1: all."""
+    sparse_share_step: Live[float] = 0.03
+    """How much less that share, which starts at 1, becomes at a time; 1: at once."""
+    sparse_share_interval: Live[int] = bounded(50, most=2**31 - 1)
+    """Training steps from one time to the next."""
 
     def own_sizes(self) -> list[Rule]:
         return [
+            *self._shares(),
             (
                 self.image_embed_size is not None or not self.image_embed_positions,
                 "image_embed_positions=true needs image_embed_size; set it to false",
@@ -151,6 +162,41 @@ class WanConfig(ModelConfig):
                 f" width {width}; 3-D rotary positions need an even width of at least 6",
             ),
         ]
+
+    def _shares(self) -> list[Rule]:
+        """Rules of sparse attention."""
+        ranks, comm, named = self.context_parallel_size, self.cp_comm_type, "sparse_attention=true"
+        shares = [
+            (0 < value <= 1, f"{key}={value} must lie in (0, 1]")
+            for key in ("sparse_share", "sparse_share_step")
+            for value in (getattr(self, key),)
+        ]
+        return [
+            *shares,
+            (
+                not self.sparse_attention or ranks == 1 or comm is ContextComm.A2A,
+                f"{named} needs all tokens of a sample on a rank, and cp_comm_type={comm} gives"
+                " each a part of the queries; use cp_comm_type=a2a",
+            ),
+            (
+                not self.sparse_attention or self.token_route is None,
+                f"{named} needs whole cubes of tokens, and route_from={self.route_from} leaves"
+                " tokens out; set route_from and route_to to null",
+            ),
+        ]
+
+    @property
+    def share_schedule(self) -> SparseSchedule:
+        """How the share of cubes that each attends to goes down."""
+        step, interval = self.sparse_share_step, self.sparse_share_interval
+        return SparseSchedule.of(self.sparse_share, step=step, interval=interval)
+
+    @property
+    def needs_whole_samples(self) -> bool:
+        return self.sparse_attention
+
+    def at_step(self, step: int) -> Self:
+        return replace(self, sparse_share=float(self.share_schedule.at(step)))
 
     @property
     def ffn_hidden_size(self) -> int:
@@ -176,7 +222,8 @@ class WanConfig(ModelConfig):
     @property
     def cost_sizes(self) -> list[int]:
         sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
-        return [*sizes, self.crossattn_emb_size, self.input_features, self.image_rows or 0]
+        sizes += [self.crossattn_emb_size, self.input_features, self.image_rows or 0]
+        return [*sizes, 1] if self.sparse_attention else sizes
 
 
 def _inputs(model: WanConfig) -> tuple[SampleInput, ...]:
@@ -215,7 +262,7 @@ def wan_stack(model: WanConfig) -> StackSpec:
         width=width, heads=model.num_attention_heads, bias=True, norm=QkNorm.ACROSS_HEADS
     )
     layer = CrossLayerSpec(
-        attention=attention,
+        attention=replace(attention, sparse_pairs=_pairs(model)),
         cross_attention=attention,
         text_width=width,
         feed_forward=FeedForwardSpec(
@@ -229,6 +276,14 @@ def wan_stack(model: WanConfig) -> StackSpec:
         image_rows=model.image_rows,
     )
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
+
+
+def _pairs(model: WanConfig) -> float | None:
+    """As if all cubes were whole, and shares of them were not rounded up.
+
+    The means of two cubes are one pair, for as many as their tokens make.
+    """
+    return model.sparse_share + CUBE_TOKENS**-2 if model.sparse_attention else None
 
 
 def wan_cost(model: WanConfig) -> NetworkCost:
@@ -281,7 +336,8 @@ FAMILY = Family(
     positions=grid_positions,  # indices of frames, whatever their rate
     weights=WeightRules(
         # As in Wan's published code, where tables are normal with 1 / sqrt(width).
-        zero=("*proj_out.weight", "*image_embedder.positions"),
+        # A gate of zeros leaves the network as it is without sparse attention.
+        zero=("*proj_out.weight", "*image_embedder.positions", "*linear_gate.weight"),
         no_decay=("*.table", "*image_embedder.positions"),
     ),
     objective=ObjectiveConventions(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, silu
 
 from dit.batch import PackedBatch
+from dit.models.attention.cubes import Cubes
 from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.modulation import TableAdaLN, TimestepConditioning, sinusoid
 from dit.models.layers.packed_attention import AttendedRows
@@ -44,6 +46,7 @@ class WanNetwork(CrossTransformer):
     ):
         config = transformer_config(model)
         super().__init__(config, model, groups, vp_stage, [wan_stack(model)])
+        self.sparse_share = model.share_schedule.last
         width = model.hidden_size
         widths = axis_widths(width // model.num_attention_heads)
         # Angles in float64, as in Diffusers.
@@ -60,6 +63,12 @@ class WanNetwork(CrossTransformer):
         if self.post_process:
             self.modulate_out = TableAdaLN(config, width, parts=1, gated=False)
             self.proj_out = Replicated(width, model.output_features, **of_tokens, bias=True)
+
+    def at_step(self, step: int) -> None:
+        self.sparse_share = self.model.share_schedule.at(step)
+
+    def step_values(self) -> dict[str, float]:
+        return {"sparse_share": float(self.sparse_share)} if self.model.sparse_attention else {}
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
         width, levels = self.config.hidden_size, batch.num_levels
@@ -100,7 +109,18 @@ class WanNetwork(CrossTransformer):
             image = AttendedRows(rows_LE=blocks["image"], spans=spans)
         timestep = TimestepConditioning(t_emb_ND=blocks["t_emb"], adaln_shift_NX=blocks["shared"])
         text_LD = blocks["text"]
-        return self.cross_conditions(batch, layout, timestep=timestep, text_LD=text_LD, image=image)
+        conditions = self.cross_conditions(
+            batch, layout, timestep=timestep, text_LD=text_LD, image=image
+        )
+        return self._with_cubes(conditions, batch) if self.model.sparse_attention else conditions
+
+    def _with_cubes(self, conditions: CrossConditions, batch: PackedBatch) -> CrossConditions:
+        """Self-attention among the cubes of the samples, at the share of the step."""
+        spans = conditions.exchange.spans
+        at = {"total": spans.total, "device": spans.device}
+        cubes = Cubes.of(batch.grids, batch.starts, share=self.sparse_share, **at)
+        exchange = replace(conditions.exchange, spans=replace(spans, cubes=cubes))
+        return replace(conditions, exchange=exchange)
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> Tensor:  # noqa: ARG002
         (adaln,) = self.modulate_out.of_embedding(blocks["t_emb"])

@@ -90,6 +90,7 @@ def sum_step_metrics(
 def count_packs(run: TrainState, packs: Sequence[PackedBatch]) -> PackCounts:
     """Counts the packs of a step."""
     names = run.interval_metrics.data_stats.names
+    model = run.config.model.at_step(run.progress.step + 1)
     passes = run.config.objective.passes_without_gradient
     if run.loader is None:
         return PackCounts(of_datasets=samples_of_datasets((), names))
@@ -99,7 +100,7 @@ def count_packs(run: TrainState, packs: Sequence[PackedBatch]) -> PackCounts:
         tokens=sum(pack.real_tokens for pack in packs),
         filled=sum(map(_taken(run.config), packs)),
         refused=sum(run.loader.counts().values()),
-        flops=sum(training_flops(run.config.model, pack, passes=passes) for pack in packs),
+        flops=sum(training_flops(model, pack, passes=passes) for pack in packs),
     )
 
 

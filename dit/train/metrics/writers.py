@@ -24,6 +24,7 @@ RUN/metrics.jsonl has one JSON object a step; floats are written with all their 
     peak_memory_gb    on rank 0 since its start: tensors of a GPU, else the whole process
     skipped           true where loss or gradient was not finite and nothing was updated
     skipped_steps     skipped steps since the start; skipped_samples.jsonl has their samples
+    sparse_share      with model.sparse_attention: share of the cubes that each attends to in full
 
 Every logger.log_interval steps:
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dit.config import ObjectiveConfig, RunConfig
+from dit.convert.cli import main
 from dit.convert.diffusers_config import diffusers_transformer_config
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import import_weights
@@ -98,3 +99,31 @@ def test_pipelines_fit_what_a_network_is_shown(kind: str, pipeline: str, words: 
         found = runs.misfits(model)
         assert len(found) == (pad_to is None) + bool(words)
         assert all(word in found[-1] for word in words)
+
+
+def test_the_gates_of_sparse_attention_go_by_fastvideos_names(groups, tmp_path, capsys) -> None:
+    """They start at zero beside published weights; exports have them, and say who reads them."""
+    hf, ours, out = _published(tmp_path / "hf", "t2v"), tmp_path / "ours", tmp_path / "out"
+    told = ("model.sparse_attention=true",)
+    imported = import_weights(hf, ours, objective=told)
+    assert imported.tensors == len(load_file(hf / WEIGHTS))
+    arguments = ["--megatron-path", str(ours), "--hf-path", str(out)]
+    assert main(["export", *arguments, "--weights", "model", "--no-scheduler"]) == 0
+    said = capsys.readouterr().out
+    assert "beyond Diffusers: to_gate_compress" in " ".join(said.split())
+    assert "cannot hold them" in (out / "README.md").read_text()
+    tensors = load_file(out / WEIGHTS)
+    gates = {f"blocks.{n}.to_gate_compress.{end}" for n in (0, 1) for end in ("weight", "bias")}
+    assert tensors.keys() - load_file(hf / WEIGHTS).keys() == gates
+    assert not any(tensors[name].any() for name in gates)
+    tensors |= {name: torch.randn(tensors[name].shape) for name in gates}
+    save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
+    assert import_weights(out, tmp_path / "again").config.model.sparse_attention
+    arguments = ["--megatron-path", str(tmp_path / "again"), "--hf-path", str(out)]
+    assert main(["verify", *arguments, "--tensors-only"]) == 0
+    assert main(["verify", *arguments]) == 1
+    assert "Diffusers cannot compute what this network does" in capsys.readouterr().err
+    del tensors["blocks.1.to_gate_compress.bias"]
+    save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(ConvertError, match=r"has no blocks.1.to_gate_compress.bias"):
+        import_weights(out, tmp_path / "third")

@@ -36,8 +36,12 @@ BASES: dict[str, tuple[str, ...]] = {
     "adapters": ("lora.rank=2",),
     "frames": FLOW,
     "pictures": FLOW,
+    "cubes": (
+        *(*FLOW, "model.sparse_attention=true", "model.sparse_share=0.3"),
+        *("model.sparse_share_step=0.2", "model.sparse_share_interval=1"),
+    ),
 }
-WAN = {"frames": "ti2v", "pictures": "i2v"}
+WAN = {"frames": "ti2v", "pictures": "i2v", "cubes": "t2v"}
 WEIGHTS: dict[str, tuple[str, ...]] = {
     "edm": (
         *("objective.p_mean=1", "objective.p_std=2", "objective.loss_mean=sample"),
@@ -65,6 +69,10 @@ WEIGHTS: dict[str, tuple[str, ...]] = {
     "adapters": ("lora.dropout=0.5", "lora.dtype=bf16", "lora.base_dtype=float8_e4m3"),
     "frames": ("objective.image_condition_probability=0", "objective.given_frames=[0, 0, 1]"),
     "pictures": ("objective.image_dropout=1",),
+    "cubes": (
+        *("model.sparse_share=0.8", "model.sparse_share_step=0.3"),
+        "model.sparse_share_interval=3",
+    ),
 }
 """What changes the weights after the next step."""
 AVERAGES = {

@@ -1,0 +1,225 @@
+"""Attention among cubes of tokens against dense attention with a mask, and against FastVideo's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dit.config import ContextComm, ModelConfig, ObjectiveConfig, Precision, Problems
+from dit.config.sparse_share import WHOLE, SparseSchedule, attended_cubes
+from dit.config_loading import load_config
+from dit.models.attention import cubes as cubes_module
+from dit.models.attention.cube_kernel import attend_in_blocks
+from dit.models.attention.cubes import Cubes, attend_cubes
+from dit.models.attention.kernels import attend_by_runs
+from dit.models.attention.spans import Spans
+from dit.models.flops import attention_flops, forward_flops
+from dit.models.layers.per_sample import missing_for_compilation
+from dit.models.wan.model import WanNetwork
+from dit.train.model_and_optimizer import initialise_weights, randomise
+from tests.families.wan import wan_model
+from tests.launching import ROOT
+from tests.packs import random_pack, run_config, single
+
+CPU = torch.device("cpu")
+GRIDS = [(4, 8, 8), (1, 3, 2), (5, 6, 9), (2, 9, 4)]
+PADDING = 3
+FASTVIDEO = ROOT / "tests/golden/fastvideo_vsa.safetensors"
+"""Inputs, outputs and gradients of its plain torch functions, joined as in its ops.py, at commit
+2f3d4074; of each case a grid and a sparsity."""
+CASES = {"whole": ((4, 8, 8), 0.5), "partial": ((5, 6, 9), 0.7), "image": ((1, 10, 7), 0.4)}
+
+
+def _spans(grids, share: Fraction) -> Spans:
+    sizes = [math.prod(grid) for grid in grids]
+    starts = [sum(sizes[:i]) + i * PADDING for i in range(len(grids) + 1)]
+    spans = list(zip(starts, sizes, strict=False))
+    made = Spans.of(spans, spans, total=starts[-1], device=CPU)
+    cubes = Cubes.of(grids, starts, total=starts[-1], share=share, device=CPU)
+    return replace(made, cubes=cubes)
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, grid, share: float) -> Tensor:
+    """One sample [T, H, K], token by token: what each sees is a set of cubes."""
+    cube_of = [tuple(i // 4 for i in place) for place in product(*map(range, grid))]
+    names = sorted(set(cube_of))
+    members = [[t for t, cube in enumerate(cube_of) if cube == name] for name in names]
+    scale, out = q.shape[-1] ** -0.5, []
+    for head in range(q.shape[1]):
+        means = [torch.stack([x[m, head].mean(0) for m in members]) for x in (q, k, v)]
+        scores = means[0] @ means[1].T * scale
+        coarse = scores.softmax(-1) @ means[2]
+        kept = scores.topk(max(1, math.ceil(share * len(names) - 1e-9))).indices.tolist()
+        sees = torch.zeros(len(cube_of), len(cube_of), dtype=torch.bool)
+        for query, cube in enumerate(cube_of):
+            for other in kept[names.index(cube)]:
+                sees[query, members[other]] = True
+        weights = (q[:, head] @ k[:, head].T * scale).masked_fill(~sees, -math.inf).softmax(-1)
+        spread = coarse[[names.index(cube) for cube in cube_of]]
+        out.append(weights @ v[:, head] + gate[:, head] * spread)
+    return torch.stack(out, dim=1)
+
+
+def _random(total: int, *, seed: int, heads: int = 2, width: int = 8) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(total, heads, width, generator=generator) for _ in range(5)]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 1.0])
+def test_a_pack_attends_as_each_sample_does_with_a_mask(share: float) -> None:
+    spans = _spans(GRIDS, Fraction(repr(share)))
+    *inputs, weight = _random(spans.total, seed=3)
+    leaves = [x.requires_grad_() for x in inputs]
+    q, k, v, gate = leaves
+    made = attend_cubes((q, k, v), gate, spans, attend=attend_by_runs)
+    wanted = torch.zeros_like(made)
+    for start, length, grid in zip(spans.starts, spans.lengths, GRIDS, strict=True):
+        mine = slice(start, start + length)
+        wanted[mine] = _masked(*(x[mine] for x in leaves), grid, share)
+    assert (made - wanted).abs().max() < 2e-6
+    both = [torch.autograd.grad((one * weight).sum(), leaves) for one in (made, wanted)]
+    for ours, theirs in zip(*both, strict=True):
+        assert theirs.any() and (ours - theirs).abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_attends_as_fastvideo_does(case: str) -> None:
+    grid, sparsity = CASES[case]
+    stored = {k.partition(".")[2]: v for k, v in load_file(FASTVIDEO).items() if case in k}
+    spans = _spans([grid], 1 - Fraction(repr(sparsity)))
+    leaves = [torch.nn.functional.pad(stored[n], (0, 0) * 2 + (0, PADDING)) for n in "qkv"]
+    leaves.append(torch.nn.functional.pad(stored["gate"], (0, 0) * 2 + (0, PADDING)))
+    leaves = [x.requires_grad_() for x in leaves]
+    made = attend_cubes(tuple(leaves[:3]), leaves[3], spans, attend=attend_by_runs)[:-PADDING]
+    assert (made - stored["out"]).abs().max() < 2e-6
+    gradients = torch.autograd.grad((made * stored["d"]).sum(), leaves)
+    for ours, name in zip(gradients, ("dq", "dk", "dv", "dgate"), strict=True):
+        assert (ours[:-PADDING] - stored[name]).abs().max() < 5e-6
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing_for_compilation()), reason=missing_for_compilation())
+def test_the_kernel_of_a_gpu_chooses_the_same_cubes(monkeypatch) -> None:
+    """Its compiled forward pass, which runs here as well; `tests/gpu` has the backward pass."""
+    spans = _spans(GRIDS, Fraction(3, 10))
+    q, k, v, gate, _ = _random(spans.total, seed=5, width=16)
+    wanted = attend_cubes((q, k, v), gate, spans, attend=attend_by_runs)
+
+    def in_blocks(qkv, chosen, spans):
+        cubes = spans.cubes
+        return cubes.of_order(attend_in_blocks(tuple(map(cubes.placed, qkv)), chosen, cubes))
+
+    monkeypatch.setattr(cubes_module, "attend_by_mask", in_blocks)
+    with torch.no_grad():
+        made = attend_cubes((q, k, v), gate, spans, attend=attend_by_runs)
+    assert (made - wanted).abs().max() < 2e-6
+
+
+def test_the_share_goes_down_as_fastvideos_sparsity_goes_up() -> None:
+    schedule = SparseSchedule.of(0.1, step=0.03, interval=30)
+    for step in (1, 29, 30, 59, 60, 450, 899, 900, 10_000):
+        theirs = min(step // 30, 30) * 0.03  # 0.9 // 0.03 is 30 of exact numbers
+        assert float(1 - schedule.at(step)) == pytest.approx(theirs, abs=1e-12)
+    assert schedule.at(0) == WHOLE and SparseSchedule.of(0.1, step=1, interval=5).at(4) == WHOLE
+    assert SparseSchedule.of(0.1, step=1, interval=5).at(5) == Fraction(1, 10)
+    # The numbers are meant as they are written: ten of 100 cubes, and not eleven.
+    assert [attended_cubes(Fraction(1, 10), n) for n in (1, 10, 11, 100)] == [1, 1, 2, 10]
+
+
+def test_fastvideos_keys_are_read() -> None:
+    config = run_config(model=wan_model())
+    keys = ["VSA_sparsity=0.9", "VSA_decay_rate=0.03", "VSA_decay_interval_steps=30"]
+    model = load_config(config, overrides=keys).model
+    assert model.sparse_attention
+    assert model.share_schedule == SparseSchedule.of(0.1, step=0.03, interval=30)
+    model = load_config(config, overrides=["training.vsa.sparsity=0.8"]).model
+    assert model.share_schedule.at(1) == Fraction(1, 5)
+
+
+def _network(groups, **changes) -> WanNetwork:
+    network = WanNetwork(wan_model(**changes), groups)
+    randomise(network, seed=7)
+    return network.eval()
+
+
+def _made(network: WanNetwork, batch) -> Tensor:
+    levels = torch.linspace(100, 900, batch.num_samples)
+    with torch.no_grad():
+        return network(batch.latent_TC, levels, batch)
+
+
+def test_all_cubes_and_a_gate_of_zeros_change_nothing(groups) -> None:
+    """As a run begins; in its first steps only the gate of the dense network learns to differ."""
+    grids = [(4, 8, 8), (3, 5, 6)]
+    dense, sparse = _network(groups), _network(groups, sparse_attention=True, sparse_share=0.3)
+    sparse.load_state_dict(dense.state_dict(), strict=False)
+    batch = random_pack(grids, [5, 3], model=dense.model)
+    sparse.at_step(1)
+    assert (_made(sparse, batch) - _made(dense, batch)).abs().max() > 1e-3  # a random gate
+    initialise_weights(sparse, run_config(model=sparse.model))
+    gates = {n: w for n, w in sparse.named_parameters() if "linear_gate" in n}
+    assert len(gates) == 4 and not any(w.any() for w in gates.values())
+    sparse.load_state_dict(dense.state_dict(), strict=False)
+    assert (_made(sparse, batch) - _made(dense, batch)).abs().max() < 1e-6
+    sparse.at_step(10**6)
+    assert (_made(sparse, batch) - _made(dense, batch)).abs().max() > 1e-3
+
+
+def test_a_packed_sample_is_as_alone(groups) -> None:
+    network = _network(groups, sparse_attention=True, sparse_share=0.25)
+    batch = random_pack(GRIDS, [4, 9, 1, 6], model=network.model)
+    levels = torch.linspace(100, 900, batch.num_samples)
+    packed = _made(network, batch)
+    for index, (start, real) in enumerate(zip(batch.starts, batch.num_tokens, strict=False)):
+        with torch.no_grad():
+            alone = single(batch, index)
+            made = network(alone.latent_TC, levels[index : index + 1], alone)
+        assert (made[:real] - packed[start : start + real]).abs().max() < 1e-5
+
+
+def test_what_it_does_not_go_with_is_refused() -> None:
+    sparse = {"sparse_attention": True}
+    for comm in (ContextComm.ALL_GATHER, ContextComm.P2P):
+        with pytest.raises(Problems, match=rf"and cp_comm_type={comm} gives .* use cp_comm_type=a"):
+            wan_model(**sparse, context_parallel_size=2, cp_comm_type=comm)
+    with pytest.raises(Problems, match="and route_from=0 leaves tokens out; set route_from"):
+        wan_model(**sparse, route_from=0, route_to=1)
+    for share in (0.0, 1.5, math.nan):
+        with pytest.raises(Problems, match=r"sparse_share=.* must lie in \(0, 1\]"):
+            wan_model(sparse_share=share)
+    config = run_config(model=wan_model(**sparse))
+    with pytest.raises(Problems, match="sparse_attention=true needs whole cubes of them"):
+        replace(config, objective=ObjectiveConfig(name="flow", second_level_rate=0.5))
+
+
+def test_operations_follow_from_the_share() -> None:
+    """Linears with the gate, and pairs of tokens: a share of them, and one for two cubes' means."""
+    sizes = {"name": "wan2.1_t2v_1.3b", "precision": Precision.BF16}
+    dense, sparse = (
+        _published(**sizes, sparse_attention=on, sparse_share=0.1) for on in (False, True)
+    )
+    tokens, width, layers = 32_760, 1536, 30
+    shape = {"tokens": [tokens], "text": [512]}
+    gates = 2 * layers * tokens * width * width
+    pairs = 4 * layers * width * tokens**2
+    spared = pairs * (1 - 0.1 - 1 / 4096)
+    change = forward_flops(sparse, **shape) - forward_flops(dense, **shape)
+    assert change == pytest.approx(gates - spared, rel=1e-9)
+    cross = attention_flops(dense, **shape) - pairs
+    assert attention_flops(sparse, **shape) == pytest.approx(pairs - spared + cross, rel=1e-9)
+    early = forward_flops(sparse.at_step(60), **shape) - forward_flops(dense, **shape)
+    assert early == pytest.approx(gates - pairs * (0.03 - 1 / 4096), rel=1e-9)
+
+
+def _published(**settings) -> ModelConfig:
+    from dit.models.registry import family_named
+
+    family = family_named("wan")
+    return family.config(**(dict(family.sizes[settings["name"]]) | settings))
