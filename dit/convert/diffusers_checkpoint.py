@@ -95,7 +95,7 @@ def _in_words(error: ErrorDetails, within: str) -> str:
 CONFIG, SCHEDULER_CONFIG = "config.json", "scheduler_config.json"
 SECOND = "transformer_2"
 """Folder of the second transformer of a pipeline that has two (Wan 2.2)."""
-PIPELINE_INDEX = "model_index.json"
+PIPELINE_INDEX, MODULAR_INDEX = "model_index.json", "modular_model_index.json"
 WEIGHTS = "diffusion_pytorch_model"
 INDEX = f"{WEIGHTS}.safetensors.index.json"
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -214,7 +214,7 @@ def open_folder(path: Path, *, option: str = "--hf-path") -> DiffusersFolder:
     inner = path / "transformer"
     pipeline = not (path / CONFIG).is_file() and (inner / CONFIG).is_file()
     place = inner if pipeline else path
-    if path.name == SECOND and (path.parent / PIPELINE_INDEX).is_file():
+    if path.name == SECOND and pipeline_index(path.parent).is_file():
         pipeline, path = True, path.parent
     if not (place / CONFIG).is_file():
         raise ConvertError(
@@ -222,7 +222,7 @@ def open_folder(path: Path, *, option: str = "--hf-path") -> DiffusersFolder:
             " save_pretrained of Diffusers wrote"
         )
     scheduler = (path / "scheduler" if pipeline else path) / SCHEDULER_CONFIG
-    index = path / PIPELINE_INDEX
+    index = pipeline_index(path)
     about = read_json(index) if pipeline and index.exists() else {}
     told = about.get("_class_name")
     return DiffusersFolder(
@@ -235,6 +235,12 @@ def open_folder(path: Path, *, option: str = "--hf-path") -> DiffusersFolder:
         is_distilled=about.get("is_distilled") is True,
         headers=_headers(place),
     )
+
+
+def pipeline_index(folder: Path) -> Path:
+    """The index of a pipeline; that of a modular one, where the folder has no other."""
+    plain, modular = folder / PIPELINE_INDEX, folder / MODULAR_INDEX
+    return plain if plain.is_file() or not modular.is_file() else modular
 
 
 def level_range(

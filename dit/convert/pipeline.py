@@ -19,6 +19,7 @@ from dit.convert.diffusers_checkpoint import (
     PIPELINE_INDEX,
     SECOND,
     level_range,
+    pipeline_index,
     read_json,
     write_json,
 )
@@ -58,11 +59,12 @@ def _pipeline_class(pipeline: Path) -> str:
     Raises:
         ConvertError: the folder holds no pipeline.
     """
-    if not (pipeline / PIPELINE_INDEX).is_file():
+    index = pipeline_index(pipeline)
+    if not index.is_file():
         raise ConvertError(
             f"--pipeline-from {pipeline} has no {PIPELINE_INDEX}; give the folder of a pipeline"
         )
-    return str(read_json(pipeline / PIPELINE_INDEX).get("_class_name"))
+    return str(read_json(index).get("_class_name"))
 
 
 def keeps_scheduler(pipeline: Path | None, config: RunConfig) -> bool:
@@ -84,7 +86,7 @@ def network_folder(pipeline: Path, config: RunConfig) -> str:
 
 def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
     """Levels of each network -> its folder."""
-    place = pipeline / PIPELINE_INDEX
+    place = pipeline_index(pipeline)
     index = read_json(place)
     parts = ((SECOND, True), (TRANSFORMER, False))  # the last one counts where there is one alone
     return {level_range(index, place, second=second): name for name, second in parts}
@@ -95,7 +97,7 @@ def _components(pipeline: Path, config: RunConfig) -> list[str]:
     own = {network_folder(pipeline, config), _INSTALLED}
     if not keeps_scheduler(pipeline, config):
         own.add(SCHEDULER)
-    index = read_json(pipeline / PIPELINE_INDEX)
+    index = read_json(pipeline_index(pipeline))
     present = [name for name, what in index.items() if isinstance(what, list) and what[0]]
     return [name for name in present if name not in own]
 
@@ -165,9 +167,10 @@ def copy_components(
     """
     for name in _components(pipeline, config):
         shutil.copytree(pipeline / name, folder / name)
-    shutil.copyfile(pipeline / PIPELINE_INDEX, folder / PIPELINE_INDEX)
-    index = read_json(pipeline / PIPELINE_INDEX)
+    place = pipeline_index(pipeline)
+    shutil.copyfile(place, folder / place.name)
+    index = read_json(place)
     if scheduler is not None and (named := ["diffusers", scheduler["_class_name"]]) != index.get(
         SCHEDULER
     ):
-        write_json(folder / PIPELINE_INDEX, index | {SCHEDULER: named})
+        write_json(folder / place.name, index | {SCHEDULER: named})

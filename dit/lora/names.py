@@ -73,7 +73,8 @@ _REFUSED = (
         " --ignore_text_encoder leaves such keys out (of a run: lora.ignore_text_encoder=true)",
     ),
     (
-        _OTHER_NETWORKS % r"unet\.|transformer_\d+\.|text_conditioner|llm_adapter|connectors",
+        _OTHER_NETWORKS
+        % r"unet\.|transformer_\d+\.|text_conditioner|(?:diffusion_model\.)?llm_adapter|connectors",
         "is of another network than the transformer: give a file of that one network",
     ),
     (r".*(?:lora_magnitude_vector|dora_scale)", f"is DoRA's, which is not supported: {_MERGE}"),

@@ -238,6 +238,8 @@ class Pipeline:
     """Where its loop fixes any: scheduler_config.json -> keys for the samplers."""
     rules: Callable[[Any], list[Rule]] = lambda _: []
     """What of a network it feeds as in training, and the words if it does not."""
+    modular: bool = False
+    """Whether it is one of Diffusers' modular pipelines, which are opened and called otherwise."""
 
     def misfits(self, model: ModelConfig) -> list[str]:
         """What it feeds a network otherwise than in training, in words."""

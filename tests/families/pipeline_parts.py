@@ -334,6 +334,30 @@ def qwen_image(root: Path) -> Path:
     return save(root, parts)
 
 
+def anima(root: Path) -> Path:
+    """Qwen3, whose tokenizer adds no end, T5's tokenizer, the conditioner, Qwen-Image's VAE."""
+    from diffusers import AnimaTextConditioner, AutoencoderKLQwenImage
+
+    config = Qwen3Config(
+        vocab_size=98, hidden_size=16, intermediate_size=16, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+    )  # fmt: skip
+    conditioner = AnimaTextConditioner(
+        source_dim=16, target_dim=20, model_dim=24, num_layers=2, num_attention_heads=2,
+        target_vocab_size=98,
+    )  # fmt: skip
+    vae = AutoencoderKLQwenImage(
+        base_dim=4, z_dim=4, num_res_blocks=1,
+        latents_mean=torch.linspace(-0.5, 0.5, 4).tolist(),
+        latents_std=torch.linspace(0.5, 2, 4).tolist(),
+    )  # fmt: skip
+    words = tokenizer(2048)
+    words.backend_tokenizer.post_processor = processors.Sequence([])
+    parts = {"vae": randomized(vae), "tokenizer": words, "t5_tokenizer": tokenizer(2048)}
+    parts |= {"text_encoder": randomized(Qwen3Model(config))}
+    return save(root, parts | {"text_conditioner": randomized(conditioner)})
+
+
 def longcat(root: Path) -> Path:
     """The same text encoder and tokenizer, which knows the signs of pictures; a VAE of FLUX.1's."""
     letters = tokenizer(2048)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.families import (
+    anima,
     chroma,
     dit,
     flux,
@@ -38,6 +39,7 @@ CASES: dict[str, Case] = {
 }
 """`model.family` -> its case."""
 GENERATIONS: dict[str, Generation] = {
+    **anima.GENERATIONS,
     **chroma.GENERATIONS,
     **flux.GENERATIONS,
     **flux2.GENERATIONS,

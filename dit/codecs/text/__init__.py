@@ -1,5 +1,6 @@
 """Text encoders by name. To add one: subclass `TextEncoder`, and name it in `OF_FAMILIES`.
 
+anima               that of Anima, whose conditioner reads the states of Qwen3 by T5's tokens
 encoder             the interface: caption -> embedding; the words of captions and of prompts
 fixed_vectors       `bytes` and `words`: a fixed vector for each byte, or for each word
 pretrained_encoder  text encoders on Transformers
@@ -19,6 +20,7 @@ from typing import Any
 from dit.codecs.dataset_card import CodecError, part_of_card
 from dit.codecs.dataset_encoder import Registry
 from dit.codecs.pretrained import ModelLocation
+from dit.codecs.text.anima import AnimaText
 from dit.codecs.text.encoder import EncoderPadding, TextEncoder
 from dit.codecs.text.families import OF_FAMILIES
 from dit.codecs.text.fixed_vectors import ByteTable, WordTable
@@ -40,7 +42,7 @@ TEXT_ENCODERS = Registry(
         *(WordTable, ByteTable, *OF_FAMILIES),
         *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, HunyuanImageText),
         *(HunyuanVideoText, HunyuanVideoImageText, Flux2Text, Flux2KleinText),
-        *(Lumina2Text, LongCatText, LongCatEditText, ZImageText),
+        *(Lumina2Text, LongCatText, LongCatEditText, ZImageText, AnimaText),
     ),
     known="those known",
 )

@@ -398,9 +398,20 @@ class QwenImageEditPlus(QwenImageEdit):
     )
 
 
+class Anima(QwenImage):
+    """Images, by the autoencoder of Qwen-Image."""
+
+    name: ClassVar[str] = "anima"
+    description: ClassVar[str] = "(latent - latents_mean) / latents_std, as AnimaModularPipeline"
+    default_model: ClassVar[str] = "circlestone-labs/Anima-Base-v1.0-Diffusers"
+    text_encoder: ClassVar[str] = "anima"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/anima_lora.yaml",)
+
+
 AUTOENCODERS: tuple[type[Autoencoder], ...] = (
     *(Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
     *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
     *(HunyuanVideoI2V, Ltx, Flux2, Flux2Klein, Lumina2, LongCat, LongCatEdit, ZImage),
+    Anima,
 )
 """All of them; `CODECS` has the codec without weights, too."""

@@ -67,7 +67,8 @@ class PictureCode:
         """The code; FOLDER is the export."""
         if self.loops:
             return self._loop()
-        kind = "DiffusionPipeline" if self.whole else self._pipeline
+        any_kind = self.whole and not self._is_modular
+        kind = "DiffusionPipeline" if any_kind else self._pipeline
         return self._loaded() if kind is None else "\n".join(self._piped(kind))
 
     @property
@@ -101,6 +102,11 @@ class PictureCode:
         return next(fitting, None)
 
     @property
+    def _is_modular(self) -> bool:
+        known = diffusers_form(self.config.model).pipelines
+        return self._pipeline is not None and known[self._pipeline].modular
+
+    @property
     def _network(self) -> str:
         return diffusers_form(self.config.model).class_name
 
@@ -129,16 +135,20 @@ class PictureCode:
 
     def _piped(self, kind: str) -> list[str]:
         """A pipeline with the export in it, and one call."""
-        base, half = json.dumps(self.base), "torch_dtype=torch.bfloat16"
-        if self.whole:
-            opened = [f'pipe = {kind}.from_pretrained("FOLDER", {half})']
-        elif self.adapters:
-            opened = [f"pipe = {kind}.from_pretrained({base}, {half})"]
-            opened += [self._adapted("pipe.transformer")]
+        half, place = (
+            "torch_dtype=torch.bfloat16",
+            json.dumps("FOLDER" if self.whole else self.base),
+        )
+        own = not (self.whole or self.adapters)
+        opened = [f'network = {self._network}.from_pretrained("FOLDER", {half})'] * own
+        if self._is_modular:
+            opened += [f"pipe = {kind}.from_pretrained({place})", f"pipe.load_components({half})"]
+            opened += ["pipe.update_components(transformer=network)"] * own
         else:
-            opened = [f'network = {self._network}.from_pretrained("FOLDER", {half})']
-            opened += [f"pipe = {kind}.from_pretrained({base}, transformer=network, {half})"]
-        names = [kind] if self.whole or self.adapters else [kind, self._network]
+            told = f"transformer=network, {half}" if own else half
+            opened += [f"pipe = {kind}.from_pretrained({place}, {told})"]
+        opened += [self._adapted("pipe.transformer")] * (self.adapters and not self.whole)
+        names = [kind, self._network] if own else [kind]
         made, tools = self._made(self._pipeline or kind)
         imports = ["import torch", f"from diffusers import {', '.join(names)}"]
         imports += [f"from diffusers.utils import {', '.join(tools)}"] if tools else []
@@ -148,10 +158,14 @@ class PictureCode:
         """The call of a pipeline, and what it takes of diffusers.utils."""
         size, model = usual_size(self.card), self.config.model
         given = any(word in kind for word in _GIVEN)
-        told = [_quoted(self.prompt)] if not given else [f"prompt={_quoted(self.prompt)}"]
+        first = "prompt=" if given or self._is_modular else ""
+        told = [f"{first}{_quoted(self.prompt)}"]
         told += ['image=load_image("first.png")'] * given
         told += [f"{name}={size[name]}" for name in ("height", "width") if name in size]
         tools = ["load_image"] * given
+        if self._is_modular:
+            told += ['output="images"']
+            return [f'pipe({", ".join(told)})[0].save("picture.png")'], tools
         if "video" not in codec_named(family_of(model).vae(model)).media or "ToImage" in kind:
             return [f'pipe({", ".join(told)}).images[0].save("picture.png")'], tools
         told += [f"num_frames={size['num_frames']}"] if "num_frames" in size else []

@@ -3,4 +3,5 @@
 family     fields, sizes, rules; inputs; layers, from which parameters and operations follow
 model      the network: one row of latents, cross-attention to text, low-rank adaLN, positions
 diffusers  names of tensors, config.json, pipelines, names in other projects
+pipelines  what the pipelines of Diffusers feed it
 """

@@ -10,7 +10,7 @@ Its class is `CosmosTransformer3DModel`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,14 +28,14 @@ from dit.models.diffusers_form import (
     FrozenTextProjection,
     Key,
     OwnKey,
-    Pipeline,
     StackedSamples,
     heads_of,
     never,
     same,
 )
 from dit.models.diffusers_names import ByHead, Features, NameTable, Row, TensorSplit, linear_rows
-from dit.models.dit.family import CLEAN_LEVEL, PREDICT2_OBJECTIVE, DitConfig, ExtraPosition
+from dit.models.dit.family import CLEAN_LEVEL, DitConfig, ExtraPosition, TextConditioner
+from dit.models.dit.pipelines import PIPELINES
 from dit.models.family import InputKind
 from dit.models.registry import family_of
 
@@ -275,6 +275,14 @@ KEYS = ConfigKeys(
             published=lambda t: None if t.use_crossattn_projection else _BASE_FPS,
             default=_BASE_FPS,
         ),
+        OwnKey(
+            "text_conditioner",
+            TextConditioner,
+            published=lambda _: TextConditioner.NONE,
+            read=TextConditioner,
+            default=TextConditioner.NONE,
+            may_be_told=True,
+        ),
     ),
     rules=_rules,
 )
@@ -349,78 +357,6 @@ def _given_frames(sample: LatentSample, model: DitConfig) -> Tensor:
     return found[0] if found else sample.latent_CFHW[:, :0]
 
 
-def _pipeline(
-    name: str,
-    *,
-    fills_up_text: bool = True,
-    gives_frames: bool = False,
-    tells_fps: bool | None = None,
-    sampling: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
-) -> Pipeline:
-    """A pipeline that fills captions up with zeros, or with states of its encoder.
-
-    It tells frames per second or not; with None it makes images, for which they do not matter.
-    Without `sampling` it is EDM's, and leaves its options to its scheduler.
-    """
-
-    def rules(model: DitConfig) -> list[Rule]:
-        padded, fps, given = model.text_pad_to, model.base_fps, model.condition_mask
-        return [
-            (
-                not fills_up_text or padded is not None,
-                f"model.text_pad_to=null, and {name} fills captions up with zeros",
-            ),
-            (
-                fills_up_text or padded is None,
-                f"model.text_pad_to={padded}, and {name} fills captions up with states of its"
-                " encoder",
-            ),
-            (gives_frames or not given, f"model.condition_mask=true, and {name} gives no frames"),
-            (not gives_frames or given, f"model.condition_mask=false, and {name} gives frames"),
-            (
-                tells_fps is not False or fps is None,
-                f"model.base_fps={fps}, and {name} tells no frames per second",
-            ),
-            (
-                not tells_fps or fps is not None,
-                f"model.base_fps=null, and {name} tells frames per second",
-            ),
-        ]
-
-    if sampling is None:
-        return Pipeline(samples="edm", rules=rules)
-    return Pipeline(objective=PREDICT2_OBJECTIVE, sampling=sampling, rules=rules)
-
-
-def _levels_of_predict2(_: Mapping[str, Any]) -> dict[str, Any]:
-    """Its pipelines write these numbers into their schedulers, whatever stood there."""
-    return {"sampling_levels": "karras_to_sigma_min", "sigma_min": 0.002, "sigma_max": 80.0}
-
-
-def _levels_of_predict2_5(scheduler: Mapping[str, Any]) -> dict[str, Any]:
-    if not scheduler.get("use_karras_sigmas"):
-        return {"flow_shift": scheduler.get("flow_shift", 1.0)}
-    ends = {key: scheduler.get(key) for key in ("sigma_min", "sigma_max")}
-    return {"sampling_levels": "karras", **{k: v for k, v in ends.items() if v is not None}}
-
-
-_PIPELINES: dict[str, dict[str, Any]] = {
-    "CosmosTextToWorldPipeline": {"tells_fps": True},
-    "Cosmos2TextToImagePipeline": {"sampling": _levels_of_predict2},
-    "Cosmos2VideoToWorldPipeline": {
-        "gives_frames": True,
-        "tells_fps": True,
-        "sampling": _levels_of_predict2,
-    },
-    "Cosmos2_5_PredictBasePipeline": {
-        "gives_frames": True,
-        "fills_up_text": False,
-        "tells_fps": False,
-        "sampling": _levels_of_predict2_5,
-    },
-}
-
-
 FORM = DiffusersForm(
     class_name=CLASS,
     table=NameTable(rows=_ROWS, sizes=_sizes, layers=lambda model: {"decoder": model.num_layers}),
@@ -439,7 +375,7 @@ FORM = DiffusersForm(
     original_names=(PREDICT2_NAMES, COSMOS1_NAMES),
     # Learnable positions are Cosmos 1's, and of no published Predict2.
     comfyui_names=lambda model: COSMOS1_NAMES if model.learnable_positions else PREDICT2_NAMES,
-    pipelines={name: _pipeline(name, **options) for name, options in _PIPELINES.items()},
+    pipelines=PIPELINES,
     largest_latent=lambda model: model.max_size,
     call=lambda model: (
         None

@@ -45,6 +45,13 @@ class ExtraPosition(StrEnum):
     LEARNABLE = "learnable"
 
 
+class TextConditioner(StrEnum):
+    """What texts come from: an encoder, or the conditioner of Anima behind it."""
+
+    NONE = "none"  # the text encoder of the size
+    STORED = "stored"  # shards hold what the conditioner makes
+
+
 _COSMOS = {
     "adaln_lora_dim": 256,
     "in_channels": 16,
@@ -93,13 +100,15 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     },
     "cosmos_predict2.5_2b": {**_2B, **_PREDICT2_5},
     "cosmos_predict2.5_14b": {**_14B, **_PREDICT2_5},
+    "anima": {**_2B, **_PREDICT2, "text_conditioner": TextConditioner.STORED},
 }
 """What each `model.name` sets.
 
 DiT: arXiv:2212.09748, Table 1. Cosmos: TRANSFORMER_CONFIGS of Diffusers'
 scripts/convert_cosmos_to_diffusers.py ("Cosmos-1.0-Diffusion-7B-Text2World" and "-14B-",
 "Cosmos-2.0-Diffusion-2B-Text2Image", "-2B-Video2World" and so on, "Cosmos-2.5-Predict-Base-2B" and
-"-14B"); captions are filled up to 512 tokens by `max_sequence_length` of the pipelines.
+"-14B"); captions are filled up to 512 tokens by `max_sequence_length` of the pipelines. Anima:
+scripts/convert_anima_to_diffusers.py, with the network of "Cosmos-2.0-Diffusion-2B-Text2Image".
 """
 
 _TINY = {
@@ -133,7 +142,7 @@ _GIVEN |= {"2.5_2b": (2, 1, 1), "2.5_14b": (2, 1, 1), "2_2b": None, "2_14b": Non
 OBJECTIVES_OF_SIZES: Mapping[str, Mapping[str, Any]] = {
     f"cosmos_predict{size}": {**PREDICT2_OBJECTIVE, "given_frames": frames}
     for size, frames in _GIVEN.items()
-}
+} | {"anima": {**PREDICT2_OBJECTIVE, "sampling_levels": "even", "flow_shift": 3.0}}
 """Keys of `objective` that a named size sets."""
 
 
@@ -159,6 +168,8 @@ class DitConfig(ModelConfig):
     """Tokens to which captions are padded with zeros (Cosmos: 512); null: no padding."""
     crossattn_proj_size: Refused[int | None] = bounded(None, most=2**20)
     """Width of a text projection, linear with bias and GELU (Cosmos 2.5); null has none."""
+    text_conditioner: Refused[TextConditioner] = TextConditioner.NONE
+    """stored: texts in the shards are what Anima's conditioner makes; none: an encoder's states."""
     rope_scale: Refused[tuple[float, float, float]] = bounded(
         (1.0, 1.0, 1.0), most=1e6, at_least_one=False
     )
@@ -193,6 +204,11 @@ class DitConfig(ModelConfig):
                 f"condition_mask=true gives whole latent frames, each of which has tokens of its"
                 f" own; set patch_temporal={self.patch_temporal} to 1",
             ),
+            (
+                not (self.conditions_text and self.projects_text),
+                f"text_conditioner={self.text_conditioner} and crossattn_proj_size="
+                f"{self.crossattn_proj_size} are of different networks; leave one of them out",
+            ),
         ]
 
     @property
@@ -202,6 +218,10 @@ class DitConfig(ModelConfig):
     @property
     def projects_text(self) -> bool:
         return self.crossattn_proj_size is not None
+
+    @property
+    def conditions_text(self) -> bool:
+        return self.text_conditioner is not TextConditioner.NONE
 
     @property
     def text_width(self) -> int:
@@ -228,15 +248,26 @@ def _positions(model: DitConfig) -> PositionRule:
 
 
 def _vae(model: DitConfig) -> str:
-    """Cosmos 1, which has learnable positions, and DiTs of our own: cosmos; else Wan's VAE."""
+    """Cosmos 1, which has learnable positions, and DiTs of our own: cosmos; else Wan's VAE.
+
+    Anima: that of Qwen-Image.
+    """
+    if model.conditions_text:
+        return "anima"
     if model.projects_text:
         return "cosmos_predict25"
     is_predict2 = model.concat_padding_mask and not model.learnable_positions
     return "cosmos_predict2" if is_predict2 else "cosmos"
 
 
+def _text_encoder(model: DitConfig) -> str:
+    if model.conditions_text:
+        return "anima"
+    return "cosmos_predict25" if model.projects_text else "cosmos"
+
+
 def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
-    text = text_input(model, encoder="cosmos_predict25" if model.projects_text else "cosmos")
+    text = text_input(model, encoder=_text_encoder(model))
     if not model.condition_mask:
         return (text,)
     frames = SampleInput(

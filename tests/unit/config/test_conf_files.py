@@ -35,6 +35,7 @@ MIXTURES = [
     *("sd3_lora", "hunyuanvideo_lora", "hunyuanimage_lora", "ltx_debug", "ltx_lora", "ltx_iclora"),
     *("flux2_debug", "flux2_lora", "lumina2_debug", "lumina2_lora"),
     *("longcat_debug", "longcat_lora"),
+    *("anima_debug", "anima_lora"),
     *("zimage_debug", "zimage_lora"),
 ]
 
@@ -73,6 +74,8 @@ def test_the_files_of_the_readme_are_there() -> None:
         "flux2_lora",
         "longcat_debug",
         "longcat_lora",
+        "anima_debug",
+        "anima_lora",
     }
     double = {"qwen_image_debug", "qwen_image_lora"}
     double |= {"hunyuan15_debug", "hunyuan15_lora", "hunyuan15_finetune", "sd3_debug"}

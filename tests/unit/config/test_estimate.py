@@ -37,6 +37,7 @@ COUNTS = {
     "cosmos_7b": 7_236_192_256,
     "cosmos_14b": 14_267_149_312,
     "cosmos_predict2_2b": 1_956_405_248,
+    "anima": 1_956_405_248,
     "cosmos_predict2_14b": 14_265_265_152,
     "cosmos_predict2_2b_video2world": 1_956_413_440,
     "cosmos_predict2_14b_video2world": 14_265_285_632,

@@ -163,6 +163,7 @@ def test_sizes_of_the_design() -> None:
         "cosmos_predict2_14b_video2world": (36, 5120, 40),
         "cosmos_predict2.5_2b": (28, 2048, 16),
         "cosmos_predict2.5_14b": (36, 5120, 40),
+        "anima": (28, 2048, 16),
     }
     cosmos = load_config(run_config(), overrides=["model.name=cosmos_7b"]).model
     assert cosmos.extra_pos_embed is ExtraPosition.LEARNABLE

@@ -118,6 +118,7 @@ def test_the_loop_makes_our_picture(case: str, groups, tmp_path: Path, monkeypat
         ("sd3.5_large", "StableDiffusion3Pipeline", '.images[0].save("picture.png")'),
         ("qwen_image", "QwenImagePipeline", '.images[0].save("picture.png")'),
         ("hunyuanvideo_15", "HunyuanVideo15Pipeline", 'export_to_video(clip, "clip.mp4")'),
+        ("anima", "AnimaModularPipeline", 'output="images")[0].save("picture.png")'),
     ],
 )
 def test_weights_of_a_published_vae_go_into_their_pipeline(size: str, kind: str, last: str) -> None:
@@ -136,4 +137,5 @@ def test_weights_of_a_published_vae_go_into_their_pipeline(size: str, kind: str,
         assert all(hasattr(diffusers, name) for name in names)
         assert ("load_lora_adapter" in code) == adapters
     whole = PictureCode(config=config, card=sizes, whole=True).text
-    assert 'DiffusionPipeline.from_pretrained("FOLDER"' in whole and last.partition("(")[0] in whole
+    opened = kind if "Modular" in kind else "DiffusionPipeline"
+    assert f'{opened}.from_pretrained("FOLDER"' in whole and last.partition("(")[0] in whole

@@ -58,6 +58,7 @@ def test_each_class_of_diffusers_is_of_the_family_that_has_it(odd: None) -> None
         ("cosmos_predict2_2b", "cosmos_predict2"),
         ("cosmos_predict2_14b_video2world", "cosmos_predict2"),
         ("cosmos_predict2.5_2b", "cosmos_predict25"),
+        ("anima", "anima"),
         ("wan2.2_ti2v_5b", "wan"),
     ],
 )

@@ -74,6 +74,9 @@ TINY_PAGES = {
         still("model.family=lumina2", "model.num_layers=2", "model.num_refiner_layers=1"),
     ),
     **dict.fromkeys(
+        ("models/Anima", "runs/anima_lora"), still("model.family=dit", "model.num_layers=2")
+    ),
+    **dict.fromkeys(
         ("models/Z-Image", "runs/zimage_lora"),
         still("model.family=zimage", "model.num_layers=2", "model.num_refiner_layers=1"),
     ),
@@ -165,6 +168,7 @@ PIPELINES: dict[str, dict[str, tuple[str, tuple, dict]]] = {
     "flux2.md": {"FLUX.2-klein-base-4B": ("flux2", ("klein",), {})},
     "lumina2.md": {"Lumina-Image-2.0": ("lumina2", (), {})},
     "longcat.md": {"LongCat-Image": ("longcat", (), {})},
+    "anima.md": {"Anima": ("anima", (), {})},
     "zimage.md": {"Z-Image": ("zimage", (), {})},
     "ltx.md": {"LTX-Video-0.9.5": ("ltx", ("LTXConditionPipeline",), {})},
 }
@@ -237,6 +241,7 @@ PAGES = [
     *("ltx.md", "training_cost.md", "flux2.md", "distilled.md", "lumina2.md", "preferences.md"),
     "longcat.md",
     "zimage.md",
+    "anima.md",
 ]
 BY_HAND = ("data/edits", "runs/edits")
 """Their text encoder needs torchvision, of which pip has no build for a torch without CUDA."""

@@ -1,0 +1,72 @@
+"""The text encoder of Anima: its conditioner behind Qwen3, by the functions of its pipeline.
+
+The conditioner starts from embeddings of T5's tokens, which attend to the states of Qwen3: it makes
+a row of each token. The zeros behind these rows are added in training (`model.text_pad_to`).
+"""
+
+# L tokens of T5, E width of the embedding
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from dit.codecs.pretrained import PipelineComponent, load, model_config_of
+from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder
+
+
+class AnimaText(PretrainedTextEncoder):
+    """Qwen3 and the conditioner; a caption has as many rows as tokens of T5, its end too."""
+
+    name: ClassVar[str] = "anima"
+    network: ClassVar[str] = "Qwen3Model"
+    default_model: ClassVar[str] = "circlestone-labs/Anima-Base-v1.0-Diffusers"
+    subfolders: ClassVar[tuple[str, str]] = ("text_encoder", "t5_tokenizer")
+    read_by_network: ClassVar[str] = "tokenizer"  # folder of the tokenizer of Qwen3
+
+    @property
+    def width(self) -> int:  # type: ignore[override] # the conditioner's configuration has it
+        return model_config_of(self._conditioner)["target_dim"]
+
+    @property
+    def _conditioner(self) -> PipelineComponent:
+        return PipelineComponent.of(self, "diffusers", "AnimaTextConditioner", "text_conditioner")
+
+    @property
+    def pipeline(self) -> Any:
+        """What the steps of Diffusers' pipeline take of it for a text."""
+        return SimpleNamespace(
+            text_encoder=self.load_network(self.network, self.subfolders[0]),
+            tokenizer=self.load_tokenizer(self.read_by_network),
+            t5_tokenizer=self.load_tokenizer(self.subfolders[1]),
+            text_conditioner=load(
+                replace(self._conditioner, precision=self.precision, device=self.device)
+            ),
+        )
+
+    def is_cut(self, caption: str) -> bool:
+        ids = self.load_tokenizer(self.read_by_network)(caption, verbose=False).input_ids
+        return super().is_cut(caption) or len(ids) > self.max_length
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
+
+        pipe = self.pipeline
+        read = AnimaTextEncoderStep.encode_prompt(
+            pipe,
+            caption,
+            prepare_unconditional_embeds=False,
+            max_sequence_length=self.max_length,
+            device=self.device,  # type: ignore[arg-type]
+        )
+        mask_1L: Any = read["t5_attention_mask"]
+        rows_1LE = pipe.text_conditioner(
+            source_hidden_states=read["qwen_prompt_embeds"],
+            target_input_ids=read["t5_input_ids"],
+            target_attention_mask=mask_1L,
+            source_attention_mask=read["qwen_attention_mask"],
+        )
+        return {"text": rows_1LE[0, : int(mask_1L.sum())]}

@@ -1,0 +1,109 @@
+"""Anima in Diffusers: its modular pipeline with tiny random parts, and what it makes of a noise."""
+
+# L text tokens, C channels, H rows, W columns
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+from unittest.mock import patch
+
+import torch
+from diffusers import (
+    AnimaAutoBlocks,
+    AnimaModularPipeline,
+    AnimaTextConditioner,
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+)
+from diffusers.guiders.classifier_free_guidance import ClassifierFreeGuidance
+from diffusers.models.transformers import transformer_cosmos
+from diffusers.modular_pipelines.anima.modular_blocks_anima import AnimaCoreDenoiseStep
+from diffusers.modular_pipelines.modular_pipeline import SequentialPipelineBlocks
+from torch import Tensor
+from transformers import AutoTokenizer, Qwen3Model
+
+from tests.families import pipeline_parts
+from tests.families.case import NEGATIVE, PROMPT, STEPS, Generation, Texts, parts_of, sides_of
+from tests.families.dit import NETWORKS, NearestResize, random_model
+
+SHIFT = 2.5
+ROWS = 512
+"""Of a text, with zeros."""
+
+
+class Whole:
+    """A modular pipeline with all of its parts, opened as other pipelines are."""
+
+    def __init__(self, pipe: AnimaModularPipeline):
+        self.pipe = pipe
+        self.scheduler, self.transformer = pipe.scheduler, pipe.transformer
+
+    @classmethod
+    def from_pretrained(cls, folder: Path, torch_dtype: torch.dtype) -> Self:
+        pipe = AnimaModularPipeline.from_pretrained(str(folder))
+        pipe.load_components(torch_dtype=torch_dtype)
+        return cls(pipe)
+
+
+def pipeline(folder: Path) -> Whole:
+    """The pipeline with random weights, saved in `folder`/pipeline; texts in bfloat16."""
+    parts = pipeline_parts.anima(folder / "parts")
+    kinds = {"text_encoder": Qwen3Model, "tokenizer": AutoTokenizer, "t5_tokenizer": AutoTokenizer}
+    conditioner = AnimaTextConditioner.from_pretrained(parts / "text_conditioner")
+    pipe = AnimaAutoBlocks().init_pipeline()
+    pipe.update_components(
+        transformer=random_model(**NETWORKS["images"]),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
+        text_conditioner=conditioner.bfloat16(),  # type: ignore[attr-defined]
+        **parts_of(parts, vae=AutoencoderKLQwenImage, **kinds),
+    )
+    pipe.save_pretrained(str(folder / "pipeline"), overwrite_modular_index=True)
+    return Whole(pipe)
+
+
+def made_by(whole: Whole, noise_CFHW: Tensor, texts: Texts, *, guidance: float) -> Tensor:
+    """Latent [C, 1, H, W] of the pipeline from `noise_CFHW` and texts as our encoder has them."""
+    steps = AnimaCoreDenoiseStep()
+    blocks = {name: one for name, one in steps.sub_blocks.items() if name != "text_conditioning"}
+    pipe = SequentialPipelineBlocks.from_blocks_dict(blocks).init_pipeline()
+    guider = ClassifierFreeGuidance(guidance_scale=guidance)
+    pipe.update_components(transformer=whole.transformer, scheduler=whole.scheduler, guider=guider)
+    pipe.set_progress_bar_config(disable=True)
+    embeds = {
+        f"{name}_embeds": torch.nn.functional.pad(rows, (0, 0, 0, ROWS - len(rows)))[None].float()
+        for name, rows in ((name, text["text"]) for name, text in texts.items())
+    }
+    told = {**embeds, **sides_of(noise_CFHW, 8), "num_inference_steps": STEPS}
+    with patch.object(transformer_cosmos, "transforms", NearestResize, create=True):
+        return pipe(latents=noise_CFHW[None], **told, output="latents")[0]
+
+
+def _encoded(whole: Whole, texts: Texts) -> list[tuple[Tensor, Tensor]]:
+    from diffusers.modular_pipelines.anima.before_denoise import AnimaTextConditioningStep
+    from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
+
+    steps = {"texts": AnimaTextEncoderStep(), "conditioning": AnimaTextConditioningStep()}
+    pipe = SequentialPipelineBlocks.from_blocks_dict(steps).init_pipeline()
+    pipe.update_components(**{name: getattr(whole.pipe, name) for name in pipe.component_names})
+    made = pipe(
+        prompt=PROMPT, negative_prompt=NEGATIVE, output=["prompt_embeds", "negative_prompt_embeds"]
+    )
+    pairs = ((texts[name]["text"], made[f"{name}_embeds"][0]) for name in texts)
+    return [(rows, found[: len(rows)]) for rows, found in pairs]
+
+
+GENERATIONS = {
+    "anima": Generation(
+        pipeline=pipeline,
+        made_by=made_by,
+        size=(1, 6, 10),
+        objective={
+            **{"name": "flow", "sampling_levels": "even", "flow_shift": SHIFT},
+            "timestep_scale": 1.0,
+        },
+        encoded=_encoded,
+        calls=[({"guidance": scale}, {"guidance": scale}) for scale in (4.0, 1.0, 2.5)],
+        slow=False,
+    )
+}

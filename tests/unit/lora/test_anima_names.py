@@ -1,0 +1,73 @@
+"""Adapters of Anima in the names of other tools, as Diffusers reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import AnimaAutoBlocks
+from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_anima_lora_to_diffusers
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dit.config import Precision
+from dit.convert.diffusers_config import model_config
+from dit.lora.factors import LoraFileError
+from dit.lora.files import read_lora, write_lora
+from dit.lora.names import to_original
+from dit.models.dit.diffusers import PREDICT2_NAMES
+from tests.families.dit import NETWORKS, random_model
+from tests.lora_files import comfyui, kohya, linears, merged, random_factors
+
+ANIMA = NETWORKS["images"]
+
+
+def _tiny() -> Any:
+    content = {"_class_name": "CosmosTransformer3DModel", **random_model(**ANIMA).config}
+    content = {name: value for name, value in content.items() if name[0] != "_" or "class" in name}
+    told: Any = {"precision": Precision.FP32, "pipeline": "AnimaModularPipeline", "place": ""}
+    return model_config(content, **told)
+
+
+@torch.no_grad()
+def output(network: Any) -> Tensor:
+    rng = torch.Generator().manual_seed(5)
+    latent, text = torch.randn(1, 4, 1, 6, 4, generator=rng), torch.randn(1, 5, 20, generator=rng)
+    mask = torch.zeros(1, 1, 6, 4)
+    return network(latent, torch.tensor([0.4]), text, padding_mask=mask, return_dict=False)[0]
+
+
+@pytest.mark.usefixtures("resize")
+def test_the_pipeline_loads_our_folder(tmp_path: Path) -> None:
+    """Of all linears; ComfyUI's file, too."""
+    network = random_model(**ANIMA)
+    factors = random_factors(linears(network))
+    write_lora(tmp_path, factors, comfyui_names=PREDICT2_NAMES)
+    wanted = output(merged(network, factors))
+    for file in (tmp_path, tmp_path / "comfyui" / "lora.safetensors"):
+        pipe = AnimaAutoBlocks().init_pipeline()
+        pipe.update_components(transformer=random_model(**ANIMA))
+        pipe.load_lora_weights(str(file))
+        assert (output(pipe.transformer) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+def test_files_of_diffusion_pipe_and_kohya(tmp_path: Path) -> None:
+    factors = random_factors(linears(random_model(**ANIMA)))
+    names = to_original(factors, PREDICT2_NAMES)
+    assert names is not None
+    flat, plain = kohya(factors, names), comfyui(factors, names, alphas=False)
+    theirs = _convert_non_diffusers_anima_lora_to_diffusers(dict(plain))
+    for content in (plain, flat):
+        save_file(content, tmp_path / "other.safetensors")
+        found = read_lora(tmp_path / "other.safetensors", _tiny())
+        assert found.keys() == factors.keys()
+        for name, one in found.items():
+            down, up = (theirs[f"transformer.{name}.lora_{part}.weight"] for part in "AB")
+            scale = 1.0 if content is plain else 8 / len(down)  # alphas are kohya's alone
+            torch.testing.assert_close(one.product(), scale * (up @ down))
+    key = "diffusion_model.llm_adapter.blocks.0.mlp.0.lora_A.weight"
+    save_file({key: torch.zeros(2, 8)}, tmp_path / "other.safetensors")
+    with pytest.raises(LoraFileError, match=r"llm_adapter.* is of another network"):
+        read_lora(tmp_path / "other.safetensors", _tiny())
