@@ -5,21 +5,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from unittest.mock import patch
 
 import torch
-from diffusers import (
+from diffusers.guiders.classifier_free_guidance import ClassifierFreeGuidance
+from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
+from diffusers.models.condition_embedders.condition_embedder_anima import AnimaTextConditioner
+from diffusers.models.transformers import transformer_cosmos
+from diffusers.modular_pipelines.anima.modular_blocks_anima import (
     AnimaAutoBlocks,
-    AnimaModularPipeline,
-    AnimaTextConditioner,
-    AutoencoderKLQwenImage,
+    AnimaCoreDenoiseStep,
+)
+from diffusers.modular_pipelines.anima.modular_pipeline import AnimaModularPipeline
+from diffusers.modular_pipelines.modular_pipeline import SequentialPipelineBlocks
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
     FlowMatchEulerDiscreteScheduler,
 )
-from diffusers.guiders.classifier_free_guidance import ClassifierFreeGuidance
-from diffusers.models.transformers import transformer_cosmos
-from diffusers.modular_pipelines.anima.modular_blocks_anima import AnimaCoreDenoiseStep
-from diffusers.modular_pipelines.modular_pipeline import SequentialPipelineBlocks
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen3Model
 
@@ -35,13 +37,13 @@ ROWS = 512
 class Whole:
     """A modular pipeline with all of its parts, opened as other pipelines are."""
 
-    def __init__(self, pipe: AnimaModularPipeline):
+    def __init__(self, pipe: Any):
         self.pipe = pipe
         self.scheduler, self.transformer = pipe.scheduler, pipe.transformer
 
     @classmethod
     def from_pretrained(cls, folder: Path, torch_dtype: torch.dtype) -> Self:
-        pipe = AnimaModularPipeline.from_pretrained(str(folder))
+        pipe: Any = AnimaModularPipeline.from_pretrained(str(folder))
         pipe.load_components(torch_dtype=torch_dtype)
         return cls(pipe)
 
@@ -50,12 +52,12 @@ def pipeline(folder: Path) -> Whole:
     """The pipeline with random weights, saved in `folder`/pipeline; texts in bfloat16."""
     parts = pipeline_parts.anima(folder / "parts")
     kinds = {"text_encoder": Qwen3Model, "tokenizer": AutoTokenizer, "t5_tokenizer": AutoTokenizer}
-    conditioner = AnimaTextConditioner.from_pretrained(parts / "text_conditioner")
+    conditioner: Any = AnimaTextConditioner.from_pretrained(parts / "text_conditioner")
     pipe = AnimaAutoBlocks().init_pipeline()
     pipe.update_components(
         transformer=random_model(**NETWORKS["images"]),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
-        text_conditioner=conditioner.bfloat16(),  # type: ignore[attr-defined]
+        text_conditioner=conditioner.bfloat16(),
         **parts_of(parts, vae=AutoencoderKLQwenImage, **kinds),
     )
     pipe.save_pretrained(str(folder / "pipeline"), overwrite_modular_index=True)
@@ -66,7 +68,7 @@ def made_by(whole: Whole, noise_CFHW: Tensor, texts: Texts, *, guidance: float) 
     """Latent [C, 1, H, W] of the pipeline from `noise_CFHW` and texts as our encoder has them."""
     steps = AnimaCoreDenoiseStep()
     blocks = {name: one for name, one in steps.sub_blocks.items() if name != "text_conditioning"}
-    pipe = SequentialPipelineBlocks.from_blocks_dict(blocks).init_pipeline()
+    pipe: Any = SequentialPipelineBlocks.from_blocks_dict(blocks).init_pipeline()
     guider = ClassifierFreeGuidance(guidance_scale=guidance)
     pipe.update_components(transformer=whole.transformer, scheduler=whole.scheduler, guider=guider)
     pipe.set_progress_bar_config(disable=True)
@@ -84,7 +86,7 @@ def _encoded(whole: Whole, texts: Texts) -> list[tuple[Tensor, Tensor]]:
     from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
 
     steps = {"texts": AnimaTextEncoderStep(), "conditioning": AnimaTextConditioningStep()}
-    pipe = SequentialPipelineBlocks.from_blocks_dict(steps).init_pipeline()
+    pipe: Any = SequentialPipelineBlocks.from_blocks_dict(steps).init_pipeline()
     pipe.update_components(**{name: getattr(whole.pipe, name) for name in pipe.component_names})
     made = pipe(
         prompt=PROMPT, negative_prompt=NEGATIVE, output=["prompt_embeds", "negative_prompt_embeds"]

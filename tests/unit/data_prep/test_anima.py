@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import AnimaTextConditioner
+from diffusers.models.condition_embedders.condition_embedder_anima import AnimaTextConditioner
 from diffusers.modular_pipelines.anima.before_denoise import AnimaTextConditioningStep
 from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
 from diffusers.modular_pipelines.modular_pipeline import SequentialPipelineBlocks
@@ -33,10 +33,10 @@ def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
     folder = pipeline_parts.anima(tmp_path)
     given = {"model_name": str(folder), "precision": "float32", "max_sequence_length": None}
     given |= {"t5_cache_dir": None, "tokenizer_cache_dir": None}
-    ours = text.text_encoder_named("anima").from_arguments(Namespace(**given))
+    ours: Any = text.text_encoder_named("anima").from_arguments(Namespace(**given))
     assert (ours.width, ours.max_length) == (20, 512)
     steps = {"texts": AnimaTextEncoderStep(), "conditioning": AnimaTextConditioningStep()}
-    pipe = SequentialPipelineBlocks.from_blocks_dict(steps).init_pipeline()
+    pipe: Any = SequentialPipelineBlocks.from_blocks_dict(steps).init_pipeline()
     where: Any = {"pretrained_model_name_or_path": folder}
     pipe.update_components(
         text_encoder=Qwen3Model.from_pretrained(**where, subfolder="text_encoder").eval(),
@@ -67,7 +67,7 @@ def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
 def test_levels_are_those_of_the_pipeline(num_steps: int, tokens: int) -> None:
     words = ["model.name=anima", "dataset.task_encoder_seq_length=2048"]
     objective = load_config(dit_debug(), overrides=words).objective
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    scheduler: Any = FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / num_steps, num_steps))
     found = sampling_path(objective).schedule([tokens], num_steps=num_steps)[:, 0]
     torch.testing.assert_close(found.float(), scheduler.sigmas, rtol=1e-6, atol=1e-7)

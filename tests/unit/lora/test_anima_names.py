@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import AnimaAutoBlocks
 from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_anima_lora_to_diffusers
+from diffusers.modular_pipelines.anima.modular_blocks_anima import AnimaAutoBlocks
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -47,7 +47,7 @@ def test_the_pipeline_loads_our_folder(tmp_path: Path) -> None:
     write_lora(tmp_path, factors, comfyui_names=PREDICT2_NAMES)
     wanted = output(merged(network, factors))
     for file in (tmp_path, tmp_path / "comfyui" / "lora.safetensors"):
-        pipe = AnimaAutoBlocks().init_pipeline()
+        pipe: Any = AnimaAutoBlocks().init_pipeline()
         pipe.update_components(transformer=random_model(**ANIMA))
         pipe.load_lora_weights(str(file))
         assert (output(pipe.transformer) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
