@@ -81,6 +81,7 @@ def random_pack(
         sample_multiple=lcm(multiple, model.attended_multiple),
         positions=family.positions(model),
         inputs=family.inputs(model),
+        attended=model.attended,
         clean_level=family.objective.clean_level,
         guidance=guidance,
     )

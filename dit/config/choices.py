@@ -129,6 +129,8 @@ class SamplingLevels(StrEnum):
     # Half of the steps from 1 to 0.975, then quadratic ones to 0, without a shift: what
     # LTXConditionPipeline hands to Diffusers' scheduler.
     LINEAR_QUADRATIC = "linear_quadratic"
+    # As linear, for networks whose steps end in new noise: what FlowMatchLCMScheduler visits
+    LCM = "lcm"
 
 
 class LevelSpacing(StrEnum):
@@ -147,12 +149,13 @@ class TimeShift(StrEnum):
 
 
 class Sampler(StrEnum):
-    """Solver of the sampling ODE."""
+    """Solver of the sampling ODE; lcm is none, but for networks that were distilled to it."""
 
     EULER = "euler"  # one network call a step, first order
     HEUN = "heun"  # two calls a step, second order (arXiv:2206.00364, Algorithm 1 without churn)
     DPMPP = "dpm++"  # one call a step, second order, multistep (arXiv:2211.01095, 2M)
     UNIPC = "unipc"  # one call a step, second order, predictor-corrector (arXiv:2302.04867)
+    LCM = "lcm"  # one call a step: the predicted latent, with new noise (arXiv:2310.04378)
 
 
 class LossKind(StrEnum):

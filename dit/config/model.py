@@ -59,6 +59,8 @@ class ModelConfig:
     attended_multiple: ClassVar[int] = 1
     """Latents and text of a sample are each filled up to a multiple of so many tokens with learned
     ones, which attention sees as any other (Z-Image); 1: with none."""
+    attends_to_padding: ClassVar[bool] = False
+    """Whether attention sees some of the padding of latents."""
 
     name: Live[str]
     """A named size of the family, or `custom`."""
@@ -326,6 +328,20 @@ class ModelConfig:
     def patch_features(self) -> int:
         """Numbers in one token of the latent: channels * frames * rows * columns."""
         return self.in_channels * self.patch_volume
+
+    @property
+    def text_multiple(self) -> int:
+        """The texts of a sample take a multiple of so many tokens of a pack."""
+        return self.attended_multiple
+
+    def attended(self, grid: tuple[int, int, int], tokens: int) -> int:  # noqa: ARG002
+        """Tokens that attention sees of a sample of `tokens` with a target of `grid`."""
+        return -(-tokens // self.attended_multiple) * self.attended_multiple
+
+    def attended_in(self, batch: Any) -> list[int]:
+        """The same of each sample of a pack."""
+        pairs = zip(batch.grids, batch.num_tokens, strict=True)
+        return [self.attended(grid, tokens) for grid, tokens in pairs]
 
     @property
     def output_features(self) -> int:

@@ -238,7 +238,8 @@ class FlowConfig:
     @property
     def steps_evenly(self) -> bool:
         """Whether samplers shift even steps."""
-        return self.sampling_levels is SamplingLevels.LINEAR or self.ends_at_one_step
+        evenly = (SamplingLevels.LINEAR, SamplingLevels.LCM)
+        return self.sampling_levels in evenly or self.ends_at_one_step
 
     @property
     def ends_at_one_step(self) -> bool:

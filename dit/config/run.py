@@ -387,8 +387,9 @@ class RunConfig:
     def mock_tokens(self, geometry: MockGeometry) -> int:
         """Tokens of one mock sample, padded to `sample_multiple`."""
         spatial, multiple = self.model.patch_spatial, self.sample_multiple
-        tokens = geometry.frames // self.model.patch_temporal
-        tokens *= (geometry.height // spatial) * (geometry.width // spatial)
+        frames = geometry.frames // self.model.patch_temporal
+        rows, columns = geometry.height // spatial, geometry.width // spatial
+        tokens = self.model.attended((frames, rows, columns), frames * rows * columns)
         return -(-tokens // multiple) * multiple
 
     def optimizer_ranks(self, replicas: int) -> int:

@@ -108,7 +108,7 @@ def share_rules(run: RunConfig, parts: int) -> list[Rule]:
     model, objective, multiple = run.model, run.objective, run.dataset.sample_multiple
     rules = [
         (
-            objective.level_share is None or model.attended_multiple == 1,
+            objective.level_share is None or not model.attends_to_padding,
             f"objective.second_level_rate={objective.second_level_rate} parts the tokens of a"
             f" sample, and model.family={model.family} attends to its padding; set it to 0",
         ),

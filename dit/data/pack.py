@@ -50,7 +50,8 @@ class SampleSize(NamedTuple):
     def of(cls, sample: LatentSample, layout: PatchLayout) -> SampleSize:
         """Reads no numbers: the tensors may be on the device `meta`."""
         inputs, latent_CFHW = sample.inputs, sample.latent_CFHW
-        tokens = math.prod(layout.grid(latent_CFHW))
+        grid = layout.grid(latent_CFHW)
+        tokens = math.prod(grid)
         for latent in references(sample, layout):
             tokens += math.prod(layout.grid(latent))
         texts: list[int] = []
@@ -63,7 +64,7 @@ class SampleSize(NamedTuple):
                 texts.append(0 if value is None else value.shape[0])
             elif one.kind is InputKind.NULL_TEXT and value is not None:
                 null_rows = value.shape[0]
-        rows, text = layout.padded(tokens), sum(texts)
+        rows, text = layout.padded(grid, tokens), sum(texts)
         return cls(
             tokens=layout.copies * (rows + layout.text_room(text)),
             rows=rows,
@@ -188,7 +189,7 @@ class PackWriter:
             stop = at + math.prod(grid)
             write_patches(latent_TC[at:stop], latent_CFHW, grid, layout.patch)
             at = stop
-        self._start = first + layout.padded(at - first)
+        self._start = first + layout.padded(grids[0], at - first)
         if at < self._start:
             latent_TC[at : self._start] = 0
         clean = self._write_given_frames(sample, grids[0], first)

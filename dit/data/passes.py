@@ -217,7 +217,7 @@ def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
             one["width"] // latent["stride"] // layout.patch_spatial,
         )
         tokens = math.prod(grid)
-        length = Length(layout.copies * layout.padded(tokens), layout.copies * tokens)
+        length = Length(layout.copies * layout.padded(grid, tokens), layout.copies * tokens)
         if 0 < length.padded <= expected.capacity:
             counts[length] += one["samples"]
         else:

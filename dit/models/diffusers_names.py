@@ -149,10 +149,12 @@ class ByKeyHead(ByHead):
 
 @dataclass(frozen=True, slots=True)
 class GatesAndValues(ByHead):
-    """The first linear of a SwiGLU, [2 * F, I]: two linears there, and by turns here."""
+    """The first linear of a SwiGLU, [2 * F, I]: two there, and by turns for any ranks here."""
+
+    hidden: str = "ffn_hidden_size"  # what the configuration calls F
 
     def groups(self, model: ModelConfig) -> int:
-        return model.ffn_hidden_size
+        return getattr(model, self.hidden)
 
     def widths(self, each_head: int, model: ModelConfig, count: int) -> list[int]:  # noqa: ARG002
         return [each_head // count] * count
@@ -160,10 +162,7 @@ class GatesAndValues(ByHead):
 
 @dataclass(frozen=True, slots=True)
 class GatesThenValues(Same):
-    """The first linear of a SwiGLU: all gates, then all values there; by turns here.
-
-    A weight [2 * F, I], or its bias [2 * F]. By turns, any tensor rank has both of a hidden unit.
-    """
+    """The same as one linear, [2 * F, I], or its bias [2 * F]: all gates first there."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
         return by_turns(parts[0])
@@ -344,6 +343,7 @@ class Row:
     shape: tuple[str, ...]  # of ours, in letters of the table's sizes
     arrangement: Arrangement = Same()
     exists: Callable[[Any], bool] = lambda _: True
+    offset: Callable[[Any], int] = lambda _: 0  # to the number of a layer, in Diffusers' name
 
 
 def linear_rows(
@@ -429,7 +429,7 @@ def pairs_of(table: NameTable, model: ModelConfig) -> list[Pair]:
             ours=row.ours.replace(".*", ""),
             layer=layer,
             layers=layers,
-            theirs=tuple(name.replace("*", str(number)) for name in row.theirs),
+            theirs=tuple(name.replace("*", str(number + row.offset(model))) for name in row.theirs),
             split_over=row.split,
             shape=tuple(sizes[letter] for letter in row.shape),
             arrangement=row.arrangement,

@@ -63,7 +63,7 @@ def _of_route(model: ModelConfig) -> Cost:
 
 def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
     """Operations of one forward pass, from the true geometry of the pack."""
-    return forward_flops(model, tokens=batch.num_tokens, text=batch.text_rows)
+    return forward_flops(model, tokens=model.attended_in(batch), text=batch.text_rows)
 
 
 def training_flops(model: ModelConfig, batch: PackedBatch, *, passes: int = 0) -> int:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dit.models.diffusers_names import Pair
 
 _WEIGHT = ".weight"
+_ROUTER = ".router.weight"
+"""Of a matrix that is no linear in Diffusers, so that no adapter can have it."""
 _FUSED = "*.linear_in*.to_qkv*"
 _OURS = {
     LoraTargets.ATTENTION: ("*attention.*", "*.linear_in*.to_?", _FUSED),
@@ -37,6 +39,7 @@ def matrices_of_linears(model: ModelConfig) -> list[Pair]:
         pair
         for pair in pairs(model)
         if pair.ours.endswith(_WEIGHT)
+        and not pair.ours.endswith(_ROUTER)
         and len(pair.shape) == 2
         and all(name.endswith(_WEIGHT) for name in pair.theirs)
         and not isinstance(pair.arrangement, Convolution)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -33,6 +33,8 @@ class PatchLayout:
     """What a sample has beside its latent."""
     counts_text: bool = False
     """Whether text takes room in a pack, as where layers attend to latents and text jointly."""
+    attended: Callable[[Grid, int], int] = lambda _, tokens: tokens
+    """Tokens of a sample that attention sees, of the grid of its target and all its tokens."""
     text_multiple: int = 1
     """Its tokens there are filled up to a multiple of this many."""
     clean_level: float | None = 0.0
@@ -68,7 +70,8 @@ class PatchLayout:
             positions=family.positions(config.model),
             inputs=family.inputs(config.model),
             counts_text=network_cost(config.model).attends_jointly,
-            text_multiple=config.model.attended_multiple,
+            attended=config.model.attended,
+            text_multiple=config.model.text_multiple,
             clean_level=family.objective.clean_level,
             guidance=config.objective.guidance,
             draws_given_frames=config.objective.given_frames is not None,
@@ -136,11 +139,12 @@ class PatchLayout:
 
     def padded_tokens(self, latent_CFHW: Tensor) -> int:
         """Tokens of a latent in a pack, with padding."""
-        return self.padded(math.prod(self.grid(latent_CFHW)))
+        grid = self.grid(latent_CFHW)
+        return self.padded(grid, math.prod(grid))
 
-    def padded(self, tokens: int) -> int:
-        """The next multiple of `sample_multiple`."""
-        return -(-tokens // self.sample_multiple) * self.sample_multiple
+    def padded(self, grid: Grid, tokens: int) -> int:
+        """The next multiple of `sample_multiple`, of what attention sees of a sample."""
+        return -(-self.attended(grid, tokens) // self.sample_multiple) * self.sample_multiple
 
     def text_room(self, rows: int) -> int:
         """Tokens that so many rows of text take of a pack, with each level of a sample."""

@@ -48,6 +48,8 @@ FAMILIES = {
     "longcat": "dit.models.longcat.family:FAMILY",
     # Z-Image and Z-Image-Turbo: text to image
     "zimage": "dit.models.zimage.family:FAMILY",
+    # HiDream-I1: text to image
+    "hidream": "dit.models.hidream.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
 NETWORKS = {
@@ -65,6 +67,7 @@ NETWORKS = {
     "Lumina2Transformer2DModel": "lumina2",
     "LongCatImageTransformer2DModel": "longcat",
     "ZImageTransformer2DModel": "zimage",
+    "HiDreamImageTransformer2DModel": "hidream",
 }
 """Class of Diffusers' network -> family, so that a folder's network alone is imported."""
 VARIABLE = "DIT_FAMILIES"

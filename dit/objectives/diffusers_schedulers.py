@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
@@ -21,7 +22,7 @@ from dit.config import (
 )
 
 EDM_SCHEDULER, FLOW_SCHEDULER = "EDMEulerScheduler", "FlowMatchEulerDiscreteScheduler"
-UNIPC_SCHEDULER = "UniPCMultistepScheduler"
+UNIPC_SCHEDULER, LCM_SCHEDULER = "UniPCMultistepScheduler", "FlowMatchLCMScheduler"
 _FLOW_STEPS = 1000  # default num_train_timesteps of FlowMatchEulerDiscreteScheduler
 _NOT_OURS = ("stochastic_sampling", "invert_sigmas")
 """Steps of FlowMatchEulerDiscreteScheduler that no sampler here has."""
@@ -198,7 +199,8 @@ class FlowScheduler(SchedulerFile):
 
     @classmethod
     def reader(cls, class_name: object) -> type[SchedulerFile] | None:
-        return super().reader(class_name) or UnipcScheduler.reader(class_name)
+        others = (UnipcScheduler.reader(class_name), LcmScheduler.reader(class_name))
+        return super().reader(class_name) or next(filter(None, others), None)
 
     @classmethod
     def content(cls, config: ObjectiveConfig) -> dict[str, Any]:
@@ -210,6 +212,8 @@ class FlowScheduler(SchedulerFile):
             "num_train_timesteps": _FLOW_STEPS,
             "shift": config.flow_shift,
         }
+        if config.sampling_levels is SamplingLevels.LCM:
+            content["_class_name"] = LCM_SCHEDULER
         if (shift := config.time_shift_type) is not None:
             content |= {key: getattr(config, key) for key in _LINE_OF_MU}
         elif config.sampling_levels is SamplingLevels.EMPIRICAL:
@@ -225,6 +229,29 @@ class FlowScheduler(SchedulerFile):
         if config.level_spacing is not None:
             content[f"use_{config.level_spacing}_sigmas"] = True
         return content
+
+
+class LcmScheduler(FlowScheduler):
+    """scheduler_config.json of `FlowMatchLCMScheduler`, that of HiDream-I1 Dev and Fast."""
+
+    class_names = (LCM_SCHEDULER,)
+    states = (*FlowScheduler.states, "sampling_levels")
+
+    scale_factors: list[float] | None = None
+
+    @classmethod
+    def reader(cls, class_name: object) -> type[SchedulerFile] | None:
+        return cls if class_name in cls.class_names else None
+
+    def lacking(self) -> str | None:
+        if self.scale_factors:
+            return (
+                f"its scale_factors={self.scale_factors} make latents grow, as no sampler here does"
+            )
+        return super().lacking()
+
+    def objective(self) -> ObjectiveConfig:
+        return replace(super().objective(), sampling_levels=SamplingLevels.LCM)
 
 
 class UnipcScheduler(SchedulerFile):

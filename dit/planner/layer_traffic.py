@@ -66,10 +66,12 @@ def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
     alone = isinstance(layer, CrossLayerSpec)  # text does not pass the feed-forward
     rows = layer.rows if isinstance(layer, SequentialLayerSpec) else RowKind.JOINT
     latents, text = float(RowKind.LATENTS in rows), load.text * (RowKind.TEXT in rows)
+    of_text = layer.of_text if isinstance(layer, DoubleLayerSpec) else own
+    inside = 0 if alone else of_text.hidden
     times = {
         "latents": latents,
         "text": text,
-        "hidden": own.hidden / own.width * (1.0 if alone else latents + text),
+        "hidden": (own.hidden * latents + inside * text) / own.width,
     }
     columns = _table()[row_of(layer)][kernels]
     forward, backward = (

@@ -38,6 +38,7 @@ from dit.sampling.conditions.tokens import (
     layout_with_room,
     own_latents,
     placed,
+    step_noise,
 )
 from dit.sampling.guiders import Guiders, guided_by
 from dit.sampling.ode_solvers import (
@@ -304,6 +305,7 @@ def _sample_pack(
         num_steps=settings.num_steps,
         sampler=settings.sampler,
         each_step=lambda latent_TC: after_step(lambda: unpacked(latent_TC)),
+        step_noise=partial(step_noise, batch, seeds),
     )
     return unpacked(latent_TC if given is None else given.end(latent_TC))
 

@@ -1,8 +1,9 @@
-"""Deterministic samplers: solvers of the ODE along a `SamplingPath`, from noise to latents.
+"""Samplers: solvers of the ODE along a `SamplingPath`, from noise to latents.
 
 1. Euler and Heun.
 2. Multistep solvers (DPM-Solver++ and UniPC): second order with one network call a step, because
    they reuse the prediction of the step before.
+3. LCM, for distilled networks: no solver, but new noise at each level.
 
 Both multistep solvers integrate the part of the ODE that is linear in the state exactly, over the
 half log-SNR lambda = ln(signal / noise):
@@ -180,7 +181,7 @@ def deviations(values_TC: Tensor, batch: PackedBatch) -> Tensor:
 
 
 @torch.no_grad()
-def sample(
+def sample(  # noqa: PLR0913  # each has a default but what a step cannot do without
     path: SamplingPath,
     network: Network,
     noise_TC: Tensor,
@@ -189,9 +190,11 @@ def sample(
     num_steps: int,
     sampler: Sampler = Sampler.HEUN,
     each_step: Callable[[Tensor], None] | None = None,
+    step_noise: Callable[[int], Tensor] | None = None,
 ) -> Tensor:
     """Whitened latents [T, C], float32, zero on padding, from standard normal `noise_TC`.
 
+    `step_noise` makes standard normal noise [T, C] for the end of a step, from 0; LCM needs it.
     `each_step` is called once a step, with the clean latents [T, C] that the network predicts at
     its start. `batch` gives the geometry; its latents are not read. The last step, to level 0, is
     of first order, because the network is not defined at level 0.
@@ -218,6 +221,10 @@ def sample(
     state_TC = path.start(noise_TC.double())
     if sampler in (Sampler.EULER, Sampler.HEUN):
         state_TC = euler_or_heun(predict, state_TC, level_SN, batch, heun=sampler is Sampler.HEUN)
+    elif sampler is Sampler.LCM:
+        assert step_noise is not None, "each step of LCM needs noise"
+        levels = LevelSchedule(level_SN, path.signal(level_SN), batch)
+        state_TC = consistency(predict, state_TC, levels, step_noise)
     else:
         levels = LevelSchedule(level_SN, path.signal(level_SN), batch)
         solve = {Sampler.DPMPP: dpm_solver, Sampler.UNIPC: unipc}[sampler]
@@ -268,6 +275,23 @@ class LevelSchedule:
     def latent_factor(self, i: int) -> Tensor:
         """Factor a' (1 - e^-h) of the latent in step i, [T, 1]."""
         return self.per_token(-self.signal_SN[i + 1] * torch.expm1(-self.log_snr_step(i)))
+
+
+def consistency(
+    predict: Predict, state_TC: Tensor, levels: LevelSchedule, step_noise: Callable[[int], Tensor]
+) -> Tensor:
+    """Multistep sampling of arXiv:2310.04378, Sec. 4.1: latents of each step get noise of the next.
+
+    As `FlowMatchLCMScheduler` of Diffusers; the last level is without noise.
+    """
+    for i in range(levels.steps):
+        latent_TC = predict(state_TC, levels.noise_SN[i]).latent_TC
+        signal_T1 = levels.per_token(levels.signal_SN[i + 1])
+        state_TC = signal_T1 * latent_TC
+        if i + 1 < levels.steps:
+            noise_T1 = levels.per_token(levels.noise_SN[i + 1])
+            state_TC = state_TC + noise_T1 * step_noise(i).to(state_TC)
+    return state_TC
 
 
 def dpm_solver(predict: Predict, state_TC: Tensor, levels: LevelSchedule) -> Tensor:

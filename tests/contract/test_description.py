@@ -151,7 +151,7 @@ def test_operations_are_those_of_diffusers(
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         theirs(**{case.level: torch.zeros(1)}, **arguments)
     rows = case.text_rows(arguments) + (getattr(model, "image_rows", 0) or 0)
-    counted = forward_flops(model, tokens=[math.prod(COUNTED)], text=[rows])
+    counted = forward_flops(model, tokens=[case.attended or math.prod(COUNTED)], text=[rows])
     assert counted == counter.get_total_flops()
 
 

@@ -17,7 +17,7 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dit.batch import LatentSample, PackedBatch, Problem
+from dit.batch import TEXT, LatentSample, PackedBatch, Problem
 from dit.checkpoint_paths import has_adapters, saved_config
 from dit.config import (
     LoraConfig,
@@ -71,9 +71,9 @@ def samples(model: Any) -> list[LatentSample]:
             text_LE=torch.randn(5 + number, model.crossattn_emb_size, generator=rng),
             fps=24.0,
             others={
-                one.name: torch.randn(one.width, generator=rng)
+                one.name: torch.randn(*([one.rows] if one.rows else []), one.width, generator=rng)
                 for one in family_of(model).inputs(model)
-                if one.kind is InputKind.VECTOR
+                if one.kind is InputKind.VECTOR or (one.rows and one.name != TEXT)
             },
         )
         for number, size in enumerate(SIZES)
@@ -311,8 +311,9 @@ def test_merging_keeps_the_stored_type_and_what_has_no_adapter(groups, tmp_path:
     assert {stored.dtype(pair) for pair in pairs(saved_config(base).model)} == {torch.bfloat16}
 
 
-def product_of(file: Path, scale: float) -> dict[str, Any]:
-    return {name: replace(one, alpha=one.alpha * scale) for name, one in read_lora(file).items()}
+def product_of(file: Path, scale: float, model: Any) -> dict[str, Any]:
+    read = read_lora(file, model)
+    return {name: replace(one, alpha=one.alpha * scale) for name, one in read.items()}
 
 
 def test_several_adapters_beside_a_network_that_generates(made, groups, tmp_path: Path) -> None:
@@ -323,16 +324,16 @@ def test_several_adapters_beside_a_network_that_generates(made, groups, tmp_path
     (tmp_path / "b").mkdir()
     write_lora(tmp_path / "b", second)
     first, other = str(folder / "peft"), str(tmp_path / "b")
-    network = merged(network_of(case), product_of(folder / "peft", 0.5))
-    wanted = theirs(merged(network, product_of(tmp_path / "b", -0.25)), config)
+    network = merged(network_of(case), product_of(folder / "peft", 0.5, config.model))
+    wanted = theirs(merged(network, product_of(tmp_path / "b", -0.25, config.model)), config)
     assert_close(ours(folder / "base", groups, (f"{first}:0.5", f"{other}:-0.25")), wanted)
     bare = ours(folder / "base", groups)
     for given in ((), (f"{first}:0", f"{other}:0.0")):
         got = ours(folder / "base", groups, given)
         assert all(torch.equal(one, two) for one, two in zip(got, bare, strict=True))
     # Beside a checkpoint of adapters, too.
-    network = merged(network_of(case), product_of(folder / "peft", 1.0))
-    wanted = theirs(merged(network, product_of(tmp_path / "b", -0.25)), config)
+    network = merged(network_of(case), product_of(folder / "peft", 1.0, config.model))
+    wanted = theirs(merged(network, product_of(tmp_path / "b", -0.25, config.model)), config)
     assert_close(ours(folder / "lora", groups, (f"{other}:-0.25",)), wanted)
     with pytest.raises(ValueError, match="'much' is no number"):
         ours(folder / "base", groups, (f"{first}:much",))
@@ -349,6 +350,7 @@ def test_a_trained_and_a_frozen_adapter_are_those_of_peft(made, groups, tmp_path
     beside = {"r": 2, "lora_alpha": 5, "target_modules": ["to_q", "to_v", "net.2", "linear_1"]}
     model.add_adapter(FROZEN, PeftLoraConfig(**beside, init_lora_weights=False))
     model.save_pretrained(tmp_path, selected_adapters=[FROZEN])
+    model.train()  # without it, experts have no gradients there
     network = our_network(folder / "lora", groups)
     frozen = read_lora(tmp_path / FROZEN)
     attach_adapters(network, shapes_of(frozen), precision=Precision.FP32, adapter=FROZEN)

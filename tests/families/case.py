@@ -67,6 +67,8 @@ class Case:
     """What Diffusers' network calls the level."""
     text_rows: Callable[[Mapping[str, Any]], int] = lambda a: a["encoder_hidden_states"].shape[1]
     """`arguments` -> rows of their text."""
+    attended: int | None = None
+    """Tokens that layers see of that sample; None: its own."""
     refused: Sequence[tuple[Mapping[str, Any], str]]
     """Settings of the family that cannot be, and words of the error."""
     grids: Sequence[Grid] = IMAGES

@@ -15,11 +15,13 @@ from transformers import (
     CLIPImageProcessor,
     CLIPTextConfig,
     CLIPTextModel,
+    CLIPTextModelWithProjection,
     CLIPVisionConfig,
     CLIPVisionModel,
     Gemma2Config,
     Gemma2Model,
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaModel,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -140,6 +142,27 @@ def zimage(root: Path) -> Path:
     words.chat_template = CHAT + begun
     parts = {"vae": _flux_vae(), "tokenizer": words}
     return save(root, parts | {"text_encoder": randomized(Qwen3Model(config))})
+
+
+def hidream(root: Path) -> Path:
+    """Two CLIP encoders that pool 4 and 6 numbers, T5, Llama of three layers; the VAE of FLUX.1."""
+    sizes: Any = {
+        "vocab_size": 98, "max_position_embeddings": 248, "eos_token_id": 1, "pad_token_id": 0,
+        "bos_token_id": 2,
+    }  # fmt: skip
+    parts: dict[str, Any] = {"vae": _flux_vae()}
+    for end, width in (("", 4), ("_2", 6)):
+        clip: Any = _transformer(
+            CLIPTextModelWithProjection, CLIPTextConfig, **sizes, projection_dim=width
+        )
+        parts |= {f"text_encoder{end}": clip, f"tokenizer{end}": tokenizer(248)}
+    llama = LlamaConfig(
+        vocab_size=98, hidden_size=20, intermediate_size=16, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=1,
+    )  # fmt: skip
+    parts |= {"text_encoder_3": _t5(T5EncoderModel, T5Config), "tokenizer_3": tokenizer(512)}
+    parts |= {"text_encoder_4": randomized(LlamaForCausalLM(llama)), "tokenizer_4": tokenizer(512)}
+    return save(root, parts)
 
 
 def wan(root: Path) -> Path:

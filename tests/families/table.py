@@ -8,6 +8,7 @@ from tests.families import (
     dit,
     flux,
     flux2,
+    hidream,
     hunyuan_image,
     hunyuan_video,
     hunyuan_video_15,
@@ -36,6 +37,7 @@ CASES: dict[str, Case] = {
     "lumina2": lumina2.CASE,
     "longcat": longcat.CASE,
     "zimage": zimage.CASE,
+    "hidream": hidream.CASE,
 }
 """`model.family` -> its case."""
 GENERATIONS: dict[str, Generation] = {
@@ -43,6 +45,7 @@ GENERATIONS: dict[str, Generation] = {
     **chroma.GENERATIONS,
     **flux.GENERATIONS,
     **flux2.GENERATIONS,
+    **hidream.GENERATIONS,
     **hunyuan_image.GENERATIONS,
     **hunyuan_video.GENERATIONS,
     **hunyuan_video_15.GENERATIONS,

@@ -8,6 +8,7 @@ flux2               those of FLUX.2, which join the states of three layers
 families            the text encoders of most families, and the table of them, `OF_FAMILIES`
 longcat             those of LongCat-Image and of its edit model, which sees the picture
 lumina2             that of Lumina Image 2.0, whose captions stand behind an instruction
+hidream             those of HiDream-I1: CLIP, T5, and all layers of Llama
 hunyuan_video       those of the first HunyuanVideo; that of image-to-video sees the first frame
 qwen_image          those of HunyuanImage, of Qwen-Image and of its edit models, which see pictures
 zimage              that of Z-Image, whose captions are a chat
@@ -25,6 +26,7 @@ from dit.codecs.text.encoder import EncoderPadding, TextEncoder
 from dit.codecs.text.families import OF_FAMILIES
 from dit.codecs.text.fixed_vectors import ByteTable, WordTable
 from dit.codecs.text.flux2 import Flux2KleinText, Flux2Text
+from dit.codecs.text.hidream import HiDreamText
 from dit.codecs.text.hunyuan_video import HunyuanVideoImageText, HunyuanVideoText
 from dit.codecs.text.longcat import LongCatEditText, LongCatText
 from dit.codecs.text.lumina2 import Lumina2Text
@@ -43,6 +45,7 @@ TEXT_ENCODERS = Registry(
         *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, HunyuanImageText),
         *(HunyuanVideoText, HunyuanVideoImageText, Flux2Text, Flux2KleinText),
         *(Lumina2Text, LongCatText, LongCatEditText, ZImageText, AnimaText),
+        HiDreamText,
     ),
     known="those known",
 )

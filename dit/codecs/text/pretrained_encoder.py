@@ -118,13 +118,11 @@ class PretrainedTextEncoder(TextEncoder):
 
     def pipeline_of(self, kind: Any, **more: Any) -> Any:
         """A pipeline of Diffusers, of the class `kind`, around the text encoders alone."""
-        others: Any = dict.fromkeys(("scheduler", "vae", "transformer"))
-        return kind(
-            **others,
-            **more,
-            text_encoder=self.load_network(self.network, self.subfolders[0]),
-            tokenizer=self.load_tokenizer(self.subfolders[1]),
-        )
+        parts: Any = dict.fromkeys(("scheduler", "vae", "transformer")) | more
+        if "text_encoder" not in more:
+            parts["text_encoder"] = self.load_network(self.network, self.subfolders[0])
+            parts["tokenizer"] = self.load_tokenizer(self.subfolders[1])
+        return kind(**parts)
 
     def tokens(self, caption: str, subfolder: str, length: int) -> tuple[Tensor, Tensor]:
         """Token ids and mask, both [1, length], padded, on the device."""

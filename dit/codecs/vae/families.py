@@ -159,6 +159,17 @@ class ZImage(Flux):
     edits_pictures: ClassVar[bool] = False
 
 
+class HiDream(Flux):
+    """Images, by the autoencoder of FLUX."""
+
+    name: ClassVar[str] = "hidream"
+    description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as HiDreamImagePipeline"
+    default_model: ClassVar[str] = "HiDream-ai/HiDream-I1-Full"
+    text_encoder: ClassVar[str] = "hidream"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/hidream_lora.yaml",)
+    edits_pictures: ClassVar[bool] = False
+
+
 class Wan(Autoencoder):
     """Images and videos of 4n + 1 frames; conditions and CLIP features for image-to-video.
 
@@ -413,5 +424,6 @@ AUTOENCODERS: tuple[type[Autoencoder], ...] = (
     *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
     *(HunyuanVideoI2V, Ltx, Flux2, Flux2Klein, Lumina2, LongCat, LongCatEdit, ZImage),
     Anima,
+    HiDream,
 )
 """All of them; `CODECS` has the codec without weights, too."""

@@ -36,6 +36,7 @@ _FAMILIES = {
     "cosmos_predict2": "dit",
     "flux": "flux",
     "flux2": "flux2",
+    "hidream": "hidream",
     "hunyuan-video": "hunyuan_video",
     "hunyuan_image": "hunyuan_image",
     "hunyuan_video_15": "hunyuan_video_15",

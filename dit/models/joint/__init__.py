@@ -2,8 +2,10 @@
 
 family        sizes and their rules; layers, head and their costs
 refined       layers and costs of networks that refine latents and text apart (Lumina, Z-Image)
+layered       likewise of networks each of whose layers sees another layer's text (HiDream)
 tensor_names  names of these layers' tensors in Diffusers
 sequential_names  likewise of layers with norms around attention and MLP (Lumina, Z-Image)
+expert_names  likewise of layers with experts (HiDream)
 linear_names  names of linears in the code of FLUX and of the Hunyuan models, which adapters have
 diffusers     what they have in common there: keys of config.json, running a network
 """

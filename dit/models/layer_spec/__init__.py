@@ -21,12 +21,15 @@ from dit.models.layer_spec.layers import (
 )
 from dit.models.layer_spec.parts import (
     LEVEL_WAVES,
+    MOST_EXPERTS,
     MOST_REFINER_LAYERS,
     REFINER_RATIO,
     Activation,
     ApproximatorModulation,
     AttentionSpec,
+    ExpertsSpec,
     FeedForwardSpec,
+    LayerTextSpec,
     LowRankModulation,
     ModulationSpec,
     PerBlockModulation,
@@ -44,6 +47,7 @@ from dit.models.layer_spec.shapes import Cost, Multiplications, RowKind, WeightS
 
 __all__ = [
     "LEVEL_WAVES",
+    "MOST_EXPERTS",
     "MOST_REFINER_LAYERS",
     "REFINER_RATIO",
     "Activation",
@@ -52,8 +56,10 @@ __all__ = [
     "Cost",
     "CrossLayerSpec",
     "DoubleLayerSpec",
+    "ExpertsSpec",
     "FeedForwardSpec",
     "LayerSpec",
+    "LayerTextSpec",
     "LowRankModulation",
     "ModulationSpec",
     "Multiplications",

@@ -10,7 +10,9 @@ from typing import Any
 from dit.models.layer_spec.parts import (
     PER_BLOCK,
     AttentionSpec,
+    ExpertsSpec,
     FeedForwardSpec,
+    LayerTextSpec,
     ModulationSpec,
     PerBlockModulation,
     QkNorm,
@@ -25,6 +27,7 @@ from dit.models.layer_spec.shapes import (
     EXCHANGED_ACROSS_HEADS,
     GROUPED,
     JOINT,
+    JOINT_ACROSS_HEADS,
     JOINT_WITHOUT_NORM,
     MODULATED,
     NOTHING,
@@ -41,7 +44,6 @@ from dit.models.layer_spec.shapes import (
     Multiplications,
     RowKind,
     WeightShape,
-    of_feed_forward,
 )
 
 
@@ -72,7 +74,7 @@ class CrossLayerSpec:
         kept = (SELF_ACROSS_HEADS if across else SELF) + part + part
         kept += part if self.gated_cross else AFFINE if self.cross_norm else UNCHANGED
         rows = RowKind.LATENTS
-        total = _self_attention(self.attention, self.feed_forward, rows, exchanges=2, kept=kept)
+        total = _self_attention(self.attention, self.feed_forward, rows, exchanges=1, kept=kept)
         total += self.attention.cost() + self.cross_attention.cross_cost(self.text_width)
         if self.image_rows is not None:
             total += self.cross_attention.image_cost(self.text_width, self.image_rows)
@@ -92,7 +94,9 @@ class DoubleLayerSpec:
     """
 
     attention: AttentionSpec  # of either row
-    feed_forward: FeedForwardSpec  # of either row
+    feed_forward: FeedForwardSpec | ExpertsSpec  # of either row
+    text_feed_forward: FeedForwardSpec | None = None
+    """That of the text, where it is another one (HiDream)."""
     modulation: WholeLayerModulation = PER_BLOCK
     text_is_read: bool = True
     """Whether anything reads the text after the last layer. Where nothing does, the last layer does
@@ -101,16 +105,31 @@ class DoubleLayerSpec:
     """Whether there are weights that compute the text anew (not in the last layer of SD3)."""
     second_attention: bool = False
     """Whether latents also attend to each other, apart from the text (SD3.5 medium)."""
+    one_modulation: bool = False
+    """Whether one linear makes scales, shifts and gates of both rows (HiDream)."""
+    layer_text: LayerTextSpec | None = None
+    """Text that is each layer's own, behind the other text."""
+
+    @property
+    def of_text(self) -> FeedForwardSpec:
+        """The feed-forward of the text."""
+        own = self.text_feed_forward or self.feed_forward
+        assert isinstance(own, FeedForwardSpec), "experts of text have no layer here"
+        return own
 
     @cached_property
     def cost(self) -> Cost:
         """Of a layer whose text is read, or which does not update it."""
         attention, feed_forward, width = self.attention, self.feed_forward, self.attention.width
-        joint = JOINT_WITHOUT_NORM if attention.norm is QkNorm.NONE else JOINT
+        joint = _JOINT[attention.norm]
         kept = joint + MODULATED + MODULATED
-        total = _self_attention(attention, feed_forward, RowKind.JOINT, exchanges=2, kept=kept)
+        total = _self_attention(attention, feed_forward, RowKind.JOINT, exchanges=1, kept=kept)
+        if self.text_feed_forward is not None:
+            total = replace(total, kept_of_text=kept + self.of_text.kept)
         total += attention.cost() + feed_forward.cost()
         total += self.modulation.cost(width, 9 if self.second_attention else 6)
+        if self.layer_text is not None:
+            total += self.layer_text.cost(width)
         if self.second_attention:
             own = AttentionShape(width=width)
             total += attention.cost()
@@ -118,7 +137,7 @@ class DoubleLayerSpec:
         total += attention.cost(RowKind.TEXT, output=self.updates_text)
         if not self.updates_text:
             return total + self.modulation.cost(width, 2)
-        return total + feed_forward.cost(RowKind.TEXT) + self.modulation.cost(width, 6)
+        return total + self.of_text.cost(RowKind.TEXT) + self.modulation.cost(width, 6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +153,7 @@ class SingleLayerSpec:
     @cached_property
     def cost(self) -> Cost:
         kept, rows = SINGLE + MODULATED, RowKind.JOINT
-        total = _self_attention(self.attention, self.feed_forward, rows, exchanges=1, kept=kept)
+        total = _self_attention(self.attention, self.feed_forward, rows, exchanges=0, kept=kept)
         width, bias, inner = self.attention.width, self.attention.bias, self.feed_forward
         made = 3 * width + inner.hidden * inner.activation.inputs
         rows: Any = {"rows": RowKind.JOINT, "split": True}
@@ -156,46 +175,64 @@ class SequentialLayerSpec:
     """
 
     attention: AttentionSpec
-    feed_forward: FeedForwardSpec
+    feed_forward: FeedForwardSpec | ExpertsSpec
     rows: RowKind = RowKind.JOINT
     modulation: PerBlockModulation | None = PER_BLOCK
     """None: without scales, shifts and gates, as in refiners of text."""
-    eps: float = 1e-5  # of the norms, which are RMSNorms with weights
+    weighted: bool = True
+    """Whether norms are RMSNorms with weights; else LayerNorms without (HiDream)."""
+    eps: float = 1e-5  # of those with weights
     after: bool = True
     """Whether what attention and feed-forward make is normed, too (sandwich)."""
     shifted: bool = False
     tanh: bool = True
     """Whether gates are the tanh of what the modulation makes."""
+    layer_text: LayerTextSpec | None = None
+    """Text that is each layer's own, behind the other text."""
 
     @cached_property
     def cost(self) -> Cost:
         attention, width = self.attention, self.attention.width
         kept = SEQUENTIAL if attention.key_heads == attention.heads else GROUPED
-        made = _self_attention(attention, self.feed_forward, self.rows, exchanges=2, kept=kept)
+        if not self.weighted:
+            kept = SELF_ACROSS_HEADS + MODULATED + MODULATED
+        made = _self_attention(attention, self.feed_forward, self.rows, exchanges=1, kept=kept)
         if RowKind.LATENTS not in self.rows:
             made = replace(made, kept=NOTHING)
         total = made + attention.cost(self.rows) + self.feed_forward.cost(self.rows)
-        total += Cost(weights=(WeightShape(numbers=width),) * (4 if self.after else 2))
+        norms = (4 if self.after else 2) if self.weighted else 0
+        total += Cost(weights=(WeightShape(numbers=width),) * norms)
+        if self.layer_text is not None:
+            total += self.layer_text.cost(width)
         if self.modulation is None:
             return total
         return total + self.modulation.cost(width, 6 if self.shifted else 4)
 
 
+_JOINT = {
+    QkNorm.NONE: JOINT_WITHOUT_NORM,
+    QkNorm.PER_HEAD: JOINT,
+    QkNorm.ACROSS_HEADS: JOINT_ACROSS_HEADS,
+}
+
+
 def _self_attention(
     attention: AttentionSpec,
-    feed_forward: FeedForwardSpec,
+    feed_forward: FeedForwardSpec | ExpertsSpec,
     rows: RowKind,
     *,
     exchanges: int,
     kept: KeptBy,
 ) -> Cost:
-    """Who attends to whom in a layer, and what its backward pass keeps, with its feed-forward."""
-    width, gated = attention.width, feed_forward.activation.inputs > 1
-    kept += of_feed_forward(feed_forward.hidden, width, gated=gated)
+    """Who attends to whom in a layer, and what its backward pass keeps, with its feed-forward.
+
+    `exchanges` are those beside the feed-forward's.
+    """
+    kept += feed_forward.kept
     seen = 1 if attention.sparse_pairs is None else attention.sparse_pairs
     return Cost(
-        attentions=(AttentionShape(width=width, queries=rows, keys=rows, seen=seen),),
-        exchanges=exchanges,
+        attentions=(AttentionShape(width=attention.width, queries=rows, keys=rows, seen=seen),),
+        exchanges=exchanges + feed_forward.exchanges,
         kept=kept,
         kept_of_text=kept if RowKind.TEXT in rows else NOTHING,
     )

@@ -19,9 +19,12 @@ from dit.models.layer_spec.shapes import (
     OF_IMAGE,
     AttentionShape,
     Cost,
+    Kept,
+    KeptBy,
     LinearShape,
     RowKind,
     WeightShape,
+    of_feed_forward,
 )
 
 
@@ -164,6 +167,82 @@ class FeedForwardSpec:
 
     def cost(self, rows: RowKind = RowKind.LATENTS) -> Cost:
         return Cost(linears=self.linears(rows)) + whole_bias(self.width, self.bias)
+
+    @property
+    def exchanges(self) -> int:
+        return 1
+
+    @property
+    def kept(self) -> KeptBy:
+        """Numbers that its backward pass needs, for each token and unit of width."""
+        return of_feed_forward(self.hidden, self.width, gated=self.activation.inputs > 1)
+
+
+MOST_EXPERTS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertsSpec:
+    """Feed-forwards that a router weighs for each token, and one that all tokens take (HiDream).
+
+    y = shared(x) + sum of p_e expert_e(x) over the `chosen` largest of p = softmax(router(x))
+    """
+
+    expert: FeedForwardSpec
+    shared: FeedForwardSpec
+    count: int
+    chosen: int
+    """Experts of a token; the others are computed, too, and weigh nothing."""
+
+    @property
+    def width(self) -> int:
+        return self.expert.width
+
+    @property
+    def hidden(self) -> int:
+        """Units of all of them together."""
+        return self.shared.hidden + self.count * self.expert.hidden
+
+    def cost(self, rows: RowKind = RowKind.LATENTS) -> Cost:
+        total = replicated(self.expert.width, self.count, rows=rows) + self.shared.cost(rows)
+        return sum((self.expert.cost(rows) for _ in range(self.count)), total)
+
+    @property
+    def exchanges(self) -> int:
+        return 1 + self.count
+
+    @property
+    def kept(self) -> KeptBy:
+        """With the output of each expert, which the gradient of its weight needs."""
+        outputs = Kept(outside=self.count)
+        total = self.shared.kept + KeptBy(fused=outputs, eager=outputs)
+        return sum((self.expert.kept for _ in range(self.count)), total)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTextSpec:
+    """Text of which each layer of a network sees other hidden states of its encoder (HiDream).
+
+    Each layer projects them anew; those of the last layer are projected before all layers.
+    """
+
+    width: int
+    """Of one hidden state."""
+    rows: int
+    """Of each sample."""
+    states: tuple[int, ...]
+    """Number of the hidden state of each layer of the network."""
+    first: int = 0
+    """Layers before those of the stack."""
+
+    def state(self, layer: int) -> int | None:
+        """Of a layer of the stack, from 0; None: of the last one of the network."""
+        number = self.first + layer
+        return self.states[number] if number + 1 < len(self.states) else None
+
+    def cost(self, width: int) -> Cost:
+        """Of the projection of a layer."""
+        return replicated(self.width, width, rows=RowKind.SAMPLES, times=self.rows)
 
 
 def whole_bias(width: int, bias: bool) -> Cost:

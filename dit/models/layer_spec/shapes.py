@@ -75,6 +75,7 @@ OF_IMAGE = KeptBy(fused=Kept(inside=1), eager=Kept(inside=1))
 OF_CUBES = KeptBy(fused=Kept(inside=2), eager=Kept(inside=2))
 
 JOINT = KeptBy(fused=Kept(inside=8), eager=Kept(inside=7))
+JOINT_ACROSS_HEADS = KeptBy(fused=JOINT.fused, eager=Kept(inside=4, inside_float32=4))
 JOINT_WITHOUT_NORM = KeptBy(fused=Kept(inside=5), eager=Kept(inside=5))
 SINGLE = KeptBy(fused=Kept(inside=7), eager=Kept(inside=9))
 SEQUENTIAL = KeptBy(fused=Kept(inside=6, outside=10), eager=Kept(inside=8, outside=14))

@@ -38,6 +38,9 @@ from dit.models.attention.spans import Spans
 from dit.models.layers.context_parallel import Context, TokenExchange, TokenOrder, then_others
 from dit.pack_wire import to_device
 
+TEXT_TOKENS, JOINT_TOKENS = "text_hidden", "joint"
+"""Rows of tokens beside that of latents: those of texts, and those of both together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -65,16 +68,13 @@ class TokenRow:
     share: SequenceShard  # what is here
 
     @classmethod
-    def of_latents(cls, batch: PackedBatch, *, multiple: int = 1) -> TokenRow:
+    def of_latents(cls, batch: PackedBatch, *, attended: Sequence[int]) -> TokenRow:
         """The row that the loader packs and the step splits.
 
-        Of a sample's padding, what fills its tokens up to a `multiple` counts as real.
+        `attended` are the tokens of each sample that attention sees, some of its padding with them.
         """
-        spans = zip(pairwise(batch.starts), batch.num_tokens, strict=True)
-        pieces = [
-            Piece(i, a, b - a, _multiple_of(multiple, real))
-            for i, ((a, b), real) in enumerate(spans)
-        ]
+        spans = zip(pairwise(batch.starts), attended, strict=True)
+        pieces = [Piece(i, a, b - a, real) for i, ((a, b), real) in enumerate(spans)]
         assert all(piece.real <= piece.size for piece in pieces), "a pack without attended padding"
         return cls(pieces=tuple(pieces), rows=len(batch.segment_T), share=batch.share)
 

@@ -43,6 +43,7 @@ class RowConditions:
 
     per_sample: PerSample  # of the tokens that this rank holds between two matrices
     angles_TK: Angles | None  # of all tokens of this context rank; None: nothing is rotated
+    has_key_T: Tensor | None = None  # bool, likewise; the keys of others are zeros; None: all have
 
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -168,7 +169,10 @@ class SelfAttention(PackedAttention):
         x_TGX = self.linear_qkv(x_TD).unflatten(-1, (-1, (readers + 2) * width))
         if readers == 1:
             q, k, v = self.positioned_parts(x_TGX, (width,) * 3, row)
+            if row.has_key_T is not None:
+                k = k * row.has_key_T[:, None, None]
             return q, k, v
+        assert row.has_key_T is None
         q_TGX, k_TGK, v_TGK = x_TGX.split((readers * width, width, width), dim=-1)
         q_THK = q_TGX.unflatten(-1, (readers, width)).flatten(1, 2)
         q_THK, k_TGK = self.positioned(q_THK, k_TGK, row)

@@ -12,5 +12,6 @@ stacked_transformer  embed, stacks, head, and what pipeline stages hand on
 cross_transformer    the same for networks of one row of latents, with cross-attention to text
 joint_transformer    the same for networks that attend to latents and text together
 refined_transformer  of these, layers over either row alone, then over both (Lumina Image 2.0)
+layered_transformer  of these, layers each of which sees another layer's text (HiDream)
 double_single_transformer  of these, double-stream layers and then single-stream ones (FLUX, Chroma)
 """

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -51,6 +52,8 @@ class JointTransformer(StackedTransformer):
     """
 
     shares_samples = True
+    padding_has_keys: ClassVar[bool] = True
+    """Whether padding that attention sees has keys as other tokens do; else they are zeros."""
     rotary: RotaryTable | None
     """Set by the family; called with positions of latents and of text. None: nothing is rotated."""
 
@@ -74,7 +77,7 @@ class JointTransformer(StackedTransformer):
 
     def latents_row(self, batch: PackedBatch) -> TokenRow:
         """The latents, with the padding among them that attention sees."""
-        return TokenRow.of_latents(batch, multiple=self.model.attended_multiple)
+        return TokenRow.of_latents(batch, attended=self.model.attended_in(batch))
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
         """Positions [L, A] of the whole text; zeros do not rotate."""
@@ -117,9 +120,10 @@ class JointTransformer(StackedTransformer):
         self, blocks: Blocks, batch: PackedBatch, layout: JointLayout
     ) -> JointConditions:
         owners = (layout.latents, layout.text_per_sample, layout.joint)
+        each = zip(owners, self._angles(batch, layout), self._keys(batch, layout), strict=True)
         made = [
-            RowConditions(per_sample=per_sample, angles_TK=angles)
-            for per_sample, angles in zip(owners, self._angles(batch, layout), strict=True)
+            RowConditions(per_sample=per_sample, angles_TK=angles, has_key_T=keys)
+            for per_sample, angles, keys in each
         ]
         alone = text_alone = None
         if RowKind.LATENTS in self.attends:
@@ -137,9 +141,17 @@ class JointTransformer(StackedTransformer):
         )
 
     def _latents_alone(self, batch: PackedBatch) -> TokenExchange:
-        if self.model.attended_multiple == 1:
+        if not self.model.attends_to_padding:
             return self.context.exchange(batch, rows=len(batch.segment_T))
         return self._order(self.latents_row(batch), device=batch.segment_T.device).apart
+
+    def _keys(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Tensor | None]:
+        """Which tokens have keys: of latents, of text, and of the joint row; None: all."""
+        attended = self.model.attended_in(batch)
+        if self.padding_has_keys or attended == list(batch.num_tokens):
+            return (None,) * 3
+        text_L = torch.ones_like(layout.text.source_L, dtype=torch.bool)
+        return batch.is_real_T, None, layout.order.arranged((batch.is_real_T, text_L))
 
     def _order(self, *rows: TokenRow, device: torch.device) -> JointOrder:
         """Of rows in the order in which a sample's tokens follow each other."""

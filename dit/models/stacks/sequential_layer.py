@@ -23,9 +23,11 @@ from dit.config import ModelConfig
 from dit.models.layer_spec import RowKind, SequentialLayerSpec
 from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
 from dit.models.layers.context_parallel import TokenExchange
+from dit.models.layers.experts import feed_forward
+from dit.models.layers.layer_text import LayerText
 from dit.models.layers.modulation import AdaLN, PerBlockAdaLN, TimestepConditioning, Unmodulated
 from dit.models.layers.packed_attention import RowConditions, SelfAttention
-from dit.models.layers.parallel_linear import BuildContext, FeedForward
+from dit.models.layers.parallel_linear import BuildContext
 from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
 
 
@@ -62,22 +64,43 @@ class SequentialLayer(MegatronModule, BaseTransformerLayer):
             )
 
         def norm() -> nn.Module:
+            if not spec.weighted:
+                return nn.Identity()
             made = nn.RMSNorm(width, eps=spec.eps, dtype=config.params_dtype)
             sees_part_of_tokens(made, config)
             return made
 
         self.norm_1, self.norm_2 = norm(), norm()
         self.attention = SelfAttention(context, spec.attention)
-        self.mlp = FeedForward(context, spec.feed_forward)
+        self.mlp = feed_forward(context, spec.feed_forward)
         self.after_1, self.after_2 = (norm() if spec.after else nn.Identity() for _ in range(2))
+        self.weighted, self.layer_text = spec.weighted, None
+        text, place = spec.layer_text, self.layer_number - 1
+        state = None if text is None else text.state(place)
+        if text is not None and state is not None:
+            self.layer_text = LayerText(context, text, state=state, width=width)
 
     def row(self, conditions: JointConditions) -> tuple[RowConditions, TokenExchange]:
         """What the tokens of the row see, and how they meet."""
         raise NotImplementedError
 
     def forward(self, h_TD: Tensor, conditions: JointConditions) -> Tensor:
+        if self.layer_text is None:
+            return self._updated(h_TD, conditions)
+        rows = conditions.layer_text
+        assert rows is not None
+        made_TD = self._updated(self.layer_text(h_TD, rows), conditions)
+        return rows.placed[self.hidden[0]].replaced(made_TD, h_TD)
+
+    def _updated(self, h_TD: Tensor, conditions: JointConditions) -> Tensor:
         row, exchange = self.row(conditions)
         first, second = self._modulations(conditions.timestep)
+        if not self.weighted:
+            assert isinstance(first, AdaLN) and isinstance(second, AdaLN)
+            h_TD, x_TD = first.branch(h_TD, row.per_sample)
+            x_TD = self.attention(x_TD, row, exchange)
+            h_TD, x_TD = first.add_and_branch(h_TD, x_TD, row.per_sample, then=second)
+            return second.add(h_TD, self.mlp(x_TD), row.per_sample)
         x_TD = first.scaled(self.norm_1(h_TD), row.per_sample)
         x_TD = self.after_1(self.attention(x_TD, row, exchange))
         h_TD = first.add(h_TD, x_TD, row.per_sample)

@@ -28,7 +28,9 @@ from dit.config import ModelConfig
 from dit.models.layer_spec import DoubleLayerSpec, QkNorm, SingleLayerSpec
 from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.context_parallel import TokenExchange
-from dit.models.layers.joint_order import JointOrder
+from dit.models.layers.experts import feed_forward
+from dit.models.layers.joint_order import JOINT_TOKENS, TEXT_TOKENS, JointOrder
+from dit.models.layers.layer_text import LayerText, LayerTextRows
 from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
 from dit.models.layers.packed_attention import (
     PackedAttention,
@@ -38,9 +40,6 @@ from dit.models.layers.packed_attention import (
 )
 from dit.models.layers.parallel_linear import ACTIVATIONS, BuildContext, FeedForward, split_linear
 from dit.models.layers.queries_and_keys import hold_key_bias
-
-TEXT_TOKENS, JOINT_TOKENS = "text_hidden", "joint"
-"""Rows of tokens beside that of latents: those of texts, and those of both together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +53,7 @@ class JointConditions:
     order: JointOrder
     latents_alone: TokenExchange | None = None  # for attention of the latents to each other
     text_alone: TokenExchange | None = None  # likewise of the text
+    layer_text: LayerTextRows | None = None  # text that is each layer's own
 
 
 class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
@@ -85,9 +85,11 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
         width, second, updates = spec.attention.width, spec.second_attention, spec.updates_text
         place = self.layer_number - 1
         make = partial(make_modulation, spec.modulation, context, width, layer=place)
-        self.modulation = make(parts=3 if second else 2)
+        self.modulation = make(parts=4 if spec.one_modulation else 3 if second else 2)
         make = partial(make, of_text=True)
-        self.text_modulation = make(parts=2) if updates else make(parts=1, gated=False)
+        self.text_modulation: nn.Module | None = None
+        if not spec.one_modulation:
+            self.text_modulation = make(parts=2) if updates else make(parts=1, gated=False)
         self.attention = SelfAttention(context, spec.attention)
         self.text_attention = SelfAttention(of_text, spec.attention, output=updates)
         self.second_attention = SelfAttention(context, spec.attention) if second else None
@@ -95,8 +97,13 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
             # Not of the attention over both rows, whose keys have two biases.
             linear: Any = self.second_attention.linear_qkv
             hold_key_bias(linear.bias, spec.attention.head_width)
-        self.mlp = FeedForward(context, spec.feed_forward)
-        self.text_mlp = FeedForward(of_text, spec.feed_forward) if updates else None
+        self.mlp = feed_forward(context, spec.feed_forward)
+        self.text_mlp = FeedForward(of_text, spec.of_text) if updates else None
+        self.layer_text: LayerText | None = None
+        if (text := spec.layer_text) is not None:
+            state = text.state(place)
+            assert state is not None, "the last layer is no double-stream one"
+            self.layer_text = LayerText(of_text, text, state=state, width=width)
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -111,8 +118,29 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
         self, hidden: tuple[Tensor, Tensor], conditions: JointConditions
     ) -> tuple[Tensor, Tensor]:
         """`hidden` is [T, D] of latents and [L, D] of text, and so is the result."""
+        if self.layer_text is None:
+            return self._updated(hidden, conditions)
+        rows = conditions.layer_text
+        assert rows is not None
+        h_TD, text_LD = hidden
+        seen_LD = self.layer_text(text_LD, rows)
+        h_TD, made_LD = self._updated((h_TD, seen_LD), conditions)
+        return h_TD, rows.placed[TEXT_TOKENS].replaced(made_LD, text_LD)
+
+    def _modulations(
+        self, timestep: TimestepConditioning
+    ) -> tuple[tuple[AdaLN, ...], tuple[AdaLN, ...]]:
+        """Of latents and of text."""
+        adaln = self.modulation(timestep)
+        if self.text_modulation is None:
+            return adaln[:2], adaln[2:]
+        return adaln, self.text_modulation(timestep)
+
+    def _updated(
+        self, hidden: tuple[Tensor, Tensor], conditions: JointConditions
+    ) -> tuple[Tensor, Tensor]:
         c, (h_TD, text_LD) = conditions, hidden
-        adaln, text_adaln = self.modulation(c.timestep), self.text_modulation(c.timestep)
+        adaln, text_adaln = self._modulations(c.timestep)
         h_TD, x_TD = adaln[0].branch(h_TD, c.latents.per_sample)
         z_TD = None
         if self.second_attention is not None:
@@ -194,8 +222,8 @@ class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
         context = BuildContext(
             model=model, config=config, groups=pg_collection, token_row=JOINT_TOKENS
         )
-        attention, feed_forward = spec.attention, spec.feed_forward
-        width, hidden = attention.width, feed_forward.hidden
+        attention, mlp = spec.attention, spec.feed_forward
+        width, hidden = attention.width, mlp.hidden
         if hidden % attention.heads:
             raise ValueError(
                 f"a single-stream layer shares the {hidden} hidden units of its feed-forward out to"
@@ -204,8 +232,8 @@ class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
         place = self.layer_number - 1
         self.modulation = make_modulation(spec.modulation, context, width, parts=1, layer=place)
         self.attention = PackedAttention(context, attention, output=False)
-        self.activation = ACTIVATIONS[feed_forward.activation]
-        wide = hidden * feed_forward.activation.inputs
+        self.activation = ACTIVATIONS[mlp.activation]
+        wide = hidden * mlp.activation.inputs
         self.linear_in = split_linear(
             width, 3 * width + wide, axis=0, context=context, bias=attention.bias
         )

@@ -69,6 +69,7 @@ class ZImageConfig(ModelConfig):
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     shown_before: ClassVar[Mapping[str, str]] = {"num_refiner_layers": "hidden_size"}
     attended_multiple: ClassVar[int] = 32
+    attends_to_padding: ClassVar[bool] = True
 
     name: str = "zimage"
     """A named size (zimage, zimage_turbo) or `custom`."""

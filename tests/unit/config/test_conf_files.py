@@ -36,7 +36,7 @@ MIXTURES = [
     *("flux2_debug", "flux2_lora", "lumina2_debug", "lumina2_lora"),
     *("longcat_debug", "longcat_lora"),
     *("anima_debug", "anima_lora"),
-    *("zimage_debug", "zimage_lora"),
+    *("zimage_debug", "zimage_lora", "hidream_debug", "hidream_lora"),
 ]
 
 
@@ -83,6 +83,7 @@ def test_the_files_of_the_readme_are_there() -> None:
     double |= {"sd3_lora", "hunyuanvideo_lora", "hunyuanimage_lora"}
     ltx = {"ltx_debug", "ltx_lora", "ltx_iclora", "ltx_digits_edit"}
     single = {"lumina2_debug", "lumina2_lora", "zimage_debug", "zimage_lora"}
+    single |= {"hidream_debug", "hidream_lora"}
     assert set(FILES) == sizes | digits | wan | flux | double | single | ltx
 
 

@@ -27,6 +27,7 @@ from recipes.runs import dit_debug, for_weights
 from tests.families.dit import PROJECTED, publish, random_model
 from tests.families.flux import random_flux
 from tests.families.flux2 import random_flux2
+from tests.families.hidream import random_hidream
 from tests.families.wan import publish_wan, random_wan
 from tests.families.zimage import random_zimage
 
@@ -130,12 +131,14 @@ def test_a_size_that_was_distilled_says_so_beside_nothing_that_holds_it(tmp_path
     """No pipeline of FLUX.1 or of Z-Image says so."""
     random_flux(guidance_embeds=False).save_pretrained(tmp_path / "flux")
     random_zimage().save_pretrained(tmp_path / "zimage")
+    random_hidream().save_pretrained(tmp_path / "hidream")
     for folder, named, held, told in (
         ("flux", "flux1_schnell", (), True),
         ("flux", "flux1_schnell", ("lora.rank=2", "lora.frozen_adapter=file"), False),
         ("flux", "custom", (), False),
         ("zimage", "zimage_turbo", (), True),
         ("zimage", "zimage", (), False),
+        ("hidream", "hidream_i1_dev", ("dataset.task_encoder_seq_length=2048",), True),
     ):
         config = run_of(tmp_path / folder, *held)
         start = hf_start(replace(config, model=replace(config.model, name=named)))

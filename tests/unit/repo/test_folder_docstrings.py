@@ -21,6 +21,7 @@ FILES = 12  # of a folder, beside __init__.py and __main__.py
 # folder -> why it has more.
 FULL: dict[str, str] = {
     "dit": "one file for each thing that all folders may use",
+    "dit/models/stacks": "one file for each kind of layer, and for each kind of network",
 }
 # dependency -> why its private members are touched in more than one file.
 SPREAD: dict[str, str] = {

@@ -80,6 +80,10 @@ TINY_PAGES = {
         ("models/Z-Image", "runs/zimage_lora"),
         still("model.family=zimage", "model.num_layers=2", "model.num_refiner_layers=1"),
     ),
+    **dict.fromkeys(
+        ("models/HiDream", "runs/hidream_lora"),
+        still("model.family=hidream", "model.num_layers=2", "model.num_single_layers=3"),
+    ),
     **dict.fromkeys(("models/Wan", "runs/wan"), NETWORKS["wan"]),
     **dict.fromkeys(("models/FLUX", "runs/flux_"), NETWORKS["flux"]),
     **dict.fromkeys(("models/Qwen", "runs/qwen_image_lora"), NETWORKS["qwen"]),
@@ -170,6 +174,7 @@ PIPELINES: dict[str, dict[str, tuple[str, tuple, dict]]] = {
     "longcat.md": {"LongCat-Image": ("longcat", (), {})},
     "anima.md": {"Anima": ("anima", (), {})},
     "zimage.md": {"Z-Image": ("zimage", (), {})},
+    "hidream.md": {"HiDream-I1": ("hidream", (), {})},
     "ltx.md": {"LTX-Video-0.9.5": ("ltx", ("LTXConditionPipeline",), {})},
 }
 """Page -> folder in models/ -> the file of tests/families whose `pipeline` fills it, its inputs."""
@@ -242,6 +247,7 @@ PAGES = [
     "longcat.md",
     "zimage.md",
     "anima.md",
+    "hidream.md",
 ]
 BY_HAND = ("data/edits", "runs/edits")
 """Their text encoder needs torchvision, of which pip has no build for a torch without CUDA."""

@@ -1,0 +1,116 @@
+"""The text encoders of HiDream-I1: two of CLIP, T5, and all layers of Llama 3.1, by its pipeline.
+
+Llama is no part of the published folder.
+"""
+
+# L tokens, E width of the embedding, S hidden states, H width of one of them
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from dit.codecs.pretrained import PipelineComponent, has_component, load, model_config_of
+from dit.codecs.text.pretrained_encoder import TEXT_DTYPE, PretrainedTextEncoder
+from dit.command_line import add_options, option
+from dit.local_path import LocalPath
+
+_LLAMA, _LETTERS = "text_encoder_4", "tokenizer_4"
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """Options of the command line."""
+
+    llama_model: LocalPath | None = option(None, metavar="NAME|DIR")
+    """Folder or hub model of Llama 3.1, where the pipeline has no text_encoder_4. (default:
+    meta-llama/Llama-3.1-8B-Instruct)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiDreamText(PretrainedTextEncoder):
+    """Embeddings of T5; those of all layers of Llama side by side; what two CLIP encoders pool.
+
+    Masks hide padding, whose rows the network attends to: all of them are kept.
+    """
+
+    name: ClassVar[str] = "hidream"
+    network: ClassVar[str] = "T5EncoderModel"
+    subfolders: ClassVar[tuple[str, str]] = ("text_encoder_3", "tokenizer_3")
+    default_model: ClassVar[str] = "HiDream-ai/HiDream-I1-Full"
+    default_length: ClassVar[int] = 128
+    options: ClassVar[frozenset[str]] = PretrainedTextEncoder.options | {"llama_model"}
+
+    llama_model: str | None = None
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        add_options(parser.add_argument_group(f"text encoder {cls.name}"), _Options)
+
+    @classmethod
+    def from_arguments(cls, args: Namespace) -> Self:
+        given = getattr(args, "llama_model", None)
+        return replace(super().from_arguments(args), llama_model=given)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        given = settings.get("llama_model")
+        return replace(super().from_settings(settings), llama_model=given)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        given = {"llama_model": self.llama_model} if self.llama_model else {}
+        return super().settings | given
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        config = model_config_of(self._llama_part("LlamaForCausalLM", _LLAMA))
+        width = config.num_hidden_layers * config.hidden_size
+        size = self.max_length * (width + self.width) * TEXT_DTYPE.itemsize
+        return (
+            f"each caption takes {size / 1e6:.1f} MB: {self.max_length} rows of"
+            f" {config.num_hidden_layers} hidden states of Llama and of T5, those of padding too",
+        )
+
+    def rows_of(self, caption: str) -> int:
+        del caption
+        return 2 * self.max_length
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        alone: Any = {"do_classifier_free_guidance": False, "max_sequence_length": self.max_length}
+        t5, _, llama, _, pooled, _ = self._pipeline.encode_prompt(
+            caption, device=self.device, **alone
+        )
+        states_LX = llama[:, 0].transpose(0, 1).flatten(1)
+        return {"text": t5[0], "text_2": states_LX, "pooled_text": pooled[0]}
+
+    @property
+    def _pipeline(self) -> Any:
+        """Diffusers' pipeline around the text encoders alone."""
+        from diffusers.pipelines.hidream_image.pipeline_hidream_image import HiDreamImagePipeline
+
+        clip, precision = "CLIPTextModelWithProjection", self.precision
+        llama = replace(
+            self._llama_part("LlamaForCausalLM", _LLAMA), precision=precision, device=self.device
+        )
+        return self.pipeline_of(
+            HiDreamImagePipeline,
+            text_encoder=self.load_network(clip, "text_encoder"),
+            tokenizer=self.load_tokenizer("tokenizer"),
+            text_encoder_2=self.load_network(clip, "text_encoder_2"),
+            tokenizer_2=self.load_tokenizer("tokenizer_2"),
+            text_encoder_3=self.load_network(self.network, self.subfolders[0]),
+            tokenizer_3=self.load_tokenizer(self.subfolders[1]),
+            text_encoder_4=load(llama),
+            tokenizer_4=load(self._llama_part("AutoTokenizer", _LETTERS)),
+        )
+
+    def _llama_part(self, kind: str, subfolder: str) -> PipelineComponent:
+        part = self._part(kind, subfolder)
+        if self.llama_model is None and has_component(part):
+            return part
+        return replace(part, model=self.llama_model or LLAMA, subfolder="")

@@ -1,0 +1,196 @@
+"""HiDream-I1 in Diffusers: names of tensors, config.json, pipelines, running its network.
+
+Its class is `HiDreamImageTransformer2DModel`.
+"""
+
+# D model width, P width of pooled text, E of T5, H of a hidden state of Llama
+# W cosines and sines of the level, C numbers in a token
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+
+from dit.batch import LatentSample
+from dit.config import RunConfig
+from dit.config.checks import Rule
+from dit.models.diffusers_form import (
+    ConfigKeys,
+    DiffusersForm,
+    Key,
+    OwnKey,
+    Pipeline,
+    heads_of,
+    same,
+)
+from dit.models.diffusers_names import (
+    Features,
+    NameTable,
+    Row,
+    TensorSplit,
+    linear_rows,
+)
+from dit.models.family import POOLED
+from dit.models.hidream.family import MLP_RATIO, STATES, HiDreamConfig
+from dit.models.joint.expert_names import layered_rows
+from dit.models.joint.layered import seen_states
+from dit.models.joint.tensor_names import modulation_rows, stream_sizes, two_linears
+from dit.models.layer_spec import MOST_EXPERTS
+
+CLASS = "HiDreamImageTransformer2DModel"
+_PIECES = "thwc"  # order of the numbers in a token
+
+
+_FED = Features(_PIECES, axis=1)
+_PATCHES = linear_rows("patches", "x_embedder.proj", "D", "C", arrangement=_FED)
+_TABLE = NameTable(
+    rows=(
+        _PATCHES[0],
+        Row("patches.bias", ("x_embedder.proj.bias",), TensorSplit.REPLICATED, ("D",)),
+        *two_linears("told.level", "t_embedder.timestep_embedder", "W"),
+        *two_linears("told.pooled", "p_embedder.pooled_embedder", "P"),
+        *layered_rows(),
+        *modulation_rows("modulate_out", "final_layer.adaLN_modulation.1", "2D"),
+        *linear_rows("proj_out", "final_layer.linear", "C", "D", arrangement=Features(_PIECES)),
+    ),
+    sizes=lambda model: _sizes(model),
+    layers=lambda model: {
+        "double_blocks": model.num_layers,
+        "single_blocks": model.num_single_layers - 1,
+        "last_block": 1,
+    },
+    first=lambda model: {"last_block": model.num_single_layers - 1},
+)
+
+
+def _sizes(model: HiDreamConfig) -> dict[str, int]:
+    hidden, shared = model.ffn_hidden_size, model.shared_hidden_size
+    return stream_sizes(model) | {
+        **{"12D": 12 * model.hidden_size, "2F": 2 * hidden, "S": shared, "2S": 2 * shared},
+        **{"X": model.num_routed_experts, "P": model.pooled_size, "H": model.llama_size},
+    }
+
+
+def _rules(t: Any) -> list[Rule]:
+    """What our network has a counterpart for."""
+    layers, seen = t.num_layers + t.num_single_layers, list(t.llama_layers)
+    return [
+        (
+            t.out_channels in (None, t.in_channels),
+            f"out_channels={t.out_channels} with in_channels={t.in_channels}",
+        ),
+        (
+            tuple(seen) == seen_states(layers, max(seen) + 1),
+            f"llama_layers={seen}; layer i of {layers} sees state i, or the last one",
+        ),
+        (t.num_routed_experts > 0, "num_routed_experts=0, whose layers have one feed-forward"),
+        (
+            t.num_routed_experts <= MOST_EXPERTS,
+            f"num_routed_experts={t.num_routed_experts}, more than {MOST_EXPERTS}",
+        ),
+        (
+            sum(t.axes_dims_rope) == t.attention_head_dim,
+            f"axes_dims_rope={list(t.axes_dims_rope)}, which do not fill a head of"
+            f" {t.attention_head_dim}",
+        ),
+    ]
+
+
+KEYS = ConfigKeys(
+    keys=(
+        Key("patch_size", "patch_spatial", 2),
+        same("in_channels", 64),
+        Key("out_channels", type=PositiveInt | None),
+        same("num_layers", 16),
+        same("num_single_layers", 32),
+        heads_of(128),
+        same("num_attention_heads", 20),
+        Key(
+            "caption_channels",
+            ("crossattn_emb_size", "llama_size"),
+            (4096, 4096),
+            write=lambda m: (m.crossattn_emb_size, m.llama_size),
+            read=lambda t: t.caption_channels,
+        ),
+        Key("text_emb_dim", "pooled_size", 2048),
+        Key("num_routed_experts", "num_routed_experts", 4, NonNegativeInt),
+        same("num_activated_experts", 2),
+        Key("axes_dims_rope", "rope_axes", (32, 32), tuple[PositiveInt, ...]),
+        same("max_resolution", (128, 128)),
+        Key(
+            "llama_layers",
+            "llama_states",
+            (0,),
+            tuple[NonNegativeInt, ...],
+            read=lambda t: max(t.llama_layers) + 1,
+            write=lambda m: seen_states(m.all_layers, m.llama_states),
+        ),
+        # Whether experts have no gradients, of which Diffusers' own networks in training have some.
+        Key("force_inference_output", default=False),
+    ),
+    kept=(
+        OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),
+        OwnKey("text_length", PositiveInt, published=lambda _: 128, may_be_told=True),
+    ),
+    rules=_rules,
+)
+
+
+def _inexpressible(config: RunConfig) -> list[str]:
+    model: Any = config.model
+    if model.mlp_ratio == MLP_RATIO:
+        return []
+    return [f"model.mlp_ratio={model.mlp_ratio:g}, not {MLP_RATIO:g}"]
+
+
+def layer_states(text_LX: Tensor, model: HiDreamConfig) -> Tensor:
+    """Rows of `text_2` [L, X] as Diffusers' network takes them, [states, 1, L, H]."""
+    return text_LX.unflatten(1, (-1, model.llama_size)).transpose(0, 1)[:, None]
+
+
+def _run_network(
+    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+) -> Tensor:
+    """What Diffusers' network makes of one sample, as its pipeline turns it round.
+
+    In training, where alone experts have gradients, it is rows of tokens, [1, C, T, p * p].
+    """
+    model: Any = config.model
+    p, latent_CHW = model.patch_spatial, sample.latent_CFHW[:, 0]
+    rows, columns = (side // p for side in latent_CHW.shape[1:])
+    (made,) = network(
+        latent_CHW[None],
+        timesteps=torch.tensor([level]),
+        encoder_hidden_states_t5=sample.text_LE[None],
+        encoder_hidden_states_llama3=layer_states(sample.others[STATES], model),
+        pooled_embeds=sample.others[POOLED][None],
+        return_dict=False,
+    )
+    if any(type(one).__name__ == CLASS and one.training for one in network.modules()):
+        made = made[:, :, : rows * columns].unflatten(3, (p, p)).unflatten(2, (rows, columns))
+        made = made.transpose(3, 4).flatten(4).flatten(2, 3)
+    return -made[0, :, None]
+
+
+HIDREAM_NAMES = {
+    name.removesuffix(".weight"): name.removesuffix(".weight")
+    for row in _TABLE.rows
+    if len(row.shape) == 2 and "router" not in row.ours
+    for name in row.theirs
+}
+"""Of the original project, of ComfyUI and of trainers: Diffusers' own."""
+
+FORM = DiffusersForm(
+    class_name=CLASS,
+    table=_TABLE,
+    keys=KEYS,
+    inexpressible=_inexpressible,
+    pipelines={"HiDreamImagePipeline": Pipeline()},
+    original_names=(HIDREAM_NAMES,),
+    comfyui_names=lambda _: HIDREAM_NAMES,
+    largest_latent=lambda _: (1, 2**20, 2**20),
+    run_network=_run_network,
+)

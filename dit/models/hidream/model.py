@@ -1,0 +1,21 @@
+"""HiDream-I1: double-stream layers, then sequential ones, which see another text in each layer."""
+
+from __future__ import annotations
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from dit.models.family import POOLED
+from dit.models.hidream.family import FAMILY, STATES, HiDreamConfig
+from dit.models.joint.layered import layered_stacks
+from dit.models.stacks.layered_transformer import LayeredTransformer
+
+
+class HiDreamNetwork(LayeredTransformer):
+    """The arithmetic is that of Diffusers' `HiDreamImageTransformer2DModel` in training."""
+
+    sign, states, pooled = FAMILY.objective.sign, STATES, POOLED
+
+    def __init__(
+        self, model: HiDreamConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
+    ):
+        super().__init__(model, groups, vp_stage, layered_stacks(model))

@@ -1,0 +1,80 @@
+"""Layers and costs of networks each of whose layers sees another layer's text (HiDream-I1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dit.models.joint.family import joint_head_cost
+from dit.models.layer_spec import (
+    Activation,
+    AttentionSpec,
+    DoubleLayerSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LayerTextSpec,
+    NetworkCost,
+    QkNorm,
+    RowKind,
+    SequentialLayerSpec,
+    StackSpec,
+    condition_cost,
+    replicated,
+)
+
+
+def seen_states(layers: int, states: int) -> tuple[int, ...]:
+    """Number of the hidden state that each layer sees: its own, or the last one."""
+    return tuple(min(number, states - 1) for number in range(layers))
+
+
+def layered_stacks(model: Any) -> tuple[StackSpec, ...]:
+    """Double-stream layers, then sequential ones, all with experts.
+
+    The text of the last layer is projected before all layers, so that it has no linear for it.
+    """
+    double, single, width = model.num_layers, model.num_single_layers, model.hidden_size
+
+    def swiglu(hidden: int) -> FeedForwardSpec:
+        return FeedForwardSpec(width=width, hidden=hidden, activation=Activation.SWIGLU)
+
+    def text(first: int) -> LayerTextSpec:
+        sizes: Any = {"width": model.llama_size, "rows": model.text_length, "first": first}
+        return LayerTextSpec(states=seen_states(double + single, model.llama_states), **sizes)
+
+    experts = ExpertsSpec(
+        expert=swiglu(model.ffn_hidden_size),
+        shared=swiglu(model.shared_hidden_size),
+        count=model.num_routed_experts,
+        chosen=model.num_activated_experts,
+    )
+    heads: Any = {"heads": model.num_attention_heads, "norm": QkNorm.ACROSS_HEADS, "eps": 1e-5}
+    attention = AttentionSpec(width=width, bias=True, **heads)
+    parts: Any = {"attention": attention, "feed_forward": experts}
+    first = DoubleLayerSpec(
+        **parts,
+        text_feed_forward=swiglu(model.ffn_hidden_size),
+        one_modulation=True,
+        layer_text=text(0),
+    )
+    plain: Any = {"weighted": False, "after": False, "shifted": True, "tanh": False}
+    then = SequentialLayerSpec(**parts, **plain, layer_text=text(double))
+    last = SequentialLayerSpec(**parts, **plain)
+    return (
+        StackSpec(name="double_blocks", count=double, layer=first),
+        StackSpec(name="single_blocks", count=single - 1, layer=then),
+        StackSpec(name="last_block", count=1, layer=last),
+    )
+
+
+def layered_cost(model: Any) -> NetworkCost:
+    """The network, whose texts have as many rows in every sample."""
+    width, rows = model.hidden_size, model.text_length
+    before = replicated(model.patch_features, width, bias=True)
+    for inputs in (model.crossattn_emb_size, model.llama_size):
+        before += replicated(inputs, width, rows=RowKind.SAMPLES, times=rows)
+    return NetworkCost(
+        before=before + condition_cost(width, pooled=model.pooled_size),
+        stacks=layered_stacks(model),
+        after=joint_head_cost(model),
+        text_tokens=3 * rows,
+    )

@@ -1,0 +1,57 @@
+"""Mixture of experts: feed-forwards whose outputs a router weighs for each token."""
+
+# T tokens, D model width, E experts
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from dit.models.layer_spec import ExpertsSpec, FeedForwardSpec
+from dit.models.layers.parallel_linear import BuildContext, FeedForward, Replicated
+
+
+class Experts(MegatronModule):
+    """`ExpertsSpec` says what it computes; every expert computes every token.
+
+    Tensor ranks share the hidden units of each expert, whose outputs are weighed once they are
+    sums over the ranks: so each rank has the whole gradient of the weights of its tokens. Routers
+    of published networks keep their softmax as it is, without a sum of 1 over the chosen ones, and
+    are trained without a loss that evens their choices out.
+    Source: `MOEFeedForwardSwiGLU` of Diffusers.
+    """
+
+    def __init__(self, context: BuildContext, spec: ExpertsSpec):
+        super().__init__(config=context.config)
+        self.count, self.chosen = spec.count, spec.chosen
+        rows: Any = {"config": context.config, "token_row": context.token_row}
+        self.router = Replicated(spec.expert.width, spec.count, **rows)
+        self.shared = FeedForward(context, spec.shared)
+        # Attributes, because Megatron-Core would store split weights of a ModuleList as whole ones.
+        for number in range(spec.count):
+            setattr(self, f"expert_{number}", FeedForward(context, spec.expert))
+
+    def weights(self, x_TD: Tensor) -> Tensor:
+        """Of each expert for each token, [T, E]; zero for those that the token does not choose."""
+        p_TE = self.router(x_TD).softmax(-1)
+        chosen_TX, expert_TX = p_TE.topk(self.chosen, dim=-1)
+        return torch.zeros_like(p_TE).scatter(-1, expert_TX, chosen_TX)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        out_TD = self.shared(x_TD)
+        for number, weight_T1 in enumerate(self.weights(x_TD).split(1, dim=-1)):
+            expert = getattr(self, f"expert_{number}")
+            out_TD = torch.addcmul(out_TD, weight_T1, expert(x_TD))
+        return out_TD
+
+
+def feed_forward(
+    context: BuildContext, spec: FeedForwardSpec | ExpertsSpec
+) -> FeedForward | Experts:
+    """The module of a choice."""
+    if isinstance(spec, ExpertsSpec):
+        return Experts(context, spec)
+    return FeedForward(context, spec)

@@ -1,0 +1,103 @@
+"""Text of which each layer sees hidden states of another layer of its encoder (HiDream).
+
+Its rows stand behind the other text of a sample. Between two layers they hold the projection that
+the last layer of the network sees, which so reaches it on whatever stage that is.
+"""
+
+# B rows of such texts in a pack, X all hidden states side by side, D model width
+# T tokens of a row as this rank holds them, W of its context rank
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from dit.models.layer_spec import LayerTextSpec
+from dit.models.layers.joint_order import JOINT_TOKENS, TEXT_TOKENS, JointOrder, TokenRow
+from dit.models.layers.parallel_linear import BuildContext, WholeLinear
+from dit.pack_wire import to_device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedRows:
+    """Where they stand in a row of tokens."""
+
+    places: Tensor  # int64, of those of this context rank
+    rows: int  # W
+    is_there_T: Tensor  # bool, of the tokens of this rank
+
+    @classmethod
+    def of(cls, places: Tensor, rows: int, my_tokens: Callable[[Tensor], Tensor]) -> PlacedRows:
+        there_W = torch.zeros(rows, dtype=torch.bool, device=places.device)
+        there_W = there_W.index_fill(0, places, True)
+        return cls(places=places, rows=rows, is_there_T=my_tokens(there_W))
+
+    def replaced(self, h_TD: Tensor, by_TD: Tensor) -> Tensor:
+        """The tokens `by_TD` there, and `h_TD` elsewhere."""
+        return torch.where(self.is_there_T[:, None], by_TD, h_TD)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTextRows:
+    """The hidden states of a pack, and where layers see them."""
+
+    states_BX: Tensor
+    source: Tensor  # int64, the row of each place
+    placed: Mapping[str, PlacedRows]  # by the name of the row of tokens
+    my_tokens: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        states_BX: Tensor,
+        lengths: Sequence[int],
+        *,
+        before: Sequence[int],
+        text: TokenRow,
+        order: JointOrder,
+        my_tokens: Callable[[Tensor], Tensor],
+    ) -> LayerTextRows:
+        """Of samples with so many rows, behind rows of other texts, in the row `text`."""
+        first = list(accumulate(lengths, initial=0))
+        places, source = [torch.arange(0)], [torch.arange(0)]
+        for piece in text.on(text.share.index):
+            begin = text.share.index * piece.size - before[piece.sample]  # among the sample's own
+            here = torch.arange(max(begin, 0), max(begin + piece.real, 0))
+            places.append(here - begin + piece.start)
+            source.append(here + first[piece.sample])
+        both = to_device(torch.stack([torch.cat(places), torch.cat(source)]), states_BX.device)
+        latents, rows = order.sizes
+        joint = latents + both[0]
+        if (back := order.own.to_ranks_W) is not None:
+            joint = back[joint]
+        wide = {TEXT_TOKENS: (both[0], rows), JOINT_TOKENS: (joint, latents + rows)}
+        placed = {name: PlacedRows.of(*where, my_tokens) for name, where in wide.items()}
+        return cls(states_BX=states_BX, source=both[1], placed=placed, my_tokens=my_tokens)
+
+    def laid(self, text_BD: Tensor, token_row: str) -> Tensor:
+        """Rows of text where they stand among the tokens of this rank; zeros elsewhere."""
+        at = self.placed[token_row]
+        whole_WD = text_BD.new_zeros(at.rows, text_BD.shape[1])
+        return self.my_tokens(whole_WD.index_copy(0, at.places, text_BD[self.source]))
+
+
+class LayerText(MegatronModule):
+    """The projection of one layer; every rank has that of all texts of the pack."""
+
+    def __init__(self, context: BuildContext, spec: LayerTextSpec, *, state: int, width: int):
+        super().__init__(config=context.config)
+        self.token_row = context.token_row
+        self.columns = slice(state * spec.width, (state + 1) * spec.width)
+        dtype = context.config.params_dtype
+        self.linear = WholeLinear(spec.width, width, bias=False, dtype=dtype)
+
+    def forward(self, h_TD: Tensor, rows: LayerTextRows) -> Tensor:
+        """The tokens with this layer's text in its places."""
+        states_BE = rows.states_BX[:, self.columns].to(h_TD.dtype)
+        text_TD = rows.laid(self.linear(states_BE), self.token_row)
+        return rows.placed[self.token_row].replaced(h_TD, text_TD)

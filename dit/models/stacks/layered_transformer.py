@@ -1,0 +1,108 @@
+"""Networks each of whose layers sees the text as another layer of its encoder does (HiDream-I1)."""
+
+# T packed tokens, M level rows, C patch features, L text tokens, D model width, E width of a text
+# B rows of the text of layers in a pack, X its hidden states side by side
+# N samples, P width of pooled text
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+
+from dit.batch import TEXT, PackedBatch
+from dit.models.layer_spec import StackSpec
+from dit.models.layers.adaptable import TOKENS
+from dit.models.layers.joint_order import JOINT_TOKENS, TEXT_TOKENS
+from dit.models.layers.layer_text import LayerTextRows
+from dit.models.layers.modulation import ConditionEmbedding
+from dit.models.layers.parallel_linear import Replicated, WholeLinear, transformer_config
+from dit.models.layers.queries_and_keys import RotaryTable
+from dit.models.layers.token_refiner import by_sample
+from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
+from dit.models.stacks.stacked_transformer import Blocks
+from dit.models.stacks.stream_layers import JointConditions
+
+
+class LayeredTransformer(JointTransformer):
+    """Noisy tokens, noise level, texts and pooled text of a pack -> velocity of each token.
+
+    The text of a sample is that of one encoder, the last projection of the other one's, and a
+    projection that is each layer's own. Latents that are no squares are filled up with zeros:
+    tokens of which layers see the values, with keys of zeros.
+    """
+
+    padding_has_keys = False
+    theta: ClassVar[float] = 10_000.0
+    """Base of the angles of positions."""
+    states: ClassVar[str]
+    """Name of the text whose hidden states lie side by side."""
+    pooled: ClassVar[str]
+    """Name of the pooled text."""
+
+    def __init__(
+        self,
+        model: Any,
+        groups: ProcessGroupCollection,
+        vp_stage: int | None,
+        stacks: Sequence[StackSpec],
+    ):
+        config, width = transformer_config(model), model.hidden_size
+        super().__init__(config, model, groups, vp_stage, stacks)
+        # Angles in float64, as in Diffusers.
+        axes = model.rope_axes
+        self.rotary = RotaryTable(axes, (self.theta,) * len(axes), dtype=torch.float64)
+        if self.pre_process:
+            of_tokens: Any = {"config": config, "bias": True, "token_row": TOKENS}
+            whole: Any = {"bias": False, "dtype": config.params_dtype}
+            self.patches = Replicated(model.patch_features, width, **of_tokens)
+            self.text_embedder = WholeLinear(model.crossattn_emb_size, width, **whole)
+            self.state_embedder = WholeLinear(model.llama_size, width, **whole)
+            self.told = ConditionEmbedding(config, pooled=model.pooled_size)
+        self.build_stacks()
+        self.build_head(JOINT_TOKENS)
+
+    def text_lengths(self, batch: PackedBatch) -> list[int]:
+        lengths = zip(*(_lengths(batch, name) for name in (TEXT, self.states)), strict=True)
+        return [of_t5 + 2 * of_llama for of_t5, of_llama in lengths]
+
+    def embed(
+        self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
+    ) -> Blocks:
+        dtype = self.config.params_dtype
+        last_BE = batch.texts[self.states][:, -self.model.llama_size :]
+        text_LD = self.text_embedder(batch.text_LE.to(dtype))
+        last_BD = self.state_embedder(last_BE.to(dtype))
+        starts = [batch.text_offsets[name] for name in (TEXT, self.states, self.states)]
+        texts_LD = by_sample((text_LD, last_BD, last_BD), starts)
+        pooled_NP = batch.vectors[self.pooled].to(dtype)
+        return {
+            TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))),
+            TEXT_TOKENS: self.my_tokens(layout.text.of(texts_LD)),
+            T_EMB: self.told(level_M, pooled_NP),
+        }
+
+    def conditions(
+        self, blocks: Blocks, batch: PackedBatch, layout: JointLayout
+    ) -> JointConditions:
+        made = super().conditions(blocks, batch, layout)
+        of_others, own = (_lengths(batch, name) for name in (TEXT, self.states))
+        text = LayerTextRows.of(
+            batch.texts[self.states],
+            own,
+            before=[a + b for a, b in zip(of_others, own, strict=True)],
+            text=layout.text.row,
+            order=layout.order,
+            my_tokens=self.my_tokens,
+        )
+        return replace(made, layer_text=text)
+
+
+def _lengths(batch: PackedBatch, name: str) -> list[int]:
+    """Rows of one text of each sample."""
+    return [stop - first for first, stop in pairwise(batch.text_offsets[name])]

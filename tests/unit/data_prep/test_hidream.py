@@ -1,0 +1,97 @@
+"""Texts of HiDream-I1 are its pipeline's; levels of its samplers, too."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers.pipelines.hidream_image.pipeline_hidream_image import HiDreamImagePipeline
+from transformers import (
+    AutoTokenizer,
+    CLIPTextModelWithProjection,
+    LlamaForCausalLM,
+    T5EncoderModel,
+)
+
+from dit.codecs import text, vae
+from dit.codecs.pretrained import PipelineComponent
+from dit.config_loading import ConfigError, load_config
+from dit.objectives.registry import sampling_path
+from recipes.runs import dit_debug
+from tests.families import pipeline_parts
+from tests.families.hidream import scheduler
+
+CAPTIONS = ["a red bird on a roof", "", "x" * 300]
+
+
+def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
+    """The empty caption as others; padding of all encoders is kept."""
+    folder = pipeline_parts.hidream(tmp_path)
+    given = {"model_name": str(folder), "precision": "float32", "max_sequence_length": None}
+    given |= {"t5_cache_dir": None, "tokenizer_cache_dir": None}
+    ours: Any = text.text_encoder_named("hidream").from_arguments(Namespace(**given))
+    assert (ours.width, ours.max_length, ours.rows_of("a")) == (16, 128, 256)
+    (notice,) = ours.notices
+    assert "each caption takes 0.0 MB: 128 rows of 3 hidden states of Llama" in notice
+    clip, kinds = CLIPTextModelWithProjection, {"text_encoder_3": T5EncoderModel}
+    kinds |= {"text_encoder": clip, "text_encoder_2": clip, "text_encoder_4": LlamaForCausalLM}
+    parts: Any = dict.fromkeys(("scheduler", "vae", "transformer"))
+    parts |= {k: one.from_pretrained(folder, subfolder=k).eval() for k, one in kinds.items()}
+    for end in ("", "_2", "_3", "_4"):
+        name = f"tokenizer{end}"
+        parts[name] = AutoTokenizer.from_pretrained(folder, subfolder=name)
+    pipe = HiDreamImagePipeline(**parts)
+    for caption in CAPTIONS:
+        with torch.no_grad():
+            t5, _, llama, _, pooled, _ = pipe.encode_prompt(
+                caption, do_classifier_free_guidance=False
+            )
+        own = ours.encode_all(caption)
+        assert torch.equal(own["text"], t5[0].bfloat16()) and len(own["text"]) == 128
+        assert torch.equal(own["pooled_text"], pooled[0].bfloat16())
+        for number, states in enumerate(llama):
+            columns = slice(20 * number, 20 * (number + 1))
+            assert torch.equal(own["text_2"][:, columns], states[0].bfloat16())
+        assert ours.is_cut(caption) == (caption == CAPTIONS[2])
+    card = {"format_version": 1, "text_encoder": ours.settings}
+    assert text.text_encoder_of_card(card) == ours
+    assert vae.codec_named("hidream").text_encoder == "hidream"
+
+
+def test_llama_lies_beside_the_published_folder(tmp_path: Path) -> None:
+    encoder: Any = text.text_encoder_named("hidream").from_settings(
+        {"model_name": str(tmp_path), "max_length": 128, "precision": "float32"}
+    )
+
+    def place(one: Any) -> PipelineComponent:
+        return one._llama_part("LlamaForCausalLM", "text_encoder_4")
+
+    assert (place(encoder).model, place(encoder).subfolder) == (
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "",
+    )
+    named = replace(encoder, llama_model="models/llama")
+    assert place(named).model == "models/llama"
+    assert named.settings["llama_model"] == "models/llama" and "llama_model" not in encoder.settings
+
+
+@pytest.mark.parametrize("num_steps", [1, 16, 28])
+@pytest.mark.parametrize("tokens", [1024, 3952, 4096])
+def test_levels_are_those_of_the_pipeline(num_steps: int, tokens: int) -> None:
+    for name, levels in (("full", "unipc"), ("dev", "lcm")):
+        words = [f"model.name=hidream_i1_{name}", f"objective.sampling_levels={levels}"]
+        words.append("dataset.task_encoder_seq_length=32768")
+        path = sampling_path(load_config(dit_debug(), overrides=words).objective)
+        theirs = scheduler(name)
+        theirs.set_timesteps(num_steps)
+        found = path.schedule([tokens], num_steps=num_steps)[:, 0]
+        torch.testing.assert_close(found.float(), theirs.sigmas.float(), rtol=1e-6, atol=1e-7)
+
+
+def test_the_network_of_edits_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"model\.name=hidream_e1 is not .* beside the target"):
+        load_config(dit_debug(), overrides=["model.name=hidream_e1"])
