@@ -157,10 +157,10 @@ def pipeline(folder: Path, kind: str, *, is_distilled: bool = False) -> Any:
     import diffusers
     import transformers
 
-    from tests.families import pipeline_parts
+    from tests.families import flux2_parts
 
     dev = kind == "dev"
-    make = pipeline_parts.flux2 if dev else pipeline_parts.flux2_klein
+    make = flux2_parts.flux2 if dev else flux2_parts.flux2_klein
     kinds = {"tokenizer": transformers.AutoTokenizer, "vae": diffusers.AutoencoderKLFlux2}
     kinds |= {"text_encoder": getattr(transformers, KINDS[kind])}
     made: dict[str, Any] = {

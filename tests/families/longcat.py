@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from tests.families import pipeline_parts
+from tests.families import pipeline_parts, stand_ins
 from tests.families.case import (
     AXES,
     COUNTED,
@@ -143,7 +143,7 @@ def pipeline(folder: Path, *, edits: bool = False) -> Any:
         **parts,
         "transformer": random_longcat(in_channels=64),
         "scheduler": FlowMatchEulerDiscreteScheduler(**SCHEDULERS["dev"]),
-        "text_processor": pipeline_parts.StandInPictures(parts["tokenizer"]),
+        "text_processor": stand_ins.StandInPictures(parts["tokenizer"]),
     }
     opened = (LongCatImageEditPipeline if edits else LongCatImagePipeline)(**made)
     # Transformers' own processor needs torchvision, and generation reads no more of it.

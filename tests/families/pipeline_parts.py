@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import (
-    BatchFeature,
     ByT5Tokenizer,
     CLIPImageProcessor,
     CLIPTextConfig,
@@ -25,15 +24,12 @@ from transformers import (
     LlamaModel,
     LlavaConfig,
     LlavaForConditionalGeneration,
-    Mistral3Config,
-    Mistral3ForConditionalGeneration,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLTextConfig,
     Qwen2_5_VLTextModel,
     Qwen3Config,
-    Qwen3ForCausalLM,
     Qwen3Model,
     SiglipImageProcessor,
     SiglipVisionConfig,
@@ -43,6 +39,8 @@ from transformers import (
     UMT5Config,
     UMT5EncoderModel,
 )
+
+from tests.families.stand_ins import IMAGE_TOKEN
 
 CHAT = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"
 
@@ -400,121 +398,6 @@ def hunyuanimage(root: Path) -> Path:
     parts = {"vae": randomized(vae), "text_encoder": _qwen_vl(), "tokenizer": tokenizer(2048)}
     parts |= {"text_encoder_2": _t5(T5EncoderModel, T5Config, vocabulary=384)}
     return save(root, parts | {"tokenizer_2": ByT5Tokenizer()})
-
-
-MISTRAL_CHAT = (
-    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{% for part in m['content'] %}"
-    "{{ part['text'] }}{% endfor %}[/]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-)
-QWEN3_CHAT = (
-    "{% for m in messages %}({{ m['role'] }}){{ m['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}(answer){% if not enable_thinking %}!{% endif %}{% endif %}"
-)
-
-
-def _chat_tokenizer(template: str, side: str) -> PreTrainedTokenizerFast:
-    made = tokenizer(512)
-    made.add_special_tokens({"bos_token": "<s>"})
-    made.chat_template, made.padding_side = template, side
-    return made
-
-
-def _flux2_vae() -> Any:
-    """4 channels, a stride of 2, and statistics of its 16 that differ."""
-    from diffusers import AutoencoderKLFlux2
-
-    vae = AutoencoderKLFlux2(
-        block_out_channels=(4, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=2,
-    )
-    vae.bn.running_mean.copy_(torch.linspace(-0.5, 0.5, 16))
-    vae.bn.running_var.copy_(torch.linspace(0.3, 2, 16))
-    return randomized(vae)
-
-
-def flux2(root: Path, *, side: str = "left") -> Path:
-    """Mistral3 of 30 layers and a tokenizer that pads at a side; a latent cell is 4 x 4 pixels."""
-    text = {
-        "model_type": "mistral", "vocab_size": 99, "hidden_size": 16, "intermediate_size": 16,
-        "num_hidden_layers": 30, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
-    }  # fmt: skip
-    tower = {
-        "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "image_size": 16,
-        "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
-    }  # fmt: skip
-    config = Mistral3Config(text_config=text, vision_config=tower, image_token_index=3)
-    parts = {"text_encoder": randomized(Mistral3ForConditionalGeneration(config))}
-    parts |= {"tokenizer": _chat_tokenizer(MISTRAL_CHAT, side), "vae": _flux2_vae()}
-    return save(root, parts)
-
-
-def flux2_klein(root: Path, *, side: str = "right") -> Path:
-    """The same VAE, and Qwen3 of 27 layers."""
-    config = Qwen3Config(
-        vocab_size=99, hidden_size=16, intermediate_size=16, num_hidden_layers=27,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
-    )  # fmt: skip
-    parts = {"text_encoder": randomized(Qwen3ForCausalLM(config)), "vae": _flux2_vae()}
-    return save(root, parts | {"tokenizer": _chat_tokenizer(QWEN3_CHAT, side)})
-
-
-IMAGE_TOKEN = 100
-
-
-class StandInProcessor:
-    """What Qwen2VLProcessor does, whose picture half needs torchvision.
-
-    Each `<|image_pad|>` of a text becomes as many image tokens as its picture has merged patches.
-    """
-
-    side, merge = 4, 2
-
-    def __init__(self, letters: PreTrainedTokenizerFast):
-        self.letters = letters
-
-    def __call__(self, *, text: list[str], images: Any, padding: bool, return_tensors: str) -> Any:
-        assert padding and return_tensors == "pt" and len(text) == 1
-        pictures = images if isinstance(images, list) else [images]
-        pixels, grids = zip(*map(self.patches, pictures), strict=True)
-        words, *rest = text[0].split("<|image_pad|>")
-        assert len(rest) == len(pictures)
-        ids = self.letters(words, add_special_tokens=False).input_ids
-        for grid, after in zip(grids, rest, strict=True):
-            ids += [IMAGE_TOKEN] * (grid[1] * grid[2] // self.merge**2)
-            ids += self.letters(after, add_special_tokens=False).input_ids
-        tensors = {
-            "input_ids": torch.tensor([ids]),
-            "attention_mask": torch.ones(1, len(ids)).long(),
-        }
-        tensors |= {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.tensor(grids)}
-        return BatchFeature(tensors)
-
-    def patches(self, picture: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
-        """A mean of the picture's colours in each patch, and its grid; small, to save time."""
-        rows, columns = (2 * max(1, side // 256) for side in (picture.height, picture.width))
-        small = picture.resize((columns * self.side, rows * self.side))
-        levels_HWC = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).float() / 255
-        cells = levels_HWC.view(rows, self.side, columns, self.side, 3).permute(0, 2, 4, 1, 3)
-        flat = cells.reshape(rows * columns, 3, 1, -1).expand(-1, -1, 2, -1)
-        return flat.reshape(rows * columns, -1), (1, rows, columns)
-
-
-class StandInPictures:
-    """The picture half of the processor that LongCat-Image-Edit's pipeline calls."""
-
-    merge_size = StandInProcessor.merge
-
-    def __init__(self, letters: PreTrainedTokenizerFast):
-        self.image_processor, self.processor = self, StandInProcessor(letters)
-
-    def __call__(self, *, images: Any, return_tensors: str) -> Any:
-        assert return_tensors == "pt"
-        pixels, grid = self.processor.patches(images)
-        return BatchFeature({"pixel_values": pixels, "image_grid_thw": torch.tensor([grid])})
 
 
 MAKERS = {"flux": flux, "wan": wan, "hunyuan": hunyuan, "cosmos": cosmos}

@@ -19,7 +19,7 @@ from dit.codecs import text, vae
 from dit.codecs.dataset_card import read_card
 from dit.models.family import InputKind, SampleInput
 from dit.sampling.given_pictures import GivenPictures
-from tests.families import pipeline_parts
+from tests.families import flux2_parts
 from tests.media_files import image
 
 CAPTIONS = ["a red bird [IMG] on a roof", "", "x" * 600]
@@ -38,7 +38,7 @@ class TextProcessor(ProcessorMixin):
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     root = tmp_path_factory.mktemp("flux2")
     return {
-        (name, side): getattr(pipeline_parts, name)(root / name / side, side=side)
+        (name, side): getattr(flux2_parts, name)(root / name / side, side=side)
         for name, side in SIDES
     }
 

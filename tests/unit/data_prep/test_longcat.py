@@ -26,7 +26,7 @@ from dit.codecs.text.longcat import LongCatEditText
 from dit.config_loading import load_config
 from dit.objectives.registry import sampling_path
 from recipes.runs import dit_debug
-from tests.families import pipeline_parts
+from tests.families import pipeline_parts, stand_ins
 
 SIGN = "<|vision_end|>"
 """One token, and characters where it is quoted."""
@@ -47,7 +47,7 @@ def _encoder(name: str, folder: Path) -> Any:
 def _pipeline(kind: Any, folder: Path) -> Any:
     network = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, subfolder="text_encoder")
     letters = AutoTokenizer.from_pretrained(folder, subfolder="tokenizer")
-    pictures = pipeline_parts.StandInPictures(letters)
+    pictures = stand_ins.StandInPictures(letters)
     return kind(None, None, network.eval(), letters, pictures, None)
 
 

@@ -19,7 +19,7 @@ from dit.codecs import text, vae
 from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError
 from dit.codecs.text.qwen_image import QwenImageEditText, QwenImageText
 from dit.codecs.vae.families import QwenImageEdit
-from tests.families import pipeline_parts
+from tests.families import pipeline_parts, stand_ins
 from tests.media_files import image
 
 CAPTION = "a red bird on a roof"
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     def processor(encoder: QwenImageEditText) -> Any:
-        return pipeline_parts.StandInProcessor(encoder.load_tokenizer("tokenizer"))
+        return stand_ins.StandInProcessor(encoder.load_tokenizer("tokenizer"))
 
     monkeypatch.setattr(QwenImageEditText, "load_processor", processor)
 
@@ -58,7 +58,7 @@ def pipeline(folder: Path, kind: str, **more: Any) -> Any:
     network = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, subfolder="text_encoder")
     letters = AutoTokenizer.from_pretrained(folder, subfolder="tokenizer")
     if kind != "QwenImagePipeline":
-        more["processor"] = pipeline_parts.StandInProcessor(letters)
+        more["processor"] = stand_ins.StandInProcessor(letters)
     blank = dict.fromkeys(("scheduler", "transformer"))
     parts = {"text_encoder": network.eval(), "tokenizer": letters, "vae": None, **more}
     return getattr(diffusers, kind)(**blank, **parts)

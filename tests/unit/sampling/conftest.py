@@ -6,7 +6,7 @@ import pytest
 
 from dit.codecs.text.longcat import LongCatEditText
 from dit.codecs.text.qwen_image import QwenImageEditText
-from tests.families import pipeline_parts
+from tests.families import stand_ins
 
 
 @pytest.fixture
@@ -27,11 +27,11 @@ def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(module, "calculate_dimensions", small)
 
-    def processor(encoder: QwenImageEditText) -> pipeline_parts.StandInProcessor:
-        return pipeline_parts.StandInProcessor(encoder.load_tokenizer("tokenizer"))
+    def processor(encoder: QwenImageEditText) -> stand_ins.StandInProcessor:
+        return stand_ins.StandInProcessor(encoder.load_tokenizer("tokenizer"))
 
-    def pictures(encoder: LongCatEditText) -> pipeline_parts.StandInPictures:
-        return pipeline_parts.StandInPictures(encoder.load_tokenizer("tokenizer"))
+    def pictures(encoder: LongCatEditText) -> stand_ins.StandInPictures:
+        return stand_ins.StandInPictures(encoder.load_tokenizer("tokenizer"))
 
     monkeypatch.setattr(QwenImageEditText, "load_processor", processor)
     monkeypatch.setattr(LongCatEditText, "load_processor", pictures)
