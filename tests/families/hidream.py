@@ -67,6 +67,8 @@ def _configuration(number: int) -> dict[str, Any]:
     draw, axes = random.Random(number), AXES[(number + 1) % len(AXES)]
     double, single = draw.choice([1, 2]), draw.choice([1, 2, 3])
     states = draw.randint(1, double + single)
+    if number == UNSEEN:
+        states = double + single
     return {
         "in_channels": draw.choice([1, 3, 4]),
         "num_layers": double,
@@ -80,6 +82,16 @@ def _configuration(number: int) -> dict[str, Any]:
         "max_resolution": draw.choice([(12, 8), (10, 10)]),
         "llama_layers": [min(number, states - 1) for number in range(double + single)],
     }
+
+
+UNSEEN = 1
+"""Number of the configuration whose encoder has more layers than the network."""
+
+
+def _kept(number: int) -> dict[str, Any]:
+    states = max(_configuration(number)["llama_layers"]) + 1
+    states += 2 if number == UNSEEN else 0
+    return {"patch_temporal": 1, "text_length": 8, "llama_states": states}
 
 
 def _pack(model: ModelConfig, number: int) -> PackedBatch:
@@ -124,7 +136,7 @@ CASE = Case(
     parameters=dict.fromkeys(("hidream_i1_full", "hidream_i1_dev"), 17_105_733_184),
     configuration=_configuration,
     cases=12,
-    kept=lambda _: {"patch_temporal": 1, "text_length": 8},
+    kept=_kept,
     pack=_pack,
     theirs=_theirs,
     exportable={"mlp_ratio": 4.0},

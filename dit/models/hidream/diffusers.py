@@ -99,6 +99,12 @@ def _rules(t: Any) -> list[Rule]:
     ]
 
 
+def _states(t: Any) -> int:
+    """Those of the encoder: more than layers see, where each sees another one."""
+    seen = max(t.llama_layers) + 1
+    return seen if seen < len(t.llama_layers) else max(seen, t.kept.llama_states)
+
+
 KEYS = ConfigKeys(
     keys=(
         Key("patch_size", "patch_spatial", 2),
@@ -125,7 +131,7 @@ KEYS = ConfigKeys(
             "llama_states",
             (0,),
             tuple[NonNegativeInt, ...],
-            read=lambda t: max(t.llama_layers) + 1,
+            read=_states,
             write=lambda m: seen_states(m.all_layers, m.llama_states),
         ),
         # Whether experts have no gradients, of which Diffusers' own networks in training have some.
@@ -134,6 +140,7 @@ KEYS = ConfigKeys(
     kept=(
         OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),
         OwnKey("text_length", PositiveInt, published=lambda _: 128, may_be_told=True),
+        OwnKey("llama_states", PositiveInt, published=lambda t: max(t.llama_layers) + 1),
     ),
     rules=_rules,
 )

@@ -240,6 +240,10 @@ class LayerTextSpec:
         number = self.first + layer
         return self.states[number] if number + 1 < len(self.states) else None
 
+    def columns(self, state: int) -> slice:
+        """Where a hidden state stands among all of them, side by side."""
+        return slice(state * self.width, (state + 1) * self.width)
+
     def cost(self, width: int) -> Cost:
         """Of the projection of a layer."""
         return replicated(self.width, width, rows=RowKind.SAMPLES, times=self.rows)

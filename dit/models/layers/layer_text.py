@@ -92,7 +92,7 @@ class LayerText(MegatronModule):
     def __init__(self, context: BuildContext, spec: LayerTextSpec, *, state: int, width: int):
         super().__init__(config=context.config)
         self.token_row = context.token_row
-        self.columns = slice(state * spec.width, (state + 1) * spec.width)
+        self.columns = spec.columns(state)
         dtype = context.config.params_dtype
         self.linear = WholeLinear(spec.width, width, bias=False, dtype=dtype)
 

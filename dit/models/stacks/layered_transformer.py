@@ -16,7 +16,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.batch import TEXT, PackedBatch
-from dit.models.layer_spec import StackSpec
+from dit.models.layer_spec import DoubleLayerSpec, StackSpec
 from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.joint_order import JOINT_TOKENS, TEXT_TOKENS
 from dit.models.layers.layer_text import LayerTextRows
@@ -57,6 +57,9 @@ class LayeredTransformer(JointTransformer):
         # Angles in float64, as in Diffusers.
         axes = model.rope_axes
         self.rotary = RotaryTable(axes, (self.theta,) * len(axes), dtype=torch.float64)
+        layer = stacks[0].layer
+        assert isinstance(layer, DoubleLayerSpec) and layer.layer_text is not None
+        self.last_columns = layer.layer_text.columns(layer.layer_text.states[-1])
         if self.pre_process:
             of_tokens: Any = {"config": config, "bias": True, "token_row": TOKENS}
             whole: Any = {"bias": False, "dtype": config.params_dtype}
@@ -75,7 +78,7 @@ class LayeredTransformer(JointTransformer):
         self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
     ) -> Blocks:
         dtype = self.config.params_dtype
-        last_BE = batch.texts[self.states][:, -self.model.llama_size :]
+        last_BE = batch.texts[self.states][:, self.last_columns]
         text_LD = self.text_embedder(batch.text_LE.to(dtype))
         last_BD = self.state_embedder(last_BE.to(dtype))
         starts = [batch.text_offsets[name] for name in (TEXT, self.states, self.states)]
