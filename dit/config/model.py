@@ -338,6 +338,12 @@ class ModelConfig:
         """Tokens that attention sees of a sample of `tokens` with a target of `grid`."""
         return -(-tokens // self.attended_multiple) * self.attended_multiple
 
+    def tokens_of(self, frames: int, height: int, width: int) -> int:
+        """Tokens that attention sees of a sample whose latent has this size."""
+        p = self.patch_spatial
+        grid = (frames // self.patch_temporal, height // p, width // p)
+        return self.attended(grid, grid[0] * grid[1] * grid[2])
+
     def attended_in(self, batch: Any) -> list[int]:
         """The same of each sample of a pack."""
         pairs = zip(batch.grids, batch.num_tokens, strict=True)

@@ -386,10 +386,8 @@ class RunConfig:
 
     def mock_tokens(self, geometry: MockGeometry) -> int:
         """Tokens of one mock sample, padded to `sample_multiple`."""
-        spatial, multiple = self.model.patch_spatial, self.sample_multiple
-        frames = geometry.frames // self.model.patch_temporal
-        rows, columns = geometry.height // spatial, geometry.width // spatial
-        tokens = self.model.attended((frames, rows, columns), frames * rows * columns)
+        multiple = self.sample_multiple
+        tokens = self.model.tokens_of(geometry.frames, geometry.height, geometry.width)
         return -(-tokens // multiple) * multiple
 
     def optimizer_ranks(self, replicas: int) -> int:

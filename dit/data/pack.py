@@ -34,7 +34,7 @@ class SampleSize(NamedTuple):
     rows: int
     """Tokens of its latents in the pack, padding included."""
     shape: tuple[int, int]
-    """Tokens of its latents without padding, and rows of all its texts."""
+    """Tokens of its latents that attention sees, and rows of all its texts."""
     texts: tuple[int, ...]
     """Rows of each text input, in the order of the family."""
     null_rows: int
@@ -68,7 +68,7 @@ class SampleSize(NamedTuple):
         return cls(
             tokens=layout.copies * (rows + layout.text_room(text)),
             rows=rows,
-            shape=(tokens, text),
+            shape=(layout.attended(grid, tokens), text),
             texts=tuple(texts),
             null_rows=null_rows,
             dtypes=tuple(dtypes),

@@ -216,7 +216,7 @@ def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
             one["height"] // latent["stride"] // layout.patch_spatial,
             one["width"] // latent["stride"] // layout.patch_spatial,
         )
-        tokens = math.prod(grid)
+        tokens = layout.attended(grid, math.prod(grid))
         length = Length(layout.copies * layout.padded(grid, tokens), layout.copies * tokens)
         if 0 < length.padded <= expected.capacity:
             counts[length] += one["samples"]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dit.config import MockGeometry, RunConfig
 from dit.device_specs import device_named
-from dit.models.cost import memory
+from dit.models.cost import geometry_tokens, memory
 from dit.models.flops import forward_flops
 from dit.planner.efficiency import EFFICIENCIES
 from dit.planner.times import expected_load, times
@@ -76,8 +76,7 @@ def _only_steps(config: RunConfig) -> RunConfig:
 def _work(config: RunConfig) -> float:
     """Operations of a pack of the first mock sample."""
     (sample, *_), model = config.dataset.mock_samples, config.model
-    patch = model.patch_spatial
-    tokens = sample.frames * (sample.height // patch) * (sample.width // patch)
+    tokens = geometry_tokens(model, sample)
     count = max(1, config.dataset.task_encoder_seq_length // tokens)
     return forward_flops(model, tokens=[tokens] * count, text=[sample.text_length] * count)
 

@@ -305,9 +305,8 @@ def _text_of_pack(config: RunConfig) -> float:
 
 
 def geometry_tokens(model: ModelConfig, geometry: MockGeometry) -> int:
-    """Latent tokens of a sample."""
-    rows, columns = (side // model.patch_spatial for side in (geometry.height, geometry.width))
-    return geometry.frames // model.patch_temporal * rows * columns
+    """Latent tokens of a sample that attention sees."""
+    return model.tokens_of(geometry.frames, geometry.height, geometry.width)
 
 
 def _size(model: ModelConfig) -> int:
