@@ -27,6 +27,7 @@ class PipelineComponent:
     precision: str | None = None  # None for a component without weights, such as a tokenizer
     device: str = "cpu"
     local_only: bool = False  # whether nothing may be downloaded
+    option: str = "--model_name"  # of the command line, which names `model`
 
     @classmethod
     def of(cls, encoder: Any, library: str, kind: str, subfolder: str) -> Self:
@@ -94,15 +95,16 @@ def _class_of(part: PipelineComponent) -> Any:
 
 
 def _unusable(part: PipelineComponent, error: Exception) -> CodecError:
-    remedy = "name a folder or a hub model in the layout of Diffusers"
+    whose = "Diffusers" if part.subfolder else "Transformers"
+    remedy = f"name a folder or a hub model in the layout of {whose}"
     if not Path(part.place).is_dir():
         remedy = (
             f"there is no folder {part.place} here, so that it was looked for on huggingface.co;"
             " correct the path, or download it where there is internet (docs/eight_gpus.md)"
         )
+    what = f"{part.subfolder}/ " if part.subfolder else ""
     return CodecError(
-        f"--model_name {part.model}: {part.subfolder}/ cannot be loaded as {part.kind} ({error});"
-        f" {remedy}"
+        f"{part.option} {part.model}: {what}cannot be loaded as {part.kind} ({error}); {remedy}"
     )
 
 

@@ -113,4 +113,5 @@ class HiDreamText(PretrainedTextEncoder):
         part = self._part(kind, subfolder)
         if self.llama_model is None and has_component(part):
             return part
-        return replace(part, model=self.llama_model or LLAMA, subfolder="")
+        apart: Any = {"subfolder": "", "option": "--llama_model"}
+        return replace(part, model=self.llama_model or LLAMA, **apart)

@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from dit.codecs import text, vae
-from dit.codecs.pretrained import PipelineComponent
+from dit.codecs.dataset_card import CodecError
+from dit.codecs.pretrained import PipelineComponent, load
 from dit.config_loading import ConfigError, load_config
 from dit.objectives.registry import sampling_path
 from recipes.runs import dit_debug
@@ -77,6 +78,12 @@ def test_llama_lies_beside_the_published_folder(tmp_path: Path) -> None:
     named = replace(encoder, llama_model="models/llama")
     assert place(named).model == "models/llama"
     assert named.settings["llama_model"] == "models/llama" and "llama_model" not in encoder.settings
+    (tmp_path / "llama").mkdir()
+    empty = replace(encoder, llama_model=str(tmp_path / "llama"))
+    with pytest.raises(
+        CodecError, match=r"^--llama_model .*llama: cannot be loaded as Llama.*of Transformers$"
+    ):
+        load(replace(place(empty), precision="float32"))
 
 
 @pytest.mark.parametrize("num_steps", [1, 16, 28])
