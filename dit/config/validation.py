@@ -45,7 +45,7 @@ class ValidationConfig:
     num_captions: Live[int] = 0
     """Held-out samples to generate each time; no caption comes twice before each comes once."""
     sampler: Live[Sampler] = Sampler.HEUN
-    """Solver of the sampling ODE: euler, heun, dpm++ or unipc."""
+    """Solver of the sampling ODE: euler, heun, dpm++ or unipc; or lcm."""
     sampling_steps: Live[int] = 35
     """Steps of the sampler."""
     guidance: Live[float | None] = None
