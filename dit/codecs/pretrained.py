@@ -27,7 +27,7 @@ class PipelineComponent:
     precision: str | None = None  # None for a component without weights, such as a tokenizer
     device: str = "cpu"
     local_only: bool = False  # whether nothing may be downloaded
-    option: str = "--model_name"  # of the command line, which names `model`
+    option: str | None = None  # names `model`, where it is another one than the pipeline
 
     @classmethod
     def of(cls, encoder: Any, library: str, kind: str, subfolder: str) -> Self:
@@ -95,17 +95,19 @@ def _class_of(part: PipelineComponent) -> Any:
 
 
 def _unusable(part: PipelineComponent, error: Exception) -> CodecError:
-    whose = "Diffusers" if part.subfolder else "Transformers"
-    remedy = f"name a folder or a hub model in the layout of {whose}"
+    remedy = "name a folder or a hub model in the layout of Diffusers"
     if not Path(part.place).is_dir():
         remedy = (
             f"there is no folder {part.place} here, so that it was looked for on huggingface.co;"
             " correct the path, or download it where there is internet (docs/eight_gpus.md)"
         )
-    what = f"{part.subfolder}/ " if part.subfolder else ""
-    return CodecError(
-        f"{part.option} {part.model}: {what}cannot be loaded as {part.kind} ({error}); {remedy}"
-    )
+    elif part.option:
+        remedy = "name a folder or a hub model in the layout of Transformers"
+    if part.option:
+        place = f"{part.option} {part.model} cannot be loaded as {part.kind}"
+    else:
+        place = f"--model_name {part.model}: {part.subfolder}/ cannot be loaded as {part.kind}"
+    return CodecError(f"{place} ({error}); {remedy}")
 
 
 @lru_cache

@@ -81,7 +81,7 @@ def test_llama_lies_beside_the_published_folder(tmp_path: Path) -> None:
     (tmp_path / "llama").mkdir()
     empty = replace(encoder, llama_model=str(tmp_path / "llama"))
     with pytest.raises(
-        CodecError, match=r"^--llama_model .*llama: cannot be loaded as Llama.*of Transformers$"
+        CodecError, match=r"^--llama_model .*llama cannot be loaded as Llama.*of Transformers$"
     ):
         load(replace(place(empty), precision="float32"))
 
