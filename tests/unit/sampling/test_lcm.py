@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -22,9 +23,10 @@ def test_a_loop_is_that_of_diffusers(make_pack, num_steps: int) -> None:
     batch, seeds = make_pack([(1, 4, 4), (1, 4, 4)]), (5, 6)
     noise_TC, drawn = initial_noise(batch, seeds), partial(step_noise, batch, seeds)
     network = lambda x_TC, level_N: torch.sin(x_TC + level_N[0] / 1000)  # noqa: E731
-    options = {"num_steps": num_steps, "sampler": Sampler.LCM, "step_noise": drawn}
+    options: Any = {"num_steps": num_steps, "sampler": Sampler.LCM, "step_noise": drawn}
     ours_TC = sample(sampling_path(LCM), network, noise_TC, batch, **options)
-    scheduler, made_TC = scheduling_flow_match_lcm.FlowMatchLCMScheduler(shift=6.0), noise_TC
+    scheduler: Any = scheduling_flow_match_lcm.FlowMatchLCMScheduler(shift=6.0)
+    made_TC: Any = noise_TC
     scheduler.set_timesteps(num_steps)
     for i, level in enumerate(scheduler.timesteps):
         raw_TC = network(made_TC, level.expand(2))
