@@ -190,9 +190,10 @@ def objective_config(
 
     `model` is the network that must be able to have them, and has its own `objective.guidance`.
 
-    Where there is no scheduler, the default with the keys that a family sets. `given` are words
-    such as `objective.name=flow`; with that one any scheduler will do. A `pipeline` that computes
-    levels itself, whatever its scheduler says, counts more than the scheduler.
+    Where there is no scheduler, that of the pipeline which the settings of `model` tell, else the
+    default with the keys that a family sets. `given` are words such as `objective.name=flow`; with
+    that one any scheduler will do. A `pipeline` that computes levels itself, whatever its scheduler
+    says, counts more than the scheduler.
 
     Raises:
         ConvertError: the scheduler does not say what the network was trained for, or asks for what
@@ -202,6 +203,8 @@ def objective_config(
     if other := [word for word in given if not word.lstrip("+-~").startswith("objective.")]:
         raise ConvertError(f"{other[0]!r} is not understood; only objective.KEY=VALUE can be set")
     told = any(word.lstrip("+-").startswith("objective.name") for word in given)
+    if pipeline is None and content is None and model is not None:
+        pipeline = _told_pipeline(model)
     fixed = _fixed_by(pipeline, content or {}, model) if pipeline and model else {}
     if fixed:
         found = FoundObjective(_with_keys(fixed), f"of {pipeline}", tuple(fixed))
@@ -229,6 +232,17 @@ def objective_config(
 def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
     words = [f"objective.{key}={value}" for key, value in keys.items()]
     return load_config(default_config(), overrides=words).objective
+
+
+def _told_pipeline(model: ModelConfig) -> str | None:
+    """The only pipeline of networks with such fields as no config.json tells, if there is one."""
+    known = diffusers_form(model).pipelines.items()
+    fitting = [
+        name
+        for name, one in known
+        if all(getattr(model, key) == value for key, value in one.settings.items())
+    ]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _fixed_by(pipeline: str, scheduler: Mapping[str, Any], model: ModelConfig) -> Mapping[str, Any]:

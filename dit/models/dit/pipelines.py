@@ -7,7 +7,12 @@ from typing import Any
 
 from dit.config.checks import Rule
 from dit.models.diffusers_form import Pipeline
-from dit.models.dit.family import PREDICT2_OBJECTIVE, DitConfig, TextConditioner
+from dit.models.dit.family import (
+    OBJECTIVES_OF_SIZES,
+    PREDICT2_OBJECTIVE,
+    DitConfig,
+    TextConditioner,
+)
 
 
 def _pipeline(
@@ -76,8 +81,12 @@ def _levels_of_predict2_5(scheduler: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _levels_of_anima(scheduler: Mapping[str, Any]) -> dict[str, Any]:
-    """Even steps from 1 to 1 / number of steps, which its scheduler shifts."""
-    return {"sampling_levels": "even", "flow_shift": scheduler.get("shift", 1.0)}
+    """Even steps from 1 to 1 / number of steps, which its scheduler shifts.
+
+    Without the scheduler, beside a transformer alone, the shift is the published one.
+    """
+    of_size = OBJECTIVES_OF_SIZES["anima"]
+    return dict(of_size) | ({"flow_shift": scheduler.get("shift", 1.0)} if scheduler else {})
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {

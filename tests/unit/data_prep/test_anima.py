@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, Qwen3Model
 
 from dit.codecs import text, vae
 from dit.config_loading import ConfigError, load_config
+from dit.convert.diffusers_config import objective_config
 from dit.objectives.registry import sampling_path
 from recipes.runs import dit_debug
 from tests.families import pipeline_parts
@@ -74,6 +75,15 @@ def test_levels_are_those_of_the_pipeline(num_steps: int, tokens: int) -> None:
     # The loop divides what its scheduler calls a timestep.
     told = scheduler.timesteps / scheduler.config["num_train_timesteps"]
     torch.testing.assert_close(told, found[:-1].float() * objective.timestep_scale)
+
+
+def test_a_transformer_alone_has_the_objective_of_the_published_one() -> None:
+    """Where a user says that its texts are the conditioner's, which no config.json tells."""
+    named = load_config(dit_debug(), overrides=["model.name=anima"])
+    found = objective_config(None, place="", model=named.model)
+    assert found.objective == named.objective and found.note == "of AnimaModularPipeline"
+    cosmos = load_config(dit_debug(), overrides=["model.name=cosmos_predict2_2b"]).model
+    assert "the default, since" in objective_config(None, place="", model=cosmos).note
 
 
 def test_texts_of_two_networks_are_refused() -> None:
