@@ -3,7 +3,7 @@
 Such an export has model_index.json, `transformer` (of Wan 2.2's two networks that of the run's
 levels is written, and the other copied), `scheduler` with the noise range of the run, and
 tokenizer, text encoder and VAE copied from another pipeline. The scheduler is copied as well where
-the pipeline decides levels and preconditioning itself.
+the pipeline decides levels and preconditioning itself, with what of it is the run's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dit.config import FlowPrediction, RunConfig
 from dit.convert.diffusers_checkpoint import (
     CONFIG,
     PIPELINE_INDEX,
+    SCHEDULER_CONFIG,
     SECOND,
     level_range,
     pipeline_index,
@@ -167,6 +168,10 @@ def copy_components(
     """
     for name in _components(pipeline, config):
         shutil.copytree(pipeline / name, folder / name)
+    known = diffusers_form(config.model).pipelines[_pipeline_class(pipeline)]
+    if keys := known.scheduler(config.objective):
+        own = folder / SCHEDULER / SCHEDULER_CONFIG
+        write_json(own, read_json(own) | keys)
     place = pipeline_index(pipeline)
     shutil.copyfile(place, folder / place.name)
     index = read_json(place)

@@ -236,6 +236,8 @@ class Pipeline:
     """Keys of `objective` that its loop fixes, whatever its scheduler says."""
     sampling: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
     """Where its loop fixes any: scheduler_config.json -> keys for the samplers."""
+    scheduler: Callable[[Any], dict[str, Any]] = lambda _: {}
+    """Likewise: objective -> keys of scheduler_config.json that are a run's."""
     rules: Callable[[Any], list[Rule]] = lambda _: []
     """What of a network it feeds as in training, and the words if it does not."""
     modular: bool = False

@@ -64,7 +64,8 @@ def _pipeline(
     told: Any = {"settings": {"text_conditioner": conditioner}, "rules": rules}
     if sampling is None:
         return Pipeline(samples="edm", **told)
-    told["modular"] = name.endswith("ModularPipeline")
+    if conditions_text:
+        told["modular"], told["scheduler"] = True, lambda objective: {"shift": objective.flow_shift}
     return Pipeline(objective=PREDICT2_OBJECTIVE, sampling=sampling, **told)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from transformers import AutoTokenizer, Qwen3Model
 from dit.codecs import text, vae
 from dit.config_loading import ConfigError, load_config
 from dit.convert.diffusers_config import objective_config
+from dit.convert.pipeline import copy_components
 from dit.objectives.registry import sampling_path
 from recipes.runs import dit_debug
 from tests.families import pipeline_parts
@@ -84,6 +86,21 @@ def test_a_transformer_alone_has_the_objective_of_the_published_one() -> None:
     assert found.objective == named.objective and found.note == "of AnimaModularPipeline"
     cosmos = load_config(dit_debug(), overrides=["model.name=cosmos_predict2_2b"]).model
     assert "the default, since" in objective_config(None, place="", model=cosmos).note
+
+
+def test_an_export_shifts_levels_as_the_run(tmp_path: Path) -> None:
+    """All else of the scheduler is the folder's, as its pipeline needs it."""
+    pipeline, words = tmp_path / "pipeline", ["model.name=anima", "objective.flow_shift=5"]
+    place = pipeline / "scheduler/scheduler_config.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps({"_class_name": "A", "shift": 3.0}))
+    about = {"_class_name": "AnimaModularPipeline", "scheduler": ["diffusers", "A", {}]}
+    (pipeline / "modular_model_index.json").write_text(json.dumps(about))
+    (tmp_path / "out").mkdir()
+    config = load_config(dit_debug(), overrides=words)
+    copy_components(pipeline, tmp_path / "out", config, scheduler=None)
+    made = json.loads((tmp_path / "out/scheduler/scheduler_config.json").read_text())
+    assert made == {"_class_name": "A", "shift": 5.0}
 
 
 def test_texts_of_two_networks_are_refused() -> None:
