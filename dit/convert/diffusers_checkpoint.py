@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -170,7 +170,7 @@ class DiffusersFolder:
         """Names of tensors that stand for zeros (`fill_up`)."""
         return [name for name, header in self.headers.items() if header.file is None]
 
-    def fill_up(self, wanted: list[Pair], *, added: Sequence[str]) -> None:
+    def fill_up(self, wanted: list[Pair], *, added: Collection[str]) -> None:
         """Tensors of `wanted` that match a pattern of `added` are zeros, if none is here."""
         dtype = next(iter(self.headers.values())).dtype
         new = {

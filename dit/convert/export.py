@@ -51,6 +51,7 @@ from dit.models.diffusers_names import Pair, their_tensors
 from dit.models.registry import diffusers_form, pairs
 from dit.progress import Track, no_progress
 from dit.train.checkpoint.starting_point import named_checkpoint
+from dit.train.checkpoint.state_dict import saved_step
 
 MAX_SHARD_SIZE = 5 * 10**9
 
@@ -213,6 +214,8 @@ def export_weights(
         stored, config, chosen = open_stored(
             checkpoint, options.weights, text_projection=options.text_projection
         )
+    if step := saved_step(_named(checkpoint)):
+        config = replace(config, model=config.model.at_step(step))
     check_expressible(config, options)
     table = pairs(config.model)
     kinds = [options.dtype or stored.dtype(pair) for pair in table]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,10 +135,10 @@ def _given_fields(
 
 def _check_given(given: Mapping[str, str], model: ModelConfig, source: DiffusersFolder) -> None:
     """Raises ConvertError where the folder tells another value."""
+    read = diffusers_form(model).keys.told(given)
     for key, value in given.items():
         told = getattr(model, key)
-        told = str(told).lower() if isinstance(told, bool) else str(told)
-        if told != value:
+        if told != read[key]:
             raise ConvertError(
                 f"model.{key}={value}, and {source.path} is of {source.pipeline or 'an export'}"
                 f" with {told}; leave it out"
@@ -202,6 +203,13 @@ def checked_table(
         )
     table, form = pairs(model), diffusers_form(model)
     source.fill_up(table, added=form.added)
+    others = source.headers.keys() - {name for pair in table for name in pair.theirs}
+    for pattern, setting in form.added.items():
+        if names := [name for name in others if fnmatchcase(name, pattern)]:
+            raise ConvertError(
+                f"{source.path} has {listed(names)}: set {setting}, of the import or of the run, to"
+                " have them in the network"
+            )
     source.check(table, ignored=(*form.ignored, *left_out))
     return table
 

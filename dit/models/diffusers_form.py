@@ -278,8 +278,9 @@ class DiffusersForm:
     """None: no shards hold projected texts of the family."""
     ignored: tuple[str, ...] = ()
     """Patterns, as in `fnmatch`, of stored tensors that Diffusers' class does not read."""
-    added: tuple[str, ...] = ()
-    """Likewise, of tensors of our networks that published folders lack; they start at zero."""
+    added: Mapping[str, str] = field(default_factory=dict)
+    """Likewise, of tensors of our networks that published folders lack, where they start at zero,
+    and the setting that our networks have them by."""
     beyond: Callable[[Any], str | None] = lambda _: None
     """What an export has that Diffusers' class leaves out, what reads it, in words; None: none."""
     original_names: tuple[Mapping[str, str], ...] = ()

@@ -283,11 +283,11 @@ def open_decoder(
 def _load(
     path: Path, config: RunConfig, *, averaged: bool, lora: Sequence[str], options: LoadOptions
 ) -> FullForward:
-    from dit.checkpoint_paths import has_adapters, step_of
+    from dit.checkpoint_paths import has_adapters
     from dit.distributed.model_parallel import FullForward
     from dit.distributed.process_groups import device, process_groups, start_processes
     from dit.models.registry import family_of
-    from dit.train.checkpoint.state_dict import load_weights
+    from dit.train.checkpoint.state_dict import load_weights, saved_step
 
     start_processes(seed=config.rng.seed, model=config.model)
     network = family_of(config.model).network()
@@ -300,7 +300,7 @@ def _load(
         load_adapted(path, model, groups, averaged=averaged, read_folder=weights_of_folder)
     else:
         load_weights(path, [model], groups, averaged=averaged)
-    if (step := step_of(path)) is not None:
+    if step := saved_step(path):
         model.at_step(step)
     if lora:
         from dit.sampling.commands.lora_option import add_adapters

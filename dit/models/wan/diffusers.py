@@ -51,6 +51,7 @@ from dit.models.wan.family import (
 CLASS = "WanTransformer3DModel"
 GATE = "to_gate_compress"
 """The gate of sparse attention in FastVideo; Diffusers' network has none."""
+_SHARE = WanConfig().sparse_share
 _TEXT_ROWS = 512  # of the published weights; fixed in Diffusers where there are images
 _CHANNELS_OF_VAE_2_2 = 48
 _ACROSS = "rms_norm_across_heads"
@@ -299,6 +300,14 @@ KEYS = ConfigKeys(
             may_be_told=True,
         ),
         OwnKey(
+            "sparse_share",
+            float,
+            published=lambda _: _SHARE,
+            read=float,
+            default=_SHARE,
+            may_be_told=True,
+        ),
+        OwnKey(
             "image_embed_length",
             PositiveInt,
             published=lambda t: t.pos_embed_seq_len or WanConfig().image_embed_length,
@@ -399,7 +408,7 @@ FORM = DiffusersForm(
     inexpressible=_inexpressible,
     # Published weights of Wan 2.1's image-to-video have it, and nothing reads it.
     ignored=("blocks.*.attn2.norm_added_q.weight",),
-    added=(f"{_BLOCK}.{GATE}.weight", f"{_BLOCK}.{GATE}.bias"),
+    added={f"{_BLOCK}.{GATE}.{end}": "model.sparse_attention=true" for end in ("weight", "bias")},
     beyond=_beyond,
     original_names=(WAN_NAMES,),
     comfyui_names=lambda _: WAN_NAMES,

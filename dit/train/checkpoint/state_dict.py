@@ -140,6 +140,15 @@ def _progress(loaded: Mapping[str, Any]) -> TrainProgress:
     return TrainProgress(**{name: loaded[name] for name in names})
 
 
+def saved_step(path: Path) -> int:
+    """The training steps behind a checkpoint, whatever its folder is called; 0 of an import.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    return _progress(_from_index(path, common_values)).step
+
+
 def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
     """Loads only the weights of a checkpoint, or its adapters, for a new run; all ranks call it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dit.config import ObjectiveConfig, RunConfig
+from dit.config import ObjectiveConfig, RunConfig, Weights
 from dit.convert.cli import main
+from dit.convert.diffusers_checkpoint import OUR_KEY
 from dit.convert.diffusers_config import diffusers_transformer_config
 from dit.convert.errors import ConvertError
+from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
+from dit.convert.load_hf.settings import open_hf_weights
+from dit.convert.load_hf.start import HfStart
 from dit.models.registry import diffusers_form
 from dit.models.wan.family import ImageCondition, WanConfig
+from dit.models.wan.model import WanNetwork
+from dit.sampling.open_checkpoint import LoadOptions, _load
+from dit.train.model_and_optimizer import randomise
 from tests.families.wan import CONDITIONS, publish_wan, random_wan, wan_model
+from tests.resuming import saved_run
 
 IMAGE = {"image_dim": 10, "added_kv_proj_dim": 48}
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -123,7 +132,51 @@ def test_the_gates_of_sparse_attention_go_by_fastvideos_names(groups, tmp_path, 
     assert main(["verify", *arguments, "--tensors-only"]) == 0
     assert main(["verify", *arguments]) == 1
     assert "Diffusers cannot compute what this network does" in capsys.readouterr().err
+    content = json.loads((out / "config.json").read_text())
+    del content[OUR_KEY]
+    (out / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConvertError, match=r"to_gate_compress.* set model.sparse_attention=true"):
+        import_weights(out, tmp_path / "others")
+    told = ("model.sparse_attention=true", "model.sparse_share=0.20")
+    assert import_weights(out, tmp_path / "others", objective=told).config.model.sparse_share == 0.2
     del tensors["blocks.1.to_gate_compress.bias"]
     save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
     with pytest.raises(ConvertError, match=r"has no blocks.1.to_gate_compress.bias"):
-        import_weights(out, tmp_path / "third")
+        import_weights(out, tmp_path / "third", objective=told)
+
+
+def test_a_run_from_weights_without_gates_starts_them_at_zero(groups, tmp_path) -> None:
+    hf, model = _published(tmp_path / "hf", "t2v"), wan_model(text_pad_to=512)
+    model = replace(model, sparse_attention=True)
+    network = WanNetwork(model, groups)
+    randomise(network, seed=3)
+    start = HfStart(open_hf_weights(hf, model))
+    start.fill(network, RunConfig(model=model))
+    values = {name: bool(weight.any()) for name, weight in network.named_parameters()}
+    assert {name for name, there in values.items() if not there} == {
+        f"blocks.layers.{n}.self_attention.linear_gate.{end}"
+        for n in (0, 1)
+        for end in ("weight", "bias")
+    }
+    assert any("they start at zero: blocks.0.to_gate_compress.bias" in one for one in start.notes)
+
+
+def _share(place: Path, config: RunConfig) -> float:
+    loaded = _load(place, config, averaged=False, lora=(), options=LoadOptions())
+    (network,) = (one for one in loaded.modules() if isinstance(one, WanNetwork))
+    return float(network.sparse_share)
+
+
+def test_a_checkpoint_attends_as_at_its_step(groups, tmp_path) -> None:
+    """Whatever its folder is called; an export says that share, and an import has it for good."""
+    shares = {"sparse_share": 0.2, "sparse_share_step": 0.25, "sparse_share_interval": 1}
+    model = wan_model(sparse_attention=True, text_pad_to=16, **shares)
+    config = RunConfig(model=model, objective=ObjectiveConfig(name="flow"))
+    run = saved_run(tmp_path / "run", config, groups)
+    assert _share(run, config) == 0.5  # after two steps
+    kept = run.rename(tmp_path / "best")
+    assert _share(kept, config) == 0.5
+    export_weights(kept, tmp_path / "hf", ExportOptions(weights=Weights.MODEL))
+    assert "VSA_sparsity=0.5" in (tmp_path / "hf/README.md").read_text()
+    done = import_weights(tmp_path / "hf", tmp_path / "ours")
+    assert _share(done.path, done.config) == 0.5
