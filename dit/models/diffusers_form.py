@@ -225,6 +225,17 @@ class FrozenTextProjection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PartBeside:
+    """A part of a pipeline that its published folders lack, and that it does not run without."""
+
+    kind: str
+    """Its class in Transformers."""
+    model: str
+    """Hub name of the one that the networks were trained with."""
+    has_weights: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
     """A pipeline of Diffusers, and what it feeds the networks that it runs."""
 
@@ -242,6 +253,8 @@ class Pipeline:
     """What of a network it feeds as in training, and the words if it does not."""
     modular: bool = False
     """Whether it is one of Diffusers' modular pipelines, which are opened and called otherwise."""
+    beside: Mapping[str, PartBeside] = field(default_factory=dict)
+    """By name: parts that are loaded from elsewhere."""
 
     def misfits(self, model: ModelConfig) -> list[str]:
         """What it feeds a network otherwise than in training, in words."""

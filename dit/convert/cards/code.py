@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from dit.codecs.vae import codec_named, usual_size
 from dit.codecs.vae.autoencoder import Autoencoder
 from dit.config import FlowConfig, FlowPrediction, RunConfig, SamplingLevels, TimeShift
+from dit.models.diffusers_form import PartBeside
 from dit.models.registry import diffusers_form, family_of
 from dit.objectives.diffusers_schedulers import EDM_SCHEDULER
 from dit.objectives.flow_matching import FlowMatching
@@ -27,6 +29,7 @@ _COPIED = ("format_version", "processor", "text_encoder", "latent")
 _GIVEN = ("ImageToVideo", "VideoToWorld", "Kontext", "Edit")
 """Words in the names of pipelines that are given a picture."""
 _STEPS = 35
+_HALF = "torch_dtype=torch.bfloat16"
 _LOOP = """\
 import json
 import torch
@@ -135,24 +138,29 @@ class PictureCode:
 
     def _piped(self, kind: str) -> list[str]:
         """A pipeline with the export in it, and one call."""
-        half, place = (
-            "torch_dtype=torch.bfloat16",
-            json.dumps("FOLDER" if self.whole else self.base),
-        )
+        half, place = _HALF, json.dumps("FOLDER" if self.whole else self.base)
         own = not (self.whole or self.adapters)
         opened = [f'network = {self._network}.from_pretrained("FOLDER", {half})'] * own
         if self._is_modular:
             opened += [f"pipe = {kind}.from_pretrained({place})", f"pipe.load_components({half})"]
             opened += ["pipe.update_components(transformer=network)"] * own
         else:
-            told = f"transformer=network, {half}" if own else half
-            opened += [f"pipe = {kind}.from_pretrained({place}, {told})"]
+            opened += [f"{name} = {_opened(one)}" for name, one in self._beside.items()]
+            told = ["transformer=network"] * own + [f"{name}={name}" for name in self._beside]
+            opened += [f"pipe = {kind}.from_pretrained({', '.join([place, *told, half])})"]
         opened += [self._adapted("pipe.transformer")] * (self.adapters and not self.whole)
         names = [kind, self._network] if own else [kind]
         made, tools = self._made(self._pipeline or kind)
         imports = ["import torch", f"from diffusers import {', '.join(names)}"]
         imports += [f"from diffusers.utils import {', '.join(tools)}"] if tools else []
+        kinds = sorted(one.kind for one in self._beside.values())
+        imports += [f"from transformers import {', '.join(kinds)}"] if kinds else []
         return [*imports, "", *opened, 'pipe.to("cuda")', *made]
+
+    @property
+    def _beside(self) -> Mapping[str, PartBeside]:
+        known = diffusers_form(self.config.model).pipelines.get(self._pipeline or "")
+        return {} if known is None else known.beside
 
     def _made(self, kind: str) -> tuple[list[str], list[str]]:
         """The call of a pipeline, and what it takes of diffusers.utils."""
@@ -216,6 +224,11 @@ def _levels(flow: FlowConfig, tokens: int) -> str:
         mu = shift if flow.time_shift_type is TimeShift.LINEAR else shift.log()
         told += [f"mu={mu.item():g}"]
     return ", ".join(told)
+
+
+def _opened(part: PartBeside) -> str:
+    told = [json.dumps(part.model), *[_HALF] * part.has_weights]
+    return f"{part.kind}.from_pretrained({', '.join(told)})"
 
 
 def _quoted(text: str) -> str:

@@ -22,6 +22,7 @@ from dit.models.diffusers_form import (
     DiffusersForm,
     Key,
     OwnKey,
+    PartBeside,
     Pipeline,
     heads_of,
     same,
@@ -41,6 +42,11 @@ from dit.models.joint.tensor_names import modulation_rows, stream_sizes, two_lin
 from dit.models.layer_spec import MOST_EXPERTS
 
 CLASS = "HiDreamImageTransformer2DModel"
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+_BESIDE = {
+    "tokenizer_4": PartBeside(kind="AutoTokenizer", model=LLAMA, has_weights=False),
+    "text_encoder_4": PartBeside(kind="LlamaForCausalLM", model=LLAMA, has_weights=True),
+}
 _PIECES = "thwc"  # order of the numbers in a token
 
 
@@ -195,7 +201,7 @@ FORM = DiffusersForm(
     table=_TABLE,
     keys=KEYS,
     inexpressible=_inexpressible,
-    pipelines={"HiDreamImagePipeline": Pipeline()},
+    pipelines={"HiDreamImagePipeline": Pipeline(beside=_BESIDE)},
     original_names=(HIDREAM_NAMES,),
     comfyui_names=lambda _: HIDREAM_NAMES,
     largest_latent=lambda _: (1, 2**20, 2**20),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import resource
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.config import RunConfig
+from dit.config import ModelConfig
 from dit.distributed.process_groups import device
 from dit.models.cost import network_cost
 from dit.models.flops import training_flops
@@ -98,17 +98,19 @@ def count_packs(run: TrainState, packs: Sequence[PackedBatch]) -> PackCounts:
         of_datasets=samples_of_datasets(packs, names),
         samples=sum(len(pack.samples_read) for pack in packs),
         tokens=sum(pack.real_tokens for pack in packs),
-        filled=sum(map(_taken(run.config), packs)),
+        filled=sum(taken_tokens(model, pack) for pack in packs),
         refused=sum(run.loader.counts().values()),
         flops=sum(training_flops(model, pack, passes=passes) for pack in packs),
     )
 
 
-def _taken(config: RunConfig) -> Callable[[PackedBatch], int]:
-    """What a pack takes of its capacity, without padding: text counts where it is attended with."""
-    if not network_cost(config.model).attends_jointly:
-        return lambda pack: pack.real_tokens
-    return lambda pack: pack.real_tokens + sum(pack.text_rows)
+def taken_tokens(model: ModelConfig, pack: PackedBatch) -> int:
+    """Tokens that attention sees of a pack: text where latents attend to it, padding of layers."""
+    latents = sum(model.attended_in(pack))
+    if not network_cost(model).attends_jointly:
+        return latents
+    multiple = model.text_multiple
+    return latents + sum(-(-rows // multiple) * multiple for rows in pack.text_rows)
 
 
 def samples_of_datasets(packs: Iterable[PackedBatch], names: Sequence[str]) -> dict[str, int]:

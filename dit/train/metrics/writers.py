@@ -9,7 +9,7 @@ RUN/metrics.jsonl has one JSON object a step; floats are written with all their 
     lr_lora_B         that of B of adapters, with lora.plus_ratio; lr is that of A
     consumed_samples  samples seen since the start of the run
     real_tokens       tokens of the step's global batch, without padding
-    pack_fill         real tokens over the capacity of the packs
+    pack_fill         tokens that attention sees over the capacity of the packs
     refused           samples refused since the start of the run, over all ranks
     step_time_s       seconds
     data_s            wait for packs; this and the next four are parts of the step, on rank 0

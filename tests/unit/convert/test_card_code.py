@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 
 from dit.checkpoint_paths import write_manifest
 from dit.codecs.text import ByteTable
+from dit.codecs.text.hidream import LLAMA
 from dit.codecs.vae import Pixel
 from dit.config import ModelConfig, Sampler
+from dit.config_loading import load_config
 from dit.convert.cards import PictureCode
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.models.registry import family_of, named_model
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
+from recipes.runs import dit_xl
+from tests.families import hidream
 from tests.families.generation import from_noise
 from tests.unit.convert.test_recipes_on_folders import FLOW, UNIPC, folder_of
 
@@ -118,14 +124,12 @@ def test_the_loop_makes_our_picture(case: str, groups, tmp_path: Path, monkeypat
         ("sd3.5_large", "StableDiffusion3Pipeline", '.images[0].save("picture.png")'),
         ("qwen_image", "QwenImagePipeline", '.images[0].save("picture.png")'),
         ("hunyuanvideo_15", "HunyuanVideo15Pipeline", 'export_to_video(clip, "clip.mp4")'),
+        ("hidream_i1_full", "HiDreamImagePipeline", '.images[0].save("picture.png")'),
         ("anima", "AnimaModularPipeline", 'output="images")[0].save("picture.png")'),
     ],
 )
 def test_weights_of_a_published_vae_go_into_their_pipeline(size: str, kind: str, last: str) -> None:
     import diffusers
-
-    from dit.config_loading import load_config
-    from recipes.runs import dit_xl
 
     config = load_config(dit_xl(), overrides=[f"model.name={size}"])
     sizes = {"sizes": [{"num_frames": 1, "height": 8, "width": 12}]}
@@ -139,3 +143,36 @@ def test_weights_of_a_published_vae_go_into_their_pipeline(size: str, kind: str,
     whole = PictureCode(config=config, card=sizes, whole=True).text
     opened = kind if "Modular" in kind else "DiffusionPipeline"
     assert f'{opened}.from_pretrained("FOLDER"' in whole and last.partition("(")[0] in whole
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_parts_beside_the_published_folder_are_loaded(
+    whole: bool, tmp_path: Path, monkeypatch
+) -> None:
+    """A folder without Llama, as HiDream-I1's is, makes a picture by the code as it stands."""
+    hidream.pipeline(tmp_path)
+    folder, parts = tmp_path / "pipeline", tmp_path / "parts"
+    index = json.loads((folder / "model_index.json").read_text())
+    for name, kind in (("text_encoder_4", "LlamaForCausalLM"), ("tokenizer_4", "AutoTokenizer")):
+        shutil.rmtree(folder / name)
+        del index[name]
+        opened = getattr(transformers, kind).from_pretrained
+        monkeypatch.setattr(
+            f"transformers.{kind}.from_pretrained",
+            lambda place, *args, name=name, opened=opened, **options: opened(
+                str(parts / name) if place == LLAMA else place, *args, **options
+            ),
+        )
+    (folder / "model_index.json").write_text(json.dumps(index))
+    config = load_config(dit_xl(), overrides=["model.name=hidream_i1_full"])
+    card = {"sizes": [{"num_frames": 1, "height": 8, "width": 12}]}
+    code = PictureCode(config=config, card=card, base=str(folder), whole=whole).text
+    here = str(folder if whole else folder / "transformer")
+    told = {'"FOLDER"': json.dumps(here), 'pipe.to("cuda")': "pipe.default_sample_size = 4"}
+    told['"a prompt"'] = '"a prompt", num_inference_steps=2'
+    for text, other in told.items():
+        assert text in code
+        code = code.replace(text, other)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    assert Image.open("picture.png").size[0] > 0

@@ -18,6 +18,7 @@ from dit.models.cost import geometry_tokens
 from dit.models.flops import forward_flops, pack_forward_flops
 from dit.models.hidream.family import TINY
 from dit.models.patch_layout import PatchLayout
+from dit.train.metrics.step_metrics import taken_tokens
 from recipes.runs import dit_debug
 
 SIDES, TOKENS = [(6, 6), (6, 8)], [9, 16]
@@ -50,6 +51,8 @@ def test_packs_are_balanced_by_what_their_layers_compute(config: RunConfig) -> N
     assert forward_flops(config.model, tokens=tokens, text=text) == pack_forward_flops(
         config.model, pack
     )
+    # The rows of three texts of a sample, as its layers see them.
+    assert taken_tokens(config.model, pack) == sum(TOKENS) + 2 * 9
 
 
 def test_plans_and_forecasts_count_it(config: RunConfig) -> None:
