@@ -130,6 +130,11 @@ def time_offset_positions(_: ModelConfig) -> PositionRule:
     return resolve_name("dit.models.positions:TimeOffsetPositions")()
 
 
+def references_first_positions(_: ModelConfig) -> PositionRule:
+    """`Family.positions`: (place, row, column, number of the picture); references come first."""
+    return resolve_name("dit.models.positions:ReferencesFirstPositions")()
+
+
 class ConditionPositions(Protocol):
     """Where the tokens of a picture or clip stand that a video shows from a frame on."""
 

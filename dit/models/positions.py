@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -135,6 +136,30 @@ class TimeOffsetPositions:
         """Positions [L, 4] float32 of texts of so many tokens: (0, 0, 0, place)."""
         places = [torch.arange(length) for length in lengths]
         return pad(torch.cat(places).float()[:, None], (3, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencesFirstPositions:
+    """(place, row, column, number): each picture stands behind those before it, the target last.
+
+    A picture takes as many places as its longest side has tokens, and stands at the first of them.
+    The number is 0 for the target, and counts references from 1; nothing rotates by it. Source:
+    the public code of OmniGen2.
+    """
+
+    @property
+    def axes(self) -> int:
+        return 4
+
+    def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:  # noqa: ARG002
+        target, *references = grids
+        places = [*accumulate((max(grid) for grid in references), initial=0)]
+        parts = []
+        for number, grid in enumerate((target, *references)):
+            place = torch.tensor([places[number - 1]])
+            _, rows, columns = (torch.arange(size) for size in grid)
+            parts.append(torch.cartesian_prod(place, rows, columns, torch.tensor([number])))
+        return torch.cat(parts).float()
 
 
 @dataclass(frozen=True, slots=True)

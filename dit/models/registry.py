@@ -48,6 +48,8 @@ FAMILIES = {
     "longcat": "dit.models.longcat.family:FAMILY",
     # Z-Image and Z-Image-Turbo: text to image
     "zimage": "dit.models.zimage.family:FAMILY",
+    # OmniGen2: text and reference pictures to image
+    "omnigen2": "dit.models.omnigen2.family:FAMILY",
     # HiDream-I1: text to image
     "hidream": "dit.models.hidream.family:FAMILY",
 }
@@ -67,6 +69,7 @@ NETWORKS = {
     "Lumina2Transformer2DModel": "lumina2",
     "LongCatImageTransformer2DModel": "longcat",
     "ZImageTransformer2DModel": "zimage",
+    "OmniGen2Transformer2DModel": "omnigen2",
     "HiDreamImageTransformer2DModel": "hidream",
 }
 """Class of Diffusers' network -> family, so that a folder's network alone is imported."""

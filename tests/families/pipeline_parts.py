@@ -142,6 +142,12 @@ def zimage(root: Path) -> Path:
     return save(root, parts | {"text_encoder": randomized(Qwen3Model(config))})
 
 
+def omnigen2(root: Path) -> Path:
+    """Qwen2.5-VL with its processor's tokenizer, and the VAE of FLUX.1."""
+    parts = {"vae": _flux_vae(), "processor": tokenizer(2048), "mllm": _qwen_vl()}
+    return save(root, parts)
+
+
 def hidream(root: Path) -> Path:
     """Two CLIP encoders that pool 4 and 6 numbers, T5, Llama of three layers; the VAE of FLUX.1."""
     sizes: Any = {

@@ -15,6 +15,7 @@ from tests.families import (
     longcat,
     ltx,
     lumina2,
+    omnigen2,
     qwen_image,
     sd3,
     wan,
@@ -37,6 +38,7 @@ CASES: dict[str, Case] = {
     "lumina2": lumina2.CASE,
     "longcat": longcat.CASE,
     "zimage": zimage.CASE,
+    "omnigen2": omnigen2.CASE,
     "hidream": hidream.CASE,
 }
 """`model.family` -> its case."""

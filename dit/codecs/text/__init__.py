@@ -1,6 +1,7 @@
 """Text encoders by name. To add one: subclass `TextEncoder`, and name it in `OF_FAMILIES`.
 
 anima               that of Anima, whose conditioner reads the states of Qwen3 by T5's tokens
+chats               those of Z-Image and of OmniGen2, whose captions are a chat
 encoder             the interface: caption -> embedding; the words of captions and of prompts
 fixed_vectors       `bytes` and `words`: a fixed vector for each byte, or for each word
 pretrained_encoder  text encoders on Transformers
@@ -11,7 +12,6 @@ lumina2             that of Lumina Image 2.0, whose captions stand behind an ins
 hidream             those of HiDream-I1: CLIP, T5, and all layers of Llama
 hunyuan_video       those of the first HunyuanVideo; that of image-to-video sees the first frame
 qwen_image          those of HunyuanImage, of Qwen-Image and of its edit models, which see pictures
-zimage              that of Z-Image, whose captions are a chat
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dit.codecs.dataset_card import CodecError, part_of_card
 from dit.codecs.dataset_encoder import Registry
 from dit.codecs.pretrained import ModelLocation
 from dit.codecs.text.anima import AnimaText
+from dit.codecs.text.chats import OmniGen2Text, ZImageText
 from dit.codecs.text.encoder import EncoderPadding, TextEncoder
 from dit.codecs.text.families import OF_FAMILIES
 from dit.codecs.text.fixed_vectors import ByteTable, WordTable
@@ -36,7 +37,6 @@ from dit.codecs.text.qwen_image import (
     QwenImageEditText,
     QwenImageText,
 )
-from dit.codecs.text.zimage import ZImageText
 
 TEXT_ENCODERS = Registry(
     TextEncoder,
@@ -46,6 +46,7 @@ TEXT_ENCODERS = Registry(
         *(HunyuanVideoText, HunyuanVideoImageText, Flux2Text, Flux2KleinText),
         *(Lumina2Text, LongCatText, LongCatEditText, ZImageText, AnimaText),
         HiDreamText,
+        OmniGen2Text,
     ),
     known="those known",
 )

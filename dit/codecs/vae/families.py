@@ -170,6 +170,24 @@ class HiDream(Flux):
     edits_pictures: ClassVar[bool] = False
 
 
+class OmniGen2(Flux):
+    """Images, by the autoencoder of FLUX; references that its text encoder does not see."""
+
+    name: ClassVar[str] = "omnigen2"
+    description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as OmniGen2Pipeline"
+    default_model: ClassVar[str] = "OmniGen2/OmniGen2"
+    text_encoder: ClassVar[str] = "omnigen2"
+    tuning: ClassVar[tuple[str, ...]] = ("conf/omnigen2_lora.yaml",)
+    tuning_of_edits: ClassVar[tuple[str, ...]] = ()
+
+    @staticmethod
+    def reference_size(width: int, height: int) -> tuple[int, int]:
+        """Whole tokens of 16 pixels, sides of at most 1024, as OmniGen2Pipeline scales down."""
+        ratio = min(1024 / max(width, height), 1.0)
+        wide, high = (int(side * ratio) // 16 * 16 for side in (width, height))
+        return max(wide, 16), max(high, 16)
+
+
 class Wan(Autoencoder):
     """Images and videos of 4n + 1 frames; conditions and CLIP features for image-to-video.
 
@@ -425,5 +443,6 @@ AUTOENCODERS: tuple[type[Autoencoder], ...] = (
     *(HunyuanVideoI2V, Ltx, Flux2, Flux2Klein, Lumina2, LongCat, LongCatEdit, ZImage),
     Anima,
     HiDream,
+    OmniGen2,
 )
 """All of them; `CODECS` has the codec without weights, too."""

@@ -22,9 +22,12 @@ from dit.models.layer_spec import (
 
 
 def refined_stacks(
-    model: Any, attention: AttentionSpec, told: PerBlockModulation
+    model: Any, attention: AttentionSpec, told: PerBlockModulation, *, references: bool = False
 ) -> tuple[StackSpec, ...]:
-    """The refiners, of which that of text knows no level, then the layers over both in one row."""
+    """The refiners, of which that of text knows no level, then the layers over both in one row.
+
+    `references`: those among the latents have a refiner of their own.
+    """
     feed_forward = FeedForwardSpec(
         width=model.hidden_size, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
     )
@@ -33,9 +36,13 @@ def refined_stacks(
         parts: Any = {"attention": attention, "feed_forward": feed_forward, "eps": attention.eps}
         return SequentialLayerSpec(rows=rows, modulation=modulation, **parts)
 
-    few = model.num_refiner_layers
+    few, reference_refiner = model.num_refiner_layers, ()
+    if references:
+        own = layer(RowKind.REFERENCES)
+        reference_refiner = (StackSpec(name="reference_refiner", count=few, layer=own),)
     return (
         StackSpec(name="noise_refiner", count=few, layer=layer(RowKind.LATENTS)),
+        *reference_refiner,
         StackSpec(name="context_refiner", count=few, layer=layer(RowKind.TEXT, None)),
         StackSpec(name="blocks", count=model.num_layers, layer=layer(RowKind.JOINT)),
     )

@@ -206,7 +206,12 @@ class SequentialLayerSpec:
             total += self.layer_text.cost(width)
         if self.modulation is None:
             return total
-        return total + self.modulation.cost(width, 6 if self.shifted else 4)
+        told = self.modulation.cost(width, 6 if self.shifted else 4)
+        if self.rows is RowKind.REFERENCES:
+            told = replace(
+                told, linears=tuple(replace(one, rows=self.rows) for one in told.linears)
+            )
+        return total + told
 
 
 _JOINT = {

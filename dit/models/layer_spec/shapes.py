@@ -102,6 +102,9 @@ class RowKind(Flag):
     LATENTS = auto()
     TEXT = auto()
     SAMPLES = auto()
+    # Those of the latents that are references, where layers of their own see them: the layers of
+    # the others count them all, because a token passes one kind
+    REFERENCES = auto()
     JOINT = LATENTS | TEXT
 
 
@@ -233,7 +236,7 @@ class Multiplications:
 
 
 def _of_linears(linears: Iterable[LinearShape]) -> Multiplications:
-    total: dict[RowKind, int] = dict.fromkeys(RowKind.SAMPLES | RowKind.JOINT, 0)
+    total: dict[RowKind, int] = dict.fromkeys(RowKind, 0)
     for one in linears:
         for rows in one.rows:
             total[rows] += one.inputs * one.outputs * one.times
@@ -247,6 +250,8 @@ def _of_attentions(attentions: Iterable[AttentionShape]) -> Multiplications:
         if one.keys is RowKind.SAMPLES:
             assert one.queries is RowKind.LATENTS
             n += 2 * one.width * one.times
+            continue
+        if one.queries is RowKind.REFERENCES:
             continue
         for query in one.queries:
             for key in one.keys:

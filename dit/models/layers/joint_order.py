@@ -19,6 +19,7 @@ row by itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -44,19 +45,23 @@ TEXT_TOKENS, JOINT_TOKENS = "text_hidden", "joint"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of one sample, side by side in a row: the real ones first, then padding."""
+    """Tokens of one sample, side by side in a row: those that are meant, then others."""
 
     sample: int
     start: int  # first row
     size: int  # rows, padding included
     real: int
+    before: int = 0  # rows in front of the real ones, of another picture of the sample
 
     def on(self, share: SequenceShard) -> Piece:
         """The part of it that a context rank holds, in the row of that rank."""
         assert self.size % share.count == 0
         size = self.size // share.count
-        real = min(max(self.real - share.index * size, 0), size)
-        return Piece(self.sample, self.start // share.count, size, real)
+        first, stop = (
+            min(max(row - share.index * size, 0), size)
+            for row in (self.before, self.before + self.real)
+        )
+        return Piece(self.sample, self.start // share.count, size, stop - first, first)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +81,21 @@ class TokenRow:
         spans = zip(pairwise(batch.starts), attended, strict=True)
         pieces = [Piece(i, a, b - a, real) for i, ((a, b), real) in enumerate(spans)]
         assert all(piece.real <= piece.size for piece in pieces), "a pack without attended padding"
+        return cls(pieces=tuple(pieces), rows=len(batch.segment_T), share=batch.share)
+
+    @classmethod
+    def of_pictures(cls, batch: PackedBatch) -> TokenRow:
+        """The same row, where target and references of a sample see each other no more.
+
+        Each counts as a sample of its own.
+        """
+        pieces: list[Piece] = []
+        references = batch.references or ((),) * batch.num_samples
+        samples = zip(pairwise(batch.starts), batch.grids, references, strict=True)
+        for (start, stop), own, others in samples:
+            ends = accumulate((math.prod(grid) for grid in (own, *others)), initial=0)
+            for first, end in pairwise(ends):
+                pieces.append(Piece(len(pieces), start, stop - start, end - first, first))
         return cls(pieces=tuple(pieces), rows=len(batch.segment_T), share=batch.share)
 
     def on(self, rank: int) -> list[Piece]:
@@ -254,7 +274,7 @@ def _real_rows(rows: Sequence[TokenRow], rank: int) -> Iterator[tuple[int, Tenso
     offset = 0
     for row in rows:
         for piece in row.on(rank):
-            first = offset + piece.start
+            first = offset + piece.start + piece.before
             yield piece.sample, torch.arange(first, first + piece.real)
         offset += row.rows
 

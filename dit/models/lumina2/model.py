@@ -13,7 +13,7 @@ class Lumina2Network(RefinedTransformer):
 
     sign, tells_data_part = FAMILY.objective.sign, FAMILY.objective.tells_data_part
     theta = 10_000.0
-    told_scale = 1e-3  # its own level lies in [0, 1]
+    told_divisor = 1000.0  # its own level lies in [0, 1]
 
     def __init__(
         self, model: Lumina2Config, groups: ProcessGroupCollection, vp_stage: int | None = None

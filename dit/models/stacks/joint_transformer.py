@@ -54,6 +54,8 @@ class JointTransformer(StackedTransformer):
     shares_samples = True
     padding_has_keys: ClassVar[bool] = True
     """Whether padding that attention sees has keys as other tokens do; else they are zeros."""
+    refines_references: ClassVar[bool] = False
+    """Whether references have layers of their own, before which pictures see no other one."""
     rotary: RotaryTable | None
     """Set by the family; called with positions of latents and of text. None: nothing is rotated."""
 
@@ -138,9 +140,19 @@ class JointTransformer(StackedTransformer):
             order=layout.order,
             latents_alone=alone,
             text_alone=text_alone,
+            is_reference_T=self._references(batch),
         )
 
+    def _references(self, batch: PackedBatch) -> Tensor | None:
+        """`JointConditions.is_reference_T`."""
+        if not (self.refines_references and any(batch.references)):
+            return None
+        return self.my_tokens(batch.is_real_T & ~batch.is_target_T)
+
     def _latents_alone(self, batch: PackedBatch) -> TokenExchange:
+        if self.refines_references and any(batch.references):
+            row = TokenRow.of_pictures(batch)
+            return self._order(row, device=batch.segment_T.device).apart
         if not self.model.attends_to_padding:
             return self.context.exchange(batch, rows=len(batch.segment_T))
         return self._order(self.latents_row(batch), device=batch.segment_T.device).apart

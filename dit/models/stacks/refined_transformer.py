@@ -39,12 +39,16 @@ class RefinedTransformer(JointTransformer):
 
     theta: ClassVar[float]
     """Base of the angles of positions."""
-    told_scale: ClassVar[float]
-    """What a told level is multiplied by before its sinusoid, from [0, 1000]."""
+    told_divisor: ClassVar[float]
+    """What a told level is divided by, from [0, 1000]."""
+    wave_scale: ClassVar[float] = 1.0
+    """What the angles of its sinusoid are multiplied by after that."""
     rounds_angles: ClassVar[bool] = False
     """Whether angles are rounded to float32 before their cosines are taken."""
     first_place: ClassVar[int] = 0
     """Of the first token of a caption, on the first axis."""
+    text_axes: ClassVar[int] = 1
+    """First axes on which a token of a caption has its place."""
 
     def __init__(
         self,
@@ -96,8 +100,9 @@ class RefinedTransformer(JointTransformer):
     def text_positions(self, batch: PackedBatch) -> Tensor:
         places = [torch.arange(length) + self.first_place for length in self.text_lengths(batch)]
         place_L1 = torch.cat(places).to(batch.position_TA.dtype)[:, None]
-        rows_LA = pad(place_L1, (0, batch.position_TA.shape[1] - 1))
-        return to_device(rows_LA, batch.position_TA.device)
+        place_LA = place_L1.expand(-1, self.text_axes)
+        rows_LA = pad(place_LA, (0, batch.position_TA.shape[1] - self.text_axes))
+        return to_device(rows_LA.contiguous(), batch.position_TA.device)
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
         return {T_EMB: (batch.num_levels, self.told_width)}
@@ -108,13 +113,17 @@ class RefinedTransformer(JointTransformer):
         dtype = self.config.params_dtype
         text_LE, is_caption_L = self._filled_text(batch)
         text_LE = self.my_tokens(layout.text.of(text_LE.to(dtype)))
-        wave_MX = sinusoid(level_M * self.told_scale, LEVEL_WAVES)
-        h_TD = self.patches(self.my_tokens(x_TC.to(dtype)))
+        wave_MX = sinusoid(level_M / self.told_divisor, LEVEL_WAVES, scale=self.wave_scale)
+        h_TD = self.embedded_patches(self.my_tokens(x_TC.to(dtype)), batch)
         text_LD = self.text_embedder(self.text_norm(text_LE))
         if self.model.attended_multiple > 1:
             h_TD = self.padding(h_TD, self.my_tokens(batch.is_real_T))
             text_LD = self.text_padding(text_LD, self.my_tokens(layout.text.of(is_caption_L)))
         return {TOKENS: h_TD, TEXT_TOKENS: text_LD, T_EMB: self.told(wave_MX.to(dtype))}
+
+    def embedded_patches(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
+        """Of the tokens that this tensor rank holds."""
+        return self.patches(x_TC)
 
     def _filled_text(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """All captions [L, E], filled up to `text_lengths`, and which rows are their own [L]."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -132,13 +133,34 @@ class JointRowLayer(SequentialLayer):
 
 
 class LatentsLayer(SequentialLayer):
-    """Over latents, before they meet the text."""
+    """Over latents, before they meet the text; references that have other layers stay."""
 
     hidden = (TOKENS,)
 
     def row(self, conditions: JointConditions) -> tuple[RowConditions, TokenExchange]:
         assert conditions.latents_alone is not None
         return conditions.latents, conditions.latents_alone
+
+    def forward(self, h_TD: Tensor, conditions: JointConditions) -> Tensor:
+        made_TD, is_reference_T = super().forward(h_TD, conditions), conditions.is_reference_T
+        if is_reference_T is None:
+            return made_TD
+        return torch.where(is_reference_T[:, None], h_TD, made_TD)
+
+
+class ReferencesLayer(LatentsLayer):
+    """Over the references among the latents, each alone.
+
+    It computes all rows of a pack that has any, so that ranks hold as many as for other layers.
+    """
+
+    def forward(self, h_TD: Tensor, conditions: JointConditions) -> Tensor:
+        is_reference_T = conditions.is_reference_T
+        if is_reference_T is None:  # gradients of zeros, which data parallelism waits for
+            sums = [weight.sum() for weight in self.parameters() if weight.requires_grad]
+            return h_TD + 0 * torch.stack([one.to(h_TD.dtype) for one in sums]).sum()
+        made_TD = SequentialLayer.forward(self, h_TD, conditions)
+        return torch.where(is_reference_T[:, None], made_TD, h_TD)
 
 
 class TextLayer(SequentialLayer):
@@ -151,5 +173,10 @@ class TextLayer(SequentialLayer):
         return conditions.text, conditions.text_alone
 
 
-LAYERS = {RowKind.JOINT: JointRowLayer, RowKind.LATENTS: LatentsLayer, RowKind.TEXT: TextLayer}
+LAYERS = {
+    RowKind.JOINT: JointRowLayer,
+    RowKind.LATENTS: LatentsLayer,
+    RowKind.REFERENCES: ReferencesLayer,
+    RowKind.TEXT: TextLayer,
+}
 """By the row that they work on."""

@@ -54,6 +54,8 @@ class JointConditions:
     latents_alone: TokenExchange | None = None  # for attention of the latents to each other
     text_alone: TokenExchange | None = None  # likewise of the text
     layer_text: LayerTextRows | None = None  # text that is each layer's own
+    # bool, of the latents that this rank holds between two matrices; None: no sample has references
+    is_reference_T: Tensor | None = None
 
 
 class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):

@@ -13,7 +13,7 @@ class ZImageNetwork(RefinedTransformer):
 
     sign, tells_data_part = FAMILY.objective.sign, FAMILY.objective.tells_data_part
     theta = 256.0
-    told_scale = 1.0
+    told_divisor = 1.0
     rounds_angles = True
     first_place = 1
 

@@ -1,0 +1,89 @@
+"""Text encoders whose captions are a chat: those of Z-Image and of OmniGen2, as their pipelines.
+
+Z-Image reads states of the layer before the last of Qwen3: captions are a user's turn, with the
+answer begun. OmniGen2 reads the last states of Qwen2.5-VL, which sees no picture: they are a user's
+turn behind a system prompt (`OmniGen2Pipeline.encode_prompt` of the public code). Nothing is cut
+off, and negative prompts and the empty caption are chats, too.
+"""
+
+# L tokens, E width of the embedding
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder
+
+SYSTEM = (
+    "You are a helpful assistant that generates high-quality images based on user instructions."
+)
+
+
+class ZImageText(PretrainedTextEncoder):
+    """Qwen3, whose mask hides the padding."""
+
+    name: ClassVar[str] = "zimage"
+    network: ClassVar[str] = "Qwen3Model"
+    default_model: ClassVar[str] = "Tongyi-MAI/Z-Image"
+    chat_tokens: ClassVar[int] = 8  # beside the caption, about
+
+    @property
+    def pipeline(self) -> Any:
+        """Diffusers' pipeline around the text encoder alone."""
+        from diffusers.pipelines.z_image.pipeline_z_image import ZImagePipeline
+
+        return self.pipeline_of(ZImagePipeline)
+
+    def length_of(self, caption: str) -> int:
+        return super().length_of(caption) + self.chat_tokens
+
+    def clean(self, caption: str) -> str:
+        """A caption as `ZImagePipeline.encode_prompt` gives it to its tokenizer."""
+        tokenizer = self.load_tokenizer(self.subfolders[1])
+        chat: Any = tokenizer.apply_chat_template(
+            [{"role": "user", "content": caption}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=True,
+        )
+        return chat
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        alone: Any = {"do_classifier_free_guidance": False, "max_sequence_length": self.max_length}
+        (rows_LE,), _ = self.pipeline.encode_prompt(caption, device=self.device, **alone)
+        return {"text": rows_LE}
+
+
+class OmniGen2Text(PretrainedTextEncoder):
+    """Qwen2.5-VL; captions at their true length, as the pipeline's mask hides all padding."""
+
+    name: ClassVar[str] = "omnigen2"
+    network: ClassVar[str] = "Qwen2_5_VLForConditionalGeneration"
+    default_model: ClassVar[str] = "OmniGen2/OmniGen2"
+    subfolders: ClassVar[tuple[str, str]] = ("mllm", "processor")
+    default_length: ClassVar[int] = 1024  # as its inference.py asks for
+    chat_tokens: ClassVar[int] = 26  # beside the caption, about
+
+    def length_of(self, caption: str) -> int:
+        return super().length_of(caption) + self.chat_tokens
+
+    def clean(self, caption: str) -> str:
+        """A caption as the pipeline gives it to its tokenizer."""
+        turns = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": caption}]
+        tokenizer = self.load_tokenizer(self.subfolders[1])
+        chat: Any = tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=False
+        )
+        return chat
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        tokenizer = self.load_tokenizer(self.subfolders[1])
+        given = tokenizer(
+            [self.clean(caption)], max_length=self.max_length, truncation=True, return_tensors="pt"
+        ).to(self.device)
+        # Without the head that says words, which nothing reads.
+        network = self.load_network(self.network, self.subfolders[0]).model
+        states = network(given.input_ids, attention_mask=given.attention_mask)
+        return {"text": states.last_hidden_state[0]}

@@ -1,0 +1,154 @@
+"""Names in Diffusers of the networks of Lumina Image 2.0's kind, and keys of their config.json.
+
+OmniGen2's public code has the same names, with more layers.
+"""
+
+# D model width, K head width, Q queries, keys and values of a token, F width of the MLP
+# W cosines and sines of the level, T width of its embedding, E text width, C numbers in a token
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import PositiveFloat, PositiveInt
+
+from dit.config.checks import Rule
+from dit.models.diffusers_form import Key, same
+from dit.models.diffusers_names import ByKeyHead, Features, Row, TensorSplit, linear_rows
+from dit.models.joint.sequential_names import SequentialNames, sequential_rows, weight_row
+from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS
+
+LUMINA_STACKS = {
+    "noise_refiner": "noise_refiner",
+    "context_refiner": "context_refiner",
+    "blocks": "layers",
+}
+"""Stack -> what Diffusers calls its layers."""
+LEVEL, TEXT = (f"time_caption_embed.{kind}_embedder" for kind in ("timestep", "caption"))
+_HEADS = ByKeyHead(rotated=(0, 1))
+_PIECES = "thwc"  # order of the numbers in a token
+_MULTIPLE = 256  # of the width of an MLP, by default
+
+
+def _names(stack: str) -> SequentialNames:
+    """Of the layers of one stack; the text's have no modulation."""
+    told = stack != "context_refiner"
+    return SequentialNames(
+        norms=("norm1.norm" if told else "norm1", "norm2", "ffn_norm1", "ffn_norm2"),
+        modulation="norm1.linear" if told else None,
+        attention="attn",
+        mlp=("feed_forward.linear_1", "feed_forward.linear_3", "feed_forward.linear_2"),
+    )
+
+
+def patch_rows(ours: str, theirs: str) -> tuple[Row, ...]:
+    """Of a linear that embeds patches."""
+    weight, _ = linear_rows(ours, theirs, "D", "C", arrangement=Features(_PIECES, axis=1))
+    bias = Row(f"{ours}.bias", (f"{theirs}.bias",), TensorSplit.REPLICATED, ("D",))
+    return weight, bias
+
+
+def lumina_rows(stacks: Mapping[str, str]) -> tuple[Row, ...]:
+    """Of networks with these stacks, named as in `LUMINA_STACKS`."""
+    column = TensorSplit.COLUMN
+    return (
+        *patch_rows("patches", "x_embedder"),
+        weight_row("text_norm", f"{TEXT}.0", "E"),
+        *linear_rows("text_embedder", f"{TEXT}.1", "D", "E"),
+        *linear_rows("told.linear_1", f"{LEVEL}.linear_1", "T", "W"),
+        *linear_rows("told.linear_2", f"{LEVEL}.linear_2", "T", "T"),
+        *(
+            row
+            for ours, theirs in stacks.items()
+            for row in sequential_rows(ours, theirs, _names(ours), heads=_HEADS)
+        ),
+        *linear_rows("modulate_out.linear", "norm_out.linear_1", "D", "T", split=column),
+        *linear_rows("proj_out", "norm_out.linear_2", "C", "D", arrangement=Features(_PIECES)),
+    )
+
+
+def lumina_sizes(model: Any) -> dict[str, int]:
+    width, hidden = model.hidden_size, model.ffn_hidden_size
+    head = width // model.num_attention_heads
+    return {
+        **{"D": width, "4D": 4 * width, "K": head, "Q": width + 2 * model.num_kv_heads * head},
+        **{"F": hidden, "2F": 2 * hidden, "W": LEVEL_WAVES, "T": model.told_width},
+        **{"E": model.crossattn_emb_size, "C": model.patch_features},
+    }
+
+
+def _hidden(t: Any) -> int:
+    """Width of the MLP, as `LuminaFeedForward` computes it."""
+    width = 4 * t.hidden_size
+    if t.ffn_dim_multiplier is not None:
+        width = int(t.ffn_dim_multiplier * width)
+    return -(-width // t.multiple_of) * t.multiple_of
+
+
+def _usual(model: Any) -> bool:
+    """Whether the width of the MLP is that of no multiplier."""
+    return model.ffn_hidden_size in (4 * model.hidden_size, _up(4 * model.hidden_size))
+
+
+def _up(width: int) -> int:
+    return -(-width // _MULTIPLE) * _MULTIPLE
+
+
+def _multiplier(model: Any) -> float | None:
+    """Of any width; half a unit more where rounding would make it one less."""
+    if _usual(model):
+        return None
+    width, wanted = 4 * model.hidden_size, model.ffn_hidden_size
+    return next(x for x in (wanted / width, (wanted + 0.5) / width) if int(x * width) == wanted)
+
+
+def _multiple(model: Any) -> int:
+    return _MULTIPLE if _usual(model) and model.ffn_hidden_size % _MULTIPLE == 0 else 1
+
+
+def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[Key, ...]:
+    """Keys of config.json that both networks have, with the defaults of both classes.
+
+    `layers` are those over both rows and of a refiner; `largest` are rows of tables of angles.
+    """
+    return (
+        Key("patch_size", "patch_spatial", 2),
+        same("in_channels", 16),
+        Key("out_channels", type=PositiveInt | None),
+        same("hidden_size", 2304),
+        same("num_layers", layers[0]),
+        same("num_refiner_layers", layers[1]),
+        same("num_attention_heads", 24),
+        same("num_kv_heads", 8),
+        Key(
+            "multiple_of",
+            "mlp_ratio",
+            _MULTIPLE,
+            read=lambda t: _ratio(_hidden(t), t.hidden_size),
+            write=_multiple,
+        ),
+        Key("ffn_dim_multiplier", type=PositiveFloat | None, write=_multiplier),
+        Key("axes_dim_rope", "rope_axes", (32, 32, 32)),
+        Key("axes_lens", default=(300, 512, 512), write=lambda _: largest),
+    )
+
+
+def _ratio(hidden: int, width: int) -> float:
+    """`mlp_ratio`, by which `ffn_hidden_size` is `hidden`."""
+    return next(x for x in (hidden / width, (hidden + 0.5) / width) if int(x * width) == hidden)
+
+
+def lumina_rules(t: Any, *, eps: float) -> list[Rule]:
+    """What our network has a counterpart for."""
+    return [
+        (
+            t.out_channels in (None, t.in_channels),
+            f"out_channels={t.out_channels} with in_channels={t.in_channels}",
+        ),
+        (t.norm_eps == eps, f"norm_eps={t.norm_eps:g}, not {eps:g}"),
+        (
+            t.num_refiner_layers <= MOST_REFINER_LAYERS,
+            f"num_refiner_layers={t.num_refiner_layers}, more than {MOST_REFINER_LAYERS}",
+        ),
+    ]

@@ -1,0 +1,124 @@
+"""OmniGen2 as its folders have it: names of tensors, config.json, pipelines, running its network.
+
+Diffusers has no class of it; its own public code is `OmniGen2Transformer2DModel`.
+"""
+
+# D model width, N numbers of a picture
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from dit.batch import LatentSample
+from dit.config import RunConfig
+from dit.config.checks import Rule
+from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
+from dit.models.diffusers_names import NameTable, Row, TensorSplit
+from dit.models.joint.lumina_names import (
+    LUMINA_STACKS,
+    lumina_keys,
+    lumina_rows,
+    lumina_rules,
+    lumina_sizes,
+    patch_rows,
+)
+from dit.models.omnigen2.family import EPS, MOST_REFERENCES, OmniGen2Config
+from dit.models.stacks.stacked_transformer import ALL_NOISE
+
+CLASS = "OmniGen2Transformer2DModel"
+_STACKS = {**LUMINA_STACKS, "reference_refiner": "ref_image_refiner"}
+
+
+def _sizes(model: OmniGen2Config) -> dict[str, int]:
+    return lumina_sizes(model) | {"N": MOST_REFERENCES}
+
+
+def _layers(model: OmniGen2Config) -> dict[str, int]:
+    counts = dict.fromkeys(_STACKS, model.num_refiner_layers)
+    return counts | {"blocks": model.num_layers}
+
+
+_TABLE = NameTable(
+    rows=(
+        *lumina_rows(_STACKS),
+        *patch_rows("reference_patches", "ref_image_patch_embedder"),
+        Row(
+            "picture_number.weight",
+            ("image_index_embedding",),
+            TensorSplit.REPLICATED,
+            ("N", "D"),
+        ),
+    ),
+    sizes=_sizes,
+    layers=_layers,
+)
+
+
+def _rules(t: Any) -> list[Rule]:
+    scale = t.timestep_scale
+    told = (scale == ALL_NOISE, f"timestep_scale={scale:g}, not {ALL_NOISE:g}")
+    return [*lumina_rules(t, eps=EPS), told]
+
+
+_LARGEST = (10_000, 10_000, 10_000)
+"""Rows of published tables of angles: for places in the text and behind it, rows, columns."""
+KEYS = ConfigKeys(
+    keys=(
+        *lumina_keys(layers=(26, 2), largest=_LARGEST),
+        Key("norm_eps", default=EPS),
+        Key("text_feat_dim", "crossattn_emb_size", 1024),
+        Key("timestep_scale", default=1.0, write=lambda _: ALL_NOISE),
+    ),
+    kept=(
+        OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),
+        OwnKey(
+            "reference_latents",
+            int,
+            published=lambda _: MOST_REFERENCES,
+            read=int,
+            may_be_told=True,
+        ),
+    ),
+    rules=_rules,
+)
+
+
+def _run_network(
+    network: nn.Module,
+    sample: LatentSample,
+    level: float,
+    config: RunConfig,  # noqa: ARG001
+) -> Tensor:
+    """What the public code's network makes of one sample, as its pipeline turns it round."""
+    from diffusers.models.embeddings import get_1d_rotary_pos_embed
+
+    text_1LE = sample.text_LE[None]
+    sizes = zip(network.config.axes_dim_rope, network.config.axes_lens, strict=True)
+    angles = [
+        get_1d_rotary_pos_embed(width, rows, theta=10_000, freqs_dtype=torch.float64)
+        for width, rows in sizes
+    ]
+    references = [latent_CFHW[:, 0] for latent_CFHW in sample.others.values()]
+    (made,) = network(
+        hidden_states=[sample.latent_CFHW[:, 0]],
+        timestep=torch.tensor([1 - level / ALL_NOISE]),
+        text_hidden_states=text_1LE,
+        freqs_cis=angles,
+        text_attention_mask=torch.ones(text_1LE.shape[:2], dtype=torch.int64),
+        ref_image_hidden_states=[references] if references else None,
+    )
+    return -made[:, None]
+
+
+FORM = DiffusersForm(
+    class_name=CLASS,
+    table=_TABLE,
+    keys=KEYS,
+    pipelines={"OmniGen2Pipeline": Pipeline()},
+    largest_latent=lambda model: (1, *(side * model.patch_spatial for side in _LARGEST[1:])),
+    run_network=_run_network,
+)

@@ -1,0 +1,184 @@
+"""The family `omnigen2`, OmniGen2: its fields, sizes and rules, and what else it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from dit.config import ModelConfig
+from dit.config.checks import Rule, bounded
+from dit.config.resume import OfInputs, Refused
+from dit.models.family import (
+    TINY_NETWORK,
+    Family,
+    ObjectiveConventions,
+    SampleInput,
+    WeightRules,
+    reference_inputs,
+    references_first_positions,
+    text_input,
+)
+from dit.models.joint.family import (
+    ADALN_ZERO,
+    EVEN_STEPS,
+    JOINT_PARTS,
+    attends_to_no_padding,
+    axes_fill_heads,
+    even_axes,
+    key_heads_divide,
+    learns_pictures,
+)
+from dit.models.joint.refined import refined_cost, refined_stacks
+from dit.models.layer_spec import (
+    MOST_REFINER_LAYERS,
+    AttentionSpec,
+    Cost,
+    NetworkCost,
+    PerBlockModulation,
+    RowKind,
+    StackSpec,
+    WeightShape,
+    replicated,
+)
+from dit.models.registry import imported
+
+TITLE, EPS = "OmniGen2", 1e-5
+MOST_REFERENCES = 5
+"""Rows of the table of embeddings by a picture's number."""
+_MOST_TOLD = 1024
+_PIXELS_OF_NO_SHIFT = 40
+"""Rows, and columns, of the latent of a square whose levels are not shifted."""
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {"omnigen2": {}}
+"""What each `model.name` sets: options/ft.yml of the public code."""
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "omnigen2": {
+        **TINY_NETWORK,
+        "num_refiner_layers": 1,
+        "hidden_size": 96,
+        "num_attention_heads": 12,
+        "num_kv_heads": 4,
+        "mlp_ratio": 1.0,
+        "crossattn_emb_size": 16,
+        "rope_axes": (2, 2, 4),
+    }
+}
+"""Named size -> what makes it tiny (`Family.tiny`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OmniGen2Config(ModelConfig):
+    """The network: sizes, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    shown_before: ClassVar[Mapping[str, str]] = {
+        "num_refiner_layers": "hidden_size",
+        "num_kv_heads": "mlp_ratio",
+    }
+
+    name: str = "omnigen2"
+    """A named size (omnigen2) or `custom`."""
+    family: str = "omnigen2"
+    num_layers: int = 32
+    """Layers over text, references and target together."""
+    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    """Layers before these over the target alone, as many over each reference, and over text."""
+    hidden_size: int = 2520
+    num_attention_heads: int = 21
+    """Heads of queries."""
+    num_kv_heads: Refused[int] = bounded(7, most=2**14)
+    """Heads of keys and values, each read by num_attention_heads / num_kv_heads heads of queries;
+    tensor ranks share them."""
+    mlp_ratio: float = 10240 / 2520
+    crossattn_emb_size: int = 2048
+    rope_axes: Refused[tuple[int, int, int]] = bounded((40, 40, 40), most=2**17, at_least_one=False)
+    """Widths of a head rotated by place in the text, row and column; their sum is its width."""
+    reference_latents: OfInputs[int] = bounded(
+        MOST_REFERENCES, most=MOST_REFERENCES, at_least_one=False
+    )
+    """Reference pictures that a sample may have, as tokens beside its own."""
+
+    own_stages = ModelConfig.enough_layers
+
+    def own_sizes(self) -> list[Rule]:
+        first, refined = self.route_from, 3 * self.num_refiner_layers
+        return [
+            even_axes(self),
+            attends_to_no_padding(self, TITLE),
+            learns_pictures(self, TITLE),
+            (
+                self.reference_latents >= 0,
+                f"reference_latents={self.reference_latents} must not be negative",
+            ),
+            (
+                first is None or first >= refined,
+                f"route_from={first}: {TITLE} refines whole pictures in its first {refined} layers;"
+                f" let the route begin at {refined} or later",
+            ),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        return [axes_fill_heads(self), *key_heads_divide(self)]
+
+    @property
+    def needs_whole_samples(self) -> bool:
+        return self.reference_latents > 0
+
+    @property
+    def all_layers(self) -> int:
+        return self.num_layers + 3 * self.num_refiner_layers
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return [*sizes, self.num_refiner_layers, self.num_kv_heads, self.crossattn_emb_size]
+
+    @property
+    def told_width(self) -> int:
+        """Width of the embedding of the level."""
+        return min(self.hidden_size, _MOST_TOLD)
+
+
+def omnigen2_stacks(model: OmniGen2Config) -> tuple[StackSpec, ...]:
+    heads: Any = {"heads": model.num_attention_heads, "groups": model.num_kv_heads}
+    attention = AttentionSpec(width=model.hidden_size, eps=EPS, **heads)
+    told = PerBlockModulation(inputs=model.told_width)
+    return refined_stacks(model, attention, told, references=True)
+
+
+def omnigen2_cost(model: OmniGen2Config) -> NetworkCost:
+    """The network; its arithmetic is that of its public code."""
+    table = Cost(weights=(WeightShape(numbers=MOST_REFERENCES * model.hidden_size),))
+    references = replicated(
+        model.patch_features, model.hidden_size, rows=RowKind.REFERENCES, bias=True
+    )
+    made = refined_cost(model, omnigen2_stacks(model), inside_of_told=model.told_width)
+    return replace(made, before=made.before + references + table)
+
+
+def _inputs(model: OmniGen2Config) -> tuple[SampleInput, ...]:
+    return (text_input(model, encoder="omnigen2"), *reference_inputs(model, clean=False))
+
+
+FAMILY = Family(
+    name="omnigen2",
+    config=OmniGen2Config,
+    network=imported("dit.models.omnigen2.model:OmniGen2Network"),
+    cost=omnigen2_cost,
+    parts={**JOINT_PARTS, "context_refiner": "text"},
+    diffusers=imported("dit.models.omnigen2.diffusers:FORM"),
+    inputs=_inputs,
+    positions=references_first_positions,  # the network adds the length of the caption
+    weights=WeightRules(zero=ADALN_ZERO, no_decay=("picture_number.weight",)),
+    objective=ObjectiveConventions(
+        settings=EVEN_STEPS,
+        # sqrt(rows * columns) / 40 of the latent, of which a token has two rows and two columns.
+        of_size={"omnigen2": {"shift_base_tokens": (_PIXELS_OF_NO_SHIFT // 2) ** 2}},
+        sign=-1,
+        tells_data_part=True,
+        clean_level=None,
+    ),
+    vae=lambda _: "omnigen2",
+    tiny=TINY,
+)

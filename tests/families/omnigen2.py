@@ -1,0 +1,189 @@
+"""OmniGen2: tiny random networks, as its public code has them (`omnigen2_network`)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers.models.embeddings import get_1d_rotary_pos_embed
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dit.batch import PackedBatch
+from dit.config import ModelConfig
+from tests.families.case import (
+    AXES,
+    COUNTED,
+    COUNTED_TEXT,
+    Case,
+    fill_random,
+    latent_of,
+    picture,
+    rows_of,
+    text_of,
+)
+from tests.families.omnigen2_network import OmniGen2Transformer2DModel
+from tests.packs import random_pack
+
+# Where an export or a comparison looks for the class of config.json.
+diffusers.OmniGen2Transformer2DModel = OmniGen2Transformer2DModel  # type: ignore[attr-defined]
+
+TINY = {
+    "in_channels": 4,
+    "hidden_size": 48,
+    "num_layers": 2,
+    "num_refiner_layers": 1,
+    "num_attention_heads": 6,
+    "num_kv_heads": 2,
+    "multiple_of": 1,
+    "ffn_dim_multiplier": 0.5,
+    "axes_dim_rope": (2, 2, 4),
+    "axes_lens": (10_000, 10_000, 10_000),  # as published
+    "text_feat_dim": 16,
+    "timestep_scale": 1000.0,
+}
+"""Of config.json."""
+JUDGED = (0, 4, 9)
+"""Numbers of the configurations of which the public code's results are stored."""
+GOLDEN = Path(__file__).parents[1] / "golden/omnigen2.safetensors"
+_SIDES = (((6, 10), ()), ((2, 4), ((4, 6),)), ((8, 4), ((2, 10), (6, 2), (4, 4))))
+"""Rows and columns of the latents of the judged samples, and of their references."""
+
+
+def configuration(number: int) -> dict[str, Any]:
+    """Of config.json; most have three heads of queries for one of keys."""
+    draw, axes = random.Random(number), AXES[(number + 1) % len(AXES)]
+    keys, readers = draw.choice([1, 2]), (3, 1, 2)[number // 4 % 3]
+    width, multiplier = keys * readers * sum(axes), draw.choice([None, 0.5, 1.25])
+    return {
+        "in_channels": draw.choice([1, 3, 16]),
+        "hidden_size": width,
+        "num_attention_heads": keys * readers,
+        "num_kv_heads": keys,
+        "num_layers": draw.choice([1, 2, 3]),
+        "num_refiner_layers": draw.choice([1, 2]),
+        "multiple_of": 256 if multiplier is None else 1,
+        "ffn_dim_multiplier": multiplier,
+        "axes_dim_rope": axes,
+        "text_feat_dim": draw.choice([8, 20]),
+    }
+
+
+def angles_of(network: Any) -> list[Tensor]:
+    """Tables of angles, as the pipeline hands them to the network."""
+    sizes = zip(network.config.axes_dim_rope, network.config.axes_lens, strict=True)
+    wide: Any = {"theta": 10_000, "freqs_dtype": torch.float64}
+    return [get_1d_rotary_pos_embed(width, rows, **wide) for width, rows in sizes]
+
+
+def run(
+    network: Any, latent_CHW: Tensor, told: float, text_LE: Tensor, references: Sequence[Tensor]
+) -> Tensor:
+    """What a network, or the public code's, makes of a sample."""
+    mask = torch.ones(1, len(text_LE), dtype=torch.int64)
+    given = [list(references)] if references else None
+    inputs = ([latent_CHW], torch.tensor([told]), text_LE[None], angles_of(network), mask)
+    (made,) = network(*inputs, ref_image_hidden_states=given)
+    return made
+
+
+def judged(network: Any, number: int) -> dict[str, Tensor]:
+    """Outputs of a random network of three samples, and the norm of each tensor's gradient."""
+    fill_random(network.eval(), seed=number)
+    draw = torch.Generator().manual_seed(number)
+    channels, width = network.config.in_channels, network.config.text_feat_dim
+    found: dict[str, Tensor] = {}
+    for index, (own, others) in enumerate(_SIDES):
+        latent, *references = (
+            torch.randn(channels, *sides, generator=draw) for sides in (own, *others)
+        )
+        text = torch.randn(3 + 4 * index, width, generator=draw)
+        made = run(network, latent, 0.1875 + 0.25 * index, text, references)
+        (made * torch.randn(made.shape, generator=draw)).sum().backward()
+        found[f"{number}.output.{index}"] = made.detach().contiguous()
+    for name, weight in network.named_parameters():
+        found[f"{number}.gradient.{name}"] = weight.grad.norm()
+    return found
+
+
+def stored() -> dict[str, Tensor]:
+    """`judged` of the public code's network, by commit 0f72fa92 of VectorSpaceLab/OmniGen2."""
+    return load_file(GOLDEN)
+
+
+def _pack(model: ModelConfig, number: int) -> PackedBatch:
+    """Samples with and without references, of unequal odd sides."""
+    draw, references = random.Random(number), (2, 0, 5, 1)[number % 4]
+    grids = [picture(draw) for _ in range(5)]
+    texts = ([7, 1, 12, 3, 20], [1, 1, 5, 2, 1])[number % 2]
+    packed: Any = replace(model, reference_latents=references)  # type: ignore[call-arg]
+    batch = random_pack(grids, texts, model=packed)
+    found = [len(one) for one in batch.references or [()] * 5]
+    assert found == [0, references, 0, references, 0]
+    return batch
+
+
+def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
+    """As the pipeline calls it and turns it round."""
+    at, grids = batch.starts[index], [batch.grids[index]]
+    grids += batch.references[index] if batch.references else ()
+    pictures = []
+    for grid in grids:
+        shifted = replace(batch, starts=(at,), grids=(grid,))
+        pictures.append(latent_of(shifted, 0, model)[:, 0])
+        at += grid[1] * grid[2]
+    own, *references = pictures
+    made = run(network, own, 1 - level / 1000, text_of(batch, index)[0], references)
+    return -rows_of(made[:, None], model)
+
+
+def _unread(_: Any, name: str, batch: PackedBatch) -> bool:
+    """What sees references alone, where no sample has any; and numbers that none of them has."""
+    return not any(batch.references) and ("ref_image" in name or "image_index" in name)
+
+
+def _arguments(model: Any) -> dict[str, Any]:
+    frames, rows, columns = COUNTED
+    sides = frames * rows * model.patch_spatial, columns * model.patch_spatial
+    tables: list[Any] = [
+        get_1d_rotary_pos_embed(width, 100, freqs_dtype=torch.float64) for width in model.rope_axes
+    ]
+    return {
+        "hidden_states": [torch.zeros(model.in_channels, *sides)],
+        "text_hidden_states": torch.zeros(1, COUNTED_TEXT, model.crossattn_emb_size),
+        "freqs_cis": tables,
+        "text_attention_mask": torch.ones(1, COUNTED_TEXT, dtype=torch.int64),
+    }
+
+
+CASE = Case(
+    network=OmniGen2Transformer2DModel,
+    tiny=TINY,
+    parameters={"omnigen2": 3_967_161_400},
+    configuration=configuration,
+    cases=12,
+    pack=_pack,
+    theirs=_theirs,
+    unread=_unread,
+    counted=[("omnigen2", {}), ("omnigen2", {"num_refiner_layers": 2})],
+    arguments=_arguments,
+    text_rows=lambda a: a["text_hidden_states"].shape[1],
+    refused=[
+        ({"num_kv_heads": 5}, "num_kv_heads=5 does not divide num_attention_heads=21"),
+        ({"tensor_model_parallel_size": 3}, "=3 does not .* num_kv_heads=7, .* 1 or 7"),
+        ({"tensor_model_parallel_size": 7}, "7"),
+        ({"rope_axes": (4, 4, 2)}, "add up to 10, .* width 120"),
+        ({"reference_latents": 6}, "reference_latents=6 must be at most 5"),
+        ({"reference_latents": -1}, "reference_latents=-1 must not be negative"),
+        ({"route_from": 5, "route_to": 9}, "route_from=5: OmniGen2 refines .* begin at 6"),
+        ({"patch_temporal": 2}, "OmniGen2 learns pictures"),
+        ({"text_pad_to": 8}, "OmniGen2 attends to no padding"),
+    ],
+    adapted=("norm1.linear", "linear_1", "linear_3", "norm_out.linear_1"),
+)
+random_omnigen2 = CASE.random
