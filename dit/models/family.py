@@ -183,6 +183,8 @@ class ObjectiveConventions:
     """
     clean_level: float | None = 0.0
     """t of tokens without noise, such as a given first frame; None: there are no such tokens."""
+    guides_by_references: bool = False
+    """Whether guidance leads away from samples without references, by a scale of its own, too."""
     keeps_norm: Callable[[Any], KeptNorm | None] = lambda _: None
     """What guidance leaves the norm of its prediction, of a configuration; None: nothing."""
 

@@ -8,6 +8,7 @@ latent_sizes     sizes in pixels -> sizes in latent cells that decoder and model
 generate         requests -> latents, many requests in one pack
 experts          two networks, each of which has its range of noise levels
 ode_solvers      noise -> latents: Euler, Heun, DPM-Solver++, UniPC; classifier-free guidance
+reference_guidance  guidance away from samples without references, too
 guiders          guiders of Diffusers' pipelines in the place of that guidance
 media_files      decoded pictures -> PNG and MP4 files, and their list samples.json
 grid             decoded pictures -> one overview picture, a row for each prompt

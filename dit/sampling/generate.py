@@ -22,7 +22,7 @@ from dit.config import ModelConfig, RunConfig, Sampler
 from dit.data.cook import Expected, check_inputs
 from dit.data.pack import SampleSize, pack_samples
 from dit.data.rejections import SampleRefused
-from dit.models.family import NullInput
+from dit.models.family import InputKind, NullInput
 from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpack_latents
 from dit.models.registry import family_of
@@ -49,6 +49,7 @@ from dit.sampling.ode_solvers import (
     initial_noise,
     sample,
 )
+from dit.sampling.reference_guidance import guided_by_references, without_references
 
 Watch = Callable[[list[Tensor]], None]
 """Takes the clean latents [C, F, H, W] that the network predicts for the samples of a pack."""
@@ -75,6 +76,8 @@ class SamplingSettings:
     num_steps: int = 35
     guidance: float = 1.0
     """uncond + guidance * (cond - uncond); 1 is without guidance, and half the work."""
+    reference_guidance: float = 1.0
+    """i of `dit.sampling.reference_guidance`, of samples with references; 1 saves a call."""
     sampler: Sampler = Sampler.HEUN
     guidance_interval: tuple[float, float] | None = None
     """Lowest and highest noise level (sigma of EDM, t of flow matching) with guidance."""
@@ -95,6 +98,7 @@ class SamplingSettings:
         return Guidance(
             scale=self.guidance,
             between=between,
+            of_references=self.reference_guidance,
             rescale=self.guidance_rescale,
             keeps_norm=family_of(model).objective.keeps_norm(model),
             patch=(model.patch_temporal, model.patch_spatial),
@@ -145,9 +149,12 @@ def generate_latents(
             negative = pack_samples(against, layout)
             conditions = [one.conditions for one in chosen.values()]
             own, negative, tokens = placed(own, negative, conditions, config, layout)
+            bare = None
+            if family_of(config.model).objective.guides_by_references and any(own.references):
+                bare = pack_samples([_without_references(one, layout) for one in against], layout)
             made = _sample_pack(
                 model,
-                _Pack(own=own, negative=negative, tokens=tokens),
+                _Pack(own=own, negative=negative, tokens=tokens, bare=bare),
                 seeds=[one.seed for one in chosen.values()],
                 config=config,
                 settings=settings,
@@ -217,6 +224,12 @@ def _of_captions(inputs: Mapping[str, Tensor], layout: PatchLayout) -> dict[str,
     return {name: value for name, value in inputs.items() if name not in kept}
 
 
+def _without_references(sample: LatentSample, layout: PatchLayout) -> LatentSample:
+    names = layout.named(InputKind.REFERENCE)
+    kept = {name: value for name, value in sample.others.items() if name not in names}
+    return replace(sample, others=kept)
+
+
 def _blank(
     index: int, request: Request, config: RunConfig, inputs: Mapping[str, Tensor]
 ) -> LatentSample:
@@ -245,6 +258,8 @@ class _Pack:
     own: PackedBatch
     negative: PackedBatch
     tokens: ConditionTokens | None
+    bare: PackedBatch | None
+    """`negative` without references, where guidance leads away from that."""
 
 
 @torch.no_grad()
@@ -295,7 +310,11 @@ def _sample_pack(
         patch = {"patch_temporal": config.model.patch_temporal}
         return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)
 
-    combined = _guided(network(batch), network(negative), settings, config, batch, steps)
+    away, predictions = network(negative), (network(batch),)
+    if pack.bare is not None:
+        predictions = (network(batch), away)
+        away = without_references(network, batch, pack_to(pack.bare, device))
+    combined = _guided(predictions, away, settings, config, batch, steps)
     noise_TC = initial_noise(batch, seeds)
     latent_TC = sample(
         path,
@@ -311,17 +330,20 @@ def _sample_pack(
 
 
 def _guided(
-    conditional: Network,
+    predictions: Sequence[Network],
     unconditional: Network,
     settings: SamplingSettings,
     config: RunConfig,
     batch: PackedBatch,
     steps: StepLevels,
 ) -> Network:
-    """Both predictions, combined."""
+    """All predictions, combined; a second one is of references and the negative prompt."""
+    conditional, *others = predictions
     if settings.guiders is not None:
         return guided_by(settings.guiders, conditional, unconditional, batch, steps)
     guide = settings.guide(sampling_path(config.objective), config.model)
+    if others:
+        return guided_by_references(conditional, others[0], unconditional, guide, batch)
     return guided(conditional, unconditional, guide, batch)
 
 

@@ -51,6 +51,8 @@ class Guidance:
     """1 is without guidance, which takes half the network calls."""
     between: tuple[float, float] | None = None
     """Lowest and highest `level_N` with guidance (arXiv:2404.07724); None guides at all levels."""
+    of_references: float = 1.0
+    """Scale of references (`guided_by_references`)."""
     rescale: float = 0.0
     """phi of arXiv:2305.08891, Sec. 3.4: 1 restores the standard deviation without guidance."""
     keeps_norm: KeptNorm | None = None
@@ -60,11 +62,14 @@ class Guidance:
 
     def at(self, level_N: Tensor) -> Tensor:
         """Guidance scale [N] of each sample at its level."""
-        scale_N = torch.full_like(level_N, self.scale)
+        return torch.where(self.acts(level_N), self.scale, torch.ones_like(level_N))
+
+    def acts(self, level_N: Tensor) -> Tensor:
+        """Whether each sample is guided at its level, bool [N]."""
         if self.between is None:
-            return scale_N
+            return torch.ones_like(level_N, dtype=torch.bool)
         low, high = self.between
-        return torch.where((level_N >= low) & (level_N <= high), scale_N, 1.0)
+        return (level_N >= low) & (level_N <= high)
 
 
 @dataclass(frozen=True, slots=True)

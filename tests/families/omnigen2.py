@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
+from dit.models.positions import unpatchify
 from tests.families.case import (
     AXES,
     COUNTED,
@@ -114,6 +115,25 @@ def judged(network: Any, number: int) -> dict[str, Tensor]:
 def stored() -> dict[str, Tensor]:
     """`judged` of the public code's network, by commit 0f72fa92 of VectorSpaceLab/OmniGen2."""
     return load_file(GOLDEN)
+
+
+SIZE, SEED, STEPS = (1, 6, 10), 7, 4
+"""Of the generated pictures; the noise is that of `dit.sampling.ode_solvers.initial_noise`."""
+CALLS = ((0, 4.0, 1.0), (2, 4.0, 1.0), (2, 4.0, 2.0), (1, 2.5, 1.5), (2, 1.0, 2.0))
+"""Number of references, scale of the text, scale of the references."""
+
+
+def given(references: int) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    """Inputs of a request for a picture by `TINY`, what guidance leads away from, its noise."""
+    draw = torch.Generator().manual_seed(SEED)
+    inputs = {name: torch.randn(rows, 16, generator=draw) for name, rows in (("a", 5), ("b", 3))}
+    text, negative = ({"text": rows_LE} for rows_LE in inputs.values())
+    sizes, tokens = ((1, 4, 6), (1, 8, 2))[:references], 15
+    for number, size in enumerate(sizes):
+        text[f"reference_latent_{number}"] = torch.randn(4, *size, generator=draw)
+        tokens += size[1] * size[2] // 4
+    noise_TC = torch.randn(tokens, 16, generator=torch.Generator().manual_seed(SEED))
+    return text, negative, unpatchify(noise_TC, (1, 3, 5), 1, 2)
 
 
 def _pack(model: ModelConfig, number: int) -> PackedBatch:

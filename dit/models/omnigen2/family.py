@@ -172,12 +172,12 @@ FAMILY = Family(
     positions=references_first_positions,  # the network adds the length of the caption
     weights=WeightRules(zero=ADALN_ZERO, no_decay=("picture_number.weight",)),
     objective=ObjectiveConventions(
-        settings=EVEN_STEPS,
         # sqrt(rows * columns) / 40 of the latent, of which a token has two rows and two columns.
-        of_size={"omnigen2": {"shift_base_tokens": (_PIXELS_OF_NO_SHIFT // 2) ** 2}},
+        settings={**EVEN_STEPS, "shift_base_tokens": (_PIXELS_OF_NO_SHIFT // 2) ** 2},
         sign=-1,
         tells_data_part=True,
         clean_level=None,
+        guides_by_references=True,
     ),
     vae=lambda _: "omnigen2",
     tiny=TINY,

@@ -201,6 +201,7 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
         guidance=options.guidance,
         guidance_interval=options.guidance_interval,
         guidance_rescale=options.guidance_rescale,
+        reference_guidance=options.reference_guidance,
         sampler=Sampler(options.sampler),
         condition_noise=options.condition_noise,
         guiders=open_guiders(options.guider, scale=scale) if options.guider else None,

@@ -123,6 +123,9 @@ class SamplerOptions:
     as in training, objective.guidance)"""
     guidance_interval: tuple[float, float] | None = option(None, metavar=("LOW", "HIGH"))
     """Noise levels with guidance: sigma for EDM, t for flow matching. (default: all)"""
+    reference_guidance: float = 1.0
+    """i in none + i (references - none) + g (both - references), for networks whose guidance leads
+    away from references, too; at most 1: none + g (both - none). (default: %(default)s)"""
     guidance_rescale: float = 0.0
     """0 to 1: how far the contrast goes back to that without guidance. (default: %(default)s)"""
     sampler: Annotated[str, Sampler] = str(Sampler.HEUN)
@@ -156,6 +159,10 @@ class GenerationOptions(SamplerOptions, ContentOptions):
     def _check_guidance(self) -> None:
         if self.guidance is not None and not math.isfinite(self.guidance):
             raise ValueError(f"--guidance {self.guidance} must be a finite number; 1 is none")
+        if not math.isfinite(self.reference_guidance):
+            raise ValueError(
+                f"--reference_guidance {self.reference_guidance} must be a finite number; 1 is none"
+            )
         told = self.distilled_guidance
         if told is not None and not 0 <= told <= MOST_TOLD:
             raise ValueError(f"--distilled_guidance {told} must lie in [0, {MOST_TOLD}]")

@@ -1,0 +1,70 @@
+"""Guidance away from samples without their references (OmniGen2).
+
+Such a network is guided by two scales, s of the text and i of the references:
+
+    none + i (references - none) + s (both - references)
+
+of its predictions with neither, with the references and the negative prompt, and with the
+references and the prompt. Source: `OmniGen2Pipeline.processing` of the public code, which leaves
+out the second prediction where i is at most 1: none + s (both - none).
+"""
+
+# T packed tokens, C patch features, N samples
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dit.batch import PackedBatch
+from dit.objectives.objective import per_token
+from dit.pack_wire import to_device
+from dit.sampling.ode_solvers import Guidance, Network
+
+
+def without_references(
+    network: Callable[[PackedBatch], Network], batch: PackedBatch, bare: PackedBatch
+) -> Network:
+    """The network on the targets of `batch` alone, whose samples `bare` has without references."""
+    here, there = (to_device(_targets(one), batch.segment_T.device) for one in (batch, bare))
+    run = network(bare)
+
+    def moved(x_TC: Tensor, source: Tensor, target: Tensor, rows: int) -> Tensor:
+        return x_TC.new_zeros(rows, x_TC.shape[1]).index_copy(0, target, x_TC[source])
+
+    def of_targets(input_TC: Tensor, level_N: Tensor) -> Tensor:
+        made_TC = run(moved(input_TC, here, there, len(bare.segment_T)), level_N)
+        return moved(made_TC, there, here, len(input_TC))
+
+    return of_targets
+
+
+def _targets(batch: PackedBatch) -> Tensor:
+    """Rows of the tokens of all targets, in order."""
+    spans = zip(batch.starts, batch.latent_tokens, strict=False)
+    return torch.cat([torch.arange(start, start + tokens) for start, tokens in spans])
+
+
+def guided_by_references(
+    both: Network, references: Network, none: Network, guidance: Guidance, batch: PackedBatch
+) -> Network:
+    """The combination of the predictions; `references` is not called where i is at most 1."""
+    if guidance.scale == 1:
+        return both
+
+    def network(input_TC: Tensor, level_N: Tensor) -> Tensor:
+        both_TC, scale_N = both(input_TC, level_N).float(), guidance.at(level_N)
+        is_guided_N = guidance.acts(level_N)
+        if not bool(is_guided_N.any()):
+            return both_TC
+        none_TC = of_prompt_TC = none(input_TC, level_N).float()
+        if guidance.of_references > 1:
+            own_TC = references(input_TC, level_N).float()
+            of_references_N = torch.where(is_guided_N, guidance.of_references, 1.0)
+            none_TC = none_TC + per_token(of_references_N, batch) * (own_TC - none_TC)
+            of_prompt_TC = own_TC
+        return none_TC + per_token(scale_N, batch) * (both_TC - of_prompt_TC)
+
+    return network
