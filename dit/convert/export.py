@@ -250,7 +250,7 @@ def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOp
     if options.pipeline_from is not None:
         copy_components(options.pipeline_from, folder, config, scheduler=scheduler)
         inner, outer = folder / network_folder(options.pipeline_from, config), folder / SCHEDULER
-        inner.mkdir()
+        inner.mkdir(exist_ok=True)
         outer.mkdir(exist_ok=True)
     write_json(inner / CONFIG, diffusers_transformer_config(config))
     if scheduler is not None:

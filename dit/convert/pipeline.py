@@ -174,6 +174,10 @@ def copy_components(
         write_json(own, read_json(own) | keys)
     place = pipeline_index(pipeline)
     shutil.copyfile(place, folder / place.name)
+    own = network_folder(pipeline, config)
+    for code in (pipeline / own).glob("*.py"):  # of classes that Diffusers has not
+        (folder / own).mkdir(exist_ok=True)
+        shutil.copyfile(code, folder / own / code.name)
     index = read_json(place)
     if scheduler is not None and (named := ["diffusers", scheduler["_class_name"]]) != index.get(
         SCHEDULER

@@ -26,7 +26,7 @@ from dit.models.joint.lumina_names import (
     lumina_sizes,
     patch_rows,
 )
-from dit.models.omnigen2.family import EPS, MOST_REFERENCES, OmniGen2Config
+from dit.models.omnigen2.family import EPS, LEVELS, MOST_REFERENCES, OmniGen2Config
 from dit.models.stacks.stacked_transformer import ALL_NOISE
 
 CLASS = "OmniGen2Transformer2DModel"
@@ -118,7 +118,7 @@ FORM = DiffusersForm(
     class_name=CLASS,
     table=_TABLE,
     keys=KEYS,
-    pipelines={"OmniGen2Pipeline": Pipeline()},
+    pipelines={"OmniGen2Pipeline": Pipeline(objective={**LEVELS, "flow_shift": 1.0})},
     largest_latent=lambda model: (1, *(side * model.patch_spatial for side in _LARGEST[1:])),
     run_network=_run_network,
 )

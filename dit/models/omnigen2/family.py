@@ -47,8 +47,9 @@ TITLE, EPS = "OmniGen2", 1e-5
 MOST_REFERENCES = 5
 """Rows of the table of embeddings by a picture's number."""
 _MOST_TOLD = 1024
-_PIXELS_OF_NO_SHIFT = 40
-"""Rows, and columns, of the latent of a square whose levels are not shifted."""
+LEVELS: Mapping[str, Any] = {**EVEN_STEPS, "shift_base_tokens": 400}
+"""Of the pipeline, whose scheduler shifts by sqrt(rows * columns) / 40 of the latent: of 400 tokens
+of 2 rows and 2 columns each not at all."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"omnigen2": {}}
 """What each `model.name` sets: options/ft.yml of the public code."""
@@ -172,8 +173,7 @@ FAMILY = Family(
     positions=references_first_positions,  # the network adds the length of the caption
     weights=WeightRules(zero=ADALN_ZERO, no_decay=("picture_number.weight",)),
     objective=ObjectiveConventions(
-        # sqrt(rows * columns) / 40 of the latent, of which a token has two rows and two columns.
-        settings={**EVEN_STEPS, "shift_base_tokens": (_PIXELS_OF_NO_SHIFT // 2) ** 2},
+        settings=LEVELS,
         sign=-1,
         tells_data_part=True,
         clean_level=None,
