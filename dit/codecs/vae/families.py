@@ -178,7 +178,7 @@ class OmniGen2(Flux):
     default_model: ClassVar[str] = "OmniGen2/OmniGen2"
     text_encoder: ClassVar[str] = "omnigen2"
     tuning: ClassVar[tuple[str, ...]] = ("conf/omnigen2_lora.yaml",)
-    tuning_of_edits: ClassVar[tuple[str, ...]] = ()
+    tuning_of_edits: ClassVar[tuple[str, ...]] = ("model.reference_latents=5",)
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:

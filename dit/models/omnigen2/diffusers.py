@@ -75,13 +75,7 @@ KEYS = ConfigKeys(
     ),
     kept=(
         OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),
-        OwnKey(
-            "reference_latents",
-            int,
-            published=lambda _: MOST_REFERENCES,
-            read=int,
-            may_be_told=True,
-        ),
+        OwnKey("reference_latents", int, published=lambda _: 0, read=int, may_be_told=True),
     ),
     rules=_rules,
 )

@@ -63,6 +63,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "mlp_ratio": 1.0,
         "crossattn_emb_size": 16,
         "rope_axes": (2, 2, 4),
+        "reference_latents": 1,
     }
 }
 """Named size -> what makes it tiny (`Family.tiny`)."""
@@ -95,9 +96,7 @@ class OmniGen2Config(ModelConfig):
     crossattn_emb_size: int = 2048
     rope_axes: Refused[tuple[int, int, int]] = bounded((40, 40, 40), most=2**17, at_least_one=False)
     """Widths of a head rotated by place in the text, row and column; their sum is its width."""
-    reference_latents: OfInputs[int] = bounded(
-        MOST_REFERENCES, most=MOST_REFERENCES, at_least_one=False
-    )
+    reference_latents: OfInputs[int] = bounded(0, most=MOST_REFERENCES, at_least_one=False)
     """Reference pictures that a sample may have, as tokens beside its own."""
 
     own_stages = ModelConfig.enough_layers

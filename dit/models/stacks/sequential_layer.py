@@ -157,8 +157,9 @@ class ReferencesLayer(LatentsLayer):
     def forward(self, h_TD: Tensor, conditions: JointConditions) -> Tensor:
         is_reference_T = conditions.is_reference_T
         if is_reference_T is None:  # gradients of zeros, which data parallelism waits for
-            sums = [weight.sum() for weight in self.parameters() if weight.requires_grad]
-            return h_TD + 0 * torch.stack([one.to(h_TD.dtype) for one in sums]).sum()
+            trained = [weight for weight in self.parameters() if weight.requires_grad]
+            nothing = [0 * weight.sum().to(h_TD.dtype) for weight in trained]
+            return h_TD + torch.stack(nothing).sum() if nothing else h_TD
         made_TD = SequentialLayer.forward(self, h_TD, conditions)
         return torch.where(is_reference_T[:, None], made_TD, h_TD)
 

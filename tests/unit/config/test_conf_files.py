@@ -37,6 +37,7 @@ MIXTURES = [
     *("longcat_debug", "longcat_lora"),
     *("anima_debug", "anima_lora"),
     *("zimage_debug", "zimage_lora", "hidream_debug", "hidream_lora"),
+    *("omnigen2_debug", "omnigen2_lora"),
 ]
 
 
@@ -83,7 +84,7 @@ def test_the_files_of_the_readme_are_there() -> None:
     double |= {"sd3_lora", "hunyuanvideo_lora", "hunyuanimage_lora"}
     ltx = {"ltx_debug", "ltx_lora", "ltx_iclora", "ltx_digits_edit"}
     single = {"lumina2_debug", "lumina2_lora", "zimage_debug", "zimage_lora"}
-    single |= {"hidream_debug", "hidream_lora"}
+    single |= {"hidream_debug", "hidream_lora", "omnigen2_debug", "omnigen2_lora"}
     assert set(FILES) == sizes | digits | wan | flux | double | single | ltx
 
 

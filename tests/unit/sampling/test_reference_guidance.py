@@ -16,7 +16,8 @@ from tests.families.case import gap
 def test_latents_are_those_of_the_public_code(groups, tmp_path: Path) -> None:
     """All in one pack for each pair of scales; the third and fourth ask for three predictions."""
     omnigen2.random_omnigen2().save_pretrained(tmp_path / "hf")
-    run = import_weights(tmp_path / "hf", tmp_path / "ours")
+    told = ["model.reference_latents=2"]
+    run = import_weights(tmp_path / "hf", tmp_path / "ours", objective=told)
     network = family_of(run.config.model).network()(run.config.model, groups).eval()
     load_weights(run.path, [network], groups, averaged=False)
     stored, made = omnigen2.stored(), []
