@@ -204,6 +204,7 @@ CASE = Case(
         ({"patch_temporal": 2}, "OmniGen2 learns pictures"),
         ({"text_pad_to": 8}, "OmniGen2 attends to no padding"),
     ],
+    training=("model.reference_latents=2",),
     adapted=("norm1.linear", "linear_1", "linear_3", "norm_out.linear_1"),
 )
 random_omnigen2 = CASE.random

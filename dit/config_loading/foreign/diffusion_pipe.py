@@ -42,6 +42,7 @@ _FAMILIES = {
     "hunyuan_video_15": "hunyuan_video_15",
     "ltx-video": "ltx",
     "lumina_2": "lumina2",
+    "omnigen2": "omnigen2",
     "qwen_image": "qwen_image",
     "qwen_image_plus": "qwen_image",
     "sd3": "sd3",

@@ -27,6 +27,7 @@ from tests.unit.data.conftest import Shards
 
 OTHER = {
     "model.family": "wan",
+    "model.num_kv_heads": "3",
     "objective.name": "flow",
     "objective.level_range": "[0.5, 1.0]",
     "objective.second_level_rate": "0.5",
