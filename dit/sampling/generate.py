@@ -46,6 +46,7 @@ from dit.sampling.ode_solvers import (
     Network,
     StepLevels,
     guided,
+    guided_at_first,
     initial_noise,
     sample,
 )
@@ -83,10 +84,14 @@ class SamplingSettings:
     """Lowest and highest noise level (sigma of EDM, t of flow matching) with guidance."""
     guidance_rescale: float = 0.0
     """0 to 1: part of the way back to the deviation that the prediction has without guidance."""
+    guidance_steps: float = 1.0
+    """Part of the steps, from the first on, that are guided."""
+    guidance_least_norm: float = 0.0
+    """Where the family keeps norms in guidance: `Guidance.least_norm`."""
     condition_noise: float = 0.0
     """What conditions of strength 1 get of noise at each step, times the square of the level."""
     guiders: Guiders | None = None
-    """Of a pipeline of Diffusers (`guiders.open_guiders`), in the place of the last three."""
+    """Of a pipeline of Diffusers (`guiders.open_guiders`), in the place of all guidance above."""
 
     def guide(self, path: SamplingPath, model: ModelConfig) -> Guidance:
         """For a network, with the levels that it is told in place of sigma or t."""
@@ -101,6 +106,7 @@ class SamplingSettings:
             of_references=self.reference_guidance,
             rescale=self.guidance_rescale,
             keeps_norm=family_of(model).objective.keeps_norm(model),
+            least_norm=self.guidance_least_norm,
             patch=(model.patch_temporal, model.patch_spatial),
         )
 
@@ -343,8 +349,10 @@ def _guided(
         return guided_by(settings.guiders, conditional, unconditional, batch, steps)
     guide = settings.guide(sampling_path(config.objective), config.model)
     if others:
-        return guided_by_references(conditional, others[0], unconditional, guide, batch)
-    return guided(conditional, unconditional, guide, batch)
+        both = guided_by_references(conditional, others[0], unconditional, guide, batch)
+    else:
+        both = guided(conditional, unconditional, guide, batch)
+    return guided_at_first(both, conditional, steps, settings.guidance_steps)
 
 
 def _conditioned(

@@ -57,6 +57,8 @@ class Guidance:
     """phi of arXiv:2305.08891, Sec. 3.4: 1 restores the standard deviation without guidance."""
     keeps_norm: KeptNorm | None = None
     """What gets back the norm that its output has without guidance."""
+    least_norm: float = 0.0
+    """No norm becomes less than this part of the one with guidance; 1 leaves norms as they are."""
     patch: tuple[int, int] = (1, 1)
     """Frames, and rows or columns, of the latent in one token."""
 
@@ -135,9 +137,9 @@ def guided(
             return cond_TC
         uncond_TC = unconditional(input_TC, level_N).float()
         mixed_TC = uncond_TC + per_token(scale_N, batch) * (cond_TC - uncond_TC)
-        if guidance.keeps_norm is not None:
+        if guidance.keeps_norm is not None and guidance.least_norm < 1:
             mixed, own = (kept_norms(x_TC, guidance, batch) for x_TC in (mixed_TC, cond_TC))
-            factor = own / mixed.clamp_min(TINY_NORM)
+            factor = (own / mixed.clamp_min(TINY_NORM)).clamp_min(guidance.least_norm)
             if guidance.keeps_norm is KeptNorm.TOKEN_AT_MOST:
                 factor = factor.clamp_max(1)
             mixed_TC = mixed_TC * factor
@@ -146,6 +148,18 @@ def guided(
             factor_N = torch.where(scale_N == 1, 1.0, factor_N)
             mixed_TC = mixed_TC * per_token(1 + guidance.rescale * (factor_N - 1), batch)
         return mixed_TC
+
+    return network
+
+
+def guided_at_first(both: Network, alone: Network, steps: StepLevels, part: float) -> Network:
+    """`both` at so large a part of the steps, from the first on, and `alone` at all others."""
+    if part == 1:
+        return both
+
+    def network(input_TC: Tensor, level_N: Tensor) -> Tensor:
+        begun = steps.number(level_N) + 1
+        return (both if begun / steps.steps <= part else alone)(input_TC, level_N)
 
     return network
 

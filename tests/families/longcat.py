@@ -188,7 +188,17 @@ GENERATIONS = {
             "time_shift_type": "exponential",
         },
         encoded=_encoded,
-        calls=[({"guidance_scale": scale}, {"guidance": scale}) for scale in (4.5, 1.0, 2.5)],
+        calls=[
+            *(({"guidance_scale": scale}, {"guidance": scale}) for scale in (4.5, 1.0, 2.5)),
+            (
+                {"guidance_scale": 40.0, "cfg_renorm_min": 0.8},
+                {"guidance": 40.0, "guidance_least_norm": 0.8},
+            ),
+            (
+                {"guidance_scale": 40.0, "enable_cfg_renorm": False},
+                {"guidance": 40.0, "guidance_least_norm": 1.0},
+            ),
+        ],
         slow=False,
     )
 }

@@ -161,7 +161,17 @@ GENERATIONS = {
         size=(1, 6, 10),
         objective={"name": "flow", "sampling_levels": "even", "flow_shift": 6.0},
         encoded=_encoded,
-        calls=[({"guidance_scale": scale}, {"guidance": scale}) for scale in (4.0, 1.0, 2.5)],
+        calls=[
+            *(({"guidance_scale": scale}, {"guidance": scale}) for scale in (4.0, 1.0, 2.5)),
+            (
+                {"guidance_scale": 4.0, "cfg_normalization": False, "cfg_trunc_ratio": 0.5},
+                {"guidance": 4.0, "guidance_least_norm": 1.0, "guidance_steps": 0.5},
+            ),
+            (
+                {"guidance_scale": 4.0, "cfg_trunc_ratio": 0.7},
+                {"guidance": 4.0, "guidance_steps": 0.7},
+            ),
+        ],
         slow=False,
     )
 }

@@ -152,7 +152,13 @@ GENERATIONS = {
         objective={"name": "flow", "sampling_levels": "even", "flow_shift": 6.0},
         encoded=_encoded,
         # The pipeline's scale is one less.
-        calls=[({"guidance_scale": scale - 1}, {"guidance": scale}) for scale in (5.0, 1.0, 2.5)],
+        calls=[
+            *(({"guidance_scale": scale - 1}, {"guidance": scale}) for scale in (5.0, 1.0, 2.5)),
+            (
+                {"guidance_scale": 4.0, "cfg_truncation": 0.1},
+                {"guidance": 5.0, "guidance_interval": (0.9, 1.0)},
+            ),
+        ],
         slow=False,
     )
 }

@@ -22,6 +22,7 @@ class Lumina2Text(PretrainedTextEncoder):
     network: ClassVar[str] = "Gemma2Model"
     default_model: ClassVar[str] = "Alpha-VLLM/Lumina-Image-2.0"
     default_length: ClassVar[int] = 256
+    longest_text: ClassVar[int | None] = 299  # Diffusers' network has angles for one place more
     instruction_tokens: ClassVar[int] = 30  # before the caption, about
 
     @property

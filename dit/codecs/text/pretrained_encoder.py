@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import PipelineComponent, load, model_config_of
 from dit.codecs.text.encoder import EncoderPadding, TextEncoder, requested_length
 
@@ -32,6 +33,7 @@ class PretrainedTextEncoder(TextEncoder):
     network: ClassVar[str]  # class name
     subfolders: ClassVar[tuple[str, str]] = ("text_encoder", "tokenizer")
     default_length: ClassVar[int] = 512
+    longest_text: ClassVar[int | None] = None  # rows that networks or pipelines take at most
     options: ClassVar[frozenset[str]] = frozenset(
         ("model_name", "max_sequence_length", "precision", "t5_cache_dir", "tokenizer_cache_dir")
     )
@@ -48,9 +50,15 @@ class PretrainedTextEncoder(TextEncoder):
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
         cache, tokenizer_cache = args.t5_cache_dir, args.tokenizer_cache_dir
+        max_length = requested_length(args, cls.default_length)
+        if cls.longest_text is not None and max_length > cls.longest_text:
+            raise CodecError(
+                f"--max_sequence_length {max_length}: pipelines of text encoder {cls.name!r} take"
+                f" at most {cls.longest_text}"
+            )
         return cls(
             model_name=args.model_name or cls.default_model,
-            max_length=requested_length(args, cls.default_length),
+            max_length=max_length,
             precision=args.precision,
             cache=str(cache) if cache else None,
             tokenizer_cache=str(tokenizer_cache) if tokenizer_cache else None,

@@ -9,9 +9,8 @@ of the empty caption differs from sample to sample. HunyuanImage's has ByT5 besi
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
@@ -31,18 +30,8 @@ class QwenImageText(PretrainedTextEncoder):
     name: ClassVar[str] = "qwen_image"
     network: ClassVar[str] = "Qwen2_5_VLForConditionalGeneration"
     default_model: ClassVar[str] = "Qwen/Qwen-Image"
-    longest_text: ClassVar[int] = 1024  # `max_sequence_length` of QwenImagePipeline is at most this
+    longest_text: ClassVar[int | None] = 1024  # as QwenImagePipeline says
     rows_after: ClassVar[int] = 5  # of the instruction behind a caption, which are attended to
-
-    @classmethod
-    def from_arguments(cls, args: Namespace) -> Self:
-        encoder = super().from_arguments(args)
-        if encoder.max_length > cls.longest_text:
-            raise CodecError(
-                f"--max_sequence_length {encoder.max_length}: pipelines of text encoder"
-                f" {cls.name!r} take at most {cls.longest_text}"
-            )
-        return encoder
 
     @property
     def pipeline(self) -> Any:
@@ -74,7 +63,9 @@ class HunyuanImageText(QwenImageText):
     name: ClassVar[str] = "hunyuanimage"
     default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanImage-2.1-Diffusers"
     default_length: ClassVar[int] = 1000
-    longest_text: ClassVar[int] = 2**15  # the network's positions; the pipeline itself has 1000
+    longest_text: ClassVar[int | None] = (
+        2**15
+    )  # the network's positions; the pipeline itself has 1000
     rows_after: ClassVar[int] = 1
 
     @property

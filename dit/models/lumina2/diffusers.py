@@ -24,7 +24,7 @@ from dit.models.joint.lumina_names import (
     lumina_rules,
     lumina_sizes,
 )
-from dit.models.lumina2.family import EPS
+from dit.models.lumina2.family import AXES_LENS, EPS
 from dit.models.stacks.stacked_transformer import ALL_NOISE
 
 CLASS = "Lumina2Transformer2DModel"
@@ -63,12 +63,10 @@ LUMINA2_NAMES = {
 """Of the original project, of ComfyUI and of diffusion-pipe."""
 
 
-_LARGEST = (300, 512, 512)
-"""Rows of Diffusers' tables of angles: for places in the text and behind it, rows, columns."""
 KEYS = ConfigKeys(
     keys=(
         Key("sample_size", default=128),
-        *lumina_keys(layers=(26, 2), largest=_LARGEST),
+        *lumina_keys(layers=(26, 2), largest=AXES_LENS),
         Key("norm_eps", default=EPS),
         Key("scaling_factor", default=1.0),  # nothing reads it
         Key("cap_feat_dim", "crossattn_emb_size", 1024),
@@ -103,6 +101,6 @@ FORM = DiffusersForm(
     original_names=(LUMINA2_NAMES,),
     comfyui_names=lambda _: LUMINA2_NAMES,
     pipelines={"Lumina2Pipeline": Pipeline()},
-    largest_latent=lambda model: (1, *(side * model.patch_spatial for side in _LARGEST[1:])),
+    largest_latent=lambda model: (1, *model.largest_latent[1:]),
     run_network=_run_network,
 )

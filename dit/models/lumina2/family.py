@@ -41,6 +41,8 @@ from dit.models.registry import imported
 
 TITLE, EPS = "Lumina Image 2.0", 1e-5
 _MOST_TOLD = 1024
+AXES_LENS = (300, 512, 512)
+"""Rows of Diffusers' tables of angles: for places in the text and behind it, rows, columns."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"lumina2": {}}
 """What each `model.name` sets: config.json of Alpha-VLLM/Lumina-Image-2.0."""
@@ -101,6 +103,12 @@ class Lumina2Config(ModelConfig):
     @property
     def all_layers(self) -> int:
         return self.num_layers + 2 * self.num_refiner_layers
+
+    @property
+    def largest_latent(self) -> tuple[int, int, int]:
+        """Sides as long as the tables of Diffusers' network."""
+        rows, columns = (side * self.patch_spatial for side in AXES_LENS[1:])
+        return 2**20, rows, columns
 
     @property
     def cost_sizes(self) -> list[int]:

@@ -24,7 +24,7 @@ from dit.models.joint.sequential_names import SequentialNames, sequential_rows, 
 from dit.models.joint.tensor_names import BY_HEAD
 from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS
 from dit.models.stacks.stacked_transformer import ALL_NOISE
-from dit.models.zimage.family import EPS, INSIDE_OF_TOLD, MLP_RATIO, ZImageConfig
+from dit.models.zimage.family import AXES_LENS, EPS, INSIDE_OF_TOLD, MLP_RATIO, ZImageConfig
 from dit.models.zimage.model import ZImageNetwork
 
 CLASS = "ZImageTransformer2DModel"
@@ -145,8 +145,6 @@ def _rules(t: Any) -> list[Rule]:
     ]
 
 
-_LARGEST = (1536, 512, 512)
-"""Rows of Diffusers' tables of angles: for places in the text and behind it, rows, columns."""
 KEYS = ConfigKeys(
     keys=(
         Key("all_patch_size", default=(2,), type=list[PositiveInt], write=lambda _: [2]),
@@ -165,7 +163,7 @@ KEYS = ConfigKeys(
         Key("rope_theta", default=ZImageNetwork.theta),
         Key("t_scale", default=ALL_NOISE),
         Key("axes_dims", "rope_axes", (32, 48, 48)),
-        Key("axes_lens", default=(1024, 512, 512), write=lambda _: _LARGEST),
+        Key("axes_lens", default=(1024, 512, 512), write=lambda _: AXES_LENS),
     ),
     kept=(
         OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),
@@ -208,6 +206,6 @@ FORM = DiffusersForm(
     refused_pipelines={
         "ZImageOmniPipeline": "pictures beside the target, by features of SigLIP",
     },
-    largest_latent=lambda model: (1, *(side * model.patch_spatial for side in _LARGEST[1:])),
+    largest_latent=lambda model: (1, *model.largest_latent[1:]),
     run_network=_run_network,
 )

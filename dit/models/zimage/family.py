@@ -42,6 +42,8 @@ INSIDE_OF_TOLD = 1024
 MLP_RATIO = 8 / 3
 """Of Diffusers' class, which has no key for it."""
 _MOST_TOLD = 256
+AXES_LENS = (1536, 512, 512)
+"""Rows of Diffusers' tables of angles: for places in the text and behind it, rows, columns."""
 _OTHER_PICTURES = (
     "sees pictures beside the target, by features of SigLIP that this family has no layers for"
 )
@@ -117,6 +119,12 @@ class ZImageConfig(ModelConfig):
         if self.mlp_ratio == MLP_RATIO:
             return int(self.hidden_size / 3 * 8)  # as Diffusers rounds it
         return int(self.hidden_size * self.mlp_ratio)
+
+    @property
+    def largest_latent(self) -> tuple[int, int, int]:
+        """Sides as long as the tables of Diffusers' network."""
+        rows, columns = (side * self.patch_spatial for side in AXES_LENS[1:])
+        return 2**20, rows, columns
 
     @property
     def cost_sizes(self) -> list[int]:

@@ -202,6 +202,8 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
         guidance_interval=options.guidance_interval,
         guidance_rescale=options.guidance_rescale,
         reference_guidance=options.reference_guidance,
+        guidance_steps=options.guidance_steps,
+        guidance_least_norm=options.guidance_least_norm,
         sampler=Sampler(options.sampler),
         condition_noise=options.condition_noise,
         guiders=open_guiders(options.guider, scale=scale) if options.guider else None,
@@ -261,6 +263,12 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
         raise ValueError(
             f"--distilled_guidance {given}: the network of {opened.path} is told no guidance scale;"
             " leave it out, and use --guidance"
+        )
+    model, least = opened.config.model, options.guidance_least_norm
+    if least and family_of(model).objective.keeps_norm(model) is None:
+        raise ValueError(
+            f"--guidance_least_norm {least}: guidance of model.family={model.family} changes no"
+            " norm back; leave it out"
         )
     usual = opened.config.guidance
     if options.guidance is None and options.guider is not None:

@@ -33,6 +33,13 @@ _MOST = {
     "num_video_frames": MOST_PIXELS,
     "num_steps": 1000,
 }
+_PARTS = {
+    "guidance_rescale": (0, "0 is none, 0.7 is usual"),
+    "guidance_steps": (1, "1 guides at all steps"),
+    "guidance_least_norm": (0, "1 keeps what guidance makes"),
+}
+"""Options of guidance in [0, 1]: the value that changes nothing, and what values mean."""
+_HAS_ITS_OWN = "has a rescaling and steps of its own; leave out"
 MOST_TOLD = 1000
 MOST_SAMPLES = 1_000_000
 """Samples of one call."""
@@ -128,6 +135,13 @@ class SamplerOptions:
     away from references, too; at most 1: none + g (both - none). (default: %(default)s)"""
     guidance_rescale: float = 0.0
     """0 to 1: how far the contrast goes back to that without guidance. (default: %(default)s)"""
+    guidance_steps: float = 1.0
+    """0 to 1: part of the steps, from the first on, with guidance (`cfg_trunc_ratio` of Lumina
+    Image 2.0). (default: %(default)s)"""
+    guidance_least_norm: float = 0.0
+    """0 to 1, for networks whose guidance gets back the norm without it (Lumina Image 2.0, LongCat,
+    Qwen-Image): the least part of the guided norm that is kept; 1 keeps it. (default: %(default)s)
+    """
     sampler: Annotated[str, Sampler] = str(Sampler.HEUN)
     """heun calls the network twice a step, the others once. euler is first order, the others are
     second order. (default: %(default)s)"""
@@ -166,16 +180,13 @@ class GenerationOptions(SamplerOptions, ContentOptions):
         told = self.distilled_guidance
         if told is not None and not 0 <= told <= MOST_TOLD:
             raise ValueError(f"--distilled_guidance {told} must lie in [0, {MOST_TOLD}]")
-        if self.guider is not None and (self.guidance_rescale or self.guidance_interval):
-            raise ValueError(
-                f"--guider {self.guider} has a rescaling and steps of its own; leave out"
-                " --guidance_rescale and --guidance_interval"
-            )
-        if not 0 <= self.guidance_rescale <= 1:
-            raise ValueError(
-                f"--guidance_rescale {self.guidance_rescale} must lie in [0, 1]; 0 is none, 0.7 is"
-                " usual"
-            )
+        for name, (none, meaning) in _PARTS.items():
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise ValueError(f"--{name} {value} must lie in [0, 1]; {meaning}")
+            if self.guider is not None and value != none:
+                raise ValueError(f"--guider {self.guider} {_HAS_ITS_OWN} --{name}")
+        if self.guider is not None and self.guidance_interval:
+            raise ValueError(f"--guider {self.guider} {_HAS_ITS_OWN} --guidance_interval")
         if self.guidance_interval is not None:
             low, high = self.guidance_interval
             if not 0 <= low <= high:

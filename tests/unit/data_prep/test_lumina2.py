@@ -15,7 +15,8 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
 from transformers import AutoTokenizer, Gemma2Model
 
 from dit.codecs import text, vae
-from dit.config_loading import load_config
+from dit.codecs.dataset_card import CodecError
+from dit.config_loading import ConfigError, load_config
 from dit.objectives.registry import sampling_path
 from recipes.runs import dit_debug
 from tests.families import pipeline_parts
@@ -33,6 +34,10 @@ def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
     network = Gemma2Model.from_pretrained(folder, subfolder="text_encoder").eval()
     letters = AutoTokenizer.from_pretrained(folder, subfolder="tokenizer")
     pipe = Lumina2Pipeline(None, None, None, network, letters)  # type: ignore[arg-type]
+    with pytest.raises(CodecError, match=r"--max_sequence_length 300.* at most 299"):
+        text.text_encoder_named("lumina2").from_arguments(
+            Namespace(**given | {"max_sequence_length": 300})
+        )
     for caption in CAPTIONS:
         with torch.no_grad():
             rows, mask, null, null_mask = pipe.encode_prompt(caption, negative_prompt=caption)
@@ -47,6 +52,14 @@ def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
     card = {"format_version": 1, "text_encoder": ours.settings}
     assert text.text_encoder_of_card(card) == ours
     assert vae.codec_named("lumina2").text_encoder == "lumina2"
+
+
+def test_pictures_are_no_larger_than_the_tables_of_diffusers_network() -> None:
+    words = ["model.name=lumina2", "dataset.mock=true", "dataset.task_encoder_seq_length=8192"]
+    sides = "frames: 1, height: 2, text_length: 1, width:"
+    load_config(dit_debug(), overrides=[*words, f"dataset.mock_samples=[{{{sides} 1024}}]"])
+    with pytest.raises(ConfigError, match=r"exceeds the largest latent .* 1024, 1024"):
+        load_config(dit_debug(), overrides=[*words, f"dataset.mock_samples=[{{{sides} 1026}}]"])
 
 
 @pytest.mark.parametrize("num_steps", [1, 4, 30])

@@ -42,6 +42,8 @@ def test_a_told_scale(groups, tmp_path: Path, kind: str) -> None:
     else:
         with pytest.raises(ValueError, match=r"--distilled_guidance 3.5: .* told no guidance"):
             ours(run, start, distilled_guidance=3.5)
+        with pytest.raises(ValueError, match=r"--guidance_least_norm 1.0: .* changes no norm"):
+            ours(run, start, guidance_least_norm=1.0)
 
 
 def test_a_codec_of_pictures_needs_no_number_of_frames(groups, tmp_path: Path) -> None:

@@ -92,6 +92,12 @@ def test_options_by_name(parse) -> None:
     assert chosen(GenerationOptions, args).guidance_interval == (0.1, 5)
 
 
+@pytest.mark.parametrize("name", ["guidance_rescale", "guidance_steps", "guidance_least_norm"])
+def test_a_guider_has_guidance_of_its_own(name: str) -> None:
+    with pytest.raises(ValueError, match=f"--guider models .* leave out --{name}"):
+        GenerationOptions(guider=Path("models"), **{name: 0.5})
+
+
 def test_the_command_line_is_stronger(parse) -> None:
     args = parse(OURS, "--num_steps", "3", "--prompts_file", "p.txt", "--guidance=2")
     assert (args.num_steps, args.prompt, args.guidance) == (3, None, 2)

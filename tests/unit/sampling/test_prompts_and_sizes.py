@@ -153,6 +153,8 @@ def test_hostile_prompts_as_lines(tmp_path, content):
         ("--num_steps", str(10**9)),
         ("--guidance", "inf"),
         ("--guidance_rescale", "nan"),
+        ("--guidance_steps", "1.5"),
+        ("--guidance_least_norm", "-1"),
         ("--guidance_interval", "nan", "1"),
         ("--guidance_interval", "1", "0"),
         ("--width", "-8"),
