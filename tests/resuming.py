@@ -33,7 +33,7 @@ def built(config: RunConfig, groups) -> ModelAndOptimizer:
 def step(model: ModelAndOptimizer, config: RunConfig, number: int) -> None:
     """A step of the run, on a pack of pictures and videos."""
     grids, lengths = ((1, 4, 4), (3, 3, 3), (1, 2, 2), (4, 2, 2)), (5, 2, 3, 4)
-    if config.model.needs_whole_samples:  # of several cubes of tokens
+    if config.model.whole_samples_by:  # of several cubes of tokens
         grids = ((4, 5, 9), *grids[1:])
     model.at_step(number)
     item = training_problem(

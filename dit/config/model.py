@@ -394,9 +394,9 @@ class ModelConfig:
         return parts * run * (1 if self.fp8 is None else self.fp8_rows)
 
     @property
-    def needs_whole_samples(self) -> bool:
-        """Whether layers need all tokens of a sample at once."""
-        return False
+    def whole_samples_by(self) -> str | None:
+        """The setting with which layers need all tokens of a sample at once, if there is one."""
+        return None
 
     def at_step(self, step: int) -> Self:  # noqa: ARG002
         """The same model as all of a run's later steps were this training step."""

@@ -113,9 +113,9 @@ def share_rules(run: RunConfig, parts: int) -> list[Rule]:
             f" sample, and model.family={model.family} attends to its padding; set it to 0",
         ),
         (
-            objective.level_share is None or not model.needs_whole_samples,
+            objective.level_share is None or model.whole_samples_by is None,
             f"objective.second_level_rate={objective.second_level_rate} parts the tokens of a"
-            " sample, and model.sparse_attention=true needs whole cubes of them; set it to 0",
+            f" sample, and {model.whole_samples_by} needs all of them together; set it to 0",
         ),
     ]
     pieces = f" in each of {parts} pieces of a sample" if parts > 1 else ""

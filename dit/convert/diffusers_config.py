@@ -22,6 +22,7 @@ from dit.config import (
     TextPadding,
 )
 from dit.config_loading import default_config, load_config
+from dit.config_loading.schema import as_typed
 from dit.convert.diffusers_checkpoint import (
     OUR_KEY,
     PrivateKeys,
@@ -230,7 +231,7 @@ def objective_config(
 
 
 def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
-    words = [f"objective.{key}={value}" for key, value in keys.items()]
+    words = [f"objective.{key}={as_typed(value)}" for key, value in keys.items()]
     return load_config(default_config(), overrides=words).objective
 
 

@@ -122,7 +122,7 @@ def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
                 getattr(config.objective, key) == wanted,
                 f"objective.{key}={getattr(config.objective, key)}, and {kind} has {wanted}",
             )
-            for key, wanted in runs.objective.items()
+            for key, wanted in runs.fixed(_content(pipeline / SCHEDULER / SCHEDULER_CONFIG)).items()
             if key != "name"
         ),
         (
@@ -147,8 +147,12 @@ def _shown(levels: tuple[float, float] | None) -> str:
     return "null" if levels is None else f"[{levels[0]:g}, {levels[1]:g}]"
 
 
+def _content(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.is_file() else {}
+
+
 def _setting(file: Path, key: str) -> Any:
-    return read_json(file).get(key) if file.is_file() else None
+    return _content(file).get(key)
 
 
 def _latent_channels(file: Path) -> int | None:

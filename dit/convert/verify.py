@@ -187,6 +187,10 @@ def _diffusers_outputs(
             "comparing what the networks compute needs Diffusers: pip install"
             " 'megatron-dit[prep]', or --tensors-only"
         ) from error
+    except NotImplementedError as error:
+        raise ConvertError(
+            f"{error}, so that no outputs can be compared: compare with --tensors-only"
+        ) from error
     return [
         form.run_network(network, s, level, run) for s, level in zip(samples, _LEVELS, strict=True)
     ]

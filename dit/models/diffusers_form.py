@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from dit.models.diffusers_names import NameTable
 
 
+DIFFUSERS = "diffusers"
+
+
 class StrictKeys(BaseModel):
     """Keys of a config.json, typed as in JSON: 1.0 is no integer, 1 no boolean, NaN no number."""
 
@@ -255,6 +258,13 @@ class Pipeline:
     """Whether it is one of Diffusers' modular pipelines, which are opened and called otherwise."""
     beside: Mapping[str, PartBeside] = field(default_factory=dict)
     """By name: parts that are loaded from elsewhere."""
+    module: str = DIFFUSERS
+    """Where its class is; one that Diffusers lacks opens folders with code in them."""
+
+    def fixed(self, scheduler: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of `objective` as they are beside a scheduler_config.json."""
+        said = self.sampling(scheduler)
+        return {key: said.get(key, value) for key, value in self.objective.items()}
 
     def misfits(self, model: ModelConfig) -> list[str]:
         """What it feeds a network otherwise than in training, in words."""
@@ -281,6 +291,8 @@ class DiffusersForm:
 
     class_name: str
     """`_class_name` of config.json, by which a folder is known to be of this family."""
+    module: str = DIFFUSERS
+    """Where its class is."""
     table: NameTable
     """Which tensors of theirs are which of ours."""
     keys: ConfigKeys
@@ -326,8 +338,11 @@ class DiffusersForm:
 
         Raises:
             ImportError: Diffusers is not installed.
+            NotImplementedError: it has no such class.
         """
         import diffusers
         from torch import float32
 
+        if not hasattr(diffusers, self.class_name):
+            raise NotImplementedError(f"Diffusers has no {self.class_name}")
         return getattr(diffusers, self.class_name).from_pretrained(folder, torch_dtype=float32)

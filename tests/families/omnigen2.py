@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.positions import unpatchify
+from tests.families import pipeline_parts
 from tests.families.case import (
     AXES,
     COUNTED,
@@ -54,6 +56,21 @@ JUDGED = (0, 4, 9)
 GOLDEN = Path(__file__).parents[1] / "golden/omnigen2.safetensors"
 _SIDES = (((6, 10), ()), ((2, 4), ((4, 6),)), ((8, 4), ((2, 10), (6, 2), (4, 4))))
 """Rows and columns of the latents of the judged samples, and of their references."""
+
+
+INDEX = {
+    "_class_name": "OmniGen2Pipeline",
+    "mllm": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
+    "processor": ["transformers", "Qwen2_5_VLProcessor"],
+    "scheduler": ["scheduling_of_its_own", "FlowMatchEulerDiscreteScheduler"],
+    "transformer": ["transformer_omnigen2", "OmniGen2Transformer2DModel"],
+    "vae": ["diffusers", "AutoencoderKL"],
+}
+SCHEDULER = {
+    "_class_name": "FlowMatchEulerDiscreteScheduler",
+    "dynamic_time_shift": True,
+    "num_train_timesteps": 1000,
+}
 
 
 def configuration(number: int) -> dict[str, Any]:
@@ -208,3 +225,15 @@ CASE = Case(
     adapted=("norm1.linear", "linear_1", "linear_3", "norm_out.linear_1"),
 )
 random_omnigen2 = CASE.random
+
+
+def pipeline(folder: Path) -> Path:
+    """Its folder as it is published, with random weights, in `folder`/pipeline."""
+    root = pipeline_parts.omnigen2(folder / "pipeline")
+    random_omnigen2().save_pretrained(root / "transformer")
+    (root / "scheduler").mkdir()
+    (root / "scheduler/scheduler_config.json").write_text(json.dumps(SCHEDULER))
+    (root / "model_index.json").write_text(json.dumps(INDEX))
+    for code in ("transformer/transformer_omnigen2.py", "scheduler/scheduling_of_its_own.py"):
+        (root / code).write_text("# its class")
+    return root

@@ -129,7 +129,8 @@ def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
         line = {"base_shift": 0.5, "max_shift": 1.15}
         line |= {"base_image_seq_len": 256 * patch, "max_image_seq_len": 4096 * patch}
         keys = {"time_shift_type": "exponential", "flow_shift": 1.0, **line}
-    return {"objective.name": "flow", **{f"objective.{key}": one for key, one in keys.items()}}
+    keys |= {"name": "flow", "shift_base_tokens": None}
+    return {f"objective.{key}": one for key, one in keys.items()}
 
 
 def _guided(values: Mapping[str, Any]) -> dict[str, Any]:

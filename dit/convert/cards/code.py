@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from dit.codecs.vae import codec_named, usual_size
 from dit.codecs.vae.autoencoder import Autoencoder
 from dit.config import FlowConfig, FlowPrediction, RunConfig, SamplingLevels, TimeShift
-from dit.models.diffusers_form import PartBeside
+from dit.models.diffusers_form import DIFFUSERS, PartBeside, Pipeline
 from dit.models.registry import diffusers_form, family_of
 from dit.objectives.diffusers_schedulers import EDM_SCHEDULER
 from dit.objectives.flow_matching import FlowMatching
@@ -70,7 +69,7 @@ class PictureCode:
         """The code; FOLDER is the export."""
         if self.loops:
             return self._loop()
-        any_kind = self.whole and not self._is_modular
+        any_kind = self.whole and not self._known.modular and self._known.module == DIFFUSERS
         kind = "DiffusionPipeline" if any_kind else self._pipeline
         return self._loaded() if kind is None else "\n".join(self._piped(kind))
 
@@ -105,9 +104,10 @@ class PictureCode:
         return next(fitting, None)
 
     @property
-    def _is_modular(self) -> bool:
+    def _known(self) -> Pipeline:
+        """What is known of `_pipeline`."""
         known = diffusers_form(self.config.model).pipelines
-        return self._pipeline is not None and known[self._pipeline].modular
+        return Pipeline() if self._pipeline is None else known[self._pipeline]
 
     @property
     def _network(self) -> str:
@@ -132,7 +132,8 @@ class PictureCode:
     def _loaded(self) -> str:
         """The network alone, for those that neither a pipeline nor a short loop runs."""
         place = json.dumps(self.base if self.adapters else "FOLDER")
-        lines = [f"from diffusers import {self._network}"]
+        module = diffusers_form(self.config.model).module
+        lines = [f"from {module} import {self._network}"]
         lines += [f"network = {self._network}.from_pretrained({place})"]
         return "\n".join(lines + [self._adapted("network")] * self.adapters)
 
@@ -141,37 +142,41 @@ class PictureCode:
         half, place = _HALF, json.dumps("FOLDER" if self.whole else self.base)
         own = not (self.whole or self.adapters)
         opened = [f'network = {self._network}.from_pretrained("FOLDER", {half})'] * own
-        if self._is_modular:
+        if self._known.modular:
             opened += [f"pipe = {kind}.from_pretrained({place})", f"pipe.load_components({half})"]
             opened += ["pipe.update_components(transformer=network)"] * own
         else:
-            opened += [f"{name} = {_opened(one)}" for name, one in self._beside.items()]
-            told = ["transformer=network"] * own + [f"{name}={name}" for name in self._beside]
-            opened += [f"pipe = {kind}.from_pretrained({', '.join([place, *told, half])})"]
+            opened += [f"{name} = {_opened(one)}" for name, one in self._known.beside.items()]
+            told, later = [f"{name}={name}" for name in self._known.beside], []
+            if self._known.module == DIFFUSERS:
+                told = ["transformer=network"] * own + told
+            else:  # Diffusers takes no class that it does not know for one of the folder's
+                told = ["trust_remote_code=True", *told]
+                later = ["pipe.transformer = network"] * own
+            opened += [f"pipe = {kind}.from_pretrained({', '.join([place, *told, half])})", *later]
         opened += [self._adapted("pipe.transformer")] * (self.adapters and not self.whole)
-        names = [kind, self._network] if own else [kind]
+        places = {self._known.module: [kind]}
+        if own:
+            module = diffusers_form(self.config.model).module
+            places.setdefault(module, []).append(self._network)
         made, tools = self._made(self._pipeline or kind)
-        imports = ["import torch", f"from diffusers import {', '.join(names)}"]
+        found = (f"from {place} import {', '.join(names)}" for place, names in places.items())
+        imports = ["import torch", *found]
         imports += [f"from diffusers.utils import {', '.join(tools)}"] if tools else []
-        kinds = sorted(one.kind for one in self._beside.values())
+        kinds = sorted(one.kind for one in self._known.beside.values())
         imports += [f"from transformers import {', '.join(kinds)}"] if kinds else []
         return [*imports, "", *opened, 'pipe.to("cuda")', *made]
-
-    @property
-    def _beside(self) -> Mapping[str, PartBeside]:
-        known = diffusers_form(self.config.model).pipelines.get(self._pipeline or "")
-        return {} if known is None else known.beside
 
     def _made(self, kind: str) -> tuple[list[str], list[str]]:
         """The call of a pipeline, and what it takes of diffusers.utils."""
         size, model = usual_size(self.card), self.config.model
         given = any(word in kind for word in _GIVEN)
-        first = "prompt=" if given or self._is_modular else ""
+        first = "prompt=" if given or self._known.modular else ""
         told = [f"{first}{_quoted(self.prompt)}"]
         told += ['image=load_image("first.png")'] * given
         told += [f"{name}={size[name]}" for name in ("height", "width") if name in size]
         tools = ["load_image"] * given
-        if self._is_modular:
+        if self._known.modular:
             told += ['output="images"']
             return [f'pipe({", ".join(told)})[0].save("picture.png")'], tools
         if "video" not in codec_named(family_of(model).vae(model)).media or "ToImage" in kind:

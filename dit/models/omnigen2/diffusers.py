@@ -7,6 +7,7 @@ Diffusers has no class of it; its own public code is `OmniGen2Transformer2DModel
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -108,11 +109,23 @@ def _run_network(
     return -made[:, None]
 
 
+def _sampling(scheduler: Mapping[str, Any]) -> dict[str, Any]:
+    """Its scheduler shifts unless it says that it does not."""
+    return {} if scheduler.get("dynamic_time_shift", True) else {"shift_base_tokens": None}
+
+
 FORM = DiffusersForm(
     class_name=CLASS,
+    module="omnigen2.models.transformers.transformer_omnigen2",
     table=_TABLE,
     keys=KEYS,
-    pipelines={"OmniGen2Pipeline": Pipeline(objective={**LEVELS, "flow_shift": 1.0})},
+    pipelines={
+        "OmniGen2Pipeline": Pipeline(
+            objective={**LEVELS, "flow_shift": 1.0},
+            sampling=_sampling,
+            module="omnigen2.pipelines.omnigen2.pipeline_omnigen2",
+        )
+    },
     largest_latent=lambda model: (1, *(side * model.patch_spatial for side in _LARGEST[1:])),
     run_network=_run_network,
 )

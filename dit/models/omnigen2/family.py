@@ -122,8 +122,9 @@ class OmniGen2Config(ModelConfig):
         return [axes_fill_heads(self), *key_heads_divide(self)]
 
     @property
-    def needs_whole_samples(self) -> bool:
-        return self.reference_latents > 0
+    def whole_samples_by(self) -> str | None:
+        pictures = self.reference_latents
+        return f"model.reference_latents={pictures}" if pictures else None
 
     @property
     def all_layers(self) -> int:

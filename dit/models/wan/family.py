@@ -192,8 +192,8 @@ class WanConfig(ModelConfig):
         return SparseSchedule.of(self.sparse_share, step=step, interval=interval)
 
     @property
-    def needs_whole_samples(self) -> bool:
-        return self.sparse_attention
+    def whole_samples_by(self) -> str | None:
+        return "model.sparse_attention=true" if self.sparse_attention else None
 
     def at_step(self, step: int) -> Self:
         return replace(self, sparse_share=float(self.share_schedule.at(step)))

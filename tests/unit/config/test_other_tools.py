@@ -312,6 +312,14 @@ def test_a_file_of_diffusion_pipe_for_flux_2() -> None:
     assert config.lora.base_dtype == "float8_e4m3" and config.model.family == "flux2"
 
 
+def test_a_shift_of_diffusion_pipe_replaces_one_by_tokens() -> None:
+    ours = ["model.type=omnigen2", "model.name=omnigen2"]
+    assert load_config(run_config(), overrides=ours).objective.shift_base_tokens == 400
+    for word, shift in (("flux_shift=true", ("exponential", 1.0)), ("shift=3", (None, 3.0))):
+        told = load_config(run_config(), overrides=[*ours, f"model.{word}"]).objective
+        assert (told.time_shift_type, told.flow_shift) == shift and told.shift_base_tokens is None
+
+
 def test_the_first_frame_that_clips_of_ltx_video_keep_in_diffusion_pipe():
     ltx = ["model.type=ltx-video", "model.name=ltxv_2b"]
     config = load_config(run_config(), overrides=[*ltx, "model.first_frame_conditioning_p=0.25"])

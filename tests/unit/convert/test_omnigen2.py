@@ -5,38 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import diffusers
+import pytest
 import torch
 from safetensors.torch import load_file
 
-from dit.config import SamplingLevels
+from dit.config import SamplingLevels, Weights
+from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
-from tests.families import pipeline_parts
-from tests.families.omnigen2 import random_omnigen2
-
-INDEX = {
-    "_class_name": "OmniGen2Pipeline",
-    "mllm": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
-    "processor": ["transformers", "Qwen2_5_VLProcessor"],
-    "scheduler": ["scheduling_of_its_own", "FlowMatchEulerDiscreteScheduler"],
-    "transformer": ["transformer_omnigen2", "OmniGen2Transformer2DModel"],
-    "vae": ["diffusers", "AutoencoderKL"],
-}
-SCHEDULER = {
-    "_class_name": "FlowMatchEulerDiscreteScheduler",
-    "dynamic_time_shift": True,
-    "num_train_timesteps": 1000,
-}
+from dit.convert.verify import compare_forward, compare_tensors
+from tests.families.omnigen2 import SCHEDULER, pipeline, random_omnigen2
 
 
 def test_its_folder_comes_back_whole(groups, tmp_path: Path) -> None:
-    source, back = pipeline_parts.omnigen2(tmp_path / "pipeline"), tmp_path / "back"
-    random_omnigen2(text_feat_dim=16).save_pretrained(source / "transformer")
-    (source / "scheduler").mkdir()
-    (source / "scheduler/scheduler_config.json").write_text(json.dumps(SCHEDULER))
-    (source / "model_index.json").write_text(json.dumps(INDEX))
-    for code in ("transformer/transformer_omnigen2.py", "scheduler/scheduling_of_its_own.py"):
-        (source / code).write_text("# its class")
+    source, back = pipeline(tmp_path), tmp_path / "back"
     run = import_weights(source, tmp_path / "ours")
     told = run.config.objective
     assert (told.shift_base_tokens, told.flow_shift) == (400, 1.0)
@@ -51,3 +34,27 @@ def test_its_folder_comes_back_whole(groups, tmp_path: Path) -> None:
     weights = load_file(file)
     for key, value in random_omnigen2().state_dict().items():
         assert torch.equal(weights[key], value)
+
+
+def test_a_scheduler_that_does_not_shift(groups, tmp_path: Path) -> None:
+    """The levels of its folder are those of a run, and an export into another folder is refused."""
+    source = pipeline(tmp_path)
+    file = source / "scheduler/scheduler_config.json"
+    file.write_text(json.dumps(SCHEDULER | {"dynamic_time_shift": False}))
+    run = import_weights(source, tmp_path / "ours")
+    assert run.config.objective.shift_base_tokens is None
+    options = ExportOptions(pipeline_from=source)
+    export_weights(run.path, tmp_path / "back", options)
+    file.write_text(json.dumps(SCHEDULER))
+    with pytest.raises(ConvertError, match="shift_base_tokens=None, and OmniGen2Pipeline has 400"):
+        export_weights(run.path, tmp_path / "other", options)
+
+
+def test_outputs_are_not_compared_without_a_class(groups, tmp_path: Path, monkeypatch) -> None:
+    source = pipeline(tmp_path)
+    run = import_weights(source, tmp_path / "ours")
+    tensors, chosen = compare_tensors(source, run.path, None)
+    assert tensors.count > 0 and not tensors.different and chosen is Weights.MODEL
+    monkeypatch.delattr(diffusers, "OmniGen2Transformer2DModel")
+    with pytest.raises(ConvertError, match=r"no OmniGen2Transformer2DModel, .* --tensors-only"):
+        compare_forward(source, run.path, chosen)

@@ -1,10 +1,12 @@
-"""The network that OmniGen2 is held against makes what the public code makes."""
+"""OmniGen2: the network that it is held against makes what the public code makes; its rules."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from dit.config_loading import ConfigError, load_config
+from recipes.runs import dit_xl
 from tests.families import omnigen2
 
 
@@ -18,3 +20,11 @@ def test_outputs_and_gradients_are_those_of_the_public_code(number: int) -> None
     assert found.keys() == {name for name in stored if name.startswith(f"{number}.")}
     for name, value in found.items():
         torch.testing.assert_close(value, stored[name], rtol=1e-5, atol=5e-6)
+
+
+def test_samples_with_references_stay_whole() -> None:
+    """Half of a sample's tokens could hold no whole reference."""
+    words = ["model.name=omnigen2", "objective.second_level_rate=0.5"]
+    load_config(dit_xl(), overrides=words)
+    with pytest.raises(ConfigError, match=r"model.reference_latents=2 needs all of them together"):
+        load_config(dit_xl(), overrides=[*words, "model.reference_latents=2"])

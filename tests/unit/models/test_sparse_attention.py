@@ -195,7 +195,7 @@ def test_what_it_does_not_go_with_is_refused() -> None:
         with pytest.raises(Problems, match=r"sparse_share=.* must lie in \(0, 1\]"):
             wan_model(sparse_share=share)
     config = run_config(model=wan_model(**sparse))
-    with pytest.raises(Problems, match="sparse_attention=true needs whole cubes of them"):
+    with pytest.raises(Problems, match="sparse_attention=true needs all of them together"):
         replace(config, objective=ObjectiveConfig(name="flow", second_level_rate=0.5))
 
 

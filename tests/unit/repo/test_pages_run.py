@@ -81,6 +81,10 @@ TINY_PAGES = {
         still("model.family=zimage", "model.num_layers=2", "model.num_refiner_layers=1"),
     ),
     **dict.fromkeys(
+        ("models/OmniGen2", "runs/omnigen2_lora"),
+        still("model.family=omnigen2", "model.num_layers=2", "model.num_refiner_layers=1"),
+    ),
+    **dict.fromkeys(
         ("models/HiDream", "runs/hidream_lora"),
         still("model.family=hidream", "model.num_layers=2", "model.num_single_layers=3"),
     ),
@@ -174,6 +178,7 @@ PIPELINES: dict[str, dict[str, tuple[str, tuple, dict]]] = {
     "longcat.md": {"LongCat-Image": ("longcat", (), {})},
     "anima.md": {"Anima": ("anima", (), {})},
     "zimage.md": {"Z-Image": ("zimage", (), {})},
+    "omnigen2.md": {"OmniGen2": ("omnigen2", (), {})},
     "hidream.md": {"HiDream-I1": ("hidream", (), {})},
     "ltx.md": {"LTX-Video-0.9.5": ("ltx", ("LTXConditionPipeline",), {})},
 }
@@ -187,7 +192,7 @@ CLIPS: dict[str, tuple[tuple[str, ...], int, str | None]] = {
     "hunyuan_video_15.md": (("films",), 2, 'a fox with a sign "run"'),
 }
 """Page -> folders, number of clips in each, their caption."""
-PAIRS = {"flux2.md": ("before", "after")}
+PAIRS = dict.fromkeys(("flux2.md", "omnigen2.md"), ("before", "after"))
 """Page -> folders of a picture each, of the same name."""
 
 
@@ -246,6 +251,7 @@ PAGES = [
     *("ltx.md", "training_cost.md", "flux2.md", "distilled.md", "lumina2.md", "preferences.md"),
     "longcat.md",
     "zimage.md",
+    "omnigen2.md",
     "anima.md",
     "hidream.md",
 ]
