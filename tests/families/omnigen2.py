@@ -136,8 +136,11 @@ def stored() -> dict[str, Tensor]:
 
 SIZE, SEED, STEPS = (1, 6, 10), 7, 4
 """Of the generated pictures; the noise is that of `dit.sampling.ode_solvers.initial_noise`."""
-CALLS = ((0, 4.0, 1.0), (2, 4.0, 1.0), (2, 4.0, 2.0), (1, 2.5, 1.5), (2, 1.0, 2.0))
-"""Number of references, scale of the text, scale of the references."""
+CALLS = (
+    *((0, 4.0, 1.0, 1.0), (2, 4.0, 1.0, 1.0), (2, 4.0, 2.0, 1.0), (1, 2.5, 1.5, 1.0)),
+    *((2, 1.0, 2.0, 1.0), (2, 4.0, 2.0, 0.5)),
+)
+"""Number of references, scale of the text, scale of the references, end of cfg_range."""
 
 
 def given(references: int) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:

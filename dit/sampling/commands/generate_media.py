@@ -270,6 +270,12 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
             f"--guidance_least_norm {least}: guidance of model.family={model.family} changes no"
             " norm back; leave it out"
         )
+    scale = options.reference_guidance
+    if scale != 1 and not family_of(model).objective.guides_by_references:
+        raise ValueError(
+            f"--reference_guidance {scale}: guidance of model.family={model.family} leads away from"
+            " no references; leave it out"
+        )
     usual = opened.config.guidance
     if options.guidance is None and options.guider is not None:
         from dit.sampling.guiders import open_guider

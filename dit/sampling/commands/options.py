@@ -34,11 +34,19 @@ _MOST = {
     "num_steps": 1000,
 }
 _PARTS = {
-    "guidance_rescale": (0, "0 is none, 0.7 is usual"),
-    "guidance_steps": (1, "1 guides at all steps"),
-    "guidance_least_norm": (0, "1 keeps what guidance makes"),
+    "guidance_rescale": "0 is none, 0.7 is usual",
+    "guidance_steps": "1 guides at all steps",
+    "guidance_least_norm": "1 keeps what guidance makes",
 }
-"""Options of guidance in [0, 1]: the value that changes nothing, and what values mean."""
+"""Options of guidance in [0, 1], and what values mean."""
+_BESIDE_GUIDERS = {
+    "guidance_rescale": 0,
+    "guidance_steps": 1,
+    "guidance_least_norm": 0,
+    "guidance_interval": None,
+    "reference_guidance": 1,
+}
+"""Options that a guider has no use for, and their values where they are not given."""
 _HAS_ITS_OWN = "has a rescaling and steps of its own; leave out"
 MOST_TOLD = 1000
 MOST_SAMPLES = 1_000_000
@@ -171,22 +179,18 @@ class GenerationOptions(SamplerOptions, ContentOptions):
         self._check_guidance()
 
     def _check_guidance(self) -> None:
-        if self.guidance is not None and not math.isfinite(self.guidance):
-            raise ValueError(f"--guidance {self.guidance} must be a finite number; 1 is none")
-        if not math.isfinite(self.reference_guidance):
-            raise ValueError(
-                f"--reference_guidance {self.reference_guidance} must be a finite number; 1 is none"
-            )
+        for name in ("guidance", "reference_guidance"):
+            if (scale := getattr(self, name)) is not None and not math.isfinite(scale):
+                raise ValueError(f"--{name} {scale} must be a finite number; 1 is none")
         told = self.distilled_guidance
         if told is not None and not 0 <= told <= MOST_TOLD:
             raise ValueError(f"--distilled_guidance {told} must lie in [0, {MOST_TOLD}]")
-        for name, (none, meaning) in _PARTS.items():
+        for name, meaning in _PARTS.items():
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"--{name} {value} must lie in [0, 1]; {meaning}")
-            if self.guider is not None and value != none:
+        for name, none in _BESIDE_GUIDERS.items():
+            if self.guider is not None and getattr(self, name) != none:
                 raise ValueError(f"--guider {self.guider} {_HAS_ITS_OWN} --{name}")
-        if self.guider is not None and self.guidance_interval:
-            raise ValueError(f"--guider {self.guider} {_HAS_ITS_OWN} --guidance_interval")
         if self.guidance_interval is not None:
             low, high = self.guidance_interval
             if not 0 <= low <= high:

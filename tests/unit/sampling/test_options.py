@@ -92,7 +92,9 @@ def test_options_by_name(parse) -> None:
     assert chosen(GenerationOptions, args).guidance_interval == (0.1, 5)
 
 
-@pytest.mark.parametrize("name", ["guidance_rescale", "guidance_steps", "guidance_least_norm"])
+@pytest.mark.parametrize(
+    "name", ["guidance_rescale", "guidance_steps", "guidance_least_norm", "reference_guidance"]
+)
 def test_a_guider_has_guidance_of_its_own(name: str) -> None:
     with pytest.raises(ValueError, match=f"--guider models .* leave out --{name}"):
         GenerationOptions(guider=Path("models"), **{name: 0.5})

@@ -21,13 +21,14 @@ def test_latents_are_those_of_the_public_code(groups, tmp_path: Path) -> None:
     network = family_of(run.config.model).network()(run.config.model, groups).eval()
     load_weights(run.path, [network], groups, averaged=False)
     stored, made = omnigen2.stored(), []
-    for number, (references, scale, of_references) in enumerate(omnigen2.CALLS):
+    for number, (references, scale, of_references, end) in enumerate(omnigen2.CALLS):
         inputs, negative, _ = omnigen2.given(references)
         size: dict = {"latent_FHW": omnigen2.SIZE, "fps": float("nan"), "seed": omnigen2.SEED}
         settings = SamplingSettings(
             num_steps=omnigen2.STEPS,
             guidance=scale,
             reference_guidance=of_references,
+            guidance_steps=min(end + 1 / omnigen2.STEPS, 1),
             sampler=Sampler.EULER,
         )
         asked = [Request(inputs=inputs, negative=negative, **size)]
