@@ -23,6 +23,7 @@ from dit.config import (
     ParameterGroup,
     Precision,
     Preference,
+    Problems,
     Recompute,
     RecomputeMethod,
     RunConfig,
@@ -57,6 +58,7 @@ WORDS = {
     "bf16": "bfloat16 weights with float32 master copies",
     "muon": "the matrices of attention and feed-forward updated by Muon",
     "route": "layers in the middle see every second token",
+    "sparse": "cubes of tokens (of a Wan) see others in full, a smaller share of them at each step",
     "levels": "half of the tokens of each sample have a level of their own, apart from the others",
     "cfg": "targets moved along the guidance of the network itself",
     "drift": "with adapters: held to what the network says without them",
@@ -104,7 +106,8 @@ _FROZEN = (
     ParameterGroup(pattern="*.mlp.*", lr_factor=0.5),
     ParameterGroup(pattern="*layers.0.*", frozen=True),
 )
-_UNKEYED = ("route", "levels", "cfg", "drift", "dpo", "drop", "frozen", "fp8base", *_ADAPTERS)
+_UNKEYED = ("route", "sparse", "levels", "cfg", "drift", "dpo", "drop", "frozen", "fp8base")
+_UNKEYED += _ADAPTERS
 _OTHER_NUMBERS = ("bf16", "muon", *_UNKEYED)
 """Words of other mathematics: one process is compared with them, too."""
 EPSILON = 1e-6
@@ -192,6 +195,8 @@ class NamedLayout:
             # Over the border of two or four stages, and of stacks of two kinds.
             last = max(1, model.all_layers - 2)
             model = replace(model, route_from=(model.all_layers - 1) // 3, route_to=last)
+        if "sparse" in self.words:
+            model = _sparse(model)
         groups = _FROZEN if "frozen" in self.words else ()
         passes: dict[str, Any] = {"cfg_target": 2.0} if "cfg" in self.words else {}
         passes |= {"drift_weight": 0.5} if "drift" in self.words else {}
@@ -245,6 +250,20 @@ class NamedLayout:
             dropout=0.1 if "drop" in self.words else 0.0,
             base_dtype=BaseType.FLOAT8_E4M3 if "fp8base" in self.words else None,
         )
+
+
+def _sparse(model: ModelConfig) -> ModelConfig:
+    """With less than all cubes from the first step on.
+
+    Raises:
+        Problems: the family attends to all tokens.
+    """
+    if not hasattr(model, "sparse_attention"):
+        raise Problems(
+            [f"sparse: attention of model.family={model.family} is dense; leave the word out"]
+        )
+    shares: Any = {"sparse_share": 0.2, "sparse_share_step": 0.3, "sparse_share_interval": 1}
+    return replace(model, sparse_attention=True, **shares)
 
 
 def parse_layout(name: str) -> NamedLayout:

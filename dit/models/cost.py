@@ -30,6 +30,7 @@ from dit.config import (
 )
 from dit.config.checks import check
 from dit.config.data import MockGeometry
+from dit.config.sparse_share import CUBE
 from dit.models.adapter_files import adapter_numbers_of
 from dit.models.layer_spec import Cost, NetworkCost
 from dit.models.layer_spec.shapes import NOTHING, gathered
@@ -44,6 +45,9 @@ _FACTOR_BYTES = {Sharding.OPTIMIZER: 4, Sharding.WEIGHTS: 1}
 """Of a row of a matrix in 8 bits."""
 _UNREAD_RANK = 32
 """Of the adapters of a file that is not here."""
+_CUBE_PAIR_BYTES = 12
+"""Of two cubes for each head: the weight of one for the other, float32, and a place in the lists of
+which it sees and which see it, int32."""
 MOST_BYTES = 2**44
 """16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
 
@@ -277,7 +281,27 @@ def _activations(config: RunConfig, *, accumulation: int) -> int:
     tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
     # What passes without gradients say of all packs of a step, float32, waits on the last stage.
     said = config.objective.predictions_kept * accumulation * 4 * model.output_features
-    return int(_kept(model, text=text) * _numbers(config) * in_flight + said * tokens)
+    scores, again = _cube_scores(config), model.recompute_granularity is Recompute.SELECTIVE
+    layers = _kept(model, text=text, more=0 if again else scores / _numbers(config))
+    return int(layers * _numbers(config) * in_flight + scores * again + said * tokens)
+
+
+def _cube_scores(config: RunConfig) -> float:
+    """Bytes that a layer keeps of all pairs of cubes of a pack like `dataset.mock_samples`."""
+    model, mixture, cost = config.model, config.dataset.mock_samples, network_cost(config.model)
+    heads = sum(stack.count * stack.layer.cost.cube_heads for stack in cost.stacks) / cost.layers
+    if not heads:
+        return 0.0
+    sides = (model.patch_temporal, model.patch_spatial, model.patch_spatial)
+    cubes = tokens = 0.0
+    for one in mixture:
+        latent = (one.frames, one.height, one.width)
+        grid = (side // patch for side, patch in zip(latent, sides, strict=True))
+        cubes += one.weight * math.prod(-(-side // CUBE) for side in grid)
+        tokens += one.weight * geometry_tokens(model, one)
+    of_pack = config.dataset.task_encoder_seq_length * cubes / max(tokens, 1)
+    ranks = model.tensor_model_parallel_size * model.context_parallel_size  # that share heads
+    return _CUBE_PAIR_BYTES * heads / ranks * of_pack**2
 
 
 def _numbers(config: RunConfig) -> float:
@@ -313,9 +337,12 @@ def _size(model: ModelConfig) -> int:
     return 4 if model.precision is Precision.FP32 else 2
 
 
-def _kept(model: ModelConfig, *, text: float) -> float:
-    """Bytes that all layers keep for each token and unit of width, as they recompute."""
-    layer, layers = kept_by_layer(model, text=text), network_cost(model).layers
+def _kept(model: ModelConfig, *, text: float, more: float) -> float:
+    """Bytes that all layers keep for each token and unit of width, as they recompute.
+
+    `more` are those of each layer beside `kept_by_layer`.
+    """
+    layer, layers = kept_by_layer(model, text=text) + more, network_cost(model).layers
     row = _size(model)  # the input of a layer
     stages = model.pipeline_model_parallel_size * model.virtual_stages
     away = min(model.cpu_offloading_num_layers * stages, layers)

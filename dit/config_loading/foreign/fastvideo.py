@@ -74,6 +74,17 @@ def _dense(value: Any, config: RunConfig) -> str:
     return f"is of Wan, and attention is dense in model.family={config.model.family}; take it out"
 
 
+def _of_sparsity(key: str) -> Foreign:
+    """How the sparsity of a network of Wan grows."""
+
+    def said(value: Any, config: RunConfig) -> str:
+        if hasattr(config.model, "sparse_attention"):
+            return f"read as {key}={value}"
+        return f"read, not used: attention is dense in model.family={config.model.family}"
+
+    return Foreign(reading=lambda value: {key: value}, of_run=said)
+
+
 def _whole_sparsity(value: Any) -> dict[str, Any]:
     """Likewise, from the first step on, as its newer trainer has it."""
     at_once = {"model.sparse_share_step": 1.0, "model.sparse_share_interval": 1}
@@ -188,8 +199,8 @@ _FLAT = {
         instead="the share of cubes goes down from 1 as model.sparse_share_step says",
         refused=_dense,
     ),
-    "VSA_decay_rate": read_as("model.sparse_share_step"),
-    "VSA_decay_interval_steps": read_as("model.sparse_share_interval"),
+    "VSA_decay_rate": _of_sparsity("model.sparse_share_step"),
+    "VSA_decay_interval_steps": _of_sparsity("model.sparse_share_interval"),
 }
 
 

@@ -88,7 +88,7 @@ class AttentionSpec:
             gate = LinearShape(
                 inputs=self.width, outputs=self.width, rows=rows, bias=self.bias, split=True
             )
-            total += Cost(linears=(gate,), kept=OF_CUBES)
+            total += Cost(linears=(gate,), kept=OF_CUBES, cube_heads=self.heads)
         if not output:
             return total
         out = LinearShape(inputs=self.width, outputs=self.width, rows=rows, split=True)

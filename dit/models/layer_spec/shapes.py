@@ -156,6 +156,8 @@ class Cost:
     """Likewise, for each text token and row of an image."""
     kept_exchanged: KeptBy = NOTHING
     """More than `kept` where context ranks exchange heads; joint rows keep that anyway."""
+    cube_heads: int = 0
+    """Heads that score all pairs of cubes of a pack (`AttentionSpec.sparse_pairs`)."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -166,6 +168,7 @@ class Cost:
             kept=self.kept + other.kept,
             kept_of_text=self.kept_of_text + other.kept_of_text,
             kept_exchanged=self.kept_exchanged + other.kept_exchanged,
+            cube_heads=self.cube_heads + other.cube_heads,
         )
 
     def parameters(self, *, tensor: int = 1) -> int:

@@ -6,13 +6,23 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dit.config import ContextComm, ModelConfig, ObjectiveConfig, Precision, Problems
+from dit.config import (
+    ContextComm,
+    DatasetConfig,
+    MockGeometry,
+    ModelConfig,
+    ObjectiveConfig,
+    Precision,
+    Problems,
+    Recompute,
+)
 from dit.config.sparse_share import WHOLE, SparseSchedule, attended_cubes
 from dit.config_loading import load_config
 from dit.models.attention import cubes as cubes_module
@@ -20,10 +30,12 @@ from dit.models.attention.cube_kernel import attend_in_blocks
 from dit.models.attention.cubes import Cubes, attend_cubes
 from dit.models.attention.kernels import attend_by_runs
 from dit.models.attention.spans import Spans
+from dit.models.cost import memory
 from dit.models.flops import attention_flops, forward_flops
 from dit.models.layers.per_sample import missing_for_compilation
 from dit.models.wan.model import WanNetwork
 from dit.train.model_and_optimizer import initialise_weights, randomise
+from recipes.runs import dit_debug
 from tests.families.wan import wan_model
 from tests.launching import ROOT
 from tests.packs import random_pack, run_config, single
@@ -143,6 +155,17 @@ def test_fastvideos_keys_are_read() -> None:
     assert model.share_schedule.at(1) == Fraction(1, 5)
 
 
+def test_fastvideos_decay_is_of_no_other_family(caplog) -> None:
+    words = ["VSA_sparsity=0", "VSA_decay_rate=0.03"]
+    caplog.set_level("INFO")
+    for model, note in (
+        (wan_model(), "read as model.sparse_share_step=0.03"),
+        (dit_debug().model, "read, not used: attention is dense in model.family=dit"),
+    ):
+        load_config(run_config(model=model), overrides=words)
+        assert f"VSA_decay_rate=0.03 (command line): {note}" in caplog.messages
+
+
 def _network(groups, **changes) -> WanNetwork:
     network = WanNetwork(wan_model(**changes), groups)
     randomise(network, seed=7)
@@ -216,6 +239,30 @@ def test_operations_follow_from_the_share() -> None:
     assert attention_flops(sparse, **shape) == pytest.approx(pairs - spared + cross, rel=1e-9)
     early = forward_flops(sparse.at_step(60), **shape) - forward_flops(dense, **shape)
     assert early == pytest.approx(gates - pairs * (0.03 - 1 / 4096), rel=1e-9)
+
+
+def test_memory_counts_pairs_of_cubes() -> None:
+    """12 bytes for each head and pair in each layer; heads are shared by ranks of two kinds."""
+    (geometry,) = (MockGeometry(frames=21, height=90, width=160),)
+    data = DatasetConfig(mock=True, mock_samples=(geometry,), task_encoder_seq_length=75_600)
+
+    def kept(**settings: Any) -> int:
+        model = _published(name="wan2.1_t2v_1.3b", precision=Precision.BF16, **settings)
+        return memory(run_config(model=model, dataset=data), world_size=4).activations
+
+    cubes, layers, heads = 6 * 12 * 20, 30, 12  # borders of 21 frames and 45 rows are cubes, too
+    pairs = 12 * heads * cubes**2
+    gates = 2 * 2 * 75_600 * 1536  # two numbers a token and unit of width (OF_CUBES)
+
+    def more(**settings: Any) -> int:
+        return kept(sparse_attention=True, **settings) - kept(**settings)
+
+    assert more() == pytest.approx(layers * (pairs + gates), rel=1e-6)
+    assert more(tensor_model_parallel_size=2, context_parallel_size=2) == pytest.approx(
+        layers * (pairs + gates) / 4, rel=1e-6
+    )
+    selective = more(recompute_granularity=Recompute.SELECTIVE)
+    assert selective == pytest.approx(layers * gates + pairs, rel=1e-6)
 
 
 def _published(**settings) -> ModelConfig:
