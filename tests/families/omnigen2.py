@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,8 @@ def configuration(number: int) -> dict[str, Any]:
 def angles_of(network: Any) -> list[Tensor]:
     """Tables of angles, as the pipeline hands them to the network."""
     sizes = zip(network.config.axes_dim_rope, network.config.axes_lens, strict=True)
-    wide: Any = {"theta": 10_000, "freqs_dtype": torch.float64}
-    return [get_1d_rotary_pos_embed(width, rows, **wide) for width, rows in sizes]
+    made: Any = partial(get_1d_rotary_pos_embed, theta=10_000, freqs_dtype=torch.float64)
+    return [made(width, rows) for width, rows in sizes]
 
 
 def run(

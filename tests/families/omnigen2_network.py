@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
-from diffusers.loaders import PeftAdapterMixin
+from diffusers.loaders.peft import PeftAdapterMixin
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.models.normalization import LuminaLayerNormContinuous
 from diffusers.models.transformers.transformer_lumina2 import (
@@ -52,13 +52,13 @@ class OmniGen2Transformer2DModel(ModelMixin, ConfigMixin, PeftAdapterMixin):
         width, token = hidden_size, patch_size**2 * in_channels
         self.image_index_embedding = nn.Parameter(torch.empty(MOST, width))
         self.x_embedder, self.ref_image_patch_embedder = (nn.Linear(token, width) for _ in range(2))
-        told = Lumina2CombinedTimestepCaptionEmbedding(width, text_feat_dim, norm_eps=norm_eps)
+        told: Any = Lumina2CombinedTimestepCaptionEmbedding(width, text_feat_dim, norm_eps=norm_eps)
         self.time_caption_embed = told
         told.time_proj.scale = timestep_scale
 
         def layers(count: int, *, modulation: bool = True) -> nn.ModuleList:
             sizes = (width, num_attention_heads, num_kv_heads, multiple_of)
-            more = (ffn_dim_multiplier, norm_eps, modulation)
+            more: Any = (ffn_dim_multiplier, norm_eps, modulation)
             return nn.ModuleList(Lumina2TransformerBlock(*sizes, *more) for _ in range(count))
 
         self.noise_refiner, self.ref_image_refiner = (layers(num_refiner_layers) for _ in range(2))

@@ -92,7 +92,8 @@ def _run_network(
     from diffusers.models.embeddings import get_1d_rotary_pos_embed
 
     text_1LE = sample.text_LE[None]
-    sizes = zip(network.config.axes_dim_rope, network.config.axes_lens, strict=True)
+    told: Any = network.config
+    sizes = zip(told.axes_dim_rope, told.axes_lens, strict=True)
     angles = [
         get_1d_rotary_pos_embed(width, rows, theta=10_000, freqs_dtype=torch.float64)
         for width, rows in sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
     folder = pipeline_parts.omnigen2(tmp_path)
     given = {"model_name": str(folder), "precision": "float32", "max_sequence_length": None}
     given |= {"t5_cache_dir": None, "tokenizer_cache_dir": None}
-    ours = text.text_encoder_named("omnigen2").from_arguments(Namespace(**given))
+    ours: Any = text.text_encoder_named("omnigen2").from_arguments(Namespace(**given))
     assert (ours.width, ours.max_length) == (16, 1024)
     network = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, subfolder="mllm").eval()
     letters = AutoTokenizer.from_pretrained(folder, subfolder="processor")

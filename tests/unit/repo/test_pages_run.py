@@ -192,7 +192,7 @@ CLIPS: dict[str, tuple[tuple[str, ...], int, str | None]] = {
     "hunyuan_video_15.md": (("films",), 2, 'a fox with a sign "run"'),
 }
 """Page -> folders, number of clips in each, their caption."""
-PAIRS = dict.fromkeys(("flux2.md", "omnigen2.md"), ("before", "after"))
+PAIRS = {name: ("before", "after") for name in ("flux2.md", "omnigen2.md")}
 """Page -> folders of a picture each, of the same name."""
 
 
