@@ -16,6 +16,7 @@ from dit.models.dit.family import DitConfig
 from dit.models.family import Family, InputKind, SampleInput
 from dit.models.patch_layout import PatchLayout
 from dit.models.registry import family_of
+from dit.token_ids import as_digits
 
 
 def tiny_model(**changes: Any) -> DitConfig:
@@ -101,6 +102,9 @@ def _others(
         if one.kind is InputKind.CHANNELS:
             size = sample.latent_CFHW.shape[1:]
             found[one.name] = torch.randn(one.width, *size, generator=rng)
+        elif one.vocabulary is not None:
+            ids = torch.randint(one.vocabulary, (len(sample.text_LE) + 1,), generator=rng)
+            found[one.name] = as_digits(ids)
         elif one.kind is InputKind.TEXT and one.name != TEXT:
             rows = (int(sample.key) + 1) % 3 if one.may_be_empty else 3
             found[one.name] = torch.randn(one.rows or rows, one.width, generator=rng)

@@ -42,10 +42,18 @@ from torch import Tensor
 from dit.config import ModelConfig, Precision, TextPadding
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folder
 from dit.convert.diffusers_config import Unsaid, model_config
+from dit.convert.errors import ConvertError
 from dit.distributed.process_groups import device, process_groups
 from dit.models.diffusers_names import Pair, TensorSplit
 from dit.models.layers.parallel_linear import transformer_config
-from dit.models.registry import default_family, diffusers_classes, family_named, family_of, pairs
+from dit.models.registry import (
+    default_family,
+    diffusers_classes,
+    diffusers_form,
+    family_named,
+    family_of,
+    pairs,
+)
 from dit.train.model_and_optimizer import initialise
 
 
@@ -128,8 +136,14 @@ class DiffusersSource:
             folder.config,
             precision=Precision.FP32 if whole else Precision.BF16,
             text_pad_to=text_pad_to,
+            second=folder.companion_config,
             place=folder.path / CONFIG,
         )
+        if (second := diffusers_form(self.config).companion_of(self.config)) is not None:
+            raise ConvertError(
+                f"{path} has model.{second.field}={second.value}, a network in two folders, and"
+                " Megatron-Bridge reads one; `python -m dit.convert import` reads both"
+            )
         folder.check(pairs(self.config))
         self.state = StateDict(_Source(folder))
         self.model_name_or_path = str(path)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dit.convert.errors import ConvertError, check_shapes, listed
+from dit.models.diffusers_form import Companion
 from dit.models.diffusers_names import Pair
 from dit.parsing import parse_json
 
@@ -95,6 +97,8 @@ def _in_words(error: ErrorDetails, within: str) -> str:
 CONFIG, SCHEDULER_CONFIG = "config.json", "scheduler_config.json"
 SECOND = "transformer_2"
 """Folder of the second transformer of a pipeline that has two (Wan 2.2)."""
+NETWORKS = ("transformer", SECOND)
+"""Folders of transformers in a pipeline."""
 PIPELINE_INDEX, MODULAR_INDEX = "model_index.json", "modular_model_index.json"
 WEIGHTS = "diffusion_pytorch_model"
 INDEX = f"{WEIGHTS}.safetensors.index.json"
@@ -108,6 +112,7 @@ class Header:
     file: Path | None  # None: it is not stored, and stands for zeros
     shape: tuple[int, ...]
     dtype: torch.dtype
+    name: str = ""  # in the file, where it is another than the one that it is found by
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +137,7 @@ class DiffusersFolder:
         """
         # The file is opened for each tensor: pages of an open file count as memory of this process.
         header = self.headers[name]
-        place = header.file
+        place, name = header.file, header.name or name
         if place is None:
             zeros = torch.zeros(header.shape, dtype=header.dtype)
             return zeros if part is None else zeros[part]
@@ -160,15 +165,46 @@ class DiffusersFolder:
 
     @property
     def files(self) -> list[str]:
-        """Names of the files that decide what the network computes: weights and settings."""
-        stored = {one.file.name for one in self.headers.values() if one.file is not None}
-        names = stored | {CONFIG}
-        return sorted(names | ({INDEX} if (self.path / INDEX).is_file() else set()))
+        """Names of the files that decide what the network computes: weights and settings.
+
+        They are relative to `path`.
+        """
+        stored = {one.file for one in self.headers.values() if one.file is not None}
+        folders = {self.path, *(file.parent for file in stored)}
+        beside = {folder / name for folder in folders for name in (CONFIG, INDEX)}
+        paths = stored | {file for file in beside if file.is_file()}
+        return sorted(os.path.relpath(file, self.path) for file in paths)
 
     @property
     def absent(self) -> list[str]:
         """Names of tensors that stand for zeros (`fill_up`)."""
         return [name for name, header in self.headers.items() if header.file is None]
+
+    def companion_path(self, companion: Companion) -> Path | None:
+        """Folder of a second network, in this one or in the pipeline around it; None: none."""
+        inside, beside = (at / companion.folder for at in (self.path, self.path.parent))
+        places = [inside, beside] if self.path.name in NETWORKS else [inside]
+        return next((place for place in places if (place / CONFIG).is_file()), None)
+
+    def companion_config(self, companion: Companion) -> dict[str, Any] | None:
+        """config.json of a second network; None: it is not there.
+
+        Raises:
+            ConvertError: it cannot be read.
+        """
+        place = self.companion_path(companion)
+        return None if place is None else read_json(place / CONFIG)
+
+    def join(self, companion: Companion) -> None:
+        """Adds the tensors of a second network, by their names in the name table.
+
+        Raises:
+            ConvertError: its folder is damaged.
+        """
+        place = self.companion_path(companion)
+        own = {} if place is None else _headers(place)
+        names = {f"{companion.folder}.{name}": replace(one, name=name) for name, one in own.items()}
+        self.headers.update(names)
 
     def fill_up(self, wanted: list[Pair], *, added: Collection[str]) -> None:
         """Tensors of `wanted` that match a pattern of `added` are zeros, if none is here."""
@@ -319,12 +355,17 @@ class FilePlan:
     files: list[str]
     pairs: list[list[Pair]]  # of each file
     total_bytes: int
+    folder: str = ""  # of a second network, whose names in the name table begin with it
+
+    def stored_name(self, tensor: str) -> str:
+        """Name of a tensor in its file."""
+        return tensor.removeprefix(f"{self.folder}.") if self.folder else tensor
 
     @property
     def weight_map(self) -> dict[str, str]:
         """The file of each tensor."""
         return {
-            name: file
+            self.stored_name(name): file
             for file, members in zip(self.files, self.pairs, strict=True)
             for pair in members
             for name in pair.theirs
@@ -347,7 +388,9 @@ def in_groups(sizes: list[int], *, most: int) -> list[range]:
     return [*groups, range(start, len(sizes))]
 
 
-def plan_files(pairs: list[Pair], sizes: list[int], *, max_shard_size: int) -> FilePlan:
+def plan_files(
+    pairs: list[Pair], sizes: list[int], *, max_shard_size: int, folder: str = ""
+) -> FilePlan:
     """Files of at most `max_shard_size` bytes, named as Diffusers names them."""
     groups = in_groups(sizes, most=max_shard_size)
     count = len(groups)
@@ -356,4 +399,5 @@ def plan_files(pairs: list[Pair], sizes: list[int], *, max_shard_size: int) -> F
         files=names if count > 1 else [f"{WEIGHTS}.safetensors"],
         pairs=[[pairs[i] for i in group] for group in groups],
         total_bytes=sum(sizes),
+        folder=folder,
     )

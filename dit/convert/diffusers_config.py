@@ -6,7 +6,7 @@ place for and does not need is kept in config.json under a private key, which it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from dit.models.registry import diffusers_classes, diffusers_form, family_named,
 from dit.objectives.registry import REGISTRY
 
 if TYPE_CHECKING:
-    from dit.models.diffusers_form import DiffusersForm
+    from dit.models.diffusers_form import Companion, DiffusersForm
     from dit.models.family import Family
     from dit.objectives.diffusers_schedulers import SchedulerFile
 
@@ -51,12 +51,14 @@ def model_config(
     text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID,
     pipeline: str | None = None,
     given: Mapping[str, Any] | None = None,
+    second: Callable[[Companion], dict[str, Any] | None] = lambda _: None,
     place: object,
 ) -> ModelConfig:
     """Our model of a config.json, which lies in a `pipeline` of this class, if that is known.
 
     `text_pad_to` is for weights that were not exported by us; `given` are fields that a user has
-    set, of which those count that neither the file nor the pipeline tells.
+    set, of which those count that neither the file nor the pipeline tells. `second` reads
+    config.json of a companion; None: it is not there.
 
     Raises:
         ConvertError: it is of another class, or has what our model has not; lists everything.
@@ -96,9 +98,45 @@ def model_config(
         settings = form.keys.settings(keys, ours, told)
         if ours is None:
             settings = {**settings, **form.keys.told(given), **of_pipeline}
+        if form.companion is not None:
+            settings |= _of_companion(form, settings, given, second, place)
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConvertError(f"{place} describes no model that can be trained: {error}") from error
+
+
+def _of_companion(
+    form: DiffusersForm,
+    settings: Mapping[str, Any],
+    given: Mapping[str, Any],
+    second: Callable[[Companion], dict[str, Any] | None],
+    place: object,
+) -> dict[str, Any]:
+    """What the companion's config.json says, where it is a part of the network.
+
+    A user may choose whether it is, or whether shards hold what it makes.
+    """
+    one = form.companion
+    assert one is not None
+    found, told = settings[one.field], form.keys.told(given).get(one.field)
+    if told is not None and {told, found} == {one.value, one.instead}:
+        found = told
+    if found != one.value:
+        return {one.field: found}
+    content = second(one)
+    if content is None:
+        raise ConvertError(
+            f"{place} has no folder {one.folder} beside it, which is a part of the network with"
+            f" model.{one.field}={one.value}: give the folder of the whole pipeline, or set"
+            f" model.{one.field}={one.instead}, with shards that hold what it makes"
+        )
+    where = f"{one.folder}/config.json beside {place}"
+    stated = {key: value for key, value in content.items() if not key.startswith("_")}
+    keys = checked_json(one.keys.file, stated, place=where)
+    unknown = [f"unknown keys {listed(keys.model_extra)}"] if keys.model_extra else []
+    if wrong := [*unknown, *one.keys.unsupported(keys)]:
+        raise ConvertError(f"{where} describes a model that cannot be imported: {'; '.join(wrong)}")
+    return {**one.keys.settings(keys, None, {}), one.field: found}
 
 
 def _family(content: Mapping[str, Any], place: object) -> Family:
@@ -237,10 +275,12 @@ def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
 
 def _told_pipeline(model: ModelConfig) -> str | None:
     """The only pipeline of networks with such fields as no config.json tells, if there is one."""
-    known = diffusers_form(model).pipelines.items()
+    form = diffusers_form(model)
+    if (second := form.companion_of(model)) is not None:
+        model = replace(model, **{second.field: second.instead, "crossattn_proj_size": None})
     fitting = [
         name
-        for name, one in known
+        for name, one in form.pipelines.items()
         if all(getattr(model, key) == value for key, value in one.settings.items())
     ]
     return fitting[0] if len(fitting) == 1 else None

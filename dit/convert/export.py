@@ -220,28 +220,52 @@ def export_weights(
     table = pairs(config.model)
     kinds = [options.dtype or stored.dtype(pair) for pair in table]
     sizes = [torch.Size(p.shape).numel() * k.itemsize for p, k in zip(table, kinds, strict=True)]
-    plan = plan_files(table, sizes, max_shard_size=options.max_shard_size)
+    plans = _plans(table, sizes, config, options)
+    every = [(place, plan, n) for place, plan in plans.items() for n in range(len(plan.files))]
     with new_folder(target, option="--hf-path") as folder:
-        inner = folder
-        if options.pipeline_from is not None:
-            inner = folder / network_folder(options.pipeline_from, config)
-        on_first_rank(lambda: _describe(folder, config, plan, options))
+        on_first_rank(lambda: _describe(folder, config, plans, options))
         on_first_rank(lambda: _write_card(folder, config, chosen, _named(checkpoint), options))
-        mine = range(dist.get_rank(), len(plan.files), dist.get_world_size())
-        with track("exporting tensors", sum(len(plan.pairs[n]) for n in mine), 0) as advance:
+        mine = every[dist.get_rank() :: dist.get_world_size()]
+        count = sum(len(plan.pairs[n]) for _, plan, n in mine)
+        with track("exporting tensors", count, 0) as advance:
 
             def read(pair: Pair) -> torch.Tensor:
                 advance(1)
                 return stored.read(pair)
 
-            split_work(
-                lambda number: _write(inner, plan, number, read, options.dtype), len(plan.files)
-            )
+            def write(number: int) -> None:
+                place, plan, file = every[number]
+                _write(folder / place, plan, file, read, options.dtype)
+
+            split_work(write, len(every))
     beyond = diffusers_form(config.model).beyond(config.model)
-    return Exported(target, chosen, len(plan.weight_map), len(plan.files), plan.total_bytes, beyond)
+    tensors = sum(len(plan.weight_map) for plan in plans.values())
+    size = sum(plan.total_bytes for plan in plans.values())
+    return Exported(target, chosen, tensors, len(every), size, beyond)
 
 
-def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOptions) -> None:
+def _plans(
+    table: list[Pair], sizes: list[int], config: RunConfig, options: ExportOptions
+) -> dict[str, FilePlan]:
+    """The files of the network, and of a companion that is a part of it, by folder."""
+    pipeline, most = options.pipeline_from, options.max_shard_size
+    own = "." if pipeline is None else network_folder(pipeline, config)
+    second = diffusers_form(config.model).companion_of(config.model)
+
+    def plan(*, of_second: bool) -> FilePlan:
+        folder = second.folder if second is not None and of_second else ""
+        each = zip(table, sizes, strict=True)
+        mine = [one for one in each if bool(second and second.has(one[0])) == of_second]
+        pairs, bytes_of = [pair for pair, _ in mine], [size for _, size in mine]
+        return plan_files(pairs, bytes_of, max_shard_size=most, folder=folder)
+
+    plans = {own: plan(of_second=False)}
+    return plans if second is None else plans | {second.folder: plan(of_second=True)}
+
+
+def _describe(
+    folder: Path, config: RunConfig, plans: dict[str, FilePlan], options: ExportOptions
+) -> None:
     """Writes everything but the weights; in a pipeline each component has a folder."""
     inner = outer = folder
     scheduler = None
@@ -255,8 +279,12 @@ def _describe(folder: Path, config: RunConfig, plan: FilePlan, options: ExportOp
     write_json(inner / CONFIG, diffusers_transformer_config(config))
     if scheduler is not None:
         write_json(outer / SCHEDULER_CONFIG, scheduler)
-    if len(plan.files) > 1:
-        (inner / INDEX).write_text(plan.index())
+    if (second := diffusers_form(config.model).companion_of(config.model)) is not None:
+        (folder / second.folder).mkdir()
+        write_json(folder / second.folder / CONFIG, second.content(config))
+    for place, plan in plans.items():
+        if len(plan.files) > 1:
+            (folder / place / INDEX).write_text(plan.index())
 
 
 def _write_card(
@@ -293,7 +321,10 @@ def _write(
 ) -> None:
     heartbeat(f"export of {plan.files[number]}")
     whole = their_tensors(plan.pairs[number], read)
-    tensors = {name: part.to(dtype or part.dtype).contiguous() for name, part in whole.items()}
+    tensors = {
+        plan.stored_name(name): part.to(dtype or part.dtype).contiguous()
+        for name, part in whole.items()
+    }
     file = folder / plan.files[number]
     try:
         save_file(tensors, file, metadata={"format": "pt"})

@@ -110,6 +110,7 @@ def found_model(
     """
     place = source.path / CONFIG
     told: Any = {"precision": precision, "text_pad_to": text_pad_to, "given": given}
+    told["second"] = source.companion_config
     return model_config(source.config, **told, pipeline=source.pipeline, place=place)
 
 
@@ -202,6 +203,11 @@ def checked_table(
             f" {len(source.headers)} tensors beside it"
         )
     table, form = pairs(model), diffusers_form(model)
+    ignored = form.ignored
+    if (second := form.companion_of(model)) is not None:
+        source.join(second)
+    elif form.companion is not None:  # it may have been joined for another network
+        ignored = (*ignored, f"{form.companion.folder}.*")
     source.fill_up(table, added=form.added)
     others = source.headers.keys() - {name for pair in table for name in pair.theirs}
     for pattern, setting in form.added.items():
@@ -210,7 +216,7 @@ def checked_table(
                 f"{source.path} has {listed(names)}: set {setting}, of the import or of the run, to"
                 " have them in the network"
             )
-    source.check(table, ignored=(*form.ignored, *left_out))
+    source.check(table, ignored=(*ignored, *left_out))
     return table
 
 

@@ -96,6 +96,8 @@ def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
 def _components(pipeline: Path, config: RunConfig) -> list[str]:
     """What is to be copied, by the pipeline's index: not what an export writes itself."""
     own = {network_folder(pipeline, config), _INSTALLED}
+    if (second := diffusers_form(config.model).companion_of(config.model)) is not None:
+        own.add(second.folder)
     if not keeps_scheduler(pipeline, config):
         own.add(SCHEDULER)
     index = read_json(pipeline_index(pipeline))

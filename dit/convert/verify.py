@@ -27,6 +27,7 @@ from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpack_latents
 from dit.models.registry import diffusers_form, family_of, pairs
 from dit.progress import Track, no_progress
+from dit.token_ids import as_digits
 
 # Random inputs: grids in patches, frames per second, lengths of captions, noise levels.
 _GRIDS = ((1, 5, 3), (3, 2, 4), (2, 3, 3))
@@ -69,8 +70,10 @@ def compare_tensors(
     """
     source = open_folder(hf_path)
     stored, config, chosen = open_stored(checkpoint, weights, text_projection=text_projection)
-    table = pairs(config.model)
-    source.check(table, ignored=diffusers_form(config.model).ignored)
+    table, form = pairs(config.model), diffusers_form(config.model)
+    if (second := form.companion_of(config.model)) is not None:
+        source.join(second)
+    source.check(table, ignored=form.ignored)
     count, different, largest, where = 0, 0, 0.0, ""
     with track("comparing tensors", len(table), 0) as advance:
         for pair in table:
@@ -168,7 +171,9 @@ def _others(
                 shape = shape if index % 2 else (0,)
             case _:
                 shape = (one.rows or rows, one.width)
-        if one.name != TEXT and math.prod(shape):
+        if one.vocabulary is not None:
+            found[one.name] = as_digits(torch.randint(one.vocabulary, shape[:1], generator=rng))
+        elif one.name != TEXT and math.prod(shape):
             found[one.name] = torch.randn(shape, generator=rng)
     return found
 
@@ -181,7 +186,9 @@ def _diffusers_outputs(
     diffusers_transformer_config(config)
     form, run = diffusers_form(model), replace(config, model=model)
     try:
-        network = form.open_network(source.path)
+        second = form.companion_of(model)
+        beside = None if second is None else source.companion_path(second)
+        network = form.open_network(source.path, beside)
     except ImportError as error:
         raise ConvertError(
             "comparing what the networks compute needs Diffusers: pip install"

@@ -35,6 +35,7 @@ from dit.data.records import (
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.family import InputKind, SampleInput
 from dit.models.patch_layout import PatchLayout
+from dit.token_ids import are_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +149,7 @@ def cook(
     for name, values in sample.others.items():
         if not _all_finite(values):
             raise SampleRefused(Reject.INPUT_NOT_FINITE, f"`{name}`: {_count_bad(values)}")
+    _check_tokens(sample, expected)
     _check_mask_numbers(sample.loss_mask_1FHW)
     return sample
 
@@ -187,6 +189,18 @@ def _checked(
     if others or expected.layout.counts_text:
         _check_room(sample, expected)
     return sample
+
+
+def _check_tokens(sample: LatentSample, expected: Expected) -> None:
+    """Refuses numbers of tokens that the network has no embedding of."""
+    for one in expected.layout.inputs:
+        digits = sample.others.get(one.name)
+        if one.vocabulary is None or digits is None:
+            continue
+        if not are_ids(digits, vocabulary=one.vocabulary):
+            raise SampleRefused(
+                Reject.TOKENS, f"`{one.name}` has others than numbers below {one.vocabulary}"
+            )
 
 
 def _checked_mask(mask_1FHW: Tensor | None, latent_CFHW: Tensor) -> Tensor | None:
@@ -230,8 +244,9 @@ def check_inputs(sample: LatentSample, expected: Expected) -> None:
 def _lacking(one: SampleInput, expected: Expected) -> SampleRefused:
     if one.kind is InputKind.REJECTED:
         return SampleRefused(Reject.NO_PAIR, f"no `{one.name}`, which objective.preference needs")
+    how = f"; `data_prep --processor {one.encoder}` makes it" if one.vocabulary else ""
     return SampleRefused(
-        Reject.NO_INPUT, f"no `{one.name}`, which model.family={expected.family} needs"
+        Reject.NO_INPUT, f"no `{one.name}`, which model.family={expected.family} needs{how}"
     )
 
 

@@ -22,11 +22,13 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 from megatron.energon.source_info import SourceInfo
 from megatron.energon.state import FlexState
+from torch import Tensor
 
 from dit.config import MockGeometry, RunConfig
 from dit.data.energon.worker_shards import ReadCounts, ReaderConfig, Remaining, WorkerShard
 from dit.models.family import InputKind, SampleInput
 from dit.models.patch_layout import PatchLayout
+from dit.token_ids import as_digits
 
 _ENDLESS = 2**31
 
@@ -48,7 +50,7 @@ def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]
         if one.required or mixed & 1:
             rows = 0 if one.may_be_empty and mixed & 6 == 0 else geometry.text_length
             shape = _shape(one, config, geometry, rows=rows)
-            tensors[one.name] = torch.randn(shape, generator=rng).bfloat16()
+            tensors[one.name] = _drawn(one, shape, rng).bfloat16()
     payload = safetensors.torch.save(tensors)
     about = {
         "format_version": 1,
@@ -57,6 +59,13 @@ def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]
         "crc32": {"safetensors": f"{zlib.crc32(payload):08x}"},
     }
     return {"safetensors": payload, "json": json.dumps(about).encode()}
+
+
+def _drawn(one: SampleInput, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Normal numbers, or those of tokens."""
+    if one.vocabulary is None:
+        return torch.randn(shape, generator=rng)
+    return as_digits(torch.randint(one.vocabulary, shape[:1], generator=rng))
 
 
 def _shape(

@@ -182,8 +182,19 @@ def card_faults(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
             yield f"its {part}.{name} is {stored!r}, no whole number above 0; {_RESTORE}"
         elif stored not in (None, value):
             yield f"its {part}.{name} is {stored}, and {key}={value}; set {key}={stored}"
+    yield from _encoder_faults(parts["text_encoder"], config)
     yield from _padding_faults(parts["text_encoder"], config)
     yield from _sizes(card, config)
+
+
+def _encoder_faults(encoder: dict[str, Any], config: RunConfig) -> Iterator[str]:
+    (text, *_), name = family_of(config.model).inputs(config.model), encoder.get("name")
+    if (setting := text.refused_encoders.get(str(name))) is not None:
+        yield (
+            f"its texts are of the encoder {name}, which {setting} reads, and the network reads"
+            f" those of {text.encoder}: set {setting}, or pack the data with --processor"
+            f" {text.encoder}"
+        )
 
 
 def _stored_padding(encoder: dict[str, Any]) -> bool | None:

@@ -45,6 +45,7 @@ class Reject(StrEnum):
     NO_PAIR = "there is no rejected latent"
     INPUT_SHAPE = "an input has the wrong shape"
     INPUT_NOT_FINITE = "an input has NaN or Inf"
+    TOKENS = "an input is no number of a token that the network has"
     LOSS_WEIGHT = "loss_weight is no number that is at least 0"
     LOSS_MASK = "loss_mask does not fit the latent, or is no weight"
 
@@ -67,6 +68,7 @@ REMEDIES = {
     Reject.NO_PAIR: "pack the data with --rejected_dir, or leave objective.preference out",
     Reject.INPUT_SHAPE: "pack the data again with the encoders of the model's family",
     Reject.INPUT_NOT_FINITE: "pack the source again, or leave it out",
+    Reject.TOKENS: "pack the data again with the encoders of the weights that are trained",
     Reject.LOSS_MASK: "pack the data again with --mask_dir, or without",
     Reject.LOSS_WEIGHT: "correct it in the .json, or leave it out there: 1 is the default",
 }

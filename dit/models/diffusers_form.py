@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dit.batch import LatentSample
-    from dit.models.diffusers_names import NameTable
+    from dit.models.diffusers_names import NameTable, Pair
 
 
 DIFFUSERS = "diffusers"
@@ -239,6 +239,35 @@ class PartBeside:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Companion:
+    """A second network of pipelines, which is a part of ours by a setting (Anima's conditioner)."""
+
+    folder: str
+    """Of its weights, in a pipeline or in the folder of a transformer alone; names of its tensors
+    in the name table begin with it."""
+    class_name: str
+    field: str
+    """Field of the family that says whether it is a part."""
+    value: Any
+    """Of that field, where it is."""
+    instead: Any
+    """Where shards hold what it makes."""
+    keys: ConfigKeys
+    """Of its config.json, of our whole network."""
+
+    def is_part(self, model: ModelConfig) -> bool:
+        return getattr(model, self.field) == self.value
+
+    def has(self, pair: Pair) -> bool:
+        """Whether tensors of the name table are its own."""
+        return pair.theirs[0].startswith(f"{self.folder}.")
+
+    def content(self, config: RunConfig) -> dict[str, Any]:
+        """Its config.json."""
+        return {"_class_name": self.class_name, **self.keys.content(config)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
     """A pipeline of Diffusers, and what it feeds the networks that it runs."""
 
@@ -301,6 +330,8 @@ class DiffusersForm:
     """What of a run Diffusers' network has no counterpart for, in words."""
     text_projection: FrozenTextProjection | None = None
     """None: no shards hold projected texts of the family."""
+    companion: Companion | None = None
+    """None: no other network of a pipeline is a part of ours."""
     ignored: tuple[str, ...] = ()
     """Patterns, as in `fnmatch`, of stored tensors that Diffusers' class does not read."""
     added: Mapping[str, str] = field(default_factory=dict)
@@ -333,8 +364,12 @@ class DiffusersForm:
         """config.json of a run's network, without private keys."""
         return self.keys.content(config)
 
-    def open_network(self, folder: Path) -> nn.Module:
-        """Diffusers' network of a folder, in float32.
+    def companion_of(self, model: ModelConfig) -> Companion | None:
+        """The second network, where it is a part of this one."""
+        return self.companion if self.companion and self.companion.is_part(model) else None
+
+    def open_network(self, folder: Path, second: Path | None = None) -> nn.Module:
+        """Diffusers' network of a folder, in float32; the companion of `second` is a child of it.
 
         Raises:
             ImportError: Diffusers is not installed.
@@ -345,4 +380,10 @@ class DiffusersForm:
 
         if not hasattr(diffusers, self.class_name):
             raise NotImplementedError(f"Diffusers has no {self.class_name}")
-        return getattr(diffusers, self.class_name).from_pretrained(folder, torch_dtype=float32)
+        network = getattr(diffusers, self.class_name).from_pretrained(folder, torch_dtype=float32)
+        if second is not None:
+            assert self.companion is not None
+            kind = getattr(diffusers, self.companion.class_name)
+            child = kind.from_pretrained(second, torch_dtype=float32)
+            network.add_module(self.companion.folder, child)
+        return network

@@ -78,6 +78,8 @@ class SampleInput:
     """Whether 0 rows are legal."""
     rows: int | None = None
     """Rows that each sample must have, as image encoders make them; None: any number."""
+    vocabulary: int | None = None
+    """Rows are numbers of tokens below this (`dit.token_ids`); None: of an encoder, of any size."""
     clean: bool = True
     """Whether a reference latent is told the clean level; FLUX Kontext's is told the sample's."""
     null: NullInput = NullInput.ENCODED
@@ -86,6 +88,9 @@ class SampleInput:
     """Given pictures that the codec makes it of: 1, the first frame; 2, the last one, too."""
     encoder: str | None = None
     """Text encoder (`dit.codecs.text`) of the published weights; None for inputs that have none."""
+    refused_encoders: Mapping[str, str] = field(default_factory=dict)
+    """Encoders whose texts may have the same width and mean something else, and the setting by
+    which a network of the family reads them."""
 
 
 def text_input(model: ModelConfig, *, encoder: str, may_be_empty: bool = False) -> SampleInput:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dit.config import LoraTargets, ModelConfig, OptimizerKind, RunConfig
 from dit.models.parameter_groups import group_of_weights
-from dit.models.registry import pairs
+from dit.models.registry import diffusers_form, pairs
 
 if TYPE_CHECKING:
     from dit.models.diffusers_names import Pair
@@ -28,17 +28,19 @@ same parts. In single-stream layers one matrix makes both, and another one takes
 
 
 def matrices_of_linears(model: ModelConfig) -> list[Pair]:
-    """The matrices of linears, in the order of the table.
+    """The matrices of linears, in the order of the table; not those of a companion.
 
     Raises:
         Problems: Diffusers has no such network.
     """
     from dit.models.diffusers_names import Convolution
 
+    second = diffusers_form(model).companion_of(model)
     return [
         pair
         for pair in pairs(model)
         if pair.ours.endswith(_WEIGHT)
+        and not (second and second.has(pair))
         and not pair.ours.endswith(_ROUTER)
         and len(pair.shape) == 2
         and all(name.endswith(_WEIGHT) for name in pair.theirs)

@@ -24,6 +24,7 @@ GROUND = {
     "dit.safe_pickle",
     "dit.safe_writing",
     "dit.stored_samples",
+    "dit.token_ids",
     "dit.drawing",
     "dit.progress",
 }
@@ -47,6 +48,7 @@ ALLOWED = {
     "dit.safe_pickle": set(),
     "dit.safe_writing": set(),
     "dit.stored_samples": {"dit.parsing"},
+    "dit.token_ids": set(),
     "dit.batch": set(),
     "dit.pack_wire": {"dit.batch"},
     "dit.config": {"dit.local_path"},

@@ -1,6 +1,6 @@
 """Text encoders by name. To add one: subclass `TextEncoder`, and name it in `OF_FAMILIES`.
 
-anima               that of Anima, whose conditioner reads the states of Qwen3 by T5's tokens
+anima               those of Anima, whose conditioner reads the states of Qwen3 by T5's tokens
 chats               those of Z-Image and of OmniGen2, whose captions are a chat
 encoder             the interface: caption -> embedding; the words of captions and of prompts
 fixed_vectors       `bytes` and `words`: a fixed vector for each byte, or for each word
@@ -21,7 +21,7 @@ from typing import Any
 from dit.codecs.dataset_card import CodecError, part_of_card
 from dit.codecs.dataset_encoder import Registry
 from dit.codecs.pretrained import ModelLocation
-from dit.codecs.text.anima import AnimaText
+from dit.codecs.text.anima import AnimaStates, AnimaText
 from dit.codecs.text.chats import OmniGen2Text, ZImageText
 from dit.codecs.text.encoder import EncoderPadding, TextEncoder
 from dit.codecs.text.families import OF_FAMILIES
@@ -45,8 +45,7 @@ TEXT_ENCODERS = Registry(
         *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, HunyuanImageText),
         *(HunyuanVideoText, HunyuanVideoImageText, Flux2Text, Flux2KleinText),
         *(Lumina2Text, LongCatText, LongCatEditText, ZImageText, AnimaText),
-        HiDreamText,
-        OmniGen2Text,
+        *(AnimaStates, HiDreamText, OmniGen2Text),
     ),
     known="those known",
 )

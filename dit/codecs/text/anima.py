@@ -1,10 +1,10 @@
-"""The text encoder of Anima: its conditioner behind Qwen3, by the functions of its pipeline.
+"""The text encoders of Anima, by the functions of its pipeline: Qwen3, with its conditioner or not.
 
 The conditioner starts from embeddings of T5's tokens, which attend to the states of Qwen3: it makes
 a row of each token. The zeros behind these rows are added in training (`model.text_pad_to`).
 """
 
-# L tokens of T5, E width of the embedding
+# L tokens of T5, S states of Qwen3, E width of the embedding
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dit.codecs.pretrained import PipelineComponent, load, model_config_of
 from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder
+from dit.token_ids import TOKEN_IDS, as_digits
 
 
 class AnimaText(PretrainedTextEncoder):
@@ -37,36 +38,56 @@ class AnimaText(PretrainedTextEncoder):
 
     @property
     def pipeline(self) -> Any:
-        """What the steps of Diffusers' pipeline take of it for a text."""
+        """What the encoding step of Diffusers' pipeline takes of it for a text."""
         return SimpleNamespace(
             text_encoder=self.load_network(self.network, self.subfolders[0]),
             tokenizer=self.load_tokenizer(self.read_by_network),
             t5_tokenizer=self.load_tokenizer(self.subfolders[1]),
-            text_conditioner=load(
-                replace(self._conditioner, precision=self.precision, device=self.device)
-            ),
         )
 
     def is_cut(self, caption: str) -> bool:
         ids = self.load_tokenizer(self.read_by_network)(caption, verbose=False).input_ids
         return super().is_cut(caption) or len(ids) > self.max_length
 
-    def embed(self, caption: str) -> dict[str, Tensor]:
+    def read(self, caption: str) -> dict[str, Any]:
+        """States of Qwen3 and tokens of T5, each with a mask, as the pipeline has them."""
         from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
 
-        pipe = self.pipeline
-        read = AnimaTextEncoderStep.encode_prompt(
-            pipe,
+        return AnimaTextEncoderStep.encode_prompt(
+            self.pipeline,
             caption,
             prepare_unconditional_embeds=False,
             max_sequence_length=self.max_length,
             device=self.device,  # type: ignore[arg-type]
         )
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        read = self.read(caption)
+        part = replace(self._conditioner, precision=self.precision, device=self.device)
         mask_1L: Any = read["t5_attention_mask"]
-        rows_1LE = pipe.text_conditioner(
+        rows_1LE = load(part)(
             source_hidden_states=read["qwen_prompt_embeds"],
             target_input_ids=read["t5_input_ids"],
             target_attention_mask=mask_1L,
             source_attention_mask=read["qwen_attention_mask"],
         )
         return {"text": rows_1LE[0, : int(mask_1L.sum())]}
+
+
+class AnimaStates(AnimaText):
+    """What the conditioner reads, for networks that it is a part of: states, and numbers of tokens.
+
+    Qwen3 makes nothing of the empty caption: one row of zeros stands for its states, which adds
+    nothing to what attends to it.
+    """
+
+    name: ClassVar[str] = "anima_states"
+
+    @property
+    def width(self) -> int:  # type: ignore[override] # Qwen3's configuration has it
+        return PretrainedTextEncoder.width.fget(self)  # type: ignore[attr-defined]
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        read = self.read(caption)
+        states_SI, (ids_L,) = read["qwen_prompt_embeds"][0], read["t5_input_ids"]
+        return {"text": states_SI, TOKEN_IDS: as_digits(ids_L)}

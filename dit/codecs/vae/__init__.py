@@ -1,11 +1,12 @@
 """Codecs by name. To add one: subclass `Codec`, and name the class in `AUTOENCODERS`.
 
-codec        the interface: video -> whitened latent -> pictures
-pixel        the codec without weights: space to depth
-autoencoder  codecs on the autoencoders of Diffusers
-families     the autoencoders of all families
-flux2        that of FLUX.2, whose statistics are those of a batch norm
-ltx          that of LTX-Video, whose statistics lie beside its weights
+codec          the interface: video -> whitened latent -> pictures
+pixel          the codec without weights: space to depth
+autoencoder    codecs on the autoencoders of Diffusers
+families       the autoencoders of most families, and the table of all, `AUTOENCODERS`
+flux2          that of FLUX.2, whose statistics are those of a batch norm
+hunyuan_video  those of HunyuanVideo and of its version 1.5
+ltx            that of LTX-Video, whose statistics lie beside its weights
 """
 
 from __future__ import annotations

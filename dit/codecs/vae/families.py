@@ -15,6 +15,7 @@ from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae.autoencoder import Autoencoder, picture_of
 from dit.codecs.vae.flux2 import Flux2, Flux2Klein
+from dit.codecs.vae.hunyuan_video import Hunyuan, HunyuanVideo, HunyuanVideoI2V
 from dit.codecs.vae.ltx import Ltx
 
 
@@ -277,64 +278,6 @@ class Wan(Autoencoder):
         return answer.hidden_states[-2]
 
 
-class Hunyuan(Autoencoder):
-    """Images and videos of 4n + 1 frames; SigLIP features for image-to-video."""
-
-    name: ClassVar[str] = "hunyuan"
-    description: ClassVar[str] = "latent * scaling_factor, as HunyuanVideo15Pipeline; 4n+1 frames"
-    media: ClassVar[tuple[str, ...]] = ("image", "video")
-    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
-    vae: ClassVar[str] = "AutoencoderKLHunyuanVideo15"
-    workloads: ClassVar[tuple[str, ...]] = ("t2v", "i2v")
-    image_encoder: ClassVar[str | None] = "SiglipVisionModel"
-    image_processor: ClassVar[str] = "feature_extractor"
-    takes_batches: ClassVar[bool] = False  # Diffusers' mask in its attention fits one sample
-    text_encoder: ClassVar[str] = "hunyuan"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/hunyuan15_lora.yaml",)
-
-    @classmethod
-    def whitening_of(cls, config: dict[str, Any]) -> Whitening:
-        channels = config["latent_channels"]
-        return Whitening(mean=(0.0,) * channels, std=(1 / config["scaling_factor"],) * channels)
-
-
-class HunyuanVideo(Hunyuan):
-    """The same of the first HunyuanVideo, which has no image encoder of its own."""
-
-    name: ClassVar[str] = "hunyuanvideo"
-    description: ClassVar[str] = "latent * scaling_factor, as HunyuanVideoPipeline; 4n+1 frames"
-    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo"
-    vae: ClassVar[str] = "AutoencoderKLHunyuanVideo"
-    image_encoder: ClassVar[str | None] = None
-    takes_batches: ClassVar[bool] = True
-    text_encoder: ClassVar[str] = "hunyuanvideo"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/hunyuanvideo_lora.yaml",)
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        if not self.image_conditioning:
-            return ()
-        return (
-            "texts are those of the captions alone; the published image-to-video networks read rows"
-            " before them that Llava makes of the first frame: --processor hunyuanvideo_i2v",
-        )
-
-
-class HunyuanVideoI2V(HunyuanVideo):
-    """The same for image-to-video, whose text encoder sees the first frame."""
-
-    name: ClassVar[str] = "hunyuanvideo_i2v"
-    description: ClassVar[str] = "as hunyuanvideo; text of the caption and the first frame"
-    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo-I2V"
-    workloads: ClassVar[tuple[str, ...]] = ("i2v",)
-    text_encoder: ClassVar[str] = "hunyuanvideo_i2v"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/hunyuanvideo_lora.yaml", "model.name=custom")
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        return ()
-
-
 class CosmosPredict2(Wan):
     """The codec of Wan 2.1; video-to-world reads the given frames from the latent itself."""
 
@@ -437,11 +380,20 @@ class Anima(QwenImage):
     tuning: ClassVar[tuple[str, ...]] = ("conf/anima_lora.yaml",)
 
 
+class AnimaWithStates(Anima):
+    """The same, with what the conditioner reads in the place of what it makes."""
+
+    name: ClassVar[str] = "anima_states"
+    description: ClassVar[str] = "as anima; text for model.text_conditioner=trained"
+    text_encoder: ClassVar[str] = "anima_states"
+    tuning: ClassVar[tuple[str, ...]] = (*Anima.tuning, "model.text_conditioner=trained")
+
+
 AUTOENCODERS: tuple[type[Autoencoder], ...] = (
     *(Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
     *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
     *(HunyuanVideoI2V, Ltx, Flux2, Flux2Klein, Lumina2, LongCat, LongCatEdit, ZImage),
-    Anima,
+    *(Anima, AnimaWithStates),
     HiDream,
     OmniGen2,
 )

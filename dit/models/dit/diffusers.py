@@ -34,10 +34,12 @@ from dit.models.diffusers_form import (
     same,
 )
 from dit.models.diffusers_names import ByHead, Features, NameTable, Row, TensorSplit, linear_rows
+from dit.models.dit import conditioner_form
 from dit.models.dit.family import CLEAN_LEVEL, DitConfig, ExtraPosition, TextConditioner
 from dit.models.dit.pipelines import PIPELINES
 from dit.models.family import InputKind
 from dit.models.registry import family_of
+from dit.token_ids import TOKEN_IDS, as_ids
 
 CLASS = "CosmosTransformer3DModel"
 _BASE_FPS = 24.0  # fixed in Diffusers
@@ -98,6 +100,7 @@ _ROWS: tuple[Row, ...] = (
     _same(f"{_MLP}.linear_fc2.weight", f"{_BLOCK}.ff.net.2.weight", "D", "F", split=_ROW),
     *_modulation("modulate_out", "norm_out", "2D"),
     _same("proj_out.weight", "proj_out.weight", "C", "D", arrangement=Features("hwtc")),
+    *conditioner_form.ROWS,
 )
 
 
@@ -118,6 +121,7 @@ def _sizes(model: DitConfig) -> dict[str, int]:
         "frames": frames // model.patch_temporal,
         "rows": rows // model.patch_spatial,
         "columns": columns // model.patch_spatial,
+        **conditioner_form.sizes(model),
     }
 
 
@@ -304,7 +308,11 @@ def _run_network(
     """What Diffusers' network makes of one sample."""
     model: Any = config.model
     text = sample.text_LE
-    if model.text_pad_to is not None:
+    if model.trains_conditioner:
+        conditioner: Any = network.get_submodule(conditioner_form.FOLDER)
+        ids_L = as_ids(sample.others[TOKEN_IDS])
+        (text,) = conditioner(source_hidden_states=text[None], target_input_ids=ids_L[None])
+    elif model.text_pad_to is not None:
         text = nn.functional.pad(text, (0, 0, 0, model.text_pad_to - len(text)))
     # The mask is handed over as a channel of zeros: Diffusers would resize it with torchvision,
     # which few environments have.
@@ -333,6 +341,8 @@ def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig)
         ValueError: it has inputs that are not fed here.
     """
     model: Any = config.model
+    if model.trains_conditioner:
+        raise ValueError("model.text_conditioner=trained is not compared; use stored")
     if model.concat_padding_mask or model.condition_mask or model.text_pad_to is not None:
         raise ValueError(
             "model.concat_padding_mask, model.condition_mask and model.text_pad_to are not"
@@ -362,6 +372,7 @@ FORM = DiffusersForm(
     table=NameTable(rows=_ROWS, sizes=_sizes, layers=lambda model: {"decoder": model.num_layers}),
     keys=KEYS,
     inexpressible=_inexpressible,
+    companion=conditioner_form.COMPANION,
     text_projection=FrozenTextProjection(
         tensors=("crossattn_proj.0.weight", "crossattn_proj.0.bias"),
         is_part=lambda m: m.projects_text,

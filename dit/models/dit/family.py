@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded, positive
 from dit.config.resume import Refused
+from dit.models.dit.conditioner import (
+    MOST_CONDITIONER_LAYERS,
+    conditioner_cost,
+    token_input,
+)
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -33,6 +38,7 @@ from dit.models.layer_spec import (
     replicated,
 )
 from dit.models.registry import imported
+from dit.token_ids import MOST_TOKENS
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
@@ -50,6 +56,7 @@ class TextConditioner(StrEnum):
 
     NONE = "none"  # the text encoder of the size
     STORED = "stored"  # shards hold what the conditioner makes
+    TRAINED = "trained"  # it is a part of the network, and shards hold what it reads
 
 
 _COSMOS = {
@@ -167,9 +174,21 @@ class DitConfig(ModelConfig):
     text_pad_to: int | None = None
     """Tokens to which captions are padded with zeros (Cosmos: 512); null: no padding."""
     crossattn_proj_size: Refused[int | None] = bounded(None, most=2**20)
-    """Width of a text projection, linear with bias and GELU (Cosmos 2.5); null has none."""
+    """Width of a text projection, linear with bias and GELU (Cosmos 2.5); null has none. With
+    text_conditioner=trained, of what it makes; null: as wide as the states that it reads."""
     text_conditioner: Refused[TextConditioner] = TextConditioner.NONE
-    """stored: texts in the shards are what Anima's conditioner makes; none: an encoder's states."""
+    """stored: texts in the shards are what Anima's conditioner makes; trained: shards hold what it
+    reads, and it is a part of the network; none: an encoder's states."""
+    conditioner_layers: Refused[int] = bounded(6, most=MOST_CONDITIONER_LAYERS)
+    """Layers of a trained conditioner."""
+    conditioner_size: Refused[int] = bounded(1024, most=2**17)
+    """Width inside of a trained conditioner."""
+    conditioner_heads: Refused[int] = bounded(16, most=2**10)
+    """Attention heads of a trained conditioner."""
+    conditioner_mlp_ratio: Refused[float] = bounded(4.0, most=1e3, at_least_one=False)
+    """Width of its MLPs over `conditioner_size`."""
+    conditioner_vocabulary: Refused[int] = bounded(32128, most=MOST_TOKENS)
+    """Tokens that a trained conditioner has an embedding of (T5: 32128)."""
     rope_scale: Refused[tuple[float, float, float]] = bounded(
         (1.0, 1.0, 1.0), most=1e6, at_least_one=False
     )
@@ -187,7 +206,7 @@ class DitConfig(ModelConfig):
 
     def own_sizes(self) -> list[Rule]:
         return [
-            *positive(self, "base_fps"),
+            *positive(self, "base_fps", "conditioner_mlp_ratio"),
             (min(self.rope_scale) > 0, f"rope_scale={self.rope_scale} must be positive"),
         ]
 
@@ -205,9 +224,15 @@ class DitConfig(ModelConfig):
                 f" own; set patch_temporal={self.patch_temporal} to 1",
             ),
             (
-                not (self.conditions_text and self.projects_text),
+                self.text_conditioner is not TextConditioner.STORED
+                or self.crossattn_proj_size is None,
                 f"text_conditioner={self.text_conditioner} and crossattn_proj_size="
                 f"{self.crossattn_proj_size} are of different networks; leave one of them out",
+            ),
+            (
+                self.conditioner_size % (2 * self.conditioner_heads) == 0,
+                f"conditioner_size={self.conditioner_size} / conditioner_heads="
+                f"{self.conditioner_heads} must be an even width of heads",
             ),
         ]
 
@@ -217,7 +242,11 @@ class DitConfig(ModelConfig):
 
     @property
     def projects_text(self) -> bool:
-        return self.crossattn_proj_size is not None
+        return self.crossattn_proj_size is not None and not self.trains_conditioner
+
+    @property
+    def trains_conditioner(self) -> bool:
+        return self.text_conditioner is TextConditioner.TRAINED
 
     @property
     def conditions_text(self) -> bool:
@@ -240,7 +269,9 @@ class DitConfig(ModelConfig):
     @property
     def cost_sizes(self) -> list[int]:
         layers, width, ffn, text = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
-        return [layers, width, ffn, self.adaln_lora_dim, text]
+        sizes = [layers, width, ffn, self.adaln_lora_dim, text]
+        more = [self.conditioner_layers, self.conditioner_size, self.conditioner_mlp_ratio]
+        return sizes + [int(one) for one in more] * self.trains_conditioner
 
 
 def _positions(model: DitConfig) -> PositionRule:
@@ -253,23 +284,35 @@ def _vae(model: DitConfig) -> str:
     Anima: that of Qwen-Image.
     """
     if model.conditions_text:
-        return "anima"
+        return _text_encoder(model)
     if model.projects_text:
         return "cosmos_predict25"
     is_predict2 = model.concat_padding_mask and not model.learnable_positions
     return "cosmos_predict2" if is_predict2 else "cosmos"
 
 
+_CONDITIONED = {TextConditioner.STORED: "anima", TextConditioner.TRAINED: "anima_states"}
+"""Their processors and text encoders."""
+
+
 def _text_encoder(model: DitConfig) -> str:
     if model.conditions_text:
-        return "anima"
+        return _CONDITIONED[model.text_conditioner]
     return "cosmos_predict25" if model.projects_text else "cosmos"
 
 
 def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
-    text = text_input(model, encoder=_text_encoder(model))
+    encoder = _text_encoder(model)
+    text = text_input(model, encoder=encoder)
+    if model.conditions_text:
+        each = {name: f"model.text_conditioner={key}" for key, name in _CONDITIONED.items()}
+        others = {name: setting for name, setting in each.items() if name != encoder}
+        text = replace(text, refused_encoders=others)
+    texts = (text,)
+    if model.trains_conditioner:
+        texts += (token_input(model, encoder=encoder),)
     if not model.condition_mask:
-        return (text,)
+        return texts
     frames = SampleInput(
         name="first_frame_latent",
         kind=InputKind.FRAMES,
@@ -277,7 +320,7 @@ def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
         required=False,
         pictures=1,
     )
-    return text, frames
+    return *texts, frames
 
 
 def dit_stack(model: DitConfig) -> StackSpec:
@@ -307,15 +350,17 @@ def dit_cost(model: DitConfig) -> NetworkCost:
 
 
 def _before(model: DitConfig) -> Cost:
-    """Text projection, patches, timestep embedding with its norm, learnable positions."""
+    """Of text, projection or conditioner; patches, timestep with its norm, learnable positions."""
     width, per_sample = model.hidden_size, RowKind.SAMPLES
     total = replicated(model.patch_features + model.mask_features, width)
     total += replicated(width, width, rows=per_sample)
     total += replicated(width, 3 * width, rows=per_sample)
     total += Cost(weights=(WeightShape(numbers=width),))
-    if model.crossattn_proj_size is not None:
-        inputs, outputs = model.crossattn_emb_size, model.crossattn_proj_size
+    if model.projects_text:
+        inputs, outputs = model.crossattn_emb_size, model.text_width
         total += replicated(inputs, outputs, rows=RowKind.TEXT, bias=True)
+    if model.trains_conditioner:
+        total += conditioner_cost(model)
     return total + _learnable_positions(model)
 
 
@@ -341,6 +386,7 @@ FAMILY = Family(
     network=imported("dit.models.dit.model:DiT"),
     cost=dit_cost,
     parts={
+        "conditioner": "text",
         "self_attention": "attention",
         "cross_attention": "cross_attention",
         "mlp": "mlp",
@@ -357,7 +403,7 @@ FAMILY = Family(
         # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
         # of the network as 0.
         zero=("*proj_out.weight", "*modulate*linear_2*"),
-        no_decay=("*pos_emb_*",),
+        no_decay=("*pos_emb_*", "*conditioner.embed.*"),
     ),
     objective=ObjectiveConventions(clean_level=CLEAN_LEVEL, of_size=OBJECTIVES_OF_SIZES),
     vae=_vae,

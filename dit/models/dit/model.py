@@ -11,7 +11,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from dit.batch import PackedBatch
+from dit.batch import TEXT, PackedBatch
+from dit.models.dit.conditioner_layers import Conditioner
 from dit.models.dit.family import DitConfig, ExtraPosition, dit_stack
 from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.modulation import LowRankAdaLN, TimestepConditioning, TimestepEmbedding
@@ -25,8 +26,17 @@ from dit.models.layers.parallel_linear import (
 from dit.models.layers.per_sample import PerSample, look_up
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.cross_layer import CrossConditions
-from dit.models.stacks.cross_transformer import CrossTransformer, axis_widths, padded_rows
+from dit.models.stacks.cross_transformer import (
+    CrossTransformer,
+    axis_widths,
+    filled_up,
+    padded_rows,
+)
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
+from dit.token_ids import TOKEN_IDS
+
+_STATES = "states"
+"""Of a prepared pack: what the conditioner's tokens attend to."""
 
 
 class DiT(CrossTransformer):
@@ -44,7 +54,7 @@ class DiT(CrossTransformer):
         super().__init__(config, model, groups, vp_stage, [dit_stack(model)])
         self.rotary = Rotary(model)
         width = model.hidden_size
-        self.positions = self.text_proj = None
+        self.positions = self.text_proj = self.conditioner = None
         if self.pre_process:
             inputs = model.patch_features + model.mask_features
             self.patches = Replicated(inputs, width, config=config, token_row=TOKENS)
@@ -53,6 +63,8 @@ class DiT(CrossTransformer):
                 self.positions = LearnablePositions(model, config)
             if model.projects_text:
                 self.text_proj = TextProjection(model)
+            if model.trains_conditioner:
+                self.conditioner = Conditioner(model)
         self.build_stacks()
         if self.post_process:
             self.modulate_out = LowRankAdaLN(config, rank=model.adaln_lora_dim, gated=False)
@@ -60,14 +72,21 @@ class DiT(CrossTransformer):
                 width, model.output_features, config=config, token_row=TOKENS
             )
 
+    def prepared(self, batch: PackedBatch) -> PackedBatch:
+        """With a conditioner, layers attend to a row for each of its tokens."""
+        if self.model.trains_conditioner:
+            states_SI, tokens_L2 = batch.text_LE, batch.texts[TOKEN_IDS]
+            batch = batch.with_text(_STATES, states_SI, batch.text_starts)
+            batch = batch.with_text(TEXT, tokens_L2, batch.text_offsets[TOKEN_IDS])
+        return super().prepared(batch)
+
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
         model, width, levels = self.model, self.config.hidden_size, batch.num_levels
         shapes = {"t_emb": (levels, width), "adaln_shift": (levels, 3 * width)}
         if model.extra_pos_embed is ExtraPosition.LEARNABLE:
             shapes["position"] = (self.hidden_rows(batch)["hidden"], width)
-        if model.crossattn_proj_size is not None:
-            rows = padded_rows(batch, model.text_pad_to)
-            shapes["text"] = (rows, model.crossattn_proj_size)
+        if model.projects_text or model.trains_conditioner:
+            shapes["text"] = (padded_rows(batch, model.text_pad_to), model.text_width)
         return shapes
 
     def embed(
@@ -86,7 +105,17 @@ class DiT(CrossTransformer):
             blocks["position"] = position_TD.to(self.config.params_dtype)
         if self.text_proj is not None:
             blocks["text"] = self.text_proj(batch.text_LE.to(self.config.params_dtype))
+        if self.conditioner is not None:
+            blocks["text"] = self._conditioned(batch)
         return blocks | {"hidden": self.patches(x_TC.to(self.config.params_dtype))}
+
+    def _conditioned(self, batch: PackedBatch) -> Tensor:
+        """What the conditioner makes of all captions, filled up as captions are [L, E]."""
+        assert self.conditioner is not None
+        tokens, states = batch.text_offsets[TOKEN_IDS], batch.text_offsets[_STATES]
+        states_SI = batch.texts[_STATES].to(self.config.params_dtype)
+        made_LE = self.conditioner(states_SI, batch.texts[TOKEN_IDS], states, tokens)
+        return filled_up(made_LE, tokens, self.model.text_pad_to)
 
     def _with_masks(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:
         """The condition mask, 1 on given frames, then the padding mask, 0: features after C."""

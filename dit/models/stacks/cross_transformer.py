@@ -7,6 +7,7 @@ Published weights of several families attend to captions that are filled up with
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -107,14 +108,21 @@ def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
     """
     if length is None:
         return batch
-    parts, width = [], batch.text_LE.shape[-1]
     for sample, (start, stop) in enumerate(pairwise(batch.text_starts)):
-        missing = length - (stop - start)
-        if missing < 0:
+        if stop - start > length:
             raise ValueError(
                 f"the caption of sample {batch.keys[sample]!r} has {stop - start} tokens, more than"
                 f" model.text_pad_to={length}; raise it, or encode shorter captions"
             )
-        parts += [batch.text_LE[start:stop], batch.text_LE.new_zeros(missing, width)]
     starts = tuple(range(0, length * batch.num_samples + 1, length))
-    return batch.with_text(TEXT, torch.cat(parts), starts)
+    return batch.with_text(TEXT, filled_up(batch.text_LE, batch.text_starts, length), starts)
+
+
+def filled_up(rows_LE: Tensor, starts: Sequence[int], length: int | None) -> Tensor:
+    """The rows of each sample, then zeros up to `length` (null: as they are)."""
+    if length is None:
+        return rows_LE
+    parts, width = [], rows_LE.shape[-1]
+    for start, stop in pairwise(starts):
+        parts += [rows_LE[start:stop], rows_LE.new_zeros(length - (stop - start), width)]
+    return torch.cat(parts)

@@ -118,7 +118,7 @@ class Origin:
     """Files that weights were read from."""
 
     path: str  # of their folder
-    files: Mapping[str, FileDigest]  # by name, in this folder
+    files: Mapping[str, FileDigest]  # by name, from this folder
 
     @property
     def digest(self) -> str:
@@ -167,8 +167,9 @@ def saved_origin(path: Path) -> Origin | None:
     try:
         match parse_json(content):
             case {"path": str(place), "files": dict(files)} if files:
-                digests = {name: parse_digest(name, entry) for name, entry in files.items()}
-                return Origin(path=place, files=digests)
+                # A second network lies in a folder beside it; no file is opened by these names.
+                each = {name: parse_digest(Path(name).name, one) for name, one in files.items()}
+                return Origin(path=place, files=each)
         raise ValueError("it lacks path or files")
     except ValueError as error:
         raise damaged(path / ORIGIN, error) from error

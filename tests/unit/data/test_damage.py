@@ -145,7 +145,7 @@ def unusable(shards, reason):
 
 # The others need a shard that is gone, a table of positions, inputs beside text, or pairs.
 OTHERS = {Reject.UNREADABLE, Reject.BEYOND_TABLE, Reject.NO_INPUT, Reject.NO_PAIR}
-OTHERS |= {Reject.INPUT_SHAPE, Reject.INPUT_NOT_FINITE}
+OTHERS |= {Reject.INPUT_SHAPE, Reject.INPUT_NOT_FINITE, Reject.TOKENS}
 REASONS = [reason for reason in Reject if reason not in OTHERS]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,16 @@ from dit.codecs import text, vae
 from dit.config_loading import ConfigError, load_config
 from dit.convert.diffusers_config import objective_config
 from dit.convert.pipeline import copy_components
+from dit.data.cook import Expected, cook
+from dit.data.mock import mock_record
+from dit.data.preflight import card_faults
+from dit.data.rejections import SampleRefused
+from dit.models.registry import family_of
 from dit.objectives.registry import sampling_path
+from dit.token_ids import TOKEN_IDS, as_ids
 from recipes.runs import dit_debug
 from tests.families import pipeline_parts
+from tests.families.case import gap
 from tests.families.dit import random_model
 
 CAPTIONS = ["a red bird on a roof", "", "x" * 600]
@@ -60,6 +68,15 @@ def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
             assert len(rows) == 512 and not rows[len(own) :].any()  # model.text_pad_to
             assert torch.equal(found, rows[: len(own)].bfloat16()) and found.any(-1).all()
         assert ours.is_cut(caption) == (caption == CAPTIONS[2])
+    read: Any = text.text_encoder_named("anima_states").from_arguments(Namespace(**given))
+    assert read.width == 16 and vae.codec_named("anima_states").text_encoder == "anima_states"
+    for caption in CAPTIONS[:2]:
+        found = read.encode_all(caption)
+        rows_1LE = pipe.text_conditioner(
+            found["text"][None].float(), as_ids(found[TOKEN_IDS])[None]
+        )
+        own = ours.encode(caption)
+        assert gap(rows_1LE[0, : len(own)].detach(), own.float()) <= 0.05  # bfloat16
     card = {"format_version": 1, "text_encoder": ours.settings}
     assert text.text_encoder_of_card(card) == ours
     assert vae.codec_named("anima").text_encoder == "anima"
@@ -101,6 +118,36 @@ def test_an_export_shifts_levels_as_the_run(tmp_path: Path) -> None:
     copy_components(pipeline, tmp_path / "out", config, scheduler=None)
     made = json.loads((tmp_path / "out/scheduler/scheduler_config.json").read_text())
     assert made == {"_class_name": "A", "shift": 5.0}
+
+
+@pytest.mark.parametrize(("key", "other"), [("stored", "anima_states"), ("trained", "anima")])
+def test_texts_of_the_other_encoder_are_refused(key: str, other: str) -> None:
+    """The published ones have the same width."""
+    words = ["model.name=anima", f"model.text_conditioner={key}"]
+    words += ["dataset.task_encoder_seq_length=2048"]
+    config = load_config(dit_debug(), overrides=words)
+    card: dict[str, Any] = {"text_encoder": {"name": other, "width": 1024}}
+    (fault,) = card_faults(card, config)
+    (one, *more) = family_of(config.model).inputs(config.model)
+    assert f"pack the data with --processor {one.encoder}" in fault and one.encoder != other
+    assert not [*card_faults({"text_encoder": {"name": one.encoder, "width": 1024}}, config)]
+    assert [two.name for two in more] == [TOKEN_IDS] * (key == "trained")
+
+
+def test_numbers_of_unknown_tokens_are_refused() -> None:
+    words = ["model.name=custom", "model.text_conditioner=trained"]
+    words += ["model.conditioner_vocabulary=700"]
+    config = load_config(dit_debug(), overrides=words)
+    parts, expected = mock_record(config, seed=1, index=0), Expected.of_training(config)
+    ids_L = as_ids(cook(parts, expected, key="").others[TOKEN_IDS])
+    known = replace(config.model, conditioner_vocabulary=int(ids_L.max()) + 1)
+    assert cook(parts, Expected.of_training(replace(config, model=known)), key="")
+    fewer = replace(config.model, conditioner_vocabulary=int(ids_L.max()))
+    with pytest.raises(SampleRefused, match=r"`token_ids` has others than numbers below"):
+        cook(parts, Expected.of_training(replace(config, model=fewer)), key="")
+    plain = mock_record(load_config(dit_debug(), overrides=[]), seed=1, index=0)
+    with pytest.raises(SampleRefused, match=r"no `token_ids`.* --processor anima_states. makes"):
+        cook(plain, expected, key="")
 
 
 def test_texts_of_two_networks_are_refused() -> None:

@@ -1,0 +1,151 @@
+"""Anima's conditioner: captions by the tokens of a second tokenizer, before all other layers.
+
+The arithmetic is that of Diffusers' `AnimaTextConditioner`. Every tensor rank has all rows, and the
+whole gradient of them, so that the weights have no mark for sequence parallelism.
+"""
+
+# L tokens of T5, S states of the text encoder, Q rows of queries, H heads, K head width
+# D width inside, E width of the embeddings and of what is made, I width of the states
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from dit.config import AttentionBackend
+from dit.models.attention.choice import attention_for
+from dit.models.attention.spans import Spans
+from dit.models.layers.parallel_linear import WholeLinear, dtype
+from dit.models.layers.queries_and_keys import HeadNorm, RotaryTable, rotate
+from dit.pack_wire import to_device
+from dit.token_ids import as_ids
+
+_EPS = 1e-6  # of every norm, in Diffusers
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionRows:
+    """Where rows of samples laid end to end lie, and the angles of their places."""
+
+    spans: Sequence[tuple[int, int]]  # first row and number of rows of each sample
+    angles: tuple[Tensor, Tensor]  # cosines and sines [L, K], by the place in the own sample
+
+
+class Conditioner(nn.Module):
+    """Tokens [L] that attend to each other and to the states [S, I] of a caption -> [L, E]."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        width, made = model.conditioner_size, dtype(model)
+        inputs, states = model.text_width, model.crossattn_emb_size
+        heads, backend = model.conditioner_heads, model.attention_backend
+        inside = int(width * model.conditioner_mlp_ratio)
+        self.embed = nn.Embedding(model.conditioner_vocabulary, inputs, dtype=made)
+        self.linear_in = WholeLinear(inputs, width, dtype=made) if inputs != width else None
+        self.rotary = RotaryTable((width // heads,), (10_000.0,))
+        self.blocks = nn.ModuleList(
+            ConditionerLayer(width, states, inside, heads=heads, dtype=made, backend=backend)
+            for _ in range(model.conditioner_layers)
+        )
+        self.linear_out = WholeLinear(width, inputs, dtype=made)
+        self.norm = nn.RMSNorm(inputs, eps=_EPS, dtype=made)
+
+    def forward(
+        self,
+        states_SI: Tensor,
+        digits_L2: Tensor,
+        state_starts: Sequence[int],
+        token_starts: Sequence[int],
+    ) -> Tensor:
+        """`digits_L2` are those of `dit.token_ids`; each has the N + 1 offsets of its samples."""
+        tokens, states = (self._placed(s, states_SI) for s in (token_starts, state_starts))
+        made: Any = {"total": len(digits_L2), "device": states_SI.device}
+        among = Spans.of(tokens.spans, tokens.spans, **made)
+        across = Spans.of(tokens.spans, states.spans, **made)
+        h_LD = self.embed(as_ids(digits_L2))
+        if self.linear_in is not None:
+            h_LD = self.linear_in(h_LD)
+        for block in self.blocks:
+            h_LD = block(h_LD, states_SI, (tokens, states), (among, across))
+        return self.norm(self.linear_out(h_LD))
+
+    def _placed(self, starts: Sequence[int], like: Tensor) -> CaptionRows:
+        spans = [(first, stop - first) for first, stop in pairwise(starts)]
+        places = torch.cat([torch.arange(rows) for _, rows in spans]).float()[:, None]
+        return CaptionRows(spans, self.rotary(to_device(places, like.device)))
+
+
+class ConditionerLayer(nn.Module):
+    """Self-attention, attention to the states, and an MLP, each after an RMSNorm."""
+
+    def __init__(
+        self,
+        width: int,
+        states: int,
+        inside: int,
+        *,
+        heads: int,
+        dtype: torch.dtype,
+        backend: AttentionBackend,
+    ):
+        super().__init__()
+        options: Any = {"heads": heads, "dtype": dtype, "backend": backend}
+        self.norm_self = nn.RMSNorm(width, eps=_EPS, dtype=dtype)
+        self.self_attn = PlacedAttention(width, width, **options)
+        self.norm_cross = nn.RMSNorm(width, eps=_EPS, dtype=dtype)
+        self.cross_attn = PlacedAttention(width, states, **options)
+        self.norm_mlp = nn.RMSNorm(width, eps=_EPS, dtype=dtype)
+        self.linear_fc1 = WholeLinear(width, inside, dtype=dtype)
+        self.linear_fc2 = WholeLinear(inside, width, dtype=dtype)
+
+    def forward(
+        self,
+        h_LD: Tensor,
+        states_SI: Tensor,
+        placed: tuple[CaptionRows, CaptionRows],
+        spans: tuple[Spans, Spans],
+    ) -> Tensor:
+        """`placed` are tokens and states, `spans` of tokens with tokens, and with states."""
+        (tokens, states), (among, across) = placed, spans
+        x_LD = self.norm_self(h_LD)
+        h_LD = h_LD + self.self_attn(x_LD, x_LD, (tokens, tokens), among)
+        x_LD = self.norm_cross(h_LD)
+        h_LD = h_LD + self.cross_attn(x_LD, states_SI, (tokens, states), across)
+        return h_LD + self.linear_fc2(gelu(self.linear_fc1(self.norm_mlp(h_LD))))
+
+
+class PlacedAttention(nn.Module):
+    """Queries and keys are normalised per head and rotated, each by places of its own row."""
+
+    def __init__(
+        self, width: int, keys: int, *, heads: int, dtype: torch.dtype, backend: AttentionBackend
+    ):
+        """`keys`: width of the rows that are attended to."""
+        super().__init__()
+        self.heads, self.backend = heads, backend
+        self.linear_q = WholeLinear(width, width, bias=False, dtype=dtype)
+        self.linear_k = WholeLinear(keys, width, bias=False, dtype=dtype)
+        self.linear_v = WholeLinear(keys, width, bias=False, dtype=dtype)
+        self.linear_proj = WholeLinear(width, width, bias=False, dtype=dtype)
+        self.norm_q = HeadNorm(width // heads, dtype=dtype, eps=_EPS)
+        self.norm_k = HeadNorm(width // heads, dtype=dtype, eps=_EPS)
+
+    def forward(
+        self, x_QD: Tensor, y_SI: Tensor, placed: tuple[CaptionRows, CaptionRows], spans: Spans
+    ) -> Tensor:
+        """`y_SI` are the rows that `x_QD` attends to; `placed` are those of both."""
+        of_queries, of_keys = placed
+        q_QHK = rotate(self.norm_q(self._by_head(self.linear_q(x_QD))), *of_queries.angles)
+        k_SHK = rotate(self.norm_k(self._by_head(self.linear_k(y_SI))), *of_keys.angles)
+        v_SHK = self._by_head(self.linear_v(y_SI))
+        made_QHK = attention_for(self.backend, q_QHK)(q_QHK, k_SHK, v_SHK, spans)
+        return self.linear_proj(made_QHK.flatten(1))
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1))

@@ -1,0 +1,35 @@
+"""Numbers of tokens as rows of floats, which bfloat16 holds exactly: two digits of base 256."""
+
+# L tokens
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOKEN_IDS = "token_ids"
+"""In a shard: the tokens that a text conditioner of the network starts from (Anima)."""
+DIGITS = 2
+MOST_TOKENS = 256**DIGITS
+
+
+def as_digits(ids_L: Tensor) -> Tensor:
+    """Whole numbers below `MOST_TOKENS` -> [L, 2], float32."""
+    from torch import stack  # descriptions of families, which import this file, do without torch
+
+    return stack((ids_L // 256, ids_L % 256), dim=-1).float()
+
+
+def as_ids(digits_L2: Tensor) -> Tensor:
+    """The inverse of `as_digits`, int64."""
+    high_L, low_L = digits_L2.long().unbind(-1)
+    return high_L * 256 + low_L
+
+
+def are_ids(digits_L2: Tensor, *, vocabulary: int) -> bool:
+    """Whether rows are the digits of numbers below `vocabulary`."""
+    ids_L = as_ids(digits_L2)
+    whole = bool((as_digits(ids_L) == digits_L2.float()).all())
+    return whole and bool(((ids_L >= 0) & (ids_L < vocabulary)).all())
