@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -55,9 +56,18 @@ from tests.families.table import CASES
 from tests.lora_files import linears, merged, random_factors
 from tests.quick import few_quick
 
-# Wan first, which `make test` has. Others have fused matrices, layers of which the last and the
-# first differ, a network that makes all modulations.
-FAMILIES = few_quick(["wan", *(name for name in CASES if name != "wan")], 1)
+# Wan first, which `make test` has. Then those of other kinds: fused matrices, a network that makes
+# all modulations, layers of which the first and the last differ, grouped queries, experts.
+KINDS = ("wan", "flux", "flux2", "chroma", "sd3", "lumina2", "hidream")
+FAMILIES = few_quick([*KINDS, *(name for name in CASES if name not in KINDS)], 1)
+# What reads no names of a family runs on each kind; by hand, EVERY_FAMILY=1 runs it on all. Losses
+# of all families are compared in test_finetuning.py, and here what their adapters make.
+of_each_kind = pytest.mark.parametrize(
+    "made",
+    FAMILIES if os.environ.get("EVERY_FAMILY") else FAMILIES[: len(KINDS)],
+    indirect=True,
+    scope="module",
+)
 LEVELS = (0.3, 0.8)
 SIZES = ((1, 4, 6), (3, 2, 4))
 
@@ -207,6 +217,7 @@ def test_our_folder_computes_it_in_diffusers_and_peft(made) -> None:
     assert (folder / "out" / "comfyui" / "lora.safetensors").is_file() == case.comfyui
 
 
+@of_each_kind
 def test_merged_weights_compute_it_without_an_adapter(made) -> None:
     case, folder, wanted = made
     options = ExportOptions(merged=True, scheduler=False)
@@ -226,6 +237,7 @@ def test_a_round_trip_keeps_the_factors(made) -> None:
         assert one.alpha == read[name].alpha
 
 
+@of_each_kind
 def test_commands(made, capsys) -> None:
     _, folder, _ = made
     place = ["--megatron-path", str(folder / "lora"), "--hf-path"]
@@ -258,6 +270,7 @@ def test_commands(made, capsys) -> None:
     assert not (folder / "c").exists()
 
 
+@of_each_kind
 def test_beside_a_diffusers_folder(made, groups, tmp_path: Path) -> None:
     """It is the base as it is: nobody imports it first."""
     case, folder, wanted = made
@@ -277,6 +290,7 @@ def test_beside_a_diffusers_folder(made, groups, tmp_path: Path) -> None:
         import_lora(folder / "peft", hf, folder / "x")
 
 
+@of_each_kind
 def test_adapters_of_another_network_and_no_base(made, tmp_path: Path) -> None:
     case, folder, _ = made
     other = next(one for one in CASES.values() if one is not case)
@@ -316,6 +330,7 @@ def product_of(file: Path, scale: float, model: Any) -> dict[str, Any]:
     return {name: replace(one, alpha=one.alpha * scale) for name, one in read.items()}
 
 
+@of_each_kind
 def test_several_adapters_beside_a_network_that_generates(made, groups, tmp_path: Path) -> None:
     """Sums with scales; scale 0 is the base bit for bit."""
     case, folder, _ = made
@@ -391,6 +406,7 @@ def gradients_of(
     return [one.detach() for one in said], slopes
 
 
+@of_each_kind
 def test_training_goes_on_from_the_loss_of_diffusers_network(made, groups, monkeypatch) -> None:
     """The same packs, noise and levels; the file's ranks rule."""
     case, folder, _ = made
