@@ -143,13 +143,20 @@ def guided(
             if guidance.keeps_norm is KeptNorm.TOKEN_AT_MOST:
                 factor = factor.clamp_max(1)
             mixed_TC = mixed_TC * factor
-        if guidance.rescale:
-            factor_N = deviations(cond_TC, batch) / deviations(mixed_TC, batch)
-            factor_N = torch.where(scale_N == 1, 1.0, factor_N)
-            mixed_TC = mixed_TC * per_token(1 + guidance.rescale * (factor_N - 1), batch)
-        return mixed_TC
+        return rescaled(mixed_TC, cond_TC, scale_N, guidance, batch)
 
     return network
+
+
+def rescaled(
+    mixed_TC: Tensor, cond_TC: Tensor, scale_N: Tensor, guidance: Guidance, batch: PackedBatch
+) -> Tensor:
+    """A guided prediction with a part of the standard deviation that it has without guidance."""
+    if not guidance.rescale:
+        return mixed_TC
+    factor_N = deviations(cond_TC, batch) / deviations(mixed_TC, batch)
+    factor_N = torch.where(scale_N == 1, 1.0, factor_N)
+    return mixed_TC * per_token(1 + guidance.rescale * (factor_N - 1), batch)
 
 
 def guided_at_first(both: Network, alone: Network, steps: StepLevels, part: float) -> Network:

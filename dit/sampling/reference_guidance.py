@@ -21,7 +21,7 @@ from torch import Tensor
 from dit.batch import PackedBatch
 from dit.objectives.objective import per_token
 from dit.pack_wire import to_device
-from dit.sampling.ode_solvers import Guidance, Network
+from dit.sampling.ode_solvers import Guidance, Network, rescaled
 
 
 def without_references(
@@ -50,7 +50,10 @@ def _targets(batch: PackedBatch) -> Tensor:
 def guided_by_references(
     both: Network, references: Network, none: Network, guidance: Guidance, batch: PackedBatch
 ) -> Network:
-    """The combination of the predictions; `references` is not called where i is at most 1."""
+    """The combination of the predictions; `references` is not called where i is at most 1.
+
+    As with other guidance, `Guidance.rescale` leads back to the deviation of `both`.
+    """
     if guidance.scale == 1:
         return both
 
@@ -65,6 +68,7 @@ def guided_by_references(
             of_references_N = torch.where(is_guided_N, guidance.of_references, 1.0)
             none_TC = none_TC + per_token(of_references_N, batch) * (own_TC - none_TC)
             of_prompt_TC = own_TC
-        return none_TC + per_token(scale_N, batch) * (both_TC - of_prompt_TC)
+        mixed_TC = none_TC + per_token(scale_N, batch) * (both_TC - of_prompt_TC)
+        return rescaled(mixed_TC, both_TC, scale_N, guidance, batch)
 
     return network
