@@ -184,7 +184,8 @@ class OmniGen2(Flux):
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
         """Whole tokens of 16 pixels, sides of at most 1024, as OmniGen2Pipeline scales down."""
-        ratio = min(1024 / max(width, height), 1.0)
+        # Equal for squares but for rounding, which takes a token from the sides of some.
+        ratio = min(1024 / max(width, height), (1024**2 / (width * height)) ** 0.5, 1.0)
         wide, high = (int(side * ratio) // 16 * 16 for side in (width, height))
         return max(wide, 16), max(high, 16)
 

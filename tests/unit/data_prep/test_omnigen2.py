@@ -59,7 +59,12 @@ def test_levels_are_those_of_the_pipeline(num_steps: int, sides: tuple[int, int]
 
 @pytest.mark.parametrize(
     ("size", "wanted"),
-    [((640, 480), (640, 480)), ((700, 500), (688, 496)), ((3000, 1000), (1024, 336))],
+    [
+        ((640, 480), (640, 480)),
+        ((700, 500), (688, 496)),
+        ((3000, 1000), (1024, 336)),
+        ((1070, 1070), (1008, 1008)),
+    ],
 )
 def test_references_are_made_smaller_alone(size: tuple[int, int], wanted: tuple[int, int]) -> None:
     codec = vae.codec_named("omnigen2")
