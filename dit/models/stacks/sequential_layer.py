@@ -7,6 +7,7 @@ The same layer works on latents and text together, and before that refines eithe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -153,6 +154,15 @@ class ReferencesLayer(LatentsLayer):
 
     It computes all rows of a pack that has any, so that ranks hold as many as for other layers.
     """
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:  # noqa: ARG002
+        """All of them, whatever is asked for.
+
+        Before a call of a module Megatron-Core's DDP waits for its own weights that are on their
+        way (`ddp.overlap_param_gather`). Without references the modules in this layer are not
+        called, and ranks that see some would gather other weights than ranks that see none.
+        """
+        return super().parameters()
 
     def forward(self, h_TD: Tensor, conditions: JointConditions) -> Tensor:
         is_reference_T = conditions.is_reference_T
