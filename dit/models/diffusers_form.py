@@ -314,6 +314,18 @@ class StackedSamples:
     """NaN for pictures."""
 
 
+def own_names(table: NameTable) -> dict[str, str]:
+    """Linears by the names of Diffusers, for families that other projects name in the same way."""
+    modules = [
+        name.removesuffix(".weight")
+        for row in table.rows
+        if len(row.shape) == 2 and not row.ours.endswith(".router.weight")
+        for name in row.theirs
+        if name.endswith(".weight")
+    ]
+    return dict(zip(modules, modules, strict=True))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiffusersForm:
     """The networks of a family as Diffusers has them. Nothing here raises for what a user gave."""

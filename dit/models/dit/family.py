@@ -386,7 +386,6 @@ FAMILY = Family(
     network=imported("dit.models.dit.model:DiT"),
     cost=dit_cost,
     parts={
-        "conditioner": "text",
         "self_attention": "attention",
         "cross_attention": "cross_attention",
         "mlp": "mlp",

@@ -25,6 +25,7 @@ from dit.models.diffusers_form import (
     PartBeside,
     Pipeline,
     heads_of,
+    own_names,
     same,
 )
 from dit.models.diffusers_names import (
@@ -188,12 +189,7 @@ def _run_network(
     return -made[0, :, None]
 
 
-HIDREAM_NAMES = {
-    name.removesuffix(".weight"): name.removesuffix(".weight")
-    for row in _TABLE.rows
-    if len(row.shape) == 2 and "router" not in row.ours
-    for name in row.theirs
-}
+HIDREAM_NAMES = own_names(_TABLE)
 """Of the original project, of ComfyUI and of trainers: Diffusers' own."""
 
 FORM = DiffusersForm(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
+from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline, own_names
 from dit.models.diffusers_names import NameTable, Row, TensorSplit
 from dit.models.joint.lumina_names import (
     LUMINA_STACKS,
@@ -120,6 +120,7 @@ FORM = DiffusersForm(
     module="omnigen2.models.transformers.transformer_omnigen2",
     table=_TABLE,
     keys=KEYS,
+    original_names=(own_names(_TABLE),),
     pipelines={
         "OmniGen2Pipeline": Pipeline(
             objective={**LEVELS, "flow_shift": 1.0},

@@ -100,6 +100,7 @@ def test_layers_compute_what_their_spec_says(groups, changes) -> None:
         **dict.fromkeys(("joint", "latents", "text"), row),
         **dict.fromkeys(("latents_alone", "text_alone"), exchange),
         order=SimpleNamespace(joined=exchange),
+        is_reference_T=None,
     )
     found = layer(h_TD, conditions).split(LENGTHS)
     for n, part in enumerate(h_TD.split(LENGTHS)):
