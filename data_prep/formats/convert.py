@@ -45,6 +45,7 @@ from dit.codecs.text import EncoderPadding
 from dit.codecs.text.pretrained_encoder import UnmaskedTextEncoder
 from dit.codecs.vae import codec_named
 from dit.codecs.vae.codec import LATENT_DTYPE, Codec
+from dit.token_ids import TOKEN_IDS
 
 FORMATS = ("meta", "pt", "parquet", "dfm")
 _ROWS_IN_FILE = 64
@@ -117,8 +118,17 @@ def _counted(
     held: Container[str] | Callable[[CachedSample], Container[str]],
     left_out: Counter[str],
 ) -> Iterator[CachedSample]:
-    """The same samples; `left_out` counts what of each is not `held`."""
+    """The same samples; `left_out` counts what of each is not `held`.
+
+    Raises:
+        PrepError: a text means nothing without what would be left out.
+    """
     for record in records:
+        if TOKEN_IDS in record.tensors:
+            raise PrepError(
+                f"{record.key} has `{TOKEN_IDS}`, by which a conditioner reads its text, and no"
+                " other tool's format has a place for them: pack the data with --processor anima"
+            )
         place = held(record) if callable(held) else held
         names = [*record.tensors, *(name for name in _OF_LOSS if name in record.about)]
         left_out.update(name for name in names if name not in place)

@@ -29,6 +29,7 @@ from dit.data.rejections import DataError
 from dit.models.family import InputKind, NullInput, SampleInput
 from dit.models.registry import family_of
 from dit.parsing import cause
+from dit.token_ids import are_ids
 
 META = ".nv-meta"
 NULL_TEXT = "null_text.safetensors"
@@ -249,6 +250,8 @@ def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetS
             f"{path}: {name} has shape {list(value.shape)}, {key}={one.width} wants {wanted};"
             f" {remedy}"
         )
+    if one.vocabulary is not None and not are_ids(value, vocabulary=one.vocabulary):
+        raise DataError(f"{path}: {name} has others than numbers below {one.vocabulary}; {how}")
     return value.float()
 
 

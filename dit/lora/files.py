@@ -43,6 +43,7 @@ from dit.lora.names import (
     SWAPPED,
     Factor,
     LoraKey,
+    companion_with,
     in_original_names,
     is_of_text_encoder,
     parse_keys,
@@ -83,8 +84,8 @@ def read_lora(
     file = _find(path)
     tensors, metadata = _tensors(file, without_text_encoder)
     keys = parse_keys(tensors, model=model, place=file)
-    config = _config(file, metadata)
-    if config is None and any(key.key.startswith(_PEFT) for key in keys):
+    configs = _configs(file, metadata)
+    if not configs and any(key.key.startswith(_PEFT) for key in keys):
         raise LoraFileError(
             f"{file} was written by peft, and {PEFT_CONFIG} is not beside it as {PEFT_FILE}: it"
             " says alpha, without which the adapter has another strength. Copy it, too"
@@ -92,7 +93,8 @@ def read_lora(
     modules = _by_module(keys, file)
     found: dict[str, LoraFactors] = {}
     for module, parts in modules.items():
-        apart = _apart(module, _factors(file, parts, tensors, config), model, file)
+        told = _told(configs, next(iter(parts.values())))
+        apart = _apart(module, _factors(file, parts, tensors, *told), model, file)
         if twice := sorted(found.keys() & apart.keys()):
             raise LoraFileError(
                 f"{file}: {next(iter(parts.values())).key} is of {twice[0]}, which has an adapter"
@@ -188,8 +190,11 @@ def _tensor(file: Path, name: str, opened: Any) -> Tensor:
     return tensor.clone()
 
 
-def _config(file: Path, metadata: Mapping[str, str]) -> PeftConfig | None:
-    """The configuration that goes with a file; None where nothing tells ranks and alphas."""
+def _configs(file: Path, metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
+    """The configurations that go with a file, by the network of each, "" for all networks.
+
+    Without any, nothing tells ranks and alphas.
+    """
     beside = file.with_name(PEFT_CONFIG)
     if METADATA in metadata:
         text, place = metadata[METADATA].encode(), f"{file} ({METADATA})"
@@ -198,7 +203,7 @@ def _config(file: Path, metadata: Mapping[str, str]) -> PeftConfig | None:
             raise LoraFileError(f"{beside} is larger than any such file; save the adapter again")
         text, place = beside.read_bytes(), str(beside)
     else:
-        return None
+        return {}
     try:
         content = parse_json(text)
     except ValueError as error:
@@ -206,8 +211,25 @@ def _config(file: Path, metadata: Mapping[str, str]) -> PeftConfig | None:
     if not isinstance(content, dict):
         raise LoraFileError(f"{place} holds no JSON object; save the adapter again")
     # Diffusers' pipelines write the name of the network before each key.
-    own = {k.removeprefix(f"{NETWORK}."): v for k, v in content.items()}
-    return peft_config(own, place=place)
+    found: dict[str, dict[str, Any]] = {} if content else {"": {}}
+    for key, value in content.items():
+        network = _network(key) if "." in key else ""
+        found.setdefault(network, {})[key.removeprefix(f"{network}.")] = value
+    return {network: peft_config(own, place=place) for network, own in found.items()}
+
+
+def _network(name: str) -> str:
+    """The network of a module, or of another name that begins with it."""
+    second = companion_with(name)
+    return NETWORK if second is None else second.folder
+
+
+def _told(configs: Mapping[str, PeftConfig], key: LoraKey) -> tuple[PeftConfig | None, str]:
+    """The configuration of a module, and what that calls it."""
+    network = _network(key.module)
+    if network in configs:
+        return configs[network], key.written.removeprefix(f"{network}.")
+    return configs.get(""), key.written
 
 
 def _by_module(keys: list[LoraKey], file: Path) -> dict[str, dict[Factor, LoraKey]]:
@@ -227,23 +249,27 @@ def _factors(
     parts: dict[Factor, LoraKey],
     tensors: dict[str, Tensor],
     told: PeftConfig | None,
+    written: str,
 ) -> LoraFactors:
-    """A [R, I], B [O, R] and alpha of one module, of `tensors` and peft's configuration."""
+    """A [R, I], B [O, R] and alpha of one module, of `tensors` and peft's configuration.
+
+    That calls it `written`.
+    """
     some = next(iter(parts.values()))
     if lost := [part for part in (Factor.DOWN, Factor.UP) if part not in parts]:
         raise LoraFileError(f"{file}: {some.key} is there, but no {lost[0]} of the same module")
     down, up = (tensors[parts[part].key] for part in (Factor.DOWN, Factor.UP))
     _check_shapes(file, parts, down, up)
     rank = down.shape[0]
-    if told is not None and (said := told.rank(some.written)) != rank:
+    if told is not None and (said := told.rank(written)) != rank:
         raise LoraFileError(
-            f"{told.place} says rank {said} of {some.written}, and {parts[Factor.DOWN].key} has"
+            f"{told.place} says rank {said} of {written}, and {parts[Factor.DOWN].key} has"
             f" {rank}; they are of two adapters, or two of its patterns fit this module (peft sorts"
             " them in saving): write the module's whole name there"
         )
-    alpha = float(rank) if told is None else told.alpha(some.written)
+    alpha = float(rank) if told is None else told.alpha(written)
     if Factor.ALPHA not in parts:
-        place = "" if told is None else f"{told.place}, of {some.written}"
+        place = "" if told is None else f"{told.place}, of {written}"
         return LoraFactors(down=down, up=up, alpha=_positive(alpha, place))
     key = parts[Factor.ALPHA].key
     if tensors[key].numel() != 1:
@@ -253,7 +279,7 @@ def _factors(
     stored = _positive(tensors[key].item(), f"{file}: {key}")
     if told is not None and not math.isclose(stored, alpha, rel_tol=1e-2):  # bfloat16 has 3 digits
         raise LoraFileError(
-            f"{told.place} says alpha {alpha:g} of {some.written}, and {key} {stored:g}; take one"
+            f"{told.place} says alpha {alpha:g} of {written}, and {key} {stored:g}; take one"
             " of them out"
         )
     return LoraFactors(down=down, up=up, alpha=stored)
@@ -304,11 +330,22 @@ def write_lora(
     ordered = in_order(factors)
     tensors = _folded(ordered, dtype)
     content = config_content(ordered, base)
-    own = {f"{NETWORK}.{key}": value for key, value in content.items()}
+    by_network: dict[str, dict[str, LoraFactors]] = {}
+    for module, one in ordered.items():
+        network = _network(module)
+        by_network.setdefault(network, {})[module.removeprefix(f"{network}.")] = one
+    own = {
+        f"{network}.{key}": value
+        for network, its in by_network.items()
+        for key, value in config_content(its, base).items()
+    }
     config = folder / PEFT_CONFIG
     config.write_text(json.dumps(content, indent=2) + "\n")
     told = {"format": "pt", METADATA: json.dumps(own)}
-    _save(folder / DIFFUSERS_FILE, f"{NETWORK}.", tensors, told, like=config)
+    named = {
+        name if companion_with(name) else f"{NETWORK}.{name}": one for name, one in tensors.items()
+    }
+    _save(folder / DIFFUSERS_FILE, "", named, told, like=config)
     _save(folder / PEFT_FILE, _PEFT, tensors, like=config)
     files = [folder / DIFFUSERS_FILE, folder / PEFT_FILE]
     renamed = None if comfyui_names is None else in_original_names(ordered, comfyui_names)

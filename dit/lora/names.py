@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 from dit.config import ModelConfig
 from dit.lora.factors import FactorsByModule, LoraFactors, LoraFileError, side_by_side
-from dit.models.registry import families
+from dit.models.diffusers_form import Companion
+from dit.models.registry import diffusers_form, families
 
 
 class Factor(StrEnum):
@@ -66,6 +67,7 @@ _TEXT_ENCODER = re.compile(
     _OTHER_NETWORKS % r"lora_te|text_encoder|text_model|te\d?[._]|clip_[lg][._]|t5(?:xxl)?[._]"
     r"|cond_stage_model|conditioner"
 )
+_ANOTHER = "is of another network than the transformer"
 _REFUSED = (
     (
         _TEXT_ENCODER,
@@ -73,9 +75,8 @@ _REFUSED = (
         " --ignore_text_encoder leaves such keys out (of a run: lora.ignore_text_encoder=true)",
     ),
     (
-        _OTHER_NETWORKS
-        % r"unet\.|transformer_\d+\.|text_conditioner|(?:diffusion_model\.)?llm_adapter|connectors",
-        "is of another network than the transformer: give a file of that one network",
+        _OTHER_NETWORKS % r"unet\.|transformer_\d+\.|connectors",
+        f"{_ANOTHER}: give a file of that one network",
     ),
     (r".*(?:lora_magnitude_vector|dora_scale)", f"is DoRA's, which is not supported: {_MERGE}"),
     (r".*lokr_", f"is LoKr's, which is not supported: {_MERGE}"),
@@ -102,12 +103,26 @@ def parse_keys(
     written = dict.fromkeys(_without_prefix(match["module"]) for match in matches)
     tables = tables_of([_flat_name(module) or module for module in written], model)
     found = [_parsed(name, tables, adapters, place) for name in names]
+    for one in found:
+        second = companion_with(one.module)
+        if second is not None and not (model and diffusers_form(model).companion_of(model)):
+            raise LoraFileError(
+                f"{place}: {one.key} {_ANOTHER}: set model.{second.field}={second.value}, which"
+                " makes it a part of the network, or give a file without such keys"
+            )
     if len(adapters) > 1:
         raise LoraFileError(
             f"{place} holds several adapters ({', '.join(sorted(adapters))}); save each in a file"
             " of its own"
         )
     return found
+
+
+def companion_with(module: str) -> Companion | None:
+    """The second network of a pipeline that a module is of; None: it is of the transformer."""
+    forms = (family.diffusers() for family in families() if family.diffusers is not None)
+    every = (form.companion for form in forms if form.companion is not None)
+    return next((one for one in every if module.startswith(f"{one.folder}.")), None)
 
 
 def is_of_text_encoder(key: str) -> bool:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from dit.config import LoraTargets, ModelConfig, OptimizerKind, RunConfig
 from dit.models.parameter_groups import group_of_weights
-from dit.models.registry import diffusers_form, pairs
+from dit.models.registry import pairs
 
 if TYPE_CHECKING:
     from dit.models.diffusers_names import Pair
 
 _WEIGHT = ".weight"
-_ROUTER = ".router.weight"
-"""Of a matrix that is no linear in Diffusers, so that no adapter can have it."""
+_NO_LINEARS = (".router.weight", "conditioner.embed.weight")
+"""Matrices that are no linears in Diffusers, so that no adapter can have them."""
 _FUSED = "*.linear_in*.to_qkv*"
 _OURS = {
     LoraTargets.ATTENTION: ("*attention.*", "*.linear_in*.to_?", _FUSED),
@@ -28,20 +28,18 @@ same parts. In single-stream layers one matrix makes both, and another one takes
 
 
 def matrices_of_linears(model: ModelConfig) -> list[Pair]:
-    """The matrices of linears, in the order of the table; not those of a companion.
+    """The matrices of linears, in the order of the table.
 
     Raises:
         Problems: Diffusers has no such network.
     """
     from dit.models.diffusers_names import Convolution
 
-    second = diffusers_form(model).companion_of(model)
     return [
         pair
         for pair in pairs(model)
         if pair.ours.endswith(_WEIGHT)
-        and not (second and second.has(pair))
-        and not pair.ours.endswith(_ROUTER)
+        and not pair.ours.endswith(_NO_LINEARS)
         and len(pair.shape) == 2
         and all(name.endswith(_WEIGHT) for name in pair.theirs)
         and not isinstance(pair.arrangement, Convolution)

@@ -26,12 +26,32 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen3Model
 
 from tests.families import pipeline_parts
-from tests.families.case import NEGATIVE, PROMPT, STEPS, Generation, Texts, parts_of, sides_of
+from tests.families.case import (
+    NEGATIVE,
+    PROMPT,
+    STEPS,
+    Generation,
+    Texts,
+    fill_random,
+    parts_of,
+    sides_of,
+)
 from tests.families.dit import NETWORKS, NearestResize, random_model
 
 SHIFT = 2.5
 ROWS = 512
 """Of a text, with zeros."""
+CONDITIONER: dict[str, Any] = {
+    **{"source_dim": 16, "target_dim": 20, "model_dim": 24, "num_layers": 2},
+    **{"num_attention_heads": 2, "target_vocab_size": 700, "min_sequence_length": 12},
+}
+
+
+def random_conditioner(**changes: Any) -> Any:
+    """A tiny one with random weights, in float32."""
+    conditioner = AnimaTextConditioner(**(CONDITIONER | changes))
+    fill_random(conditioner, seed=1)
+    return conditioner
 
 
 class Whole:

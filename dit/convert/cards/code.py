@@ -15,7 +15,7 @@ from typing import Any
 from dit.codecs.vae import codec_named, usual_size
 from dit.codecs.vae.autoencoder import Autoencoder
 from dit.config import FlowConfig, FlowPrediction, RunConfig, SamplingLevels, TimeShift
-from dit.models.diffusers_form import DIFFUSERS, PartBeside, Pipeline
+from dit.models.diffusers_form import DIFFUSERS, Companion, PartBeside, Pipeline
 from dit.models.registry import diffusers_form, family_of
 from dit.objectives.diffusers_schedulers import EDM_SCHEDULER
 from dit.objectives.flow_matching import FlowMatching
@@ -28,6 +28,7 @@ _COPIED = ("format_version", "processor", "text_encoder", "latent")
 _GIVEN = ("ImageToVideo", "VideoToWorld", "Kontext", "Edit")
 """Words in the names of pipelines that are given a picture."""
 _STEPS = 35
+_TRANSFORMER = "transformer"
 _HALF = "torch_dtype=torch.bfloat16"
 _LOOP = """\
 import json
@@ -126,8 +127,17 @@ class PictureCode:
             return None
         return opened().content(objective)["_class_name"]
 
-    def _adapted(self, network: str) -> str:
-        return f'{network}.load_lora_adapter("FOLDER", prefix="transformer", use_safetensors=True)'
+    @property
+    def _second(self) -> Companion | None:
+        return diffusers_form(self.config.model).companion_of(self.config.model)
+
+    def _adapted(self, network: str, prefix: str = _TRANSFORMER) -> str:
+        return f'{network}.load_lora_adapter("FOLDER", prefix="{prefix}", use_safetensors=True)'
+
+    def _all_adapted(self) -> list[str]:
+        """Adapters into the networks of a pipeline."""
+        names = [_TRANSFORMER] + ([] if self._second is None else [self._second.folder])
+        return [self._adapted(f"pipe.{name}", name) for name in names]
 
     def _loaded(self) -> str:
         """The network alone, for those that neither a pipeline nor a short loop runs."""
@@ -141,10 +151,15 @@ class PictureCode:
         """A pipeline with the export in it, and one call."""
         half, place = _HALF, json.dumps("FOLDER" if self.whole else self.base)
         own = not (self.whole or self.adapters)
+        second = self._second if own else None
         opened = [f'network = {self._network}.from_pretrained("FOLDER", {half})'] * own
+        if second is not None:
+            inside = f'"FOLDER", subfolder="{second.folder}", {half}'
+            opened.append(f"{second.folder} = {second.class_name}.from_pretrained({inside})")
         if self._known.modular:
             opened += [f"pipe = {kind}.from_pretrained({place})", f"pipe.load_components({half})"]
-            opened += ["pipe.update_components(transformer=network)"] * own
+            beside = "" if second is None else f", {second.folder}={second.folder}"
+            opened += [f"pipe.update_components(transformer=network{beside})"] * own
         else:
             opened += [f"{name} = {_opened(one)}" for name, one in self._known.beside.items()]
             told, later = [f"{name}={name}" for name in self._known.beside], []
@@ -154,11 +169,12 @@ class PictureCode:
                 told = ["trust_remote_code=True", *told]
                 later = ["pipe.transformer = network"] * own
             opened += [f"pipe = {kind}.from_pretrained({', '.join([place, *told, half])})", *later]
-        opened += [self._adapted("pipe.transformer")] * (self.adapters and not self.whole)
+        opened += self._all_adapted() * (self.adapters and not self.whole)
         places = {self._known.module: [kind]}
         if own:
             module = diffusers_form(self.config.model).module
-            places.setdefault(module, []).append(self._network)
+            names = [self._network] + ([] if second is None else [second.class_name])
+            places[module] = [*places.get(module, []), *names]
         made, tools = self._made(self._pipeline or kind)
         found = (f"from {place} import {', '.join(names)}" for place, names in places.items())
         imports = ["import torch", *found]

@@ -38,6 +38,7 @@ from dit.data.rejections import DataError, SampleRefused
 from dit.data.tar_reader import NotPlain, OpenShards, SampleLocation, sample_members, split_name
 from dit.models.family import InputKind
 from dit.parsing import parse_json
+from dit.token_ids import TOKEN_IDS
 
 EXPORTED: Mapping[str, InputKind] = {
     TEXT: InputKind.TEXT,
@@ -192,6 +193,11 @@ class ShardSamples(NumberedSamples):
         key, parts = _parts(place, whole=whole)
         read = read_record if whole or is_dfm(parts) else read_outline
         record, about = read(parts, EXPORTED), parse_json(parts["json"])
+        if TOKEN_IDS in record.unknown:
+            raise ValueError(
+                f"a conditioner reads its text by `{TOKEN_IDS}`, which other trainers have no"
+                " place for: pack the data with --processor anima"
+            )
         _, _, rows, columns = record.latent_CFHW.shape
         return StoredSample(
             key=key,

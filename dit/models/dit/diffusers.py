@@ -156,6 +156,7 @@ PREDICT2_NAMES = {
         mlp="blocks.*.mlp",
         last="final_layer.adaln_modulation",
     ),
+    **conditioner_form.ORIGINAL_NAMES,
 }
 COSMOS1_NAMES = _names(
     [f"blocks.block*.blocks.{part}.adaLN_modulation" for part in range(3)],
@@ -390,7 +391,7 @@ FORM = DiffusersForm(
     largest_latent=lambda model: model.max_size,
     call=lambda model: (
         None
-        if model.condition_mask or model.concat_padding_mask
+        if model.condition_mask or model.concat_padding_mask or model.trains_conditioner
         else "made = network(state, t.expand(1), caption, fps=None).sample"
     ),
     run_network=_run_network,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,15 @@ def test_weights_of_a_published_vae_go_into_their_pipeline(size: str, kind: str,
         assert all(hasattr(diffusers, name) for name in names)
         assert (kind in names) == (size != "omnigen2")
         assert ("load_lora_adapter" in code) == adapters
+    if size == "anima":  # both networks, where one is trained with the other
+        model: Any = replace(config.model, text_conditioner="trained")
+        config = replace(config, model=model)
+        code = PictureCode(config=config, card=sizes).text
+        compile(code, "README.md", "exec")
+        assert "(transformer=network, text_conditioner=text_conditioner)" in code
+        assert 'AnimaTextConditioner.from_pretrained("FOLDER", subfolder="text_cond' in code
+        code = PictureCode(config=config, card=sizes, adapters=True).text
+        assert code.count("load_lora_adapter") == 2 and 'prefix="text_conditioner"' in code
     whole = PictureCode(config=config, card=sizes, whole=True).text
     opened = kind if "Modular" in kind or size == "omnigen2" else "DiffusionPipeline"
     assert f'{opened}.from_pretrained("FOLDER"' in whole and last.partition("(")[0] in whole

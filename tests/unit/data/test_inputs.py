@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 import zlib
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -41,6 +42,7 @@ from dit.objectives.training_target import training_problem, validation_problem
 from dit.pack_wire import flatten_pack, unflatten_pack
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.validation.requests import sample_inputs
+from dit.token_ids import as_digits
 from dit.train.loss import loss_of
 from dit.train.start_checks import check_clean_level
 from tests.families.wan import wan_model
@@ -479,3 +481,9 @@ def test_an_input_that_samples_may_lack_may_be_absent_from_the_null_file(shards,
         "text_2": (0, 3),
         "pooled_text": (4,),
     }
+    ids = SampleInput(name="token_ids", kind=InputKind.TEXT, width=2, vocabulary=700)
+    for number, known in ((699, True), (700, False)):
+        stored = safetensors.torch.save({"token_ids": as_digits(torch.tensor([1, number]))})
+        (root / "null_text.safetensors").write_bytes(stored)
+        with nullcontext() if known else pytest.raises(DataError, match="numbers below 700"):
+            assert len(_null_inputs(leaf, [ids])["token_ids"]) == 2

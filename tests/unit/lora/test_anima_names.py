@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from torch import Tensor
 
 from dit.config import Precision
 from dit.convert.diffusers_config import model_config
-from dit.lora.factors import LoraFileError
+from dit.lora.factors import LoraFileError, linear_shapes
 from dit.lora.files import read_lora, write_lora
 from dit.lora.names import to_original
 from dit.models.dit.diffusers import PREDICT2_NAMES
+from dit.models.dit.family import TextConditioner
+from tests.families.anima import random_conditioner
 from tests.families.dit import NETWORKS, random_model
 from tests.lora_files import comfyui, kohya, linears, merged, random_factors
 
@@ -67,7 +70,38 @@ def test_files_of_diffusion_pipe_and_kohya(tmp_path: Path) -> None:
             down, up = (theirs[f"transformer.{name}.lora_{part}.weight"] for part in "AB")
             scale = 1.0 if content is plain else 8 / len(down)  # alphas are kohya's alone
             torch.testing.assert_close(one.product(), scale * (up @ down))
-    key = "diffusion_model.llm_adapter.blocks.0.mlp.0.lora_A.weight"
-    save_file({key: torch.zeros(2, 8)}, tmp_path / "other.safetensors")
-    with pytest.raises(LoraFileError, match=r"llm_adapter.* is of another network"):
-        read_lora(tmp_path / "other.safetensors", _tiny())
+
+
+def test_the_conditioner_has_adapters_where_it_is_a_part(tmp_path: Path) -> None:
+    """In all forms; a network without it refuses them by name."""
+    conditioner, ids = random_conditioner(), torch.arange(9)[None]
+    shapes = {f"text_conditioner.{name}": size for name, size in linears(conditioner).items()}
+    sizes: Any = {"crossattn_emb_size": 16, "crossattn_proj_size": 20, "conditioner_size": 24}
+    sizes |= {"conditioner_layers": 2, "conditioner_heads": 2, "conditioner_vocabulary": 700}
+    model = replace(_tiny(), text_conditioner=TextConditioner.TRAINED, **sizes)
+    shapes |= linears(random_model(**ANIMA))
+    assert linear_shapes(model) == shapes
+    factors = random_factors(shapes, ranks={"attn.q_proj": 2, "in_proj": 3})
+    write_lora(tmp_path, factors, comfyui_names=PREDICT2_NAMES)
+    names = to_original(factors, PREDICT2_NAMES)
+    assert names is not None
+    for number, content in enumerate((comfyui(factors, names, alphas=True), kohya(factors, names))):
+        save_file(content, tmp_path / f"{number}.safetensors")
+        with pytest.raises(LoraFileError, match=r"llm_adapter.* set model.text_conditioner=trai"):
+            read_lora(tmp_path / f"{number}.safetensors", _tiny())
+    own = ("pytorch_lora_weights", "adapter_model", "comfyui/lora")
+    for file in (*own, "0", "1"):
+        found = read_lora(tmp_path / f"{file}.safetensors", model)
+        assert found.keys() == factors.keys(), file
+        for name, one in found.items():
+            torch.testing.assert_close(one.product(), factors[name].product(), msg=file)
+    its = {n.removeprefix("text_conditioner."): one for n, one in factors.items() if n[:2] == "te"}
+    told: Any = {"source_hidden_states": torch.ones(1, 5, 16), "target_input_ids": ids}
+    wanted = merged(random_conditioner(), its)(**told)
+    for file in (tmp_path, tmp_path / "comfyui" / "lora.safetensors"):
+        pipe: Any = AnimaAutoBlocks().init_pipeline()
+        network = random_model(**ANIMA)
+        pipe.update_components(transformer=network, text_conditioner=random_conditioner())
+        pipe.load_lora_weights(str(file))
+        made = pipe.text_conditioner(**told)
+        assert (made - wanted).abs().max() <= 1e-5 * wanted.abs().max()

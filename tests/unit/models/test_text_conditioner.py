@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dit.batch import PackedBatch
 from dit.checkpoint_paths import saved_config
-from dit.config import LoraConfig, Problems, RunConfig, Weights
+from dit.config import LoraConfig, RunConfig, Weights
 from dit.convert.diffusers_checkpoint import open_folder
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import checked_table, import_weights
 from dit.convert.verify import compare_forward, compare_tensors
-from dit.lora.targets import chosen_adapters
+from dit.lora.factors import shapes_of, to_stored
+from dit.lora.targets import attach_adapters, chosen_adapters
 from dit.models.cost import parameter_count
 from dit.models.diffusers_names import Pair, their_tensors
 from dit.models.dit.conditioner import conditioner_cost
@@ -32,22 +34,17 @@ from dit.models.registry import family_of, pairs
 from dit.token_ids import TOKEN_IDS, as_ids
 from dit.train.checkpoint.state_dict import load_weights
 from tests.families import anima
-from tests.families.case import fill_random, gap, text_of
+from tests.families.anima import CONDITIONER, random_conditioner
+from tests.families.case import gap, text_of
 from tests.families.dit import CASE, NETWORKS, random_model
 from tests.families.generation import noise_of, opened, texts_of
 from tests.families.generation import ours as ours_made
+from tests.lora_files import linears, merged, random_factors
 from tests.packs import random_pack, single, tiny_model
 
-STATES, ROWS = 16, 12
+ROWS = 12
 LEVELS = (0.03, 0.31, 0.72, 0.988, 0.5)
-
-
-def random_conditioner(**changes: Any) -> Any:
-    sizes = {"source_dim": STATES, "target_dim": 20, "model_dim": 24, "num_layers": 2}
-    sizes |= {"num_attention_heads": 2, "target_vocab_size": 700, "min_sequence_length": ROWS}
-    conditioner = AnimaTextConditioner(**(sizes | changes))
-    fill_random(conditioner, seed=1)
-    return conditioner
+STATES = CONDITIONER["source_dim"]
 
 
 @pytest.fixture
@@ -161,7 +158,7 @@ def test_shards_may_hold_what_it_makes(groups, ours: Any, folder: Path, tmp_path
 
 
 def test_description_and_adapters() -> None:
-    """Parameters and operations are Diffusers'; no linear of it has an adapter."""
+    """Parameters and operations are Diffusers'; its linears have adapters where they are named."""
     sizes: Any = {"source_dim": 40, "target_dim": 64, "model_dim": 96, "mlp_ratio": 2.5}
     conditioner = random_conditioner(**sizes, num_attention_heads=4)
     model: Any = tiny_model(
@@ -184,10 +181,29 @@ def test_description_and_adapters() -> None:
     angles = 2 * 2 * ROWS * 96 // 4 // 2  # two products of places and frequencies
     multiplied = cost.multiplications.of([0], [ROWS])
     assert 2 * multiplied == counter.get_total_flops() - angles
-    every = chosen_adapters(model, LoraConfig(rank=2, targets=("*",)))
-    assert every and not any(name.startswith("text_conditioner") for name in every)
-    with pytest.raises(Problems, match="no linear of the network has such a name"):
-        chosen_adapters(model, LoraConfig(rank=2, targets=("q_proj",)))
+    usual = chosen_adapters(model, LoraConfig(rank=2, targets=("attention", "mlp", "modulation")))
+    assert usual and not any(name.startswith("text_conditioner") for name in usual)
+    every = chosen_adapters(model, LoraConfig(rank=2, targets=("text_conditioner.*",)))
+    assert every.keys() == {f"text_conditioner.{name}" for name in linears(conditioner)}
+
+
+def test_adapters_add_what_a_merge_adds(ours: Any) -> None:
+    """And they alone are trained."""
+    conditioner, batch = random_conditioner(), packed(ours.model)
+    factors = random_factors(linears(conditioner))
+    its = {f"text_conditioner.{name}": one for name, one in factors.items()}
+    attach_adapters(ours, shapes_of(its), precision=ours.model.precision)
+    own, starts = dict(ours.named_parameters()), batch.text_offsets[TOKEN_IDS]
+    stored = to_stored(its, ours.model)
+    assert {name for name, weight in own.items() if weight.requires_grad} == stored.keys()
+    with torch.no_grad():
+        for name, value in stored.items():
+            own[name].copy_(value)
+        made_LE = ours.conditioner(batch.text_LE, batch.texts[TOKEN_IDS], batch.text_starts, starts)
+        expected = merged(conditioner, factors)
+        for index, (first, stop) in enumerate(pairwise(starts)):
+            rows_LE = conditioned(expected, batch, index)[0, : stop - first]
+            assert gap(made_LE[first:stop], rows_LE) <= 1e-5
 
 
 def test_folders_both_ways(ours: Any, folder: Path, resize: None, tmp_path: Path) -> None:

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from data_prep.formats.convert import export
 from data_prep.packing import PackOptions, pack_dataset
 from data_prep.planning.splits import ALL_IN_TRAIN
+from data_prep.refusals import PrepError
 from data_prep.sources.digits import Digits, MovingDigits
+from data_prep.writing.tar_shards import sample_parts
 from dit.codecs.text import ByteTable
 from dit.codecs.vae import Pixel
 from dit.data import DataError
@@ -29,6 +32,7 @@ from dit.data.export import (
     build_text_to_image_multiresolution_dataloader,
     build_video_multiresolution_dataloader,
 )
+from dit.token_ids import TOKEN_IDS
 
 
 def _packed(folder: Path, source: Any, *, moving: bool) -> Path:
@@ -163,6 +167,21 @@ def test_what_cannot_be_given_is_an_error_with_a_reason(videos: Path, shards, tm
     with pytest.raises(DataError, match="it is cut short") as caught:
         ShardSamples(damaged)
     assert str(caught.value).count("data_prep inspect") == 1
+
+
+def test_states_without_their_tokens_go_to_nobody(shards, tmp_path: Path) -> None:
+    """A caption that a conditioner reads by tokens, which no other format has a place for."""
+    parts = shards.good(0)
+    tensors = safetensors.torch.load(parts["safetensors"]) | {TOKEN_IDS: torch.ones(3, 2)}
+    sizes = ("width", "height", "original_width", "original_height", "num_frames")
+    about = json.loads(parts["json"]) | {"source": "a", **dict.fromkeys(sizes, 1)}
+    folder = shards.write(tmp_path, [sample_parts(tensors, about)])
+    card = {"format_version": 1, "processor": {"name": "pixel"}, "text_encoder": {"width": 8}}
+    (folder / "dataset_card.json").write_text(json.dumps(card))
+    with pytest.raises(DataError, match=r"reads its text by `token_ids`.* --processor anima"):
+        ShardSamples(folder)
+    with pytest.raises(PrepError, match=r"`token_ids`.* no other tool's format has a place"):
+        export(folder, form="meta", shard_size=100)
 
 
 def test_a_damaged_cache_is_named(videos: Path, tmp_path: Path) -> None:
