@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dit.models.joint.family import embedder_cost
@@ -22,11 +23,11 @@ from dit.models.layer_spec import (
 
 
 def refined_stacks(
-    model: Any, attention: AttentionSpec, told: PerBlockModulation, *, references: bool = False
+    model: Any, attention: AttentionSpec, told: PerBlockModulation, *, references: int | None = None
 ) -> tuple[StackSpec, ...]:
     """The refiners, of which that of text knows no level, then the layers over both in one row.
 
-    `references`: those among the latents have a refiner of their own.
+    `references`: so many that a sample may have, with a refiner of their own; None: without one.
     """
     feed_forward = FeedForwardSpec(
         width=model.hidden_size, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
@@ -37,8 +38,8 @@ def refined_stacks(
         return SequentialLayerSpec(rows=rows, modulation=modulation, **parts)
 
     few, reference_refiner = model.num_refiner_layers, ()
-    if references:
-        own = layer(RowKind.REFERENCES)
+    if references is not None:
+        own = replace(layer(RowKind.REFERENCES), idle=references == 0)
         reference_refiner = (StackSpec(name="reference_refiner", count=few, layer=own),)
     return (
         StackSpec(name="noise_refiner", count=few, layer=layer(RowKind.LATENTS)),

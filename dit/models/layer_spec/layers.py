@@ -189,6 +189,8 @@ class SequentialLayerSpec:
     """Whether gates are the tanh of what the modulation makes."""
     layer_text: LayerTextSpec | None = None
     """Text that is each layer's own, behind the other text."""
+    idle: bool = False
+    """Whether no sample has such rows, so that nothing is computed."""
 
     @cached_property
     def cost(self) -> Cost:
@@ -197,7 +199,7 @@ class SequentialLayerSpec:
         if not self.weighted:
             kept = SELF_ACROSS_HEADS + MODULATED + MODULATED
         made = _self_attention(attention, self.feed_forward, self.rows, exchanges=1, kept=kept)
-        if RowKind.LATENTS not in self.rows:
+        if self.rows is RowKind.TEXT or self.idle:  # references: all latents of a pack that has any
             made = replace(made, kept=NOTHING)
         total = made + attention.cost(self.rows) + self.feed_forward.cost(self.rows)
         norms = (4 if self.after else 2) if self.weighted else 0

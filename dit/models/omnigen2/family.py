@@ -145,7 +145,7 @@ def omnigen2_stacks(model: OmniGen2Config) -> tuple[StackSpec, ...]:
     heads: Any = {"heads": model.num_attention_heads, "groups": model.num_kv_heads}
     attention = AttentionSpec(width=model.hidden_size, eps=EPS, **heads)
     told = PerBlockModulation(inputs=model.told_width)
-    return refined_stacks(model, attention, told, references=True)
+    return refined_stacks(model, attention, told, references=model.reference_latents)
 
 
 def omnigen2_cost(model: OmniGen2Config) -> NetworkCost:

@@ -81,6 +81,12 @@ def test_layers_keep_what_the_planner_counts(name: str, fused: bool, groups) -> 
     assert counted(model, groups) == pytest.approx(_planned(model), rel=0.05)
 
 
+def test_refiners_of_references_keep_what_the_planner_counts(groups) -> None:
+    """Of a pack with a reference; many of them, so that one kind of layer too few is seen."""
+    model = _named("omnigen2", reference_latents=1, num_refiner_layers=8, num_layers=8)
+    assert counted(model, groups) == pytest.approx(_planned(model), rel=0.05)
+
+
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", ["dit_xl", "wan2.1_t2v_1.3b"])
 def test_recomputed_layers_keep_their_input(name: str, fused: bool, groups) -> None:
