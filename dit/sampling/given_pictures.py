@@ -96,8 +96,8 @@ class GivenPictures:
             takes = f"takes {most} at most" if most else "takes none"
             raise ValueError(
                 f"{self._named(self.references[most])}: the network {takes}"
-                f" (model.reference_latents={most}); leave it out, or train or import the network with"
-                " a larger number where its family has references"
+                f" (model.reference_latents={most}); leave it out, or train or import the network"
+                " with a larger number where its family has references"
             )
 
     def _option(self, name: str) -> str:

@@ -86,7 +86,9 @@ class DiT(CrossTransformer):
         if model.extra_pos_embed is ExtraPosition.LEARNABLE:
             shapes["position"] = (self.hidden_rows(batch)["hidden"], width)
         if model.projects_text or model.trains_conditioner:
-            shapes["text"] = (padded_rows(batch, model.text_pad_to), model.text_width)
+            # Of packs that are not prepared, too: stages ask how much they receive before that.
+            made_of = TOKEN_IDS if model.trains_conditioner else TEXT
+            shapes["text"] = (padded_rows(batch, model.text_pad_to, made_of), model.text_width)
         return shapes
 
     def embed(

@@ -93,9 +93,9 @@ def spans_of(batch: PackedBatch, starts: tuple[int, ...]) -> Spans:
     return Spans.of(batch.shared_spans, rows, total=tokens, device=device)
 
 
-def padded_rows(batch: PackedBatch, length: int | None) -> int:
+def padded_rows(batch: PackedBatch, length: int | None, text: str = TEXT) -> int:
     """Rows of all captions of a pack, filled up to `length` each (null: as they are)."""
-    return batch.text_starts[-1] if length is None else length * batch.num_samples
+    return batch.text_offsets[text][-1] if length is None else length * batch.num_samples
 
 
 def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:

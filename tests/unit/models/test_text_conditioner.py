@@ -140,6 +140,15 @@ def test_a_pack_is_what_diffusers_computes_of_each_sample(
         assert weight.grad.any() and gap(found[name], weight.grad) <= 1e-4, name
 
 
+def test_stages_know_how_many_rows_travel(ours: Any) -> None:
+    """Before a pack is prepared, too, and though it has more states than tokens."""
+    ours.model = replace(ours.model, text_pad_to=None)
+    batch = packed(ours.model)
+    states = batch.text_LE.new_zeros(50, batch.text_LE.shape[1])
+    batch = batch.with_text("text", states, (0, 10, 20, 30, 40, 50))
+    assert ours.hidden_shape(batch) == ours.hidden_shape(ours.prepared(batch))
+
+
 def test_shards_may_hold_what_it_makes(groups, ours: Any, folder: Path, tmp_path: Path) -> None:
     """The same weights with the texts of `stored`."""
     told: Any = {"objective": ["model.text_conditioner=stored"], "text_pad_to": ROWS}
