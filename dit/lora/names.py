@@ -105,11 +105,14 @@ def parse_keys(
     found = [_parsed(name, tables, adapters, place) for name in names]
     for one in found:
         second = companion_with(one.module)
-        if second is not None and not (model and diffusers_form(model).companion_of(model)):
-            raise LoraFileError(
-                f"{place}: {one.key} {_ANOTHER}: set model.{second.field}={second.value}, which"
-                " makes it a part of the network, or give a file without such keys"
-            )
+        form = None if model is None else diffusers_form(model)
+        if second is None or (model and form and form.companion_of(model)):
+            continue
+        remedy = "give a file without such keys"
+        if form is None or form.companion is not None:
+            setting = f"model.{second.field}={second.value}"
+            remedy = f"set {setting}, which makes it a part of the network, or {remedy}"
+        raise LoraFileError(f"{place}: {one.key} {_ANOTHER}: {remedy}")
     if len(adapters) > 1:
         raise LoraFileError(
             f"{place} holds several adapters ({', '.join(sorted(adapters))}); save each in a file"

@@ -63,9 +63,8 @@ class HunyuanImageText(QwenImageText):
     name: ClassVar[str] = "hunyuanimage"
     default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanImage-2.1-Diffusers"
     default_length: ClassVar[int] = 1000
-    longest_text: ClassVar[int | None] = (
-        2**15
-    )  # the network's positions; the pipeline itself has 1000
+    # The network's positions; the pipeline itself has 1000.
+    longest_text: ClassVar[int | None] = 2**15
     rows_after: ClassVar[int] = 1
 
     @property
