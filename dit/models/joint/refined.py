@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from dit.models.joint.family import embedder_cost
+from dit.config import ModelConfig
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
+from dit.models.family import TINY_NETWORK
+from dit.models.joint.family import (
+    attends_to_no_padding,
+    axes_fill_heads,
+    embedder_cost,
+    even_axes,
+    key_heads_divide,
+    learns_pictures,
+)
 from dit.models.layer_spec import (
     LEVEL_WAVES,
+    MOST_REFINER_LAYERS,
     Activation,
     AttentionSpec,
     Cost,
@@ -20,6 +33,94 @@ from dit.models.layer_spec import (
     WeightShape,
     replicated,
 )
+
+TINY_REFINED: Mapping[str, Any] = {
+    **TINY_NETWORK,
+    "num_refiner_layers": 1,
+    "hidden_size": 96,
+    "num_attention_heads": 12,
+    "mlp_ratio": 1.0,
+    "crossattn_emb_size": 16,
+    "rope_axes": (2, 2, 4),
+}
+"""What makes a network of these tiny (`Family.tiny`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefinedConfig(ModelConfig):
+    """The network: sizes, precision and how it is spread over devices."""
+
+    shown_before: ClassVar[Mapping[str, str]] = {"num_refiner_layers": "hidden_size"}
+    refiners: ClassVar[int] = 2
+    """Stacks of `num_refiner_layers` layers."""
+    most_told: ClassVar[int] = 1024
+    """Largest width of the embedding of the level."""
+    title: ClassVar[str] = ""
+    """Name of the network in messages."""
+
+    num_layers: int = 26
+    """Layers over latents and text together."""
+    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    """Layers before these over latents alone, and as many over text alone."""
+    rope_axes: Refused[tuple[int, int, int]] = bounded((32, 32, 32), most=2**17, at_least_one=False)
+    """Widths of a head rotated by place in the text, row and column; their sum is its width."""
+
+    own_stages = ModelConfig.enough_layers
+
+    def own_sizes(self) -> list[Rule]:
+        return [even_axes(self), learns_pictures(self, self.title)]
+
+    def own_shapes(self) -> list[Rule]:
+        return [axes_fill_heads(self)]
+
+    @property
+    def all_layers(self) -> int:
+        return self.num_layers + self.refiners * self.num_refiner_layers
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        return [*sizes, self.num_refiner_layers, self.crossattn_emb_size]
+
+    @property
+    def told_width(self) -> int:
+        """Width of the embedding of the level."""
+        return min(self.hidden_size, self.most_told)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupedRefinedConfig(RefinedConfig):
+    """The network: sizes, precision and how it is spread over devices."""
+
+    shown_before: ClassVar[Mapping[str, str]] = {
+        **RefinedConfig.shown_before,
+        "num_kv_heads": "mlp_ratio",
+    }
+
+    num_attention_heads: int = 24
+    """Heads of queries."""
+    num_kv_heads: Refused[int] = bounded(8, most=2**14)
+    """Heads of keys and values, each read by num_attention_heads / num_kv_heads heads of queries;
+    tensor ranks share them."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [*RefinedConfig.own_sizes(self), attends_to_no_padding(self, self.title)]
+
+    def own_shapes(self) -> list[Rule]:
+        return [*RefinedConfig.own_shapes(self), *key_heads_divide(self)]
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        return [*RefinedConfig.cost_sizes.fget(self), self.num_kv_heads]  # type: ignore[attr-defined]
+
+
+def sides_of_tables(model: ModelConfig, axes_lens: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The largest latent whose places have angles in tables of so many rows: frames, rows, columns.
+
+    `axes_lens` counts the places of captions, then rows and columns of tokens.
+    """
+    rows, columns = (side * model.patch_spatial for side in axes_lens[1:])
+    return 2**20, rows, columns
 
 
 def refined_stacks(

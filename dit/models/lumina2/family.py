@@ -6,11 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dit.config import ModelConfig
-from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
-    TINY_NETWORK,
     Family,
     KeptNorm,
     ObjectiveConventions,
@@ -19,19 +15,15 @@ from dit.models.family import (
     grid_positions,
     text_input,
 )
-from dit.models.joint.family import (
-    ADALN_ZERO,
-    EVEN_STEPS,
-    JOINT_PARTS,
-    attends_to_no_padding,
-    axes_fill_heads,
-    even_axes,
-    key_heads_divide,
-    learns_pictures,
+from dit.models.joint.family import ADALN_ZERO, EVEN_STEPS, JOINT_PARTS
+from dit.models.joint.refined import (
+    TINY_REFINED,
+    GroupedRefinedConfig,
+    refined_cost,
+    refined_stacks,
+    sides_of_tables,
 )
-from dit.models.joint.refined import refined_cost, refined_stacks
 from dit.models.layer_spec import (
-    MOST_REFINER_LAYERS,
     AttentionSpec,
     NetworkCost,
     PerBlockModulation,
@@ -39,86 +31,33 @@ from dit.models.layer_spec import (
 )
 from dit.models.registry import imported
 
-TITLE, EPS = "Lumina Image 2.0", 1e-5
-_MOST_TOLD = 1024
+EPS = 1e-5
 AXES_LENS = (300, 512, 512)
 """Rows of Diffusers' tables of angles: for places in the text and behind it, rows, columns."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"lumina2": {}}
 """What each `model.name` sets: config.json of Alpha-VLLM/Lumina-Image-2.0."""
-TINY: Mapping[str, Mapping[str, Any]] = {
-    "lumina2": {
-        **TINY_NETWORK,
-        "num_refiner_layers": 1,
-        "hidden_size": 96,
-        "num_attention_heads": 12,
-        "num_kv_heads": 4,
-        "mlp_ratio": 1.0,
-        "crossattn_emb_size": 16,
-        "rope_axes": (2, 2, 4),
-    }
-}
+TINY: Mapping[str, Mapping[str, Any]] = {"lumina2": {**TINY_REFINED, "num_kv_heads": 4}}
 """Named size -> what makes it tiny (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lumina2Config(ModelConfig):
+class Lumina2Config(GroupedRefinedConfig):
     """The network: sizes, precision and how it is spread over devices."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
-    shown_before: ClassVar[Mapping[str, str]] = {
-        "num_refiner_layers": "hidden_size",
-        "num_kv_heads": "mlp_ratio",
-    }
+    title: ClassVar[str] = "Lumina Image 2.0"
 
     name: str = "lumina2"
     """A named size (lumina2) or `custom`."""
     family: str = "lumina2"
-    num_layers: int = 26
-    """Layers over latents and text together."""
-    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
-    """Layers before these over latents alone, and as many over text alone."""
     hidden_size: int = 2304
-    num_attention_heads: int = 24
-    """Heads of queries."""
-    num_kv_heads: Refused[int] = bounded(8, most=2**14)
-    """Heads of keys and values, each read by num_attention_heads / num_kv_heads heads of queries;
-    tensor ranks share them."""
     crossattn_emb_size: int = 2304
-    rope_axes: Refused[tuple[int, int, int]] = bounded((32, 32, 32), most=2**17, at_least_one=False)
-    """Widths of a head rotated by place in the text, row and column; their sum is its width."""
-
-    own_stages = ModelConfig.enough_layers
-
-    def own_sizes(self) -> list[Rule]:
-        return [
-            even_axes(self),
-            attends_to_no_padding(self, TITLE),
-            learns_pictures(self, TITLE),
-        ]
-
-    def own_shapes(self) -> list[Rule]:
-        return [axes_fill_heads(self), *key_heads_divide(self)]
-
-    @property
-    def all_layers(self) -> int:
-        return self.num_layers + 2 * self.num_refiner_layers
 
     @property
     def largest_latent(self) -> tuple[int, int, int]:
         """Sides as long as the tables of Diffusers' network."""
-        rows, columns = (side * self.patch_spatial for side in AXES_LENS[1:])
-        return 2**20, rows, columns
-
-    @property
-    def cost_sizes(self) -> list[int]:
-        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
-        return [*sizes, self.num_refiner_layers, self.num_kv_heads, self.crossattn_emb_size]
-
-    @property
-    def told_width(self) -> int:
-        """Width of the embedding of the level."""
-        return min(self.hidden_size, _MOST_TOLD)
+        return sides_of_tables(self, AXES_LENS)
 
 
 def lumina2_stacks(model: Lumina2Config) -> tuple[StackSpec, ...]:

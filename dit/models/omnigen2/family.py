@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
 from dit.config.resume import OfInputs, Refused
 from dit.models.family import (
-    TINY_NETWORK,
     Family,
     ObjectiveConventions,
     SampleInput,
@@ -19,17 +17,13 @@ from dit.models.family import (
     references_first_positions,
     text_input,
 )
-from dit.models.joint.family import (
-    ADALN_ZERO,
-    EVEN_STEPS,
-    JOINT_PARTS,
-    attends_to_no_padding,
-    axes_fill_heads,
-    even_axes,
-    key_heads_divide,
-    learns_pictures,
+from dit.models.joint.family import ADALN_ZERO, EVEN_STEPS, JOINT_PARTS
+from dit.models.joint.refined import (
+    TINY_REFINED,
+    GroupedRefinedConfig,
+    refined_cost,
+    refined_stacks,
 )
-from dit.models.joint.refined import refined_cost, refined_stacks
 from dit.models.layer_spec import (
     MOST_REFINER_LAYERS,
     AttentionSpec,
@@ -43,10 +37,9 @@ from dit.models.layer_spec import (
 )
 from dit.models.registry import imported
 
-TITLE, EPS = "OmniGen2", 1e-5
+EPS = 1e-5
 MOST_REFERENCES = 5
 """Rows of the table of embeddings by a picture's number."""
-_MOST_TOLD = 1024
 LEVELS: Mapping[str, Any] = {**EVEN_STEPS, "shift_base_tokens": 400}
 """Of the pipeline, whose scheduler shifts by sqrt(rows * columns) / 40 of the latent: of 400 tokens
 of 2 rows and 2 columns each not at all."""
@@ -54,30 +47,18 @@ of 2 rows and 2 columns each not at all."""
 MODEL_SIZES: dict[str, dict[str, Any]] = {"omnigen2": {}}
 """What each `model.name` sets: options/ft.yml of the public code."""
 TINY: Mapping[str, Mapping[str, Any]] = {
-    "omnigen2": {
-        **TINY_NETWORK,
-        "num_refiner_layers": 1,
-        "hidden_size": 96,
-        "num_attention_heads": 12,
-        "num_kv_heads": 4,
-        "mlp_ratio": 1.0,
-        "crossattn_emb_size": 16,
-        "rope_axes": (2, 2, 4),
-        "reference_latents": 1,
-    }
+    "omnigen2": {**TINY_REFINED, "num_kv_heads": 4, "reference_latents": 1}
 }
 """Named size -> what makes it tiny (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OmniGen2Config(ModelConfig):
+class OmniGen2Config(GroupedRefinedConfig):
     """The network: sizes, precision and how it is spread over devices."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
-    shown_before: ClassVar[Mapping[str, str]] = {
-        "num_refiner_layers": "hidden_size",
-        "num_kv_heads": "mlp_ratio",
-    }
+    refiners: ClassVar[int] = 3
+    title: ClassVar[str] = "OmniGen2"
 
     name: str = "omnigen2"
     """A named size (omnigen2) or `custom`."""
@@ -88,57 +69,32 @@ class OmniGen2Config(ModelConfig):
     """Layers before these over the target alone, as many over each reference, and over text."""
     hidden_size: int = 2520
     num_attention_heads: int = 21
-    """Heads of queries."""
     num_kv_heads: Refused[int] = bounded(7, most=2**14)
-    """Heads of keys and values, each read by num_attention_heads / num_kv_heads heads of queries;
-    tensor ranks share them."""
     mlp_ratio: float = 10240 / 2520
     crossattn_emb_size: int = 2048
     rope_axes: Refused[tuple[int, int, int]] = bounded((40, 40, 40), most=2**17, at_least_one=False)
-    """Widths of a head rotated by place in the text, row and column; their sum is its width."""
     reference_latents: OfInputs[int] = bounded(0, most=MOST_REFERENCES, at_least_one=False)
     """Reference pictures that a sample may have, as tokens beside its own."""
 
-    own_stages = ModelConfig.enough_layers
-
     def own_sizes(self) -> list[Rule]:
-        first, refined = self.route_from, 3 * self.num_refiner_layers
+        first, refined = self.route_from, self.refiners * self.num_refiner_layers
         return [
-            even_axes(self),
-            attends_to_no_padding(self, TITLE),
-            learns_pictures(self, TITLE),
+            *GroupedRefinedConfig.own_sizes(self),
             (
                 self.reference_latents >= 0,
                 f"reference_latents={self.reference_latents} must not be negative",
             ),
             (
                 first is None or first >= refined,
-                f"route_from={first}: {TITLE} refines whole pictures in its first {refined} layers;"
-                f" let the route begin at {refined} or later",
+                f"route_from={first}: {self.title} refines whole pictures in its first {refined}"
+                f" layers; let the route begin at {refined} or later",
             ),
         ]
-
-    def own_shapes(self) -> list[Rule]:
-        return [axes_fill_heads(self), *key_heads_divide(self)]
 
     @property
     def whole_samples_by(self) -> str | None:
         pictures = self.reference_latents
         return f"model.reference_latents={pictures}" if pictures else None
-
-    @property
-    def all_layers(self) -> int:
-        return self.num_layers + 3 * self.num_refiner_layers
-
-    @property
-    def cost_sizes(self) -> list[int]:
-        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
-        return [*sizes, self.num_refiner_layers, self.num_kv_heads, self.crossattn_emb_size]
-
-    @property
-    def told_width(self) -> int:
-        """Width of the embedding of the level."""
-        return min(self.hidden_size, _MOST_TOLD)
 
 
 def omnigen2_stacks(model: OmniGen2Config) -> tuple[StackSpec, ...]:

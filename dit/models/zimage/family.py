@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
 from dit.models.family import (
-    TINY_NETWORK,
     Family,
     ObjectiveConventions,
     SampleInput,
@@ -18,17 +16,15 @@ from dit.models.family import (
     grid_positions,
     text_input,
 )
-from dit.models.joint.family import (
-    ADALN_ZERO,
-    EVEN_STEPS,
-    JOINT_PARTS,
-    axes_fill_heads,
-    even_axes,
-    learns_pictures,
+from dit.models.joint.family import ADALN_ZERO, EVEN_STEPS, JOINT_PARTS
+from dit.models.joint.refined import (
+    TINY_REFINED,
+    RefinedConfig,
+    refined_cost,
+    refined_stacks,
+    sides_of_tables,
 )
-from dit.models.joint.refined import refined_cost, refined_stacks
 from dit.models.layer_spec import (
-    MOST_REFINER_LAYERS,
     AttentionSpec,
     NetworkCost,
     PerBlockModulation,
@@ -36,12 +32,11 @@ from dit.models.layer_spec import (
 )
 from dit.models.registry import imported
 
-TITLE, EPS = "Z-Image", 1e-5
+EPS = 1e-5
 INSIDE_OF_TOLD = 1024
 """Width between the two linears of the level; fixed in Diffusers."""
 MLP_RATIO = 8 / 3
 """Of Diffusers' class, which has no key for it."""
-_MOST_TOLD = 256
 AXES_LENS = (1536, 512, 512)
 """Rows of Diffusers' tables of angles: for places in the text and behind it, rows, columns."""
 _OTHER_PICTURES = (
@@ -50,36 +45,24 @@ _OTHER_PICTURES = (
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"zimage": {}, "zimage_turbo": {}}
 """What each `model.name` sets: config.json of Tongyi-MAI/Z-Image and of Z-Image-Turbo."""
-TINY: Mapping[str, Mapping[str, Any]] = {
-    "zimage": {
-        **TINY_NETWORK,
-        "num_refiner_layers": 1,
-        "hidden_size": 96,
-        "num_attention_heads": 12,
-        "mlp_ratio": 1.0,
-        "crossattn_emb_size": 16,
-        "rope_axes": (2, 2, 4),
-    }
-}
+TINY: Mapping[str, Mapping[str, Any]] = {"zimage": TINY_REFINED}
 """Named size -> what makes it tiny (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ZImageConfig(ModelConfig):
+class ZImageConfig(RefinedConfig):
     """The network: sizes, precision and how it is spread over devices."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
-    shown_before: ClassVar[Mapping[str, str]] = {"num_refiner_layers": "hidden_size"}
     attended_multiple: ClassVar[int] = 32
     attends_to_padding: ClassVar[bool] = True
+    most_told: ClassVar[int] = 256
+    title: ClassVar[str] = "Z-Image"
 
     name: str = "zimage"
     """A named size (zimage, zimage_turbo) or `custom`."""
     family: str = "zimage"
     num_layers: int = 30
-    """Layers over latents and text together."""
-    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
-    """Layers before these over latents alone, and as many over text alone."""
     hidden_size: int = 3840
     num_attention_heads: int = 30
     """Heads of attention; tensor ranks share them."""
@@ -87,32 +70,21 @@ class ZImageConfig(ModelConfig):
     """Width of the MLP divided by hidden_size; 8/3 in Diffusers."""
     crossattn_emb_size: int = 2560
     rope_axes: Refused[tuple[int, int, int]] = bounded((32, 48, 48), most=2**17, at_least_one=False)
-    """Widths of a head rotated by place in the text, row and column; their sum is its width."""
-
-    own_stages = ModelConfig.enough_layers
 
     def own_sizes(self) -> list[Rule]:
         return [
-            even_axes(self),
+            *RefinedConfig.own_sizes(self),
             (
                 self.text_pad_to is None,
-                f"text_pad_to={self.text_pad_to}: {TITLE} fills captions up with learned tokens;"
-                " set it to null",
+                f"text_pad_to={self.text_pad_to}: {self.title} fills captions up with learned"
+                " tokens; set it to null",
             ),
             (
                 self.token_route is None,
-                f"route_from={self.route_from}: {TITLE} attends to padding, of which a route of"
-                " tokens would leave out a part; set it to null",
+                f"route_from={self.route_from}: {self.title} attends to padding, of which a route"
+                " of tokens would leave out a part; set it to null",
             ),
-            learns_pictures(self, TITLE),
         ]
-
-    def own_shapes(self) -> list[Rule]:
-        return [axes_fill_heads(self)]
-
-    @property
-    def all_layers(self) -> int:
-        return self.num_layers + 2 * self.num_refiner_layers
 
     @property
     def ffn_hidden_size(self) -> int:
@@ -123,18 +95,7 @@ class ZImageConfig(ModelConfig):
     @property
     def largest_latent(self) -> tuple[int, int, int]:
         """Sides as long as the tables of Diffusers' network."""
-        rows, columns = (side * self.patch_spatial for side in AXES_LENS[1:])
-        return 2**20, rows, columns
-
-    @property
-    def cost_sizes(self) -> list[int]:
-        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
-        return [*sizes, self.num_refiner_layers, self.crossattn_emb_size]
-
-    @property
-    def told_width(self) -> int:
-        """Width of the embedding of the level."""
-        return min(self.hidden_size, _MOST_TOLD)
+        return sides_of_tables(self, AXES_LENS)
 
 
 def zimage_stacks(model: ZImageConfig) -> tuple[StackSpec, ...]:
