@@ -1,9 +1,10 @@
 """Every file in conf/ and every recipe: known keys, comments, and the resolved run as text.
 
-The resolved `conf/*_debug.yaml` of a family lies whole in tests/golden; its other files and recipes
-lie there as the keys whose values differ from it. A change of a default shows here as a difference
-in tests/golden. If it is meant, write the files anew:
-UPDATE_GOLDEN=1 python -m pytest tests/unit/config/test_conf_files.py
+The resolved conf/dit_debug.yaml lies whole in tests/golden. The `*_debug.yaml` of another family
+lies there as its whole network and the other keys whose values differ, all other files and recipes
+as the keys whose values differ from their family's. A change of a default shows here as a
+difference in tests/golden. If it is meant, write the files anew:
+UPDATE_GOLDEN=1 python -m pytest -n0 tests/unit/config/test_conf_files.py
 """
 
 from __future__ import annotations
@@ -52,9 +53,12 @@ RUNS: dict[str, Callable[[], RunConfig]] = {
 }
 
 
+WHOLE = "conf_dit_debug"
+
+
 @cache
-def wholes() -> dict[str, str]:
-    """Family -> the name in `RUNS` of the run that lies whole in tests/golden."""
+def debug_runs() -> dict[str, str]:
+    """Family -> the name in `RUNS` of its debug run."""
     names = [name for name in RUNS if name.startswith("conf_") and name.endswith("_debug")]
     return {RUNS[name]().model.family: name for name in names}
 
@@ -101,26 +105,42 @@ def by_dotted_keys(text: str) -> dict[str, str]:
     return dict(leaves(yaml.safe_load(text), ""))
 
 
-def difference(text: str, whole: str) -> str:
-    """YAML of the keys of a resolved run whose values differ from those of its family's whole."""
-    usual = by_dotted_keys(whole)
-    own = {k: json.loads(v) for k, v in by_dotted_keys(text).items() if usual.get(k) != v}
-    return yaml.safe_dump(own, sort_keys=False, default_flow_style=None, width=100)
+def usual(name: str) -> dict[str, str]:
+    """What a golden file leaves out where a run has the same, by dotted keys."""
+    if name == WHOLE:
+        return {}
+    if (debug := debug_runs()[RUNS[name]().model.family]) != name:
+        return usual(debug) | by_dotted_keys(golden(debug).read_text())
+    whole = by_dotted_keys(golden(WHOLE).read_text())
+    return {key: value for key, value in whole.items() if not key.startswith("model.")}
+
+
+def golden(name: str) -> Path:
+    return GOLDEN / f"{name}.yaml"
+
+
+def write_golden(name: str) -> None:
+    """Writes the file, and first those that it is compared with."""
+    text = to_yaml(RUNS[name]())
+    if name != WHOLE:
+        for other in {WHOLE, debug_runs()[RUNS[name]().model.family]} - {name}:
+            write_golden(other)
+        same = usual(name)
+        own = {k: json.loads(v) for k, v in by_dotted_keys(text).items() if same.get(k) != v}
+        text = yaml.safe_dump(own, sort_keys=False, default_flow_style=None, width=100)
+    golden(name).write_text(text)
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_resolved_run(name: str) -> None:
-    text, base = to_yaml(RUNS[name]()), wholes()[RUNS[name]().model.family]
-    path, whole = GOLDEN / f"{name}.yaml", GOLDEN / f"{base}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
-        whole.write_text(to_yaml(RUNS[base]()))
-        if name != base:
-            path.write_text(difference(text, whole.read_text()))
-    assert path.exists(), "run again with UPDATE_GOLDEN=1 to write it"
-    golden = by_dotted_keys(whole.read_text()) | by_dotted_keys(path.read_text())
-    assert by_dotted_keys(text) == golden, "if the change is meant, run again with UPDATE_GOLDEN=1"
-    if name == base:
-        assert text == path.read_text()
+        write_golden(name)
+    assert golden(name).exists(), "run again with UPDATE_GOLDEN=1 to write it"
+    text, written = to_yaml(RUNS[name]()), golden(name).read_text()
+    expected = usual(name) | by_dotted_keys(written)
+    assert by_dotted_keys(text) == expected, "if it is meant, run again with UPDATE_GOLDEN=1"
+    if name == WHOLE:
+        assert text == written
 
 
 def test_no_golden_file_is_left_over() -> None:
