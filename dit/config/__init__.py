@@ -1,9 +1,10 @@
 """One tree of dataclasses describes a run; every group checks itself in its `__post_init__`.
 
-    run        RunConfig: the whole tree, checkpoints and logs, and the checks of several groups
+    run        RunConfig, the whole tree, and the rules between its groups
+    groups     checkpoints and logs; all groups side by side, and what follows from several
     model      what the networks of all families share; a family adds fields in its own folder
-    token_route  parts of the tokens of a sample in training: a route of layers, two noise levels
-    sparse_share  cubes of tokens that attend to some cubes in full, how many at which step
+    sparsity   parts of the tokens of a sample and of its keys: token routing, two noise levels,
+               sparse attention
     data       sources of samples, real or synthetic, and how samples are packed
     objective  EDM and flow matching: noise levels, preconditioning, loss weights
     lora       low-rank adapters: ranks, the linears that get one, where the frozen weights are
@@ -43,6 +44,7 @@ from dit.config.choices import (
     Weighting,
 )
 from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
+from dit.config.groups import CheckpointConfig, LoggerConfig, WandbMode, Weights
 from dit.config.lora import BaseType, LoraConfig, LoraTargets
 from dit.config.model import CUSTOM_SIZE, OTHER_NETWORKS, ModelConfig
 from dit.config.objective import (
@@ -52,7 +54,7 @@ from dit.config.objective import (
     FlowConfig,
     ObjectiveConfig,
 )
-from dit.config.run import CheckpointConfig, LoggerConfig, RunConfig, WandbMode, Weights
+from dit.config.run import RunConfig
 from dit.config.training import (
     DdpConfig,
     Decay,

@@ -23,7 +23,7 @@ from dit.config.choices import (
     TextPadding,
 )
 from dit.config.resume import AtStart, Live, Refused
-from dit.config.token_route import TokenRoute, route_rules
+from dit.config.sparsity import TokenRoute, route_rules
 from dit.local_path import LocalPath
 
 _MOST = {
@@ -165,7 +165,7 @@ class ModelConfig:
             *self._text_padding(),
             *at_least_one(self, "virtual_pipeline_model_parallel_size"),
             *self._offloading(),
-            *route_rules(self),
+            *route_rules(self.route_from, self.route_to, self.route_rate, layers=self.all_layers),
             *self._engine(),
             *positive(self, "mlp_ratio", "init_method_std"),
             *at_least_one(self, *whole_of_family),

@@ -23,7 +23,7 @@ from dit.config.choices import (
     Weighting,
 )
 from dit.config.resume import Live, Refused
-from dit.config.token_route import TokenShare
+from dit.config.sparsity import TokenShare
 
 MODE_SCALES = (-1.0, 2 / (math.pi - 2))
 """Values of s for which the `mode` map is monotone (arXiv:2403.03206, Sec. 3.1)."""

@@ -24,7 +24,7 @@ from megatron.energon.epathlib import EPath
 
 from dit.bin_packing import MOST_IN_A_PASS, mean_fill
 from dit.config import Balance, DatasetConfig, Problems, RunConfig
-from dit.config.token_route import SHORT_SAMPLE
+from dit.config.sparsity import SHORT_SAMPLE
 from dit.data.cook import Expected, size_in_pack
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves
 from dit.data.preflight import SIDE_BY_SIDE, check_data, read_data_card

@@ -90,16 +90,9 @@ def probe(
     for step in range(1, steps + 1):
         heartbeat("read of packs", step=step)
         packs = packs_of(step)
+        more: Any = {"null": null, "options": config.objective, "route": config.model.token_route}
         items = [
-            training_problem(
-                objective,
-                pack,
-                seed=config.rng.seed,
-                step=step,
-                null=null,
-                options=config.objective,
-                route=config.model.token_route,
-            )
+            training_problem(objective, pack, seed=config.rng.seed, step=step, **more)
             for pack in packs
         ]
         references = reference_passes(run, packs, items, step=step)

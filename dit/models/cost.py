@@ -30,7 +30,7 @@ from dit.config import (
 )
 from dit.config.checks import check
 from dit.config.data import MockGeometry
-from dit.config.sparse_share import CUBE
+from dit.config.sparsity import CUBE
 from dit.models.adapter_files import adapter_numbers_of
 from dit.models.layer_spec import Cost, NetworkCost
 from dit.models.layer_spec.shapes import NOTHING, gathered

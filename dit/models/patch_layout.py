@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dit.batch import REJECTED_LATENT, Grid
 from dit.config import RunConfig
-from dit.config.token_route import TokenShare, trained_as
+from dit.config.sparsity import TokenShare, trained_as
 from dit.models.cost import network_cost
 from dit.models.family import InputKind, SampleInput
 from dit.models.positions import PositionRule

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.config.token_route import TokenRoute, TokenShare
+from dit.config.sparsity import TokenRoute, TokenShare
 from dit.pack_wire import to_device
 
 

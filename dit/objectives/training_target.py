@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dit.batch import TEXT, NullInputs, PackedBatch, Problem
 from dit.config import ObjectiveConfig
-from dit.config.token_route import TokenRoute
+from dit.config.sparsity import TokenRoute
 from dit.objectives.objective import TrainingObjective
 from dit.objectives.timestep_sampling import draw_quantiles
 from dit.objectives.token_draws import draw_parts, draw_route

@@ -15,7 +15,7 @@ from dit.config import (
     RunConfig,
     Sharding,
 )
-from dit.config.token_route import trained_as
+from dit.config.sparsity import trained_as
 from dit.device_specs import Device
 from dit.models.cost import (
     geometry_tokens,

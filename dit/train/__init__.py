@@ -6,8 +6,8 @@ train_state            everything that a run holds in memory
 model_and_optimizer    configuration -> model, optimizer and average of the weights; initial values
 step                   packs -> loss and gradients -> updated weights
 loss                   error of a prediction, weighted as the objective says; the loss of pairs
-reference_passes       passes without gradients before the one that learns, which the loss
-                       compares with
+reference_passes       passes without gradients before the one that learns
+references             what these predict, and what it makes of the problems of a step
 timers                 the seconds of the parts of a step
 attention_choice       the kernel of attention: kept, or the fastest on the first rank
 optimizer              which one trains which weights, one clipped update, what it keeps

@@ -1,14 +1,7 @@
-"""Passes without gradients before the one that learns, and what they make of its problems.
+"""Passes without gradients before the one that learns: what the loss of a step compares with.
 
-1. reference_passes   the packs of a step once more, with null captions or without adapters
-2. with_references    targets moved along guidance, and what the loss compares with
-
-cfg_target: a network with guidance w distilled into it predicts u + w (v - u), where v is the
-prediction with caption of the network before, and u the one without. Trained on plain targets it
-loses w. Here the target is u + w (target - u), with the network's own u of the same noisy state.
-The loss ((f + (w - 1) u) / w - target)² of other trainers is this one divided by w².
-
-What the passes predict stays on the last pipeline stage, where the loss is computed.
+The packs of a step run once more, with null captions or without adapters. What they predict stays
+on the last pipeline stage, where the loss is computed; `references` says what it is used for.
 """
 
 # C patch features, T packed tokens of this context rank, N samples
@@ -17,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from dit.batch import PackedBatch, Problem
+from dit.batch import PackedBatch
 from dit.config import ObjectiveConfig, TargetSchedule
 from dit.distributed.data_parallel import own_passes
 from dit.distributed.model_parallel import Item, rank_part, run_pipeline
@@ -32,22 +25,11 @@ from dit.models.layers.adaptable import adapters_off
 from dit.objectives.training_target import dropped_captions, training_problem
 from dit.pack_wire import to_device
 from dit.train.loss import mean_errors, token_errors
+from dit.train.references import References
 from dit.train.timers import FORWARD, timed
 
 if TYPE_CHECKING:
     from dit.train.train_state import TrainState
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class References:
-    """Of the packs of a step, in their order; empty lists on all stages but the last."""
-
-    factor_N: Sequence[Tensor]
-    """w of each sample of each pack, on every stage; no packs without `cfg_target`."""
-    uncaptioned_TC: Sequence[Tensor] = ()
-    unadapted_TC: Sequence[Tensor] = ()
-    error_N: Sequence[Tensor] = ()
-    """Of pairs: mean error of each sample without adapters, float64."""
 
 
 @torch.no_grad()
@@ -145,22 +127,3 @@ def _errors(
 
     mine = [rank_part(module, item) for item in items]
     return run_pipeline([*chunks], mine, forward, forward_only=True)
-
-
-def with_references(
-    batch: PackedBatch, problem: Problem, references: References, pack: int
-) -> Problem:
-    """The problem of this context rank's part of a pack, as the loss compares it."""
-    unread_T1 = ~batch.is_target_T[:, None]  # where it may be NaN, of which gradients would be too
-    if references.uncaptioned_TC:
-        factor_T1 = references.factor_N[pack][batch.segment_T, None]
-        # `lerp` keeps the bits of the target where w is 1.
-        moved_TC = torch.lerp(references.uncaptioned_TC[pack], problem.target_TC, factor_T1)
-        problem = replace(problem, target_TC=moved_TC.masked_fill(unread_T1, 0))
-    if references.unadapted_TC:
-        problem = replace(
-            problem, anchor_TC=references.unadapted_TC[pack].masked_fill(unread_T1, 0)
-        )
-    if references.error_N:
-        problem = replace(problem, reference_N=references.error_N[pack])
-    return problem

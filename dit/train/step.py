@@ -32,7 +32,7 @@ from dit.train.optimizer.update import (
     set_learning_rate,
     squared_norm,
 )
-from dit.train.reference_passes import References, with_references
+from dit.train.references import References, with_references
 from dit.train.timers import BACKWARD, FORWARD, OPTIMIZER, timed
 
 if TYPE_CHECKING:

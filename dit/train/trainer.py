@@ -171,10 +171,7 @@ def _prepare(
     `timed` says whether attention may be timed.
     """
     if config.train.deterministic:
-        torch.use_deterministic_algorithms(True)
-        # Nothing here reads memory that it has not written, and each empty tensor would be filled.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-        os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
+        _be_deterministic()
     check_settings(config)
     config, notes = _with_recomputation(config)
     heartbeat("opening of the data")
@@ -223,15 +220,27 @@ def _prepare(
         start=start,
     )
     if run.folder is not None:
-        run.saver = Saver(run.folder, config, adapters=adapted.run.as_json() if adapted else None)
-        if dist.get_rank() == 0:
-            run.saver.clear()  # frees space before anything is written
-            run.mirror = Mirror(config) if config.checkpoint.mirror else None
+        _open_saver(run, run.folder, adapters=adapted.run.as_json() if adapted else None)
     heartbeat("load of the checkpoint")
     resume(run)
     model.at_step(run.progress.step)
     dist.barrier()  # nothing is written before every rank is ready
     return run
+
+
+def _be_deterministic() -> None:
+    torch.use_deterministic_algorithms(True)
+    # Nothing here reads memory that it has not written, and each empty tensor would be filled.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
+
+
+def _open_saver(run: TrainState, folder: Path, *, adapters: str | None) -> None:
+    """`adapters` is their `lora.json`."""
+    run.saver = Saver(folder, run.config, adapters=adapters)
+    if dist.get_rank() == 0:
+        run.saver.clear()  # frees space before anything is written
+        run.mirror = Mirror(run.config) if run.config.checkpoint.mirror else None
 
 
 def _forecast_notes(config: RunConfig) -> list[str]:

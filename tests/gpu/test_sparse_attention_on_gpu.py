@@ -9,8 +9,9 @@ from fractions import Fraction
 import pytest
 import torch
 
+from dit.models.attention.cube_attention import attend_by_mask
 from dit.models.attention.cube_kernel import attend_in_blocks
-from dit.models.attention.cubes import Cubes, attend_by_mask
+from dit.models.attention.cubes import Cubes
 from dit.models.attention.spans import Spans
 
 pytestmark = pytest.mark.gpu

@@ -5,7 +5,8 @@ fit       which kernels a device, a network and the packages that are here allow
 kernels   the calls of each kernel, by its name in `model.attention_backend`, and one call for a
           whole pack, for those that know no padding; torch's SDPA, for neighbours of equal lengths
           in one call: CPUs, float32, long samples
-cubes     attention of cubes of tokens to the means of all cubes, and to some of them in full (VSA)
+cubes     which tokens are in which cube of a sample
+cube_attention  of cubes of tokens to the means of all cubes, and to some of them in full (VSA)
 cube_kernel  the second part of it on a GPU
 choice    what a run computes in attention, and which kernel is the fastest at it
 """

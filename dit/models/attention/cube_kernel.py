@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from dit.config.sparse_share import CUBE_TOKENS
-
-if TYPE_CHECKING:
-    from dit.models.attention.cubes import Cubes
+from dit.config.sparsity import CUBE_TOKENS
+from dit.models.attention.cubes import Cubes
 
 # Triton's tiles must divide a cube. Of the backward pass torch takes none of its default ones on
 # Hopper then, which are 128 wide (get_flex_attn_bwd_configs); those of `max_autotune` have some.

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from dit.models.attention.cubes import Cubes
+from dit.models.attention.cubes import Cubes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dit.config import Recompute
 from dit.models.attention.choice import attention_for
-from dit.models.attention.cubes import attend_cubes
+from dit.models.attention.cube_attention import attend_cubes
 from dit.models.attention.spans import Spans
 from dit.models.layer_spec import AttentionSpec, QkNorm
 from dit.models.layers.context_parallel import Context, TokenExchange

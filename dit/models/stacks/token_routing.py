@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.config.token_route import TokenRoute
+from dit.config.sparsity import TokenRoute
 from dit.models.layers.adaptable import DropoutRows
 from dit.models.layers.context_parallel import TokenOrder
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from dit.config import ContextComm, ModelConfig
 from dit.config.checks import Rule, bounded
 from dit.config.resume import Live, Refused
-from dit.config.sparse_share import CUBE_TOKENS, SparseSchedule
+from dit.config.sparsity import CUBE_TOKENS, SparseSchedule
 from dit.models.family import (
     TINY_NETWORK,
     Family,

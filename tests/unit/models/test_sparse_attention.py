@@ -23,11 +23,12 @@ from dit.config import (
     Problems,
     Recompute,
 )
-from dit.config.sparse_share import WHOLE, SparseSchedule, attended_cubes
+from dit.config.sparsity import WHOLE, SparseSchedule, attended_cubes
 from dit.config_loading import load_config
-from dit.models.attention import cubes as cubes_module
+from dit.models.attention import cube_attention
+from dit.models.attention.cube_attention import attend_cubes
 from dit.models.attention.cube_kernel import attend_in_blocks
-from dit.models.attention.cubes import Cubes, attend_cubes
+from dit.models.attention.cubes import Cubes
 from dit.models.attention.kernels import attend_by_runs
 from dit.models.attention.spans import Spans
 from dit.models.cost import memory
@@ -128,7 +129,7 @@ def test_the_kernel_of_a_gpu_chooses_the_same_cubes(monkeypatch) -> None:
         cubes = spans.cubes
         return cubes.of_order(attend_in_blocks(tuple(map(cubes.placed, qkv)), chosen, cubes))
 
-    monkeypatch.setattr(cubes_module, "attend_by_mask", in_blocks)
+    monkeypatch.setattr(cube_attention, "attend_by_mask", in_blocks)
     with torch.no_grad():
         made = attend_cubes((q, k, v), gate, spans, attend=attend_by_runs)
     assert (made - wanted).abs().max() < 2e-6

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dit.batch import Problem, SequenceShard
-from dit.config.token_route import TokenRoute
+from dit.config.sparsity import TokenRoute
 from dit.distributed.model_parallel import split_tokens
 from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT

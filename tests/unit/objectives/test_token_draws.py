@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dit.batch import LatentSample, SequenceShard
 from dit.config import LoraConfig, ObjectiveConfig, ObjectiveName, Preference, Problems
-from dit.config.token_route import TokenShare, trained_as
+from dit.config.sparsity import TokenShare, trained_as
 from dit.data.pack import SampleSize
 from dit.distributed.model_parallel import split_tokens
 from dit.models.dit.model import DiT

@@ -25,12 +25,8 @@ from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.train.loss import loss_of
 from dit.train.model_and_optimizer import build_model_and_optimizer
-from dit.train.reference_passes import (
-    References,
-    cfg_factors,
-    reference_passes,
-    with_references,
-)
+from dit.train.reference_passes import cfg_factors, reference_passes
+from dit.train.references import References, with_references
 from dit.train.trainer import measure_steps
 from tests.learning import tiny_run
 from tests.packs import random_pack

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dit.config import ContextComm, LoraConfig, MockGeometry, Problems, RunConfig
-from dit.config.token_route import TokenRoute
+from dit.config.sparsity import TokenRoute
 from dit.data import data_lines, route_lines
 from dit.models.cost import memory, seen_tokens
 from dit.models.dit.model import DiT

@@ -1,6 +1,10 @@
-"""Parts of the tokens of a sample, and the layers that see one in training.
+"""What training computes in part: layers see some tokens of a sample, attention some of its keys.
 
-Token routing is that of TREAD (arXiv:2501.04765).
+1. TokenShare      so many of each run of neighbours: two noise levels in a sample
+2. TokenRoute      the same, for some layers: token routing (TREAD, arXiv:2501.04765)
+3. SparseSchedule  the share of the cubes of a sample that each of them attends to in full, by
+                   training steps: Video Sparse Attention (VSA, arXiv:2505.13389), with the schedule
+                   of FastVideo's training
 """
 
 from __future__ import annotations
@@ -9,16 +13,21 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from dit.config.checks import Rule
 
-if TYPE_CHECKING:
-    from dit.config.model import ModelConfig
-    from dit.config.run import RunConfig
-
 SHORT_SAMPLE = 512
 """Tokens of a sample below which routing has been seen to harm."""
+CUBE = 4
+"""Frames, rows and columns of tokens in a cube."""
+CUBE_TOKENS = CUBE**3
+WHOLE = Fraction(1)
+
+
+def _exact(number: float) -> Fraction:
+    """The number as it is written: 0.1 is a tenth."""
+    return Fraction(repr(float(number)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +44,7 @@ class TokenShare:
     @classmethod
     def of_rate(cls, rate: float, **more: int) -> Self:
         """Without the share `rate`, in the shortest run of which it is a whole number of tokens."""
-        share = Fraction(repr(float(rate)))
+        share = _exact(rate)
         run = share.denominator
         return cls(run=run, kept=run - share.numerator, **more)
 
@@ -77,9 +86,8 @@ class TokenRoute(TokenShare):
         return [(a, b, self.first <= a <= self.last) for a, b in borders]
 
 
-def route_rules(model: ModelConfig) -> list[Rule]:
-    """Rules of the keys of a route by themselves."""
-    first, last, rate, most = model.route_from, model.route_to, model.route_rate, model.all_layers
+def route_rules(first: int | None, last: int | None, rate: float, *, layers: int) -> list[Rule]:
+    """Rules of the keys of a route by themselves, in a network of so many layers."""
     rules = [
         (
             0 <= rate < 1,
@@ -96,43 +104,33 @@ def route_rules(model: ModelConfig) -> list[Rule]:
     return [
         *rules,
         (
-            0 <= first <= last < most,
+            0 <= first <= last < layers,
             f"route_from={first} and route_to={last} must be layers, the first not behind the last,"
-            f" counted from 0 to {most - 1}",
+            f" counted from 0 to {layers - 1}",
         ),
     ]
 
 
-def share_rules(run: RunConfig, parts: int) -> list[Rule]:
-    """Each of so many pieces of a sample is whole runs of neighbours, of both keys together."""
-    model, objective, multiple = run.model, run.objective, run.dataset.sample_multiple
-    rules = [
-        (
-            objective.level_share is None or not model.attends_to_padding,
-            f"objective.second_level_rate={objective.second_level_rate} parts the tokens of a"
-            f" sample, and model.family={model.family} attends to its padding; set it to 0",
-        ),
-        (
-            objective.level_share is None or model.whole_samples_by is None,
-            f"objective.second_level_rate={objective.second_level_rate} parts the tokens of a"
-            f" sample, and {model.whole_samples_by} needs all of them together; set it to 0",
-        ),
-    ]
-    pieces = f" in each of {parts} pieces of a sample" if parts > 1 else ""
-    for key, rate, share in (
-        ("model.route_rate", model.route_rate, model.token_route),
-        ("objective.second_level_rate", objective.second_level_rate, objective.level_share),
-    ):
-        if share is None:
-            continue
-        parts *= share.run  # pieces of the parts of a sample are whole runs of the route
-        rules.append(
-            (
-                multiple % parts == 0,
-                f"{key}={rate} sets {share.run - share.kept} of {share.run} neighbouring tokens"
-                f" apart{pieces}, and dataset.sample_multiple={multiple} does not divide by"
-                f" {parts}; use dataset.sample_multiple={math.lcm(multiple, parts)} from the start"
-                " of the run, or a rate of fewer digits such as 0.5",
-            )
-        )
-    return rules
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparseSchedule:
+    """From all cubes down to `last` of them, `step` less after each `interval` training steps."""
+
+    last: Fraction
+    step: Fraction
+    interval: int
+
+    @classmethod
+    def of(cls, last: float, *, step: float, interval: int) -> Self:
+        return cls(last=_exact(last), step=_exact(step), interval=interval)
+
+    def at(self, step: int) -> Fraction:
+        """The share at a training step, counted from 1; FastVideo's sparsity is 1 - this.
+
+        Where 1 - `last` is no multiple of `step`, FastVideo stops before it, and this does not.
+        """
+        return max(self.last, WHOLE - step // self.interval * self.step)
+
+
+def attended_cubes(share: Fraction, cubes: int) -> int:
+    """How many of the cubes of a sample each of them attends to: at least one."""
+    return max(1, math.ceil(share * cubes))

@@ -1,0 +1,72 @@
+"""Video Sparse Attention (VSA, arXiv:2505.13389): attention among the cubes of a sample.
+
+coarse: the means of cubes attend to each other, times a gate of each token
+fine:   tokens attend to those of the cubes whose coarse scores are highest
+
+The choice has no gradient; the coarse part carries one to what it was made of. Means and softmax
+are over real tokens, and samples never see each other. `tests` hold every way to compute it against
+dense attention with a mask.
+"""
+
+# T packed tokens, C cubes of a pack, B places of a cube, H heads, K head width
+# J cubes that one attends to, at most
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from dit.models.attention.spans import Attend, Spans
+
+
+def attend_cubes(
+    qkv: tuple[Tensor, Tensor, Tensor], gate_THK: Tensor, spans: Spans, *, attend: Attend
+) -> Tensor:
+    """Fine attention + gate * coarse [T, H, K], of queries, keys and values [T, H, K].
+
+    `attend` computes the fine part where all cubes are chosen.
+    """
+    cubes = spans.cubes
+    assert cubes is not None
+    q, k, v = map(cubes.placed, qkv)
+    means = tuple(map(cubes.mean, (q, k, v)))
+    score_HCC = torch.einsum("chk,dhk->hcd", *means[:2]) * gate_THK.shape[-1] ** -0.5
+    score_HCC = score_HCC.masked_fill(cubes.apart_CC, -math.inf)
+    coarse_CHK = torch.einsum("hcd,dhk->chk", score_HCC.softmax(-1), means[2])
+    gated_CBHK = cubes.placed(gate_THK) * coarse_CHK.to(gate_THK.dtype)[:, None]
+    if cubes.all_chosen:
+        return attend(*qkv, spans) + cubes.of_order(gated_CBHK)
+    # The highest scores of a row, so that those of other samples, if any, are the last.
+    chosen_HCJ = score_HCC.detach().topk(max(cubes.chosen), dim=-1).indices
+    if gate_THK.is_cuda:
+        from dit.models.attention.cube_kernel import attend_in_blocks  # it takes FlexAttention in
+
+        return cubes.of_order(attend_in_blocks((q, k, v), chosen_HCJ, cubes) + gated_CBHK)
+    return attend_by_mask(qkv, chosen_HCJ, spans) + cubes.of_order(gated_CBHK)
+
+
+def attend_by_mask(qkv: tuple[Tensor, Tensor, Tensor], chosen_HCJ: Tensor, spans: Spans) -> Tensor:
+    """The fine part on any device: dense attention of each sample, with a mask."""
+    cubes = spans.cubes
+    assert cubes is not None
+    pieces, row = [], 0
+    firsts = accumulate(cubes.counts, initial=0)
+    samples = zip(spans.starts, spans.lengths, firsts, cubes.counts, cubes.chosen, strict=False)
+    for start, length, first, count, most in samples:
+        mine = slice(start, start + length)
+        mask_HTT = None
+        if most < count:
+            own_HCJ = chosen_HCJ[:, first : first + count, :most] - first
+            sees_HCC = torch.zeros(len(own_HCJ), count, count, dtype=torch.bool)
+            sees_HCC = sees_HCC.to(own_HCJ.device).scatter(2, own_HCJ, True)
+            cube_T = cubes.cube_T[mine] - first
+            mask_HTT = sees_HCC[:, cube_T][:, :, cube_T]
+        q, k, v = (x[mine].transpose(0, 1)[None] for x in qkv)
+        out_HTK = scaled_dot_product_attention(q, k, v, attn_mask=mask_HTT)[0]
+        pieces.append(pad(out_HTK.transpose(0, 1), (0, 0, 0, 0, start - row, 0)))
+        row = start + length
+    return pad(torch.cat(pieces), (0, 0, 0, 0, 0, spans.total - row))

@@ -1,0 +1,50 @@
+"""What passes without gradients predict, and what it makes of the problems of a step.
+
+cfg_target: a network with guidance w distilled into it predicts u + w (v - u), where v is the
+prediction with caption of the network before, and u the one without. Trained on plain targets it
+loses w. Here the target is u + w (target - u), with the network's own u of the same noisy state.
+The loss ((f + (w - 1) u) / w - target)² of other trainers is this one divided by w².
+"""
+
+# C patch features, T packed tokens of this context rank, N samples
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dit.batch import PackedBatch, Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class References:
+    """Of the packs of a step, in their order; empty lists on all stages but the last."""
+
+    factor_N: Sequence[Tensor]
+    """w of each sample of each pack, on every stage; no packs without `cfg_target`."""
+    uncaptioned_TC: Sequence[Tensor] = ()
+    unadapted_TC: Sequence[Tensor] = ()
+    error_N: Sequence[Tensor] = ()
+    """Of pairs: mean error of each sample without adapters, float64."""
+
+
+def with_references(
+    batch: PackedBatch, problem: Problem, references: References, pack: int
+) -> Problem:
+    """The problem of this context rank's part of a pack, as the loss compares it."""
+    unread_T1 = ~batch.is_target_T[:, None]  # where it may be NaN, of which gradients would be too
+    if references.uncaptioned_TC:
+        factor_T1 = references.factor_N[pack][batch.segment_T, None]
+        # `lerp` keeps the bits of the target where w is 1.
+        moved_TC = torch.lerp(references.uncaptioned_TC[pack], problem.target_TC, factor_T1)
+        problem = replace(problem, target_TC=moved_TC.masked_fill(unread_T1, 0))
+    if references.unadapted_TC:
+        problem = replace(
+            problem, anchor_TC=references.unadapted_TC[pack].masked_fill(unread_T1, 0)
+        )
+    if references.error_N:
+        problem = replace(problem, reference_N=references.error_N[pack])
+    return problem
