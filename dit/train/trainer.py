@@ -35,7 +35,7 @@ from dit.distributed.entry import StopSignals, shown_at_once, started_with
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, device_memory, process_groups
 from dit.distributed.watchdog import heartbeat
-from dit.models.cost import choose_recomputation
+from dit.models.recomputation import choose_recomputation
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.progress import counted

@@ -26,15 +26,10 @@ from dit.config import (
 )
 from dit.config_loading.describe import describe
 from dit.device_specs import DEVICES
-from dit.models.cost import (
-    choose_recomputation,
-    memory,
-    network_cost,
-    parameter_count,
-    trained_count,
-)
+from dit.models.cost import memory, network_cost, parameter_count, trained_count
 from dit.models.dit.family import DitConfig
 from dit.models.pack_traffic import break_even_tokens, pack_traffic
+from dit.models.recomputation import choose_recomputation
 from dit.models.registry import named_model, pairs
 from dit.planner.efficiency import FUSED
 from dit.planner.layouts import ParallelLayout, break_even, plan_of, plans, recommended
