@@ -10,6 +10,7 @@ the cost of a pack need neither torch nor a formula for each family.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
@@ -29,7 +30,7 @@ from dit.config.sparse_share import CUBE
 from dit.models.adapter_files import adapter_numbers_of
 from dit.models.layer_spec import Cost, NetworkCost
 from dit.models.layer_spec.shapes import NOTHING, gathered
-from dit.models.linears import orthogonalisation
+from dit.models.linears import conditioner_learns, orthogonalisation
 from dit.models.registry import family_of
 
 _BACKWARD = 7
@@ -214,7 +215,7 @@ def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
     costs, ahead = [stack.layer.cost for stack in cost.stacks], config.ddp.prefetch_layers
     layers = 2 * max(one.parameters(tensor=tensor) for one in costs)
     sent = max(_layer_bytes(config, one) for one in costs)
-    ends = [one.parameters(tensor=tensor) for one in (cost.before, cost.after)]
+    ends = [one.parameters(tensor=tensor) for one in cost.ends]
     ends_here = sum(ends) if model.pipeline_model_parallel_size == 1 else max(ends)
     part = trained / parameters_here(model)
     weights = size * ends_here + (1 + ahead) * sent
@@ -278,7 +279,21 @@ def _activations(config: RunConfig, *, accumulation: int) -> int:
     said = config.objective.predictions_kept * accumulation * 4 * model.output_features
     scores, again = _cube_scores(config), model.recompute_granularity is Recompute.SELECTIVE
     layers = _kept(model, text=text, more=0 if again else scores / _numbers(config))
-    return int(layers * _numbers(config) * in_flight + scores * again + said * tokens)
+    texts = _kept_of_captions(config, accumulation=accumulation)
+    return int(layers * _numbers(config) * in_flight + scores * again + said * tokens + texts)
+
+
+def _kept_of_captions(config: RunConfig, *, accumulation: int) -> float:
+    """Bytes that a conditioner keeps on the first stage, of all captions on every context rank."""
+    model = config.model
+    kept = network_cost(model).conditioner.kept_of_text
+    if kept == NOTHING or not conditioner_learns(config):
+        return 0.0
+    lengths = [one.text_length for one in config.dataset.mock_samples]
+    rows = config.dataset.task_encoder_seq_length * _rows_of_texts(config, lengths)
+    # The first of several groups of layers runs up to twice as far ahead.
+    packs = min(accumulation, model.pipeline_model_parallel_size * min(model.virtual_stages, 2))
+    return kept.eager.bytes(_size(model)) * rows * model.hidden_size * packs
 
 
 def _cube_scores(config: RunConfig) -> float:
@@ -306,16 +321,23 @@ def _numbers(config: RunConfig) -> float:
 
 
 def _text_of_pack(config: RunConfig) -> float:
-    """Rows of text and image for each token of a pack, in samples like `dataset.mock_samples`.
+    """Rows of text and image for each token of a rank, in samples like `dataset.mock_samples`.
 
-    None where layers attend to latents and text jointly: there, text counts as tokens of a pack.
+    Context ranks share the tokens, and each has all such rows. None where layers attend to latents
+    and text jointly: there, text counts as tokens of a pack.
     """
-    model, mixture, cost = config.model, config.dataset.mock_samples, network_cost(config.model)
+    cost = network_cost(config.model)
     if cost.attends_jointly:
         return 0.0
-    texts = cost.text([one.text_length for one in mixture])
+    texts = cost.text([one.text_length for one in config.dataset.mock_samples])
     lengths = [cost.image_rows + max(length, 0) for length in texts]
-    latents = [geometry_tokens(model, one) for one in mixture]
+    return _rows_of_texts(config, lengths) * config.model.context_parallel_size
+
+
+def _rows_of_texts(config: RunConfig, lengths: Sequence[int]) -> float:
+    """Rows for each token of a pack, of samples like `dataset.mock_samples` with `lengths` rows."""
+    mixture = config.dataset.mock_samples
+    latents = [geometry_tokens(config.model, one) for one in mixture]
     weighted = [
         sum(one.weight * count for one, count in zip(mixture, counts, strict=True))
         for counts in (lengths, latents)

@@ -47,6 +47,7 @@ def _flops(
     cost, lengths = network_cost(model), network_cost(model).text(text)
     tokens = cost.filled(tokens)
     total = part(cost).of(tokens, lengths)
+    total += part(cost.conditioner).of([0] * len(text), text)
     if (route := model.token_route) is not None:
         layers, kept = part(_of_route(model)), [route.tokens(one) for one in tokens]
         total += layers.of(kept, lengths) - layers.of(tokens, lengths)
@@ -63,7 +64,7 @@ def _of_route(model: ModelConfig) -> Cost:
 
 def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
     """Operations of one forward pass, from the true geometry of the pack."""
-    return forward_flops(model, tokens=model.attended_in(batch), text=batch.text_rows)
+    return forward_flops(model, tokens=model.attended_in(batch), text=model.text_in(batch))
 
 
 def training_flops(model: ModelConfig, batch: PackedBatch, *, passes: int = 0) -> int:
