@@ -1,8 +1,4 @@
-"""Operations of a network in training, from the description of its layers.
-
-A pass of validation or generation, whose layers see all tokens, has those of the same network
-without a token route.
-"""
+"""Operations of a network, from the description of its layers."""
 
 # n latent tokens, m text tokens of a sample
 
@@ -63,14 +59,15 @@ def _of_route(model: ModelConfig) -> Cost:
 
 
 def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
-    """Operations of one forward pass, from the true geometry of the pack."""
+    """Operations of one forward pass, from the true geometry of the pack.
+
+    All layers see all tokens of a pack without a drawn route.
+    """
+    if batch.route_T is None and model.token_route is not None:
+        model = model.with_all_tokens()
     return forward_flops(model, tokens=model.attended_in(batch), text=model.text_in(batch))
 
 
-def training_flops(model: ModelConfig, batch: PackedBatch, *, passes: int = 0) -> int:
-    """Operations of a training step on a pack: the backward pass costs twice the forward one.
-
-    `passes` are those without gradients before it, each counted as one of all tokens.
-    """
-    before = passes * pack_forward_flops(model.with_all_tokens(), batch)
-    return 3 * pack_forward_flops(model, batch) + before
+def training_flops(model: ModelConfig, batch: PackedBatch) -> int:
+    """Operations of both passes on a pack: the backward pass costs twice the forward one."""
+    return 3 * pack_forward_flops(model, batch)

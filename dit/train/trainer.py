@@ -360,11 +360,11 @@ def _step(
         )
         for pack in packs
     ]
-    # Before the device has work of this step: behind it, the device would wait for the host.
-    counts = count_packs(run, [batch for batch, _ in items])
+    references = reference_passes(run, packs, items, step=step)
+    # Before the device has the work of the step: behind it, the device would wait for the host.
+    counts = count_packs(run, [batch for batch, _ in items], references)
     if run.loader is not None:
         run.interval_metrics.add_packs(packs)
-    references = reference_passes(run, packs, items, step=step)
     rank_loss = forward_backward(run.model, items, config=c, references=references)
     run.interval_metrics.before_update(step)
     sums = sum_step_metrics(
