@@ -49,9 +49,7 @@ def a_run(*, conditioner: TextConditioner = TextConditioner.TRAINED, **model: An
     sizes = {"precision": Precision.BF16, "num_layers": 4, **SIZES, **model}
     network = tiny_model(text_conditioner=conditioner, **sizes)
     if conditioner is TextConditioner.STORED:
-        network = replace(
-            network, crossattn_emb_size=network.text_width, crossattn_proj_size=None
-        )
+        network = replace(network, crossattn_emb_size=network.text_width, crossattn_proj_size=None)
     config = run_config(model=network, train=TrainConfig(global_batch_size=8))
     mixture = (MockGeometry(height=64, width=64, text_length=ROWS),)
     data = {"mock_samples": mixture, "task_encoder_seq_length": SAMPLES * 1024}
