@@ -57,6 +57,11 @@ LAYERS: Mapping[str, tuple[str, Mapping[str, int], Mapping[str, int]]] = {
         {"num_layers": 4, "dual_attention_layers": 2},
     ),
     "sequential": (
+        "zimage",
+        {"num_layers": 1, "num_refiner_layers": 1},
+        {"num_layers": 2, "num_refiner_layers": 1},
+    ),
+    "sequential, grouped heads": (
         "lumina2",
         {"num_layers": 1, "num_refiner_layers": 1},
         {"num_layers": 2, "num_refiner_layers": 1},

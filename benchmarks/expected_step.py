@@ -22,7 +22,7 @@ from dit.command_line import OptionParser
 from dit.config import Recompute, RunConfig
 from dit.config_loading import default_config, load_config
 from dit.device_specs import DEVICES, Device
-from dit.models.cost import choose_recomputation
+from dit.models.recomputation import choose_recomputation
 from dit.planner.efficiency import EFFICIENCIES
 from dit.planner.tables import milliseconds, table_of, wide_console
 

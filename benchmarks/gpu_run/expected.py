@@ -11,7 +11,8 @@ import torch
 from dit.config import RunConfig
 from dit.device_specs import Device, device_named
 from dit.models.attention.fit import planned_backend
-from dit.models.cost import USABLE, memory
+from dit.models.cost import memory
+from dit.models.recomputation import USABLE
 from dit.planner.efficiency import Efficiency, efficiency_with
 from dit.planner.times import Times, expected_load, times
 

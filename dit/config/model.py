@@ -6,7 +6,7 @@ A family's own fields, named sizes and rules are in its subclass of `ModelConfig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -348,6 +348,10 @@ class ModelConfig:
         """The same of each sample of a pack."""
         pairs = zip(batch.grids, batch.num_tokens, strict=True)
         return [self.attended(grid, tokens) for grid, tokens in pairs]
+
+    def text_in(self, batch: Any) -> Sequence[int]:
+        """Rows of text of each sample of a pack, before captions are filled up."""
+        return batch.text_rows
 
     @property
     def output_features(self) -> int:

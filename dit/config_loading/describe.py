@@ -8,9 +8,10 @@ from __future__ import annotations
 from dit.config import Decay, EmaKind, OptimizerKind, Precision, Recompute, RunConfig, Sharding
 from dit.config_loading.load import to_yaml
 from dit.device_specs import DEVICES
-from dit.models.cost import choose_recomputation, memory, parameter_count, trained_count
+from dit.models.cost import memory, parameter_count, trained_count
 from dit.models.linears import orthogonalisation, orthogonalising_ranks
 from dit.models.pack_traffic import break_even_tokens, pack_traffic
+from dit.models.recomputation import choose_recomputation
 
 
 def describe(config: RunConfig, *, world_size: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from dit.config import LoraConfig, LoraTargets, ModelConfig, Precision, Problems
 from dit.lora.adapter import Adapter, AdapterShape, OutputParts, freeze
 from dit.models.diffusers_names import Pair
 from dit.models.layers.adaptable import CHILD, Adaptable
-from dit.models.linears import is_in_layers, matrices_of_linears, their_modules
+from dit.models.linears import is_target, matrices_of_linears, their_modules
 
 Adapters = Mapping[str, AdapterShape]
 """Name of a module of Diffusers' network -> its adapter."""
@@ -49,18 +48,11 @@ def chosen_adapters(model: ModelConfig, lora: LoraConfig) -> dict[str, AdapterSh
     every = {name: pair for pair in matrices_of_linears(model) for name in their_modules(pair)}
     found: dict[str, AdapterShape] = {}
     for target in lora.targets:
-        names = [name for name, pair in every.items() if _matches(target, name, pair)]
+        names = [name for name, pair in every.items() if is_target(target, name, pair)]
         if not names:
             raise Problems([_nothing_matches(target, list(every))])
         found |= dict.fromkeys(names, shape)
     return {name: found[name] for name in every if name in found}
-
-
-def _matches(target: str, name: str, pair: Pair) -> bool:
-    """A word, a whole name, the end of one, or a pattern."""
-    if target in _WORDS:
-        return is_in_layers(LoraTargets(target), name, pair)
-    return name == target or name.endswith(f".{target}") or fnmatchcase(name, target)
 
 
 def _nothing_matches(target: str, names: list[str]) -> str:

@@ -14,8 +14,8 @@ attention/       attention inside each sample of a pack, and which kernel comput
 layers/          parts: linears, norms, positions, modulation, attention
 stacks/          layers made of parts, stacks made of layers, networks made of stacks
 joint/           what families with joint attention have in common
-cost             parameters and memory of a network, from its description; what a device of so much
-                 memory has to compute again in the backward pass
+cost             parameters and memory of a network, from its description
+recomputation    what a device of so much memory has to compute again in the backward pass
 adapter_files    how large the adapters of a file are, for these estimates
 flops            operations of a pass, from the same description
 pack_traffic     what weights in shares send in each pack

@@ -3,10 +3,6 @@
 A family describes its network once (`Family.cost`): its stacks, and what comes before and after
 them. Everything else is counted from that, operations too (flops.py), so that estimates, plans and
 the cost of a pack need neither torch nor a formula for each family.
-
-With `model.recompute_granularity=auto` a device of so much memory computes whole layers again, as
-few as fit (`block`). Recomputing attention alone frees nothing where a fused kernel computes it:
-queries, keys and values are kept for it, and its output for the linear that follows.
 """
 
 # n latent tokens, m text tokens of a sample
@@ -14,8 +10,8 @@ queries, keys and values are kept for it, and its output for the linear that fol
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from dit.config import (
@@ -34,7 +30,7 @@ from dit.config.sparsity import CUBE
 from dit.models.adapter_files import adapter_numbers_of
 from dit.models.layer_spec import Cost, NetworkCost
 from dit.models.layer_spec.shapes import NOTHING, gathered
-from dit.models.linears import orthogonalisation
+from dit.models.linears import conditioner_learns, orthogonalisation
 from dit.models.registry import family_of
 
 _BACKWARD = 7
@@ -219,7 +215,7 @@ def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
     costs, ahead = [stack.layer.cost for stack in cost.stacks], config.ddp.prefetch_layers
     layers = 2 * max(one.parameters(tensor=tensor) for one in costs)
     sent = max(_layer_bytes(config, one) for one in costs)
-    ends = [one.parameters(tensor=tensor) for one in (cost.before, cost.after)]
+    ends = [one.parameters(tensor=tensor) for one in cost.ends]
     ends_here = sum(ends) if model.pipeline_model_parallel_size == 1 else max(ends)
     part = trained / parameters_here(model)
     weights = size * ends_here + (1 + ahead) * sent
@@ -283,7 +279,21 @@ def _activations(config: RunConfig, *, accumulation: int) -> int:
     said = config.objective.predictions_kept * accumulation * 4 * model.output_features
     scores, again = _cube_scores(config), model.recompute_granularity is Recompute.SELECTIVE
     layers = _kept(model, text=text, more=0 if again else scores / _numbers(config))
-    return int(layers * _numbers(config) * in_flight + scores * again + said * tokens)
+    texts = _kept_of_captions(config, accumulation=accumulation)
+    return int(layers * _numbers(config) * in_flight + scores * again + said * tokens + texts)
+
+
+def _kept_of_captions(config: RunConfig, *, accumulation: int) -> float:
+    """Bytes that a conditioner keeps on the first stage, of all captions on every context rank."""
+    model = config.model
+    kept = network_cost(model).conditioner.kept_of_text
+    if kept == NOTHING or not conditioner_learns(config):
+        return 0.0
+    lengths = [one.text_length for one in config.dataset.mock_samples]
+    rows = config.dataset.task_encoder_seq_length * _rows_of_texts(config, lengths)
+    # The first of several groups of layers runs up to twice as far ahead.
+    packs = min(accumulation, model.pipeline_model_parallel_size * min(model.virtual_stages, 2))
+    return kept.eager.bytes(_size(model)) * rows * model.hidden_size * packs
 
 
 def _cube_scores(config: RunConfig) -> float:
@@ -311,16 +321,23 @@ def _numbers(config: RunConfig) -> float:
 
 
 def _text_of_pack(config: RunConfig) -> float:
-    """Rows of text and image for each token of a pack, in samples like `dataset.mock_samples`.
+    """Rows of text and image for each token of a rank, in samples like `dataset.mock_samples`.
 
-    None where layers attend to latents and text jointly: there, text counts as tokens of a pack.
+    Context ranks share the tokens, and each has all such rows. None where layers attend to latents
+    and text jointly: there, text counts as tokens of a pack.
     """
-    model, mixture, cost = config.model, config.dataset.mock_samples, network_cost(config.model)
+    cost = network_cost(config.model)
     if cost.attends_jointly:
         return 0.0
-    texts = cost.text([one.text_length for one in mixture])
+    texts = cost.text([one.text_length for one in config.dataset.mock_samples])
     lengths = [cost.image_rows + max(length, 0) for length in texts]
-    latents = [geometry_tokens(model, one) for one in mixture]
+    return _rows_of_texts(config, lengths) * config.model.context_parallel_size
+
+
+def _rows_of_texts(config: RunConfig, lengths: Sequence[int]) -> float:
+    """Rows for each token of a pack, of samples like `dataset.mock_samples` with `lengths` rows."""
+    mixture = config.dataset.mock_samples
+    latents = [geometry_tokens(config.model, one) for one in mixture]
     weighted = [
         sum(one.weight * count for one, count in zip(mixture, counts, strict=True))
         for counts in (lengths, latents)
@@ -382,62 +399,3 @@ def _kept_in(layer: Cost, model: ModelConfig, text: float) -> float:
             rows.append((gathered(ranks), 1.0))
     # Attention that is computed again frees nothing: the next linear keeps what it makes.
     return sum((of.fused if fused else of.eager).bytes(size, **split) * n for of, n in rows)
-
-
-USABLE = 0.90
-"""Part of a device's memory; libraries' buffers and fragmentation take the rest."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recomputation:
-    """What `auto` has chosen."""
-
-    config: RunConfig
-    """The run with the keys of the choice."""
-    reason: str
-    """One line for the log."""
-
-
-def choose_recomputation(
-    config: RunConfig, *, world_size: int, device_memory: float | None
-) -> Recomputation:
-    """The keys that a device of `device_memory` bytes needs; None is a CPU, which needs none."""
-    choices = list(_choices(config))
-    if device_memory is None:
-        return Recomputation(config=choices[0], reason="auto: none on a CPU")
-    room = USABLE * device_memory
-    needs = ((one, memory(one, world_size=world_size).total) for one in choices)
-    fitting = next(((one, need) for one, need in needs if need <= room), None)
-    chosen = fitting[0] if fitting else choices[-1]
-    need = memory(chosen, world_size=world_size).total
-    return Recomputation(
-        config=chosen,
-        reason=f"auto: {_in_words(chosen)}; about {need / 2**30:.1f} GiB, which"
-        f" {'fit' if fitting else 'do not fit'} into {USABLE:.0%} of {device_memory / 2**30:.1f}",
-    )
-
-
-def _choices(config: RunConfig) -> Iterator[RunConfig]:
-    """From the fastest to the one of least memory.
-
-    The last layer of a stage never: its turn comes first, when nothing of it has been freed yet.
-    """
-    model = config.model
-    stages = model.pipeline_model_parallel_size * model.virtual_stages
-    layers = -(-network_cost(model).layers // stages)  # of the fullest stage
-
-    none = {"recompute_granularity": Recompute.NONE, "recompute_num_layers": 1}
-    yield replace(config, model=replace(model, **none))
-    for number in range(1, layers):
-        block = {"recompute_granularity": Recompute.FULL, "recompute_num_layers": number}
-        block |= {"recompute_method": RecomputeMethod.BLOCK}
-        yield replace(config, model=replace(model, **block))
-
-
-def _in_words(config: RunConfig) -> str:
-    model = config.model
-    if model.recompute_granularity is Recompute.NONE:
-        return "none"
-    stages = model.pipeline_model_parallel_size * model.virtual_stages
-    of = "each stage" if stages > 1 else f"{network_cost(model).layers}"
-    return f"full, block, the first {model.recompute_num_layers} layers of {of}"

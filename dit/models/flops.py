@@ -1,8 +1,4 @@
-"""Operations of a network in training, from the description of its layers.
-
-A pass of validation or generation, whose layers see all tokens, has those of the same network
-without a token route.
-"""
+"""Operations of a network, from the description of its layers."""
 
 # n latent tokens, m text tokens of a sample
 
@@ -47,6 +43,7 @@ def _flops(
     cost, lengths = network_cost(model), network_cost(model).text(text)
     tokens = cost.filled(tokens)
     total = part(cost).of(tokens, lengths)
+    total += part(cost.conditioner).of([0] * len(text), text)
     if (route := model.token_route) is not None:
         layers, kept = part(_of_route(model)), [route.tokens(one) for one in tokens]
         total += layers.of(kept, lengths) - layers.of(tokens, lengths)
@@ -62,14 +59,15 @@ def _of_route(model: ModelConfig) -> Cost:
 
 
 def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
-    """Operations of one forward pass, from the true geometry of the pack."""
-    return forward_flops(model, tokens=model.attended_in(batch), text=batch.text_rows)
+    """Operations of one forward pass, from the true geometry of the pack.
 
-
-def training_flops(model: ModelConfig, batch: PackedBatch, *, passes: int = 0) -> int:
-    """Operations of a training step on a pack: the backward pass costs twice the forward one.
-
-    `passes` are those without gradients before it, each counted as one of all tokens.
+    All layers see all tokens of a pack without a drawn route.
     """
-    before = passes * pack_forward_flops(model.with_all_tokens(), batch)
-    return 3 * pack_forward_flops(model, batch) + before
+    if batch.route_T is None and model.token_route is not None:
+        model = model.with_all_tokens()
+    return forward_flops(model, tokens=model.attended_in(batch), text=model.text_in(batch))
+
+
+def training_flops(model: ModelConfig, batch: PackedBatch) -> int:
+    """Operations of both passes on a pack: the backward pass costs twice the forward one."""
+    return 3 * pack_forward_flops(model, batch)

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from dit.config import LoraTargets, ModelConfig, OptimizerKind, RunConfig
-from dit.models.parameter_groups import group_of_weights
+from dit.models.parameter_groups import frozen_weights, group_of_weights
 from dit.models.registry import pairs
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _WEIGHT = ".weight"
 _NO_LINEARS = (".router.weight", "conditioner.embed.weight")
 """Matrices that are no linears in Diffusers, so that no adapter can have them."""
+_CONDITIONER = "conditioner."
+_WORDS = [*LoraTargets]
 _FUSED = "*.linear_in*.to_qkv*"
 _OURS = {
     LoraTargets.ATTENTION: ("*attention.*", "*.linear_in*.to_?", _FUSED),
@@ -84,6 +86,34 @@ def _is_product_of_tokens(module: str, pair: Pair) -> bool:
     """Whether it is of attention or feed-forward; modulation has one row for each sample."""
     of = {word: is_in_layers(word, module, pair) for word in LoraTargets}
     return not of[LoraTargets.MODULATION] and (of[LoraTargets.ATTENTION] or of[LoraTargets.MLP])
+
+
+def is_target(target: str, module: str, pair: Pair) -> bool:
+    """Whether one of `lora.targets` means a module of Diffusers, of `pair`.
+
+    It is a word, a whole name, the end of one, or a pattern.
+    """
+    if target in _WORDS:
+        return is_in_layers(LoraTargets(target), module, pair)
+    return module == target or module.endswith(f".{target}") or fnmatchcase(module, target)
+
+
+def conditioner_learns(config: RunConfig) -> bool:
+    """Whether a weight of the network's conditioner is trained, or has an adapter.
+
+    Of a file of adapters, `lora.targets` are taken to tell.
+
+    Raises:
+        Problems: as `group_of_weights`.
+    """
+    model, lora = config.model, config.lora
+    if not lora.enabled:
+        frozen = frozen_weights(config).alone
+        own = [pair for pair in pairs(model) if pair.ours.startswith(_CONDITIONER)]
+        return any((pair.ours, pair.layer) not in frozen for pair in own)
+    own = [one for one in matrices_of_linears(model) if one.ours.startswith(_CONDITIONER)]
+    modules = [(name, pair) for pair in own for name in their_modules(pair)]
+    return any(is_target(target, *one) for target in lora.targets for one in modules)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dit.config import AttentionBackend, Implementation, RunConfig
 from dit.device_specs import Device
-from dit.models.cost import USABLE
+from dit.models.recomputation import USABLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from dit.models.layer_spec import (
+    AttentionSpec,
     CrossLayerSpec,
     DoubleLayerSpec,
     LayerSpec,
@@ -99,10 +100,17 @@ def row_of(layer: LayerSpec) -> str:
             return "double, no norm"
         case DoubleLayerSpec():
             return "double"
-        case SequentialLayerSpec():
+        case SequentialLayerSpec() if _prepared_together(layer.attention):
             return "sequential"
+        case SequentialLayerSpec():
+            return "sequential, grouped heads"
         case SingleLayerSpec():
             return "single"
+
+
+def _prepared_together(attention: AttentionSpec) -> bool:
+    """Whether one of the kernels normalises and rotates queries and keys."""
+    return attention.norm is QkNorm.PER_HEAD and attention.key_heads == attention.heads
 
 
 @cache

@@ -14,7 +14,7 @@ from dit.models.cost import Memory, memory
 from dit.models.pack_traffic import break_even_tokens
 from dit.planner.efficiency import Efficiency
 from dit.planner.times import PackLoad, Times, times
-from dit.planner.traffic import CheckpointBytes, Traffic, checkpoint_bytes, traffic
+from dit.planner.traffic import CheckpointBytes, Traffic, checkpoint_bytes, passes_before, traffic
 from dit.progress import Track, no_progress, tracked
 
 _RECOMPUTE = tuple(one for one in Recompute if one is not Recompute.AUTO)
@@ -254,13 +254,7 @@ def plan_of(
     config = _on_layout(config, layout)
     batch = config.train.global_batch_size
     expected = times(config, load, world_size=world_size, device=device, efficiency=efficiency)
-    rate = (
-        (3 + config.objective.passes_without_gradient)
-        * load.flops
-        * batch
-        / expected.step
-        / world_size
-    )
+    rate = (3 + passes_before(config)) * load.flops * batch / expected.step / world_size
     return LayoutPlan(
         layout=layout,
         memory=memory(config, world_size=world_size),

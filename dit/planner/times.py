@@ -101,7 +101,7 @@ class Times:
     pipeline: float
     data: float
     copies: float
-    """Gradients of copies of weights in shares."""
+    """Gradients of copies of weights in shares, as far as nothing hides them."""
     host: float
     """Swapped blocks that come from host memory more slowly than the others are computed."""
     bubble: float
@@ -325,7 +325,10 @@ def _with_overlap(config: RunConfig, busy: Times, packs: int, *, forward: float)
     stages = model.pipeline_model_parallel_size
     bubble = one * (stages - 1) / model.virtual_stages
     host = sum(max(0.0, busy.host / 2 - packs * one * part) for part in (forward, 1 - forward))
-    return replace(busy, data=data, host=host, bubble=bubble)
+    # `fully_shard` sums the rows of a layer over copies beside the backward passes of those before
+    # it, in the last pack; copies are commonly on servers of their own, and shares on one.
+    copies = max(0.0, busy.copies - one * (1 - forward))
+    return replace(busy, data=data, copies=copies, host=host, bubble=bubble)
 
 
 def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward: float) -> float:

@@ -86,7 +86,17 @@ def exposed_part(config: RunConfig) -> float:
 
 def forward_again(config: RunConfig) -> float:
     """Forward passes beside the first: those without gradients, and the part that is recomputed."""
-    return config.objective.passes_without_gradient + _recomputed_part(config.model)
+    return passes_before(config) + _recomputed_part(config.model)
+
+
+def passes_before(config: RunConfig) -> float:
+    """Passes without gradients, as so many by the tokens that layers see in the one that learns.
+
+    That of `cfg_target` is by all tokens in all layers, the others by those of the route.
+    """
+    objective = config.objective
+    by_all = objective.cfg_target is not None
+    return objective.passes_without_gradient + by_all * (1 / seen_tokens(config.model) - 1)
 
 
 def _recomputed_part(model: ModelConfig) -> float:

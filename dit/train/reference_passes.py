@@ -21,6 +21,7 @@ from dit.config import ObjectiveConfig, TargetSchedule
 from dit.distributed.data_parallel import own_passes
 from dit.distributed.model_parallel import Item, rank_part, run_pipeline
 from dit.distributed.watchdog import heartbeat
+from dit.models.flops import pack_forward_flops
 from dit.models.layers.adaptable import adapters_off
 from dit.objectives.training_target import dropped_captions, training_problem
 from dit.pack_wire import to_device
@@ -57,6 +58,7 @@ def reference_passes(
                     run.objective, pack, seed=seed, step=step, null=run.null, options=every
                 )
             )
+    passes = [batch for batch, _ in uncaptioned]
     with ExitStack() as inside:
         for chunk in chunks:
             chunk.eval()
@@ -67,11 +69,15 @@ def reference_passes(
         if options.drift_weight > 0 or options.preference is not None:
             for chunk in chunks:
                 inside.enter_context(adapters_off(chunk))
+            # By the tokens of a route alone, as the pass that they are compared with.
+            passes += [batch for batch, _ in items]
             if options.preference is None:
                 unadapted = _predictions(chunks, items)
             else:
                 errors = _errors(chunks, items, options)
+    model = run.config.model.at_step(step)
     return References(
+        flops=sum(pack_forward_flops(model, batch) for batch in passes),
         factor_N=factors,
         uncaptioned_TC=without_caption,
         unadapted_TC=unadapted,

@@ -29,6 +29,8 @@ class References:
     unadapted_TC: Sequence[Tensor] = ()
     error_N: Sequence[Tensor] = ()
     """Of pairs: mean error of each sample without adapters, float64."""
+    flops: int = 0
+    """Of all these passes, on every stage: those of the whole network on the packs of a replica."""
 
 
 def with_references(

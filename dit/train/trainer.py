@@ -35,7 +35,7 @@ from dit.distributed.entry import StopSignals, shown_at_once, started_with
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, device_memory, process_groups
 from dit.distributed.watchdog import heartbeat
-from dit.models.cost import choose_recomputation
+from dit.models.recomputation import choose_recomputation
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.progress import counted
@@ -369,11 +369,11 @@ def _step(
         )
         for pack in packs
     ]
-    # Before the device has work of this step: behind it, the device would wait for the host.
-    counts = count_packs(run, [batch for batch, _ in items])
+    references = reference_passes(run, packs, items, step=step)
+    # Before the device has the work of the step: behind it, the device would wait for the host.
+    counts = count_packs(run, [batch for batch, _ in items], references)
     if run.loader is not None:
         run.interval_metrics.add_packs(packs)
-    references = reference_passes(run, packs, items, step=step)
     rank_loss = forward_backward(run.model, items, config=c, references=references)
     run.interval_metrics.before_update(step)
     sums = sum_step_metrics(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dit.models.family import InputKind, SampleInput
 from dit.models.layer_spec import Cost, RowKind, WeightShape, replicated
-from dit.models.layer_spec.shapes import AttentionShape
+from dit.models.layer_spec.shapes import AttentionShape, Kept, KeptBy
 from dit.token_ids import DIGITS, TOKEN_IDS
 
 MOST_CONDITIONER_LAYERS = 64
@@ -26,7 +27,7 @@ def token_input(model: Any, *, encoder: str) -> SampleInput:
 def conditioner_cost(model: Any) -> Cost:
     """Its arithmetic is that of Diffusers' `AnimaTextConditioner`.
 
-    States and tokens count as captions do that are filled up: it reads at most as many rows.
+    Captions count as if they had as many states as tokens.
     """
     width, made, read = model.conditioner_size, model.text_width, model.crossattn_emb_size
     rows: dict[str, Any] = {"rows": RowKind.TEXT}
@@ -43,4 +44,14 @@ def conditioner_cost(model: Any) -> Cost:
         total += replicated(inside, width, bias=True, **rows)
         norms = WeightShape(numbers=3 * width + 4 * width // model.conditioner_heads)
         total += Cost(attentions=(attention, attention), weights=(norms,))
-    return total + replicated(width, made, bias=True, **rows)
+    total += replicated(width, made, bias=True, **rows)
+    return replace(total, kept_of_text=_kept(model, inside=inside))
+
+
+def _kept(model: Any, *, inside: int) -> KeptBy:
+    """Of a layer what norms, attentions and MLP read and make, three rows of them of the states."""
+    width, made = model.conditioner_size, model.text_width
+    ends = model.crossattn_emb_size + width + made * (1 if made == width else 2)
+    numbers = model.conditioner_layers * (18 * width + 2 * inside) + ends
+    both = Kept(outside=numbers / model.hidden_size)
+    return KeptBy(fused=both, eager=both)

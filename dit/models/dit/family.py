@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,7 +39,7 @@ from dit.models.layer_spec import (
     replicated,
 )
 from dit.models.registry import imported
-from dit.token_ids import MOST_TOKENS
+from dit.token_ids import MOST_TOKENS, TOKEN_IDS
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
@@ -257,6 +258,12 @@ class DitConfig(ModelConfig):
         """Width of the text that the layers attend to."""
         return self.crossattn_proj_size or self.crossattn_emb_size
 
+    def text_in(self, batch: Any) -> Sequence[int]:
+        """A conditioner makes one row for each of its tokens."""
+        if not self.trains_conditioner:
+            return batch.text_rows
+        return [stop - first for first, stop in pairwise(batch.text_offsets[TOKEN_IDS])]
+
     @property
     def mask_features(self) -> int:
         """Numbers of the condition mask and the padding mask in one token."""
@@ -345,12 +352,13 @@ def dit_cost(model: DitConfig) -> NetworkCost:
         before=_before(model),
         stacks=(dit_stack(model),),
         after=_after(model),
+        conditioner=conditioner_cost(model) if model.trains_conditioner else Cost(),
         text_tokens=model.text_pad_to,
     )
 
 
 def _before(model: DitConfig) -> Cost:
-    """Of text, projection or conditioner; patches, timestep with its norm, learnable positions."""
+    """Text projection, patches, timestep with its norm, learnable positions."""
     width, per_sample = model.hidden_size, RowKind.SAMPLES
     total = replicated(model.patch_features + model.mask_features, width)
     total += replicated(width, width, rows=per_sample)
@@ -359,8 +367,6 @@ def _before(model: DitConfig) -> Cost:
     if model.projects_text:
         inputs, outputs = model.crossattn_emb_size, model.text_width
         total += replicated(inputs, outputs, rows=RowKind.TEXT, bias=True)
-    if model.trains_conditioner:
-        total += conditioner_cost(model)
     return total + _learnable_positions(model)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -264,6 +264,9 @@ class NetworkCost:
     before: Cost
     stacks: tuple[StackSpec, ...]
     after: Cost
+    conditioner: Cost = field(default_factory=Cost)
+    """What makes text of captions before they are filled up, of one row for each of theirs; it is
+    the attribute of the network that has this name (Anima)."""
     text_tokens: int | None = None
     """Text is filled up to this many tokens a sample; None leaves it as long as it is."""
     attended_multiple: int = 1
@@ -278,12 +281,18 @@ class NetworkCost:
         return sum(stack.count for stack in self.stacks)
 
     @property
+    def ends(self) -> tuple[Cost, Cost]:
+        """All that comes before the stacks, and all that comes after them."""
+        return self.before + self.conditioner, self.after
+
+    @property
     def exchanges(self) -> int:
         """Those of all layers."""
         return sum(stack.count * stack.layer.cost.exchanges for stack in self.stacks)
 
     @cached_property
     def multiplications(self) -> Multiplications:
+        """Without those of a conditioner, which sees other rows."""
         total = self.before.multiplications + self.after.multiplications
         for stack in self.stacks:
             total += stack.layer.cost.multiplications.times(stack.count)
@@ -334,7 +343,7 @@ class NetworkCost:
         ]
         held = -(-len(each) // pipeline)
         layers = max(sum(each[at : at + held]) for at in range(0, len(each), held))
-        ends = [self.before.parameters(tensor=tensor), self.after.parameters(tensor=tensor)]
+        ends = [one.parameters(tensor=tensor) for one in self.ends]
         return layers + (sum(ends) if pipeline == 1 else max(ends))
 
     def layer_matrices(self, *, tensor: int = 1) -> tuple[int, int]:

@@ -33,6 +33,7 @@ from dit.train.timers import COMMUNICATION, timed
 
 if TYPE_CHECKING:
     from dit.train.optimizer.update import Update
+    from dit.train.reference_passes import References
     from dit.train.step import RankLoss
     from dit.train.train_state import TrainState
 
@@ -87,11 +88,13 @@ def sum_step_metrics(
     return over_ranks(mine, torch.cat([rank_loss.sums, norm]))
 
 
-def count_packs(run: TrainState, packs: Sequence[PackedBatch]) -> PackCounts:
-    """Counts the packs of a step."""
+def count_packs(
+    run: TrainState, packs: Sequence[PackedBatch], references: References | None
+) -> PackCounts:
+    """Counts the packs of a step, and the operations of the passes before it."""
     names = run.interval_metrics.data_stats.names
     model = run.config.model.at_step(run.progress.step + 1)
-    passes = run.config.objective.passes_without_gradient
+    before = 0 if references is None else references.flops
     if run.loader is None:
         return PackCounts(of_datasets=samples_of_datasets((), names))
     return PackCounts(
@@ -100,7 +103,7 @@ def count_packs(run: TrainState, packs: Sequence[PackedBatch]) -> PackCounts:
         tokens=sum(pack.real_tokens for pack in packs),
         filled=sum(taken_tokens(model, pack) for pack in packs),
         refused=sum(run.loader.counts().values()),
-        flops=sum(training_flops(model, pack, passes=passes) for pack in packs),
+        flops=before + sum(training_flops(model, pack) for pack in packs),
     )
 
 

@@ -10,11 +10,13 @@ import pytest
 
 from dit.config import (
     BaseType,
+    ContextComm,
     DatasetConfig,
     DdpConfig,
     EmaConfig,
     EmaKind,
     LoraConfig,
+    MockGeometry,
     Precision,
     Recompute,
     RecomputeMethod,
@@ -148,6 +150,20 @@ def test_recomputation_and_shorter_packs_need_less() -> None:
     short = replace(config, dataset=replace(config.dataset, task_encoder_seq_length=1536))
     tenth = memory(config, world_size=1).activations / 10
     assert memory(short, world_size=1).activations == pytest.approx(tenth, rel=1e-6)
+
+
+def test_each_context_rank_keeps_all_texts() -> None:
+    def kept(context: int, rows: int) -> int:
+        layout = {"context_parallel_size": context, "cp_comm_type": ContextComm.P2P}
+        mixture = (MockGeometry(height=64, width=64, text_length=rows),)
+        data = DatasetConfig(mock=True, mock_samples=mixture, task_encoder_seq_length=4096)
+        config = run_config(model=DitConfig(**layout), dataset=data)
+        return memory(config, world_size=context).activations
+
+    whole, shared = ([kept(ranks, rows) for rows in (256, 512)] for ranks in (1, 4))
+    texts = 28 * 4 * 256 * 3 * 1152 * 2  # keys and values of four captions in 28 layers
+    assert whole[1] - whole[0] == shared[1] - shared[0] == texts
+    assert whole[0] - texts == 4 * (shared[0] - texts)
 
 
 def test_description_is_a_configuration_again(tmp_path) -> None:

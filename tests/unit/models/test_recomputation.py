@@ -10,8 +10,9 @@ import pytest
 from dit.config import Recompute, RecomputeMethod, RunConfig
 from dit.config_loading import load_config
 from dit.config_loading.describe import describe
-from dit.models.cost import USABLE, choose_recomputation, memory
+from dit.models.cost import memory
 from dit.models.dit.family import DitConfig
+from dit.models.recomputation import USABLE, choose_recomputation
 from dit.train.trainer import _with_recomputation
 from recipes.runs import dit_debug
 from tests.learning import tiny_run

@@ -91,6 +91,8 @@ SIZES: dict[str, tuple[str, dict[str, Any], int]] = {
     "cosmos_7b": ("cosmos_7b", {}, 128),
     "wan 1.3b": ("wan2.1_t2v_1.3b", {"text_pad_to": None}, 512),
     "small qwen": ("qwen_image", {"hidden_size": 1536, "num_attention_heads": 12}, 256),
+    "small z-image": ("zimage", {"hidden_size": 1920, "num_attention_heads": 15}, 256),
+    "omnigen2": ("omnigen2", {"num_refiner_layers": 1}, 256),
 }
 
 
@@ -102,7 +104,7 @@ def test_the_counter_finds_as_much_in_other_sizes(groups, name, fused):
     shape = PackShape(text=text)
     found = layer_traffic(model, shape, groups, fused=fused)
     load = LayerLoad(fused=fused, text=(model.text_pad_to or text) / 1024)
-    units = layer_units(network_cost(model).stacks[0].layer, load)
+    units = layer_units(network_cost(model).stacks[-1].layer, load)
     forward, backward = found
     assert units.forward == pytest.approx(forward.units(), rel=0.03)
     assert units.backward == pytest.approx(backward.units(), rel=0.03)

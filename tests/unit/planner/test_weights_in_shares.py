@@ -26,19 +26,14 @@ from dit.config import (
 )
 from dit.config_loading.describe import describe
 from dit.device_specs import DEVICES
-from dit.models.cost import (
-    choose_recomputation,
-    memory,
-    network_cost,
-    parameter_count,
-    trained_count,
-)
+from dit.models.cost import memory, network_cost, parameter_count, trained_count
 from dit.models.dit.family import DitConfig
 from dit.models.pack_traffic import break_even_tokens, pack_traffic
+from dit.models.recomputation import choose_recomputation
 from dit.models.registry import named_model, pairs
 from dit.planner.efficiency import FUSED
 from dit.planner.layouts import ParallelLayout, break_even, plan_of, plans, recommended
-from dit.planner.times import PackLoad, expected_load, times
+from dit.planner.times import PackLoad, Times, expected_load, times
 from dit.planner.traffic import checkpoint_bytes, traffic
 
 SHARES = DdpConfig(sharding=Sharding.WEIGHTS)
@@ -197,6 +192,26 @@ def test_a_long_pack_hides_its_gathers() -> None:
     assert spent[20_000] == 0 < spent[200]
 
 
+def test_a_long_pack_hides_the_sum_over_copies() -> None:
+    """By the backward pass of its last pack: two thirds of what it computes."""
+    config, h100 = run(DitConfig(), replace(SHARES, dp_replicate_size=2)), DEVICES["h100"]
+    machine: dict[str, Any] = {"world_size": 16, "efficiency": FUSED}
+    flops = 6e12
+
+    def spent(network: float, packs: int = 1) -> Times:
+        one = replace(config, train=TrainConfig(global_batch_size=16 * packs))
+        load = PackLoad(tokens=1e-9, text=0, flops=flops, attention=0)
+        return times(one, load, device=replace(h100, network=network), **machine)
+
+    slow, slower, fast = spent(1e6), spent(5e5), spent(1e12)
+    alone = slower.copies - slow.copies  # as long as the sum on the faster of the two
+    bytes_ = traffic(config, tokens=0, accumulated=1, replicas=16).copies
+    assert alone == pytest.approx(bytes_ / (1e6 * FUSED.links))
+    computed = slow.matrices + slow.attention + slow.memory + slow.launches
+    assert alone - slow.copies == pytest.approx(2 / 3 * computed) and fast.copies == 0
+    assert spent(1e6, packs=3).copies == pytest.approx(slow.copies)  # beside the last one
+
+
 def test_less_is_recomputed_where_weights_are_shared() -> None:
     auto = replace(named_model("wan2.1_t2v_14b"), recompute_granularity=Recompute.AUTO)
     shared, whole = (
@@ -289,6 +304,7 @@ def test_the_page_has_these_figures(repo_root: Path) -> None:
             plan = plan_of(config, layout, load, efficiency=FUSED, **machine)
             assert f"{plan.memory.total / 1e9:.0f}" == found[8], cell
             assert f"{plan.times.step:.1f}" == found[9], cell
-            assert layout.shared.endswith(f" {found[6]}") or kind is Sharding.OPTIMIZER
+            ranks = " x ".join(filter(None, found[6:8]))
+            assert layout.shared == f"weights {ranks}" or kind is Sharding.OPTIMIZER
             spent[kind] = plan.times.step
         assert min(spent, key=lambda kind: spent[kind]) == best, name

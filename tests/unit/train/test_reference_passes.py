@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from dit.batch import Problem
 from dit.config import (
@@ -59,9 +61,9 @@ def test_a_factor_of_one_changes_no_bit(objective: ObjectiveConfig, groups) -> N
     plain, one = (steps_of(o, 3) for o in (objective, replace(objective, cfg_target=1.0)))
     for name in ("loss", "grad_norm"):
         assert [step[name] for step in plain] == [step[name] for step in one]
-    # A pass more in the operations, beside the three of a step.
+    # A pass more in the operations, beside the three of a step; its captions are shorter.
     assert one[0]["model_tflops"] * one[0]["step_time_s"] == pytest.approx(
-        4 / 3 * plain[0]["model_tflops"] * plain[0]["step_time_s"]
+        4 / 3 * plain[0]["model_tflops"] * plain[0]["step_time_s"], rel=0.02
     )
 
 
@@ -121,26 +123,29 @@ def test_a_linear_network_ends_at_the_guided_target() -> None:
     assert (b.item(), (b + c).item()) == pytest.approx((v0, v0 + w * (v - v0)), abs=1e-3)
 
 
-def a_run(objective: ObjectiveConfig, groups, *, adapted: bool) -> tuple[Any, list[Any], Any]:
-    """A run whose network says something, its pack, and the item that it trains on."""
+def a_run(
+    objective: ObjectiveConfig, groups, *, adapted: bool, **model: Any
+) -> tuple[Any, list[Any], Any]:
+    """A run whose network says something, its pack, and the network."""
     lora = LoraConfig(rank=2, dropout=0.5) if adapted else LoraConfig()
-    config = replace(tiny_run(), objective=objective, lora=lora)
+    config = replace(tiny_run(**model), objective=objective, lora=lora)
     chosen = chosen_adapters(config.model, lora) if adapted else None
-    model = build_model_and_optimizer(config, groups, adapters=chosen)
-    network: Any = model.chunks[0].module
+    built = build_model_and_optimizer(config, groups, adapters=chosen)
+    network: Any = built.chunks[0].module
     generator = torch.Generator().manual_seed(3)
     for parameter in network.parameters():
         parameter.data.normal_(std=0.2, generator=generator)
     run = SimpleNamespace(
-        config=config, model=model, objective=training_objective(objective), null=NULL
+        config=config, model=built, objective=training_objective(objective), null=NULL
     )
     packs = [random_pack(GRIDS, TEXTS, model=config.model)]
     return run, packs, network
 
 
 def item_of(run: Any, pack: Any, options: ObjectiveConfig) -> Any:
+    seed, route = run.config.rng.seed, run.config.model.token_route
     return training_problem(
-        run.objective, pack, seed=run.config.rng.seed, step=4, null=NULL, options=options
+        run.objective, pack, seed=seed, step=4, null=NULL, options=options, route=route
     )
 
 
@@ -185,6 +190,29 @@ def test_the_anchor_is_the_network_without_its_adapters(groups) -> None:
     away = (adapted_TC - base_TC).square().mean(-1)
     assert away[real].max() > 1e-3
     torch.testing.assert_close(ours[real], (plain + 0.5 * away)[real])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cfg_target": 2.0},
+        {"cfg_target": 2.0, "second_level_rate": 0.5},
+        {"drift_weight": 0.5},
+        {"drift_weight": 0.5, "second_level_rate": 0.5},
+    ],
+)
+def test_operations_are_those_that_torch_counts(groups, options: dict[str, Any]) -> None:
+    """By all tokens without caption, and by those of the route without adapters."""
+    objective = replace(FLOW, **options)
+    route = {"num_layers": 4, "route_from": 1, "route_to": 2}
+    run, _, _ = a_run(objective, groups, adapted="drift_weight" in options, **route)
+    # No padding: torch cannot know which tokens count.
+    pack = random_pack([(1, 4, 4), (2, 4, 4)], [5, 2], model=run.config.model)
+    item = item_of(run, pack, objective)
+    # The counter has no formula for the CPU's fused attention, so that one runs unfused.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        found = reference_passes(run, [pack], [item], step=4)
+    assert found is not None and found.flops == counter.get_total_flops() > 0
 
 
 def test_what_cannot_be_is_refused() -> None:

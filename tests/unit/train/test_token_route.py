@@ -14,7 +14,7 @@ from dit.config.sparsity import TokenRoute
 from dit.data import data_lines, route_lines
 from dit.models.cost import memory, seen_tokens
 from dit.models.dit.model import DiT
-from dit.models.flops import training_flops
+from dit.models.flops import pack_forward_flops
 from dit.objectives.registry import training_objective
 from dit.objectives.token_draws import draw_route
 from dit.objectives.training_target import training_problem
@@ -113,7 +113,7 @@ def test_counted_operations_are_those_of_torch(groups, name, last, rate):
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             network(pack.latent_TC, levels, pack)
         found.append(counter.get_total_flops())
-    counted = [training_flops(one, batch) // 3 for one in (model, model.with_all_tokens())]
+    counted = [pack_forward_flops(model, pack) for pack in (routed, batch)]
     assert found[1] - found[0] == counted[1] - counted[0] > 0
     assert found == counted or name == "flux"
 
@@ -135,6 +135,22 @@ def test_memory_and_planner_count_the_tokens_that_layers_see():
     ]
     assert sent[1].tensor == 0.75 * sent[0].tensor and sent[1].context == 0.75 * sent[0].context
     assert sent[1].pipeline == sent[0].pipeline  # waiting tokens travel as well
+
+
+def test_planner_knows_which_passes_without_gradients_see_all_tokens():
+    """Five exchanges of both passes that learn, and two of the one before."""
+
+    def sent(options: dict[str, float], lora: LoraConfig, **model) -> float:
+        config = _run(tensor_model_parallel_size=2, **model)
+        objective = replace(config.objective, **options)
+        config = replace(config, objective=objective, lora=lora)
+        return traffic(config, tokens=1024, accumulated=1, replicas=1).tensor
+
+    for options, lora, part in (
+        ({"cfg_target": 2.0}, LoraConfig(), (5 * 0.75 + 2) / 7),
+        ({"drift_weight": 0.5}, LoraConfig(rank=2), 0.75),
+    ):
+        assert sent(options, lora, **ROUTE) == pytest.approx(part * sent(options, lora))
 
 
 def test_validation_sees_all_tokens(groups):
