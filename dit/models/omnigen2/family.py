@@ -47,9 +47,11 @@ TITLE, EPS = "OmniGen2", 1e-5
 MOST_REFERENCES = 5
 """Rows of the table of embeddings by a picture's number."""
 _MOST_TOLD = 1024
-LEVELS: Mapping[str, Any] = {**EVEN_STEPS, "shift_base_tokens": 400}
+_SIDE = 2
+"""Rows and columns of the latent in one token."""
+LEVELS: Mapping[str, Any] = {**EVEN_STEPS, "shift_base_tokens": 40**2 // _SIDE**2}
 """Of the pipeline, whose scheduler shifts by sqrt(rows * columns) / 40 of the latent: of 400 tokens
-of 2 rows and 2 columns each not at all."""
+not at all."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"omnigen2": {}}
 """What each `model.name` sets: options/ft.yml of the public code."""
@@ -107,6 +109,11 @@ class OmniGen2Config(ModelConfig):
             even_axes(self),
             attends_to_no_padding(self, TITLE),
             learns_pictures(self, TITLE),
+            (
+                self.patch_spatial == _SIDE,
+                f"patch_spatial={self.patch_spatial}: levels of {TITLE} are shifted by the tokens"
+                f" of {_SIDE} x {_SIDE} cells that published networks have; leave it at {_SIDE}",
+            ),
             (
                 self.reference_latents >= 0,
                 f"reference_latents={self.reference_latents} must not be negative",
