@@ -157,6 +157,11 @@ class Sampler(StrEnum):
     UNIPC = "unipc"  # one call a step, second order, predictor-corrector (arXiv:2302.04867)
     LCM = "lcm"  # one call a step: the predicted latent, with new noise (arXiv:2310.04378)
 
+    @property
+    def calls_a_step(self) -> int:
+        """Network calls of each step but the last, which has one."""
+        return 2 if self is Sampler.HEUN else 1
+
 
 class LossKind(StrEnum):
     """Error of one number that the network says."""

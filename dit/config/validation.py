@@ -51,6 +51,9 @@ class ValidationConfig:
     guidance: Live[float | None] = None
     """g in uncond + g (cond - uncond), also of generation and playground; 1 is without guidance, at
     half the cost; null is 2.5, or 1 where the network has a guidance embedding."""
+    reference_guidance: Live[float] = 1.0
+    """i in none + i (references - none) + g (both - references) of a sample with references, also
+    of generation (OmniGen2); at most 1: none + g (both - none), with a network call less."""
     negative_prompt: Live[str] = ""
     """Negative prompt for guidance, where a prompt of the file has none of its own."""
     height: Live[int | None] = None
@@ -85,14 +88,19 @@ class ValidationConfig:
         )
 
     def _sampling(self) -> list[Rule]:
-        steps, guidance = self.sampling_steps, self.guidance
+        steps = self.sampling_steps
+        scales = {"guidance": self.guidance, "reference_guidance": self.reference_guidance}
+        given = {name: scale for name, scale in scales.items() if scale is not None}
         return [
             (1 <= steps <= 1000, f"sampling_steps={steps} must lie in [1, 1000]; 35 is usual"),
-            (
-                guidance is None or math.isfinite(guidance),
-                f"guidance={guidance} must be a finite number; 1 is without guidance",
+            *(
+                (
+                    math.isfinite(scale),
+                    f"{name}={scale} must be a finite number; 1 is without guidance",
+                )
+                for name, scale in given.items()
             ),
-            *([] if guidance is None else [within(self, "guidance", -1000, 1000)]),
+            *(within(self, name, -1000, 1000) for name in given),
             (
                 0 <= self.num_captions <= 1024,
                 f"num_captions={self.num_captions} must lie in [0, 1024]; 8 make a readable grid",

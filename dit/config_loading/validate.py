@@ -265,6 +265,7 @@ def check_objective_inputs(config: RunConfig) -> None:
     usual, told = family.guidance(config.model), wanted.guidance
     check(
         _steps_of_samples(config),
+        _scale_of_references(config),
         (
             usual is None or told is not None,
             f"objective.guidance=null: {which} is told a guidance scale; set it to {usual}, or to"
@@ -296,4 +297,14 @@ def _steps_of_samples(config: RunConfig) -> Rule:
         not draws or count == drawn.sampling_steps,
         f"validation.sampling_steps={drawn.sampling_steps}: objective.sampling_timesteps has"
         f" {count} timesteps, one for each step; set validation.sampling_steps={count}",
+    )
+
+
+def _scale_of_references(config: RunConfig) -> Rule:
+    """Guidance of validation pictures leads away from references where the network has any."""
+    scale = config.validation.reference_guidance
+    unused = family_of(config.model).unguided_by_references(config.model)
+    return (
+        scale == 1 or not unused,
+        f"validation.reference_guidance={scale:g}: {unused}; leave it out",
     )

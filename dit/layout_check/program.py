@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dit.config import OBJECTIVES, RunConfig
+from dit.config.checks import Problems
 from dit.config_loading import load_config
 from dit.distributed.entry import Parser, say_once
 from dit.layout_check.names import (
@@ -137,7 +138,7 @@ def _check_sizes(
     """Refuses layouts that need more processes, or that do not divide a network.
 
     Raises:
-        ValueError: names the layout.
+        ValueError: names the layout, whose words may set keys that do not go together.
     """
     for layout in layouts:
         if layout.size > processes:
@@ -146,7 +147,11 @@ def _check_sizes(
                 f" use --nproc {layout.size}"
             )
         for config in trainings:
-            layout.of(config).data_parallel_size(layout.size)
+            try:
+                layout.of(config).data_parallel_size(layout.size)
+            except Problems as error:
+                named = f"--layouts {layout.name} (--help says what its words set)"
+                raise Problems([f"{named}: {problem}" for problem in error.problems]) from error
 
 
 def _launch(processes: int, script: Path, tokens: list[str]) -> None:

@@ -111,7 +111,10 @@ def parse_keys(
         remedy = "give a file without such keys"
         if form is None or form.companion is not None:
             setting = f"model.{second.field}={second.value}"
-            remedy = f"set {setting}, which makes it a part of the network, or {remedy}"
+            remedy = (
+                f"set {setting}, which makes it a part of the network (for --base-path, in a"
+                f" checkpoint that `python -m dit.convert import` makes of it), or {remedy}"
+            )
         raise LoraFileError(f"{place}: {one.key} {_ANOTHER}: {remedy}")
     if len(adapters) > 1:
         raise LoraFileError(

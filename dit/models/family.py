@@ -253,6 +253,14 @@ class Family:
         """The default network: every field of `config` has a default."""
         return self.config()  # type: ignore[call-arg]
 
+    def unguided_by_references(self, model: Any) -> str:
+        """Why a scale of `objective.guides_by_references` has no use; empty where it has one."""
+        if not self.objective.guides_by_references:
+            return f"guidance of model.family={self.name} leads away from no references"
+        if any(one.kind is InputKind.REFERENCE for one in self.inputs(model)):
+            return ""
+        return f"model.family={self.name} is given no references (model.reference_latents=0)"
+
     @property
     def sizes(self) -> Mapping[str, Mapping[str, Any]]:
         """What each named size of the family sets."""

@@ -85,7 +85,7 @@ class SamplingSettings:
     guidance_rescale: float = 0.0
     """0 to 1: part of the way back to the deviation that the prediction has without guidance."""
     guidance_steps: float = 1.0
-    """Part of the steps, from the first on, that are guided."""
+    """Part of the steps, from the first on, that are guided, in all of their network calls."""
     guidance_least_norm: float = 0.0
     """Where the family keeps norms in guidance: `Guidance.least_norm`."""
     condition_noise: float = 0.0
@@ -352,7 +352,13 @@ def _guided(
         both = guided_by_references(conditional, others[0], unconditional, guide, batch)
     else:
         both = guided(conditional, unconditional, guide, batch)
-    return guided_at_first(both, conditional, steps, settings.guidance_steps)
+    return guided_at_first(
+        both,
+        conditional,
+        num_steps=settings.num_steps,
+        part=settings.guidance_steps,
+        sampler=settings.sampler,
+    )
 
 
 def _conditioned(

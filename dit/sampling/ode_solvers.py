@@ -159,14 +159,19 @@ def rescaled(
     return mixed_TC * per_token(1 + guidance.rescale * (factor_N - 1), batch)
 
 
-def guided_at_first(both: Network, alone: Network, steps: StepLevels, part: float) -> Network:
-    """`both` at so large a part of the steps, from the first on, and `alone` at all others."""
-    if part == 1:
-        return both
+def guided_at_first(
+    both: Network, alone: Network, *, num_steps: int, part: float, sampler: Sampler
+) -> Network:
+    """`both` at so large a part of the steps, from the first on, and `alone` at all others.
+
+    It is of one sampling: calls are counted, for Heun's second one of a step has the level of the
+    first one of the next, and a step is guided as a whole.
+    """
+    guided_steps = sum((i + 1) / num_steps <= part for i in range(num_steps))
+    calls, guided_calls = count(), guided_steps * sampler.calls_a_step
 
     def network(input_TC: Tensor, level_N: Tensor) -> Tensor:
-        begun = steps.number(level_N) + 1
-        return (both if begun / steps.steps <= part else alone)(input_TC, level_N)
+        return (both if next(calls) < guided_calls else alone)(input_TC, level_N)
 
     return network
 
@@ -231,14 +236,14 @@ def sample(  # noqa: PLR0913  # each has a default but what a step cannot do wit
     if num_steps < 1:
         raise ValueError(f"num_steps={num_steps} must be at least 1")
     level_SN = path.schedule(batch.latent_tokens, num_steps=num_steps).to(noise_TC.device)
-    calls, calls_a_step = count(), 2 if sampler is Sampler.HEUN else 1
+    calls = count()
 
     def predict(state_TC: Tensor, noise_N: Tensor) -> Prediction:
         noise_T1 = per_token(noise_N, batch)
         input_TC = real_only(path.network_input(state_TC, noise_T1), batch).float()
         raw_TC = network(input_TC, path.network_level(noise_N).float())
         prediction = path.predict(state_TC, raw_TC.double(), noise_T1)
-        if each_step is not None and next(calls) % calls_a_step == 0:
+        if each_step is not None and next(calls) % sampler.calls_a_step == 0:
             each_step(real_only(prediction.latent_TC, batch).float())
         return prediction
 

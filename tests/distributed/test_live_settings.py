@@ -222,6 +222,7 @@ def test_every_live_key_has_a_check():
     checked = {*_long(Path(), Path()), *_elsewhere(Path(), Path()), "train.max_skipped_steps"}
     checked |= {"model.attention_backend"}  # test_attention_backend.py
     checked |= {"checkpoint.mirror"}  # test_mirror.py
+    checked |= {"validation.reference_guidance"}  # test_reference_guidance.py
     checked |= {"lora.frozen_adapter"}  # test_frozen_adapter.py: another place of the same file
     for tokens, _ in LAYOUTS:
         checked |= _keys(tokens)

@@ -223,6 +223,7 @@ CASE = Case(
         ({"reference_latents": -1}, "reference_latents=-1 must not be negative"),
         ({"route_from": 5, "route_to": 9}, "route_from=5: OmniGen2 refines .* begin at 6"),
         ({"patch_temporal": 2}, "OmniGen2 learns pictures"),
+        ({"patch_spatial": 1}, "patch_spatial=1: levels of OmniGen2 .* 2 x 2 cells .* at 2"),
         ({"text_pad_to": 8}, "OmniGen2 attends to no padding"),
     ],
     training=("model.reference_latents=2",),

@@ -40,9 +40,11 @@ from dit.models.registry import imported
 EPS = 1e-5
 MOST_REFERENCES = 5
 """Rows of the table of embeddings by a picture's number."""
-LEVELS: Mapping[str, Any] = {**EVEN_STEPS, "shift_base_tokens": 400}
+_SIDE = 2
+"""Rows and columns of the latent in one token."""
+LEVELS: Mapping[str, Any] = {**EVEN_STEPS, "shift_base_tokens": 40**2 // _SIDE**2}
 """Of the pipeline, whose scheduler shifts by sqrt(rows * columns) / 40 of the latent: of 400 tokens
-of 2 rows and 2 columns each not at all."""
+not at all."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"omnigen2": {}}
 """What each `model.name` sets: options/ft.yml of the public code."""
@@ -80,6 +82,11 @@ class OmniGen2Config(GroupedRefinedConfig):
         first, refined = self.route_from, self.refiners * self.num_refiner_layers
         return [
             *GroupedRefinedConfig.own_sizes(self),
+            (
+                self.patch_spatial == _SIDE,
+                f"patch_spatial={self.patch_spatial}: levels of {self.title} are shifted by the tokens"
+                f" of {_SIDE} x {_SIDE} cells that published networks have; leave it at {_SIDE}",
+            ),
             (
                 self.reference_latents >= 0,
                 f"reference_latents={self.reference_latents} must not be negative",

@@ -195,7 +195,7 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
     from dit.sampling.generate import SamplingSettings
     from dit.sampling.guiders import open_guiders
 
-    assert options.guidance is not None
+    assert options.guidance is not None and options.reference_guidance is not None
     return SamplingSettings(
         num_steps=options.num_steps,
         guidance=options.guidance,
@@ -251,7 +251,7 @@ def _picture(
 
 
 def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> GenerationOptions:
-    """With both guidance scales, where they were not given: those of the run.
+    """With all guidance scales, where they were not given: those of the run.
 
     A guider has a scale of its own.
 
@@ -270,13 +270,12 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
             f"--guidance_least_norm {least}: guidance of model.family={model.family} changes no"
             " norm back; leave it out"
         )
-    scale = options.reference_guidance
-    if scale != 1 and not family_of(model).objective.guides_by_references:
-        raise ValueError(
-            f"--reference_guidance {scale}: guidance of model.family={model.family} leads away from"
-            " no references; leave it out"
-        )
-    usual = opened.config.guidance
+    usual, scale = opened.config.guidance, options.reference_guidance
+    unused = family_of(model).unguided_by_references(model)
+    if scale not in (None, 1) and unused:
+        raise ValueError(f"--reference_guidance {scale}: {unused}; leave it out")
+    if scale is None:
+        scale = 1.0 if options.guider else opened.config.validation.reference_guidance
     if options.guidance is None and options.guider is not None:
         from dit.sampling.guiders import open_guider
 
@@ -284,6 +283,7 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
     return replace(
         options,
         guidance=usual if options.guidance is None else options.guidance,
+        reference_guidance=scale,
         distilled_guidance=trained if given is None else given,
     )
 

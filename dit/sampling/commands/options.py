@@ -44,7 +44,7 @@ _BESIDE_GUIDERS = {
     "guidance_steps": 1,
     "guidance_least_norm": 0,
     "guidance_interval": None,
-    "reference_guidance": 1,
+    "reference_guidance": None,
 }
 """Options that a guider has no use for, and their values where they are not given."""
 _HAS_ITS_OWN = "has a rescaling and steps of its own; leave out"
@@ -138,14 +138,15 @@ class SamplerOptions:
     as in training, objective.guidance)"""
     guidance_interval: tuple[float, float] | None = option(None, metavar=("LOW", "HIGH"))
     """Noise levels with guidance: sigma for EDM, t for flow matching. (default: all)"""
-    reference_guidance: float = 1.0
+    reference_guidance: float | None = None
     """i in none + i (references - none) + g (both - references), for networks whose guidance leads
-    away from references, too; at most 1: none + g (both - none). (default: %(default)s)"""
+    away from references, too; at most 1: none + g (both - none). (default: that of the run,
+    validation.reference_guidance: 1)"""
     guidance_rescale: float = 0.0
     """0 to 1: how far the contrast goes back to that without guidance. (default: %(default)s)"""
     guidance_steps: float = 1.0
-    """0 to 1: part of the steps, from the first on, with guidance (`cfg_trunc_ratio` of Lumina
-    Image 2.0). (default: %(default)s)"""
+    """0 to 1: part of the steps, from the first on, with guidance, in both calls of heun
+    (`cfg_trunc_ratio` of Lumina Image 2.0). (default: %(default)s)"""
     guidance_least_norm: float = 0.0
     """0 to 1, for networks whose guidance gets back the norm without it (Lumina Image 2.0, LongCat,
     Qwen-Image): the least part of the guided norm that is kept; 1 keeps it. (default: %(default)s)

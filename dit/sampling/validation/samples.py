@@ -314,7 +314,12 @@ def _folder(run: TrainState) -> Path:
 def settings_of(config: RunConfig) -> SamplingSettings:
     """How the samples of a validation are drawn."""
     c = config.validation
-    return SamplingSettings(num_steps=c.sampling_steps, guidance=config.guidance, sampler=c.sampler)
+    return SamplingSettings(
+        num_steps=c.sampling_steps,
+        guidance=config.guidance,
+        reference_guidance=c.reference_guidance,
+        sampler=c.sampler,
+    )
 
 
 def _facts(run: TrainState, one: ValidationRequest, *, adapter: bool) -> dict[str, Any]:
@@ -327,6 +332,7 @@ def _facts(run: TrainState, one: ValidationRequest, *, adapter: bool) -> dict[st
         "fps": c.fps if math.isnan(fps) else fps,
         "num_steps": c.sampling_steps,
         "guidance": run.config.guidance,
+        "reference_guidance": c.reference_guidance,
         "negative_prompt": one.negative,
         **one.pictures,
         "sampler": str(c.sampler),

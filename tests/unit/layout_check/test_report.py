@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from dit.layout_check.names import parse_layout
 from dit.layout_check.probe import Probe
+from dit.layout_check.program import check_layouts
 from dit.layout_check.report import compare
 from tests.packs import run_config
 
@@ -40,3 +43,11 @@ def test_each_gradient_of_an_adapter_is_measured_by_itself() -> None:
 @pytest.mark.parametrize("gap", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_different(gap: float) -> None:
     assert "inf" in _verdict(other=gap)
+
+
+@pytest.mark.parametrize(
+    ("layout", "problem"), [("tp2+muon+lora", "optimizer.kind=muon"), ("drift", "drift_weight=0.5")]
+)
+def test_words_that_do_not_go_together_are_named(layout: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=rf"--layouts {re.escape(layout)} \(--help .*{problem}"):
+        check_layouts(["--layouts", layout], base=run_config(), script=Path("none.py"))

@@ -26,7 +26,13 @@ from dit.objectives.diffusers_schedulers import UnipcScheduler
 from dit.objectives.flow_matching import FlowMatching
 from dit.objectives.objective import per_token
 from dit.objectives.registry import sampling_path
-from dit.sampling.ode_solvers import Guidance, guided, initial_noise, sample
+from dit.sampling.ode_solvers import (
+    Guidance,
+    guided,
+    guided_at_first,
+    initial_noise,
+    sample,
+)
 
 EDM = ObjectiveConfig(sigma_data=0.5)
 FLOW = ObjectiveConfig(name=ObjectiveName.FLOW)
@@ -435,3 +441,30 @@ def test_rescaled_guidance_is_diffusers_for_each_sample(make_pack) -> None:
         mixed = u_TC[own] + 4 * (c_TC[own] - u_TC[own])
         theirs = rescale_noise_cfg(mixed[None], c_TC[own][None], guidance_rescale=0.7)[0]
         torch.testing.assert_close(found[own], theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "part", "guided_calls"),
+    [
+        *((Sampler.EULER, 0.5, 2), (Sampler.UNIPC, 0.5, 2), (Sampler.EULER, 0.49, 1)),
+        *((Sampler.HEUN, 0.5, 4), (Sampler.HEUN, 1, 7), (Sampler.HEUN, 0, 0)),
+    ],
+)
+def test_a_guided_step_is_guided_as_a_whole(make_pack, sampler, part, guided_calls) -> None:
+    """Of four steps; Heun's has two calls, but the last one."""
+    batch, called = make_pack(), list[str]()
+
+    def named(name):
+        def network(input_TC, _):
+            called.append(name)
+            return torch.zeros_like(input_TC)
+
+        return network
+
+    network = guided_at_first(
+        named("both"), named("alone"), num_steps=4, part=part, sampler=sampler
+    )
+    noise_TC = initial_noise(batch, (1, 2, 3))
+    sample(sampling_path(FLOW), network, noise_TC, batch, num_steps=4, sampler=sampler)
+    calls = 7 if sampler is Sampler.HEUN else 4
+    assert called == ["both"] * guided_calls + ["alone"] * (calls - guided_calls)
