@@ -299,6 +299,7 @@ def _export_lora(args: argparse.Namespace) -> int:
 
     from dit.convert.export import check_whole_checkpoint
     from dit.convert.lora import export_lora
+    from dit.lora.files import COMFYUI_FILE
 
     path = check_whole_checkpoint(args.megatron_path)
     done = export_lora(
@@ -314,6 +315,11 @@ def _export_lora(args: argparse.Namespace) -> int:
         f"{which} of {path} are in {args.hf_path}: {len(done.factors)} linears,"
         f" {numbers / 1e6:.2f} million numbers; README.md there says how to load them"
     )
+    if not (args.hf_path / COMFYUI_FILE).is_file():
+        _say(
+            "there is no file for ComfyUI, which has no name for one of these linears, or has it as"
+            " one with others that have no adapters"
+        )
     return 0
 
 

@@ -301,6 +301,7 @@ def _checked_input(
         raise SampleRefused(
             Reject.INPUT_SHAPE, f"`{one.name}` has shape {shape}, {whose} takes {wanted}"
         )
+    _check_rows(value, one, expected)
     return _as_trained(value).contiguous()
 
 
@@ -351,7 +352,17 @@ def _checked_text(text_LE: Tensor | None, one: SampleInput, expected: Expected) 
             f"text {list(text_LE.shape)} has width {text_LE.shape[1]},"
             f" model.crossattn_emb_size={expected.text_width}",
         )
+    _check_rows(text_LE, one, expected)
     return _as_trained(text_LE)
+
+
+def _check_rows(rows_LE: Tensor, one: SampleInput, expected: Expected) -> None:
+    if one.most_rows is not None and len(rows_LE) > one.most_rows:
+        raise SampleRefused(
+            Reject.TEXT_ROWS,
+            f"`{one.name}` has {len(rows_LE)} rows, model.family={expected.family} takes at most"
+            f" {one.most_rows}",
+        )
 
 
 def _no_text(width: int) -> Tensor:

@@ -39,6 +39,7 @@ class Reject(StrEnum):
     BEYOND_TABLE = "latent is larger than the network takes"
     NO_TEXT = "text is missing or empty"
     TEXT_WIDTH = "text has the wrong width"
+    TEXT_ROWS = "text has more rows than the network takes"
     NOT_FINITE = "latent has NaN or Inf"
     TEXT_NOT_FINITE = "text has NaN or Inf"
     NO_INPUT = "an input that the model needs is missing"
@@ -62,6 +63,7 @@ REMEDIES = {
     Reject.BEYOND_TABLE: "raise model.max_size, or pack smaller samples; some take no clips",
     Reject.NO_TEXT: "pack the data again with captions",
     Reject.TEXT_WIDTH: "set model.crossattn_emb_size to what the shards hold",
+    Reject.TEXT_ROWS: "pack the data again with a smaller --max_sequence_length",
     Reject.NOT_FINITE: "pack the source again, or leave it out",
     Reject.TEXT_NOT_FINITE: "pack the source again, or leave it out",
     Reject.NO_INPUT: "pack the data again with the encoders of the model's family",

@@ -85,12 +85,17 @@ def read_lora(
     tensors, metadata = _tensors(file, without_text_encoder)
     keys = parse_keys(tensors, model=model, place=file)
     configs = _configs(file, metadata)
-    if not configs and any(key.key.startswith(_PEFT) for key in keys):
-        raise LoraFileError(
-            f"{file} was written by peft, and {PEFT_CONFIG} is not beside it as {PEFT_FILE}: it"
-            " says alpha, without which the adapter has another strength. Copy it, too"
-        )
     modules = _by_module(keys, file)
+    alone = (
+        one for parts in modules.values() if Factor.ALPHA not in parts for one in parts.values()
+    )
+    if not configs and (lost := [one.key for one in alone if one.key.startswith(_PEFT)]):
+        raise LoraFileError(
+            f"{file}: {lost[0]} was written by peft, and {PEFT_CONFIG} is not beside it as"
+            f" {PEFT_FILE}: it says alpha, without which the adapter has another strength. Copy it,"
+            ' too; where alpha is said to be the rank, write one with {"r": RANK, "lora_alpha":'
+            " RANK}"
+        )
     found: dict[str, LoraFactors] = {}
     for module, parts in modules.items():
         told = _told(configs, next(iter(parts.values())))

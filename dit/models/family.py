@@ -78,6 +78,8 @@ class SampleInput:
     """Whether 0 rows are legal."""
     rows: int | None = None
     """Rows that each sample must have, as image encoders make them; None: any number."""
+    most_rows: int | None = None
+    """Rows that Diffusers' network takes at most; None: any number."""
     vocabulary: int | None = None
     """Rows are numbers of tokens below this (`dit.token_ids`); None: of an encoder, of any size."""
     clean: bool = True
@@ -93,13 +95,16 @@ class SampleInput:
     which a network of the family reads them."""
 
 
-def text_input(model: ModelConfig, *, encoder: str, may_be_empty: bool = False) -> SampleInput:
+def text_input(
+    model: ModelConfig, *, encoder: str, may_be_empty: bool = False, most_rows: int | None = None
+) -> SampleInput:
     """The caption, as the main text encoder has it."""
     return SampleInput(
         name="text",
         kind=InputKind.TEXT,
         width=model.crossattn_emb_size,
         may_be_empty=may_be_empty,
+        most_rows=most_rows,
         encoder=encoder,
     )
 

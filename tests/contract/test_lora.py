@@ -239,9 +239,10 @@ def test_a_round_trip_keeps_the_factors(made) -> None:
 
 @of_each_kind
 def test_commands(made, capsys) -> None:
-    _, folder, _ = made
+    case, folder, _ = made
     place = ["--megatron-path", str(folder / "lora"), "--hf-path"]
     assert main(["export-lora", *place, str(folder / "a")]) == 0
+    assert ("no file for ComfyUI" in capsys.readouterr().out) != case.comfyui
     told = ["--hf-path", str(folder / "a"), "--base-path", str(folder / "base")]
     assert main(["import-lora", *told, "--megatron-path", str(folder / "again")]) == 0
     assert "checkpoint.finetune=true" in capsys.readouterr().out

@@ -27,6 +27,7 @@ class ZImageText(PretrainedTextEncoder):
     name: ClassVar[str] = "zimage"
     network: ClassVar[str] = "Qwen3Model"
     default_model: ClassVar[str] = "Tongyi-MAI/Z-Image"
+    longest_text: ClassVar[int | None] = 1504  # what Diffusers' network has angles for
     chat_tokens: ClassVar[int] = 8  # beside the caption, about
 
     @property

@@ -36,7 +36,7 @@ from dit.models.diffusers_names import (
     linear_rows,
 )
 from dit.models.family import POOLED
-from dit.models.hidream.family import MLP_RATIO, STATES, HiDreamConfig
+from dit.models.hidream.family import MLP_RATIO, SEES_SOURCE, STATES, HiDreamConfig
 from dit.models.joint.expert_names import layered_rows
 from dit.models.joint.layered import seen_states
 from dit.models.joint.tensor_names import modulation_rows, stream_sizes, two_linears
@@ -198,6 +198,8 @@ FORM = DiffusersForm(
     keys=KEYS,
     inexpressible=_inexpressible,
     pipelines={"HiDreamImagePipeline": Pipeline(beside=_BESIDE)},
+    # Of HiDream-E1's own code; the weights have the names and shapes of HiDream-I1's.
+    refused_pipelines={"HiDreamImageEditingPipeline": SEES_SOURCE},
     original_names=(HIDREAM_NAMES,),
     comfyui_names=lambda _: HIDREAM_NAMES,
     largest_latent=lambda _: (1, 2**20, 2**20),

@@ -33,6 +33,8 @@ TITLE, STATES = "HiDream-I1", "text_2"
 MLP_RATIO, MLP_MULTIPLE = 4.0, 256
 """Of Diffusers' class, which has no keys for them."""
 _ENCODER = "hidream"
+SEES_SOURCE = "the picture that it edits beside the target, in one picture"
+"""What HiDream-E1 has and the network here has not."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hidream_i1_full": {}, "hidream_i1_dev": {}}
 """What each `model.name` sets: config.json of HiDream-ai/HiDream-I1-Full and -Dev."""
@@ -190,6 +192,6 @@ FAMILY = Family(
     ),
     vae=lambda _: _ENCODER,
     distilled=("hidream_i1_dev",),
-    refused={"hidream_e1": "sees the picture that it edits beside the target, in one picture"},
+    refused={"hidream_e1": f"sees {SEES_SOURCE}"},
     tiny=TINY,
 )

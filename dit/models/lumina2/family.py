@@ -35,6 +35,9 @@ EPS = 1e-5
 AXES_LENS = (300, 512, 512)
 """Rows of Diffusers' tables of angles: for places in the text and behind it, rows, columns."""
 
+LONGEST_TEXT = AXES_LENS[0] - 1
+"""Rows of a caption: its picture has the place behind them."""
+
 MODEL_SIZES: dict[str, dict[str, Any]] = {"lumina2": {}}
 """What each `model.name` sets: config.json of Alpha-VLLM/Lumina-Image-2.0."""
 TINY: Mapping[str, Mapping[str, Any]] = {"lumina2": {**TINY_REFINED, "num_kv_heads": 4}}
@@ -72,7 +75,7 @@ def lumina2_cost(model: Lumina2Config) -> NetworkCost:
 
 
 def _inputs(model: Lumina2Config) -> tuple[SampleInput, ...]:
-    return (text_input(model, encoder="lumina2"),)
+    return (text_input(model, encoder="lumina2", most_rows=LONGEST_TEXT),)
 
 
 FAMILY = Family(

@@ -39,6 +39,9 @@ MLP_RATIO = 8 / 3
 """Of Diffusers' class, which has no key for it."""
 AXES_LENS = (1536, 512, 512)
 """Rows of Diffusers' tables of angles: for places in the text and behind it, rows, columns."""
+LONGEST_TEXT = (AXES_LENS[0] - 2) // 32 * 32
+"""Rows of a caption, filled up to multiples of 32: their places begin at 1, and its picture has the
+one behind them."""
 _OTHER_PICTURES = (
     "sees pictures beside the target, by features of SigLIP that this family has no layers for"
 )
@@ -111,7 +114,7 @@ def zimage_cost(model: ZImageConfig) -> NetworkCost:
 
 
 def _inputs(model: ZImageConfig) -> tuple[SampleInput, ...]:
-    return (text_input(model, encoder="zimage"),)
+    return (text_input(model, encoder="zimage", most_rows=LONGEST_TEXT),)
 
 
 FAMILY = Family(

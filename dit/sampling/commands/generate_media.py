@@ -297,7 +297,8 @@ def options_of_prompt(
     prompt's own negative prompt has precedence, too.
 
     Raises:
-        ValueError: no size was given, and the dataset card has none.
+        ValueError: no size was given, and the dataset card has none, or the network takes no such
+            size.
     """
     from dit.codecs.vae import usual_size
     from dit.sampling.conditions.clips import check_video
@@ -315,7 +316,16 @@ def options_of_prompt(
         check_video(str(file), option="--reference_video")
     if prompt.references:
         pictures |= {"reference": prompt.references, "reference_video": ()}
-    return replace(options, **found, **pictures, fps=options.fps or FPS, negative_prompt=negative)
+    found |= {"fps": options.fps or FPS, "negative_prompt": negative}
+    sized = replace(options, **found, **pictures)
+    latent, most = opened.latent_stride.latent(_size(sized)), opened.config.model.largest_latent
+    if most and any(side > end for side, end in zip(latent, most, strict=True)):
+        raise ValueError(
+            f"--num_video_frames {sized.num_video_frames} --height {sized.height} --width"
+            f" {sized.width} are a latent of {latent}, beyond {most}, the largest of the network;"
+            " ask for less"
+        )
+    return sized
 
 
 def main(argv: Sequence[str] | None = None) -> int:

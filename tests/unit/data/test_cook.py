@@ -9,11 +9,17 @@ import safetensors.torch
 import torch
 
 from dit import safe_pickle
+from dit.batch import LatentSample
+from dit.config import Precision
+from dit.convert.diffusers_config import model_config
 from dit.data.cook import Expected, cook, measure_sample
 from dit.data.pack import SampleSize
 from dit.data.records import RecordHeader, head_length
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.dit.family import ExtraPosition
+from dit.models.registry import diffusers_form
+from tests.families.lumina2 import random_lumina2
+from tests.families.zimage import random_zimage
 
 
 @pytest.fixture
@@ -187,6 +193,34 @@ def test_learnable_positions_bound_the_size(shards):
     assert "(2, 8, 8)" in found.detail
     rotary = Expected.of(config)
     cook(shards.ours(latent(2, 3, 4, 4), text(1)), rotary, key="k")
+
+
+@pytest.mark.parametrize(("made", "most"), [(random_lumina2, 299), (random_zimage, 1504)])
+def test_texts_have_places_in_the_tables_of_diffusers(shards, made, most):
+    """Neither network runs with one row more."""
+    network = made()
+    keys = {name: value for name, value in network.config.items() if name[0] != "_"}
+    content = {"_class_name": type(network).__name__, **keys}
+    model = model_config(content, precision=Precision.FP32, place="config.json")
+    of_long_packs = replace(shards.config().dataset, task_encoder_seq_length=2048)
+    config = replace(shards.config(), model=model, dataset=of_long_packs)
+    form = diffusers_form(model)
+    for rows in (most, most + 1):
+        parts = shards.ours(latent(4, 1, 4, 4), text(rows, width=16))
+        sample = LatentSample(
+            key="k",
+            latent_CFHW=torch.zeros(4, 1, 4, 4),
+            text_LE=torch.zeros(rows, 16),
+            fps=math.nan,
+        )
+        if rows == most:
+            cook(parts, Expected.of(config), key="k")
+            form.run_network(network, sample, 500.0, config)
+            continue
+        found = refusal(parts, Expected.of(config))
+        assert (found.reason, str(most) in found.detail) == (Reject.TEXT_ROWS, True)
+        with pytest.raises((IndexError, RuntimeError), match="index"):
+            form.run_network(network, sample, 500.0, config)
 
 
 def test_large_finite_numbers_are_not_called_infinite(shards, expected):

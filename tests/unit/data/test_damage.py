@@ -143,9 +143,10 @@ def unusable(shards, reason):
     }[reason]
 
 
-# The others need a shard that is gone, a table of positions, inputs beside text, or pairs.
+# The others need a shard that is gone, a table of positions, inputs beside text, other
+# networks, or pairs.
 OTHERS = {Reject.UNREADABLE, Reject.BEYOND_TABLE, Reject.NO_INPUT, Reject.NO_PAIR}
-OTHERS |= {Reject.INPUT_SHAPE, Reject.INPUT_NOT_FINITE, Reject.TOKENS}
+OTHERS |= {Reject.INPUT_SHAPE, Reject.INPUT_NOT_FINITE, Reject.TOKENS, Reject.TEXT_ROWS}
 REASONS = [reason for reason in Reject if reason not in OTHERS]
 
 

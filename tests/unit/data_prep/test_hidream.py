@@ -20,7 +20,11 @@ from transformers import (
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import PipelineComponent, load
+from dit.config import Precision
 from dit.config_loading import ConfigError, load_config
+from dit.convert.diffusers_config import model_config
+from dit.convert.errors import ConvertError
+from dit.models.hidream.diffusers import CLASS
 from dit.objectives.registry import sampling_path
 from recipes.runs import dit_debug
 from tests.families import pipeline_parts
@@ -99,6 +103,10 @@ def test_levels_are_those_of_the_pipeline(num_steps: int, tokens: int) -> None:
         torch.testing.assert_close(found.float(), theirs.sigmas.float(), rtol=1e-6, atol=1e-7)
 
 
-def test_the_network_of_edits_is_refused_by_name() -> None:
+def test_the_network_of_edits_is_refused_by_name_and_by_its_pipeline() -> None:
     with pytest.raises(ConfigError, match=r"model\.name=hidream_e1 is not .* beside the target"):
         load_config(dit_debug(), overrides=["model.name=hidream_e1"])
+    told: Any = {"precision": Precision.BF16, "place": "config.json"}
+    kind = "HiDreamImageEditingPipeline"  # its tensors have the names and shapes of I1's
+    with pytest.raises(ConvertError, match=rf"config\.json is of a {kind}, .* beside the target"):
+        model_config({"_class_name": CLASS}, pipeline=kind, **told)

@@ -54,6 +54,15 @@ def assert_same_outputs(tiny: Tiny, place: Path, wanted: torch.Tensor) -> None:
     assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
+def test_keys_of_peft_with_alphas_of_their_own(tmp_path: Path) -> None:
+    """Nothing of its configuration is lost."""
+    down, up, name = torch.randn(2, 4), torch.randn(4, 2), "base_model.model.blocks.0.attn1.to_q"
+    tensors = {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
+    save_file({**tensors, f"{name}.alpha": torch.tensor(4.0)}, tmp_path / "x.safetensors")
+    (one,) = read_lora(tmp_path / "x.safetensors").values()
+    torch.testing.assert_close(one.product(), 2 * up @ down)
+
+
 @pytest.mark.parametrize("rslora", [False, True])
 def test_what_peft_saves(tiny: Tiny, rslora: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)

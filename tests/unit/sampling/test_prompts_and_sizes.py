@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,9 @@ from dit.codecs import text, vae
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import ModelLocation
 from dit.models.dit.family import DitConfig
+from dit.models.registry import named_model
+from dit.sampling.commands.generate_media import options_of_prompt
+from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.latent_sizes import MOST_PIXELS, LatentStride, rounding
 from dit.sampling.prompts import Prompt, read_prompts, unused
 from recipes import evaluate_digits, generate_dit
@@ -96,6 +102,19 @@ def test_the_mark_of_an_encoding_is_no_part_of_a_prompt(tmp_path):
             (tmp_path / name).write_bytes(said.encode(encoding))
             with pytest.raises(ValueError, match=rf"--prompts_file .*{name}"):
                 read_prompts(tmp_path / name)
+
+
+@pytest.mark.parametrize("network", ["lumina2", "zimage"])
+def test_sizes_beyond_the_tables_of_a_network_are_refused(network: str) -> None:
+    """512 tokens of 16 x 16 pixels a side."""
+    stride = LatentStride(stride=8, temporal_stride=1, patch_spatial=2, patch_temporal=1)
+    config = SimpleNamespace(model=named_model(network))
+    run: Any = SimpleNamespace(card={}, path="run", latent_stride=stride, config=config)
+    sizes: Any = {"height": 16, "num_video_frames": 1}
+    asked = GenerationOptions(width=8192, **sizes)
+    assert options_of_prompt(asked, Prompt(text="a"), run).width == 8192
+    with pytest.raises(ValueError, match=r"--width 8193 .* \(1, 2, 1026\), beyond .* 1024, 1024"):
+        options_of_prompt(replace(asked, width=8193), Prompt(text="a"), run)
 
 
 DOCUMENT = {
