@@ -66,7 +66,8 @@ def _of_muon(config: RunConfig, *, megatron: bool) -> str:
         " by itself, and updates as large as AdamW's (0.2 sqrt(max(rows, columns)) times the"
         f" learning rate). With optimizer.lr={ours.lr:g} from a Muon that scales by {scale}, set"
         f" optimizer.lr={ours.lr * factor:.3g} and"
-        f" optimizer.weight_decay={ours.weight_decay / factor:.3g}, which make the same step of a matrix of {width} x {width}"
+        f" optimizer.weight_decay={ours.weight_decay / factor:.3g}, which make the same step of a"
+        f" matrix of {width} x {width}"
     )
 
 
