@@ -346,7 +346,7 @@ def exporter(config: RunConfig) -> Callable[[Path], Path]:
         check_expressible(config, ExportOptions())
     except ConvertError as error:
         raise ConvertError(
-            f"checkpoint.also_save_hf=true: {error}. Set it to false, and export when the run is done"
+            f"checkpoint.also_save_hf=true: {error}. Set it to false, and export afterwards"
         ) from error
     assert config.checkpoint.save is not None
     place = Path(config.checkpoint.save) / "diffusers"
