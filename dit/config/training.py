@@ -157,7 +157,7 @@ class OptimizerConfig:
 
     kind: Refused[OptimizerKind] = OptimizerKind.ADAMW
     """adamw; or muon for the matrices of attention and feed-forward, adamw for all other weights.
-    Muon orthogonalises the momentum of whole matrices, each linear of Diffusers by itself
+    Muon orthogonalises the momentum of whole matrices, each linear by itself
     (arXiv:2502.16982)."""
     lr: Live[float] = 1e-4
     """Largest learning rate, after warm-up."""

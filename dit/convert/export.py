@@ -342,7 +342,12 @@ def exporter(config: RunConfig) -> Callable[[Path], Path]:
     Raises:
         ConvertError: Diffusers cannot express the run.
     """
-    check_expressible(config, ExportOptions())
+    try:
+        check_expressible(config, ExportOptions())
+    except ConvertError as error:
+        raise ConvertError(
+            f"checkpoint.also_save_hf=true: {error}. Set it to false, and export afterwards"
+        ) from error
     assert config.checkpoint.save is not None
     place = Path(config.checkpoint.save) / "diffusers"
 

@@ -288,15 +288,17 @@ def route_lines(config: RunConfig, forecast: PackForecast | None) -> list[str]:
     if route is None:
         return []
     tokens = None if forecast is None else round(forecast.lengths.mean * forecast.lengths.real_part)
+    text, aside = 0, " without text"
     if config.dataset.mock:
-        each = [(geometry_tokens(model, one), one.weight) for one in mixture]
-        tokens = round(sum(n * weight for n, weight in each) / sum(weight for _, weight in each))
-    about = {"tokens": [tokens or SHORT_SAMPLE], "text": [0]}
+        total = sum(one.weight for one in mixture)
+        tokens = round(sum(geometry_tokens(model, one) * one.weight for one in mixture) / total)
+        text, aside = round(sum(one.text_length * one.weight for one in mixture) / total), ""
+    about = {"tokens": [tokens or SHORT_SAMPLE], "text": [text]}
     part = forward_flops(model, **about) / forward_flops(model.with_all_tokens(), **about)
     lines = [
         f"token routing: layers {route.first} to {route.last} of {model.all_layers} see"
         f" {route.kept} of each {route.run} tokens in training, for about {part:.0%} of the"
-        " operations of a step"
+        f" operations of a step{aside}"
     ]
     if tokens is not None and tokens < SHORT_SAMPLE:
         lines.append(

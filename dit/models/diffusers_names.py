@@ -57,6 +57,10 @@ class Arrangement(Protocol):
         """Runs of rows of ours that each have as many of every part, such as those of heads."""
         ...
 
+    def linears(self, rows: int, model: ModelConfig) -> list[int]:
+        """Rows of the linears that lie one below the other in one matrix of theirs, of `rows`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Same:
@@ -82,6 +86,9 @@ class Same:
 
     def groups(self, model: ModelConfig) -> int:  # noqa: ARG002
         return 1
+
+    def linears(self, rows: int, model: ModelConfig) -> list[int]:  # noqa: ARG002
+        return [rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +177,9 @@ class GatesThenValues(Same):
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
         return [in_halves(whole)]
 
+    def linears(self, rows: int, model: ModelConfig) -> list[int]:  # noqa: ARG002
+        return [rows // 2] * 2
+
 
 def by_turns(x: Tensor) -> Tensor:
     """Rows of both halves of [2 * F, ...] by turns."""
@@ -196,6 +206,10 @@ class FusedHeads(Same):
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
         *qkv, wide = _BY_HEAD.split(whole, model, 4)
         return [torch.cat([*qkv, in_halves(wide)])]
+
+    def linears(self, rows: int, model: ModelConfig) -> list[int]:
+        qkv = [model.hidden_size] * 3
+        return [*qkv, *[(rows - sum(qkv)) // 2] * 2]
 
 
 _BY_HEAD = ByHead(rotated=(0, 1))
@@ -404,6 +418,12 @@ class Pair:
         """Shapes of theirs, by name."""
         shapes = self.arrangement.their_shapes(self.shape, self.model, len(self.theirs))
         return dict(zip(self.theirs, shapes, strict=True))
+
+    @property
+    def linears(self) -> list[list[int]]:
+        """Rows of the linears in each of theirs, which are one but where Diffusers fuses some."""
+        shapes = self.their_shapes.values()
+        return [self.arrangement.linears(rows, self.model) for rows, *_ in shapes]
 
     @property
     def groups(self) -> int:

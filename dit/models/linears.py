@@ -59,6 +59,12 @@ def is_in_layers(word: LoraTargets, module: str, pair: Pair) -> bool:
     return pair.layer is not None and any(fnmatchcase(both, one) for one in _OURS[word])
 
 
+def linear_shapes(pair: Pair) -> list[tuple[int, int]]:
+    """Outputs and inputs of the linears of a matrix, also of those that Diffusers fuses."""
+    inputs = pair.shape[1]
+    return [(rows, inputs) for each in pair.linears for rows in each]
+
+
 def orthogonalised(config: RunConfig) -> list[Pair]:
     """The matrices that Muon updates: attention and feed-forward of the layers, unless frozen.
 
@@ -121,7 +127,7 @@ class Orthogonalisation:
     """What Muon updates, over all ranks."""
 
     matrices: int
-    """Linears of Diffusers."""
+    """Linears, each by itself."""
     numbers: int
     """In all of them; the optimizer keeps one state of each in float32, and not two."""
     numbers_here: int
@@ -138,7 +144,7 @@ def orthogonalisation(config: RunConfig) -> Orthogonalisation:
     Raises:
         Problems: as `orthogonalised`.
     """
-    shapes = [shape for pair in orthogonalised(config) for shape in pair.their_shapes.values()]
+    shapes = [shape for pair in orthogonalised(config) for shape in linear_shapes(pair)]
     each = sum(4 * m * m * n + 2 * m**3 for m, n in map(sorted, shapes))
     model, numbers = config.model, sum(math.prod(shape) for shape in shapes)
     split = model.tensor_model_parallel_size * model.pipeline_model_parallel_size

@@ -17,6 +17,7 @@ Other code has sums over a sample, with which beta would go by its size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,8 +36,10 @@ class Loss:
 
     total: Tensor  # float32 scalar; of pairs, the sum of their losses on the first context rank
     count: Tensor  # int32 scalar: target tokens, samples or pairs
-    error_T: Tensor  # float32, each token's part of `total`; of pairs, of its sample's mean error
-    count_N: Tensor  # int32, each sample's part of `count`; of pairs, 1 for each sample
+    # float32, each token's part of `total`; of pairs and of the two levels of a sample, of the mean
+    # error of its sample or part
+    error_T: Tensor
+    count_N: Tensor  # int32, each sample's part of `count`; of pairs and parts, 1 for each
     # float64 [P, 3] on the first context rank of pairs: margin, e_w - r_w, e_l - r_l
     pairs_P3: Tensor | None = None
 
@@ -101,23 +104,32 @@ def loss_of(
             batch, error_T, problem.reference_N, beta=options.dpo_beta, context=context
         )
     if options.loss_mean is LossMean.TOKEN:
-        counts = batch.shared_loss_tokens
+        total, counts = error_T.sum(), batch.shared_loss_tokens
+        count = sum(counts)
     else:
+        read = batch.parts_of or range(batch.num_samples)
+        # Two levels do not make two samples of one.
+        total = _parts_of_means(error_T, batch, read=read).sum()
         error_T = _parts_of_means(error_T, batch)
-        counts = [int(batch.share.index == 0)] * batch.num_samples  # once over context ranks
-    count_N = to_device(torch.tensor(counts, dtype=torch.int), error_T.device)
+        once = int(batch.share.index == 0)  # over context ranks
+        counts, count = [once] * batch.num_samples, once * len({*read})
     return Loss(
-        total=error_T.sum(),
-        count=count_N.sum(dtype=torch.int),
+        total=total,
+        count=to_device(torch.tensor(count, dtype=torch.int), error_T.device),
         error_T=error_T,
-        count_N=count_N,
+        count_N=to_device(torch.tensor(counts, dtype=torch.int), error_T.device),
     )
 
 
-def _parts_of_means(error_T: Tensor, batch: PackedBatch) -> Tensor:
-    """What each token adds to the mean error of its sample."""
-    tokens_N = to_device(torch.tensor(batch.loss_tokens, dtype=torch.float32), error_T.device)
-    return error_T / tokens_N[batch.segment_T]
+def _parts_of_means(
+    error_T: Tensor, batch: PackedBatch, *, read: Sequence[int] | None = None
+) -> Tensor:
+    """What each token adds to the mean error of its sample, or of the one of `read` it is of."""
+    tokens = torch.tensor(batch.loss_tokens, dtype=torch.float32)
+    if read is not None:
+        of_N = torch.tensor(read)
+        tokens = torch.zeros(len(of_N)).index_add_(0, of_N, tokens)[of_N]
+    return error_T / to_device(tokens, error_T.device)[batch.segment_T]
 
 
 @torch.no_grad()

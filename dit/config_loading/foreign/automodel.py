@@ -27,7 +27,7 @@ from dit.config_loading.foreign.entry import (
     recompute,
     unused_key,
 )
-from dit.config_loading.foreign.optimizers import OPTIMIZER, OPTION
+from dit.config_loading.foreign.optimizers import OF_MUON, OPTIMIZER, OPTION
 
 _FP8 = "model.fp8 with model.transformer_impl=transformer_engine"
 _SAVED = "checkpoints are torch_dist; checkpoint.also_save_hf=true exports each for Diffusers"
@@ -85,6 +85,7 @@ AUTOMODEL: dict[str, Foreign] = {
     "optim.optimizer.betas": read_by(betas),
     "optim.optimizer.eps": read_as("optimizer.adam_eps"),
     "optim.clip_grad_max_norm": read_as("optimizer.clip_grad"),
+    **{f"optim.optimizer.{name}": option for name, option in OF_MUON.items()},
     "optim.optimizer.*": OPTION,
     "optim.*": OPTION,
     "clip_grad_max_norm": read_as("optimizer.clip_grad"),

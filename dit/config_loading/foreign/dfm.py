@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dit.config_loading.foreign.entry import Foreign
-from dit.config_loading.foreign.optimizers import OPTIMIZER
+from dit.config_loading.foreign.optimizers import OF_MEGATRON, OF_MEGATRONS_MUON
 
 _OFF = (None, False)
 _ON_OR_OFF = (*_OFF, True)
@@ -71,7 +71,8 @@ DFM: dict[str, Foreign] = {
         instead="checkpoints are torch_dist", accepts=(None, "torch_dist")
     ),
     "checkpoint.fully_parallel_save": Foreign(instead="the optimizer decides how it is sharded"),
-    "optimizer.optimizer": OPTIMIZER,
+    "optimizer.optimizer": OF_MEGATRON,
+    **{f"optimizer.{name}": option for name, option in OF_MEGATRONS_MUON.items()},
     "optimizer.use_precision_aware_optimizer": Foreign(instead=_MOMENTS, accepts=_ON_OR_OFF),
     "optimizer.main_grads_dtype": Foreign(
         instead="ddp.grad_reduce_in_fp32 decides", accepts=_FLOAT32

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
-from dit.config import RunConfig
-from dit.config_loading.foreign.entry import Foreign, unused_key
+from dit.config import OptimizerKind, RunConfig
+from dit.config_loading.foreign.entry import Foreign, read_as, unused_key
 from dit.models.cost import trained_count
 
 _ADAMW = ("adam", "adamw", "adamwoptimi", "fusedadam")
@@ -33,11 +34,14 @@ def _kind(value: Any) -> dict[str, Any]:
     return {}
 
 
-def _said(value: Any, config: RunConfig) -> str:
+def _said(value: Any, config: RunConfig, *, megatron: bool = False) -> str:
     """What AdamW in the place of this optimizer costs, or how learning rates of Muon differ."""
+    ours = config.optimizer
+    if (_name(value) in _MUON) is not (ours.kind is OptimizerKind.MUON):
+        return f"read, not used: optimizer.kind={ours.kind} is set as well"
     if _name(value) in _MUON:
-        return _of_muon(config)
-    theirs, ours, count = _MOMENTS.get(_name(value)), config.optimizer, trained_count(config)
+        return _of_muon(config, megatron=megatron)
+    theirs, count = _MOMENTS.get(_name(value)), trained_count(config)
     if theirs is None:
         return f"read as AdamW, with moments in {ours.exp_avg_dtype} and {ours.exp_avg_sq_dtype}"
     each = ours.states.bytes
@@ -51,16 +55,19 @@ def _said(value: Any, config: RunConfig) -> str:
     )
 
 
-def _of_muon(config: RunConfig) -> str:
-    """Updates of most tools have singular values of 1; here they are as large as AdamW's."""
-    width, rate = config.model.hidden_size, config.optimizer.lr
-    factor = 0.2 * math.sqrt(width)
+def _of_muon(config: RunConfig, *, megatron: bool) -> str:
+    """Updates of other tools have other sizes; here they are as large as AdamW's."""
+    width, ours = config.model.hidden_size, config.optimizer
+    scale, factor = "sqrt(max(1, rows / columns))", 1 / (0.2 * math.sqrt(width))
+    if megatron:
+        scale, factor = "sqrt(max(rows, columns)) (muon_scale_mode=spectral)", 5.0
     return (
-        "read as optimizer.kind=muon: whole matrices of attention and feed-forward, each linear of"
-        " Diffusers by itself, and updates as large as AdamW's (0.2 sqrt(max(rows, columns)) times"
-        f" the learning rate). With optimizer.lr={rate:g} from a Muon that scales by"
-        f" sqrt(max(1, rows / columns)), set optimizer.lr={rate / factor:.3g}, which makes the same"
-        f" step of a matrix of {width} x {width}"
+        "read as optimizer.kind=muon: whole matrices of attention and feed-forward, each linear"
+        " by itself, and updates as large as AdamW's (0.2 sqrt(max(rows, columns)) times the"
+        f" learning rate). With optimizer.lr={ours.lr:g} from a Muon that scales by {scale}, set"
+        f" optimizer.lr={ours.lr * factor:.3g} and"
+        f" optimizer.weight_decay={ours.weight_decay / factor:.3g}, which make the same step of a"
+        f" matrix of {width} x {width}"
     )
 
 
@@ -70,5 +77,29 @@ def _size(size: int) -> str:
 
 OPTIMIZER = Foreign(reading=_kind, of_run=_said)
 """The key that names an optimizer."""
+OF_MEGATRON = Foreign(reading=_kind, of_run=partial(_said, megatron=True))
+"""Likewise in files of Megatron-Core's stacks."""
+OF_MUON = {
+    "momentum": read_as("optimizer.muon_momentum"),
+    "nesterov": read_as("optimizer.muon_nesterov"),
+    "ns_steps": read_as("optimizer.muon_steps"),
+    "ns_coefficients": unused_key("optimizer.muon_coefficients names some"),
+    "adjust_lr_fn": unused_key(
+        "match_rms_adamw is how updates are scaled here, so that optimizer.lr keeps its value then"
+    ),
+}
+"""Options of torch's Muon."""
+_WHOLE = unused_key("each linear is orthogonalised by itself and as a whole")
+_SCALE = unused_key("updates are as large as AdamW's: 0.2 sqrt(max(rows, columns))")
+OF_MEGATRONS_MUON = {
+    "muon_use_nesterov": read_as("optimizer.muon_nesterov"),
+    "muon_num_ns_steps": read_as("optimizer.muon_steps"),
+    "muon_split_qkv": _WHOLE,
+    "muon_tp_mode": _WHOLE,
+    "muon_scale_mode": _SCALE,
+    "muon_extra_scale_factor": _SCALE,
+    "muon_fp32_matmul_prec": unused_key("iterations are in float32 where the model is"),
+}
+"""Options of Megatron-Core's, beside `muon_momentum`, which is ours as well."""
 OPTION = unused_key("the optimizer has no such option; optimizer.* are its keys")
 """An option of another optimizer."""

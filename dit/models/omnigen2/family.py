@@ -84,8 +84,9 @@ class OmniGen2Config(GroupedRefinedConfig):
             *GroupedRefinedConfig.own_sizes(self),
             (
                 self.patch_spatial == _SIDE,
-                f"patch_spatial={self.patch_spatial}: levels of {self.title} are shifted by the tokens"
-                f" of {_SIDE} x {_SIDE} cells that published networks have; leave it at {_SIDE}",
+                f"patch_spatial={self.patch_spatial}: levels of {self.title} are shifted by the"
+                f" tokens of {_SIDE} x {_SIDE} cells that published networks have; leave it at"
+                f" {_SIDE}",
             ),
             (
                 self.reference_latents >= 0,

@@ -3,9 +3,9 @@
 1. orthogonalise   Newton-Schulz iterations of one matrix
 2. Muon            one update of the matrices of `orthogonalised`
 
-A weight of ours may be several linears of Diffusers laid together, such as queries, keys and
-values. Each of them is orthogonalised by itself: together they would be another optimizer
-(arXiv:2608.02502), and so would the parts that tensor ranks have.
+A weight of ours may be several linears laid together, such as queries, keys and values, and so may
+one of Diffusers (FLUX.2). Each of them is orthogonalised by itself: together they would be another
+optimizer (arXiv:2608.02502), and so would the parts that tensor ranks have.
 """
 
 # O outputs, I inputs of a linear
@@ -29,7 +29,7 @@ from dit.models.cost import trained_count
 from dit.models.diffusers_names import Pair
 from dit.models.linears import orthogonalised
 from dit.train.optimizer import foreach
-from dit.train.optimizer.states import state_of
+from dit.train.optimizer.states import state_of, updates_made
 from dit.train.optimizer.whole_matrices import SharedMatrix, WholeMatrices
 
 _COEFFICIENTS = {
@@ -115,20 +115,24 @@ class Muon:
         """
         values: list[Any] = [shard.value for shard in self._whole.mine.values()]
         gradients = [value.grad for value in values]
-        self._update(gradients, floor=self._floor * norm)
+        updates = updates_made(self._optimizer.param_groups)
+        by_rows = updates % self._config.muon_period > 0
+        self._update(gradients, floor=self._floor * norm, by_rows=by_rows)
         for value in values:
             value.grad = None
         yield
+        for group in self._optimizer.param_groups:
+            # Some count only where the rank has a weight of the group, and ranks that disagree on
+            # `by_rows` would wait for each other.
+            group["step"] = updates + 1
         for value, gradient in zip(values, gradients, strict=True):
             value.grad = gradient  # of which metrics take norms
 
     @torch.no_grad()
-    def _update(self, gradients: Sequence[Tensor], *, floor: float) -> None:
+    def _update(self, gradients: Sequence[Tensor], *, floor: float, by_rows: bool) -> None:
         foreach.lerp([*self._means.values()], gradients, 1 - self._config.muon_momentum)
         groups = self._optimizer.param_groups
         group_of = {value: group for group in groups for value in group["params"]}
-        updates = next((int(group.get("step", 0)) for group in groups), 0)
-        by_rows = updates % self._config.muon_period > 0
         for matrix, update in (self._by_rows if by_rows else self._by_matrices)(floor):
             value = self._whole.mine[matrix].value
             rate, decay = (group_of[value][name] for name in ("lr", "weight_decay"))
@@ -143,19 +147,22 @@ class Muon:
         return mean.view(-1)
 
     def _by_matrices(self, floor: float) -> Iterator[tuple[SharedMatrix, Tensor]]:
-        """Updates by whole matrices, each linear of Diffusers by itself.
+        """Updates by whole matrices, each linear by itself.
 
         Their root mean square is that of AdamW's, whatever the shape (arXiv:2502.16982, Eq. 4).
         """
 
+        def of_linear(momentum_OI: Tensor) -> Tensor:
+            size = _RMS * math.sqrt(max(momentum_OI.shape))
+            above = momentum_OI.norm() / (floor * math.sqrt(momentum_OI.numel()) + _TINY)
+            update_OI = orthogonalise(momentum_OI, self._each, self._type)
+            return update_OI * (size * above.clamp(max=1))
+
         def update(pair: Pair, whole_OI: Tensor) -> Tensor:
-            parts = []
-            for part_OI in pair.split(whole_OI.float()):
-                size = _RMS * math.sqrt(max(part_OI.shape))
-                above = part_OI.norm() / (floor * math.sqrt(part_OI.numel()) + _TINY)
-                update_OI = orthogonalise(part_OI, self._each, self._type)
-                parts.append(update_OI * (size * above.clamp(max=1)))
-            return pair.join(parts)
+            parts = zip(pair.split(whole_OI.float()), pair.linears, strict=True)
+            return pair.join(
+                [torch.cat([of_linear(x_OI) for x_OI in part.split(rows)]) for part, rows in parts]
+            )
 
         return self._whole.applied(self._momentum, update)
 

@@ -117,10 +117,16 @@ def optimizer_groups(
 def load_optimizer_groups(optimizer: MegatronOptimizer, stored: Mapping[str, Any]) -> None:
     """Takes over how many updates were made, as `optimizer_groups` or Megatron-Core stored it.
 
-    All else in a group are settings, which are the run's own. Every group makes every update; one
-    without a weight on the rank that stored it may not have counted them.
+    All else in a group are settings, which are the run's own.
     """
-    groups = stored.get("optimizer", stored)["param_groups"]
-    updates = max((int(group.get("step", 0)) for group in groups), default=0)
+    updates = updates_made(stored.get("optimizer", stored)["param_groups"])
     for group in optimizer.param_groups:
         group["step"] = updates
+
+
+def updates_made(groups: Sequence[Mapping[str, Any]]) -> int:
+    """How many updates were made: by every group, though not all may have counted.
+
+    Transformer Engine's AdamW counts none of a group that has no weight on its rank.
+    """
+    return max((int(group.get("step", 0)) for group in groups), default=0)

@@ -35,6 +35,7 @@ from dit.distributed.data_parallel import (
 )
 from dit.distributed.process_groups import device
 from dit.models.diffusers_names import Pair
+from dit.models.linears import linear_shapes
 from dit.train.checkpoint.shares import data_of, entries_of, weight_of
 
 BUCKET = 2**26
@@ -72,7 +73,7 @@ class SharedMatrix:
     @property
     def cost(self) -> float:
         """Products of numbers in one of a whole matrix with its transpose."""
-        return sum(math.prod(shape) * min(shape) for shape in self.pair.their_shapes.values())
+        return sum(math.prod(shape) * min(shape) for shape in linear_shapes(self.pair))
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """The whole weight [O, I], of its pieces."""

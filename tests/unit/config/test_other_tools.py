@@ -162,6 +162,42 @@ def test_what_adamw_costs_in_the_place_of_another_optimizer(
         assert numbers in said and f"about {sizes[1]} more than what" in said
 
 
+@pytest.mark.parametrize(
+    ("token", "scale", "rate", "decay"),
+    [  # steps of 0.02 of matrices of 96 x 96, as torch's `original` and `spectral` make them
+        ("optim.optimizer._target_=torch.optim.Muon", "sqrt(max(1, ", 0.0102, 0.196),
+        ("optimizer.type=muon", "sqrt(max(1, ", 0.0102, 0.196),
+        ("optimizer.optimizer=dist_muon", "sqrt(max(rows, ", 0.1, 0.02),
+        ("optimizer.optimizer=muon", "sqrt(max(rows, ", 0.1, 0.02),
+    ],
+)
+def test_learning_rates_of_other_muons(token, scale, rate, decay, caplog) -> None:
+    given = ["optimizer.lr=0.02", "optimizer.weight_decay=0.1", token]
+    given += ["model.hidden_size=96", "model.num_attention_heads=4"]
+    with caplog.at_level(logging.WARNING, logger="dit.config_loading"):
+        load_config(run_config(), overrides=given)
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert f"scales by {scale}" in said
+    assert f"set optimizer.lr={rate:.3g} and optimizer.weight_decay={decay:.3g}, which" in said
+
+
+def test_options_of_other_muons_are_read() -> None:
+    torchs = [f"optim.optimizer.{one}" for one in ("momentum=0.9", "nesterov=false", "ns_steps=6")]
+    torchs += ["optim.optimizer._target_=torch.optim.Muon"]
+    megatrons = [f"optimizer.muon_{one}" for one in ("momentum=0.9", "use_nesterov=false")]
+    megatrons += ["optimizer.muon_num_ns_steps=6", "optimizer.muon_tp_mode=blockwise"]
+    for tokens in (torchs, [*megatrons, "optimizer.optimizer=dist_muon"]):
+        found = load_config(run_config(), overrides=tokens).optimizer
+        assert (found.muon_momentum, found.muon_nesterov, found.muon_steps) == (0.9, False, 6)
+
+
+def test_the_own_key_says_which_optimizer_there_is(caplog) -> None:
+    with caplog.at_level(logging.WARNING, logger="dit.config_loading"):
+        found = load_config(run_config(), overrides=["optimizer.type=adamw", "optimizer.kind=muon"])
+    assert found.optimizer.kind == "muon"
+    assert "read, not used: optimizer.kind=muon is set as well" in caplog.text
+
+
 def _shown(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 

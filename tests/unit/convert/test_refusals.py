@@ -27,7 +27,7 @@ from dit.config_loading import ConfigError, save_config
 from dit.convert.diffusers_checkpoint import open_folder
 from dit.convert.diffusers_config import model_config, objective_config
 from dit.convert.errors import ConvertError
-from dit.convert.export import ExportOptions, check_expressible, export_weights
+from dit.convert.export import ExportOptions, check_expressible, export_weights, exporter
 from dit.convert.import_ import import_weights
 from tests.families.chroma import random_chroma
 from tests.families.dit import publish, random_model
@@ -404,5 +404,7 @@ def test_a_damaged_checkpoint(groups, source, tmp_path):
 def test_runs_that_diffusers_cannot_express(config, named):
     with pytest.raises(ConvertError, match=named):
         check_expressible(config, ExportOptions())
+    with pytest.raises(ConvertError, match=f"also_save_hf=true: .*{named}.* Set it to false"):
+        exporter(config)
     if "objective" in named:
         check_expressible(config, ExportOptions(scheduler=False))

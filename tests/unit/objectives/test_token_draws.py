@@ -11,8 +11,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dit.batch import LatentSample, SequenceShard
-from dit.config import LoraConfig, ObjectiveConfig, ObjectiveName, Preference, Problems
+from dit.batch import LatentSample, Problem, SequenceShard
+from dit.config import (
+    LoraConfig,
+    LossMean,
+    ObjectiveConfig,
+    ObjectiveName,
+    Preference,
+    Problems,
+)
 from dit.config.sparsity import TokenShare, trained_as
 from dit.data.pack import SampleSize
 from dit.distributed.model_parallel import split_tokens
@@ -23,6 +30,7 @@ from dit.objectives.registry import training_objective
 from dit.objectives.token_draws import draw_parts, draw_route
 from dit.objectives.training_target import training_problem
 from dit.planner.times import expected_load
+from dit.train.loss import Loss, loss_of
 from dit.train.metrics.step_metrics import samples_of_datasets
 from dit.train.model_and_optimizer import randomise
 from tests.learning import assert_equal, tiny_run, weights_and_averages
@@ -189,6 +197,36 @@ def test_the_parts_of_a_sample_count_once():
     parted = _parted(pack)
     assert parted.samples_read == (0, 2, 4, 5) and pack.samples_read == (0, 1, 2, 3)
     assert samples_of_datasets([pack, parted], ["a", "b"]) == {"a": 4, "b": 4}
+
+
+@pytest.mark.parametrize("mean", LossMean)
+def test_a_sample_of_two_levels_weighs_as_a_whole_one(mean):
+    """Of equal errors of the tokens the loss is that of the pack as it was read."""
+    pack, options = _pack("wan_ti2v"), ObjectiveConfig(name=ObjectiveName.FLOW, loss_mean=mean)
+    parted, found = _parted(pack), list[Loss]()
+    for batch in (pack, parted):
+        says_TC = batch.latent_TC
+        problem = Problem(
+            input_TC=says_TC,
+            level_M=torch.zeros(batch.num_levels),
+            target_TC=torch.zeros_like(says_TC),
+            weight_N=torch.ones(batch.num_samples),
+            noise_N=torch.zeros(batch.num_samples),
+        )
+        found.append(loss_of(batch, problem, says_TC, options))
+    whole, parts = found
+    assert parted.num_samples > pack.num_samples and int(whole.count) == int(parts.count)
+    torch.testing.assert_close(parts.total, whole.total)
+    error_N, count_N = parts.of_samples(parted).unbind(1)
+    if mean is LossMean.SAMPLE:
+        means = [say.square().mean() for say in _said(parted)]
+        torch.testing.assert_close(error_N / count_N, torch.stack(means).double())
+
+
+def _said(batch) -> list[torch.Tensor]:
+    """Latents of the tokens of each sample that have a loss."""
+    rows = [batch.is_target_T & (batch.segment_T == n) for n in range(batch.num_samples)]
+    return [batch.latent_TC[mine] for mine in rows]
 
 
 @pytest.mark.parametrize("name", ["dit", "wan_ti2v"])

@@ -24,8 +24,9 @@ from dit.config import (
 )
 from dit.config.training import NewtonSchulz
 from dit.distcp import tensor_names
-from dit.distributed.data_parallel import main_param_shards, named_weights
-from dit.models.linears import orthogonalised
+from dit.distributed.data_parallel import chained_optimizers, main_param_shards, named_weights
+from dit.models.linears import linear_shapes, orthogonalisation, orthogonalised
+from dit.models.registry import family_named
 from dit.train.checkpoint.shares import data_of, entries_of, weight_of
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.optimizer.muon import coefficients, orthogonalise
@@ -43,6 +44,9 @@ OPTIONS: dict[str, Any] = {
     "clip_grad": 0.0,
 }
 FLUX, WAN = flux_model(), wan_model()
+FLUX2: Any = family_named("flux2").config(
+    name="custom", **family_named("flux2").tiny["flux2_klein_4b"]
+)
 BOUNDS = {
     NewtonSchulz.SIMPLE: (0.68, 1.20, 0.002),
     NewtonSchulz.QUINTIC: (0.97, 1.11, 0.005),
@@ -141,6 +145,30 @@ def test_steps_are_those_of_torch_on_each_linear_of_diffusers(
         torch.testing.assert_close(weight.detach(), whole, rtol=0, atol=3e-6)
 
 
+@pytest.mark.parametrize("name", ["linear_in", "mlp.linear_fc1"])
+def test_linears_that_diffusers_fuses_are_apart(groups, name):
+    """Singular values of the update of each: of FLUX.2's q, k, v, gates and values in one matrix.
+
+    As one matrix q and k would get a small part of its norm, where gradients of v are larger.
+    """
+    config = run(model=FLUX2, weight_decay=0.0)
+    model = built(config, groups)
+    width, hidden = FLUX2.hidden_size, FLUX2.ffn_hidden_size
+    rows = [width] * 3 * (name == "linear_in") + [hidden] * 2
+    weight, pair = next((w, p) for w, p in matrices(model, config).items() if f".{name}." in p.ours)
+    given = gradients(model, 1)
+    theirs = pair.split(given[weight])[0].split(rows)
+    scaled = torch.cat([part * 3.0**n for n, part in enumerate(theirs)])
+    before = weight.detach().clone()
+    step(model, config, given | {weight: pair.join([scaled])})
+    for part in pair.split(before - weight.detach())[0].split(rows):
+        values = torch.linalg.svdvals(part / (1e-2 * 0.2 * math.sqrt(max(part.shape))))
+        assert values.quantile(0.1) > 0.9 and values.max() < 1.15
+    counted = [shape for pair in orthogonalised(config) for shape in linear_shapes(pair)]
+    assert orthogonalisation(config).matrices == len(counted)
+    assert linear_shapes(pair) == [(n, width) for n in rows]
+
+
 def test_all_other_weights_are_adamws(groups):
     """Embedders, head, norms, biases, tables and modulation: bit for bit."""
     config = run(weight_decay=0.0)
@@ -236,6 +264,22 @@ def test_between_orthogonalisations_rows_are_normalised(groups):
         wanted = -1e-2 * 0.2 * math.sqrt(weight.shape[1]) * momentum
         wanted /= momentum.norm(dim=1, keepdim=True)
         torch.testing.assert_close(weight.detach() - before[weight], wanted, rtol=0, atol=1e-6)
+
+
+def test_a_group_without_a_weight_need_not_count(groups):
+    """Transformer Engine's AdamW counts none: the second update is by rows on every rank."""
+    config = run(muon_period=2)
+    whole, lacking = (built(config, groups) for _ in range(2))
+    for number in (1, 2):
+        for model in (whole, lacking):
+            step(model, config, gradients(model, number))
+        if number == 1:
+            inner: Any = chained_optimizers(lacking.optimizer)[0]
+            empty = {**inner.optimizer.param_groups[0], "params": [], "step": 0}
+            inner.optimizer.param_groups.insert(0, empty)
+    for (_, a), (_, b) in zip(*(named_weights(m.chunks[0]) for m in (whole, lacking)), strict=True):
+        assert torch.equal(a, b)
+    assert {group["step"] for group in lacking.optimizer.param_groups} == {2}
 
 
 @pytest.mark.parametrize("precision", Precision)

@@ -14,7 +14,7 @@ from dit.config.sparsity import TokenRoute
 from dit.data import data_lines, route_lines
 from dit.models.cost import memory, seen_tokens
 from dit.models.dit.model import DiT
-from dit.models.flops import pack_forward_flops
+from dit.models.flops import forward_flops, pack_forward_flops
 from dit.objectives.registry import training_objective
 from dit.objectives.token_draws import draw_route
 from dit.objectives.training_target import training_problem
@@ -22,6 +22,7 @@ from dit.planner.times import expected_load
 from dit.planner.traffic import traffic
 from dit.train.model_and_optimizer import randomise
 from dit.train.validation import validate
+from tests.families.flux import flux_model
 from tests.learning import assert_equal, tiny_run, weights_and_averages
 from tests.packs import random_pack
 from tests.resuming import STEPS, built, resumed, saved, step
@@ -86,6 +87,14 @@ def test_short_samples_and_adapters_are_warned_of():
     assert said(of(32, **ROUTE)).startswith(
         "token routing: layers 1 to 2 of 4 see 1 of each 2 tokens in training, for about 70% of"
     )
+    # Text that is attended with is never left out, so that it makes the part larger.
+    joint = flux_model(route_from=1, route_to=2)
+    geometry = MockGeometry(height=64, width=64, text_length=512, weight=1.0)
+    data = replace(of(64).dataset, mock_samples=(geometry,))
+    flux = RunConfig(model=joint, dataset=data)
+    counts = {"tokens": [1024], "text": [512]}
+    part = forward_flops(joint, **counts) / forward_flops(joint.with_all_tokens(), **counts)
+    assert f"for about {part:.0%} of the operations of a step" in said(flux)
     assert "WARNING: samples have about 256 tokens" in said(of(32, **ROUTE))
     assert "WARNING" not in said(of(64, **ROUTE))
     assert data_lines(of(64)) == "" and data_lines(of(64, **ROUTE)).startswith("# route  ")
