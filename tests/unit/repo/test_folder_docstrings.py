@@ -1,4 +1,4 @@
-"""The map of the tree: pages of folders, names, sizes, and who touches what others keep private."""
+"""The map of the tree: pages of folders, names, sizes, circles, who touches what others keep."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.import_graph import circles
+from tools.measure_house import long_functions
 from tools.source_tree import (
     Source,
     classes,
@@ -23,6 +25,8 @@ FULL: dict[str, str] = {
     "dit": "one file for each thing that all folders may use",
     "dit/models/stacks": "one file for each kind of layer, and for each kind of network",
 }
+# Functions of more than 60 lines: steps in a row, and kernels, which cannot be divided.
+LONG = {"_prepare", "_sample_pack", "gated_norm_backward", "rotated_heads_backward"}
 # dependency -> why its private members are touched in more than one file.
 SPREAD: dict[str, str] = {
     "argparse": "two command lines ask which options were typed, and share no folder",
@@ -54,6 +58,16 @@ def test_folders_are_small(sources: list[Source]) -> None:
     wrong = [f"{folder} has {full[folder]} files" for folder in sorted(full.keys() - FULL.keys())]
     assert not wrong, f"divide, or say in FULL why not: {'; '.join(wrong)}"
     assert full.keys() >= FULL.keys(), f"FULL names a folder of {FILES} files or fewer"
+
+
+def test_functions_are_short(sources: list[Source]) -> None:
+    found = {line.split()[1]: line for line in long_functions(sources)}
+    assert found.keys() == LONG, [found[name] for name in found.keys() - LONG]
+
+
+def test_no_files_lead_to_each_other(sources: list[Source]) -> None:
+    """By their imports, late ones and those for types included."""
+    assert not circles(sources)
 
 
 def test_private_members_of_a_dependency_are_touched_in_one_file(sources: list[Source]) -> None:
