@@ -92,7 +92,7 @@ def _split(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
 
 
 def _parser() -> Parser:
-    words = "\n".join(f"  {word:<10}{text}" for word, text in WORDS.items())
+    words = "\n".join(f"  {word:<11}{text}" for word, text in WORDS.items())
     parser = Parser(
         prog="check_layouts.py",
         usage="%(prog)s [flags] [KEY=VALUE ...]",

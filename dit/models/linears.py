@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dit.config import LoraTargets, ModelConfig, OptimizerKind, RunConfig
-from dit.models.parameter_groups import frozen_weights, group_of_weights
+from dit.config import LoraTargets, ModelConfig, OptimizerConfig, OptimizerKind, RunConfig
+from dit.models.parameter_groups import frozen_weights, matched_weights
 from dit.models.registry import pairs
 
 if TYPE_CHECKING:
@@ -59,6 +60,14 @@ def is_in_layers(word: LoraTargets, module: str, pair: Pair) -> bool:
     return pair.layer is not None and any(fnmatchcase(both, one) for one in _OURS[word])
 
 
+@lru_cache(maxsize=8)  # a plan asks at each of its layouts
+def _orthogonalised_shapes(
+    model: ModelConfig, optimizer: OptimizerConfig
+) -> tuple[tuple[int, int], ...]:
+    """Those of all linears that Muon updates; `model` is on one rank."""
+    return tuple(s for pair in _orthogonalised(model, optimizer) for s in linear_shapes(pair))
+
+
 def linear_shapes(pair: Pair) -> list[tuple[int, int]]:
     """Outputs and inputs of the linears of a matrix, also of those that Diffusers fuses."""
     inputs = pair.shape[1]
@@ -71,18 +80,22 @@ def orthogonalised(config: RunConfig) -> list[Pair]:
     `optimizer.groups` leave others to AdamW.
 
     Raises:
-        Problems: Diffusers has no such network; or as `group_of_weights`.
+        Problems: Diffusers has no such network; or as `group_of_weights` of `parameter_groups`.
     """
-    if config.optimizer.kind is not OptimizerKind.MUON:
+    return _orthogonalised(config.model, config.optimizer)
+
+
+def _orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair]:
+    if optimizer.kind is not OptimizerKind.MUON:
         return []
     left = {
         weight
-        for weight, group in group_of_weights(config).items()
+        for weight, group in matched_weights(model, optimizer.groups).items()
         if group.frozen or group.kind is OptimizerKind.ADAMW
     }
     return [
         pair
-        for pair in matrices_of_linears(config.model)
+        for pair in matrices_of_linears(model)
         if (pair.ours, pair.layer) not in left
         and any(_is_product_of_tokens(name, pair) for name in their_modules(pair))
     ]
@@ -144,7 +157,7 @@ def orthogonalisation(config: RunConfig) -> Orthogonalisation:
     Raises:
         Problems: as `orthogonalised`.
     """
-    shapes = [shape for pair in orthogonalised(config) for shape in linear_shapes(pair)]
+    shapes = _orthogonalised_shapes(config.model.on_one_rank(), config.optimizer)
     each = sum(4 * m * m * n + 2 * m**3 for m, n in map(sorted, shapes))
     model, numbers = config.model, sum(math.prod(shape) for shape in shapes)
     split = model.tensor_model_parallel_size * model.pipeline_model_parallel_size

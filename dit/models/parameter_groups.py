@@ -7,7 +7,7 @@ others that it is laid together with. The last group with a pattern that matches
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -29,10 +29,17 @@ def group_of_weights(config: RunConfig) -> Mapping[Weight, ParameterGroup]:
     Raises:
         Problems: a pattern matches nothing, or a part of a weight.
     """
-    groups, found = config.optimizer.groups, {}
+    return matched_weights(config.model, config.optimizer.groups)
+
+
+def matched_weights(
+    model: ModelConfig, groups: Sequence[ParameterGroup]
+) -> Mapping[Weight, ParameterGroup]:
+    """As `group_of_weights`, which tells more of a run than this needs."""
+    found: dict[Weight, ParameterGroup] = {}
     if not groups:
         return found
-    table = _table(config.model)
+    table = _table(model)
     for group in groups:
         matching = [pair for pair in table if _matches(group.pattern, pair)]
         if not matching:
