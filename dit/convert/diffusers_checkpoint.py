@@ -344,7 +344,10 @@ def _of_file(file: Path) -> dict[str, Header]:
 def _header(file: Path, name: str, part: Any) -> Header:
     stored = part.get_dtype()
     if stored not in _TYPES:
-        raise ConvertError(f"{file} has {name} of type {stored}; only {', '.join(_TYPES)} are read")
+        raise ConvertError(
+            f"{file} has {name} of type {stored}; only {', '.join(_TYPES)} are read: give the"
+            " weights in one of them"
+        )
     return Header(file, tuple(part.get_shape()), _TYPES[stored])
 
 
