@@ -16,7 +16,6 @@ stacks/          layers made of parts, stacks made of layers, networks made of s
 joint/           what families with joint attention have in common
 cost             parameters and memory of a network, from its description
 recomputation    what a device of so much memory has to compute again in the backward pass
-adapter_files    how large the adapters of a file are, for these estimates
 flops            operations of a pass, from the same description
 pack_traffic     what weights in shares send in each pack
 linears          matrices of linears by words, and the work of orthogonalising them

@@ -13,6 +13,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from dit.config import (
     ContextComm,
@@ -27,7 +30,6 @@ from dit.config import (
 from dit.config.checks import check
 from dit.config.data import MockGeometry
 from dit.config.sparsity import CUBE
-from dit.models.adapter_files import adapter_numbers_of
 from dit.models.layer_spec import Cost, NetworkCost
 from dit.models.layer_spec.shapes import NOTHING, gathered
 from dit.models.linears import conditioner_learns, orthogonalisation
@@ -116,10 +118,27 @@ def adapter_rank(config: RunConfig) -> int:
 
 def _rank_of_file(model: ModelConfig, file: str) -> int:
     """That with which adapters of the default targets have as many numbers as the file's."""
-    numbers = adapter_numbers_of(file)
+    numbers = _numbers_of_file(file)
     if numbers is None:
         return _UNREAD_RANK
     return -(-numbers // network_cost(model).adapter_numbers(1))
+
+
+@lru_cache(maxsize=8)  # a plan asks for each of its layouts
+def _numbers_of_file(place: str) -> int | None:
+    """Numbers of all factors of a LoRA file, or of a folder's first one, by its header alone.
+
+    None where there is no such file: an estimate can be made where the file is not.
+    """
+    path = Path(place)
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    try:
+        with safe_open(files[0], framework="numpy") as opened:
+            shapes = [opened.get_slice(name).get_shape() for name in opened.keys()]  # noqa: SIM118
+    except (IndexError, SafetensorError, OSError):
+        return None
+    # Alphas and magnitudes have fewer axes.
+    return sum(math.prod(shape) for shape in shapes if len(shape) >= 2) or None
 
 
 def seen_tokens(model: ModelConfig) -> float:

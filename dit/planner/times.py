@@ -31,7 +31,7 @@ from dit.models.linears import orthogonalisation, orthogonalising_ranks
 from dit.models.pack_traffic import pack_traffic
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
 from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, layer_units
-from dit.planner.traffic import exposed_part, forward_again, traffic
+from dit.planner.traffic import exposed_part, forward_again, passes_before, traffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,7 +228,7 @@ def _copied(config: RunConfig, packs: int) -> float:
         return 0.0
     size = _number(config.model)
     summed = 4 if config.ddp.grad_reduce_in_fp32 else size
-    gathers = 1 + config.ddp.reshard_after_forward
+    gathers = 1 + config.objective.passes_without_gradient + config.ddp.reshard_after_forward
     copied = gathers * 2 * weight_bytes(config)
     return copied + config.ddp.sums(packs) / packs * (size + summed) * trained_here(config)
 
@@ -327,8 +327,16 @@ def _with_overlap(config: RunConfig, busy: Times, packs: int, *, forward: float)
     host = sum(max(0.0, busy.host / 2 - packs * one * part) for part in (forward, 1 - forward))
     # `fully_shard` sums the rows of a layer over copies beside the backward passes of those before
     # it, in the last pack; copies are commonly on servers of their own, and shares on one.
-    copies = max(0.0, busy.copies - one * (1 - forward))
+    copies = max(0.0, busy.copies - one * _backward_part(config, forward))
     return replace(busy, data=data, copies=copies, host=host, bubble=bubble)
+
+
+def _backward_part(config: RunConfig, forward: float) -> float:
+    """Of the computation of a pack, the backward pass, where a forward pass is the part `forward`.
+
+    Passes without gradients come before it.
+    """
+    return 1 - forward * (1 + passes_before(config))
 
 
 def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward: float) -> float:
@@ -339,13 +347,14 @@ def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward:
     """
     if _in_shares(config):
         moved = pack_traffic(config, shards=2)  # for the parts of the passes alone
-        sums = config.ddp.sums(packs)
-        total = packs * (moved.forward + moved.backward) + sums * moved.gradients
+        sums, backward = config.ddp.sums(packs), _backward_part(config, forward)
+        gathers = packs * (1 + config.objective.passes_without_gradient)
+        total = gathers * moved.forward + packs * moved.backward + sums * moved.gradients
         a_byte = busy.data / max(total, 1)
         passes = (  # bytes, the part of a pack's computation beside them, and how many there are
-            (moved.forward, forward, packs),
-            (moved.backward, 1 - forward, packs - sums),
-            (moved.backward + moved.gradients, 1 - forward, sums),
+            (moved.forward, forward, gathers),
+            (moved.backward, backward, packs - sums),
+            (moved.backward + moved.gradients, backward, sums),
         )
         return sum(max(0.0, sent * a_byte - one * part) * count for sent, part, count in passes)
     hidden = one * ((2 / 3) * config.ddp.overlap_grad_reduce)

@@ -117,7 +117,8 @@ def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[st
     if config.ddp.sharding is Sharding.WEIGHTS:
         shards, copies = config.optimizer_ranks(replicas), config.ddp.dp_replicate_size
         sent = pack_traffic(config, shards=shards)
-        gathered = packs * (sent.forward + sent.backward)
+        passes = 1 + config.objective.passes_without_gradient  # each gathers all weights
+        gathered = packs * (passes * sent.forward + sent.backward)
         return {
             "data": gathered + config.ddp.sums(packs) * sent.gradients + matrices,
             "copies": here / shards * 2 * gradient * _others(copies),

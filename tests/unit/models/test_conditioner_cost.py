@@ -48,17 +48,15 @@ def a_run(*, conditioner: TextConditioner = TextConditioner.TRAINED, **model: An
     """Packs of `SAMPLES` pictures of 1,024 tokens with captions of `ROWS`."""
     sizes = {"precision": Precision.BF16, "num_layers": 4, **SIZES, **model}
     network = tiny_model(text_conditioner=conditioner, **sizes)
-    if conditioner is TextConditioner.STORED:
-        network = replace(network, crossattn_emb_size=network.text_width, crossattn_proj_size=None)
     config = run_config(model=network, train=TrainConfig(global_batch_size=8))
     mixture = (MockGeometry(height=64, width=64, text_length=ROWS),)
     data = {"mock_samples": mixture, "task_encoder_seq_length": SAMPLES * 1024}
     return replace(config, dataset=replace(config.dataset, **data))
 
 
-def its(config: RunConfig, **parts: Any) -> Any:
+def its(config: RunConfig, *parts: str) -> dict[str, int]:
     """Of each part of the memory, what the conditioner adds to that of stored texts."""
-    model = config.model
+    model: Any = config.model
     stored = a_run(
         conditioner=TextConditioner.STORED,
         crossattn_emb_size=model.text_width,
@@ -100,12 +98,12 @@ def kept(config: RunConfig) -> int:
 )
 def test_what_it_keeps_is_counted(sizes: dict[str, Any]) -> None:
     config = a_run(**sizes)
-    found = its(config, activations=True)["activations"]
+    found = its(config, "activations")["activations"]
     assert found == pytest.approx(kept(config), rel=0.03) and found > 0
     again = a_run(**sizes, recompute_granularity=Recompute.FULL)
-    assert its(again, activations=True)["activations"] == found  # it is no layer
+    assert its(again, "activations")["activations"] == found  # it is no layer
     stages = a_run(**sizes, pipeline_model_parallel_size=2)
-    assert its(stages, activations=True)["activations"] == 2 * found  # of two packs
+    assert its(stages, "activations")["activations"] == 2 * found  # of two packs
 
 
 def test_what_does_not_learn_keeps_nothing_and_has_no_state() -> None:
@@ -113,14 +111,14 @@ def test_what_does_not_learn_keeps_nothing_and_has_no_state() -> None:
     numbers = sum(weight.numel() for weight in Conditioner(config.model).parameters())
     sizes = {"weights": 2, "gradients": 4, "optimizer": 12, "ema": 4, "norms": 4}
     learnt = {name: size * numbers for name, size in sizes.items()}
-    assert its(config, **sizes) == learnt
+    assert its(config, *sizes) == learnt
     frozen = ParameterGroup(pattern="conditioner.*", frozen=True)
     one = replace(config, optimizer=replace(config.optimizer, groups=(frozen,)))
     none = dict.fromkeys(sizes, 0) | {"weights": 2 * numbers, "activations": 0}
-    assert its(one, **none) == none
+    assert its(one, *none) == none
     some = ParameterGroup(pattern="conditioner.embed.*", frozen=True)
     one = replace(config, optimizer=replace(config.optimizer, groups=(some,)))
-    assert its(one, activations=0)["activations"] == its(config, activations=0)["activations"]
+    assert its(one, "activations")["activations"] == its(config, "activations")["activations"]
 
 
 @pytest.mark.parametrize(
@@ -135,8 +133,8 @@ def test_adapters_keep_what_it_keeps_where_it_has_any(
     targets: tuple[str, ...], learns: bool
 ) -> None:
     adapted = replace(a_run(), lora=LoraConfig(rank=2, targets=targets))
-    whole = its(a_run(), activations=True)["activations"]
-    assert its(adapted, activations=True)["activations"] == learns * whole
+    whole = its(a_run(), "activations")["activations"]
+    assert its(adapted, "activations")["activations"] == learns * whole
 
 
 @pytest.mark.parametrize("pad_to", [None, 16])

@@ -192,6 +192,22 @@ def test_a_long_pack_hides_its_gathers() -> None:
     assert spent[20_000] == 0 < spent[200]
 
 
+def test_passes_without_gradients_gather_the_weights_once_more() -> None:
+    plain = run(DitConfig())
+    guided = replace(plain, objective=replace(plain.objective, cfg_target=2.0))
+    sent = [traffic(one, tokens=1e3, accumulated=3, replicas=8).data for one in (plain, guided)]
+    forward = pack_traffic(plain, shards=8).forward
+    assert sent[1] - sent[0] == 3 * forward
+    # A link so slow that each pass hides as much of them as it computes.
+    load = PackLoad(tokens=1e-9, text=0, flops=6e12, attention=0)
+    slow = replace(DEVICES["h100"], link=1e9)
+    for config in (plain, guided):
+        found = times(config, load, world_size=8, device=slow, efficiency=FUSED)
+        bytes_ = traffic(config, tokens=0, accumulated=1, replicas=8).data
+        computed = found.matrices + found.attention + found.memory + found.launches
+        assert found.data == pytest.approx(bytes_ / (1e9 * FUSED.links) - computed)
+
+
 def test_a_long_pack_hides_the_sum_over_copies() -> None:
     """By the backward pass of its last pack: two thirds of what it computes."""
     config, h100 = run(DitConfig(), replace(SHARES, dp_replicate_size=2)), DEVICES["h100"]
