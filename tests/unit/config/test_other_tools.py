@@ -354,6 +354,7 @@ def test_a_shift_of_diffusion_pipe_replaces_one_by_tokens() -> None:
     for word, shift in (("flux_shift=true", ("exponential", 1.0)), ("shift=3", (None, 3.0))):
         told = load_config(run_config(), overrides=[*ours, f"model.{word}"]).objective
         assert (told.time_shift_type, told.flow_shift) == shift and told.shift_base_tokens is None
+        assert (told.base_image_seq_len, told.max_image_seq_len) == (256, 4096)  # of its tokens
 
 
 def test_the_first_frame_that_clips_of_ltx_video_keep_in_diffusion_pipe():

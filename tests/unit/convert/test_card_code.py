@@ -144,6 +144,9 @@ def test_weights_of_a_published_vae_go_into_their_pipeline(size: str, kind: str,
         assert all(hasattr(diffusers, name) for name in names)
         assert (kind in names) == (size != "omnigen2")
         assert ("load_lora_adapter" in code) == adapters
+        if size == "omnigen2":  # whose folder has the code of its classes
+            assert "trust_remote_code=True" in code
+            assert ("pipe.transformer = network" in code) == (not adapters)
     if size == "anima":  # both networks, where one is trained with the other
         model: Any = replace(config.model, text_conditioner="trained")
         config = replace(config, model=model)

@@ -149,13 +149,20 @@ def test_stages_know_how_many_rows_travel(ours: Any) -> None:
     assert ours.hidden_shape(batch) == ours.hidden_shape(ours.prepared(batch))
 
 
-def test_shards_may_hold_what_it_makes(groups, ours: Any, folder: Path, tmp_path: Path) -> None:
-    """The same weights with the texts of `stored`."""
+@pytest.mark.parametrize("length", [ROWS, None])
+def test_shards_may_hold_what_it_makes(
+    groups, ours: Any, folder: Path, tmp_path: Path, length: int | None
+) -> None:
+    """The same weights with the texts of `stored`; there are more states than tokens."""
     told: Any = {"objective": ["model.text_conditioner=stored"], "text_pad_to": ROWS}
     config = import_weights(folder, tmp_path / "stored", **told).config
     network = family_of(config.model).network()(config.model, groups)
     load_weights(tmp_path / "stored", [network], groups, averaged=False)
+    for one in (ours, network):
+        one.model = replace(one.model, text_pad_to=length)
     batch, conditioner = packed(ours.model), random_conditioner(min_sequence_length=1)
+    states = torch.randn(50, STATES, generator=torch.Generator().manual_seed(2))
+    batch = batch.with_text("text", states, (0, 10, 20, 30, 40, 50))
     rows = [conditioned(conditioner, batch, index)[0] for index in range(batch.num_samples)]
     read = batch.with_text("text", torch.cat(rows), batch.text_offsets[TOKEN_IDS])
     real, level_N = batch.is_real_T, torch.tensor(LEVELS)
