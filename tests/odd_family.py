@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from dit.config import ModelConfig
 from dit.config.checks import Rule, at_least_one
 from dit.config.resume import Refused
-from dit.models.diffusers_form import DiffusersForm
+from dit.models.diffusers.form import DiffusersForm
 from dit.models.family import (
     Family,
     InputKind,

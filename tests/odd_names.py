@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dit.models.diffusers_form import ConfigKeys, DiffusersForm
-from dit.models.diffusers_names import (
+from dit.models.diffusers.arrangements import (
     ByHead,
     Convolution,
     Features,
     HeadColumns,
-    NameTable,
     RotaryPairs,
-    Row,
     SwappedHalves,
-    TensorSplit,
 )
+from dit.models.diffusers.form import ConfigKeys, DiffusersForm
+from dit.models.diffusers.names import NameTable, Row, TensorSplit
 
 _LAYER, _BLOCK = "single.layers.*", "single_blocks.*"
 ROTATED = ByHead(rotated=(0, 1))

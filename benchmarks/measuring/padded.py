@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from dit.batch import TEXT, PackedBatch, Problem
 from dit.config import ModelConfig, RunConfig
 from dit.convert.diffusers_config import diffusers_transformer_config
-from dit.models.diffusers_form import DiffusersForm, StackedSamples
-from dit.models.diffusers_names import Pair, their_tensors
+from dit.models.diffusers.form import DiffusersForm, StackedSamples
+from dit.models.diffusers.names import Pair, their_tensors
 from dit.models.parameter_groups import own_name
 from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpatchify

@@ -44,7 +44,7 @@ from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folde
 from dit.convert.diffusers_config import Unsaid, model_config
 from dit.convert.errors import ConvertError
 from dit.distributed.process_groups import device, process_groups
-from dit.models.diffusers_names import Pair, TensorSplit
+from dit.models.diffusers.names import Pair, TensorSplit
 from dit.models.layers.parallel_linear import transformer_config
 from dit.models.registry import (
     default_family,

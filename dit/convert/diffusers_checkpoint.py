@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dit.convert.errors import ConvertError, check_shapes, listed
-from dit.models.diffusers_form import Companion
-from dit.models.diffusers_names import Pair
+from dit.models.diffusers.form import Companion
+from dit.models.diffusers.names import Pair
 from dit.parsing import parse_json
 
 OUR_KEY = "_megatron_dit"

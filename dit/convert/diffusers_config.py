@@ -33,7 +33,7 @@ from dit.models.registry import diffusers_classes, diffusers_form, family_named,
 from dit.objectives.registry import REGISTRY
 
 if TYPE_CHECKING:
-    from dit.models.diffusers_form import Companion, DiffusersForm
+    from dit.models.diffusers.form import Companion, DiffusersForm
     from dit.models.family import Family
     from dit.objectives.diffusers_schedulers import SchedulerFile
 

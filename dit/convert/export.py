@@ -47,7 +47,7 @@ from dit.convert.pipeline import (
 from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.models.cost import parameter_count
-from dit.models.diffusers_names import Pair, their_tensors
+from dit.models.diffusers.names import Pair, their_tensors
 from dit.models.registry import diffusers_form, pairs
 from dit.progress import Track, no_progress
 from dit.train.checkpoint.starting_point import named_checkpoint

@@ -29,7 +29,7 @@ from dit.convert.errors import ConvertError, listed
 from dit.convert.megatron_checkpoint import write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
 from dit.models.cost import network_cost
-from dit.models.diffusers_names import Pair
+from dit.models.diffusers.names import Pair
 from dit.models.registry import diffusers_form, family_of, pairs
 from dit.progress import Track, no_progress
 

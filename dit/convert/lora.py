@@ -52,7 +52,7 @@ from dit.lora.factors import (
 )
 from dit.lora.files import COMFYUI_FILE, read_lora, write_lora
 from dit.lora.targets import their_modules
-from dit.models.diffusers_names import Pair
+from dit.models.diffusers.names import Pair
 from dit.models.registry import diffusers_form, pairs
 from dit.train.checkpoint.starting_point import named_checkpoint
 

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from dit.checkpoint_paths import damaged, saved_config
 from dit.convert.errors import ConvertError, check_shapes
 from dit.distcp import write_format, write_items
-from dit.models.diffusers_names import Pair
+from dit.models.diffusers.names import Pair
 from dit.models.parameter_groups import NOTHING_FROZEN, frozen_weights, own_name
 
 AVERAGED = "ema."

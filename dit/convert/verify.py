@@ -21,7 +21,7 @@ from dit.convert.errors import ConvertError
 from dit.convert.export import open_stored
 from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
 from dit.data.pack import pack_samples
-from dit.models.diffusers_names import their_tensors
+from dit.models.diffusers.names import their_tensors
 from dit.models.family import InputKind
 from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpack_latents

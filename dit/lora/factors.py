@@ -23,7 +23,7 @@ from torch import Tensor
 from dit.config import ModelConfig
 from dit.lora.adapter import AdapterShape
 from dit.lora.targets import Adapters, stored_name
-from dit.models.diffusers_names import Pair
+from dit.models.diffusers.names import Pair
 from dit.models.layers.adaptable import CHILD, DOWN, UP
 from dit.models.linears import matrices_of_linears, their_modules
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from dit.config import ModelConfig
 from dit.lora.factors import FactorsByModule, LoraFactors, LoraFileError, side_by_side
-from dit.models.diffusers_form import Companion
+from dit.models.diffusers.form import Companion
 from dit.models.registry import diffusers_form, families
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from dit.config import LoraConfig, LoraTargets, ModelConfig, Precision, Problems
 from dit.lora.adapter import Adapter, AdapterShape, OutputParts, freeze
-from dit.models.diffusers_names import Pair
+from dit.models.diffusers.names import Pair
 from dit.models.layers.adaptable import CHILD, Adaptable
 from dit.models.linears import is_target, matrices_of_linears, their_modules
 

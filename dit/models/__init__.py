@@ -5,7 +5,7 @@ described here is written for one device: nothing asks for a rank.
 
 family           what a family says of itself
 registry         the table of all families
-diffusers_form   the networks of a family as Diffusers has them; config.json key by key
+diffusers/       the networks of a family as Diffusers has them; names of tensors, config.json
 positions        latents <-> tokens, one sample at a time; rules that give tokens their positions
 patch_layout     what a sample of a run becomes in a pack, from its family and the run
 layer_spec/      sizes and choices of layers and stacks, and what each layer costs
@@ -20,7 +20,6 @@ flops            operations of a pass, from the same description
 pack_traffic     what weights in shares send in each pack
 linears          matrices of linears by words, and the work of orthogonalising them
 parameter_groups weights with settings of their own, or frozen, by patterns of names
-diffusers_names  which tensors of Diffusers are which of ours: kinds of rows in a table
 
 Each other folder is a family, with the same four files; `registry.FAMILIES` lists them. To add one,
 copy the folder of the nearest: docs/developing.md, "A model family, file by file".

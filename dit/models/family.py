@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dit.batch import Grid
-    from dit.models.diffusers_form import DiffusersForm
+    from dit.models.diffusers.form import DiffusersForm
     from dit.models.layer_spec import NetworkCost
     from dit.models.positions import PositionRule
 

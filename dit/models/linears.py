@@ -13,7 +13,7 @@ from dit.models.parameter_groups import frozen_weights, matched_weights
 from dit.models.registry import pairs
 
 if TYPE_CHECKING:
-    from dit.models.diffusers_names import Pair
+    from dit.models.diffusers.names import Pair
 
 _WEIGHT = ".weight"
 _NO_LINEARS = (".router.weight", "conditioner.embed.weight")
@@ -36,7 +36,7 @@ def matrices_of_linears(model: ModelConfig) -> list[Pair]:
     Raises:
         Problems: Diffusers has no such network.
     """
-    from dit.models.diffusers_names import Convolution
+    from dit.models.diffusers.arrangements import Convolution
 
     return [
         pair

@@ -17,7 +17,7 @@ from dit.config import ModelConfig, ParameterGroup, Problems, RunConfig
 from dit.models.registry import family_of, pairs
 
 if TYPE_CHECKING:
-    from dit.models.diffusers_names import Pair
+    from dit.models.diffusers.names import Pair
 
 Weight = tuple[str, int | None]
 """Name of a weight as a checkpoint has it, and its layer."""

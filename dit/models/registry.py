@@ -17,8 +17,8 @@ from dit.config import CUSTOM_SIZE, OTHER_NETWORKS, ModelConfig, Problems
 from dit.models.family import Family
 
 if TYPE_CHECKING:
-    from dit.models.diffusers_form import DiffusersForm
-    from dit.models.diffusers_names import Pair
+    from dit.models.diffusers.form import DiffusersForm
+    from dit.models.diffusers.names import Pair
 
 FAMILIES = {
     # The DiT, with the arithmetic of Diffusers' `CosmosTransformer3DModel`
@@ -175,7 +175,7 @@ def pairs(model: ModelConfig) -> list[Pair]:
     Raises:
         Problems: Diffusers has no such network.
     """
-    from dit.models.diffusers_names import pairs_of
+    from dit.models.diffusers.names import pairs_of
 
     return pairs_of(diffusers_form(model).table, model)
 

@@ -21,7 +21,7 @@ from dit.convert.diffusers_config import model_config
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward, compare_tensors
-from dit.models.diffusers_names import Pair, their_tensors
+from dit.models.diffusers.names import Pair, their_tensors
 from dit.models.registry import family_of, pairs
 from dit.train.checkpoint.state_dict import load_weights
 from tests.families.case import Case, gap

@@ -15,7 +15,7 @@ from typing import Any
 from dit.codecs.vae import codec_named, usual_size
 from dit.codecs.vae.autoencoder import Autoencoder
 from dit.config import FlowConfig, FlowPrediction, RunConfig, SamplingLevels, TimeShift
-from dit.models.diffusers_form import DIFFUSERS, Companion, PartBeside, Pipeline
+from dit.models.diffusers.form import DIFFUSERS, Companion, PartBeside, Pipeline
 from dit.models.registry import diffusers_form, family_of
 from dit.objectives.diffusers_schedulers import EDM_SCHEDULER
 from dit.objectives.flow_matching import FlowMatching

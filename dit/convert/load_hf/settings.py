@@ -15,7 +15,7 @@ from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folde
 from dit.convert.diffusers_config import tellable_fields
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import checked_table, found_model, found_objective
-from dit.models.diffusers_names import Pair
+from dit.models.diffusers.names import Pair
 from dit.models.registry import family_of
 from dit.train.checkpoint.state_dict import weight_settings
 

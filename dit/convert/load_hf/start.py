@@ -28,7 +28,8 @@ from dit.convert.errors import ConvertError, listed
 from dit.convert.load_hf.settings import HfWeights, objective_notes, open_hf_weights
 from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.distributed.watchdog import heartbeat
-from dit.models.diffusers_names import Pair, Same
+from dit.models.diffusers.arrangements import Same
+from dit.models.diffusers.names import Pair
 from dit.models.layers.adaptable import is_of_any_adapter
 from dit.models.registry import family_of
 from dit.train.checkpoint.starting_point import Origin, read_origin, starting_point

@@ -16,8 +16,8 @@ from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.chroma.family import MOST_APPROXIMATOR_LAYERS, ChromaConfig
-from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, Pipeline, same
-from dit.models.diffusers_names import NameTable, Row, TensorSplit, linear_rows
+from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, Pipeline, same
+from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.joint.diffusers import (
     DOUBLE_SINGLE_KEYS,
     KEPT_PATCH,

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dit.config.checks import Rule
-from dit.models.diffusers_form import Companion, ConfigKeys, Key
-from dit.models.diffusers_names import Row, TensorSplit, linear_rows
+from dit.models.diffusers.form import Companion, ConfigKeys, Key
+from dit.models.diffusers.names import Row, TensorSplit, linear_rows
 from dit.models.dit.conditioner import MOST_CONDITIONER_LAYERS
 from dit.models.dit.family import TextConditioner
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers_form import (
+from dit.models.diffusers.arrangements import ByHead, Features
+from dit.models.diffusers.form import (
     VIDEO_PATCH,
     ConfigKeys,
     DiffusersForm,
@@ -33,7 +34,7 @@ from dit.models.diffusers_form import (
     never,
     same,
 )
-from dit.models.diffusers_names import ByHead, Features, NameTable, Row, TensorSplit, linear_rows
+from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.dit import conditioner_form
 from dit.models.dit.family import CLEAN_LEVEL, DitConfig, ExtraPosition, TextConditioner
 from dit.models.dit.pipelines import PIPELINES

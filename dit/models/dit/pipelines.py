@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dit.config.checks import Rule
-from dit.models.diffusers_form import Pipeline
+from dit.models.diffusers.form import Pipeline
 from dit.models.dit.family import (
     OBJECTIVES_OF_SIZES,
     PREDICT2_OBJECTIVE,

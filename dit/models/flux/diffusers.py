@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.config.checks import Rule
-from dit.models.diffusers_form import (
+from dit.models.diffusers.form import (
     ConfigKeys,
     DiffusersForm,
     Key,
@@ -25,7 +25,7 @@ from dit.models.diffusers_form import (
     Pipeline,
     StackedSamples,
 )
-from dit.models.diffusers_names import NameTable
+from dit.models.diffusers.names import NameTable
 from dit.models.family import POOLED
 from dit.models.flux.family import FluxConfig
 from dit.models.joint.diffusers import (

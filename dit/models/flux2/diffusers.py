@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.config.checks import Rule
-from dit.models.diffusers_form import (
+from dit.models.diffusers.arrangements import (
+    FusedHeads,
+    GatesThenValues,
+    HeadColumns,
+    SwappedHalves,
+)
+from dit.models.diffusers.form import (
     ConfigKeys,
     DiffusersForm,
     Key,
@@ -25,17 +31,7 @@ from dit.models.diffusers_form import (
     Pipeline,
     same,
 )
-from dit.models.diffusers_names import (
-    FusedHeads,
-    GatesThenValues,
-    HeadColumns,
-    NameTable,
-    Row,
-    SwappedHalves,
-    TensorSplit,
-    linear_rows,
-    without_biases,
-)
+from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows, without_biases
 from dit.models.flux2.family import OWN_MASK, THETA, VECTORS, Flux2Config
 from dit.models.joint.diffusers import (
     double_single_keys,

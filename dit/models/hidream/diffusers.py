@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers_form import (
+from dit.models.diffusers.arrangements import Features
+from dit.models.diffusers.form import (
     ConfigKeys,
     DiffusersForm,
     Key,
@@ -28,13 +29,7 @@ from dit.models.diffusers_form import (
     own_names,
     same,
 )
-from dit.models.diffusers_names import (
-    Features,
-    NameTable,
-    Row,
-    TensorSplit,
-    linear_rows,
-)
+from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.family import POOLED
 from dit.models.hidream.family import MLP_RATIO, SEES_SOURCE, STATES, HiDreamConfig
 from dit.models.joint.expert_names import layered_rows

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, Pipeline, same
-from dit.models.diffusers_names import Convolution, NameTable, Row, linear_rows
+from dit.models.diffusers.arrangements import Convolution
+from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, Pipeline, same
+from dit.models.diffusers.names import NameTable, Row, linear_rows
 from dit.models.family import POOLED
 from dit.models.hunyuan_video.family import FIRST_FRAME, FirstFrame, HunyuanVideoConfig
 from dit.models.joint.diffusers import first_frame, hunyuan_keys, hunyuan_rules

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, Pipeline, never, same
-from dit.models.diffusers_names import Convolution, NameTable, Row, TensorSplit, linear_rows
+from dit.models.diffusers.arrangements import Convolution
+from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, Pipeline, never, same
+from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.hunyuan_video_15.family import FIRST_FRAME, IMAGE, HunyuanVideo15Config
 from dit.models.joint.diffusers import (
     first_frame,

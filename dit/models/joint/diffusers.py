@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import ModelConfig, RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers_form import Key, OwnKey, heads_of, same
+from dit.models.diffusers.form import Key, OwnKey, heads_of, same
 from dit.models.joint.family import DoubleSingleConfig
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 from dit.models.positions import GridPositions, PositionRule, patchify, unpatchify

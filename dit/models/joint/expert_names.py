@@ -6,14 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dit.models.diffusers_names import (
-    GatesAndValues,
-    RotaryPairs,
-    Row,
-    TensorSplit,
-    linear_rows,
-    without_biases,
-)
+from dit.models.diffusers.arrangements import GatesAndValues, RotaryPairs
+from dit.models.diffusers.names import Row, TensorSplit, linear_rows, without_biases
 from dit.models.joint.tensor_names import BY_HEAD, modulation_rows
 from dit.models.layer_spec import MOST_EXPERTS
 

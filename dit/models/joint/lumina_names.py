@@ -14,8 +14,9 @@ from typing import Any
 from pydantic import PositiveFloat, PositiveInt
 
 from dit.config.checks import Rule
-from dit.models.diffusers_form import Key, same
-from dit.models.diffusers_names import ByKeyHead, Features, Row, TensorSplit, linear_rows
+from dit.models.diffusers.arrangements import ByKeyHead, Features
+from dit.models.diffusers.form import Key, same
+from dit.models.diffusers.names import Row, TensorSplit, linear_rows
 from dit.models.joint.sequential_names import SequentialNames, sequential_rows, weight_row
 from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS
 

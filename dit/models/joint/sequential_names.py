@@ -8,14 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dit.models.diffusers_names import (
-    Arrangement,
-    GatesAndValues,
-    Row,
-    TensorSplit,
-    linear_rows,
-    without_biases,
-)
+from dit.models.diffusers.arrangements import Arrangement, GatesAndValues
+from dit.models.diffusers.names import Row, TensorSplit, linear_rows, without_biases
 from dit.models.joint.tensor_names import norm_rows
 
 

@@ -10,21 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 from dit.config import ModelConfig
-from dit.models.diffusers_names import (
+from dit.models.diffusers.arrangements import (
+    SAME,
     Arrangement,
     ByHead,
     HeadColumns,
     RotaryPairs,
-    Row,
-    Same,
     SwappedHalves,
-    TensorSplit,
-    linear_rows,
 )
+from dit.models.diffusers.names import Row, TensorSplit, linear_rows
 from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATIO
 
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
-_SAME = Same()
 BY_HEAD = ByHead(rotated=(0, 1))
 """Neighbours are rotated together there, and halves of a head here."""
 Exists = Callable[[Any], bool]
@@ -50,7 +47,7 @@ def norm_rows(
             (f"{theirs}.{name}.weight",),
             TensorSplit.REPLICATED,
             ("K",),
-            RotaryPairs() if rotated else _SAME,
+            RotaryPairs() if rotated else SAME,
             exists=exists,
         )
         for letter, name in zip("qk", names, strict=True)
@@ -104,7 +101,7 @@ def feed_forward_rows(ours: str, theirs: str) -> tuple[Row, ...]:
 
 
 def modulation_rows(
-    ours: str, theirs: str, outputs: str, *, arrangement: Arrangement = _SAME
+    ours: str, theirs: str, outputs: str, *, arrangement: Arrangement = SAME
 ) -> tuple[Row, ...]:
     """Of the linear of one modulation."""
     return linear_rows(
@@ -231,7 +228,7 @@ def glyph_rows(ours: str) -> tuple[Row, ...]:
     )
 
 
-def head_rows(*, features: Arrangement = _SAME) -> tuple[Row, ...]:
+def head_rows(*, features: Arrangement = SAME) -> tuple[Row, ...]:
     """Rows of the last norm and linear; `features` is the order of the numbers in a token."""
     return (
         *modulation_rows("modulate_out", "norm_out.linear", "2D", arrangement=SwappedHalves()),

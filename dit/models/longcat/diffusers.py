@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from dit.batch import Grid, LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.config.checks import Rule
-from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
-from dit.models.diffusers_names import NameTable
+from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
+from dit.models.diffusers.names import NameTable
 from dit.models.family import REFERENCE
 from dit.models.joint.diffusers import (
     KEPT_PATCH,

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers_form import (
+from dit.models.diffusers.arrangements import ByHead, RotaryPairs
+from dit.models.diffusers.form import (
     ConfigKeys,
     DiffusersForm,
     Key,
@@ -26,14 +27,7 @@ from dit.models.diffusers_form import (
     heads_of,
     same,
 )
-from dit.models.diffusers_names import (
-    ByHead,
-    NameTable,
-    RotaryPairs,
-    Row,
-    TensorSplit,
-    linear_rows,
-)
+from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.family import REFERENCE
 from dit.models.joint.diffusers import mlp_misfit
 from dit.models.layer_spec import LEVEL_WAVES

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dit.batch import LatentSample
 from dit.config import RunConfig
-from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
-from dit.models.diffusers_names import NameTable
+from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
+from dit.models.diffusers.names import NameTable
 from dit.models.joint.lumina_names import (
     LEVEL,
     LUMINA_STACKS,

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline, own_names
-from dit.models.diffusers_names import NameTable, Row, TensorSplit
+from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline, own_names
+from dit.models.diffusers.names import NameTable, Row, TensorSplit
 from dit.models.joint.lumina_names import (
     LUMINA_STACKS,
     lumina_keys,

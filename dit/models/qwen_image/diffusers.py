@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers_form import (
+from dit.models.diffusers.form import (
     ConfigKeys,
     DiffusersForm,
     Key,
@@ -28,7 +28,7 @@ from dit.models.diffusers_form import (
     never,
     same,
 )
-from dit.models.diffusers_names import NameTable, Row, TensorSplit, linear_rows
+from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.family import REFERENCE
 from dit.models.joint.tensor_names import HEAD_ROWS, double_stream_rows, stream_sizes
 from dit.models.positions import patchify, unpatchify

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers_form import (
+from dit.models.diffusers.arrangements import ByHead, Convolution, Features, LeadingOne, RotaryPairs
+from dit.models.diffusers.form import (
     VIDEO_PATCH,
     ConfigKeys,
     DiffusersForm,
@@ -27,17 +28,7 @@ from dit.models.diffusers_form import (
     heads_of,
     same,
 )
-from dit.models.diffusers_names import (
-    ByHead,
-    Convolution,
-    Features,
-    LeadingOne,
-    NameTable,
-    RotaryPairs,
-    Row,
-    TensorSplit,
-    linear_rows,
-)
+from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.joint.tensor_names import layer_norm_rows
 from dit.models.wan.family import (
     CONDITION,

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers_form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
-from dit.models.diffusers_names import Features, NameTable, Row, TensorSplit, linear_rows
+from dit.models.diffusers.arrangements import Features
+from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
+from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.joint.sequential_names import SequentialNames, sequential_rows, weight_row
 from dit.models.joint.tensor_names import BY_HEAD
 from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS

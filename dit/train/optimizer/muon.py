@@ -26,7 +26,7 @@ from dit.config import OptimizerConfig, Precision, RunConfig
 from dit.config.training import NewtonSchulz
 from dit.distributed.data_parallel import ModelChunk
 from dit.models.cost import trained_count
-from dit.models.diffusers_names import Pair
+from dit.models.diffusers.names import Pair
 from dit.models.linears import orthogonalised
 from dit.train.optimizer import foreach
 from dit.train.optimizer.states import state_of, updates_made

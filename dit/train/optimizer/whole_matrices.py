@@ -34,7 +34,7 @@ from dit.distributed.data_parallel import (
     main_param_shards,
 )
 from dit.distributed.process_groups import device
-from dit.models.diffusers_names import Pair
+from dit.models.diffusers.names import Pair
 from dit.models.linears import linear_shapes
 from dit.train.checkpoint.shares import data_of, entries_of, weight_of
 

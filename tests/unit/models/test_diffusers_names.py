@@ -10,18 +10,17 @@ from diffusers.models.transformers.transformer_flux2 import Flux2SwiGLU
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from dit.models.diffusers_names import (
+from dit.models.diffusers.arrangements import (
     ByHead,
     Convolution,
     Features,
     FusedHeads,
     GatesThenValues,
     HeadColumns,
-    Pair,
     RotaryPairs,
     SwappedHalves,
-    their_tensors,
 )
+from dit.models.diffusers.names import Pair, their_tensors
 from dit.models.layer_spec import Activation
 from dit.models.layers.parallel_linear import ACTIVATIONS
 from dit.models.layers.queries_and_keys import rotate

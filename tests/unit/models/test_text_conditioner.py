@@ -27,7 +27,7 @@ from dit.convert.verify import compare_forward, compare_tensors
 from dit.lora.factors import shapes_of, to_stored
 from dit.lora.targets import attach_adapters, chosen_adapters
 from dit.models.cost import parameter_count
-from dit.models.diffusers_names import Pair, their_tensors
+from dit.models.diffusers.names import Pair, their_tensors
 from dit.models.dit.conditioner import conditioner_cost
 from dit.models.dit.family import TextConditioner
 from dit.models.registry import family_of, pairs

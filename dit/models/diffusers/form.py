@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dit.batch import LatentSample
-    from dit.models.diffusers_names import NameTable, Pair
+    from dit.models.diffusers.names import NameTable, Pair
 
 
 DIFFUSERS = "diffusers"

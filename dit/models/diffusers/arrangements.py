@@ -1,9 +1,6 @@
-"""Which tensors of Diffusers' network are which of ours, and how they differ.
+"""How tensors of ours are made of Diffusers': each way is a permutation of numbers.
 
-A family says it once, as `Row`s of a `NameTable`. Importing reads it from right to left, exporting
-from left to right, and the registration with Megatron-Bridge makes its mappings of it. `pairs`
-spells it out for one network. Every `Arrangement` is a permutation of numbers, so that a round
-trip gives back every bit.
+So a round trip gives back every bit.
 """
 
 # D model width, K head width, H heads; c t h w channel, frame, row, column of a token's features
@@ -12,23 +9,13 @@ trip gives back every bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from dit.config import ModelConfig
-
-
-class TensorSplit(StrEnum):
-    """What tensor ranks share of a tensor."""
-
-    REPLICATED = "replicated"  # each rank has all of it
-    COLUMN = "column"  # ranks share its outputs
-    ROW = "row"  # ranks share its inputs
 
 
 class Arrangement(Protocol):
@@ -89,6 +76,9 @@ class Same:
 
     def linears(self, rows: int, model: ModelConfig) -> list[int]:  # noqa: ARG002
         return [rows]
+
+
+SAME = Same()
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,129 +335,3 @@ class SwappedHalves(Same):
 
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
         return [torch.cat(whole.chunk(2)[::-1])]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table; `*` stands for the number of a layer, from 0."""
-
-    ours: str
-    theirs: tuple[str, ...]
-    split: TensorSplit
-    shape: tuple[str, ...]  # of ours, in letters of the table's sizes
-    arrangement: Arrangement = Same()
-    exists: Callable[[Any], bool] = lambda _: True
-    offset: Callable[[Any], int] = lambda _: 0  # to the number of a layer, in Diffusers' name
-
-
-def linear_rows(
-    ours: str,
-    theirs: str | tuple[str, ...],
-    outputs: str,
-    inputs: str,
-    *,
-    split: TensorSplit = TensorSplit.REPLICATED,
-    arrangement: Arrangement = Same(),  # a value without fields
-    exists: Callable[[Any], bool] = lambda _: True,
-) -> tuple[Row, Row]:
-    """Lines of the table for weight and bias of a linear; sizes are letters of the table's."""
-    names = (theirs,) if isinstance(theirs, str) else theirs
-    weights, biases = (tuple(f"{n}.{kind}" for n in names) for kind in ("weight", "bias"))
-    of_bias = TensorSplit.REPLICATED if split is TensorSplit.ROW else split
-    bias = Same() if isinstance(arrangement, Convolution) else arrangement
-    shape = (outputs, inputs)
-    return (
-        Row(f"{ours}.weight", weights, split, shape, arrangement, exists=exists),
-        Row(f"{ours}.bias", biases, of_bias, (outputs,), bias, exists=exists),
-    )
-
-
-def without_biases(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """The lines of networks whose linears have no biases."""
-    return tuple(row for row in rows if not row.ours.endswith(".bias"))
-
-
-@dataclass(frozen=True, slots=True)
-class NameTable:
-    """Every tensor of a family's network, on both sides."""
-
-    rows: tuple[Row, ...]
-    sizes: Callable[[Any], Mapping[str, int]]
-    """Letter of a shape -> number, of a configuration."""
-    layers: Callable[[Any], Mapping[str, int]]
-    """How the names of a stack's weights begin -> its layers."""
-    first: Callable[[Any], Mapping[str, int]] = lambda _: {}
-    """Likewise -> Diffusers' number of its first layer, where it is not 0."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
-    """One tensor of ours, and those of Diffusers that hold the same numbers."""
-
-    ours: str  # as Megatron-Core stores it: the layers of one name together
-    layer: int | None  # which of them
-    layers: int  # how many there are
-    theirs: tuple[str, ...]
-    split_over: TensorSplit
-    shape: tuple[int, ...]  # of ours
-    arrangement: Arrangement
-    model: ModelConfig
-
-    @property
-    def their_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of theirs, by name."""
-        shapes = self.arrangement.their_shapes(self.shape, self.model, len(self.theirs))
-        return dict(zip(self.theirs, shapes, strict=True))
-
-    @property
-    def linears(self) -> list[list[int]]:
-        """Rows of the linears in each of theirs, which are one but where Diffusers fuses some."""
-        shapes = self.their_shapes.values()
-        return [self.arrangement.linears(rows, self.model) for rows, *_ in shapes]
-
-    @property
-    def groups(self) -> int:
-        """`Arrangement.groups`; one of a single part, in whatever order."""
-        return self.arrangement.groups(self.model) if len(self.theirs) > 1 else 1
-
-    def join(self, parts: list[Tensor]) -> Tensor:
-        """Ours, of theirs."""
-        return self.arrangement.join(parts, self.model)
-
-    def split(self, whole: Tensor) -> list[Tensor]:
-        """Theirs, of ours: the inverse of `join`."""
-        return self.arrangement.split(whole, self.model, len(self.theirs))
-
-
-def pairs_of(table: NameTable, model: ModelConfig) -> list[Pair]:
-    """The table for one model, stack after stack: each tensor of both sides exactly once."""
-    sizes, stacks = table.sizes(model), table.layers(model)
-    rows = [row for row in table.rows if row.exists(model)]
-
-    def pair(row: Row, layer: int | None = None, *, layers: int = 0, number: int = 0) -> Pair:
-        return Pair(
-            ours=row.ours.replace(".*", ""),
-            layer=layer,
-            layers=layers,
-            theirs=tuple(name.replace("*", str(number + row.offset(model))) for name in row.theirs),
-            split_over=row.split,
-            shape=tuple(sizes[letter] for letter in row.shape),
-            arrangement=row.arrangement,
-            model=model,
-        )
-
-    found = [pair(row) for row in rows if "*" not in row.ours]
-    for stack, count in stacks.items():
-        own = [row for row in rows if row.ours.startswith(f"{stack}.") and "*" in row.ours]
-        first = table.first(model).get(stack, 0)
-        found += [pair(row, n, layers=count, number=first + n) for n in range(count) for row in own]
-    return found
-
-
-def their_tensors(pairs: list[Pair], read: Callable[[Pair], Tensor]) -> dict[str, Tensor]:
-    """Every tensor of theirs by name, of ours as `read` gives them."""
-    return {
-        name: tensor
-        for pair in pairs
-        for name, tensor in zip(pair.theirs, pair.split(read(pair)), strict=True)
-    }
