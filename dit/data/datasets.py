@@ -4,6 +4,8 @@ A dataset is a folder with shards and `.nv-meta`, a blend of such folders, or an
 YAML. Each of them comes down to leaves: pairs of folder and split.
 """
 
+# L rows of a text, E width of an input
+
 from __future__ import annotations
 
 import json
@@ -182,7 +184,7 @@ def check_readers(leaves: tuple[DatasetSplit, ...], *, ranks: int, workers: int)
 
 
 def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The inputs of a sample without caption, float32: [L0, E] of a text, [E] of a vector.
+    """The inputs of a sample without caption, float32: [L, E] of a text, [E] of a vector.
 
     Those that the encoders make of an empty caption come from `null_text.safetensors`; where no
     dataset has this file, each is one zero vector. An input that samples may lack may be absent

@@ -11,7 +11,8 @@ float32 at small sigma, where data and c_skip * state are almost equal. The righ
 exact up to rounding at every sigma.
 """
 
-# C patch features, T packed tokens, N samples, S + 1 levels of S sampler steps
+# C patch features, T packed tokens, N samples, M level rows (here those of the N samples),
+# S + 1 levels of S sampler steps
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dit.config import Sampler
 from dit.playground.__main__ import main
 from dit.playground.server import PlaygroundServer
 from dit.playground.studio import Studio, data_url, example_prompts, read_wish
@@ -120,6 +121,7 @@ def test_the_page_is_whole_by_itself(ask: Any) -> None:
     assert not re.findall(r"https?://|src=|@import|url\(", page)
     ids = set(re.findall(r'id="(\w+)"', page))
     assert set(re.findall(r'by\("(\w+)"\)', page)) <= ids
+    assert set(re.findall(r"<option>([^<]+)", page)) == set(Sampler)
 
 
 def test_the_page_sends_wishes_and_shows_the_way(repo_root: Path) -> None:

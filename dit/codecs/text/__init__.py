@@ -1,4 +1,4 @@
-"""Text encoders by name. To add one: subclass `TextEncoder`, and name it in `OF_FAMILIES`.
+"""Text encoders by name. To add one: subclass `TextEncoder`, and name it in `TEXT_ENCODERS`.
 
 anima               those of Anima, whose conditioner reads the states of Qwen3 by T5's tokens
 chats               those of Z-Image and of OmniGen2, whose captions are a chat
@@ -6,7 +6,7 @@ encoder             the interface: caption -> embedding; the words of captions a
 fixed_vectors       `bytes` and `words`: a fixed vector for each byte, or for each word
 pretrained_encoder  text encoders on Transformers
 flux2               those of FLUX.2, which join the states of three layers
-families            the text encoders of most families, and the table of them, `OF_FAMILIES`
+families            those of eight families, in the table `OF_FAMILIES`
 longcat             those of LongCat-Image and of its edit model, which sees the picture
 lumina2             that of Lumina Image 2.0, whose captions stand behind an instruction
 hidream             those of HiDream-I1: CLIP, T5, and all layers of Llama

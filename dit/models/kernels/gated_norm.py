@@ -20,7 +20,7 @@ device how long the rows are.
 """
 
 # T packed tokens, N level rows, D model width, S slots, each of a piece or empty
-# P of shift, scale and gate those that there are
+# P: how many of shift, scale and gate there are
 
 from __future__ import annotations
 

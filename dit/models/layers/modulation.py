@@ -1,6 +1,6 @@
 """How the noise level steers the network: its embedding, and adaLN in its published forms."""
 
-# N level rows of a pack (one for each sample, two where it has clean tokens), T packed tokens,
+# N level rows of a pack (`PackedBatch.num_levels`), T tokens of a row as this rank holds them,
 # D model width, R rank of a modulation, P width of pooled text, X any width
 
 from __future__ import annotations

@@ -107,7 +107,11 @@ class _ParallelLinear(Adaptable):
         return self.adapted(x, self.product)
 
     def product(self, x: Tensor) -> Tensor:
-        """The output [T, O] of the linear alone, of [T, I]."""
+        """The output of the linear alone.
+
+        [T, I] -> [T, O]; with sequence parallelism a column linear gathers the rows that tensor
+        ranks share, and a row linear shares them out.
+        """
         own: Any = self
         if own.tp_group.size() > 1 or own.gradient_accumulation_fusion:
             base: Any = super()

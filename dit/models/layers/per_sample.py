@@ -7,7 +7,7 @@ they run, or with `model.compile` one that torch.compile makes. Without either, 
 its tokens first (`look_up`, also for other tables of few rows).
 """
 
-# N level rows of a pack (one for each sample, two where it has clean tokens), T packed tokens,
+# N level rows of a pack (`PackedBatch.num_levels`), T tokens of a row as this rank holds them,
 # D any width
 # G neighbours of one rectangle, S tokens of each; R rows of a table, X any width
 

@@ -1,6 +1,6 @@
 """A layer with cross-attention to text: Cosmos, Wan, LTX."""
 
-# T packed tokens, L text tokens, E text width, D model width
+# T packed tokens as this rank holds them, L text tokens, E text width, D model width
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 embed -> layers of one stack after another -> head
 """
 
-# T latent tokens, N samples, M level rows, C patch features, D model width
+# T tokens of a row (latents, text or both), N samples, M level rows
+# C patch features, D model width
 
 from __future__ import annotations
 

@@ -152,8 +152,8 @@ class SamplerOptions:
     Qwen-Image): the least part of the guided norm that is kept; 1 keeps it. (default: %(default)s)
     """
     sampler: Annotated[str, Sampler] = str(Sampler.HEUN)
-    """heun calls the network twice a step, the others once. euler is first order, the others are
-    second order. (default: %(default)s)"""
+    """heun calls the network twice a step, the others once. euler is first order, heun, dpm++ and
+    unipc are second order; lcm is for networks distilled to it. (default: %(default)s)"""
     weights: str = option("ema", choices=("ema", "model"))
     """Average of the weights, or the last ones. (default: %(default)s)"""
 
