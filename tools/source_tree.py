@@ -18,7 +18,16 @@ from typing import Any
 TOPS = ("dit", "data_prep", "recipes", "benchmarks")
 SPECIAL = ("__init__", "__main__")
 MODELS = "dit/models"  # the folder of the model families
-NO_FAMILY = {"attention", "joint", "kernels", "layer_spec", "layers", "lora", "stacks"}  # shared
+NO_FAMILY = {
+    "attention",
+    "diffusers",
+    "joint",
+    "kernels",
+    "layer_spec",
+    "layers",
+    "lora",
+    "stacks",
+}  # shared
 # Members that others do not promise to keep. A new use is added here, under its owner.
 PRIVATE = {
     "argparse": {"_ActionsContainer", "_AppendAction", "_actions", "_option_string_actions"},
