@@ -280,9 +280,15 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
         from dit.sampling.guiders import open_guider
 
         usual = open_guider(options.guider).guidance_scale
+    guidance = usual if options.guidance is None else options.guidance
+    if options.reference_guidance not in (None, 1) and guidance == 1:
+        raise ValueError(
+            f"--reference_guidance {scale}: guidance is 1, which is without any; give --guidance"
+            " above 1, or leave it out"
+        )
     return replace(
         options,
-        guidance=usual if options.guidance is None else options.guidance,
+        guidance=guidance,
         reference_guidance=scale,
         distilled_guidance=trained if given is None else given,
     )

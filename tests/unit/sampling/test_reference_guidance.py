@@ -94,3 +94,9 @@ def test_a_scale_without_references_is_refused() -> None:
     run: Any = SimpleNamespace(config=_run(references=0), path=Path("run"))
     with pytest.raises(ValueError, match=words):
         options_of_network(GenerationOptions(reference_guidance=2.0), run)
+
+
+def test_a_scale_of_references_needs_guidance() -> None:
+    run: Any = SimpleNamespace(config=_run(), path=Path("run"))
+    with pytest.raises(ValueError, match=r"--reference_guidance 2.0: guidance is 1.* --guidance"):
+        options_of_network(GenerationOptions(reference_guidance=2.0, guidance=1.0), run)
