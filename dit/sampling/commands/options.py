@@ -44,9 +44,9 @@ _BESIDE_GUIDERS = {
     "guidance_steps": 1,
     "guidance_least_norm": 0,
     "guidance_interval": None,
-    "reference_guidance": None,
+    "reference_guidance": 1,
 }
-"""Options that a guider has no use for, and their values where they are not given."""
+"""Options that a guider has no use for, and values that do nothing; None does nothing either."""
 _HAS_ITS_OWN = "has a rescaling and steps of its own; leave out"
 MOST_TOLD = 1000
 MOST_SAMPLES = 1_000_000
@@ -190,7 +190,7 @@ class GenerationOptions(SamplerOptions, ContentOptions):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"--{name} {value} must lie in [0, 1]; {meaning}")
         for name, none in _BESIDE_GUIDERS.items():
-            if self.guider is not None and getattr(self, name) != none:
+            if self.guider is not None and getattr(self, name) not in (None, none):
                 raise ValueError(f"--guider {self.guider} {_HAS_ITS_OWN} --{name}")
         if self.guidance_interval is not None:
             low, high = self.guidance_interval
