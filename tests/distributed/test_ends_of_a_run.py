@@ -63,7 +63,7 @@ def _end(launcher: subprocess.Popen[str]) -> Outcome:
     """What the processes of the run said; the launcher adds a traceback of its own."""
     said, wrong = launcher.communicate(timeout=HANG)
     assert launcher.returncode == 1, said + wrong
-    return Outcome(1, said + wrong.partition("Traceback (most recent call last):")[0])
+    return Outcome(1, said + wrong.partition("\nTraceback (most recent call last):")[0])
 
 
 def _newest(folder: Path) -> int:
