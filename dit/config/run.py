@@ -1,4 +1,4 @@
-"""The whole configuration of a run, and the rules between its groups; those of one stand there."""
+"""The whole configuration of a run, and the rules between its groups."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ _WEIGHT = ".weight"
 _NO_LINEARS = (".router.weight", "conditioner.embed.weight")
 """Matrices that are no linears in Diffusers, so that no adapter can have them."""
 _CONDITIONER = "conditioner."
-_WORDS = [*LoraTargets]
 _FUSED = "*.linear_in*.to_qkv*"
 _OURS = {
     LoraTargets.ATTENTION: ("*attention.*", "*.linear_in*.to_?", _FUSED),
@@ -112,7 +111,7 @@ def is_target(target: str, module: str, pair: Pair) -> bool:
 
     It is a word, a whole name, the end of one, or a pattern.
     """
-    if target in _WORDS:
+    if target in [*LoraTargets]:
         return is_in_layers(LoraTargets(target), module, pair)
     return module == target or module.endswith(f".{target}") or fnmatchcase(module, target)
 

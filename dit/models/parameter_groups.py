@@ -35,7 +35,7 @@ def group_of_weights(config: RunConfig) -> Mapping[Weight, ParameterGroup]:
 def matched_weights(
     model: ModelConfig, groups: Sequence[ParameterGroup]
 ) -> Mapping[Weight, ParameterGroup]:
-    """As `group_of_weights`, which tells more of a run than this needs."""
+    """As `group_of_weights`, of a network and groups alone."""
     found: dict[Weight, ParameterGroup] = {}
     if not groups:
         return found
