@@ -286,7 +286,8 @@ def judged_network(folder: Path, name: str, options: argparse.Namespace) -> dict
 
 def left_beside(adapter: Path, folder: Path) -> float:
     """The guidance that is left of the distilled network with the adapter that is to remove it."""
-    from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
+    from dit.sampling.commands.load_options import LoadOptions
+    from dit.sampling.open_checkpoint import open_checkpoint
 
     loading = LoadOptions(lora=[str(adapter)])
     opened = open_checkpoint(folder / "distilled", weights="ema", options=loading)

@@ -9,6 +9,7 @@ from functools import partial
 from dit.command_line import chosen
 from dit.distributed.entry import Parser, run
 from dit.local_path import checkpoint_place, local_text
+from dit.sampling.commands.load_options import LoadOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,7 +18,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported late: --help and a wrong option answer at once.
     from dit.playground.server import PlaygroundServer
     from dit.playground.studio import Studio, open_variants
-    from dit.sampling.open_checkpoint import LoadOptions
 
     options = chosen(LoadOptions, args)
     places = [args.checkpoint, *args.compare]

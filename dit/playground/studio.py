@@ -25,9 +25,10 @@ from dit.sampling.commands.generate_media import (
     options_of_network,
     options_of_prompt,
 )
+from dit.sampling.commands.load_options import LoadOptions
 from dit.sampling.commands.options import FPS, GenerationOptions, check_seed
 from dit.sampling.media_files import LISTING
-from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
+from dit.sampling.open_checkpoint import OpenCheckpoint, open_checkpoint
 from dit.sampling.prompts import Prompt
 
 _LONGEST = 10_000  # characters of a prompt

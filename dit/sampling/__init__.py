@@ -1,7 +1,7 @@
 """Noise -> latents -> pictures: samplers, and what generation needs around them.
 
 prompts          files of prompts -> `Prompt`
-pipeline_card    pipeline of Diffusers -> the dataset card that stands for it
+cards            dataset card -> decoder and text encoder; pipeline of Diffusers -> a card
 open_checkpoint  checkpoint -> model, text encoder and decoder, on the layout of these processes
 given_pictures   files of first and last frames, and of references -> what the network reads
 latent_sizes     sizes in pixels -> sizes in latent cells that decoder and model accept

@@ -8,67 +8,36 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dit.command_line import option
+from dit.batch import NullInputs
+from dit.checkpoint_paths import (
+    NULL_TEXT,
+    CheckpointError,
+    has_adapters,
+    saved_card,
+    saved_config,
+    saved_null_inputs,
+)
+from dit.codecs.text import TextEncoder
+from dit.codecs.vae import Codec
+from dit.config import ModelConfig, Precision, RunConfig, TextPadding
+from dit.convert.load_hf.start import weights_of_folder
 from dit.distributed.entry import say_notice
-from dit.local_path import CheckpointPath, LocalPath
+from dit.distributed.model_parallel import FullForward
+from dit.distributed.process_groups import device, process_groups, start_processes, world_size
+from dit.models.registry import family_of
+from dit.objectives.registry import check_covers_all_levels
+from dit.sampling.cards import card_of_pipeline, decoder_of_card, encoder_of_card
+from dit.sampling.commands.load_options import LoadOptions
+from dit.sampling.commands.lora_option import add_adapters
+from dit.sampling.experts import TwoExperts, boundary_of
 from dit.sampling.latent_sizes import LatentStride
+from dit.train.checkpoint.adapters import load_adapted
+from dit.train.checkpoint.starting_point import named_checkpoint
+from dit.train.checkpoint.state_dict import load_weights, saved_step
 
-if TYPE_CHECKING:
-    from dit.batch import NullInputs
-    from dit.codecs.text import TextEncoder
-    from dit.codecs.vae import Codec
-    from dit.config import ModelConfig, RunConfig
-    from dit.distributed.model_parallel import FullForward
-    from dit.sampling.experts import TwoExperts
-
-
-_Expert = tuple[Path, "RunConfig"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkOptions:
-    """How weights are opened: second expert, adapters, precision and layout over ranks."""
-
-    checkpoint_path_low: CheckpointPath | None = option(None, metavar="DIR")
-    """The second of two experts (Wan 2.2), for the levels below objective.level_range."""
-    lora: Sequence[LocalPath] = option((), metavar="FILE[:SCALE]")
-    """File or folder of LoRA adapters, and their scale, such as x.safetensors:0.8; repeatable.
-    (default scale: 1)"""
-    lora_low: Sequence[LocalPath] = option((), metavar="FILE[:SCALE]")
-    """The same for --checkpoint_path_low."""
-    ignore_text_encoder: bool = False
-    """Leave out the keys of text encoders in files of --lora, and count them."""
-    offload_experts: bool = False
-    """Keep the idle expert in host memory."""
-    precision: str | None = option(None, choices=("fp32", "bf16"))
-    """Type of matrix products. (default: as in training)"""
-    tensor_model_parallel_size: int = 1
-    """Processes over which matrices are split. (default: 1)"""
-    context_parallel_size: int = 1
-    """Processes over which tokens are split. (default: 1)"""
-    pipeline_model_parallel_size: int = 1
-    """Processes over which layers are split. (default: 1)"""
-    sequence_parallel: bool = False
-    """Tensor processes also split the tokens between the matrices."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderPlaces:
-    """Where text encoder and VAE are stored."""
-
-    t5_cache_dir: LocalPath | None = None
-    """Hugging Face cache, or pipeline folder, of the text encoder."""
-    tokenizer_cache_dir: LocalPath | None = option(None, "--vae_cache_folder")
-    """Hugging Face cache, or pipeline folder, with the VAE that decodes."""
-    tokenizer_model: LocalPath | None = None
-    """Hub name or folder of the VAE, if not the dataset's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions(EncoderPlaces, NetworkOptions):
-    """How a checkpoint is opened."""
+_Expert = tuple[Path, RunConfig]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +68,6 @@ def open_checkpoint(
         ValueError: there is no checkpoint, it was trained without a text encoder or on a part of
             the noise levels, or the decoder is needed and cannot be opened.
     """
-    from dit.checkpoint_paths import CheckpointError, saved_card, saved_config
-    from dit.train.checkpoint.starting_point import named_checkpoint
-
     options = options or LoadOptions()
     path = named_checkpoint(checkpoint_path, named=f"--checkpoint_path {checkpoint_path}")
     config = on_layout(saved_config(path), options)
@@ -115,7 +81,7 @@ def open_checkpoint(
             " its pipeline as --t5_cache_dir"
         )
     decoder, latent_stride = open_decoder(card, options, config.model, needed=needs_decoder)
-    encoder = _encoder_of(card, options.t5_cache_dir)
+    encoder = encoder_of_card(card, options.t5_cache_dir)
     return OpenCheckpoint(
         path=path,
         config=config,
@@ -134,8 +100,6 @@ def _null_inputs(path: Path, encoder: TextEncoder) -> NullInputs:
 
     None of an encoder that sees pictures: they are of each sample.
     """
-    from dit.checkpoint_paths import NULL_TEXT, saved_null_inputs
-
     if encoder.most_pictures:
         return {}
     return saved_null_inputs(path) if (path / NULL_TEXT).exists() else encoder.encode_all("")
@@ -147,11 +111,6 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
     Raises:
         ValueError: one expert stands alone, or two do not fit together.
     """
-    from dit.checkpoint_paths import saved_config
-    from dit.objectives.registry import check_covers_all_levels
-    from dit.sampling.experts import boundary_of
-    from dit.train.checkpoint.starting_point import named_checkpoint
-
     if options.checkpoint_path_low is None:
         for name in ("offload_experts", "lora_low"):
             if getattr(options, name):
@@ -167,8 +126,6 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
 def _load_experts(
     high: _Expert, low: _Expert | None, boundary: float, *, weights: str, options: LoadOptions
 ) -> FullForward | TwoExperts:
-    from dit.sampling.experts import TwoExperts
-
     averaged = weights == "ema"
     if low is None:
         return _load(*high, averaged=averaged, lora=options.lora, options=options)
@@ -181,13 +138,8 @@ def _load_experts(
 
 def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any] | None:
     """For a checkpoint without a card; None where `--t5_cache_dir` is no folder of a pipeline."""
-    from dit.sampling.pipeline_card import card_of_pipeline
-
     if options.t5_cache_dir is None or not (Path(options.t5_cache_dir) / "vae").is_dir():
         return None
-    from dit.config import TextPadding
-    from dit.models.registry import family_of
-
     stored = model.text_pad_to is TextPadding.STORED
     named = family_of(model).vae(model)
     return card_of_pipeline(Path(options.t5_cache_dir), processor=named, stored_padding=stored)
@@ -199,9 +151,6 @@ def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
     Raises:
         ValueError: the processes or the sizes of the model do not divide.
     """
-    from dit.config import Precision
-    from dit.distributed.process_groups import world_size
-
     model = replace(
         config.model.on_one_rank(),
         precision=Precision(options.precision or config.model.precision),
@@ -224,34 +173,6 @@ def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
     capacity = -(-config.dataset.task_encoder_seq_length // multiple) * multiple
     dataset = replace(config.dataset, sample_multiple=multiple, task_encoder_seq_length=capacity)
     return replace(config, model=model, dataset=dataset)
-
-
-def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) -> Codec:
-    """The decoder that a dataset card names; prints a notice for each option that it does not use.
-
-    Raises:
-        ValueError: it cannot be opened.
-    """
-    from dit.codecs import vae
-    from dit.codecs.dataset_encoder import unused_places
-    from dit.codecs.pretrained import ModelLocation
-
-    decoder = vae.codec_of_card(card, ModelLocation(model=model, cache=cache))
-    given = {"--tokenizer_model": model, "--tokenizer_cache_dir": cache}
-    for sentence in unused_places(decoder, given):
-        say_notice(sentence)
-    return decoder
-
-
-def _encoder_of(card: dict[str, Any], cache: str | None) -> TextEncoder:
-    from dit.codecs import text
-    from dit.codecs.dataset_encoder import unused_places
-    from dit.codecs.pretrained import ModelLocation
-
-    encoder = text.text_encoder_of_card(card, ModelLocation(cache=cache))
-    for sentence in unused_places(encoder, {"--t5_cache_dir": cache}):
-        say_notice(sentence)
-    return encoder
 
 
 def open_decoder(
@@ -283,28 +204,17 @@ def open_decoder(
 def _load(
     path: Path, config: RunConfig, *, averaged: bool, lora: Sequence[str], options: LoadOptions
 ) -> FullForward:
-    from dit.checkpoint_paths import has_adapters
-    from dit.distributed.model_parallel import FullForward
-    from dit.distributed.process_groups import device, process_groups, start_processes
-    from dit.models.registry import family_of
-    from dit.train.checkpoint.state_dict import load_weights, saved_step
-
     start_processes(seed=config.rng.seed, model=config.model)
     network = family_of(config.model).network()
     groups = process_groups()
     model = network(config.model, groups).to(device())
     if has_adapters(path):
-        from dit.convert.load_hf.start import weights_of_folder
-        from dit.train.checkpoint.adapters import load_adapted
-
         load_adapted(path, model, groups, averaged=averaged, read_folder=weights_of_folder)
     else:
         load_weights(path, [model], groups, averaged=averaged)
     if step := saved_step(path):
         model.at_step(step)
     if lora:
-        from dit.sampling.commands.lora_option import add_adapters
-
         ignored = say_notice if options.ignore_text_encoder else None
         add_adapters(model, lora, option="--lora", without_text_encoder=ignored)
     return FullForward([model]).eval()

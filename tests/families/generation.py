@@ -18,9 +18,10 @@ from dit.data.pack import pack_samples
 from dit.models.patch_layout import PatchLayout
 from dit.sampling import generate
 from dit.sampling.commands.generate_media import generate_opened
+from dit.sampling.commands.load_options import LoadOptions
 from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.generate import Request
-from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
+from dit.sampling.open_checkpoint import OpenCheckpoint, open_checkpoint
 from dit.sampling.prompts import Prompt
 from tests.families.case import NEGATIVE, PROMPT, STEPS, Texts
 

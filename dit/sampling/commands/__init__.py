@@ -1,8 +1,10 @@
 """The programs that recipes/ start.
 
 options           command line and YAML file of generate_dit.py
+load_options      options of all that open a checkpoint to generate
 lora_option       adapters of --lora, beside the weights of a network
-generate_media    prompts -> pictures and videos, from a checkpoint
+generate_files    prompts and a checkpoint -> files of pictures and videos
+generate_media    prompts -> pictures and videos, from an open checkpoint
 decode_latents    latents that were saved -> pictures and videos
 digit_accuracy    the part of generated handwritten digits that show what was asked for
 digit_kinds       kinds of digits: what is asked for, and what is demanded

@@ -29,7 +29,6 @@ from dit.sampling.media_files import (
     write_listing,
     write_picture,
 )
-from dit.sampling.open_checkpoint import decoder_of_card
 
 CARD = "dataset_card.json"
 _NEEDED = ("prompt", "seed")
@@ -112,6 +111,8 @@ def _read(file: Path) -> Any:
 
 
 def _decoder(card: Any, file: Path, args: argparse.Namespace) -> Any:
+    from dit.sampling.cards import decoder_of_card
+
     try:
         return decoder_of_card(card, args.tokenizer_model, args.tokenizer_cache_dir)
     except (TypeError, KeyError, AttributeError) as error:

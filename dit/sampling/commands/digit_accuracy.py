@@ -31,6 +31,8 @@ from dit.sampling.commands.digit_kinds import (
     Report,
     StillKind,
 )
+from dit.sampling.commands.generate_files import shown_progress
+from dit.sampling.commands.load_options import LoadOptions
 from dit.sampling.commands.options import MOST_SAMPLES, GenerationOptions, check_count, check_seed
 from dit.sampling.grid import draw_grid
 
@@ -129,8 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     check_arguments(args)
     # Imported late: --help and a wrong option answer at once.
-    from dit.sampling.commands.generate_media import generate_opened, shown_progress
-    from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
+    from dit.sampling.commands.generate_media import generate_opened
+    from dit.sampling.open_checkpoint import open_checkpoint
 
     loading, options = LoadOptions(lora=args.lora), generation_options(args)
     opened = open_checkpoint(args.checkpoint_path, weights=args.weights, options=loading)

@@ -1,56 +1,34 @@
-"""Prompts -> pictures and videos, from a checkpoint: the program of generate_dit.py.
-
-1. open_checkpoint  configuration, weights, text encoder and decoder of the run
-2. generate         prompts -> uint8 pictures, packed together, split over all processes
-3. write_media      PNG or MP4 files, a grid, samples.json
-"""
+"""Prompts -> pictures and videos, from an open checkpoint."""
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dit.command_line import chosen
-from dit.console import Console
+import torch.distributed as dist
+from torch import Tensor
+
+from dit.codecs.text.encoder import unknown_words
+from dit.codecs.vae import usual_size
+from dit.config import Sampler
 from dit.models.registry import family_of
-from dit.progress import Track, no_progress, progress_on
-from dit.sampling.commands.options import (
-    FPS,
-    MOST_SAMPLES,
-    GenerationOptions,
-    check_count,
-    check_seed,
-    parser,
-    with_file,
-)
+from dit.progress import Track, no_progress
+from dit.sampling.commands.options import FPS, GenerationOptions
+from dit.sampling.conditions.clips import check_video, is_video, shorter
+from dit.sampling.conditions.files import ConditionFile, condition_files
+from dit.sampling.conditions.tokens import Condition
+from dit.sampling.generate import Request, SamplingSettings, Watch, generate_latents
+from dit.sampling.given_pictures import OF_COMMAND_LINE, GivenPictures, PromptTexts
+from dit.sampling.guiders import open_guider, open_guiders
 from dit.sampling.latent_sizes import Size, cut, rounding
-from dit.sampling.media_files import (
-    Picture,
-    false_colours,
-    make_folder,
-    replace_file,
-    report_written,
-    write_media,
-)
-from dit.sampling.open_checkpoint import LoadOptions, OpenCheckpoint, open_checkpoint
-from dit.sampling.prompts import Prompt, read_prompts, unguided, unused
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dit.sampling.conditions.files import ConditionFile
-    from dit.sampling.conditions.tokens import Condition
-    from dit.sampling.generate import SamplingSettings, Watch
-    from dit.sampling.given_pictures import GivenPictures, PromptTexts
-
-_QUIET_S = 5.0
+from dit.sampling.media_files import Picture, false_colours
+from dit.sampling.open_checkpoint import OpenCheckpoint
+from dit.sampling.prompts import Prompt, unguided, unused
 
 
 def generate_opened(
@@ -69,10 +47,6 @@ def generate_opened(
     generates its share. The first process returns all pictures, the others an empty list. `track`
     shows the progress of the first one; `watch` is that of `generate_latents`.
     """
-    import torch.distributed as dist
-
-    from dit.sampling.generate import Request, generate_latents
-
     asked, options = options, options_of_network(options, opened)
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     shown_at = [_conditions_of(one, opened) for one in each]
@@ -142,9 +116,6 @@ def _pictures_of(
     Raises:
         ValueError: the network takes none, or needs some.
     """
-    from dit.sampling.conditions.files import condition_files
-    from dit.sampling.given_pictures import OF_COMMAND_LINE, GivenPictures
-
     taken = family_of(opened.config.model).inputs(opened.config.model)
     given = [
         GivenPictures(
@@ -167,8 +138,6 @@ def _conditions_of(options: GenerationOptions, opened: OpenCheckpoint) -> tuple[
     Raises:
         ValueError: the network takes none, or an option of theirs is wrong.
     """
-    from dit.sampling.conditions.files import condition_files
-
     found, model = condition_files(options), opened.config.model
     for one in found:
         one.check(_size(options)[0])
@@ -191,10 +160,6 @@ def _conditions(
 
 def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> SamplingSettings:
     """`scale` of guidance was asked for; guiders of one pipeline else have scales of their own."""
-    from dit.config import Sampler
-    from dit.sampling.generate import SamplingSettings
-    from dit.sampling.guiders import open_guiders
-
     assert options.guidance is not None and options.reference_guidance is not None
     return SamplingSettings(
         num_steps=options.num_steps,
@@ -277,8 +242,6 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
     if scale is None:
         scale = 1.0 if options.guider else opened.config.validation.reference_guidance
     if options.guidance is None and options.guider is not None:
-        from dit.sampling.guiders import open_guider
-
         usual = open_guider(options.guider).guidance_scale
     guidance = usual if options.guidance is None else options.guidance
     if options.reference_guidance not in (None, 1) and guidance == 1:
@@ -306,9 +269,6 @@ def options_of_prompt(
         ValueError: no size was given, and the dataset card has none, or the network takes no such
             size.
     """
-    from dit.codecs.vae import usual_size
-    from dit.sampling.conditions.clips import check_video
-
     found = prompt.size(options, usual_size(opened.card))
     missing = [f"--{name}" for name, value in found.items() if value is None]
     if missing:
@@ -334,47 +294,11 @@ def options_of_prompt(
     return sized
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the files into --output_dir; exit code 0."""
-    known = parser()
-    args = known.parse_args(with_file(sys.argv[1:] if argv is None else argv, known))
-    options, loading = chosen(GenerationOptions, args), chosen(LoadOptions, args)
-    given = [Prompt(text=text) for text in args.prompt or ()] or read_prompts(args.prompts_file)
-    most = max(1, MOST_SAMPLES // len(given))
-    check_count("num_images_per_prompt", args.num_images_per_prompt, most=most)
-    check_seed(args.seed, count=len(given) * args.num_images_per_prompt)
-    prompts = [prompt for prompt in given for _ in range(args.num_images_per_prompt)]
-    make_folder(args.output_dir, count=len(prompts))
-    opened = open_checkpoint(
-        args.checkpoint_path,
-        weights=options.weights,
-        options=loading,
-        needs_decoder=not args.save_latents,
-    )
-    keep = args.save_latents
-    pictures = generate_opened(
-        opened, prompts, seed=args.seed, options=options, latents=keep, track=shown_progress()
-    )
-    if pictures:
-        written = write_media(pictures, args.output_dir)
-        if keep:
-            card = json.dumps(opened.card, indent=1) + "\n"
-            replace_file(args.output_dir / "dataset_card.json", card.encode())
-        _say(opened, options_of_network(options, opened), prompts)
-        report_written(written, args.output_dir, count=len(pictures))
-    return 0
-
-
-def shown_progress() -> Track:
-    """Progress on stderr; what takes less than five seconds leaves no line in a log."""
-    return progress_on(Console(stderr=True), quiet_s=_QUIET_S)
-
-
-def _say(opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]) -> None:
-    from dit.codecs.text.encoder import unknown_words
-    from dit.sampling.conditions.clips import is_video, shorter
-
-    console, stride = Console(), opened.latent_stride
+def notes_on(
+    opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]
+) -> list[str]:
+    """What the user should know of pictures made: words, options and sizes that were changed."""
+    stride, options = opened.latent_stride, options_of_network(options, opened)
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = [*map(_size, each)], (one.negative_prompt for one in each)
     words = unknown_words((one.text for one in prompts), opened.encoder, opened.card)
@@ -385,5 +309,4 @@ def _say(opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[P
         many = {"stride": stride.temporal_stride, "option": "--reference_video"}
         videos = filter(is_video, map(str, (*one.reference, *one.reference_video)))
         notes += [shorter(file, frames, **many) for file in videos]
-    for note in dict.fromkeys(note for note in notes if note):
-        console.print(note)
+    return list(dict.fromkeys(filter(None, notes)))

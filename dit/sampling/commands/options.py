@@ -22,9 +22,9 @@ from dit.config import Sampler
 from dit.distributed.entry import Parser
 from dit.local_path import CheckpointPath, LocalPath, checkpoint_place, local_text
 from dit.parsing import MOST_BYTES, YamlError, parse_yaml
+from dit.sampling.commands.load_options import EncoderPlaces, NetworkOptions
 from dit.sampling.latent_sizes import MOST_PIXELS
 from dit.sampling.media_files import RATES
-from dit.sampling.open_checkpoint import EncoderPlaces, NetworkOptions
 
 FPS = 24.0
 _MOST = {

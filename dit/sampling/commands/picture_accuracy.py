@@ -34,6 +34,8 @@ from dit.console import Console
 from dit.local_path import checkpoint_place, is_address, local_text
 from dit.progress import counted
 from dit.sampling.commands.digit_accuracy import generation_options, report_folder
+from dit.sampling.commands.generate_files import shown_progress
+from dit.sampling.commands.load_options import LoadOptions
 from dit.sampling.commands.options import MOST_SAMPLES, check_count, check_seed
 from dit.sampling.prompts import Prompt
 
@@ -233,8 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ValueError(f"--checkpoint_path {args.checkpoint_path}: give --output_dir, too")
     options = generation_options(args)
     # Imported late: --help and a wrong option answer at once.
-    from dit.sampling.commands.generate_media import generate_opened, shown_progress
-    from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
+    from dit.sampling.commands.generate_media import generate_opened
+    from dit.sampling.open_checkpoint import open_checkpoint
 
     loading = LoadOptions(lora=args.lora)
     opened = open_checkpoint(args.checkpoint_path, weights=args.weights, options=loading)

@@ -25,8 +25,9 @@ from dit.convert.cards import PictureCode
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.models.registry import family_of, named_model
+from dit.sampling.commands.load_options import LoadOptions
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
-from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
+from dit.sampling.open_checkpoint import open_checkpoint
 from recipes.runs import dit_xl
 from tests.families import hidream
 from tests.families.generation import from_noise

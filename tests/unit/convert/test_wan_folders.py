@@ -23,7 +23,8 @@ from dit.convert.load_hf.start import HfStart
 from dit.models.registry import diffusers_form
 from dit.models.wan.family import ImageCondition, WanConfig
 from dit.models.wan.model import WanNetwork
-from dit.sampling.open_checkpoint import LoadOptions, _load
+from dit.sampling.commands.load_options import LoadOptions
+from dit.sampling.open_checkpoint import _load
 from dit.train.model_and_optimizer import randomise
 from tests.families.wan import CONDITIONS, publish_wan, random_wan, wan_model
 from tests.resuming import saved_run

@@ -17,7 +17,7 @@ from data_prep.formats.convert import _as_stored
 from dit.codecs.dataset_card import NULL_TEXT_NAME, read_card
 from dit.codecs.text import EncoderPadding, text_encoder_of_card
 from dit.codecs.text.families import CosmosText, FluxText
-from dit.sampling.pipeline_card import card_of_pipeline
+from dit.sampling.cards import card_of_pipeline
 from tests.families import pipeline_parts
 from tests.media_files import image
 

@@ -14,8 +14,9 @@ from dit.config import Weights
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.verify import compare_forward, compare_tensors
-from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
-from dit.sampling.pipeline_card import card_of_pipeline
+from dit.sampling.cards import card_of_pipeline
+from dit.sampling.commands.load_options import LoadOptions
+from dit.sampling.open_checkpoint import open_checkpoint
 from dit.sampling.prompts import Prompt
 from tests.families.case import NEGATIVE, PROMPT, VIDEO, gap
 from tests.families.generation import noise_of, opened, ours

@@ -17,7 +17,8 @@ from dit.config import Problems
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
-from dit.sampling.open_checkpoint import LoadOptions, open_checkpoint
+from dit.sampling.commands.load_options import LoadOptions
+from dit.sampling.open_checkpoint import open_checkpoint
 from dit.sampling.prompts import Prompt
 from tests.families.case import NEGATIVE, VIDEO, gap
 from tests.families.generation import noise_of, opened, ours

@@ -10,7 +10,7 @@ from dit.codecs.dataset_encoder import unused_places
 from dit.codecs.text import ByteTable, TextEncoder, text_encoder_of_card
 from dit.codecs.text.families import WanText
 from dit.codecs.vae import Pixel
-from dit.sampling.open_checkpoint import decoder_of_card
+from dit.sampling.cards import decoder_of_card
 from tests.media_files import image
 
 

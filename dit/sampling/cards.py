@@ -1,7 +1,7 @@
-"""The dataset card that stands for a pipeline of Diffusers.
+"""Dataset cards: the decoder and the text encoder of one, and one that stands for a pipeline.
 
 An imported checkpoint was trained on no dataset of ours, so that nothing beside it names its text
-encoder and its VAE.
+encoder and its VAE: the card of a pipeline of Diffusers does.
 """
 
 from __future__ import annotations
@@ -9,12 +9,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dit.codecs import text, vae
 from dit.codecs.dataset_card import FORMAT_VERSION, CodecError
-from dit.codecs.text import TEXT_ENCODERS, EncoderPadding, TextEncoder
-from dit.codecs.vae import CODECS
+from dit.codecs.dataset_encoder import unused_places
+from dit.codecs.pretrained import ModelLocation
+from dit.codecs.text import EncoderPadding, TextEncoder
+from dit.codecs.vae import Codec
+from dit.distributed.entry import say_notice
 from dit.parsing import parse_json
 
 _PRECISION = {"text_encoder": "bfloat16", "vae": "float32"}  # as the pages of pipelines open them
+
+
+def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) -> Codec:
+    """The decoder that a dataset card names; prints a notice for each option that it does not use.
+
+    Raises:
+        ValueError: it cannot be opened.
+    """
+    decoder = vae.codec_of_card(card, ModelLocation(model=model, cache=cache))
+    given = {"--tokenizer_model": model, "--tokenizer_cache_dir": cache}
+    for sentence in unused_places(decoder, given):
+        say_notice(sentence)
+    return decoder
+
+
+def encoder_of_card(card: dict[str, Any], cache: str | None) -> TextEncoder:
+    """The text encoder that it names, likewise."""
+    encoder = text.text_encoder_of_card(card, ModelLocation(cache=cache))
+    for sentence in unused_places(encoder, {"--t5_cache_dir": cache}):
+        say_notice(sentence)
+    return encoder
 
 
 def card_of_pipeline(
@@ -29,16 +54,16 @@ def card_of_pipeline(
         CodecError: the folder has none of the two, there is no codec with both, or its text encoder
             sees first frames and that of `processor` does not, or the other way round.
     """
-    vae = _config(folder, "vae").get("_class_name")
-    for codec in sorted(CODECS.values(), key=lambda one: one.name != processor):
-        encoder = TEXT_ENCODERS.get(codec.text_encoder)
-        if vae == getattr(codec, "vae", None) and encoder and _has(folder, encoder):
+    found = _config(folder, "vae").get("_class_name")
+    for codec in sorted(vae.CODECS.values(), key=lambda one: one.name != processor):
+        encoder = text.TEXT_ENCODERS.get(codec.text_encoder)
+        if found == getattr(codec, "vae", None) and encoder and _has(folder, encoder):
             break
     else:
-        text = _architecture(folder, "text_encoder")
+        architecture = _architecture(folder, "text_encoder")
         raise CodecError(
-            f"{folder} has a VAE of class {vae} and a text encoder of class {text}, which no"
-            f" processor has; known are {', '.join(CODECS)}"
+            f"{folder} has a VAE of class {found} and a text encoder of class {architecture}, which"
+            f" no processor has; known are {', '.join(vae.CODECS)}"
         )
     _check_sees_as_much(encoder, processor, folder)
     where = {"model_name": str(folder)}
@@ -70,9 +95,9 @@ def card_of_pipeline(
 
 def _check_sees_as_much(encoder: type[TextEncoder], processor: str | None, folder: Path) -> None:
     """Raises CodecError if only one of the encoders, this or `processor`'s, sees first frames."""
-    if processor is None or processor not in CODECS:
+    if processor is None or processor not in vae.CODECS:
         return
-    wanted = TEXT_ENCODERS[CODECS[processor].text_encoder]
+    wanted = text.TEXT_ENCODERS[vae.CODECS[processor].text_encoder]
     if wanted.sees_first_frame is not encoder.sees_first_frame:
         sees = "sees" if encoder.sees_first_frame else "does not see"
         raise CodecError(

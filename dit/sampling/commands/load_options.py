@@ -1,0 +1,53 @@
+"""Options of all programs that open a checkpoint to generate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dit.command_line import option
+from dit.local_path import CheckpointPath, LocalPath
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """How weights are opened: second expert, adapters, precision and layout over ranks."""
+
+    checkpoint_path_low: CheckpointPath | None = option(None, metavar="DIR")
+    """The second of two experts (Wan 2.2), for the levels below objective.level_range."""
+    lora: Sequence[LocalPath] = option((), metavar="FILE[:SCALE]")
+    """File or folder of LoRA adapters, and their scale, such as x.safetensors:0.8; repeatable.
+    (default scale: 1)"""
+    lora_low: Sequence[LocalPath] = option((), metavar="FILE[:SCALE]")
+    """The same for --checkpoint_path_low."""
+    ignore_text_encoder: bool = False
+    """Leave out the keys of text encoders in files of --lora, and count them."""
+    offload_experts: bool = False
+    """Keep the idle expert in host memory."""
+    precision: str | None = option(None, choices=("fp32", "bf16"))
+    """Type of matrix products. (default: as in training)"""
+    tensor_model_parallel_size: int = 1
+    """Processes over which matrices are split. (default: 1)"""
+    context_parallel_size: int = 1
+    """Processes over which tokens are split. (default: 1)"""
+    pipeline_model_parallel_size: int = 1
+    """Processes over which layers are split. (default: 1)"""
+    sequence_parallel: bool = False
+    """Tensor processes also split the tokens between the matrices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderPlaces:
+    """Where text encoder and VAE are stored."""
+
+    t5_cache_dir: LocalPath | None = None
+    """Hugging Face cache, or pipeline folder, of the text encoder."""
+    tokenizer_cache_dir: LocalPath | None = option(None, "--vae_cache_folder")
+    """Hugging Face cache, or pipeline folder, with the VAE that decodes."""
+    tokenizer_model: LocalPath | None = None
+    """Hub name or folder of the VAE, if not the dataset's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(EncoderPlaces, NetworkOptions):
+    """How a checkpoint is opened."""
