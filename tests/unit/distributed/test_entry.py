@@ -9,6 +9,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -17,6 +18,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from dit.distributed import entry
 from dit.distributed.entry import StopSignals, at_stake, run, say_below, say_notice, shown_at_once
 from recipes import generate_dit
+
+HAS_STARTED = entry._has_started
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +174,16 @@ def test_the_launcher_repeats_the_message(monkeypatch, tmp_path, capfd):
     assert "traceback : error: optimizer.lr=$x: wrong\n  and more" in _page_of_the_launcher(file)
     assert run(_raises(TypeError("ours"))) == 1
     assert "error: TypeError: ours (its traceback is above)" in _page_of_the_launcher(file)
+
+
+@pytest.mark.parametrize("started", [True, False, None])
+def test_torch_is_asked_for_a_group_and_not_imported(monkeypatch, started: bool | None):
+    monkeypatch.delitem(sys.modules, "torch.distributed")
+    if started is not None:
+        known = SimpleNamespace(is_initialized=lambda: started)
+        monkeypatch.setitem(sys.modules, "torch.distributed", known)
+    assert HAS_STARTED() is bool(started)
+    assert ("torch.distributed" in sys.modules) is (started is not None)
 
 
 def test_a_layout_is_tried_without_a_launcher(monkeypatch, capfd):
