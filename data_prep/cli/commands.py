@@ -15,7 +15,7 @@ from typing import Any
 
 from data_prep.cli.media_arguments import LATER_SETTINGS, SETTINGS
 from data_prep.cli.media_options import gentler_sizings, source_of, unused_options
-from data_prep.cli.next_command import fit_run, training_command, tuning_of
+from data_prep.cli.next_command import fit_run, from_scratch, training_command, tuning_of
 from data_prep.cli.terminal import (
     show_inspection,
     show_next,
@@ -230,7 +230,7 @@ def run_media(args: argparse.Namespace) -> int:
             whitening=_whitening(args, codec),
             settings=_settings(args, *SETTINGS, "max_bad_fraction") | later,
             command=_command(args, codec, encoder),
-            gentler=gentler_sizings(args, codec),
+            gentler=gentler_sizings(args, codec, encoder),
             engine=_engine(args, ranks),
             ranks=ranks,
             notify=_notify,
@@ -244,15 +244,13 @@ def run_media(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int:
     """Shows what was packed and what to do next; then exports and verifies, where asked."""
-    download, keys = None, {}
+    download = None
     if tuning := tuning_of(packing.codec, packing.text):
         config, keys, download = tuning
         if args.reference_size and packing.codec.edits_pictures:
             keys |= dict(word.split("=") for word in packing.codec.tuning_of_edits)
     else:
-        config = f"conf/dit_xl_{args.command}.yaml"
-        keys["model.in_channels"] = packing.codec.channels
-        keys["model.crossattn_emb_size"] = packing.text.width
+        config, keys = from_scratch(args.command, packing.codec, packing.text)
     keys |= _validation_keys(summary)
     command = training_command(args.output_dir, config, keys)
     show_summary(Console(), summary, args.output_dir)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from data_prep.cli.media_arguments import DecoderOptions, FrameOptions
+from data_prep.cli.next_command import is_published
 from data_prep.media.captions import MissingCaption
 from data_prep.media.frame_selection import FrameRule, Window
 from data_prep.media.resizing import PRESETS, Buckets, Fit, ResizeMode, Sizing, aspect_buckets
@@ -27,7 +28,7 @@ from data_prep.sources.listing import BOTH, IMAGES, VIDEOS
 from data_prep.sources.media_source import Input, MediaSource, SeveralCaptions, TokenGrid
 from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.rgb import ReferenceFit
-from dit.codecs.text import TEXT_ENCODERS
+from dit.codecs.text import TEXT_ENCODERS, TextEncoder
 from dit.codecs.vae import CODECS, Codec
 from dit.command_line import option_names
 
@@ -212,13 +213,16 @@ def sizing_of(args: Namespace) -> Sizing:
     return Buckets(sizes=sizes, center_crop=args.center_crop)
 
 
-def gentler_sizings(args: Namespace, codec: Codec) -> dict[str, Sizing]:
-    """Options that may crop less than those given, and their rules for sizes."""
+def gentler_sizings(args: Namespace, codec: Codec, text: TextEncoder) -> dict[str, Sizing]:
+    """Options that may crop less than those given, and their rules for sizes.
+
+    A published network has patches of its own.
+    """
     if args.dataset_config:  # which has sizes of its own
         return {}
     rule, found = sizing_of(args), dict[str, Sizing]()
     if isinstance(rule, Fit):
-        if rule.size_multiple > codec.stride:
+        if rule.size_multiple > codec.stride and not is_published(codec, text):
             name = f"--size_multiple {codec.stride} (for model.patch_spatial=1)"
             found[name] = replace(rule, size_multiple=codec.stride)
         if rule.max_pixels is not None:

@@ -7,12 +7,12 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep.writing.dataset_folder import TRAIN_NAME
-from dit.codecs.text import TextEncoder
+from dit.codecs.text import EncoderPadding, TextEncoder
 from dit.codecs.vae import Codec
 from dit.codecs.vae.autoencoder import Autoencoder
 from dit.command_line import recipe_command
@@ -58,15 +58,37 @@ def _quoted(text: str) -> str:
     return text if is_text else json.dumps(text, ensure_ascii=False)
 
 
+def from_scratch(kind: str, codec: Codec, text: TextEncoder) -> tuple[str, dict[str, Any]]:
+    """Configuration and keys of a new network for such samples of a `kind`, image or video."""
+    config = f"conf/dit_xl_{kind}.yaml"
+    keys: dict[str, Any] = {"model.in_channels": codec.channels}
+    keys["model.crossattn_emb_size"] = text.width
+    if text.settings.get("padding") == EncoderPadding.KEEP and is_published(codec, text):
+        # Networks of its own family alone attend to the padding of a text encoder.
+        config, *words = codec.tuning
+        keys |= _read([word for word in words if word != "model.name=custom"])
+        keys["lora.rank"] = "null"
+    return config, keys
+
+
+def is_published(codec: Codec, text: TextEncoder) -> bool:
+    """Whether there is a published network for samples of both, which can be tuned."""
+    return bool(codec.tuning) and text.name == codec.text_encoder
+
+
+def _read(words: Sequence[str]) -> dict[str, str]:
+    return dict(word.split("=") for word in words)
+
+
 def tuning_of(codec: Codec, text: TextEncoder) -> tuple[str, dict[str, str], str | None] | None:
     """Configuration and keys that tune the network such samples are for, and its download.
 
     None where they are for no published one, or its folder was copied without the network.
     """
-    if not isinstance(codec, Autoencoder) or not codec.tuning or text.name != codec.text_encoder:
+    if not (isinstance(codec, Autoencoder) and is_published(codec, text)):
         return None
     config, *words = codec.tuning
-    keys = dict(word.split("=") for word in words)
+    keys = _read(words)
     folder = Path(codec.model_name)
     if folder.is_dir():
         weights = any(folder.glob("transformer/*.safetensors"))

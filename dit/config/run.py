@@ -333,7 +333,7 @@ def _mock_problem(run: RunGroups, geometry: MockGeometry) -> str:
         return f"{shape} exceeds the largest latent of the network, {most} (model.max_size)"
     if run.mock_tokens(geometry) > capacity:
         return (
-            f"{shape} needs {run.mock_tokens(geometry)} tokens, more than"
-            f" dataset.task_encoder_seq_length={capacity}"
+            f"{shape} needs {run.mock_tokens(geometry)} tokens of model.family={model.family}, more"
+            f" than dataset.task_encoder_seq_length={capacity}"
         )
     return ""

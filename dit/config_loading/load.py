@@ -38,7 +38,7 @@ from dit.config_loading.settings import (
     shown,
     value_of,
 )
-from dit.config_loading.validate import checked_config, plain, plain_group, read_paths
+from dit.config_loading.validate import checked_config, plain, plain_group, read_paths, unused
 from dit.local_path import PathError
 from dit.models.family import Family
 from dit.models.registry import default_family, families, family_named, family_of_size
@@ -101,8 +101,7 @@ def load_config(
     Raises:
         ConfigError: with every problem found, each naming key, value, place and remedy.
     """
-    problems: list[str] = []
-    settings: list[Setting] = []
+    problems, settings = list[str](), list[Setting]()
     try:
         settings += read_file(config_file) if config_file else []
     except Problems as error:
@@ -181,6 +180,7 @@ def _checked(
     problems += [] if saved else read_paths(merged, schema)
     config, wrong = checked_config(merged, base, schema)
     said = [notice(config) for notice in notices] if config is not None else []
+    said += unused(config, merged, base) if config is not None and not saved else []
     wrong += _refused_by(config, settings, schema) if config is not None else []
     return _Checked(
         config=config,

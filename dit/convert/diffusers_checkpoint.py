@@ -150,11 +150,6 @@ class DiffusersFolder:
             raise ConvertError(f"{place}: {name} cannot be read ({error})") from error
 
     @property
-    def notices(self) -> tuple[str, ...]:
-        """What a user should know who trains these weights."""
-        return (self.of_few_steps,) if self.is_distilled else ()
-
-    @property
     def of_few_steps(self) -> str:
         """The notice of weights that were distilled."""
         return (

@@ -30,7 +30,7 @@ from dit.convert.megatron_checkpoint import write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
 from dit.models.cost import network_cost
 from dit.models.diffusers.names import Pair
-from dit.models.registry import diffusers_form, family_of, pairs
+from dit.models.registry import diffusers_form, family_of, is_distilled, pairs
 from dit.progress import Track, no_progress
 
 _FILE_BYTES = 5 * 10**9
@@ -90,11 +90,12 @@ def import_weights(
     found = found_objective(source, model, objective)
     table = checked_table(source, model, left_out=left_out)
     config = RunConfig(model=model, objective=found.objective)
-    if source.is_distilled:  # its pipeline takes no guidance
+    notices = (source.of_few_steps,) if source.is_distilled or is_distilled(config) else ()
+    if notices:  # its pipeline takes no guidance
         config = replace(config, validation=replace(config.validation, guidance=1.0))
     _write_checkpoint(source, table, target, config, track)
     count = len(source.headers) - len(source.absent) - len(left_out)
-    return Imported(target, config, count, found.note, stored.note, source.notices)
+    return Imported(target, config, count, found.note, stored.note, notices)
 
 
 def found_model(

@@ -219,11 +219,14 @@ def _padding_faults(encoder: dict[str, Any], config: RunConfig) -> Iterator[str]
             " with --text_padding keep, or for your own network set model.text_pad_to=null"
         )
     elif wanted is not TextPadding.STORED and _stored_padding(encoder):
-        shown = "null" if wanted is None else wanted
+        shown, family = "null" if wanted is None else wanted, config.model.family
+        here = f"set model.text_pad_to={TextPadding.STORED}"
+        if not config.model.takes_stored_padding:
+            here = f"train a network of the encoder's pipeline, for those of {family} do not see it"
         yield (
             "its texts have the padding of their encoder (text_encoder.padding=keep), and"
-            f" model.text_pad_to={shown} is of texts that end where their captions end: set"
-            f" model.text_pad_to={TextPadding.STORED}, or pack the data with --text_padding trim"
+            f" model.text_pad_to={shown} is of texts that end where their captions end: {here}, or"
+            " pack the data with --text_padding trim or another --text_encoder"
         )
 
 

@@ -13,7 +13,7 @@ from functools import cache, partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from dit.config import CUSTOM_SIZE, OTHER_NETWORKS, ModelConfig, Problems
+from dit.config import CUSTOM_SIZE, OTHER_NETWORKS, ModelConfig, Problems, RunConfig
 from dit.models.family import Family
 
 if TYPE_CHECKING:
@@ -128,6 +128,26 @@ def _loaded(name: str, place: str) -> Family:
 def family_of(model: ModelConfig) -> Family:
     """The family of a network."""
     return family_named(model.family)
+
+
+def is_distilled(config: RunConfig) -> bool:
+    """Whether published weights of such a network and such noise levels take few steps.
+
+    Its size need not be named: a folder of Diffusers does not do that.
+    """
+    family = family_of(config.model)
+    return any(
+        size == config.model.name or _is_of(size, family, config) for size in family.distilled
+    )
+
+
+def _is_of(size: str, family: Family, config: RunConfig) -> bool:
+    """Whether a network has the layers and the width, and the noise levels, of a named size."""
+    named, told = family.config(name=size, **family.sizes[size]), family.objective.of_size[size]
+    shape = ("all_layers", "hidden_size")
+    alike = [getattr(config.model, key) == getattr(named, key) for key in shape]
+    alike += [getattr(config.objective, key) == value for key, value in told.items()]
+    return all(alike)
 
 
 def families(*, first: str | None = None) -> list[Family]:

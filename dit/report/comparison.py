@@ -9,44 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dit.config.dependencies import NEEDS, has
 from dit.report.reading import RunRecord, default_settings
 
 _OBJECTIVE = "objective."
-_EDM = {"name": "edm"}
-_FLOW = {"name": "flow"}
-_BY_TOKENS = ("exponential", "linear")
-# Key of `objective` -> the settings with which it has an effect on the loss.
-MEASURES: dict[str, Mapping[str, Any]] = {
-    "name": {},
-    "loss": {},
-    "huber_c": {"loss": "huber"},
-    "loss_mean": {},
-    "cfg_target": {},
-    "cfg_target_schedule": {},
-    "drift_weight": {},
-    "preference": {},
-    "dpo_beta": {"preference": "dpo"},
-    "given_frames": {},
-    "second_level_rate": {},
-    "image_condition_probability": {},
-    "sigma_data": _EDM,
-    "p_mean": _EDM,
-    "p_std": _EDM,
-    "density": _FLOW,
-    "logit_mean": _FLOW | {"density": "logit_normal"},
-    "logit_std": _FLOW | {"density": "logit_normal"},
-    "mode_scale": _FLOW | {"density": "mode"},
-    "weighting": _FLOW,
-    "prediction": _FLOW,
-    "level_range": _FLOW,
-    "time_shift_type": _FLOW,
-    "flow_shift": _FLOW | {"time_shift_type": None},
-    "shift_base_tokens": _FLOW | {"time_shift_type": None},
-    "base_shift": _FLOW | {"time_shift_type": _BY_TOKENS},
-    "max_shift": _FLOW | {"time_shift_type": _BY_TOKENS},
-    "base_image_seq_len": _FLOW | {"time_shift_type": _BY_TOKENS},
-    "max_image_seq_len": _FLOW | {"time_shift_type": _BY_TOKENS},
-}
+MEASURES = (
+    *("name", "loss", "huber_c", "loss_mean", "cfg_target", "cfg_target_schedule"),
+    *("drift_weight", "preference", "dpo_beta", "given_frames", "second_level_rate"),
+    *("image_condition_probability", "sigma_data", "p_mean", "p_std"),
+    *("density", "logit_mean", "logit_std", "mode_scale", "weighting", "prediction"),
+    *("level_range", "time_shift_type", "flow_shift", "shift_base_tokens", "base_shift"),
+    *("max_shift", "base_image_seq_len", "max_image_seq_len"),
+)
+"""Keys of `objective` that decide what a loss measures, where they have an effect (`NEEDS`)."""
 # Keys of samplers, of what the network is told, and of dropout. The last two are part of what a run
 # tries, as its width is, so that losses compare.
 OTHERS = {
@@ -68,20 +43,13 @@ def loss_settings(run: RunRecord) -> dict[str, Any]:
     """The settings in effect that decide what a loss measures; empty where none are known."""
     # A run of an earlier version lacks later keys, whose defaults change nothing.
     settings = default_settings() | run.settings if run.settings else {}
-    given = {
-        key.removeprefix(_OBJECTIVE): value
-        for key, value in settings.items()
-        if key.startswith(_OBJECTIVE)
-    }
+    named = {key: f"{_OBJECTIVE}{key}" for key in MEASURES}
     return {
-        key: given[key]
-        for key, needs in MEASURES.items()
-        if key in given and all(_is(given.get(name), wanted) for name, wanted in needs.items())
+        key: settings[name]
+        for key, name in named.items()
+        if name in settings
+        and all(has(settings.get(other), wanted) for other, wanted in NEEDS.get(name, {}).items())
     }
-
-
-def _is(value: Any, wanted: Any) -> bool:
-    return value in wanted if isinstance(wanted, tuple) else value == wanted
 
 
 def loss_groups(runs: Sequence[RunRecord]) -> list[LossGroup]:

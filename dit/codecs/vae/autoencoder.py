@@ -45,7 +45,6 @@ class Autoencoder(Codec):
     class_tokens: ClassVar[int] = 0  # of the image encoder, beside those of its patches
     has_time: ClassVar[bool] = True  # whether it takes videos
     takes_batches: ClassVar[bool] = True
-    tuning: ClassVar[tuple[str, ...]] = ()  # configuration and keys that tune its models' network
     statistics: ClassVar[tuple[str, ...]] = ()  # tensors of its weights that are no weights
 
     ratios: ClassVar[tuple[str, str]] = ("spatial_compression_ratio", "temporal_compression_ratio")

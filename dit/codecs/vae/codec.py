@@ -40,6 +40,8 @@ class Codec(DatasetEncoder):
     edits_pictures: ClassVar[bool] = False
     """Whether pipelines with its latents edit pictures, which they scale to `reference_size`."""
 
+    tuning: ClassVar[tuple[str, ...]] = ()
+    """Configuration and keys that tune a published network with its latents."""
     tuning_of_edits: ClassVar[tuple[str, ...]] = ()
     """Keys more that tune a network which edits, where `edits_pictures`."""
     crops_references: ClassVar[bool] = False

@@ -77,4 +77,4 @@ class Flux2Klein(Flux2):
     description: ClassVar[str] = "as flux2; text of three layers of Qwen3"
     default_model: ClassVar[str] = "black-forest-labs/FLUX.2-klein-base-4B"
     text_encoder: ClassVar[str] = "flux2_klein"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/flux2_lora.yaml",)
+    tuning: ClassVar[tuple[str, ...]] = ("conf/flux2_lora.yaml", "model.name=custom")  # 4B or 9B

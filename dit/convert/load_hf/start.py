@@ -31,7 +31,7 @@ from dit.distributed.watchdog import heartbeat
 from dit.models.diffusers.arrangements import Same
 from dit.models.diffusers.names import Pair
 from dit.models.layers.adaptable import is_of_any_adapter
-from dit.models.registry import family_of
+from dit.models.registry import is_distilled
 from dit.train.checkpoint.starting_point import Origin, read_origin, starting_point
 from dit.train.model_and_optimizer import fill_shards, weight_shards
 
@@ -102,9 +102,8 @@ def hf_start(config: RunConfig) -> HfStart | None:
 
 def _of_distillation(source: DiffusersFolder, config: RunConfig) -> Iterator[str]:
     """What plain tuning does to a network of few steps, where nothing is set against it."""
-    named = config.model.name in family_of(config.model).distilled
     held = config.objective.passes_without_gradient or config.lora.frozen_adapter
-    if (source.is_distilled or named) and not held:
+    if (source.is_distilled or is_distilled(config)) and not held:
         yield source.of_few_steps
 
 

@@ -1,4 +1,4 @@
-"""Keys of `objective`: those of EDM and of flow matching stand beside the common ones."""
+"""Keys of `objective`, and keys of all groups that have an effect beside other settings alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from dit.config import ObjectiveConfig
+from dit.config.dependencies import NEEDS
 from dit.config_loading import load_config, to_yaml
-from dit.config_loading.schema import hints
+from dit.config_loading.schema import Schema, hints
 from dit.config_loading.validate import plain
+from dit.models.registry import families
 from tests.packs import run_config
 
 
@@ -45,3 +47,47 @@ def test_every_problem_of_a_group_is_told_at_once() -> None:
         assert f"objective: {key} must" in said, key
     assert 'objective.p_std="x" (command line): expected a number' in said
     assert "did you mean uniform?" in said and "6 problems" in said
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (["ema.decay=0.99"], "ema.decay=0.99 (command line): not used without ema.kind=constant"),
+        (["ema.decay=0.99", "ema.kind=constant"], None),
+        (
+            ["lora.alpha=4", "lora.targets=[mlp]"],
+            'lora.alpha=4 (command line), lora.targets=["mlp"] (command line): not used without'
+            " lora.rank",
+        ),
+        (["lora.alpha=4", "lora.rank=4"], None),
+        (["lora.alpha=4", "lora.init_from=file"], None),
+        (["lora.targets=[mlp]", "lora.init_from=file"], "not used without lora.init_from=null"),
+        (
+            ["objective.name=flow", "objective.rho=5"],
+            "without objective.sampling_levels=karras",
+        ),
+        (["objective.name=flow", "objective.rho=5", "objective.sampling_levels=karras"], None),
+        (["optimizer.muon_steps=9"], "not used without optimizer.kind=muon"),
+        (["model.route_rate=0.25"], "not used without model.route_from"),
+        (["objective.p_mean=1"], None),
+        (["objective.name=flow", "objective.p_mean=1"], "not used without objective.name=edm"),
+        (
+            ["objective.max_shift=2"],
+            "without objective.name=flow and objective.time_shift_type=exponential",
+        ),
+        (["model.name=flux1_dev", "objective.name=edm"], None),  # what a size implies is no wish
+        (["optimizer.min_lr=0", "scheduler.lr_decay_style=constant"], None),  # changes nothing
+    ],
+)
+def test_keys_without_the_setting_that_they_need_are_named(
+    caplog: pytest.LogCaptureFixture, tokens: list[str], said: str | None
+) -> None:
+    load_config(run_config(), overrides=tokens)
+    (found,) = caplog.messages or [""]
+    assert said in found if said else not found
+
+
+def test_every_dependency_is_of_keys_that_there_are() -> None:
+    known = {key for one in families() for key in Schema(one.config).all_keys()}
+    needs = {key for wanted in NEEDS.values() for key in wanted}
+    assert NEEDS.keys() | needs <= known

@@ -13,6 +13,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from dit.checkpoint_paths import CheckpointError
+from dit.codecs.vae import CODECS
 from dit.config import Precision, RunConfig
 from dit.config_loading import ConfigError, load_config
 from dit.convert.cli import main
@@ -20,10 +21,10 @@ from dit.convert.errors import ConvertError
 from dit.convert.import_ import import_weights
 from dit.convert.load_hf.settings import open_hf_weights
 from dit.convert.load_hf.start import fill_from_diffusers, hf_start, origin_of
-from dit.models.registry import family_of
+from dit.models.registry import families, family_of, is_distilled
 from dit.train.checkpoint.state_dict import load_weights
 from dit.train.model_and_optimizer import randomise
-from recipes.runs import dit_debug, for_weights
+from recipes.runs import dit_debug, dit_xl, for_weights
 from tests.families.dit import PROJECTED, publish, random_model
 from tests.families.flux import random_flux
 from tests.families.flux2 import random_flux2
@@ -31,6 +32,7 @@ from tests.families.hidream import random_hidream
 from tests.families.wan import publish_wan, random_wan
 from tests.families.zimage import random_zimage
 
+ROOT = Path(__file__).resolve().parents[3]
 COSMOS = {
     "max_size": (8, 40, 40),
     "extra_pos_embed_type": "learnable",
@@ -144,6 +146,23 @@ def test_a_size_that_was_distilled_says_so_beside_nothing_that_holds_it(tmp_path
         start = hf_start(replace(config, model=replace(config.model, name=named)))
         assert start is not None
         assert any("which plain tuning undoes" in note for note in start.notes) == told
+
+
+def test_the_command_for_klein_fits_both_of_its_sizes(tmp_path):
+    random_flux2(guidance_embeds=False).save_pretrained(tmp_path / "klein")
+    config, *keys = CODECS["flux2_klein"].tuning
+    keys += [f"checkpoint.load_hf={tmp_path / 'klein'}", f"checkpoint.save={tmp_path / 'run'}"]
+    run = load_config(dit_xl(), config_file=ROOT / config, overrides=keys, adapt=for_weights)
+    assert hf_start(run) is not None
+
+
+def test_a_size_that_was_distilled_is_known_without_its_name():
+    """A folder does not name a size: noise levels tell Z-Image-Turbo from Z-Image."""
+    for family in families():
+        for size in family.sizes:
+            named = load_config(dit_xl(), overrides=[f"model.name={size}"])
+            unnamed = replace(named, model=replace(named.model, name="custom"))
+            assert is_distilled(unnamed) == (size in family.distilled), size
 
 
 def test_keys_that_do_not_touch_the_weights_win(groups, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from data_prep.cli.next_command import tuning_of
+from data_prep.cli.next_command import from_scratch, tuning_of
 from data_prep.cli.parser import main
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import CodecError
@@ -309,16 +309,18 @@ def test_packing_with_every_processor(folders, name: str, tmp_path: Path, read_s
 
 
 def test_the_next_command_tunes_the_network_that_lies_beside(
-    folders, tmp_path: Path, capsys
+    folders, tmp_path: Path, capsys, repo_root: Path
 ) -> None:
     """With the encoders alone there is nothing to tune; a name of the hub is downloaded first."""
-    image(tmp_path / "in/0.png", 80, 48)
+    image(tmp_path / "in/0.png", 83, 51)
     folder = shutil.copytree(folders["flux"], tmp_path / "flux")
     options = ["--image_dir", tmp_path / "in", "--output_dir", tmp_path / "out", "--overwrite"]
     options += ["--processor", "flux", "--model_name", folder, "--split", "1,0,0"]
     options += ["--num_workers", 0]
     assert main(["image", *map(str, options)]) == 0
-    assert "conf/dit_xl_image.yaml" in capsys.readouterr().out.splitlines()[-1]
+    said = capsys.readouterr().out
+    assert "conf/dit_xl_image.yaml" in said.splitlines()[-1]
+    assert "cropped" in said and "patch_spatial" not in said  # a published network has its own
     (folder / "transformer").mkdir()
     (folder / "transformer/diffusion_pytorch_model.safetensors").touch()
     assert main(["image", *map(str, options)]) == 0
@@ -327,6 +329,14 @@ def test_the_next_command_tunes_the_network_that_lies_beside(
         f"conf/flux_lora.yaml dataset.path={tmp_path / 'out'} checkpoint.load_hf={folder}" in said
     )
     assert "model." not in said  # the weights say their sizes
+    padded = encoder(
+        "flux", folder, text_padding="keep"
+    )  # the states of padding, which no DiT sees
+    config, keys = from_scratch("image", codec("flux", folder), padded)
+    assert config == "conf/flux_lora.yaml" and keys["lora.rank"] == "null"
+    words = [f"{key}={value}" for key, value in keys.items()]
+    run = load_config(dit_xl(), config_file=repo_root / config, overrides=words)
+    assert run.model.text_pad_to == "stored" and not run.lora.enabled
     model, words = codec("flux", folder), encoder("flux", folder)
     assert tuning_of(model, encoder("cosmos", folders["cosmos"])) is None
     assert tuning_of(replace(model, model_name="them/flux@v2"), words) == (
