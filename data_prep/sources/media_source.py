@@ -126,11 +126,13 @@ class MediaSource:
                 media = islice(given.collection.media(ignored), self.most)
                 while batch := list(islice(media, _AHEAD)):
                     for entries in pool.map(partial(self.plan, number), batch):
-                        yield from self._without_uncaptioned(given, entries)
+                        yield from self._counted(given, entries)
         ignored.close()
 
-    def _without_uncaptioned(self, given: Input, entries: list[Entry]) -> list[Entry]:
-        """The samples of a medium, unless `skips_uncaptioned` leaves it out."""
+    def _counted(self, given: Input, entries: list[Entry]) -> list[Entry]:
+        """The samples of a medium; counts one that a setting of its folder leaves out."""
+        if not entries:
+            self.ignored[f"file that num_repeats {given.repeats:g} leaves out"] += 1
         if given.skips_uncaptioned and entries and entries[0].refused == Reason.NO_CAPTION:
             self.ignored["file without a caption, by skip_empty_caption"] += 1
             return []

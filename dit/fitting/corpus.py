@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dit.data.export import ShardSamples
+from dit.data.export.samples import SizeBucket
 from dit.data.rejections import DataError
 
 _LOOKED_AT = 256  # samples of the training split, evenly spread
@@ -17,7 +18,7 @@ _LOOKED_AT = 256  # samples of the training split, evenly spread
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """The training split of a dataset, judged by some of its samples."""
+    """The training split of a dataset. Captions and texts are judged by some of its samples."""
 
     folder: Path
     samples: int
@@ -27,7 +28,9 @@ class Corpus:
     text_rows: float
     """On average."""
     shapes: tuple[tuple[int, int, int], ...]
-    """Frames, rows and columns of the latents that were looked at."""
+    """Frames, rows and columns of each latent."""
+    held_out: tuple[tuple[int, int, int], ...] = ()
+    """Those of the sizes in the validation split, which the network must take as well."""
     captions: float
     """The part of them with a caption that no other one has."""
     side: float
@@ -43,20 +46,32 @@ class Corpus:
         return self.captions > 0.5
 
     @property
+    def sizes(self) -> set[tuple[int, int, int]]:
+        """Of all latents: a rare size that the run does not take would be refused in training."""
+        return {*self.shapes, *self.held_out}
+
+    @property
     def largest(self) -> tuple[int, int, int]:
         """Most frames, rows and columns of a latent."""
-        frames, rows, columns = zip(*self.shapes, strict=True)
+        frames, rows, columns = zip(*self.sizes, strict=True)
         return max(frames), max(rows), max(columns)
 
-    def tokens(self, patch: int) -> list[int]:
-        """Tokens of each sample that was looked at."""
-        return [
-            frames * (rows // patch) * (columns // patch) for frames, rows, columns in self.shapes
-        ]
+    def lengths(self, patch: int) -> set[int]:
+        """Tokens of a sample of each size."""
+        return {_tokens(size, patch) for size in self.sizes}
+
+    def mean_length(self, patch: int) -> float:
+        """Tokens of a training sample, on average."""
+        return sum(_tokens(shape, patch) for shape in self.shapes) / len(self.shapes)
 
     def divides(self, patch: int) -> bool:
         """Whether every latent divides into patches of this side."""
-        return all(rows % patch == columns % patch == 0 for _, rows, columns in self.shapes)
+        return all(rows % patch == columns % patch == 0 for _, rows, columns in self.sizes)
+
+
+def _tokens(shape: tuple[int, int, int], patch: int) -> int:
+    frames, rows, columns = shape
+    return frames * (rows // patch) * (columns // patch)
 
 
 def read_corpus(folder: Path) -> Corpus:
@@ -74,20 +89,28 @@ def read_corpus(folder: Path) -> Corpus:
     text = samples.read(0, whole=True).record.text_LE
     if text is None:
         raise DataError(f"{folder} has samples without captions; a run from scratch needs them")
-    latents = [tuple(one.record.latent_CFHW.shape) for one in read]
+    has_val = bool((samples.card.get("splits") or {}).get("val"))
+    held_out = ShardSamples(folder, split="val").buckets if has_val else []
+    shapes = [_shape(bucket) for bucket in samples.buckets]
     words = [str(one.about.get("caption", one.key)) for one in read]
     processor: Mapping[str, Any] = samples.card.get("processor") or {}
     is_pixel = processor.get("name") == "pixel"
     return Corpus(
         folder=folder,
         samples=count,
-        has_val=bool((samples.card.get("splits") or {}).get("val")),
-        channels=latents[0][0],
+        has_val=has_val,
+        channels=samples.buckets[0].latent[0],
         text_width=text.shape[1],
         text_rows=sum(one.text_rows for one in read) / len(read),
-        shapes=tuple((f, h, w) for _, f, h, w in latents),
+        shapes=tuple(shapes[number] for number in samples.bucket_of),
+        held_out=tuple(map(_shape, held_out)),
         captions=sum(words.count(word) == 1 for word in words) / len(words),
         side=(sum(w * h for w, h in (one.size for one in read)) / len(read)) ** 0.5,
         colours=processor.get("pixel_channels") if is_pixel else None,
         basis=str(processor.get("basis", "pixels")) if is_pixel else "",
     )
+
+
+def _shape(bucket: SizeBucket) -> tuple[int, int, int]:
+    _, frames, rows, columns = bucket.latent
+    return frames, rows, columns

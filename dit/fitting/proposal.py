@@ -74,13 +74,13 @@ def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
     """The run with each network of the ladder, the smallest first."""
     by, sizes = (ON_GPU, NAMED) if gpu else (ON_CPU, SMALL)
     fitting = [p for p in _PATCHES if corpus.divides(p)]
-    tokens = {p: sum(corpus.tokens(p)) / len(corpus.shapes) for p in fitting}
+    tokens = {p: corpus.mean_length(p) for p in fitting}
     patch = next((p for p in fitting if tokens[p] >= by.fewest_tokens), 1)
-    lengths = corpus.tokens(patch)
+    lengths = corpus.lengths(patch)
     divisor = math.gcd(*lengths)
     multiple = next(m for m in _MULTIPLES if divisor % m == 0)
     samples = min(by.samples, max(16, corpus.samples))
-    wanted = min(by.tokens, samples * sum(lengths) / len(lengths))
+    wanted = min(by.tokens, samples * tokens[patch])
     capacity = max(max(lengths), int(wanted)) // multiple * multiple
     return [
         Draft(

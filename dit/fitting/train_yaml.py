@@ -102,7 +102,7 @@ def _dataset(corpus: Corpus, draft: Draft) -> Iterator[Line]:
     yield "num_workers", 1, "one process reads while the other trains"
     held = max(100, min(corpus.samples, 1000))
     yield "shuffle_buffer_size", held, "samples held for shuffling"
-    frames, rows, columns = max(corpus.shapes, key=lambda shape: shape[0] * shape[1] * shape[2])
+    frames, rows, columns = max(corpus.sizes, key=lambda shape: shape[0] * shape[1] * shape[2])
     mock: dict[str, Any] = {"frames": frames, "height": rows, "width": columns}
     mock |= {"text_length": max(1, round(corpus.text_rows)), "weight": 1}
     yield "mock_samples", [mock], "what --mock draws from instead"

@@ -48,8 +48,8 @@ def make_folder(folder: Path, *, count: int) -> None:
     """Makes the folder for `count` pictures; what stops them is noticed before the sampling.
 
     Raises:
-        ValueError: the folder cannot be written, or has a file of a name that a picture would
-            have, which is not of an earlier generation.
+        ValueError: the folder cannot be written, or has a file of a name that a picture, the list
+            or the grid would have, which is not of an earlier generation.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,12 +61,14 @@ def make_folder(folder: Path, *, count: int) -> None:
             " write to"
         ) from error
     numbered = {file.name for file in folder.iterdir() if _OURS.fullmatch(file.name)}
-    unlisted = numbered - _names(folder / LISTING)
-    others = sorted(name for name in unlisted if int(Path(name).stem) < count)
+    listed = _names(folder / LISTING)
+    others = sorted(name for name in numbered - listed if int(Path(name).stem) < count)
+    if not listed:  # then these two are somebody else's as well
+        others += [name for name in (LISTING, GRID) if (folder / name).exists()]
     if others:
         raise ValueError(
-            f"--output_dir {folder} has files that no {LISTING} names, and that samples would"
-            f" replace: {first_of(others, _SHOWN)}; choose another folder, or move them away"
+            f"--output_dir {folder} has files that no {LISTING} of samples names, and that"
+            f" samples would replace: {first_of(others, _SHOWN)}; choose another folder, or move them away"
         )
 
 

@@ -286,10 +286,11 @@ def options_of_prompt(
     sized = replace(options, **found, **pictures)
     latent, most = opened.latent_stride.latent(_size(sized)), opened.config.model.largest_latent
     if most and any(side > end for side, end in zip(latent, most, strict=True)):
+        frames, height, width = opened.latent_stride.pixels(most)
         raise ValueError(
             f"--num_video_frames {sized.num_video_frames} --height {sized.height} --width"
             f" {sized.width} are a latent of {latent}, beyond {most}, the largest of the network;"
-            " ask for less"
+            f" ask for at most {frames}, {height} and {width}"
         )
     return sized
 

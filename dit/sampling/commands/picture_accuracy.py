@@ -6,7 +6,8 @@
 4. evenness      what is left of noise where the right picture has one colour
 
 The right picture of a caption that several training pictures have is the nearest one of them.
-Pictures of other sizes are not compared. A pixel of the right picture is even if the 5 x 5 pixels
+Pictures of other sizes are not compared: the fewer have the size, the more are right by chance,
+which stands beside the result. A pixel of the right picture is even if the 5 x 5 pixels
 around it have one colour (to 2 of 255 levels); beyond the edge of the picture there are none. The
 deviation is the root of the mean of (generated - right)², on the scale of 0 to 1, over the three
 colours of the even pixels of all pictures together.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -65,6 +67,8 @@ class PictureScore:
     first: float  # part whose nearest training picture is the right one
     ten: float  # part with the right one among the ten nearest
     median_rank: float  # of the right one; 1 is the nearest
+    first_by_chance: float  # `first`, if the training pictures of its size came in random order
+    ten_by_chance: float
     training_pictures: int
     deviation: float | None  # from even pixels of the right pictures, of 1; None: there are none
     white: float | None  # the same of the even pixels that are white
@@ -119,6 +123,14 @@ def right_one(made_HW3: np.ndarray, caption: str, pictures: Pictures) -> tuple[i
     return right, int((distance_M[~own_M] < distance_M[right]).sum())
 
 
+def by_chance(right: int, caption: str, pictures: Pictures, *, nearest: int) -> float:
+    """Probability that one of the `nearest` pictures is right, if they are drawn from its size."""
+    shape = pictures.pixels[right].shape
+    alike = [n for n, one in enumerate(pictures.pixels) if one.shape == shape]
+    wrong, drawn = sum(pictures.captions[n] != caption for n in alike), min(nearest, len(alike))
+    return 1 - math.comb(wrong, drawn) / math.comb(len(alike), drawn)
+
+
 def even_pixels(picture_HW3: np.ndarray) -> np.ndarray:
     """[H, W] bool: pixels in a square of 5 x 5 of one colour, cut at the edge of the picture."""
     windows_HWP3 = _around(picture_HW3.astype(np.int64), REACH)
@@ -145,24 +157,27 @@ def errors_on(even_HW: np.ndarray, made_HW3: np.ndarray, right_HW3: np.ndarray) 
 def score(made: Sequence[np.ndarray], captions: Sequence[str], pictures: Pictures) -> PictureScore:
     """Judges pictures [H, W, 3] that were generated for `captions`."""
     ranks, errors, on_white = list[int](), list[np.ndarray](), list[np.ndarray]()
-    even = list[float]()
+    even, chances = list[float](), list[list[float]]()
     for made_HW3, caption in zip(made, captions, strict=True):
         number, rank = right_one(made_HW3, caption, pictures)
         right_HW3 = pictures.pixels[number]
         even_HW = even_pixels(right_HW3)
         white_HW = even_HW & (right_HW3 >= 255 - EVEN).all(-1)
         ranks.append(rank)
+        chances.append([by_chance(number, caption, pictures, nearest=n) for n in (1, TEN)])
         errors.append(errors_on(even_HW, made_HW3, right_HW3))
         on_white.append(errors_on(white_HW, made_HW3, right_HW3))
         even.append(float(even_HW.mean()))
     deviation, noise = _root_mean(errors)
     white, _ = _root_mean(on_white)
-    ranks_N = np.array(ranks)
+    ranks_N, (first_by_chance, ten_by_chance) = np.array(ranks), np.mean(chances, axis=0).tolist()
     return PictureScore(
         samples=len(ranks),
         first=float((ranks_N == 0).mean()),
         ten=float((ranks_N < TEN).mean()),
         median_rank=float(np.median(ranks_N)) + 1,
+        first_by_chance=first_by_chance,
+        ten_by_chance=ten_by_chance,
         training_pictures=len(pictures.captions),
         deviation=deviation,
         white=white,
@@ -290,11 +305,13 @@ def conclude(
 
 def lines(result: PictureScore, *, guidance: float) -> list[str]:
     """The result in words."""
-    among = f"of {result.training_pictures:,} training pictures"
+    among = f"of {result.training_pictures:,} training pictures, as far as they have its size"
     said = [
         f"{counted(result.samples, 'caption')} of training pictures, guidance {guidance:g}",
-        f"right picture the nearest {among}: {result.first:.0%}",
-        f"right picture among the ten nearest: {result.ten:.0%}",
+        f"right picture the nearest {among}: {result.first:.0%}"
+        f" ({result.first_by_chance:.0%} by chance)",
+        f"right picture among the ten nearest: {result.ten:.0%} ({result.ten_by_chance:.0%} by"
+        " chance)",
         f"median rank of the right picture: {result.median_rank:g}",
     ]
     if result.deviation is None:

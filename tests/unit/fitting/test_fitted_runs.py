@@ -80,7 +80,7 @@ def test_the_file_is_a_valid_run_for_each_kind_of_shards(kind: str, tmp_path: Pa
     assert config.dataset.path == str(corpus.folder)
     assert config.checkpoint.save == f"{corpus.folder}_run"
     assert config.dataset.use_train_split_for_val is not corpus.has_val
-    lengths = corpus.tokens(config.model.patch_spatial)
+    lengths = corpus.lengths(config.model.patch_spatial)
     assert config.dataset.task_encoder_seq_length >= max(lengths)  # every sample fits
     assert corpus.divides(config.model.patch_spatial) and min(lengths) > 0
     assert all(length % draft.multiple == 0 for length in lengths)  # nothing is padding
@@ -180,6 +180,24 @@ def shards(tmp_path: Path) -> Path:
     words = ["image", "--image_dir", source, "--output_dir", out, "--num_workers", 0]
     assert pack([str(word) for word in words]) == 0
     return out
+
+
+def test_a_rare_size_of_either_split_fits_the_run(tmp_path: Path, monkeypatch) -> None:
+    source, out = drawings(tmp_path / "in", 12), tmp_path / "data"
+    words = ["image", "--image_dir", source, "--output_dir", out, "--num_workers", 0]
+    words += ["--split", "0.5,0.5,0", "--size_multiple", 4]
+    held_out, trained_on = 5, 4  # by the hashes of their names
+    Image.new("RGB", (96, 32)).save(source / f"{held_out}.png")
+    Image.new("RGB", (32, 68)).save(source / f"{trained_on}.png")
+    assert pack([str(word) for word in words]) == 0
+    monkeypatch.setattr("dit.fitting.corpus._LOOKED_AT", 1)
+    corpus, found = fit(out, minutes=5, seconds=lambda _: 1.0)
+    assert corpus.largest == (1, 17, 24)
+    assert corpus.held_out.count((1, 8, 24)) == corpus.shapes.count((1, 17, 8)) == 1
+    config = read(corpus, found, tmp_path)
+    assert list(config.model.max_size) == [1, 17, 24]
+    assert config.model.patch_spatial == 1
+    assert config.dataset.task_encoder_seq_length >= 8 * 24
 
 
 def clock(step: float) -> Callable[[], float]:

@@ -102,8 +102,15 @@ def test_pictures_of_others_are_not_replaced(tmp_path):
     with pytest.raises(ValueError, match=r"replace: 00003\.png; choose another folder"):
         make_folder(tmp_path, count=4)
     (tmp_path / "samples.json").unlink()
-    with pytest.raises(ValueError, match=r"00000\.png, 00001\.png, 00003\.png and 1 more;"):
+    with pytest.raises(ValueError, match=r"00000\.png, 00001\.png, 00003\.png and 2 more;"):
         make_folder(tmp_path, count=10)
+
+
+@pytest.mark.parametrize("name", ["samples.json", "grid.png"])
+def test_lists_and_grids_of_others_are_not_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('[{"file": "cat.png"}]')
+    with pytest.raises(ValueError, match=rf"replace: {name}; choose another folder"):
+        make_folder(tmp_path, count=1)
 
 
 def test_latents_lie_beside_their_preview(tmp_path):

@@ -41,6 +41,20 @@ def test_ranks_count_nearer_pictures_of_other_captions() -> None:
     assert found.training_pictures == 6 and found.samples == 3
 
 
+def test_a_rare_size_is_right_by_chance_and_the_result_says_so() -> None:
+    """Each of four has a size of its own; twenty share one, two of them a caption."""
+    rare = [shade(n, (8, 8 + 8 * n)) for n in range(1, 5)]
+    pictures = Pictures(
+        pixels=[*rare, *[shade(n) for n in range(20)]], captions=[*"wxyz", *"aabcdefghijklmnopqrs"]
+    )
+    found = score([shade(255, one.shape[:2]) for one in rare], list("wxyz"), pictures)
+    assert (found.first, found.first_by_chance, found.ten_by_chance) == (1, 1, 1)
+    found = score([shade(0), shade(5)], ["a", "b"], pictures)
+    assert found.first_by_chance == pytest.approx((2 / 20 + 1 / 20) / 2)
+    neither = (10 / 20) * (9 / 19)  # of two is among the ten
+    assert found.ten_by_chance == pytest.approx((1 - neither + 10 / 20) / 2)
+
+
 def test_even_pixels_have_a_square_of_one_colour_around_them() -> None:
     picture = WHITE.copy()
     picture[5, 6] = 0
@@ -75,7 +89,8 @@ def test_pictures_without_even_pixels_have_no_deviation() -> None:
     assert (clean.deviation, clean.white, clean.noise, clean.even) == (0, 0, 0, 1)
     assert lines(clean, guidance=2.5)[:2] == [
         "1 caption of training pictures, guidance 2.5",
-        "right picture the nearest of 1 training pictures: 100%",
+        "right picture the nearest of 1 training pictures, as far as they have its size: 100%"
+        " (100% by chance)",
     ]
 
 

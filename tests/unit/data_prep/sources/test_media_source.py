@@ -147,6 +147,17 @@ def test_a_tar_is_a_folder(corpus: Path, tmp_path: Path, read_samples) -> None:
         assert inside["latent"].shape == sample["latent"].shape
 
 
+def test_files_that_a_fraction_of_repeats_leaves_out_are_counted(tmp_path: Path) -> None:
+    for number in range(20):
+        image(tmp_path / f"a/{number}.png", 32, 32)
+    (tmp_path / "half.yaml").write_text("directory: [{path: a, num_repeats: 0.5}]")
+    out = tmp_path / "out"
+    assert run("image", out, "--dataset_config", tmp_path / "half.yaml") == 0
+    (left,) = json.loads((out / "dataset_card.json").read_text())["ignored"].items()
+    kept = len(planned(out))
+    assert left == ("file that num_repeats 0.5 leaves out", 20 - kept) and 0 < kept < 20
+
+
 def test_several_folders_with_their_own_settings(tmp_path: Path, read_samples) -> None:
     for name in ("a/x.png", "b/x.png", "c/a/x.png"):
         image(tmp_path / name, 96, 64)
