@@ -137,7 +137,9 @@ def test_more_samples_in_the_same_folder_are_other_data(pretrain, tmp_path, digi
     shutil.copytree(more_digits, data)
     changes = (f"dataset.path={data}", "train.train_iters=3")
     said = pretrain(run, *changes).error()
-    assert f"dataset.path, blend, mock: {data} has other shards or splits now (index" in said
+    assert (
+        f"dataset.path, blend, mock: {data} has other shards, splits or weights now (index" in said
+    )
     assert "the data begin anew" in _said(pretrain(run, *_anew(*changes)))
     assert [line["step"] for line in metrics(run)] == [1, 2, 3]
 

@@ -237,7 +237,7 @@ def _start_worker(energons: Callable[[int], None], trainer: int, worker: int) ->
 def _show_unless_the_trainer_left(
     show: Callable[..., object], kind: type[BaseException], error: BaseException, trace: object
 ) -> None:
-    """multiprocessing shows what breaks while the trainer fetches a pack, as where it is killed."""
+    """What breaks while the trainer fetches a pack, as where it is killed, is no fault of ours."""
     if not isinstance(error, (ConnectionError, EOFError)):
         show(kind, error, trace)
 

@@ -42,6 +42,7 @@ from dit.config_loading import save_config
 from dit.distcp import DistcpFile, DistcpSave, plan_files
 from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
 from dit.distributed.data_parallel import gathered_weights
+from dit.distributed.watchdog import is_lost_peer
 from dit.models.parameter_groups import frozen_weights
 from dit.safe_writing import sync_folder
 from dit.train.checkpoint.data_position import loader_file
@@ -49,11 +50,7 @@ from dit.train.checkpoint.starting_point import ORIGIN, Origin
 from dit.train.checkpoint.state_dict import INTERVAL, DataState, TrainProgress, share_of_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
 
-_NOT_OF_THE_DISK = (
-    torch.distributed.DistError,  # another process has died
-    torch.AcceleratorError,
-    torch.OutOfMemoryError,
-)
+_NOT_OF_THE_DISK = (torch.AcceleratorError, torch.OutOfMemoryError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,7 +239,7 @@ class Saver:
         try:
             yield
         except (CheckpointException, OSError, RuntimeError) as error:  # torch's, at a full disk
-            if "gloo" in str(error) or isinstance(error, _NOT_OF_THE_DISK):
+            if is_lost_peer(error) or isinstance(error, _NOT_OF_THE_DISK):
                 raise
             if torch.distributed.get_rank() == 0:
                 with suppress(OSError):  # it would hide why the save has failed
