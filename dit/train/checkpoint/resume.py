@@ -26,6 +26,7 @@ from dit.checkpoint_paths import (
     find_checkpoint,
     has_adapters,
     manifest_of,
+    saved_card,
     saved_config,
 )
 from dit.command_line import python
@@ -34,6 +35,7 @@ from dit.config.resume import Resume
 from dit.config_loading import changes
 from dit.config_loading.schema import schema_of
 from dit.data import DataError, LoaderLayout, PackLoader
+from dit.data.preflight import made_otherwise
 from dit.distributed.collective_errors import on_all_ranks, on_first_rank
 from dit.distributed.entry import at_stake, say_below
 from dit.distributed.watchdog import heartbeat
@@ -148,6 +150,11 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
             f"{' and '.join(other)} have other parts than in the checkpoint (validation.quantiles,"
             " dataset.task_encoder_seq_length): at the next log step they are of the steps from"
             f" {run.progress.step + 1} on"
+        )
+    if other := made_otherwise(saved_card(path) or {}, run.card or {}):
+        run.notes.append(
+            f"WARNING: the data were prepared otherwise when the checkpoint was saved ({other}):"
+            " the network has learned those latents and texts"
         )
     if run.folder is not None:
         run.notes += disk_space_notes(path, run.folder)
