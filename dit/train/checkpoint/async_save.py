@@ -34,6 +34,7 @@ from dit.checkpoint_paths import (
     STEP,
     CheckpointError,
     FileDigest,
+    saved_checkpoints,
     sync_and_digest,
     write_manifest,
 )
@@ -220,7 +221,7 @@ class Saver:
         for name in names:
             self._new(name).replace(self.checkpoints / name)
         # Checkpoints of later steps are also from before such a return: they stay until replaced.
-        done = sorted(p for p in self.checkpoints.glob(f"{STEP}*") if p.name <= final.name)
+        done = [p for p in saved_checkpoints(self.checkpoints) if p.name <= final.name]
         keep, best = self.config.checkpoint.keep_last, self._best()
         old = [path for path in (done[:-keep] if keep else []) if path.name != best]
         renamed += [_rename_for_removal(path) for path in old]
@@ -254,8 +255,8 @@ class Saver:
         """A sentence with the size of a checkpoint and the free space, as far as they are known."""
         try:
             free = shutil.disk_usage(self.checkpoints).free
-            last = max(self.checkpoints.glob(f"{STEP}*"), default=None)
-            size = max(size, sum(file.stat().st_size for file in last.iterdir()) if last else 0)
+            for last in saved_checkpoints(self.checkpoints)[-1:]:
+                size = max(size, sum(file.stat().st_size for file in last.iterdir()))
         except OSError:
             return ""
         needed = f"A checkpoint needs about {size / 1e6:,.1f} MB, and " if size else ""
