@@ -180,7 +180,7 @@ def find_checkpoint(path: Path) -> Path | None:
         if pointer.is_file():
             return _complete(folder / _named_by(pointer))
         # The run was killed between its first checkpoint and the pointer to it.
-        if steps := sorted(folder.glob(f"{STEP}*")):
+        if steps := saved_checkpoints(folder):
             return _complete(steps[-1])
     return None
 
@@ -188,7 +188,15 @@ def find_checkpoint(path: Path) -> Path | None:
 def step_of(path: Path) -> int | None:
     """The training step of a checkpoint in the folder of a run, by its name; None of others."""
     step = path.name.removeprefix(STEP)
-    return int(step) if path.name.startswith(STEP) and step.isdigit() else None
+    return int(step) if path.name.startswith(STEP) and step.isdecimal() else None
+
+
+def saved_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, in the order of their steps.
+
+    A folder such as step_00000100_good, which is somebody's copy, is none of them.
+    """
+    return sorted(path for path in folder.glob(f"{STEP}*") if step_of(path) is not None)
 
 
 def _named_by(pointer: Path) -> str:
@@ -250,7 +258,7 @@ def _wrong_sizes(path: Path, manifest: Manifest) -> str:
 
 def remedy(folder: Path, name: str) -> str:
     """What a user can do about the unusable checkpoint `name`."""
-    others = sorted(p for p in folder.glob(f"{STEP}*") if p.name != name and not _fault(p))
+    others = [p for p in saved_checkpoints(folder) if p.name != name and not _fault(p)]
     if others:
         return f"write {others[-1].name} into {folder / LATEST} to go on from there"
     return "no other checkpoint is beside it: start a new run with another checkpoint.save"

@@ -77,8 +77,13 @@ def pin_pack(pack: PackedBatch) -> PackedBatch:
 
 
 def widest_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The order of tensors in a row of bytes: each begins at a multiple of its element size."""
-    return dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+    """The order of tensors in a row of bytes: each begins at a multiple of its element size.
+
+    Tensors of one element size come in the order of the fields of a pack.
+    """
+    order = {one.name: number for number, one in enumerate(fields(PackedBatch))}
+    at = {name: (-t.element_size(), order[name.partition(".")[0]]) for name, t in tensors.items()}
+    return dict(sorted(tensors.items(), key=lambda item: at[item[0]]))
 
 
 def views_of(row: Tensor, outlines: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -12,7 +12,13 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from dit.checkpoint_paths import STEP, has_adapters, saved_card, saved_config, verify
+from dit.checkpoint_paths import (
+    has_adapters,
+    saved_card,
+    saved_checkpoints,
+    saved_config,
+    verify,
+)
 from dit.config import RunConfig, Weights
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.cards import (
@@ -352,7 +358,7 @@ def exporter(config: RunConfig) -> Callable[[Path], Path]:
     place = Path(config.checkpoint.save) / "diffusers"
 
     def tidy(checkpoint: Path) -> None:
-        for old in place.glob(f"{STEP}*"):
+        for old in saved_checkpoints(place):
             # An older export of the same step is from a run that was resumed at an earlier step.
             if old.name == checkpoint.name or not checkpoint.with_name(old.name).exists():
                 shutil.rmtree(old)

@@ -80,6 +80,12 @@ def val_split(dataset: DatasetConfig) -> str:
     return "train" if dataset.use_train_split_for_val else "val"
 
 
+def data_paths(config: RunConfig) -> list[str]:
+    """The folders, or the metadataset, that are read in training if it is not on mock data."""
+    data = config.dataset
+    return [entry.path for entry in data.blend] or ([data.path] if data.path else [])
+
+
 def energon_source(dataset: DatasetConfig, *, split: str) -> str | dict[str, Any]:
     """The `path` for Energon's loaders; a blend becomes a metadataset in memory."""
     if not dataset.blend:
@@ -164,23 +170,6 @@ def dataset_sizes(config: RunConfig) -> dict[str, int]:
     leaves = train_leaves(config)
     prefixes = key_prefixes(leaves)
     return {prefixes.get(str(leaf.path), ""): count_samples(leaf) for leaf in leaves}
-
-
-def check_readers(leaves: tuple[DatasetSplit, ...], *, ranks: int, workers: int) -> None:
-    """Checks that every reader has a sample, because Energon cannot repeat an empty shard.
-
-    Raises:
-        DataError: a folder has fewer samples than there are readers.
-    """
-    readers = ranks * max(1, workers)
-    for leaf in leaves:
-        count = count_samples(leaf)
-        if count < readers:
-            raise DataError(
-                f"{leaf.path} has {count} samples in split `{leaf.split}`, fewer than the {readers}"
-                f" readers ({ranks} data-parallel ranks x {max(1, workers)} workers);"
-                f" lower dataset.num_workers or start fewer processes"
-            )
 
 
 def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[str, Tensor]:
@@ -271,7 +260,7 @@ def _leaves(dataset: DatasetConfig, *, split: str) -> tuple[DatasetSplit, ...]:
 
 def _expand(path: EPath, split: str) -> Iterator[DatasetSplit]:
     if path.is_file():
-        _check_metadataset(path)
+        list(metadataset_files(path))
         try:
             found = list(traverse_metadataset(path, split_part=split))
         except KeyError as error:
@@ -313,7 +302,12 @@ def _read_yaml(path: EPath) -> Any:
     return document
 
 
-def _check_metadataset(path: EPath, *, outer: tuple[str, ...] = ()) -> None:
+def metadataset_files(path: EPath, *, outer: tuple[str, ...] = ()) -> Iterator[EPath]:
+    """A metadataset, and the files that it names: other ones, and settings of its datasets.
+
+    Raises:
+        DataError: one of them cannot be read here, or names code.
+    """
     if str(path) in outer:
         raise DataError(f"metadataset {path} refers to itself, by {' -> '.join(outer)}")
     if not path.name.endswith(".yaml"):
@@ -322,15 +316,43 @@ def _check_metadataset(path: EPath, *, outer: tuple[str, ...] = ()) -> None:
         )
     document = _read_yaml(path)
     _check_class(document, path, allowed=_METADATASETS)
-    for name in (node.get("path") for node in _mappings_in(document)):
+    yield path
+    for node in _mappings_in(document):
+        name = node.get("path")
         if not isinstance(name, str):
             continue
         if name.startswith("~"):
             home = os.path.expanduser(name)
             raise DataError(f"{path}: path {name}: Energon knows no home folders; write {home}")
+        _check_shares(node, path)
         inner = path.parent / name
         if inner.is_file():
-            _check_metadataset(inner, outer=(*outer, str(path)))
+            yield from metadataset_files(inner, outer=(*outer, str(path)))
+        yield from _settings_files(node, inner)
+
+
+def _check_shares(node: dict[Any, Any], path: EPath) -> None:
+    for key in ("weight", "repetitions"):
+        share = node.get(key, 1)
+        if isinstance(share, int | float) and not share > 0:
+            raise DataError(
+                f"{path}: {key} of {node['path']} is {share}, and must be above 0; to go without"
+                " a dataset, leave it out"
+            )
+
+
+def _settings_files(node: dict[Any, Any], folder: EPath) -> Iterator[EPath]:
+    """The files that a metadataset takes in the place of a folder's own dataset.yaml, split.yaml.
+
+    Raises:
+        DataError: the former names another class, or code.
+    """
+    for key in ("dataset_config", "split_config"):
+        if isinstance(name := node.get(key), str):
+            file = folder / META / name
+            if key == "dataset_config" and file.is_file():
+                _check_class(_read_yaml(file), file, allowed=_CRUDE)
+            yield file
 
 
 def _mappings_in(node: Any) -> Iterator[dict[Any, Any]]:

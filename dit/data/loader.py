@@ -28,7 +28,7 @@ from typing import Any, Self
 
 from dit.batch import PackedBatch
 from dit.config import RunConfig
-from dit.data.datasets import DatasetSplit, check_readers, count_samples, train_leaves, val_leaves
+from dit.data.datasets import DatasetSplit, count_samples, train_leaves, val_leaves
 from dit.data.energon.resumable_loader import ResumableLoader, Snapshot, deaths_in_words
 from dit.data.energon.stages import WorkerBatch
 from dit.data.energon.task_encoder import open_training
@@ -60,7 +60,6 @@ def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> Pack
         DataError: the data are missing, not prepared, or too few for the readers.
     """
     leaves = train_leaves(config)
-    check_readers(leaves, ranks=world_size, workers=config.dataset.num_workers)
     bound = _bound(config, leaves, ranks=world_size)
     return PackLoader(
         open_training(config, leaves, bound, rank=rank, world_size=world_size),

@@ -23,7 +23,7 @@ from dit.batch import TEXT
 from dit.bin_packing import CANDIDATES
 from dit.config import Balance, DatasetConfig, RunConfig
 from dit.data.cook import Expected
-from dit.data.datasets import META, train_leaves
+from dit.data.datasets import META, data_paths, metadataset_files, train_leaves
 from dit.data.energon.internals import buffered_keys, nested_states
 from dit.data.energon.worker_shards import Remaining, SampleId
 from dit.data.rejections import BEGIN_ANEW, DataError, RejectCounts
@@ -290,7 +290,8 @@ def _differing(name: str, saved: Any, current: Any, places: tuple[str, str]) -> 
         return f"{name}: {saved} when saved, {current} now"
     then, now = places
     if then == now:
-        what = f"{now} has other shards or splits now (index {saved} when saved, {current} now)"
+        which = f"index {saved} when saved, {current} now"
+        what = f"{now} has other shards, splits or weights now ({which})"
     else:
         what = f"{then} (index {saved}) when saved, {now} (index {current}) now"
     return f"dataset.path, blend, mock: {what}"
@@ -304,13 +305,16 @@ def places_of(data: DatasetConfig) -> str:
 
 
 def _fingerprints(config: RunConfig) -> list[str]:
-    """One hash for each dataset folder, over its index, its splits and its settings."""
+    """One hash for each dataset folder, over its index, its splits and its settings.
+
+    And one for each metadataset and file that it names.
+    """
     hashes = [
         _hash_files([leaf.path / META / name for name in _INDEX]) for leaf in train_leaves(config)
     ]
-    path = config.dataset.path
-    if not config.dataset.mock and path is not None and EPath(path).is_file():
-        hashes.append(_hash_files([EPath(path)]))
+    for path in map(EPath, [] if config.dataset.mock else data_paths(config)):
+        if path.is_file():
+            hashes += [_hash_files([file]) for file in metadataset_files(path)]
     return hashes
 
 

@@ -26,7 +26,7 @@ from dit.bin_packing import MOST_IN_A_PASS, mean_fill
 from dit.config import Balance, DatasetConfig, Problems, RunConfig
 from dit.config.sparsity import SHORT_SAMPLE
 from dit.data.cook import Expected, size_in_pack
-from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves
+from dit.data.datasets import DatasetSplit, count_samples, data_paths, shards_of, train_leaves
 from dit.data.preflight import SIDE_BY_SIDE, check_data, read_data_card
 from dit.data.rejections import REMEDIES, DataError, SampleRefused
 from dit.models.cost import geometry_tokens
@@ -355,12 +355,6 @@ def steps_of_epochs(config: RunConfig) -> RunConfig:
     except Problems as error:
         named = f"train.epochs={config.train.epochs:g} is {counted(steps, 'step')} of these data"
         raise Problems([f"{named}: {problem}" for problem in error.problems]) from None
-
-
-def data_paths(config: RunConfig) -> list[str]:
-    """The folders, or the metadataset, that are read in training if it is not on mock data."""
-    data = config.dataset
-    return [entry.path for entry in data.blend] or ([data.path] if data.path else [])
 
 
 def absent_data(config: RunConfig) -> str:

@@ -58,8 +58,14 @@ def check_data(config: RunConfig) -> Checked:
     """
     leaves, faults, notes = train_leaves(config), [], dict[str, None]()
     held_out = [leaf for one in validation_sets(config).values() for leaf in val_leaves(one)]
+    first = dataset_card(config) or {}
     for leaf in dict.fromkeys([*leaves, *held_out]):
         card = read_data_card(leaf)
+        if other := made_otherwise(first, card or {}):
+            notes[
+                f"WARNING: {leaf.path} was not prepared as {leaves[0].path} ({other}): one network"
+                " is to learn both, and its samples are decoded as those of the latter"
+            ] = None
         if card:
             faults += [f"{leaf.path / CARD}: {fault}" for fault in card_faults(card, config)]
         notes |= dict.fromkeys(_about_padding(leaf, card or {}, config))
@@ -156,6 +162,26 @@ def read_data_card(leaf: DatasetSplit) -> dict[str, Any] | None:
     if not isinstance(card, dict):
         raise DataError(f"{path} is no JSON object, but {type(card).__name__}; {_RESTORE}")
     return card
+
+
+_MADE_BY = {"processor": ("name",), "latent": ("mean", "std"), "text_encoder": ("name",)}
+"""Parts and entries of a card on which the meaning of latents and texts depends."""
+
+
+def made_otherwise(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """Entries that differ between the cards of two datasets, if one network cannot learn both.
+
+    Empty where there are none; what a card does not say is not compared.
+    """
+    differing = []
+    for part, names in _MADE_BY.items():
+        parts = (one.get(part), other.get(part))
+        for name in names:
+            first, second = (of.get(name) if isinstance(of, dict) else None for of in parts)
+            if None not in (first, second) and first != second:
+                values = "" if isinstance(first, list) else f": {first}, {second}"
+                differing.append(f"{part}.{name}{values}")
+    return "; ".join(differing)
 
 
 def card_faults(card: dict[str, Any], config: RunConfig) -> Iterator[str]:

@@ -193,8 +193,9 @@ class StopSignals:
         self.former_handlers = {s: signal.signal(s, self._receive) for s in signals}
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for s, handler in self.former_handlers.items():
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """After an error they stay: the launcher stops the others before they can say why."""
+        for s, handler in self.former_handlers.items() if kind is None else ():
             signal.signal(s, handler)
 
     def _receive(self, _number: int, _frame: FrameType | None) -> None:

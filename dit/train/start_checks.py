@@ -28,7 +28,8 @@ from dit.config import (
 )
 from dit.config_loading.validate import check_objective_inputs
 from dit.data import build_train_loader, null_inputs, validation_groups
-from dit.data.passes import absent_data, data_paths
+from dit.data.datasets import data_paths
+from dit.data.passes import absent_data
 from dit.data.preflight import validation_sets
 from dit.models.cost import network_cost
 from dit.models.layers.context_parallel import check_joint_context, check_ring

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import sys
@@ -137,12 +138,27 @@ def test_more_samples_in_the_same_folder_are_other_data(pretrain, tmp_path, digi
     shutil.copytree(more_digits, data)
     changes = (f"dataset.path={data}", "train.train_iters=3")
     said = pretrain(run, *changes).error()
-    assert f"dataset.path, blend, mock: {data} has other shards or splits now (index" in said
+    assert (
+        f"dataset.path, blend, mock: {data} has other shards, splits or weights now (index" in said
+    )
     assert "the data begin anew" in _said(pretrain(run, *_anew(*changes)))
     assert [line["step"] for line in metrics(run)] == [1, 2, 3]
 
 
 @pytest.mark.slow
+def test_data_that_were_encoded_otherwise_in_the_same_shards_are_named(pretrain, tmp_path, digits):
+    """Shards of as many samples, by another autoencoder, have the same index."""
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(digits, data)
+    said = _said(pretrain(run, f"dataset.path={data}", "train.train_iters=1"))
+    assert "prepared otherwise" not in said
+    card = json.loads((data / "dataset_card.json").read_text())
+    card["processor"]["name"] = "flux"
+    (data / "dataset_card.json").write_text(json.dumps(card))
+    said = _said(pretrain(run, f"dataset.path={data}"))
+    assert "prepared otherwise when the checkpoint was saved (processor.name: pixel, flux)" in said
+
+
 def test_data_begin_anew_on_other_ranks_and_workers(digits, more_digits, tmp_path):
     def go(*changes: str, nproc: int) -> str:
         places = (f"checkpoint.save={tmp_path}", "train.eval_interval=0")

@@ -81,6 +81,25 @@ def test_samples_of_a_blend_are_counted_across_a_stop(enter, digits, tmp_path):
         assert histogram.histogram_value.bucket_limit[-1] == length
 
 
+def test_a_renamed_folder_of_a_blend_keeps_its_counts(enter, digits, tmp_path):
+    folder, counts = tmp_path / "run", []
+    for steps, name in ((1, "again"), (2, "other")):
+        if (tmp_path / "again").exists():
+            (tmp_path / "again").rename(tmp_path / name)
+        else:
+            shutil.copytree(digits, tmp_path / name)
+        blend = f"dataset.blend=[{{path: {digits}}}, {{path: {tmp_path / name}}}]"
+        asked = ("--config-file", ROOT / "conf/dit_digits.yaml", *SMALL, "dataset.path=null", blend)
+        asked += ("dataset.num_workers=0", "train.eval_interval=0", f"checkpoint.save={folder}")
+        done = enter(
+            "pretrain_dit", *asked, f"train.train_iters={steps}", "scheduler.lr_warmup_iters=0"
+        )
+        assert done.code == 0, done.said
+        assert ("other names than in the checkpoint (again -> other)" in done.said) == (steps == 2)
+        counts.append(metrics(folder)[-1][f"samples_{name}"])
+    assert 0 < counts[0] < counts[1]
+
+
 TENSOR = ("model.tensor_model_parallel_size=2",)
 STOPPED = ("dataset.num_workers=0", "train.eval_interval=0", "checkpoint.keep_last=9")
 STOPPED += (

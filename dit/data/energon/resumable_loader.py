@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -227,9 +228,18 @@ def _start_worker(energons: Callable[[int], None], trainer: int, worker: int) ->
     only a second SIGTERM ends it: the one that the trainer sends as it leaves.
     """
     energons(worker)
+    sys.excepthook = partial(_show_unless_the_trainer_left, sys.excepthook)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _obey_the_next)
     Thread(target=_end_with, args=(trainer,), daemon=True).start()
+
+
+def _show_unless_the_trainer_left(
+    show: Callable[..., object], kind: type[BaseException], error: BaseException, trace: object
+) -> None:
+    """What breaks while the trainer fetches a pack, as where it is killed, is no fault of ours."""
+    if not isinstance(error, (ConnectionError, EOFError)):
+        show(kind, error, trace)
 
 
 def _end_with(trainer: int) -> None:

@@ -22,6 +22,7 @@ from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from dit.data.energon.internals import IndexRange, passes_read, set_slices, unread
+from dit.data.rejections import DataError
 
 SampleId = tuple[int, int]
 """(number of the dataset in the blend, index of the sample in it)."""
@@ -159,10 +160,23 @@ class FolderShard(WorkerShard):
         before: int,
         worker_config: ReaderConfig,
     ):
-        """`before` counts the samples of the datasets that come before this one in the blend."""
+        """`before` counts the samples of the datasets that come before this one in the blend.
+
+        Raises:
+            DataError: a reader would have no sample. Energon cannot repeat an empty shard, and
+                blends the other datasets without this one.
+        """
         super().__init__(loader, worker_config=worker_config)
         self._factory = factory
         self._before = before
+        whole = self.slices(0, 1)
+        if (count := whole[-1] - whole[0]) < worker_config.readers:
+            raise DataError(
+                f"{factory.path} gives {count} samples, fewer than the {worker_config.readers}"
+                f" readers ({worker_config.world_size} data-parallel ranks x"
+                f" {max(1, worker_config.num_workers)} workers); lower dataset.num_workers, start"
+                " fewer processes, or leave it out"
+            )
         workers = range(max(1, worker_config.num_workers))
         slices = [self.slices(worker_config.reader(w), worker_config.readers) for w in workers]
         set_slices(loader, slices)

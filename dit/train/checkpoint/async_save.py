@@ -34,6 +34,7 @@ from dit.checkpoint_paths import (
     STEP,
     CheckpointError,
     FileDigest,
+    saved_checkpoints,
     sync_and_digest,
     write_manifest,
 )
@@ -42,6 +43,7 @@ from dit.config_loading import save_config
 from dit.distcp import DistcpFile, DistcpSave, plan_files
 from dit.distributed.collective_errors import error_in_words, on_all_ranks, on_first_rank
 from dit.distributed.data_parallel import gathered_weights
+from dit.distributed.watchdog import is_lost_peer
 from dit.models.parameter_groups import frozen_weights
 from dit.safe_writing import sync_folder
 from dit.train.checkpoint.data_position import loader_file
@@ -49,11 +51,7 @@ from dit.train.checkpoint.starting_point import ORIGIN, Origin
 from dit.train.checkpoint.state_dict import INTERVAL, DataState, TrainProgress, share_of_state
 from dit.train.model_and_optimizer import ModelAndOptimizer
 
-_NOT_OF_THE_DISK = (
-    torch.distributed.DistError,  # another process has died
-    torch.AcceleratorError,
-    torch.OutOfMemoryError,
-)
+_NOT_OF_THE_DISK = (torch.AcceleratorError, torch.OutOfMemoryError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,7 +221,7 @@ class Saver:
         for name in names:
             self._new(name).replace(self.checkpoints / name)
         # Checkpoints of later steps are also from before such a return: they stay until replaced.
-        done = sorted(p for p in self.checkpoints.glob(f"{STEP}*") if p.name <= final.name)
+        done = [p for p in saved_checkpoints(self.checkpoints) if p.name <= final.name]
         keep, best = self.config.checkpoint.keep_last, self._best()
         old = [path for path in (done[:-keep] if keep else []) if path.name != best]
         renamed += [_rename_for_removal(path) for path in old]
@@ -242,7 +240,7 @@ class Saver:
         try:
             yield
         except (CheckpointException, OSError, RuntimeError) as error:  # torch's, at a full disk
-            if "gloo" in str(error) or isinstance(error, _NOT_OF_THE_DISK):
+            if is_lost_peer(error) or isinstance(error, _NOT_OF_THE_DISK):
                 raise
             if torch.distributed.get_rank() == 0:
                 with suppress(OSError):  # it would hide why the save has failed
@@ -257,8 +255,8 @@ class Saver:
         """A sentence with the size of a checkpoint and the free space, as far as they are known."""
         try:
             free = shutil.disk_usage(self.checkpoints).free
-            last = max(self.checkpoints.glob(f"{STEP}*"), default=None)
-            size = max(size, sum(file.stat().st_size for file in last.iterdir()) if last else 0)
+            for last in saved_checkpoints(self.checkpoints)[-1:]:
+                size = max(size, sum(file.stat().st_size for file in last.iterdir()))
         except OSError:
             return ""
         needed = f"A checkpoint needs about {size / 1e6:,.1f} MB, and " if size else ""

@@ -25,9 +25,9 @@ from dit.checkpoint_paths import (
     LOWEST_VAL,
     MANIFEST,
     POINTERS,
-    STEP,
     CheckpointError,
     find_checkpoint,
+    saved_checkpoints,
 )
 from dit.config import RunConfig
 from dit.distributed.collective_errors import error_in_words
@@ -191,7 +191,7 @@ class Mirror:
     def _local(self) -> dict[str, bytes]:
         """The manifests of the checkpoints in the run folder, which saves replace and remove."""
         found = {}
-        for path in self.checkpoints.glob(f"{STEP}*"):
+        for path in saved_checkpoints(self.checkpoints):
             with suppress(FileNotFoundError):
                 found[path.name] = (path / MANIFEST).read_bytes()
         return found

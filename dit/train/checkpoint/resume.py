@@ -26,6 +26,7 @@ from dit.checkpoint_paths import (
     find_checkpoint,
     has_adapters,
     manifest_of,
+    saved_card,
     saved_config,
 )
 from dit.command_line import python
@@ -33,7 +34,8 @@ from dit.config import EmaKind, RunConfig, Weights
 from dit.config.resume import Resume
 from dit.config_loading import changes
 from dit.config_loading.schema import schema_of
-from dit.data import DataError, LoaderLayout, PackLoader
+from dit.data import DataError, LoaderLayout, PackLoader, dataset_sizes
+from dit.data.preflight import made_otherwise
 from dit.distributed.collective_errors import on_all_ranks, on_first_rank
 from dit.distributed.entry import at_stake, say_below
 from dit.distributed.watchdog import heartbeat
@@ -149,6 +151,11 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
             " dataset.task_encoder_seq_length): at the next log step they are of the steps from"
             f" {run.progress.step + 1} on"
         )
+    if other := made_otherwise(saved_card(path) or {}, run.card or {}):
+        run.notes.append(
+            f"WARNING: the data were prepared otherwise when the checkpoint was saved ({other}):"
+            " the network has learned those latents and texts"
+        )
     if run.folder is not None:
         run.notes += disk_space_notes(path, run.folder)
     if _restarts_data(run, path, own=own):
@@ -159,6 +166,7 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
         )
     else:
         _load_data_position(run, path)
+        _take_new_names(run)
 
 
 def _keep_origin(run: TrainState, origin: Origin | None) -> None:
@@ -178,6 +186,20 @@ def _load_data_position(run: TrainState, path: Path) -> None:
         return
     restore_position(loader, states, path)
     run.notes += [loader.resharded] if loader.resharded else []
+
+
+def _take_new_names(run: TrainState) -> None:
+    """Renamed folders of a blend keep their counts; their samples have other keys."""
+    then, now = run.progress.of_datasets, [*dataset_sizes(run.config)]
+    renamed = [f"{old} -> {new}" for old, new in zip(then, now, strict=False) if old != new]
+    if renamed and len(then) == len(now):
+        counts = dict(zip(now, then.values(), strict=True))
+        run.progress = replace(run.progress, of_datasets=counts)
+        run.notes.append(
+            f"WARNING: folders of the blend have other names than in the checkpoint"
+            f" ({', '.join(renamed)}): the same samples come, with other noise, which follows from"
+            " their keys; rename the folders back for the same numbers"
+        )
 
 
 def _data_positions(run: TrainState, path: Path) -> list[Position]:

@@ -34,6 +34,7 @@ from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
 from dit.config.resume import Resume, resume_class
 from dit.config_loading.schema import schema_of
 from dit.distcp import common_values, load, tensor_names
+from dit.distributed.watchdog import is_lost_peer
 from dit.models.layers.adaptable import is_stored
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
@@ -308,6 +309,8 @@ def _read(state: dict[str, Any], path: Path) -> Any:
         first = next((cause for cause, _ in error.failures.values()), error)  # of the ranks
         raise damaged(path, first) from error
     except Exception as error:
+        if is_lost_peer(error):
+            raise
         raise damaged(path, error) from error
 
 

@@ -17,6 +17,12 @@ def train_error(config, *, world_size=1):
     return str(caught.value)
 
 
+def blend(*entries):
+    """A metadataset of these datasets."""
+    head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
+    return f"{head}    blend: [{', '.join(entries)}]\n"
+
+
 def test_no_data_named():
     assert "dataset.path" in train_error(run_config(dataset=DatasetConfig()))
 
@@ -96,6 +102,32 @@ def test_a_metadataset_does_not_choose_code_either(shards, tmp_path):
     assert "inner.yaml asks for megatron.energon.exec" in train_error(shards.config(outer))
     inner.write_text(head + "    path: ./a\n")
     assert "dataset.yaml asks for subprocess.Popen" in train_error(shards.config(outer))
+
+
+def test_settings_that_a_metadataset_names_do_not_choose_code(shards, tmp_path):
+    shards.good_set(tmp_path / "a", 5)
+    (tmp_path / "a/.nv-meta/other.yaml").write_text("__module__: subprocess\n__class__: Popen\n")
+    (tmp_path / "m.yaml").write_text(blend("{weight: 1, path: ./a, dataset_config: other.yaml}"))
+    assert "other.yaml asks for subprocess.Popen" in train_error(shards.config(tmp_path / "m.yaml"))
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "0.0"])
+def test_a_weight_of_a_metadataset_is_above_0(shards, tmp_path, weight):
+    shards.good_set(tmp_path / "a", 5)
+    (tmp_path / "m.yaml").write_text(blend(f"{{weight: {weight}, path: ./a}}"))
+    said = train_error(shards.config(tmp_path / "m.yaml"))
+    assert f"m.yaml: weight of ./a is {weight}, and must be above 0" in said
+
+
+@pytest.mark.parametrize(("part", "count"), [("5%", 3), ("1%", 0)])
+def test_a_part_of_a_dataset_has_a_sample_for_each_reader(shards, tmp_path, part, count):
+    """Energon would blend the others without it, on some ranks or on all."""
+    shards.good_set(tmp_path / "a", 60)
+    shards.good_set(tmp_path / "b", 60)
+    few = f"{{weight: 1, path: ./a, subset: {{range: [0%, {part}]}}}}"
+    (tmp_path / "m.yaml").write_text(blend(few, "{weight: 1, path: ./b}"))
+    said = train_error(shards.config(tmp_path / "m.yaml", num_workers=2), world_size=2)
+    assert f"/a gives {count} samples, fewer than the 4 readers" in said
 
 
 def test_a_file_that_is_no_metadataset(shards, tmp_path):

@@ -2,14 +2,17 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from multiprocessing.resource_sharer import DupFd
 from threading import Timer
 
 import pytest
 
 from dit.data import DataError, build_train_loader
+from dit.data.cook import Expected
 
 DEATH = r"DataLoader worker|loader process"
 
@@ -93,6 +96,27 @@ def test_close_ends_the_workers(loader):
     workers = pids(loader)
     loader.close()
     assert not any(os.path.exists(f"/proc/{pid}") for pid in workers)
+
+
+def test_a_trainer_that_is_killed_while_it_fetches_a_pack(
+    shards, tmp_path, opened, monkeypatch, capfd
+):
+    """What the worker would print stood before the error that names the killed process."""
+    fetch = DupFd.detach
+
+    def break_off_first(sent):
+        with socket.socket(socket.AF_UNIX) as broken:
+            broken.connect(sent._id[0])
+        return fetch(sent)
+
+    monkeypatch.setattr(Expected, "pack_bytes", 100)  # no shared memory, so packs are fetched
+    monkeypatch.setattr(DupFd, "detach", break_off_first)
+    config = shards.config(shards.good_set(tmp_path, 60), num_workers=1)
+    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    for _ in range(4):
+        next(loader)
+    loader.close()
+    assert "Error" not in capfd.readouterr().err
 
 
 LEAVE = """

@@ -2,6 +2,7 @@
 
 import gc
 import math
+from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 
@@ -19,8 +20,16 @@ from dit.models.patch_layout import PatchLayout
 from dit.models.positions import GridPositions
 from dit.pack_wire import PackBuffers
 
-POSITIONS = GridPositions(24.0)
-
+LAYOUT = PatchLayout(
+    patch_temporal=1,
+    patch_spatial=2,
+    sample_multiple=4,
+    positions=GridPositions(24.0),
+    inputs=(SampleInput(name="text", kind=InputKind.TEXT, width=3),),
+)
+SAMPLE = LatentSample(
+    key="k", latent_CFHW=torch.ones(2, 1, 4, 4), text_LE=torch.ones(1, 3), fps=math.nan
+)
 PACKS = 40
 
 
@@ -139,19 +148,31 @@ def test_a_sample_that_is_refused_leaves_no_gap(shards, tmp_path, opened):
         assert one.latent_TC.isfinite().all()
 
 
+@pytest.mark.parametrize("latents", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("text", [torch.float32, torch.bfloat16])
+def test_a_pack_lies_in_its_row_whatever_its_types(monkeypatch, latents, text):
+    monkeypatch.setattr("dit.pack_wire.get_worker_info", lambda: SimpleNamespace(id=0))
+    layout = replace(
+        LAYOUT, inputs=(*LAYOUT.inputs, SampleInput(name="v", kind=InputKind.VECTOR, width=5))
+    )
+    sample = replace(
+        SAMPLE,
+        latent_CFHW=SAMPLE.latent_CFHW.to(latents),
+        text_LE=SAMPLE.text_LE.to(text),
+        others={"v": torch.ones(5)},
+        loss_weight=2.0,
+    )
+    rows = PackBuffers(1, size=10_000, held=1)
+    writer = PackWriter(layout, [SampleSize.of(sample, layout)], channels=2, memory=rows.free)
+    writer.add(sample)
+    assert rows.placed(writer.finish())[1] == (0, 0)
+
+
 def test_a_pack_that_lost_a_sample_does_not_stay_in_a_row_that_is_free(monkeypatch):
     """It is sent by a thread, while the next pack is laid."""
     monkeypatch.setattr("dit.pack_wire.get_worker_info", lambda: SimpleNamespace(id=0))
-    layout = PatchLayout(
-        patch_temporal=1,
-        patch_spatial=2,
-        sample_multiple=4,
-        positions=POSITIONS,
-        inputs=(SampleInput(name="text", kind=InputKind.TEXT, width=3),),
-    )
+    layout, sample = LAYOUT, SAMPLE
     rows = PackBuffers(1, size=10_000, held=1)
-    latent, text = torch.ones(2, 1, 4, 4), torch.ones(1, 3)
-    sample = LatentSample(key="k", latent_CFHW=latent, text_LE=text, fps=math.nan)
     sizes = [SampleSize.of(sample, layout)] * 2
     writer = PackWriter(layout, sizes, channels=2, memory=rows.free)
     writer.add(sample)

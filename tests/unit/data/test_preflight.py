@@ -166,6 +166,32 @@ def test_a_card_that_is_no_object(shards, root, text):
     assert str(root / "dataset_card.json") in fault(shards.config(root))
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"processor": {"name": "flux"}}, "(processor.name: wan, flux)"),
+        ({"latent": {"std": [2.0, 1.0]}}, "(latent.std)"),
+        ({"text_encoder": {"name": "t5"}}, "(text_encoder.name: words, t5)"),
+        ({"processor": 3, "latent": {"std": [1.0, 1.0]}, "text_encoder": {}}, ""),
+    ],
+)
+def test_a_dataset_that_was_made_otherwise_is_named(shards, root, tmp_path, other, said):
+    card = {
+        "processor": {"name": "wan"},
+        "latent": {"std": [1.0, 1.0]},
+        "text_encoder": {"name": "words"},
+    }
+    second = shards.good_set(tmp_path / "b", 30)
+    (root / "dataset_card.json").write_text(json.dumps(card))
+    (second / "dataset_card.json").write_text(json.dumps(other))
+    blend = (BlendEntry(path=str(root)), BlendEntry(path=str(second)))
+    config = shards.config(blend=blend)
+    notes = check_data(replace(config, train=replace(config.train, eval_iters=0))).notes
+    assert [note.partition(": one network")[0] for note in notes] == (
+        [f"WARNING: {second} was not prepared as {root} {said}"] if said else []
+    )
+
+
 def test_validation_that_does_not_happen_needs_no_files(shards, root):
     (root / "val/shard-000000.tar").unlink()
     config = shards.config(root)

@@ -172,6 +172,29 @@ def test_every_difference_is_named_at_once(shards, root, opened):
     assert "max_size" not in text  # rotary positions do not look at it
 
 
+@pytest.mark.parametrize("outer", ["path", "blend"])
+def test_a_weight_in_an_inner_metadataset_is_part_of_the_data(
+    shards, root, tmp_path, opened, outer
+):
+    def mixed(weight):
+        head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
+        (tmp_path / "inner.yaml").write_text(
+            f"{head}    blend:\n      - {{weight: {weight}, path: {root}/a}}\n"
+            f"      - {{weight: 1, path: {root}/b}}\n"
+        )
+        (tmp_path / "outer.yaml").write_text(f"{head}    path: inner.yaml\n")
+        if outer == "path":
+            config = shards.config(tmp_path / "outer.yaml")
+        else:
+            config = shards.config(blend=(BlendEntry(path=str(tmp_path / "inner.yaml")),))
+        return opened(build_train_loader(config, rank=0, world_size=1))
+
+    state = mixed(1).state_dict()
+    mixed(1).load_state_dict([state])
+    with pytest.raises(DataError, match="has other shards, splits or weights now"):
+        mixed(2).load_state_dict([state])
+
+
 def test_a_state_with_foreign_code_is_not_run(shards, root, opened, capsys):
     class Attack:
         def __reduce__(self):

@@ -128,6 +128,19 @@ def test_an_early_interrupt_is_no_error_and_names_the_command(capfd, monkeypatch
         assert capfd.readouterr() == ("", said)
 
 
+def test_a_process_that_leaves_with_an_error_is_not_stopped_on_its_way():
+    """The launcher stops all others as soon as one has died, and they may have more to say."""
+    stop = StopSignals()
+    try:
+        with pytest.raises(RuntimeError), stop:
+            raise RuntimeError
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.received
+    finally:
+        for number, handler in stop.former_handlers.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(
     ("before", "launched", "stops"),
     [(signal.SIG_DFL, "", True), (signal.SIG_IGN, "", False), (signal.SIG_IGN, "True", True)],

@@ -164,11 +164,14 @@ def test_a_folder_that_has_gone_is_named(groups, tmp_path):
 def test_the_best_checkpoint_is_named_and_kept(groups, tmp_path):
     config = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=1))
     model, saver = build_model_and_optimizer(config, groups), Saver(tmp_path, config)
+    places = tmp_path / "checkpoints"
+    copy = places / "step_00000002_good"  # somebody's own
+    copy.mkdir(parents=True)
     for step, best in ((1, True), (2, True), (3, False), (4, False)):
         saver.begin(model, progress=TrainProgress(step=step), data=DATA, best=best)
         saver.finish()
     saver.close()
-    places = tmp_path / "checkpoints"
+    copy.rmdir()
     assert sorted(path.name for path in places.glob("step_*")) == ["step_00000002", "step_00000004"]
     assert find_checkpoint(places / "LOWEST_VAL") == places / "step_00000002"
     assert find_checkpoint(tmp_path) == places / "step_00000004"

@@ -38,6 +38,12 @@ def test_a_run_killed_before_its_first_pointer_goes_on(tmp_path, latest):
         assert find_checkpoint(path) == places / "step_00000006"
 
 
+def test_a_copy_of_a_checkpoint_under_another_name_is_none_of_the_run(tmp_path):
+    places = _run(tmp_path, 3, 6, latest=None)
+    (places / "step_00000006").rename(places / "step_00000006_good")
+    assert find_checkpoint(tmp_path) == places / "step_00000003"
+
+
 def test_a_run_folder_may_have_any_name(tmp_path):
     places = _run(tmp_path / "step_by_step", 3, latest="step_00000003")
     assert find_checkpoint(tmp_path / "step_by_step") == places / "step_00000003"

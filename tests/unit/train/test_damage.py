@@ -114,3 +114,15 @@ def test_settings_of_another_version_are_told_from_damage(model, tmp_path, monke
     assert "config.yaml was saved by megatron-dit 9.0, and this is" in str(error.value)
     assert "model.thinking" in str(error.value)
     assert "unknown key" in str(error.value)
+
+
+def test_a_process_that_dies_during_a_load_or_a_save_is_no_damage(newest, model, monkeypatch):
+    def die(*_):
+        raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error")
+
+    monkeypatch.setattr("dit.train.checkpoint.state_dict.load", die)
+    with pytest.raises(RuntimeError, match="gloo"):
+        _load(newest, model)
+    monkeypatch.setattr("dit.train.checkpoint.async_save.plan_files", die)
+    with pytest.raises(RuntimeError, match="gloo"):
+        save_checkpoint(newest, model, progress=TrainProgress(step=3), config=CONFIG, data=DATA)
