@@ -101,7 +101,6 @@ class ShardedChunk(MegatronModule):
         for unit in (*layers, module):
             _give_memory(unit)
             fully_shard(unit, mesh=mesh, mp_policy=policy)
-        module.set_reduce_scatter_unused_params(True)  # packs differ in what they have
         for unit in (module, *layers):
             # A sum, which `finalize_model_grads` divides by the tokens of all ranks.
             unit.set_gradient_divide_factor(1.0)
