@@ -227,7 +227,9 @@ def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
 
 
 def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) -> Codec:
-    """The decoder that a dataset card names; prints a notice for each option that it does not use.
+    """The decoder that a dataset card names, on the GPU where there is one.
+
+    Prints a notice for each option that it does not use.
 
     Raises:
         ValueError: it cannot be opened.
@@ -235,8 +237,9 @@ def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) 
     from dit.codecs import vae
     from dit.codecs.dataset_encoder import unused_places
     from dit.codecs.pretrained import ModelLocation
+    from dit.distributed.process_groups import device
 
-    decoder = vae.codec_of_card(card, ModelLocation(model=model, cache=cache))
+    decoder = vae.codec_of_card(card, ModelLocation(model=model, cache=cache)).on(str(device()))
     given = {"--tokenizer_model": model, "--tokenizer_cache_dir": cache}
     for sentence in unused_places(decoder, given):
         say_notice(sentence)
