@@ -128,18 +128,27 @@ class _FusedNorm(torch.autograd.Function):
         return _fused_rms_norm_backward(gradients[0].contiguous(), x, weight_K)
 
 
-@custom_op("measuring::fused_rms_norm", mutates_args=(), device_types="meta")
-def _fused_rms_norm(x: Tensor, weight_K: Tensor) -> Tensor:  # noqa: ARG001
+def _like_input(x: Tensor, weight_K: Tensor) -> Tensor:  # noqa: ARG001
     return torch.empty_like(x)
 
 
-@custom_op("measuring::fused_rms_norm_backward", mutates_args=(), device_types="meta")
-def _fused_rms_norm_backward(
+def _like_inputs(
     gradient: Tensor,  # noqa: ARG001
     x: Tensor,
     weight_K: Tensor,
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(weight_K)
+
+
+def _on_meta(name: str, function: Callable[..., Any]) -> Any:
+    """An operator of tensors without values; torch 2.11 knows no `device_types="meta"`."""
+    made = custom_op(name, function, mutates_args=())
+    made.register_fake(function)
+    return made
+
+
+_fused_rms_norm = _on_meta("measuring::fused_rms_norm", _like_input)
+_fused_rms_norm_backward = _on_meta("measuring::fused_rms_norm_backward", _like_inputs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

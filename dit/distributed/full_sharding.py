@@ -52,12 +52,16 @@ class RowsOptimizer(FP32Optimizer):
 
 
 def over_rows(optimizer: MegatronOptimizer, groups: ProcessGroupCollection) -> None:
-    """Makes the optimizer of a model in shares one that knows it."""
+    """Makes the optimizer of a model in shares one that knows it; it has no empty rows."""
     for inner in optimizer.chained_optimizers:  # type: ignore[attr-defined]
         assert type(inner) is FP32Optimizer
         inner.__class__ = RowsOptimizer
         # Squares of all rows of one copy make the norm.
         inner.grad_stats_parallel_group = groups.intra_dist_opt
+        # Transformer Engine and Apex start a kernel where the last tensor of a list ends
+        # (multi_tensor_apply.cuh): if that is empty, they leave out those before it.
+        for group in inner.param_groups:
+            group["params"] = [own for own in group["params"] if own.numel()]
 
 
 class ShardedChunk(MegatronModule):
@@ -101,7 +105,6 @@ class ShardedChunk(MegatronModule):
         for unit in (*layers, module):
             _give_memory(unit)
             fully_shard(unit, mesh=mesh, mp_policy=policy)
-        module.set_reduce_scatter_unused_params(True)  # packs differ in what they have
         for unit in (module, *layers):
             # A sum, which `finalize_model_grads` divides by the tokens of all ranks.
             unit.set_gradient_divide_factor(1.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ class ShareSchedule:
         self.units = (module, *layers)
         self._reshard(options.reshard_after_forward)
         self._fetch_ahead(options.prefetch_layers)
+        for group in (group for unit in self.units for group in _groups(unit)):
+            group.post_backward = partial(_reduce_all, group, group.post_backward)
         if options.dp_replicate_size > 1 or not options.reduce_each_pack:
             # Megatron-Core's schedules enter it for all packs but the last.
             module.config.no_sync_func = self.no_sync
@@ -90,14 +93,39 @@ class ShareSchedule:
                 unit.set_requires_gradient_sync(now, recurse=False)
 
 
+def _groups(unit: Any) -> list[Any]:
+    """What torch gathers and reduces together of a unit: one group until 2.11, then several."""
+    state = unit._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
+def _trained(group: Any) -> list[Any]:
+    return [one for one in group.fsdp_params if one.sharded_param.requires_grad]
+
+
+def _reduce_all(group: Any, reduce: Callable[..., None], *unused: Any) -> None:
+    """Sums weights that no pack of this rank has used, too: packs differ in what they have.
+
+    As `set_reduce_scatter_unused_params` of torch 2.13. Without it, as in 2.11 and 2.12, ranks
+    would send sums of different lengths.
+    """
+    for one in _trained(group) if group.reduce_grads else ():
+        weight = getattr(one, "_unsharded_param", None)
+        if weight is not None and weight.grad is one.unsharded_accumulated_grad is None:
+            weight.grad = torch.zeros_like(weight)
+    reduce(*unused)
+
+
 def _complete(unit: Any) -> None:
     """Zeros for weights that no pack has used yet, where others have gradients.
 
     torch keeps gradients in the type of their sum, and demands one type of all in a unit; those of
     the last pack alone would have another.
     """
-    for group in unit._get_fsdp_state()._fsdp_param_groups:
-        trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
+    for group in _groups(unit):
+        trained = _trained(group)
         kept = [one.unsharded_accumulated_grad for one in trained]
         like = next((gradient for gradient in kept if gradient is not None), None)
         for one, gradient in zip(trained, kept, strict=True):

@@ -16,18 +16,21 @@ from dit.codecs.pretrained import ModelLocation
 from dit.codecs.text import EncoderPadding, TextEncoder
 from dit.codecs.vae import Codec
 from dit.distributed.entry import say_notice
+from dit.distributed.process_groups import device
 from dit.parsing import parse_json
 
 _PRECISION = {"text_encoder": "bfloat16", "vae": "float32"}  # as the pages of pipelines open them
 
 
 def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) -> Codec:
-    """The decoder that a dataset card names; prints a notice for each option that it does not use.
+    """The decoder that a dataset card names, on the GPU where there is one.
+
+    Prints a notice for each option that it does not use.
 
     Raises:
         ValueError: it cannot be opened.
     """
-    decoder = vae.codec_of_card(card, ModelLocation(model=model, cache=cache))
+    decoder = vae.codec_of_card(card, ModelLocation(model=model, cache=cache)).on(str(device()))
     given = {"--tokenizer_model": model, "--tokenizer_cache_dir": cache}
     for sentence in unused_places(decoder, given):
         say_notice(sentence)

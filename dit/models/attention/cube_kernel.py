@@ -28,7 +28,8 @@ _TILES = {"BLOCK_M": CUBE_TOKENS, "BLOCK_N": CUBE_TOKENS}
 @cache
 def _compiled(device: str) -> Callable[..., Any]:
     options: Any = {"max_autotune": True} if device == "cuda" else None
-    return torch.compile(flex_attention, options=options)
+    # The whole of it, or torch would say nothing where it stops to compile, and take plain calls.
+    return torch.compile(flex_attention, fullgraph=True, options=options)
 
 
 def attend_in_blocks(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -25,7 +26,7 @@ from dit.config import (
 )
 from dit.config.sparsity import WHOLE, SparseSchedule, attended_cubes
 from dit.config_loading import load_config
-from dit.models.attention import cube_attention
+from dit.models.attention import cube_attention, cube_kernel
 from dit.models.attention.cube_attention import attend_cubes
 from dit.models.attention.cube_kernel import attend_in_blocks
 from dit.models.attention.cubes import Cubes
@@ -133,6 +134,25 @@ def test_the_kernel_of_a_gpu_chooses_the_same_cubes(monkeypatch) -> None:
     with torch.no_grad():
         made = attend_cubes((q, k, v), gate, spans, attend=attend_by_runs)
     assert (made - wanted).abs().max() < 2e-6
+
+
+def test_plain_calls_never_take_the_place_of_the_kernel(monkeypatch) -> None:
+    """torch compiles no more than `recompile_limit` kinds of calls, and says nothing of others."""
+    compiled = partial(torch.compile, backend="eager")
+    monkeypatch.setattr(cube_kernel, "_compiled", cache(cube_kernel._compiled.__wrapped__))
+    monkeypatch.setattr(torch, "compile", compiled)
+
+    def call(*grids: tuple[int, int, int]) -> None:
+        spans = _spans(grids, Fraction(3, 10))
+        cubes = spans.cubes
+        q, k, v, *_ = _random(spans.total, seed=5, width=16)
+        chosen = torch.zeros(q.shape[1], len(cubes.tokens_C11), 1, dtype=torch.int64)
+        attend_in_blocks(tuple(map(cubes.placed, (q, k, v))), chosen, cubes)
+
+    with torch._dynamo.config.patch(recompile_limit=1), torch.no_grad():
+        call(GRIDS[0])
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+            call(*GRIDS)
 
 
 def test_the_share_goes_down_as_fastvideos_sparsity_goes_up() -> None:

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from megatron.core.optimizer import OptimizerConfig as CoreOptimizerConfig
 from megatron.core.optimizer import clip_grads
+from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer
 from megatron.core.tensor_parallel import layers
 from megatron.core.utils import local_multi_tensor_l2_norm, local_multi_tensor_scale
 
@@ -23,6 +25,7 @@ from dit.config import (
     SchedulerConfig,
     TrainConfig,
 )
+from dit.distributed.full_sharding import over_rows
 from dit.models.dit.family import ExtraPosition
 from dit.models.layers import parallel_linear
 from dit.train.model_and_optimizer import build_model_and_optimizer, decay_at, power_exponent
@@ -293,6 +296,15 @@ class _Products:
     def wgrad_gemm_accum_fp32(self, inputs, gradient, total) -> None:
         self.calls += 1
         total.add_(gradient.t().float() @ inputs.float())
+
+
+def test_rows_that_a_rank_has_none_of_are_not_in_its_optimizer(groups):
+    """Kernels of Transformer Engine and Apex leave out tensors that stand before an empty one."""
+    rows = [torch.nn.Parameter(torch.zeros(count, 3)) for count in (2, 0, 1, 0)]
+    adam = GroupStepAdam([{"params": rows[:2]}, {"params": rows[2:]}])
+    inner = FP32Optimizer(adam, CoreOptimizerConfig(), lambda *_: None)
+    over_rows(ChainedOptimizer([inner]), groups)
+    assert [*map(id, inner.get_parameters())] == [id(rows[0]), id(rows[2])]
 
 
 @pytest.mark.parametrize("precision", list(Precision))

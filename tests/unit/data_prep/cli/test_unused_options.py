@@ -1,8 +1,10 @@
 """What a run does not use or does not keep of what it was given is said."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from data_prep.cli.parser import main
 from dit.codecs.dataset_card import CodecError
@@ -10,6 +12,7 @@ from dit.codecs.dataset_encoder import unused_places
 from dit.codecs.text import ByteTable, TextEncoder, text_encoder_of_card
 from dit.codecs.text.families import WanText
 from dit.codecs.vae import Pixel
+from dit.sampling import cards
 from dit.sampling.cards import decoder_of_card
 from tests.media_files import image, video
 
@@ -77,11 +80,15 @@ def test_options_that_are_read_are_not_named(tmp_path: Path, capsys) -> None:
     assert "not used" not in capsys.readouterr().out
 
 
-def test_generation_says_it_of_the_models_of_a_card(capsys) -> None:
+def pixel_and_card() -> tuple[Pixel, dict[str, Any]]:
     pixel = Pixel.of(block=2, colours=3)
     latent = {"mean": pixel.whitening.mean, "std": pixel.whitening.std}
     card = {"format_version": 1, "processor": {"name": "pixel", **pixel.settings}}
-    card["latent"] = latent
+    return pixel, card | {"latent": latent}
+
+
+def test_generation_says_it_of_the_models_of_a_card(capsys) -> None:
+    pixel, card = pixel_and_card()
     assert decoder_of_card(card, None, None) == pixel and not capsys.readouterr().err
     assert decoder_of_card(card, "some/model", None) == pixel
     said = capsys.readouterr().err
@@ -89,6 +96,14 @@ def test_generation_says_it_of_the_models_of_a_card(capsys) -> None:
         said == "--tokenizer_model is not used: 'pixel', which made the dataset, has no weights\n"
     )
     assert not unused_places(WanText, {"--t5_cache_dir": "x"})
+
+
+def test_generation_decodes_on_the_gpu(monkeypatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Pixel, "on", lambda self, device: asked.append(device) or self)
+    monkeypatch.setattr(cards, "device", lambda: torch.device("cuda", 1))
+    pixel, card = pixel_and_card()
+    assert decoder_of_card(card, None, None) == pixel and asked == ["cuda:1"]
 
 
 def test_processors_are_listed_without_a_command(capsys) -> None:
