@@ -23,13 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 from PIL import Image
 
 from data_prep.media.clips import Entry
-from data_prep.media.frame_pictures import (
-    has_alpha,
-    is_crooked,
-    picture_of,
-    turn_of,
-    upright_size,
-)
+from data_prep.media.frame_pictures import has_alpha, is_crooked, picture_of, turn_of, upright_size
 from data_prep.media.images import open_media
 from data_prep.media.video_packets import (
     PacketScan,

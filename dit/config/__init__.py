@@ -47,13 +47,7 @@ from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
 from dit.config.groups import CheckpointConfig, LoggerConfig, WandbMode, Weights
 from dit.config.lora import BaseType, LoraConfig, LoraTargets
 from dit.config.model import CUSTOM_SIZE, OTHER_NETWORKS, ModelConfig
-from dit.config.objective import (
-    MODE_SCALES,
-    OBJECTIVES,
-    EdmConfig,
-    FlowConfig,
-    ObjectiveConfig,
-)
+from dit.config.objective import MODE_SCALES, OBJECTIVES, EdmConfig, FlowConfig, ObjectiveConfig
 from dit.config.run import RunConfig
 from dit.config.training import (
     DdpConfig,

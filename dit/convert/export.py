@@ -15,14 +15,7 @@ from safetensors.torch import save_file
 from dit.checkpoint_paths import STEP, has_adapters, saved_card, saved_config, verify
 from dit.config import RunConfig, Weights
 from dit.convert.atomic_folder import new_folder, split_work
-from dit.convert.cards import (
-    DATA_CARD,
-    HUB,
-    NetworkCard,
-    PictureCode,
-    RunFacts,
-    write_card,
-)
+from dit.convert.cards import DATA_CARD, HUB, NetworkCard, PictureCode, RunFacts, write_card
 from dit.convert.diffusers_checkpoint import (
     CONFIG,
     INDEX,

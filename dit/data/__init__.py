@@ -21,12 +21,7 @@ Nothing here uses torch.distributed: ranks come as arguments.
 from dit.data.datasets import dataset_sizes, null_inputs
 from dit.data.energon.resumable_loader import deaths_in_words
 from dit.data.energon.validation_groups import ValidationGroups, ValidationPacks
-from dit.data.loader import (
-    PackLoader,
-    build_train_loader,
-    build_val_packs,
-    validation_groups,
-)
+from dit.data.loader import PackLoader, build_train_loader, build_val_packs, validation_groups
 from dit.data.loader_state import LoaderLayout, places_of
 from dit.data.passes import (
     data_lines,

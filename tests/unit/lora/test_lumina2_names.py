@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.loaders.lora_conversion_utils import (
-    _convert_non_diffusers_lumina2_lora_to_diffusers,
-)
+from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_lumina2_lora_to_diffusers
 from diffusers.pipelines.lumina2.pipeline_lumina2 import Lumina2Pipeline
 from safetensors.torch import save_file
 from torch import Tensor

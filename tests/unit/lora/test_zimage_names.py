@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.loaders.lora_conversion_utils import (
-    _convert_non_diffusers_z_image_lora_to_diffusers,
-)
+from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_z_image_lora_to_diffusers
 from diffusers.pipelines.z_image.pipeline_z_image import ZImagePipeline
 from safetensors.torch import save_file
 from torch import Tensor
