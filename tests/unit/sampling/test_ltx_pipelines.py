@@ -15,12 +15,11 @@ from PIL import Image
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.text.families import LtxText
-from dit.codecs.vae import CODECS
 from dit.codecs.vae.ltx import DECODER_LEVEL, DECODER_NOISE, Ltx
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import import_weights
 from dit.sampling.prompts import Prompt
-from tests.families import pipeline_parts
+from tests.families import encoding, pipeline_parts
 from tests.families.case import NEGATIVE, PROMPT, VIDEO, gap
 from tests.families.generation import noise_of, opened, ours, texts_of
 from tests.families.ltx import CAUSAL, EVEN, FIRST_FRAME, made_by, pipeline, random_ltx, texts_for
@@ -80,11 +79,7 @@ def test_a_list_of_timesteps_is_that_of_the_pipeline(groups, tmp_path: Path) -> 
 
 
 def codec_of(folder: Path, **changes: Any) -> Ltx:
-    usual = {"workload_type": None, "model_name": str(folder), "precision": "float32"}
-    usual |= {"stochastic": False, "tiling": False, "slicing": False, "vae_cache_folder": None}
-    found = CODECS["ltx"].from_arguments(Namespace(**usual | changes))
-    assert isinstance(found, Ltx)
-    return found
+    return encoding.codec("ltx", folder, **changes)
 
 
 def test_latents_and_pictures_are_those_of_the_pipeline(tmp_path: Path) -> None:
