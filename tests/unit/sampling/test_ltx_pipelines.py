@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -23,6 +22,7 @@ from tests.families import encoding, pipeline_parts
 from tests.families.case import NEGATIVE, PROMPT, VIDEO, gap
 from tests.families.generation import noise_of, opened, ours, texts_of
 from tests.families.ltx import CAUSAL, EVEN, FIRST_FRAME, made_by, pipeline, random_ltx, texts_for
+from tests.media_files import image
 
 CONDITIONED = {
     FIRST_FRAME: {},
@@ -30,13 +30,6 @@ CONDITIONED = {
 }
 DISTILLED = (1000.0, 993.7, 909.4, 421.9)
 CAPTION = "a red fox & a hen"
-
-
-def picture(file: Path, width: int, height: int, seed: int = 3) -> Path:
-    """A file of random colours."""
-    colours = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    Image.fromarray(colours).save(file)
-    return file
 
 
 @pytest.mark.slow
@@ -49,7 +42,7 @@ def test_a_first_frame_to_video(groups, tmp_path: Path, kind: str) -> None:
     run = opened(tmp_path)
     texts = texts_for(texts_of(run))
     _, height, width = run.latent_stride.pixels(VIDEO)
-    first, other = (picture(tmp_path / f"{n}.png", width, height, n) for n in (1, 2))
+    first, other = (image(tmp_path / f"{n}.png", width, height, seed=n) for n in (1, 2))
     given, noise = Prompt(text=PROMPT, image=str(first)), noise_of(VIDEO, 8)
     options: dict[str, Any] = {"fps": 25.0, "negative_prompt": NEGATIVE}
     for guidance, rescale in ((1.0, 0.0), (3.0, 0.7), (3.0, 0.0)):
