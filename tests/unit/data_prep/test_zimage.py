@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from diffusers.pipelines.z_image.pipeline_z_image import ZImagePipeline
 from transformers import AutoTokenizer, Qwen3Model
 
-from dit.config_loading import ConfigError, load_config
-from recipes.runs import dit_debug
 from tests.families import encoding, pipeline_parts
 
 CAPTIONS = ["a red bird on a roof", "", "x" * 600]
@@ -33,9 +30,3 @@ def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
         assert min(ours.count(caption), 512) == len(own)
         assert ours.is_cut(caption) == (caption == CAPTIONS[2])
     encoding.check_card(ours)
-
-
-@pytest.mark.parametrize("name", ["zimage_omni", "zimage_edit"])
-def test_other_networks_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"model\.name={name} is not .* SigLIP"):
-        load_config(dit_debug(), overrides=[f"model.name={name}"])
