@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dit.config import Precision
+from dit.convert.diffusers_config import model_config
 from dit.lora.factors import LoraFactors
 from tests.families.table import CASES
 
@@ -19,6 +21,14 @@ def linears(network: nn.Module) -> dict[str, tuple[int, int]]:
         for name, one in network.named_modules()
         if isinstance(one, nn.Linear)
     }
+
+
+def model_of(network: Any, *, pipeline: str | None = None) -> Any:
+    """Our configuration of a network of Diffusers, in float32."""
+    content = {"_class_name": type(network).__name__}
+    content |= {key: value for key, value in network.config.items() if key[0] != "_"}
+    told: Any = {"precision": Precision.FP32, "text_pad_to": None, "pipeline": pipeline}
+    return model_config(content, **told, place="")
 
 
 def random_factors(
@@ -75,6 +85,15 @@ def comfyui(
         if alphas:
             found[f"{prefix}{names[module]}.alpha"] = torch.tensor(one.alpha)
     return found
+
+
+def check_read_as(found: Mapping[str, LoraFactors], theirs: Mapping[str, Tensor]) -> None:
+    """Of what we read and Diffusers reads of a file: the same modules with the same products."""
+    theirs = {key.removeprefix("transformer."): tensor for key, tensor in theirs.items()}
+    assert found.keys() == {key.partition(".lora_")[0] for key in theirs}
+    for name, one in found.items():
+        down, up = (theirs[f"{name}.lora_{part}.weight"] for part in "AB")
+        torch.testing.assert_close(one.product(), up @ down)
 
 
 class Tiny:

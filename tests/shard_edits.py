@@ -36,16 +36,6 @@ def edited(source: Path, target: Path, change: Callable[[Tensors], Tensors], *, 
     return target
 
 
-def cut_short(source: Path, target: Path, *, lost: int) -> Path:
-    """A copy of `source` whose training shard ends inside the first of its last `lost` samples."""
-    shutil.copytree(source, target)
-    index = (target / f"{SHARD}.idx").read_bytes()
-    starts = struct.unpack(f"{len(index) // 8}Q", index)
-    with (target / SHARD).open("r+b") as file:
-        file.truncate(starts[-1 - lost] + 700)  # a header and a part of the payload
-    return target
-
-
 def _write(path: Path, files: dict[str, bytes]) -> None:
     starts, seen = [], set()
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:

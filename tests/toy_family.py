@@ -17,13 +17,7 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch
 from dit.config import ModelConfig, Precision
 from dit.config.resume import Refused
-from dit.models.family import (
-    Family,
-    InputKind,
-    ObjectiveConventions,
-    SampleInput,
-    WeightRules,
-)
+from dit.models.family import Family, InputKind, ObjectiveConventions, SampleInput, WeightRules
 from dit.models.layer_spec import (
     AttentionSpec,
     DoubleLayerSpec,

@@ -30,11 +30,7 @@ from dit.models.layer_spec import (
     StackSpec,
     TableModulation,
 )
-from dit.models.layers.modulation import (
-    TableAdaLN,
-    TimestepConditioning,
-    TimestepEmbedding,
-)
+from dit.models.layers.modulation import TableAdaLN, TimestepConditioning, TimestepEmbedding
 from dit.models.layers.packed_attention import RowConditions
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.per_sample import PerSample

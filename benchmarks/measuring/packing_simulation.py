@@ -18,13 +18,7 @@ from itertools import chain, count, islice
 
 import numpy as np
 
-from dit.bin_packing import (
-    RECENT,
-    best_fit_decreasing,
-    full_packs,
-    nearest_in_cost,
-    turn,
-)
+from dit.bin_packing import RECENT, best_fit_decreasing, full_packs, nearest_in_cost, turn
 from dit.config import Balance, ModelConfig
 from dit.models.flops import forward_flops
 

@@ -16,13 +16,7 @@ from typing import Any
 from data_prep.cli.media_arguments import LATER_SETTINGS, SETTINGS
 from data_prep.cli.media_options import gentler_sizings, source_of, unused_options
 from data_prep.cli.next_command import fit_run, from_scratch, training_command, tuning_of
-from data_prep.cli.terminal import (
-    show_inspection,
-    show_next,
-    show_plan,
-    show_summary,
-    show_words,
-)
+from data_prep.cli.terminal import show_inspection, show_next, show_plan, show_summary, show_words
 from data_prep.engine.processes import Engine, InProcess, Processes, RayWorkers
 from data_prep.engine.ranks import Ranks, join
 from data_prep.formats.automodel import INDEX, relocate

@@ -15,12 +15,7 @@ from data_prep.media.frame_selection import FrameRule, Window
 from data_prep.media.resizing import PRESETS, Buckets, Fit, ResizeMode, Sizing, aspect_buckets
 from data_prep.media.videos import VideoDecoder
 from data_prep.refusals import PrepError
-from data_prep.sources.beside_media import (
-    ControlFolder,
-    MaskFolder,
-    ReferenceRule,
-    RejectedFolder,
-)
+from data_prep.sources.beside_media import ControlFolder, MaskFolder, ReferenceRule, RejectedFolder
 from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
 from data_prep.sources.folders import CaptionOptions, Collection, FolderCollection
 from data_prep.sources.huggingface import huggingface_rows

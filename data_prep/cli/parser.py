@@ -11,13 +11,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from data_prep.cli.commands import (
-    run_convert,
-    run_digits,
-    run_inspect,
-    run_media,
-    run_relocate,
-)
+from data_prep.cli.commands import run_convert, run_digits, run_inspect, run_media, run_relocate
 from data_prep.cli.media_arguments import InputOptions, Minutes, add_media, add_models
 from data_prep.cli.terminal import show_codecs
 from data_prep.formats.convert import FORMATS

@@ -15,22 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from data_prep.formats.automodel import (
-    INDEX,
-    held_by,
-    index_of,
-    read_automodel,
-    write_automodel,
-)
+from data_prep.formats.automodel import INDEX, held_by, index_of, read_automodel, write_automodel
 from data_prep.formats.cached_samples import CachedSample, RefusedRecord, read_shards
-from data_prep.formats.dfm import (
-    HELD,
-    form_of,
-    holds_raw_latents,
-    is_raw,
-    read_dfm,
-    write_dfm,
-)
+from data_prep.formats.dfm import HELD, form_of, holds_raw_latents, is_raw, read_dfm, write_dfm
 from data_prep.formats.parquet import HELD as OF_PARQUET
 from data_prep.formats.parquet import read_parquet, write_parquet
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice

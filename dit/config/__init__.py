@@ -48,13 +48,7 @@ from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
 from dit.config.groups import CheckpointConfig, LoggerConfig, WandbMode, Weights
 from dit.config.lora import BaseType, LoraConfig, LoraTargets
 from dit.config.model import CUSTOM_SIZE, OTHER_NETWORKS, ModelConfig
-from dit.config.objective import (
-    MODE_SCALES,
-    OBJECTIVES,
-    EdmConfig,
-    FlowConfig,
-    ObjectiveConfig,
-)
+from dit.config.objective import MODE_SCALES, OBJECTIVES, EdmConfig, FlowConfig, ObjectiveConfig
 from dit.config.run import RunConfig
 from dit.config.training import (
     DdpConfig,
@@ -72,63 +66,3 @@ from dit.config.training import (
     TrainConfig,
 )
 from dit.config.validation import ValidationConfig, ValidationSet
-
-__all__ = [
-    "CUSTOM_SIZE",
-    "MODE_SCALES",
-    "OBJECTIVES",
-    "OTHER_NETWORKS",
-    "AttentionBackend",
-    "Balance",
-    "BaseType",
-    "BlendEntry",
-    "CheckpointConfig",
-    "ContextComm",
-    "DatasetConfig",
-    "DdpConfig",
-    "Decay",
-    "DistConfig",
-    "EdmConfig",
-    "EmaConfig",
-    "EmaKind",
-    "FlowConfig",
-    "FlowPrediction",
-    "Fp8",
-    "Fp8Recipe",
-    "Implementation",
-    "LevelDensity",
-    "LevelSpacing",
-    "LoggerConfig",
-    "LoraConfig",
-    "LoraTargets",
-    "LossKind",
-    "LossMean",
-    "MockGeometry",
-    "ModelConfig",
-    "MomentType",
-    "ObjectiveConfig",
-    "ObjectiveName",
-    "OptimizerConfig",
-    "OptimizerKind",
-    "ParameterGroup",
-    "Precision",
-    "Preference",
-    "Problems",
-    "Recompute",
-    "RecomputeMethod",
-    "RngConfig",
-    "RunConfig",
-    "Sampler",
-    "SamplingLevels",
-    "SchedulerConfig",
-    "Sharding",
-    "TargetSchedule",
-    "TextPadding",
-    "TimeShift",
-    "TrainConfig",
-    "ValidationConfig",
-    "ValidationSet",
-    "WandbMode",
-    "Weighting",
-    "Weights",
-]

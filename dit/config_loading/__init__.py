@@ -23,13 +23,3 @@ from dit.config_loading.load import (
     save_config,
     to_yaml,
 )
-
-__all__ = [
-    "ConfigError",
-    "changes",
-    "default_config",
-    "load_config",
-    "read_config",
-    "save_config",
-    "to_yaml",
-]

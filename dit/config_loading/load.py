@@ -20,14 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import OmegaConf
 
 from dit.config import ModelConfig, ObjectiveConfig, Problems, RunConfig
-from dit.config_loading.schema import (
-    Schema,
-    hints,
-    is_group,
-    path_keys,
-    record_type,
-    schema_of,
-)
+from dit.config_loading.schema import Schema, hints, is_group, path_keys, record_type, schema_of
 from dit.config_loading.settings import (
     Setting,
     escaped,

@@ -14,13 +14,7 @@ from dit.command_line import OptionParser, sentences
 from dit.config import ModelConfig
 from dit.config.resume import RESUMED, resume_class
 from dit.config_loading.load import default_config
-from dit.config_loading.schema import (
-    as_typed,
-    expected,
-    hints,
-    record_type,
-    schema_of,
-)
+from dit.config_loading.schema import as_typed, expected, hints, record_type, schema_of
 from dit.config_loading.settings import read_file
 from dit.models.registry import default_family, families, family_of_size
 

@@ -151,12 +151,12 @@ class Schema:
         kind = self.type_of(parent) if self.is_known(parent) else None
         return {name: f"{parent}.{name}" for name in hints(kind)} if is_group(kind) else {}
 
-    def reference(self, defaults: RunConfig, *, width: int = 100) -> str:
+    def reference(self, defaults: RunConfig) -> str:
         """Every group and key with its type, default and sentence, for `--help`."""
         parts = []
         for name, kind in self.groups.items():
             summary = inspect.getdoc(kind) or ""
-            body = _reference_of(kind, getattr(defaults, name), f"{name}.", width)
+            body = _reference_of(kind, getattr(defaults, name), f"{name}.", width=100)
             parts.append(f"{name}: {summary.splitlines()[0]}\n{body}")
         return "\n\n".join(parts)
 

@@ -23,11 +23,7 @@ from dit.config import (
 )
 from dit.config_loading import default_config, load_config
 from dit.config_loading.schema import as_typed
-from dit.convert.diffusers_checkpoint import (
-    OUR_KEY,
-    PrivateKeys,
-    checked_json,
-)
+from dit.convert.diffusers_checkpoint import OUR_KEY, PrivateKeys, checked_json
 from dit.convert.errors import ConvertError, listed
 from dit.models.registry import diffusers_classes, diffusers_form, family_named, family_of
 from dit.objectives.registry import REGISTRY

@@ -21,14 +21,7 @@ from dit.checkpoint_paths import (
 )
 from dit.config import RunConfig, Weights
 from dit.convert.atomic_folder import new_folder, split_work
-from dit.convert.cards import (
-    DATA_CARD,
-    HUB,
-    NetworkCard,
-    PictureCode,
-    RunFacts,
-    write_card,
-)
+from dit.convert.cards import DATA_CARD, HUB, NetworkCard, PictureCode, RunFacts, write_card
 from dit.convert.diffusers_checkpoint import (
     CONFIG,
     INDEX,

@@ -179,18 +179,16 @@ class MergedWeights:
 
 
 def open_merged(
-    checkpoint: Path, weights: Weights | None, *, base: str | None = None
+    checkpoint: Path, weights: Weights | None
 ) -> tuple[MergedWeights, RunConfig, Weights]:
     """The merged weights of a checkpoint of adapters, its configuration, and which adapters.
-
-    `base` says where the base is now, if it was moved.
 
     Raises:
         ConvertError: there are no adapters.
         CheckpointError: the checkpoint is damaged, or its base is not found.
     """
     opened = open_adapters(checkpoint, weights)
-    place = found_base(opened.run.base, moved_to=base or opened.config.lora.base)
+    place = found_base(opened.run.base, moved_to=opened.config.lora.base)
     stored = _stored_base(place, opened)
     return MergedWeights(stored, opened.factors), opened.config, opened.weights
 
@@ -234,7 +232,6 @@ def import_lora(
     base: Path,
     target: Path,
     *,
-    base_weights: Weights = Weights.MODEL,
     without_text_encoder: Callable[[str], None] | None = None,
 ) -> dict[str, LoraFactors]:
     """Writes the checkpoint `target` of the adapters in `file`, for the weights of `base`.
@@ -247,7 +244,7 @@ def import_lora(
         ConvertError: the base is none, or `target` exists or cannot be written.
         CheckpointError: the base is damaged.
     """
-    frozen, config = _base(base, averaged=base_weights is Weights.EMA)
+    frozen, config = _base(base)
     factors = read_lora(file, config.model, without_text_encoder=without_text_encoder)
     check_fits(factors, config.model, place=file)
     run = AdapterRun(adapters=shapes_of(factors), base=frozen)
@@ -257,7 +254,7 @@ def import_lora(
     return factors
 
 
-def _base(base: Path, *, averaged: bool) -> tuple[FrozenBase, RunConfig]:
+def _base(base: Path) -> tuple[FrozenBase, RunConfig]:
     """The frozen weights, and the configuration of their network.
 
     Raises:
@@ -267,7 +264,7 @@ def _base(base: Path, *, averaged: bool) -> tuple[FrozenBase, RunConfig]:
     path = find_checkpoint(base)
     if path is not None and adapters_of(path) is None:
         digest = digest_of(path)
-        frozen = FrozenBase(path=path.resolve(), averaged=averaged, digest=digest)
+        frozen = FrozenBase(path=path.resolve(), averaged=False, digest=digest)
         return frozen, saved_config(path)
     if path is not None or not is_diffusers_folder(base):
         raise ConvertError(

@@ -21,12 +21,7 @@ Nothing here uses torch.distributed: ranks come as arguments.
 from dit.data.datasets import dataset_sizes, null_inputs
 from dit.data.energon.resumable_loader import deaths_in_words
 from dit.data.energon.validation_groups import ValidationGroups, ValidationPacks
-from dit.data.loader import (
-    PackLoader,
-    build_train_loader,
-    build_val_packs,
-    validation_groups,
-)
+from dit.data.loader import PackLoader, build_train_loader, build_val_packs, validation_groups
 from dit.data.loader_state import LoaderLayout, places_of
 from dit.data.passes import (
     data_lines,
@@ -39,30 +34,3 @@ from dit.data.passes import (
 )
 from dit.data.preflight import check_data, dataset_card
 from dit.data.rejections import DataError, Reject, RejectCounts, sum_counts
-
-__all__ = [
-    "DataError",
-    "LoaderLayout",
-    "PackLoader",
-    "Reject",
-    "RejectCounts",
-    "ValidationGroups",
-    "ValidationPacks",
-    "build_train_loader",
-    "build_val_packs",
-    "check_data",
-    "data_lines",
-    "dataset_card",
-    "dataset_sizes",
-    "deaths_in_words",
-    "fill_line",
-    "forecast_packs",
-    "length_shares",
-    "null_inputs",
-    "passes_line",
-    "places_of",
-    "route_lines",
-    "steps_of_epochs",
-    "sum_counts",
-    "validation_groups",
-]

@@ -32,13 +32,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dit.config import ModelConfig
-from dit.lora.factors import (
-    FactorsByModule,
-    LoraFactors,
-    LoraFileError,
-    in_order,
-    linear_shapes,
-)
+from dit.lora.factors import FactorsByModule, LoraFactors, LoraFileError, in_order, linear_shapes
 from dit.lora.names import (
     SWAPPED,
     Factor,

@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from dit.bin_packing import mean_fill
-from dit.config import (
-    ContextComm,
-    EmaKind,
-    ModelConfig,
-    Precision,
-    Recompute,
-    RunConfig,
-    Sharding,
-)
+from dit.config import ContextComm, EmaKind, ModelConfig, Precision, Recompute, RunConfig, Sharding
 from dit.config.sparsity import trained_as
 from dit.device_specs import Device
 from dit.models.cost import (

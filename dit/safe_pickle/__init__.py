@@ -15,8 +15,6 @@ import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["loads"]
-
 
 def loads(
     data: bytes, *, classes: Iterable[type] = (), former_names: Mapping[str, type] | None = None

@@ -28,12 +28,7 @@ from torch import Tensor
 
 from dit.config import EmaConfig, EmaKind, RunConfig, Sharding
 from dit.config.training import OptimizerStates
-from dit.distributed.data_parallel import (
-    ModelChunk,
-    main_param_shards,
-    publish_main_params,
-    wrap,
-)
+from dit.distributed.data_parallel import ModelChunk, main_param_shards, publish_main_params, wrap
 from dit.distributed.full_sharding import without_memory
 from dit.distributed.process_groups import broadcast, device
 from dit.distributed.row_shares import keep_packed, put_rows, rows_of

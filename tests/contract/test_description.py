@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -25,6 +26,7 @@ from dit.config import (
     Problems,
     RunConfig,
 )
+from dit.config_loading import ConfigError, load_config
 from dit.config_loading.schema import hints
 from dit.convert.diffusers_config import diffusers_transformer_config, model_config
 from dit.convert.megatron_checkpoint import stored_shape
@@ -39,6 +41,7 @@ from dit.models.registry import (
     named_model,
     pairs,
 )
+from recipes.runs import dit_debug
 from tests.families.case import COUNTED
 from tests.families.table import CASES
 
@@ -81,6 +84,15 @@ def test_a_family_says_what_others_take_from_it(name: str) -> None:
         adapted = chosen_adapters(model, LoraConfig(rank=1))
         names = {name.rpartition(".")[0] for pair in pairs(model) for name in pair.theirs}
         assert names > adapted.keys()
+
+
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [(size, why) for name in FAMILIES for size, why in family_named(name).refused.items()],
+)
+def test_networks_beside_the_family_are_refused_by_name(size: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.name={size} is not .*{re.escape(why)}"):
+        load_config(dit_debug(), overrides=[f"model.name={size}"])
 
 
 def test_named_sizes_belong_to_one_family() -> None:

@@ -20,14 +20,7 @@ from torch import Tensor
 
 from dit.batch import TEXT, LatentSample, PackedBatch, Problem
 from dit.checkpoint_paths import has_adapters, saved_config
-from dit.config import (
-    LoraConfig,
-    MockGeometry,
-    Precision,
-    Problems,
-    RunConfig,
-    Weights,
-)
+from dit.config import LoraConfig, MockGeometry, Precision, Problems, RunConfig, Weights
 from dit.convert.cli import main
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights, open_stored

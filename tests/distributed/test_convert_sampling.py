@@ -9,11 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import (
-    CosmosTransformer3DModel,
-    EDMEulerScheduler,
-    FlowMatchEulerDiscreteScheduler,
-)
+from diffusers import CosmosTransformer3DModel, EDMEulerScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
 from dit.codecs import text, vae

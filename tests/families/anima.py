@@ -25,17 +25,7 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen3Model
 
-from tests.families import pipeline_parts
-from tests.families.case import (
-    NEGATIVE,
-    PROMPT,
-    STEPS,
-    Generation,
-    Texts,
-    fill_random,
-    parts_of,
-    sides_of,
-)
+from tests.families import case, pipeline_parts
 from tests.families.dit import NETWORKS, NearestResize, random_model
 
 SHIFT = 2.5
@@ -50,7 +40,7 @@ CONDITIONER: dict[str, Any] = {
 def random_conditioner(**changes: Any) -> Any:
     """A tiny one with random weights, in float32."""
     conditioner = AnimaTextConditioner(**(CONDITIONER | changes))
-    fill_random(conditioner, seed=1)
+    case.fill_random(conditioner, seed=1)
     return conditioner
 
 
@@ -78,13 +68,13 @@ def pipeline(folder: Path) -> Whole:
         transformer=random_model(**NETWORKS["images"]),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
         text_conditioner=conditioner.bfloat16(),
-        **parts_of(parts, vae=AutoencoderKLQwenImage, **kinds),
+        **case.parts_of(parts, vae=AutoencoderKLQwenImage, **kinds),
     )
     pipe.save_pretrained(str(folder / "pipeline"), overwrite_modular_index=True)
     return Whole(pipe)
 
 
-def made_by(whole: Whole, noise_CFHW: Tensor, texts: Texts, *, guidance: float) -> Tensor:
+def made_by(whole: Whole, noise_CFHW: Tensor, texts: case.Texts, *, guidance: float) -> Tensor:
     """Latent [C, 1, H, W] of the pipeline from `noise_CFHW` and texts as our encoder has them."""
     steps = AnimaCoreDenoiseStep()
     blocks = {name: one for name, one in steps.sub_blocks.items() if name != "text_conditioning"}
@@ -96,12 +86,12 @@ def made_by(whole: Whole, noise_CFHW: Tensor, texts: Texts, *, guidance: float) 
         f"{name}_embeds": torch.nn.functional.pad(rows, (0, 0, 0, ROWS - len(rows)))[None].float()
         for name, rows in ((name, text["text"]) for name, text in texts.items())
     }
-    told = {**embeds, **sides_of(noise_CFHW, 8), "num_inference_steps": STEPS}
+    told = {**embeds, **case.sides_of(noise_CFHW, 8), "num_inference_steps": case.STEPS}
     with patch.object(transformer_cosmos, "transforms", NearestResize, create=True):
         return pipe(latents=noise_CFHW[None], **told, output="latents")[0]
 
 
-def _encoded(whole: Whole, texts: Texts) -> list[tuple[Tensor, Tensor]]:
+def _encoded(whole: Whole, texts: case.Texts) -> list[tuple[Tensor, Tensor]]:
     from diffusers.modular_pipelines.anima.before_denoise import AnimaTextConditioningStep
     from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
 
@@ -109,14 +99,16 @@ def _encoded(whole: Whole, texts: Texts) -> list[tuple[Tensor, Tensor]]:
     pipe: Any = SequentialPipelineBlocks.from_blocks_dict(steps).init_pipeline()
     pipe.update_components(**{name: getattr(whole.pipe, name) for name in pipe.component_names})
     made = pipe(
-        prompt=PROMPT, negative_prompt=NEGATIVE, output=["prompt_embeds", "negative_prompt_embeds"]
+        prompt=case.PROMPT,
+        negative_prompt=case.NEGATIVE,
+        output=["prompt_embeds", "negative_prompt_embeds"],
     )
     pairs = ((texts[name]["text"], made[f"{name}_embeds"][0]) for name in texts)
     return [(rows, found[: len(rows)]) for rows, found in pairs]
 
 
 GENERATIONS = {
-    "anima": Generation(
+    "anima": case.Generation(
         pipeline=pipeline,
         made_by=made_by,
         size=(1, 6, 10),

@@ -20,25 +20,7 @@ from transformers import AutoTokenizer, T5EncoderModel
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from tests.families import pipeline_parts
-from tests.families.case import (
-    AXES,
-    COUNTED,
-    COUNTED_TEXT,
-    PROMPT,
-    Case,
-    Generation,
-    Texts,
-    latent_of,
-    latents_made,
-    mixed_pack,
-    parts_of,
-    picture,
-    saved,
-    shape_of,
-    sides_of,
-    text_of,
-)
+from tests.families import case, pipeline_parts
 from tests.families.flux import packed_by_pipeline
 
 TINY = {
@@ -58,11 +40,11 @@ TINY = {
 
 def _configuration(number: int) -> dict[str, Any]:
     draw = random.Random(number)
-    return shape_of(number, draw) | {
+    return case.shape_of(number, draw) | {
         "in_channels": 4 * draw.choice([1, 3, 4]),
         "num_single_layers": draw.choice([1, 2, 3]),
         "joint_attention_dim": draw.choice([8, 20]),
-        "axes_dims_rope": AXES[number % len(AXES)],
+        "axes_dims_rope": case.AXES[number % len(case.AXES)],
         "approximator_num_channels": draw.choice([4, 8, 16]),
         "approximator_hidden_dim": draw.choice([10, 16]),
         "approximator_layers": draw.choice([1, 2, 5]),
@@ -70,13 +52,13 @@ def _configuration(number: int) -> dict[str, Any]:
 
 
 def _pack(model: ModelConfig, number: int) -> PackedBatch:
-    return mixed_pack(model, number, picture)
+    return case.mixed_pack(model, number, case.picture)
 
 
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """Rows of padding follow those that a shard stores; the mask hides them."""
-    text, padding, (_, height, width) = text_of(batch, index), 3, batch.grids[index]
-    hidden = packed_by_pipeline(latent_of(batch, index, model))
+    text, padding, (_, height, width) = case.text_of(batch, index), 3, batch.grids[index]
+    hidden = packed_by_pipeline(case.latent_of(batch, index, model))
     kept, rows = text.shape[1], text.shape[1] + padding
     mask = torch.ones(1, rows + hidden.shape[1], dtype=torch.bool)
     mask[:, kept:rows] = False
@@ -93,17 +75,17 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
 
 
 def _arguments(model: Any) -> dict[str, Any]:
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     tokens = frames * rows * columns
     return {
         "hidden_states": torch.zeros(1, tokens, model.patch_features),
-        "encoder_hidden_states": torch.zeros(1, COUNTED_TEXT, model.crossattn_emb_size),
+        "encoder_hidden_states": torch.zeros(1, case.COUNTED_TEXT, model.crossattn_emb_size),
         "img_ids": torch.zeros(tokens, 3),
-        "txt_ids": torch.zeros(COUNTED_TEXT, 3),
+        "txt_ids": torch.zeros(case.COUNTED_TEXT, 3),
     }
 
 
-CASE = Case(
+CASE = case.Case(
     network=ChromaTransformer2DModel,
     tiny=TINY,
     parameters={
@@ -128,16 +110,16 @@ random_chroma = CASE.random
 def pipeline(folder: Path) -> ChromaPipeline:
     """The pipeline with random weights, saved in `folder`/pipeline; its parts are FLUX's."""
     kinds = {"text_encoder_2": T5EncoderModel, "tokenizer_2": AutoTokenizer}
-    parts = parts_of(pipeline_parts.flux(folder / "parts"), vae=AutoencoderKL, **kinds)
+    parts = case.parts_of(pipeline_parts.flux(folder / "parts"), vae=AutoencoderKL, **kinds)
     opened = ChromaPipeline(
         transformer=random_chroma(),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         **{name.removesuffix("_2"): part for name, part in parts.items()},
     )
-    return saved(opened, folder)
+    return case.saved(opened, folder)
 
 
-def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: case.Texts, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of the pipeline from `noise_CFHW` and texts as our encoder has them.
 
     With masks of booleans: those of ones and zeros that the pipeline makes of a caption are added
@@ -149,15 +131,15 @@ def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
         call[f"{name}_attention_mask"] = torch.arange(len(padded))[None] < len(text["text"])
     pipe.to(torch.float32)
     stride = pipe.vae_scale_factor
-    sides = sides_of(noise_CFHW, stride)
-    found = latents_made(pipe, packed_by_pipeline(noise_CFHW), **sides, **call)
+    sides = case.sides_of(noise_CFHW, stride)
+    found = case.latents_made(pipe, packed_by_pipeline(noise_CFHW), **sides, **call)
     return ChromaPipeline._unpack_latents(found, **sides, vae_scale_factor=stride)[0][:, None]
 
 
-def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
+def _encoded(pipe: Any, texts: case.Texts) -> list[tuple[Tensor, Tensor]]:
     """A token for each letter, the end, and one of padding."""
     found = []
-    for caption, name in ((PROMPT, "prompt"), ("", "negative_prompt")):
+    for caption, name in ((case.PROMPT, "prompt"), ("", "negative_prompt")):
         states, _, mask, *_ = pipe.encode_prompt(caption, do_classifier_free_guidance=False)
         text = texts[name]["text"]
         assert len(text) == len(caption) + 2 == int(mask.sum())
@@ -166,7 +148,7 @@ def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
 
 
 GENERATIONS = {
-    "chroma": Generation(
+    "chroma": case.Generation(
         pipeline=pipeline,
         made_by=made_by,
         objective={"time_shift_type": "exponential", "sampling_levels": "even"},

@@ -14,23 +14,7 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.registry import family_named
-from tests.families.case import (
-    AXES,
-    COUNTED,
-    COUNTED_TEXT,
-    GUIDANCE,
-    PROMPT,
-    Case,
-    Generation,
-    Texts,
-    embeds_of,
-    latent_of,
-    latents_made,
-    parts_of,
-    saved,
-    sides_of,
-    text_of,
-)
+from tests.families import case
 from tests.packs import random_pack
 
 TINY = {
@@ -57,7 +41,7 @@ def flux_model(kind: str = "flux1_kontext", **changes: Any) -> Any:
 def _configuration(number: int) -> dict[str, Any]:
     """Of config.json; every third one has no guidance embedding."""
     draw = random.Random(number)
-    rope = AXES[number % len(AXES)]
+    rope = case.AXES[number % len(case.AXES)]
     return {
         "num_attention_heads": draw.choice([1, 2, 3, 5]),
         "attention_head_dim": sum(rope),
@@ -76,7 +60,7 @@ def _pack(model: ModelConfig, number: int) -> PackedBatch:
     draw, references = random.Random(number), number % 3
     grids = [(1, draw.randint(1, 5), draw.randint(1, 5)) for _ in range(4)] + [(1, 4, 2)]
     texts = ([7, 0, 12, 3, 20], [0, 0, 5, 1, 0], [0] * 5)[number // 5]
-    told = GUIDANCE if model.guidance_embed else None  # type: ignore[attr-defined]
+    told = case.GUIDANCE if model.guidance_embed else None  # type: ignore[attr-defined]
     packed: Any = replace(model, reference_latents=references)  # type: ignore[call-arg]
     batch = random_pack(grids, texts, model=packed, guidance=told)
     assert [len(r) for r in batch.references or [()] * 5] == [0, references, 0, references, 0]
@@ -100,12 +84,12 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
     rows, ids = [], []
     for number, (_, height, width) in enumerate(grids):
         shifted = replace(batch, starts=(start,), grids=((1, height, width),))
-        rows.append(packed_by_pipeline(latent_of(shifted, 0, model)))
+        rows.append(packed_by_pipeline(case.latent_of(shifted, 0, model)))
         own = FluxKontextPipeline._prepare_latent_image_ids(1, height, width, "cpu", torch.float32)
         own[..., 0] = number
         ids.append(own)
         start += height * width
-    text = text_of(batch, index)
+    text = case.text_of(batch, index)
     made = network(
         torch.cat(rows, dim=1),
         encoder_hidden_states=text,
@@ -113,20 +97,20 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
         timestep=torch.tensor([level / 1000]),
         img_ids=torch.cat(ids),
         txt_ids=torch.zeros(text.shape[1], 3),
-        guidance=torch.tensor([GUIDANCE]) if model.guidance_embed else None,
+        guidance=torch.tensor([case.GUIDANCE]) if model.guidance_embed else None,
     ).sample
     return made[0, : rows[0].shape[1]]
 
 
 def _arguments(model: Any) -> dict[str, Any]:
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     tokens = frames * rows * columns
     return {
         "hidden_states": torch.zeros(1, tokens, model.patch_features),
-        "encoder_hidden_states": torch.zeros(1, COUNTED_TEXT, model.crossattn_emb_size),
+        "encoder_hidden_states": torch.zeros(1, case.COUNTED_TEXT, model.crossattn_emb_size),
         "pooled_projections": torch.zeros(1, model.pooled_size),
         "img_ids": torch.zeros(tokens, 3),
-        "txt_ids": torch.zeros(COUNTED_TEXT, 3),
+        "txt_ids": torch.zeros(case.COUNTED_TEXT, 3),
         "guidance": torch.zeros(1) if model.guidance_embed else None,
     }
 
@@ -136,7 +120,7 @@ def _unread(model: Any, name: str, batch: PackedBatch) -> bool:
     return not batch.text_starts[-1] and ("add" in name or "context" in name)
 
 
-CASE = Case(
+CASE = case.Case(
     network=FluxTransformer2DModel,
     tiny=TINY,
     parameters={
@@ -192,38 +176,38 @@ def pipeline(folder: Path, kind: str) -> Any:
     kinds |= {"text_encoder": CLIPTextModel, "text_encoder_2": T5EncoderModel}
     scheduler = SCHEDULERS["schnell" if kind == "schnell" else "dev"]
     made: dict[str, Any] = {
-        **parts_of(pipeline_parts.flux(folder / "parts"), **kinds),
+        **case.parts_of(pipeline_parts.flux(folder / "parts"), **kinds),
         "transformer": random_flux(**NETWORK, guidance_embeds=kind != "schnell"),
         "scheduler": FlowMatchEulerDiscreteScheduler(**scheduler),
     }
     opened = (FluxKontextPipeline if kind == "kontext" else FluxPipeline)(**made)
-    return saved(opened, folder)
+    return case.saved(opened, folder)
 
 
-def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: case.Texts, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of a pipeline from `noise_CFHW` and texts as our encoder has them."""
     from diffusers import FluxPipeline
 
     pipe.text_encoder.float()  # positions of text have its type
     stride = pipe.vae_scale_factor
-    sides = sides_of(noise_CFHW, stride)
-    call |= embeds_of(texts)
-    found = latents_made(pipe, packed_by_pipeline(noise_CFHW), **sides, **call)
+    sides = case.sides_of(noise_CFHW, stride)
+    call |= case.embeds_of(texts)
+    found = case.latents_made(pipe, packed_by_pipeline(noise_CFHW), **sides, **call)
     pipe.text_encoder.bfloat16()
     return FluxPipeline._unpack_latents(found, **sides, vae_scale_factor=stride)[0][:, None]
 
 
-def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
-    states, pooled, _ = pipe.encode_prompt(prompt=PROMPT, prompt_2=None)
+def _encoded(pipe: Any, texts: case.Texts) -> list[tuple[Tensor, Tensor]]:
+    states, pooled, _ = pipe.encode_prompt(prompt=case.PROMPT, prompt_2=None)
     assert torch.equal(texts["prompt"]["pooled_text"], pooled[0])
     return [(texts["prompt"]["text"], states[0])]
 
 
-def _generation(kind: str) -> Generation:
+def _generation(kind: str) -> case.Generation:
     dev = kind == "dev"
     told = {"sampling_levels": "even", "time_shift_type": "exponential" if dev else None}
     scales = ((3.5, 1.0), (1.0, 1.0), (3.5, 2.5)) if dev else ((3.5, 1.0), (1.0, 2.5))
-    return Generation(
+    return case.Generation(
         pipeline=lambda folder: pipeline(folder, kind),
         made_by=made_by,
         objective={"name": "flow", "guidance": 1.0 if dev else None, **told},

@@ -14,21 +14,7 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from tests.families.case import (
-    COUNTED,
-    COUNTED_TEXT,
-    GUIDANCE,
-    PROMPT,
-    Case,
-    Generation,
-    Texts,
-    latent_of,
-    latents_made,
-    parts_of,
-    saved,
-    sides_of,
-    text_of,
-)
+from tests.families import case
 from tests.packs import random_pack
 
 TINY = {
@@ -67,7 +53,7 @@ def _pack(model: ModelConfig, number: int) -> PackedBatch:
     draw, references = random.Random(number), number % 3
     grids = [(1, draw.randint(1, 5), draw.randint(1, 5)) for _ in range(4)] + [(1, 5, 3)]
     texts = ([7, 0, 12, 3, 20], [0, 0, 5, 1, 0], [0] * 5)[number // 5 % 3]
-    told = GUIDANCE if model.guidance_embed else None  # type: ignore[attr-defined]
+    told = case.GUIDANCE if model.guidance_embed else None  # type: ignore[attr-defined]
     packed: Any = replace(model, reference_latents=references)  # type: ignore[call-arg]
     batch = random_pack(grids, texts, model=packed, guidance=told)
     assert [len(r) for r in batch.references or [()] * 5] == [0, references, 0, references, 0]
@@ -81,31 +67,31 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
     pictures = []
     for _, height, width in grids:
         shifted = replace(batch, starts=(start,), grids=((1, height, width),))
-        pictures.append(latent_of(shifted, 0, model)[:, 0][None])
+        pictures.append(case.latent_of(shifted, 0, model)[:, 0][None])
         start += height * width
     ids = [Flux2Pipeline._prepare_latent_ids(pictures[0])]
     if pictures[1:]:
         ids.append(Flux2Pipeline._prepare_image_ids(pictures[1:]))
-    text = text_of(batch, index)
+    text = case.text_of(batch, index)
     made = network(
         torch.cat([Flux2Pipeline._pack_latents(one) for one in pictures], dim=1),
         encoder_hidden_states=text,
         timestep=torch.tensor([level / 1000]),
         img_ids=torch.cat(ids, dim=1).float(),
         txt_ids=Flux2Pipeline._prepare_text_ids(text).float(),
-        guidance=torch.tensor([GUIDANCE]) if model.guidance_embed else None,
+        guidance=torch.tensor([case.GUIDANCE]) if model.guidance_embed else None,
     ).sample
     return made[0, : batch.latent_tokens[index]]
 
 
 def _arguments(model: Any) -> dict[str, Any]:
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     tokens = frames * rows * columns
     return {
         "hidden_states": torch.zeros(1, tokens, model.patch_features),
-        "encoder_hidden_states": torch.zeros(1, COUNTED_TEXT, model.crossattn_emb_size),
+        "encoder_hidden_states": torch.zeros(1, case.COUNTED_TEXT, model.crossattn_emb_size),
         "img_ids": torch.zeros(tokens, 4),
-        "txt_ids": torch.zeros(COUNTED_TEXT, 4),
+        "txt_ids": torch.zeros(case.COUNTED_TEXT, 4),
         "guidance": torch.zeros(1) if model.guidance_embed else None,
     }
 
@@ -116,7 +102,7 @@ def _unread(model: Any, name: str, batch: PackedBatch) -> bool:
     return not batch.text_starts[-1] and of_text
 
 
-CASE = Case(
+CASE = case.Case(
     network=Flux2Transformer2DModel,
     tiny=TINY,
     parameters={
@@ -164,7 +150,7 @@ def pipeline(folder: Path, kind: str, *, is_distilled: bool = False) -> Any:
     kinds = {"tokenizer": transformers.AutoTokenizer, "vae": diffusers.AutoencoderKLFlux2}
     kinds |= {"text_encoder": getattr(transformers, KINDS[kind])}
     made: dict[str, Any] = {
-        **parts_of(make(folder / "parts"), **kinds),
+        **case.parts_of(make(folder / "parts"), **kinds),
         "transformer": random_flux2(**NETWORK, guidance_embeds=dev),
         # As published.
         "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(
@@ -172,16 +158,19 @@ def pipeline(folder: Path, kind: str, *, is_distilled: bool = False) -> Any:
         ),
     }
     if dev:
-        return saved(Flux2Pipeline(**made), folder)
-    return saved(diffusers.Flux2KleinPipeline(**made, is_distilled=is_distilled), folder)
+        return case.saved(Flux2Pipeline(**made), folder)
+    return case.saved(diffusers.Flux2KleinPipeline(**made, is_distilled=is_distilled), folder)
 
 
-def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: case.Texts, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of a pipeline from `noise_CFHW` and texts as our encoder has them."""
-    dev, sides = isinstance(pipe, Flux2Pipeline), sides_of(noise_CFHW, pipe.vae_scale_factor * 2)
+    dev, sides = (
+        isinstance(pipe, Flux2Pipeline),
+        case.sides_of(noise_CFHW, pipe.vae_scale_factor * 2),
+    )
     names = ("prompt",) if dev else ("prompt", "negative_prompt")
     call |= {f"{name}_embeds": texts[name]["text"][None].float() for name in names}
-    found = latents_made(pipe, noise_CFHW.transpose(0, 1), **sides, **call)
+    found = case.latents_made(pipe, noise_CFHW.transpose(0, 1), **sides, **call)
     if dev:
         return found[0].T.unflatten(1, noise_CFHW.shape[2:])[:, None]
     # klein's pipeline hands on what its VAE reads.
@@ -190,19 +179,19 @@ def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
     return (cells / std[:, None, None])[:, None]
 
 
-def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
-    rows, _ = pipe.encode_prompt(PROMPT)
+def _encoded(pipe: Any, texts: case.Texts) -> list[tuple[Tensor, Tensor]]:
+    rows, _ = pipe.encode_prompt(case.PROMPT)
     null, _ = pipe.encode_prompt("")
     return [(texts["prompt"]["text"], rows[0]), (texts["negative_prompt"]["text"], null[0])]
 
 
-def _generation(kind: str) -> Generation:
+def _generation(kind: str) -> case.Generation:
     dev = kind == "dev"
     if dev:
         told = [({"guidance_scale": g}, {"distilled_guidance": g}) for g in (4.0, 1.0)]
     else:
         told = [({"guidance_scale": g}, {"guidance": g}) for g in (4.0, 1.0)]
-    return Generation(
+    return case.Generation(
         pipeline=lambda folder: pipeline(folder, kind),
         made_by=made_by,
         size=(1, 5, 7),

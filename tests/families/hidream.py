@@ -29,22 +29,7 @@ from dit.models.hidream.diffusers import layer_states
 from dit.models.positions import unpatchify
 from dit.models.registry import family_named
 from dit.sampling.conditions.tokens import step_noise
-from tests.families import pipeline_parts
-from tests.families.case import (
-    AXES,
-    COUNTED,
-    NEGATIVE,
-    PROMPT,
-    Case,
-    Generation,
-    Texts,
-    latent_of,
-    latents_made,
-    parts_of,
-    saved,
-    sides_of,
-    text_of,
-)
+from tests.families import case, pipeline_parts
 from tests.packs import random_pack
 
 TINY = {
@@ -64,7 +49,7 @@ TINY = {
 
 
 def _configuration(number: int) -> dict[str, Any]:
-    draw, axes = random.Random(number), AXES[(number + 1) % len(AXES)]
+    draw, axes = random.Random(number), case.AXES[(number + 1) % len(case.AXES)]
     double, single = draw.choice([1, 2]), draw.choice([1, 2, 3])
     states = draw.randint(1, double + single)
     if number == UNSEEN:
@@ -104,22 +89,24 @@ def _pack(model: ModelConfig, number: int) -> PackedBatch:
 
 def _inputs(batch: PackedBatch, index: int, model: Any) -> dict[str, Tensor]:
     return {
-        "encoder_hidden_states_t5": text_of(batch, index),
-        "encoder_hidden_states_llama3": layer_states(text_of(batch, index, "text_2")[0], model),
+        "encoder_hidden_states_t5": case.text_of(batch, index),
+        "encoder_hidden_states_llama3": layer_states(
+            case.text_of(batch, index, "text_2")[0], model
+        ),
         "pooled_embeds": batch.vectors["pooled_text"][index : index + 1],
     }
 
 
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """As in training, where experts have gradients and the output is no picture: [1, C, T, 4]."""
-    latent, told = latent_of(batch, index, model)[None, :, 0], torch.tensor([level])
+    latent, told = case.latent_of(batch, index, model)[None, :, 0], torch.tensor([level])
     inputs: Any = _inputs(batch, index, model)
     (made,) = network.train()(latent, timesteps=told, **inputs, return_dict=False)
     return -made[0].transpose(0, 1).flatten(1)[: batch.latent_tokens[index]]
 
 
 def _arguments(model: Any) -> dict[str, Any]:
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     sides = frames * rows * model.patch_spatial, columns * model.patch_spatial
     length, states = model.text_length, model.llama_states
     return {
@@ -130,7 +117,7 @@ def _arguments(model: Any) -> dict[str, Any]:
     }
 
 
-CASE = Case(
+CASE = case.Case(
     network=HiDreamImageTransformer2DModel,
     tiny=TINY,
     parameters=dict.fromkeys(("hidream_i1_full", "hidream_i1_dev"), 17_105_733_184),
@@ -178,13 +165,15 @@ def pipeline(folder: Path, *, name: str = "full") -> HiDreamImagePipeline:
     kinds = {"text_encoder": clip, "text_encoder_2": clip, "text_encoder_3": T5EncoderModel}
     kinds |= {"text_encoder_4": LlamaForCausalLM}
     words = {f"tokenizer{end}": AutoTokenizer for end in ("", "_2", "_3", "_4")}
-    parts = parts_of(pipeline_parts.hidream(folder / "parts"), vae=AutoencoderKL, **kinds, **words)
+    parts = case.parts_of(
+        pipeline_parts.hidream(folder / "parts"), vae=AutoencoderKL, **kinds, **words
+    )
     opened = HiDreamImagePipeline(transformer=random_hidream(), scheduler=scheduler(name), **parts)
     opened.default_sample_size = 8
-    return saved(opened, folder)
+    return case.saved(opened, folder)
 
 
-def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: case.Texts, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of the pipeline from `noise_CFHW` and texts as our encoder has them.
 
     Steps of LCM get the noise that ours has of seed 0.
@@ -202,17 +191,17 @@ def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
         return unpatchify(step_noise(batch, [0], next(steps)), grid, 1, 2)[None, :, 0]
 
     with patch.object(scheduling_flow_match_lcm, "randn_tensor", drawn):
-        sides = sides_of(noise_CFHW, pipe.vae_scale_factor)
-        return latents_made(pipe, noise_CFHW[:, 0][None], **sides, **call)[0][:, None]
+        sides = case.sides_of(noise_CFHW, pipe.vae_scale_factor)
+        return case.latents_made(pipe, noise_CFHW[:, 0][None], **sides, **call)[0][:, None]
 
 
 MODEL: Any = {"name": "custom", "in_channels": 4, "llama_size": 20, "llama_states": 3}
 """Of `TINY`, what packs and texts follow from."""
 
 
-def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
+def _encoded(pipe: Any, texts: case.Texts) -> list[tuple[Tensor, Tensor]]:
     t5, of_t5, llama, of_llama, pooled, of_pooled = pipe.encode_prompt(
-        PROMPT, negative_prompt=NEGATIVE
+        case.PROMPT, negative_prompt=case.NEGATIVE
     )
     found = []
     rows = ((t5, llama, pooled), (of_t5, of_llama, of_pooled))
@@ -222,8 +211,10 @@ def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def _generation(name: str, sampler: str, shift: float, scales: tuple[float, ...]) -> Generation:
-    return Generation(
+def _generation(
+    name: str, sampler: str, shift: float, scales: tuple[float, ...]
+) -> case.Generation:
+    return case.Generation(
         pipeline=partial(pipeline, name=name),
         made_by=made_by,
         size=(1, 6, 10),

@@ -24,27 +24,7 @@ from transformers import (
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from tests.families import pipeline_parts
-from tests.families.case import (
-    AXES,
-    COUNTED,
-    COUNTED_TEXT,
-    NEGATIVE,
-    ONES_OF_REFINER,
-    Case,
-    Generation,
-    Texts,
-    latent_of,
-    latents_made,
-    mixed_pack,
-    parts_of,
-    picture,
-    rows_of,
-    saved,
-    shape_of,
-    sides_of,
-    text_of,
-)
+from tests.families import case, pipeline_parts
 
 SHIFT = 5.0
 TINY = {
@@ -68,9 +48,9 @@ OF_QUOTED = {"guidance_scale": 5.0, "adaptive_projected_guidance_start_step": 0}
 
 def _configuration(number: int) -> dict[str, Any]:
     """As published, guidance-distilled, and told where a step ends, too."""
-    draw, rope = random.Random(number), AXES[number % len(AXES)][1:]
+    draw, rope = random.Random(number), case.AXES[number % len(case.AXES)][1:]
     channels, patch = draw.choice([1, 3, 4]), draw.choice([1, 1, 2])
-    return shape_of(number, draw) | {
+    return case.shape_of(number, draw) | {
         "attention_head_dim": sum(rope),
         "num_single_layers": draw.choice([1, 2]),
         "in_channels": channels,
@@ -87,15 +67,15 @@ def _configuration(number: int) -> dict[str, Any]:
 
 
 def _pack(model: ModelConfig, number: int) -> PackedBatch:
-    return mixed_pack(model, number, picture)
+    return case.mixed_pack(model, number, case.picture)
 
 
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """As the pipeline calls it, with masks without gaps."""
-    text, glyphs = text_of(batch, index), text_of(batch, index, "text_2")
+    text, glyphs = case.text_of(batch, index), case.text_of(batch, index, "text_2")
     ends, told = batch.step_end_N, batch.guidance
     (made,) = network(
-        latent_of(batch, index, model).transpose(0, 1),
+        case.latent_of(batch, index, model).transpose(0, 1),
         timestep=torch.tensor([level]),
         encoder_hidden_states=text,
         encoder_attention_mask=torch.ones(text.shape[:2]),
@@ -105,19 +85,19 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
         guidance=None if told is None else torch.tensor([1000 * told]),
         return_dict=False,
     )
-    return rows_of(made.transpose(0, 1), model)
+    return case.rows_of(made.transpose(0, 1), model)
 
 
 def _arguments(model: Any) -> dict[str, Any]:
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     return {
         "hidden_states": torch.zeros(1, model.in_channels, 2 * frames * rows, 2 * columns),
-        "encoder_hidden_states": torch.zeros(1, COUNTED_TEXT, model.crossattn_emb_size),
-        "encoder_attention_mask": torch.ones(1, COUNTED_TEXT),
+        "encoder_hidden_states": torch.zeros(1, case.COUNTED_TEXT, model.crossattn_emb_size),
+        "encoder_attention_mask": torch.ones(1, case.COUNTED_TEXT),
     }
 
 
-CASE = Case(
+CASE = case.Case(
     network=HunyuanImageTransformer2DModel,
     tiny=TINY,
     parameters={
@@ -127,7 +107,7 @@ CASE = Case(
     configuration=_configuration,
     pack=_pack,
     theirs=_theirs,
-    zero=ONES_OF_REFINER,
+    zero=case.ONES_OF_REFINER,
     exportable={"glyph_hidden_size": 2048},
     counted=[("hunyuanimage_21", {})],
     trained={"guidance_embeds": True},
@@ -150,7 +130,7 @@ def pipeline(folder: Path, *, distilled: bool = False) -> Any:
         "ocr_guider": AdaptiveProjectedMixGuidance(**OF_QUOTED),
     }
     opened = HunyuanImagePipeline(
-        **parts_of(
+        **case.parts_of(
             pipeline_parts.hunyuanimage(folder / "parts"),
             tokenizer=AutoTokenizer,
             tokenizer_2=ByT5Tokenizer,
@@ -162,33 +142,33 @@ def pipeline(folder: Path, *, distilled: bool = False) -> Any:
         scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
         **({} if distilled else guiders),
     )
-    return saved(opened, folder)
+    return case.saved(opened, folder)
 
 
 def made_by(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of a pipeline from `noise_CFHW`."""
-    call |= sides_of(noise_CFHW, pipe.vae_scale_factor)
-    return latents_made(pipe, noise_CFHW.transpose(0, 1), **call)[0][:, None]
+    call |= case.sides_of(noise_CFHW, pipe.vae_scale_factor)
+    return case.latents_made(pipe, noise_CFHW.transpose(0, 1), **call)[0][:, None]
 
 
 QUOTED = 'a sign says "open" and “shut”'
 
 
-def _of_text(pipe: Any, noise_CFHW: Tensor, _: Texts, *, guided: bool) -> Tensor:
+def _of_text(pipe: Any, noise_CFHW: Tensor, _: case.Texts, *, guided: bool) -> Tensor:
     if guided:
-        return made_by(pipe, noise_CFHW, prompt=QUOTED, negative_prompt=NEGATIVE)
+        return made_by(pipe, noise_CFHW, prompt=QUOTED, negative_prompt=case.NEGATIVE)
     pipe.guider, pipe.ocr_guider = (pipe.guider.new(guidance_scale=1.0) for _ in range(2))
     return made_by(pipe, noise_CFHW, prompt=QUOTED)
 
 
-def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
+def _encoded(pipe: Any, texts: case.Texts) -> list[tuple[Tensor, Tensor]]:
     states, mask, glyphs, glyph_mask = pipe.encode_prompt(QUOTED)
     kept = (("text", states[mask.bool()]), ("text_2", glyphs[glyph_mask.bool()]))
     return [(texts["prompt"][name], rows) for name, rows in kept]
 
 
 GENERATIONS = {
-    "hunyuan_image": Generation(
+    "hunyuan_image": case.Generation(
         pipeline=pipeline,
         made_by=_of_text,
         objective={"flow_shift": SHIFT, "sampling_levels": "even", "timestep_scale": 1000},

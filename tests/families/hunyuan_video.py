@@ -27,29 +27,7 @@ from transformers import (
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.registry import family_named
-from tests.families import pipeline_parts
-from tests.families.case import (
-    AXES,
-    COUNTED,
-    COUNTED_TEXT,
-    GUIDANCE,
-    ONES_OF_REFINER,
-    VIDEO,
-    VIDEOS,
-    Case,
-    Generation,
-    Texts,
-    embeds_of,
-    latent_of,
-    latents_made,
-    mixed_pack,
-    parts_of,
-    rows_of,
-    saved,
-    shape_of,
-    sides_of,
-    text_of,
-)
+from tests.families import case, pipeline_parts
 
 SHIFT = 7.0
 TINY = {
@@ -77,7 +55,7 @@ def _configuration(number: int) -> dict[str, Any]:
     draw = random.Random(number)
     channels = draw.choice([1, 3, 4])
     shown = (None, "latent_concat", "token_replace")[number % 3]
-    return shape_of(number, draw) | {
+    return case.shape_of(number, draw) | {
         "in_channels": 2 * channels + 1 if shown == "latent_concat" else channels,
         "out_channels": channels,
         "num_single_layers": draw.choice([1, 2]),
@@ -88,29 +66,29 @@ def _configuration(number: int) -> dict[str, Any]:
         "guidance_embeds": number % 4 > 0,
         "text_embed_dim": draw.choice([8, 20]),
         "pooled_projection_dim": draw.choice([6, 10]),
-        "rope_axes_dim": AXES[number % len(AXES)],
+        "rope_axes_dim": case.AXES[number % len(case.AXES)],
         "image_condition_type": shown,
     }
 
 
 def _pack(model: ModelConfig, number: int) -> PackedBatch:
-    return mixed_pack(
+    return case.mixed_pack(
         model, number, lambda draw: (draw.randint(1, 3), draw.randint(1, 3), draw.randint(1, 4))
     )
 
 
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """Where no frame is given, as the network of the same weights that knows of none."""
-    text, latent = text_of(batch, index), latent_of(batch, index, model)
+    text, latent = case.text_of(batch, index), case.latent_of(batch, index, model)
     if batch.condition_TC is not None:
-        latent = torch.cat([latent, latent_of(batch, index, model, "condition_TC")])
+        latent = torch.cat([latent, case.latent_of(batch, index, model, "condition_TC")])
     told: dict[str, Any] = {
         "hidden_states": latent[None],
         "timestep": torch.tensor([level]),
         "encoder_hidden_states": text,
         "encoder_attention_mask": torch.ones(text.shape[:2]),
         "pooled_projections": batch.vectors["pooled_text"][index : index + 1],
-        "guidance": torch.tensor([1000 * GUIDANCE]),
+        "guidance": torch.tensor([1000 * case.GUIDANCE]),
         "return_dict": False,
     }
     replaces = model.image_condition == "token_replace"
@@ -121,15 +99,15 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
         (made,) = functional_call(plain, dict(network.named_parameters()), (), told)
     else:
         (made,) = network(**told)
-    return rows_of(made[0], model)
+    return case.rows_of(made[0], model)
 
 
 def _arguments(model: Any) -> dict[str, Any]:
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     return {
         "hidden_states": torch.zeros(1, model.in_channels, frames, 2 * rows, 2 * columns),
-        "encoder_hidden_states": torch.zeros(1, COUNTED_TEXT, model.crossattn_emb_size),
-        "encoder_attention_mask": torch.ones(1, COUNTED_TEXT),
+        "encoder_hidden_states": torch.zeros(1, case.COUNTED_TEXT, model.crossattn_emb_size),
+        "encoder_attention_mask": torch.ones(1, case.COUNTED_TEXT),
         "pooled_projections": torch.zeros(1, model.pooled_size),
         "guidance": torch.zeros(1),
     }
@@ -137,7 +115,7 @@ def _arguments(model: Any) -> dict[str, Any]:
 
 WITHOUT_FRAME = family_named("hunyuan_video").default().image_condition  # type: ignore[attr-defined]
 
-CASE = Case(
+CASE = case.Case(
     network=HunyuanVideoTransformer3DModel,
     tiny=TINY,
     parameters={
@@ -148,11 +126,11 @@ CASE = Case(
     configuration=_configuration,
     pack=_pack,
     theirs=_theirs,
-    zero=ONES_OF_REFINER,
+    zero=case.ONES_OF_REFINER,
     compares_given=False,
     # Diffusers computes modulations of level 0 beside the others.
     counted=[("hunyuanvideo_i2v", {"image_condition": WITHOUT_FRAME, "mlp_ratio": 4.0})],
-    grids=VIDEOS,
+    grids=case.VIDEOS,
     trained={"in_channels": 9, "image_condition_type": "latent_concat"},
     adapted=("proj_mlp",),
     arguments=_arguments,
@@ -182,34 +160,34 @@ def pipeline(folder: Path, shown: str | None = None) -> Any:
     if shown:
         kinds |= {"text_encoder": LlavaForConditionalGeneration}
         kinds |= {"image_processor": CLIPImageProcessor}
-    made |= parts_of(parts, **kinds)
+    made |= case.parts_of(parts, **kinds)
     if shown:
         opened: Any = HunyuanVideoImageToVideoPipeline(**made)
     else:
         opened = HunyuanVideoPipeline(**made)
         opened.text_encoder.float()
         opened.text_encoder_2.float()
-    return saved(opened, folder)
+    return case.saved(opened, folder)
 
 
-def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: case.Texts, **call: Any) -> Tensor:
     """Latents [C, F, H, W] of a pipeline from `noise_CFHW`, of texts as our encoder has them."""
     for name, text in texts.items():
         call[f"{name}_attention_mask"] = torch.ones(1, len(text["text"]))
-    return latents_of(pipe, noise_CFHW, **embeds_of(texts), **call)
+    return latents_of(pipe, noise_CFHW, **case.embeds_of(texts), **call)
 
 
 def latents_of(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
     """Latents [C, F, H, W] of a pipeline from `noise_CFHW`; it encodes the prompts of `call`."""
-    call |= {"num_frames": 4 * noise_CFHW.shape[1] - 3} | sides_of(noise_CFHW, 8)
-    return latents_made(pipe, noise_CFHW[None], **call)[0]
+    call |= {"num_frames": 4 * noise_CFHW.shape[1] - 3} | case.sides_of(noise_CFHW, 8)
+    return case.latents_made(pipe, noise_CFHW[None], **call)[0]
 
 
 GENERATIONS = {
-    "hunyuan_video": Generation(
+    "hunyuan_video": case.Generation(
         pipeline=pipeline,
         made_by=made_by,
-        size=VIDEO,
+        size=case.VIDEO,
         objective={
             **{"name": "flow", "guidance": 1.0, "flow_shift": SHIFT, "sampling_levels": "even"},
         },

@@ -27,31 +27,7 @@ from transformers import (
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from tests.families import pipeline_parts
-from tests.families.case import (
-    AXES,
-    COUNTED,
-    COUNTED_TEXT,
-    NEGATIVE,
-    ONES_OF_REFINER,
-    TEXT_OF_LAST_BLOCK,
-    UNREAD_TEXT,
-    VIDEO,
-    VIDEOS,
-    Case,
-    Generation,
-    Texts,
-    last_text,
-    latent_of,
-    latents_made,
-    mixed_pack,
-    parts_of,
-    rows_of,
-    saved,
-    shape_of,
-    sides_of,
-    text_of,
-)
+from tests.families import case, pipeline_parts
 
 SHIFT, SCALE = 5.0, 6.0
 TINY = {
@@ -74,7 +50,7 @@ TINY = {
 def _configuration(number: int) -> dict[str, Any]:
     draw = random.Random(number)
     channels = draw.choice([1, 3, 4])
-    return shape_of(number, draw) | {
+    return case.shape_of(number, draw) | {
         "in_channels": 2 * channels + 1,
         "out_channels": channels,
         "patch_size": draw.choice([1, 1, 2]),
@@ -84,21 +60,21 @@ def _configuration(number: int) -> dict[str, Any]:
         "text_embed_dim": draw.choice([8, 20]),
         "text_embed_2_dim": draw.choice([6, 10]),
         "image_embed_dim": draw.choice([6, 12]),
-        "rope_axes_dim": AXES[number % len(AXES)],
+        "rope_axes_dim": case.AXES[number % len(case.AXES)],
     }
 
 
 def _pack(model: ModelConfig, number: int) -> PackedBatch:
-    return mixed_pack(
+    return case.mixed_pack(
         model, number, lambda draw: (draw.randint(1, 4), draw.randint(1, 3), draw.randint(1, 4))
     )
 
 
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """As the pipelines call it: rows of zeros where there is no picture, masks without gaps."""
-    text, glyphs = text_of(batch, index), text_of(batch, index, "text_2")
-    image = text_of(batch, index, "image_embed")
-    parts = [latent_of(batch, index, model, rows) for rows in ("latent_TC", "condition_TC")]
+    text, glyphs = case.text_of(batch, index), case.text_of(batch, index, "text_2")
+    image = case.text_of(batch, index, "image_embed")
+    parts = [case.latent_of(batch, index, model, rows) for rows in ("latent_TC", "condition_TC")]
     if not image.shape[1]:
         image = image.new_zeros(1, 2, image.shape[-1])
     (made,) = network(
@@ -111,24 +87,24 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
         image_embeds=image,
         return_dict=False,
     )
-    return rows_of(made[0], model)
+    return case.rows_of(made[0], model)
 
 
 def _arguments(model: Any) -> dict[str, Any]:
     """Of a caption alone: the description's rows beside it are an upper bound."""
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     channels = model.in_channels + model.condition_channels
     return {
         "hidden_states": torch.zeros(1, channels, frames, 2 * rows, 2 * columns),
-        "encoder_hidden_states": torch.zeros(1, COUNTED_TEXT, model.crossattn_emb_size),
-        "encoder_attention_mask": torch.ones(1, COUNTED_TEXT),
+        "encoder_hidden_states": torch.zeros(1, case.COUNTED_TEXT, model.crossattn_emb_size),
+        "encoder_attention_mask": torch.ones(1, case.COUNTED_TEXT),
         "encoder_hidden_states_2": torch.zeros(1, 0, model.glyph_embed_size),
         "encoder_attention_mask_2": torch.ones(1, 0),
         "image_embeds": torch.zeros(1, 0, model.image_embed_size),
     }
 
 
-CASE = Case(
+CASE = case.Case(
     network=HunyuanVideo15Transformer3DModel,
     tiny=TINY,
     parameters={
@@ -137,12 +113,12 @@ CASE = Case(
     configuration=_configuration,
     pack=_pack,
     theirs=_theirs,
-    unread=last_text(*TEXT_OF_LAST_BLOCK, "ff_context"),
-    zero=ONES_OF_REFINER,
+    unread=case.last_text(*case.TEXT_OF_LAST_BLOCK, "ff_context"),
+    zero=case.ONES_OF_REFINER,
     exportable={"glyph_hidden_size": 2048},
     counted=[("hunyuanvideo_15", {})],
-    grids=VIDEOS,
-    still=UNREAD_TEXT,
+    grids=case.VIDEOS,
+    still=case.UNREAD_TEXT,
     arguments=_arguments,
     refused=[
         ({"num_refiner_layers": 0}, "num_refiner_layers=0 must be at least 1"),
@@ -161,36 +137,36 @@ def pipeline(folder: Path, *, image: bool = False, guider: Any = None, **changes
     if image:
         kinds |= {"image_encoder": SiglipVisionModel, "feature_extractor": SiglipImageProcessor}
     made: dict[str, Any] = {
-        **parts_of(pipeline_parts.hunyuan(folder / "parts"), **kinds),
+        **case.parts_of(pipeline_parts.hunyuan(folder / "parts"), **kinds),
         "transformer": random_hunyuan(**changes),
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=SHIFT),
         "guider": guider or ClassifierFreeGuidance(guidance_scale=SCALE),
     }
     opened = (HunyuanVideo15ImageToVideoPipeline if image else HunyuanVideo15Pipeline)(**made)
-    return saved(opened, folder)
+    return case.saved(opened, folder)
 
 
 def made_by(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
     """Latents [C, F, H, W] of a pipeline from `noise_CFHW`."""
     if "image" not in call:
-        call |= sides_of(noise_CFHW, pipe.vae_scale_factor_spatial)
+        call |= case.sides_of(noise_CFHW, pipe.vae_scale_factor_spatial)
     call |= {"num_frames": 4 * noise_CFHW.shape[1] - 3}
-    return latents_made(pipe, noise_CFHW[None], **call)[0]
+    return case.latents_made(pipe, noise_CFHW[None], **call)[0]
 
 
 QUOTED = 'a sign says "open" and “shut”'
 
 
-def _of_text(pipe: Any, noise_CFHW: Tensor, _: Texts, scale: float) -> Tensor:
+def _of_text(pipe: Any, noise_CFHW: Tensor, _: case.Texts, scale: float) -> Tensor:
     pipe.guider = pipe.guider.new(guidance_scale=scale)
-    return made_by(pipe, noise_CFHW, prompt=QUOTED, negative_prompt=NEGATIVE)
+    return made_by(pipe, noise_CFHW, prompt=QUOTED, negative_prompt=case.NEGATIVE)
 
 
 GENERATIONS = {
-    "hunyuan_video_15": Generation(
+    "hunyuan_video_15": case.Generation(
         pipeline=pipeline,
         made_by=_of_text,
-        size=VIDEO,
+        size=case.VIDEO,
         objective={"flow_shift": SHIFT, "sampling_levels": "even"},
         calls=[({"scale": scale}, {"guidance": scale}) for scale in (SCALE, 1.0)],
         prompt=QUOTED,

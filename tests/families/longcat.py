@@ -23,24 +23,7 @@ from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from tests.families import pipeline_parts, stand_ins
-from tests.families.case import (
-    AXES,
-    COUNTED,
-    COUNTED_TEXT,
-    NEGATIVE,
-    PROMPT,
-    Case,
-    Generation,
-    Texts,
-    latent_of,
-    latents_made,
-    parts_of,
-    picture,
-    saved,
-    sides_of,
-    text_of,
-)
+from tests.families import case, pipeline_parts, stand_ins
 from tests.families.flux import SCHEDULERS, packed_by_pipeline
 from tests.packs import random_pack
 
@@ -57,7 +40,7 @@ TINY = {
 
 
 def _configuration(number: int) -> dict[str, Any]:
-    draw, axes = random.Random(number), AXES[(number + 1) % len(AXES)]
+    draw, axes = random.Random(number), case.AXES[(number + 1) % len(case.AXES)]
     return {
         "num_attention_heads": draw.choice([1, 2, 3, 5]),
         "attention_head_dim": sum(axes),
@@ -72,7 +55,7 @@ def _configuration(number: int) -> dict[str, Any]:
 def _pack(model: ModelConfig, number: int) -> PackedBatch:
     """Pictures of unequal sides, texts of one row and of many, two samples with references."""
     draw, references = random.Random(number), (0, 1, 2)[number % 3]
-    grids = [picture(draw) for _ in range(5)]
+    grids = [case.picture(draw) for _ in range(5)]
     texts = ([7, 1, 12, 3, 20], [9, 9, 9, 9, 9])[number // 2 % 2]
     packed: Any = replace(model, reference_latents=references)  # type: ignore[call-arg]
     batch = random_pack(grids, texts, model=packed)
@@ -82,12 +65,12 @@ def _pack(model: ModelConfig, number: int) -> PackedBatch:
 
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """As the pipelines place a text, the picture behind it, and those that are edited."""
-    text, start = text_of(batch, index), batch.starts[index]
+    text, start = case.text_of(batch, index), batch.starts[index]
     grids = [batch.grids[index], *(batch.references[index] if batch.references else ())]
     rows, ids = [], []
     for number, (_, height, width) in enumerate(grids, 1):
         shifted = replace(batch, starts=(start,), grids=((1, height, width),))
-        rows.append(packed_by_pipeline(latent_of(shifted, 0, model)))
+        rows.append(packed_by_pipeline(case.latent_of(shifted, 0, model)))
         at: Any = {"start": (text.shape[1],) * 2, "height": height, "width": width}
         ids.append(prepare_pos_ids(modality_id=number, type="image", **at))
         start += height * width
@@ -102,17 +85,17 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
 
 
 def _arguments(model: Any) -> dict[str, Any]:
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     tokens = frames * rows * columns
     return {
         "hidden_states": torch.zeros(1, tokens, model.patch_features),
-        "encoder_hidden_states": torch.zeros(1, COUNTED_TEXT, model.crossattn_emb_size),
+        "encoder_hidden_states": torch.zeros(1, case.COUNTED_TEXT, model.crossattn_emb_size),
         "img_ids": torch.zeros(tokens, 3),
-        "txt_ids": torch.zeros(COUNTED_TEXT, 3),
+        "txt_ids": torch.zeros(case.COUNTED_TEXT, 3),
     }
 
 
-CASE = Case(
+CASE = case.Case(
     network=LongCatImageTransformer2DModel,
     tiny=TINY,
     parameters=dict.fromkeys(("longcat_image", "longcat_image_edit"), 6_270_668_864),
@@ -134,7 +117,7 @@ random_longcat = CASE.random
 
 def pipeline(folder: Path, *, edits: bool = False) -> Any:
     """The pipeline with random weights, saved in `folder`/pipeline."""
-    parts = parts_of(
+    parts = case.parts_of(
         pipeline_parts.longcat(folder / "parts"),
         **{"tokenizer": AutoTokenizer, "text_encoder": Qwen2_5_VLForConditionalGeneration},
         vae=AutoencoderKL,
@@ -148,36 +131,36 @@ def pipeline(folder: Path, *, edits: bool = False) -> Any:
     opened = (LongCatImageEditPipeline if edits else LongCatImagePipeline)(**made)
     # Transformers' own processor needs torchvision, and generation reads no more of it.
     opened.register_modules(text_processor=parts["tokenizer"])
-    return saved(opened, folder)
+    return case.saved(opened, folder)
 
 
-def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: case.Texts, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of a pipeline from `noise_CFHW` and texts as our encoder has them.
 
     They stand in for what it makes of its prompts, for it takes no embeddings without prompts.
     """
-    of_prompt = {PROMPT: texts["prompt"], NEGATIVE: texts["negative_prompt"]}
+    of_prompt = {case.PROMPT: texts["prompt"], case.NEGATIVE: texts["negative_prompt"]}
 
     def encoded(prompt: str, **_: Any) -> tuple[Tensor, Tensor]:
         rows = of_prompt[prompt]["text"].float()[None]
         return rows, prepare_pos_ids(num_token=rows.shape[1])
 
     stride = pipe.vae_scale_factor
-    sides, kept, pipe.encode_prompt = sides_of(noise_CFHW, stride), pipe.encode_prompt, encoded
+    sides, kept, pipe.encode_prompt = case.sides_of(noise_CFHW, stride), pipe.encode_prompt, encoded
     own = {} if "image" in call else {**sides, "enable_prompt_rewrite": False}
-    call |= {"prompt": PROMPT, "negative_prompt": NEGATIVE, **own}
-    found = latents_made(pipe, packed_by_pipeline(noise_CFHW), **call)
+    call |= {"prompt": case.PROMPT, "negative_prompt": case.NEGATIVE, **own}
+    found = case.latents_made(pipe, packed_by_pipeline(noise_CFHW), **call)
     pipe.encode_prompt = kept
     return pipe._unpack_latents(found, **sides, vae_scale_factor=stride)[0][:, None]
 
 
-def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
-    prompts = {"prompt": PROMPT, "negative_prompt": NEGATIVE}
+def _encoded(pipe: Any, texts: case.Texts) -> list[tuple[Tensor, Tensor]]:
+    prompts = {"prompt": case.PROMPT, "negative_prompt": case.NEGATIVE}
     return [(texts[name]["text"], pipe.encode_prompt(one)[0][0]) for name, one in prompts.items()]
 
 
 GENERATIONS = {
-    "longcat": Generation(
+    "longcat": case.Generation(
         pipeline=pipeline,
         made_by=made_by,
         size=(1, 6, 10),

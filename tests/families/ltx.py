@@ -24,22 +24,7 @@ from torch import Tensor, nn
 from dit.batch import Grid, PackedBatch
 from dit.config import ModelConfig
 from dit.models.ltx.family import TRAINED_SHIFT
-from tests.families import pipeline_parts
-from tests.families.case import (
-    COUNTED,
-    NEGATIVE,
-    PROMPT,
-    STEPS,
-    VIDEO,
-    VIDEOS,
-    Case,
-    Generation,
-    Texts,
-    mixed_pack,
-    parts_of,
-    saved,
-    text_of,
-)
+from tests.families import case, pipeline_parts
 
 TINY = {
     "num_attention_heads": 4,
@@ -87,7 +72,7 @@ def _grid(draw: random.Random) -> Grid:
 
 def _pack(model: ModelConfig, number: int) -> PackedBatch:
     """Pictures and videos, given first frames, references in every second sample."""
-    return mixed_pack(model, number, _grid, fps=RATES)
+    return case.mixed_pack(model, number, _grid, fps=RATES)
 
 
 def coordinates(grid: Grid, model: Any, fps: float) -> Tensor:
@@ -123,9 +108,9 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
         where["rope_interpolation_scale"] = (8 / fps, 32, 32)
     made = network(
         batch.latent_TC[None, start : start + tokens],
-        text_of(batch, index),
+        case.text_of(batch, index),
         told_T[None],
-        torch.ones(1, text_of(batch, index).shape[1]),
+        torch.ones(1, case.text_of(batch, index).shape[1]),
         **where,
     )
     return made.sample[0, :own]
@@ -140,7 +125,7 @@ def _even(grid: Grid, model: Any, fps: float) -> Tensor:
 
 
 def _arguments(model: Any) -> dict[str, Any]:
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     return {
         "hidden_states": torch.zeros(1, frames * rows * columns, model.patch_features),
         "encoder_hidden_states": torch.zeros(1, 12, model.crossattn_emb_size),
@@ -151,7 +136,7 @@ def _arguments(model: Any) -> dict[str, Any]:
     }
 
 
-CASE = Case(
+CASE = case.Case(
     network=LTXVideoTransformer3DModel,
     tiny=TINY,
     parameters={
@@ -172,7 +157,7 @@ CASE = Case(
         ({"text_pad_to": 128}, "LTX-Video attends to no padding of captions"),
         ({"reference_latents": -1}, "reference_latents=-1 must not be negative"),
     ],
-    grids=VIDEOS,
+    grids=case.VIDEOS,
     second_attention="attn2",
     comfyui=True,
 )
@@ -199,7 +184,7 @@ def pipeline(folder: Path, kind: str) -> Any:
     from transformers import AutoTokenizer, T5EncoderModel
 
     kinds: dict[str, Any] = {"tokenizer": AutoTokenizer, "text_encoder": T5EncoderModel}
-    parts = parts_of(
+    parts = case.parts_of(
         pipeline_parts.ltx(folder / "parts"), vae=diffusers.AutoencoderKLLTXVideo, **kinds
     )
     opened = getattr(diffusers, kind)(
@@ -207,7 +192,7 @@ def pipeline(folder: Path, kind: str) -> Any:
         scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULERS[kind]),
         **parts,
     )
-    return saved(opened, folder)
+    return case.saved(opened, folder)
 
 
 def random_ltx(**changes: Any) -> Any:
@@ -236,7 +221,7 @@ def made_by(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
             width=32 * columns,
             num_frames=8 * frames - 7,
             frame_rate=25,
-            num_inference_steps=STEPS,
+            num_inference_steps=case.STEPS,
             output_type="latent",
             return_dict=False,
             **call,
@@ -244,7 +229,7 @@ def made_by(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
     return (pipe._unpack_latents(found, frames, rows, columns) if is_packed else found)[0]
 
 
-def texts_for(texts: Texts) -> dict[str, Tensor]:
+def texts_for(texts: case.Texts) -> dict[str, Tensor]:
     """Our rows of prompt and negative prompt as a pipeline takes them, padded and with a mask.
 
     In float32, in which it then computes.
@@ -257,20 +242,20 @@ def texts_for(texts: Texts) -> dict[str, Tensor]:
     return given
 
 
-def encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
+def encoded(pipe: Any, texts: case.Texts) -> list[tuple[Tensor, Tensor]]:
     """Our rows of both prompts, and those of the pipeline."""
-    states, mask, negative, negative_mask = pipe.encode_prompt(PROMPT, NEGATIVE)
+    states, mask, negative, negative_mask = pipe.encode_prompt(case.PROMPT, case.NEGATIVE)
     theirs = states[0, mask[0].bool()], negative[0, negative_mask[0].bool()]
     own = (texts[name]["text"] for name in ("prompt", "negative_prompt"))
     return [*zip(own, theirs, strict=True)]
 
 
-def _generation(kind: str, objective: dict[str, Any]) -> Generation:
-    return Generation(
+def _generation(kind: str, objective: dict[str, Any]) -> case.Generation:
+    return case.Generation(
         pipeline=lambda folder: pipeline(folder, kind),
         made_by=lambda pipe, noise, texts, **call: made_by(pipe, noise, **texts_for(texts), **call),
         encoded=encoded,
-        size=VIDEO,
+        size=case.VIDEO,
         channels=8,
         objective={"name": "flow", **TRAINED_SHIFT, **objective},
         calls=[

@@ -19,26 +19,7 @@ from transformers import AutoTokenizer, Gemma2Model
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from tests.families import pipeline_parts
-from tests.families.case import (
-    AXES,
-    COUNTED,
-    COUNTED_TEXT,
-    NEGATIVE,
-    PROMPT,
-    Case,
-    Generation,
-    Texts,
-    latent_of,
-    latents_made,
-    mixed_pack,
-    parts_of,
-    picture,
-    rows_of,
-    saved,
-    sides_of,
-    text_of,
-)
+from tests.families import case, pipeline_parts
 
 TINY = {
     "in_channels": 4,
@@ -57,7 +38,7 @@ TINY = {
 
 def _configuration(number: int) -> dict[str, Any]:
     """Of config.json; most have three heads of queries for one of keys."""
-    draw, axes = random.Random(number), AXES[(number + 1) % len(AXES)]
+    draw, axes = random.Random(number), case.AXES[(number + 1) % len(case.AXES)]
     keys, readers = draw.choice([1, 2]), (3, 1, 2)[number // 4 % 3]
     width, multiplier = keys * readers * sum(axes), draw.choice([None, 0.5, 1.25])
     return {
@@ -75,33 +56,33 @@ def _configuration(number: int) -> dict[str, Any]:
 
 
 def _pack(model: ModelConfig, number: int) -> PackedBatch:
-    return mixed_pack(model, number, picture)
+    return case.mixed_pack(model, number, case.picture)
 
 
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """As the pipeline calls it and turns it round, with padding that the mask hides."""
-    text = text_of(batch, index)
+    text = case.text_of(batch, index)
     (made,) = network(
-        latent_of(batch, index, model)[:, 0][None],
+        case.latent_of(batch, index, model)[:, 0][None],
         timestep=torch.tensor([1 - level / 1000]),
         encoder_hidden_states=pad(text, (0, 0, 0, 3), value=1.0),
         encoder_attention_mask=(torch.arange(text.shape[1] + 3) < text.shape[1])[None].long(),
         return_dict=False,
     )
-    return -rows_of(made[0][:, None], model)
+    return -case.rows_of(made[0][:, None], model)
 
 
 def _arguments(model: Any) -> dict[str, Any]:
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     sides = frames * rows * model.patch_spatial, columns * model.patch_spatial
     return {
         "hidden_states": torch.zeros(1, model.in_channels, *sides),
-        "encoder_hidden_states": torch.zeros(1, COUNTED_TEXT, model.crossattn_emb_size),
-        "encoder_attention_mask": torch.ones(1, COUNTED_TEXT, dtype=torch.int64),
+        "encoder_hidden_states": torch.zeros(1, case.COUNTED_TEXT, model.crossattn_emb_size),
+        "encoder_attention_mask": torch.ones(1, case.COUNTED_TEXT, dtype=torch.int64),
     }
 
 
-CASE = Case(
+CASE = case.Case(
     network=Lumina2Transformer2DModel,
     tiny=TINY,
     parameters={"lumina2": 2_609_769_152},
@@ -133,29 +114,29 @@ def pipeline(folder: Path) -> Lumina2Pipeline:
     opened = Lumina2Pipeline(
         transformer=random_lumina2(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=6.0),
-        **parts_of(pipeline_parts.lumina2(folder / "parts"), **kinds),
+        **case.parts_of(pipeline_parts.lumina2(folder / "parts"), **kinds),
     )
-    return saved(opened, folder)
+    return case.saved(opened, folder)
 
 
-def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: case.Texts, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of the pipeline from `noise_CFHW` and texts as our encoder has them."""
     for name, text in texts.items():
         rows = text["text"].float()
         call[f"{name}_embeds"] = pad(rows, (0, 0, 0, LONGEST - len(rows)), value=1.0)[None]
         call[f"{name}_attention_mask"] = (torch.arange(LONGEST) < len(rows))[None].long()
-    sides = sides_of(noise_CFHW, pipe.vae_scale_factor)
-    return latents_made(pipe, noise_CFHW[:, 0][None], **sides, **call)[0][:, None]
+    sides = case.sides_of(noise_CFHW, pipe.vae_scale_factor)
+    return case.latents_made(pipe, noise_CFHW[:, 0][None], **sides, **call)[0][:, None]
 
 
-def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
-    made = pipe.encode_prompt(PROMPT, negative_prompt=NEGATIVE)
+def _encoded(pipe: Any, texts: case.Texts) -> list[tuple[Tensor, Tensor]]:
+    made = pipe.encode_prompt(case.PROMPT, negative_prompt=case.NEGATIVE)
     pairs = zip(("prompt", "negative_prompt"), (made[:2], made[2:]), strict=True)
     return [(texts[name]["text"], rows[mask.bool()]) for name, (rows, mask) in pairs]
 
 
 GENERATIONS = {
-    "lumina2": Generation(
+    "lumina2": case.Generation(
         pipeline=pipeline,
         made_by=made_by,
         size=(1, 6, 10),

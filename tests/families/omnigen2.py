@@ -19,18 +19,7 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.positions import unpatchify
-from tests.families import pipeline_parts
-from tests.families.case import (
-    AXES,
-    COUNTED,
-    COUNTED_TEXT,
-    Case,
-    fill_random,
-    latent_of,
-    picture,
-    rows_of,
-    text_of,
-)
+from tests.families import case, pipeline_parts
 from tests.families.omnigen2_network import OmniGen2Transformer2DModel
 from tests.packs import random_pack
 
@@ -76,7 +65,7 @@ SCHEDULER = {
 
 def configuration(number: int) -> dict[str, Any]:
     """Of config.json; most have three heads of queries for one of keys."""
-    draw, axes = random.Random(number), AXES[(number + 1) % len(AXES)]
+    draw, axes = random.Random(number), case.AXES[(number + 1) % len(case.AXES)]
     keys, readers = draw.choice([1, 2]), (3, 1, 2)[number // 4 % 3]
     width, multiplier = keys * readers * sum(axes), draw.choice([None, 0.5, 1.25])
     return {
@@ -113,7 +102,7 @@ def run(
 
 def judged(network: Any, number: int) -> dict[str, Tensor]:
     """Outputs of a random network of three samples, and the norm of each tensor's gradient."""
-    fill_random(network.eval(), seed=number)
+    case.fill_random(network.eval(), seed=number)
     draw = torch.Generator().manual_seed(number)
     channels, width = network.config.in_channels, network.config.text_feat_dim
     found: dict[str, Tensor] = {}
@@ -160,7 +149,7 @@ def given(references: int) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor
 def _pack(model: ModelConfig, number: int) -> PackedBatch:
     """Samples with and without references, of unequal odd sides."""
     draw, references = random.Random(number), (2, 0, 5, 1)[number % 4]
-    grids = [picture(draw) for _ in range(5)]
+    grids = [case.picture(draw) for _ in range(5)]
     texts = ([7, 1, 12, 3, 20], [1, 1, 5, 2, 1])[number % 2]
     packed: Any = replace(model, reference_latents=references)  # type: ignore[call-arg]
     batch = random_pack(grids, texts, model=packed)
@@ -176,11 +165,11 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
     pictures = []
     for grid in grids:
         shifted = replace(batch, starts=(at,), grids=(grid,))
-        pictures.append(latent_of(shifted, 0, model)[:, 0])
+        pictures.append(case.latent_of(shifted, 0, model)[:, 0])
         at += grid[1] * grid[2]
     own, *references = pictures
-    made = run(network, own, 1 - level / 1000, text_of(batch, index)[0], references)
-    return -rows_of(made[:, None], model)
+    made = run(network, own, 1 - level / 1000, case.text_of(batch, index)[0], references)
+    return -case.rows_of(made[:, None], model)
 
 
 def _unread(_: Any, name: str, batch: PackedBatch) -> bool:
@@ -189,20 +178,20 @@ def _unread(_: Any, name: str, batch: PackedBatch) -> bool:
 
 
 def _arguments(model: Any) -> dict[str, Any]:
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     sides = frames * rows * model.patch_spatial, columns * model.patch_spatial
     tables: list[Any] = [
         get_1d_rotary_pos_embed(width, 100, freqs_dtype=torch.float64) for width in model.rope_axes
     ]
     return {
         "hidden_states": [torch.zeros(model.in_channels, *sides)],
-        "text_hidden_states": torch.zeros(1, COUNTED_TEXT, model.crossattn_emb_size),
+        "text_hidden_states": torch.zeros(1, case.COUNTED_TEXT, model.crossattn_emb_size),
         "freqs_cis": tables,
-        "text_attention_mask": torch.ones(1, COUNTED_TEXT, dtype=torch.int64),
+        "text_attention_mask": torch.ones(1, case.COUNTED_TEXT, dtype=torch.int64),
     }
 
 
-CASE = Case(
+CASE = case.Case(
     network=OmniGen2Transformer2DModel,
     tiny=TINY,
     parameters={"omnigen2": 3_967_161_400},

@@ -121,25 +121,22 @@ def flux(root: Path) -> Path:
 
 def lumina2(root: Path) -> Path:
     """Gemma 2 of three layers, and the VAE of FLUX.1."""
-    config = Gemma2Config(
-        vocab_size=98, hidden_size=16, intermediate_size=16, num_hidden_layers=3,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=8, query_pre_attn_scalar=8,
-    )  # fmt: skip
-    parts = {"vae": _flux_vae(), "tokenizer": tokenizer(2048)}
-    return save(root, parts | {"text_encoder": randomized(Gemma2Model(config))})
+    keys: Any = {"num_key_value_heads": 1, "head_dim": 8, "query_pre_attn_scalar": 8}
+    gemma = _transformer(Gemma2Model, Gemma2Config, vocab_size=98, **keys)
+    parts = {"vae": _flux_vae(), "tokenizer": tokenizer(2048), "text_encoder": gemma}
+    return save(root, parts)
+
+
+def _qwen3() -> Any:
+    return _transformer(Qwen3Model, Qwen3Config, vocab_size=98, num_key_value_heads=1, head_dim=8)
 
 
 def zimage(root: Path) -> Path:
     """Qwen3 of three layers with a chat's template, and the VAE of FLUX.1."""
-    config = Qwen3Config(
-        vocab_size=98, hidden_size=16, intermediate_size=16, num_hidden_layers=3,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
-    )  # fmt: skip
     words = tokenizer(512)
     begun = "{% if add_generation_prompt %}A{% if not enable_thinking %}:{% endif %}{% endif %}"
     words.chat_template = CHAT + begun
-    parts = {"vae": _flux_vae(), "tokenizer": words}
-    return save(root, parts | {"text_encoder": randomized(Qwen3Model(config))})
+    return save(root, {"vae": _flux_vae(), "tokenizer": words, "text_encoder": _qwen3()})
 
 
 def omnigen2(root: Path) -> Path:
@@ -287,17 +284,21 @@ def cosmos(root: Path) -> Path:
     return save(root, parts)
 
 
+def _qwen_vl_text(vocabulary: int) -> dict[str, Any]:
+    return {
+        "vocab_size": vocabulary, "hidden_size": 16, "intermediate_size": 16,
+        "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "max_position_embeddings": 2048, "bos_token_id": 2, "eos_token_id": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+    }  # fmt: skip
+
+
 def cosmos25(root: Path) -> Path:
     from diffusers import AutoencoderKLWan, CosmosTransformer3DModel
 
-    text = {
-        "vocab_size": 98, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 2048,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
-        "bos_token_id": 2, "eos_token_id": 1,
-    }  # fmt: skip
     vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision | {"intermediate_size": 16})
+    vision["intermediate_size"] = 16
+    config = Qwen2_5_VLConfig(text_config=_qwen_vl_text(98), vision_config=vision)
     transformer = CosmosTransformer3DModel(
         in_channels=17, num_attention_heads=2, attention_head_dim=16, num_layers=1, mlp_ratio=2.0,
         text_embed_dim=24, adaln_lora_dim=4, max_size=(4, 16, 16), use_crossattn_projection=True,
@@ -316,14 +317,8 @@ def _qwen_vl() -> Any:
         "intermediate_size": 16, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
         "window_size": 16, "fullatt_block_indexes": [1],
     }  # fmt: skip
-    text = {
-        "vocab_size": 101, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 2048,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
-        "bos_token_id": 2, "eos_token_id": 1,
-    }  # fmt: skip
     config = Qwen2_5_VLConfig(
-        text_config=text, vision_config=tower, image_token_id=IMAGE_TOKEN,
+        text_config=_qwen_vl_text(101), vision_config=tower, image_token_id=IMAGE_TOKEN,
         vision_start_token_id=98, vision_end_token_id=99, video_token_id=97,
     )  # fmt: skip
     return randomized(Qwen2_5_VLForConditionalGeneration(config))
@@ -365,10 +360,6 @@ def anima(root: Path) -> Path:
     """Qwen3, whose tokenizer adds no end, T5's tokenizer, the conditioner, Qwen-Image's VAE."""
     from diffusers import AnimaTextConditioner, AutoencoderKLQwenImage
 
-    config = Qwen3Config(
-        vocab_size=98, hidden_size=16, intermediate_size=16, num_hidden_layers=3,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
-    )  # fmt: skip
     conditioner = AnimaTextConditioner(
         source_dim=16, target_dim=20, model_dim=24, num_layers=2, num_attention_heads=2,
         target_vocab_size=98,
@@ -381,8 +372,8 @@ def anima(root: Path) -> Path:
     words = tokenizer(2048)
     words.backend_tokenizer.post_processor = processors.Sequence([])
     parts = {"vae": randomized(vae), "tokenizer": words, "t5_tokenizer": tokenizer(2048)}
-    parts |= {"text_encoder": randomized(Qwen3Model(config))}
-    return save(root, parts | {"text_conditioner": randomized(conditioner)})
+    parts |= {"text_encoder": _qwen3(), "text_conditioner": randomized(conditioner)}
+    return save(root, parts)
 
 
 def longcat(root: Path) -> Path:

@@ -20,28 +20,7 @@ from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from tests.families import pipeline_parts
-from tests.families.case import (
-    AXES,
-    COUNTED,
-    COUNTED_TEXT,
-    PROMPT,
-    TEXT_OF_LAST_BLOCK,
-    UNREAD_TEXT,
-    Case,
-    Generation,
-    Texts,
-    last_text,
-    latent_of,
-    latents_made,
-    mixed_pack,
-    parts_of,
-    picture,
-    saved,
-    shape_of,
-    sides_of,
-    text_of,
-)
+from tests.families import case, pipeline_parts
 
 PIPELINES = {
     "qwen_image": "QwenImagePipeline",
@@ -74,18 +53,18 @@ SCHEDULER = {
 def _configuration(number: int) -> dict[str, Any]:
     draw = random.Random(number)
     channels = draw.choice([1, 3, 4])
-    return shape_of(number, draw) | {
+    return case.shape_of(number, draw) | {
         "in_channels": 4 * channels,
         "out_channels": channels,
         "joint_attention_dim": draw.choice([8, 20]),
-        "axes_dims_rope": AXES[number % len(AXES)],
+        "axes_dims_rope": case.AXES[number % len(case.AXES)],
         "zero_cond_t": number % 3 == 2,
     }
 
 
 def _pack(model: ModelConfig, number: int) -> PackedBatch:
     references: Any = replace(model, reference_latents=number % 3)  # type: ignore[call-arg]
-    return mixed_pack(references, number, picture)
+    return case.mixed_pack(references, number, case.picture)
 
 
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
@@ -95,12 +74,12 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
     rows = []
     for grid in grids:
         shifted = replace(batch, starts=(start,), grids=(grid,))
-        picture_FCHW = latent_of(shifted, 0, model).transpose(0, 1)
+        picture_FCHW = case.latent_of(shifted, 0, model).transpose(0, 1)
         rows.append(QwenImagePipeline._pack_latents(picture_FCHW[None], 1, *picture_FCHW.shape[1:]))
         start += grid[1] * grid[2]
     (made,) = network(
         torch.cat(rows, dim=1),
-        encoder_hidden_states=text_of(batch, index),
+        encoder_hidden_states=case.text_of(batch, index),
         timestep=torch.tensor([level / 1000]),
         img_shapes=[grids],
         return_dict=False,
@@ -109,16 +88,16 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
 
 
 def _arguments(model: Any) -> dict[str, Any]:
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     tokens = frames * rows * columns
     return {
         "hidden_states": torch.zeros(1, tokens, model.patch_features),
-        "encoder_hidden_states": torch.zeros(1, COUNTED_TEXT, model.crossattn_emb_size),
-        "img_shapes": [[COUNTED]],
+        "encoder_hidden_states": torch.zeros(1, case.COUNTED_TEXT, model.crossattn_emb_size),
+        "img_shapes": [[case.COUNTED]],
     }
 
 
-CASE = Case(
+CASE = case.Case(
     network=QwenImageTransformer2DModel,
     tiny=TINY,
     parameters={
@@ -129,10 +108,10 @@ CASE = Case(
     configuration=_configuration,
     pack=_pack,
     theirs=_theirs,
-    unread=last_text(*TEXT_OF_LAST_BLOCK, "txt_mlp"),
+    unread=case.last_text(*case.TEXT_OF_LAST_BLOCK, "txt_mlp"),
     exportable={"mlp_ratio": 4.0},
     counted=[("qwen_image", {})],
-    still=UNREAD_TEXT,
+    still=case.UNREAD_TEXT,
     adapted=("img_mod.1", "norm_out.linear"),
     comfyui=True,
     arguments=_arguments,
@@ -157,7 +136,7 @@ def pipeline(folder: Path, size: str) -> Any:
     made: dict[str, Any] = {
         "transformer": random_qwen_image(zero_cond_t=size == "qwen_image_edit_2511"),
         "scheduler": FlowMatchEulerDiscreteScheduler(**SCHEDULER),
-        **parts_of(
+        **case.parts_of(
             pipeline_parts.qwen_image(folder / "parts"),
             tokenizer=AutoTokenizer,
             text_encoder=Qwen2_5_VLForConditionalGeneration,
@@ -167,27 +146,27 @@ def pipeline(folder: Path, size: str) -> Any:
     if size != "qwen_image":
         made |= {"tokenizer": None, "text_encoder": None, "processor": None}
     opened = getattr(diffusers, PIPELINES[size])(**made)
-    return saved(opened, folder)
+    return case.saved(opened, folder)
 
 
-def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: case.Texts, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of a pipeline from `noise_CFHW` and texts as our encoder has them."""
     channels, _, rows, columns = noise_CFHW.shape
     stride, noise = pipe.vae_scale_factor, noise_CFHW.transpose(0, 1)
     latents = QwenImagePipeline._pack_latents(noise, 1, channels, rows, columns)
     call |= {f"{name}_embeds": text["text"][None].float() for name, text in texts.items()}
-    sides = sides_of(noise_CFHW, stride)
-    found = latents_made(pipe, latents, **sides, **call)
+    sides = case.sides_of(noise_CFHW, stride)
+    found = case.latents_made(pipe, latents, **sides, **call)
     return QwenImagePipeline._unpack_latents(found, **sides, vae_scale_factor=stride)[0]
 
 
-def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
-    states, _ = pipe.encode_prompt(prompt=PROMPT)
+def _encoded(pipe: Any, texts: case.Texts) -> list[tuple[Tensor, Tensor]]:
+    states, _ = pipe.encode_prompt(prompt=case.PROMPT)
     return [(texts["prompt"]["text"], states[0])]
 
 
 GENERATIONS = {
-    "qwen_image": Generation(
+    "qwen_image": case.Generation(
         pipeline=lambda folder: pipeline(folder, "qwen_image"),
         made_by=made_by,
         channels=16,

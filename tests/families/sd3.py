@@ -24,28 +24,7 @@ from transformers import (
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from tests.families import pipeline_parts
-from tests.families.case import (
-    COUNTED,
-    COUNTED_TEXT,
-    NEGATIVE,
-    PROMPT,
-    Case,
-    Generation,
-    Texts,
-    embeds_of,
-    last_text,
-    latent_of,
-    latents_made,
-    mixed_pack,
-    parts_of,
-    picture,
-    rows_of,
-    saved,
-    shape_of,
-    sides_of,
-    text_of,
-)
+from tests.families import case, pipeline_parts
 
 TINY = {
     "sample_size": 8,
@@ -68,7 +47,7 @@ TINY = {
 def _configuration(number: int) -> dict[str, Any]:
     """With and without norms of queries and keys, and a second attention of some layers."""
     draw = random.Random(number)
-    shape = shape_of(number, draw) | {"num_attention_heads": draw.choice([2, 4])}
+    shape = case.shape_of(number, draw) | {"num_attention_heads": draw.choice([2, 4])}
     channels, patch = draw.choice([1, 3, 4]), draw.choice([1, 2])
     dual = draw.randint(0, shape["num_layers"]) if number % 3 != 1 else 0
     return shape | {
@@ -86,30 +65,30 @@ def _configuration(number: int) -> dict[str, Any]:
 
 
 def _pack(model: ModelConfig, number: int) -> PackedBatch:
-    return mixed_pack(model, number, picture)
+    return case.mixed_pack(model, number, case.picture)
 
 
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     (made,) = network(
-        latent_of(batch, index, model).transpose(0, 1),
-        encoder_hidden_states=text_of(batch, index),
+        case.latent_of(batch, index, model).transpose(0, 1),
+        encoder_hidden_states=case.text_of(batch, index),
         pooled_projections=batch.vectors["pooled_text"][index : index + 1],
         timestep=torch.tensor([level]),
         return_dict=False,
     )
-    return rows_of(made.transpose(0, 1), model)
+    return case.rows_of(made.transpose(0, 1), model)
 
 
 def _arguments(model: Any) -> dict[str, Any]:
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     return {
         "hidden_states": torch.zeros(1, model.in_channels, 2 * frames * rows, 2 * columns),
-        "encoder_hidden_states": torch.zeros(1, COUNTED_TEXT, model.crossattn_emb_size),
+        "encoder_hidden_states": torch.zeros(1, case.COUNTED_TEXT, model.crossattn_emb_size),
         "pooled_projections": torch.zeros(1, model.pooled_size),
     }
 
 
-CASE = Case(
+CASE = case.Case(
     network=SD3Transformer2DModel,
     tiny=TINY,
     parameters={
@@ -120,7 +99,7 @@ CASE = Case(
     configuration=_configuration,
     pack=_pack,
     theirs=_theirs,
-    unread=last_text("attn.add_q_proj", "attn.norm_added_q"),
+    unread=case.last_text("attn.add_q_proj", "attn.norm_added_q"),
     zero=("transformer_blocks.*.attn2.to_k.bias",),  # where keys are not normalised
     exportable={"mlp_ratio": 4.0},
     counted=[("sd3", {}), ("sd3.5_medium", {})],
@@ -163,21 +142,21 @@ def pipeline(folder: Path) -> StableDiffusion3Pipeline:
     opened = StableDiffusion3Pipeline(
         transformer=random_sd3(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        **parts_of(pipeline_parts.flux(folder / "vae"), vae=AutoencoderKL),
-        **parts_of(text_parts(folder / "parts"), **encoders, **tokenizers),
+        **case.parts_of(pipeline_parts.flux(folder / "vae"), vae=AutoencoderKL),
+        **case.parts_of(text_parts(folder / "parts"), **encoders, **tokenizers),
     )
-    return saved(opened, folder)
+    return case.saved(opened, folder)
 
 
-def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: case.Texts, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of the pipeline from `noise_CFHW` and texts as our encoder has them."""
     pipe.to(torch.float32)
-    call |= embeds_of(texts) | sides_of(noise_CFHW, pipe.vae_scale_factor)
-    return latents_made(pipe, noise_CFHW.transpose(0, 1), **call)[0][:, None]
+    call |= case.embeds_of(texts) | case.sides_of(noise_CFHW, pipe.vae_scale_factor)
+    return case.latents_made(pipe, noise_CFHW.transpose(0, 1), **call)[0][:, None]
 
 
-def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
-    states = pipe.encode_prompt(PROMPT, None, None, negative_prompt=NEGATIVE)
+def _encoded(pipe: Any, texts: case.Texts) -> list[tuple[Tensor, Tensor]]:
+    states = pipe.encode_prompt(case.PROMPT, None, None, negative_prompt=case.NEGATIVE)
     found = []
     for text, rows, pooled in zip(texts.values(), states[:2], states[2:], strict=True):
         found += [(text["text"], rows[0]), (text["pooled_text"], pooled[0])]
@@ -185,7 +164,7 @@ def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
 
 
 GENERATIONS = {
-    "sd3": Generation(
+    "sd3": case.Generation(
         pipeline=pipeline,
         made_by=made_by,
         objective={"flow_shift": 3.0},

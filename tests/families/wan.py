@@ -18,21 +18,7 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.registry import family_named
-from tests.families.case import (
-    COUNTED,
-    NEGATIVE,
-    VIDEO,
-    VIDEOS,
-    Case,
-    Generation,
-    latent_of,
-    latents_made,
-    parts_of,
-    rows_of,
-    saved,
-    sides_of,
-    text_of,
-)
+from tests.families import case
 from tests.packs import random_pack
 
 TINY = {
@@ -132,26 +118,30 @@ def _pipelines_mask(latent: Tensor, model: Any) -> Tensor:
 
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """With levels of tokens where a frame is given, and masks as the pipelines make them."""
-    text, latent, timestep = text_of(batch, index), latent_of(batch, index, model), [level]
+    text, latent, timestep = (
+        case.text_of(batch, index),
+        case.latent_of(batch, index, model),
+        [level],
+    )
     missing = (model.text_pad_to or text.shape[1]) - text.shape[1]
     told: Any = torch.tensor(timestep)
     if batch.clean_tokens and batch.clean_tokens[index]:
         told = torch.full((1, batch.num_tokens[index]), level)
         told[:, : batch.clean_tokens[index]] = 0
     if batch.condition_TC is not None:
-        condition = latent_of(batch, index, model, "condition_TC")
+        condition = case.latent_of(batch, index, model, "condition_TC")
         latent = torch.cat([latent, _pipelines_mask(latent, model), condition])
     image = None
     if model.image_embed_size is not None:
-        image = text_of(batch, index, "image_embed")
+        image = case.text_of(batch, index, "image_embed")
         image = image[0].unflatten(0, (2, -1)) if model.image_embed_positions else image
     padded = nn.functional.pad(text, (0, 0, 0, missing))
-    return rows_of(network(latent[None], told, padded, image).sample[0], model)
+    return case.rows_of(network(latent[None], told, padded, image).sample[0], model)
 
 
 def _arguments(model: Any) -> dict[str, Any]:
     """Of 512 rows of text, as it takes them beside images."""
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     channels, image = model.in_channels + model.condition_channels, model.image_rows or 0
     states = None
     if image:
@@ -164,7 +154,7 @@ def _arguments(model: Any) -> dict[str, Any]:
     }
 
 
-CASE = Case(
+CASE = case.Case(
     network=WanTransformer3DModel,
     tiny=TINY,
     parameters={
@@ -190,7 +180,7 @@ CASE = Case(
         ({"image_embed_positions": True}, "needs image_embed_size"),
         ({"freq_dim": 0}, "freq_dim=0 must be at least 1"),
     ],
-    grids=VIDEOS,
+    grids=case.VIDEOS,
     training=("model.text_pad_to=12",),
     second_attention="attn2",
     comfyui=True,
@@ -240,12 +230,12 @@ def pipeline(folder: Path, kind: str, *, scheduler: str = "unipc", **more: Any) 
     if "image_dim" in NETWORKS[kind]:
         kinds |= {"image_encoder": CLIPVisionModel, "image_processor": CLIPImageProcessor}
     made: dict[str, Any] = {
-        **parts_of(make(folder / "parts"), **kinds),
+        **case.parts_of(make(folder / "parts"), **kinds),
         "transformer": random_wan(**NETWORKS[kind]),
         "scheduler": SCHEDULERS[scheduler](),
     }
     opened = (WanPipeline if kind == "t2v" else WanImageToVideoPipeline)(**made, **more)
-    saved(opened, folder)
+    case.saved(opened, folder)
     if kind == "i2v_2.1":
         _tell_rows(folder / "pipeline" / "transformer" / "config.json")
     return opened
@@ -260,17 +250,17 @@ def _tell_rows(file: Path) -> None:
 
 def made_by(pipe: Any, noise_CFHW: Tensor, **call: Any) -> Tensor:
     """Latents [C, F, H, W] of a pipeline from `noise_CFHW`, in four steps."""
-    call |= sides_of(noise_CFHW, pipe.vae_scale_factor_spatial)
+    call |= case.sides_of(noise_CFHW, pipe.vae_scale_factor_spatial)
     call |= {"num_frames": 4 * noise_CFHW.shape[1] - 3}
-    return latents_made(pipe, noise_CFHW[None], **call)[0]
+    return case.latents_made(pipe, noise_CFHW[None], **call)[0]
 
 
-def _generation(scheduler: str) -> Generation:
-    words = {"prompt": "a  red fox &amp; a hen", "negative_prompt": NEGATIVE}
-    return Generation(
+def _generation(scheduler: str) -> case.Generation:
+    words = {"prompt": "a  red fox &amp; a hen", "negative_prompt": case.NEGATIVE}
+    return case.Generation(
         pipeline=lambda folder: pipeline(folder, "t2v", scheduler=scheduler),
         made_by=lambda pipe, noise, _, **call: made_by(pipe, noise, **words, **call),
-        size=VIDEO,
+        size=case.VIDEO,
         channels=16,
         objective={"name": "flow", "flow_shift": SHIFT},
         calls=[({"guidance_scale": scale}, {"guidance": scale}) for scale in (1.0, 3.5)],

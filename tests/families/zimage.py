@@ -18,24 +18,7 @@ from transformers import AutoTokenizer, Qwen3Model
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from tests.families import pipeline_parts
-from tests.families.case import (
-    AXES,
-    COUNTED,
-    COUNTED_TEXT,
-    NEGATIVE,
-    PROMPT,
-    Case,
-    Generation,
-    Texts,
-    latent_of,
-    latents_made,
-    parts_of,
-    rows_of,
-    saved,
-    sides_of,
-    text_of,
-)
+from tests.families import case, pipeline_parts
 from tests.packs import random_pack
 
 TINY = {
@@ -54,7 +37,7 @@ TINY = {
 
 def _configuration(number: int) -> dict[str, Any]:
     """Of config.json; the last are wider than the embedding of the level."""
-    draw, axes = random.Random(number), AXES[(number + 1) % len(AXES)]
+    draw, axes = random.Random(number), case.AXES[(number + 1) % len(case.AXES)]
     heads = draw.choice([3, 4, 5, 6]) if number < 10 else 320 // sum(axes)
     return {
         "in_channels": draw.choice([1, 3, 16]),
@@ -79,21 +62,21 @@ def _pack(model: ModelConfig, number: int) -> PackedBatch:
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """As the pipeline calls it and turns it round."""
     told = torch.tensor([1 - level / 1000])
-    latent_CFHW = latent_of(batch, index, model)
-    (made,) = network([latent_CFHW], told, [text_of(batch, index)[0]], return_dict=False)
-    return -rows_of(made[0], model)
+    latent_CFHW = case.latent_of(batch, index, model)
+    (made,) = network([latent_CFHW], told, [case.text_of(batch, index)[0]], return_dict=False)
+    return -case.rows_of(made[0], model)
 
 
 def _arguments(model: Any) -> dict[str, Any]:
-    frames, rows, columns = COUNTED
+    frames, rows, columns = case.COUNTED
     sides = frames * rows * model.patch_spatial, columns * model.patch_spatial
     return {
         "x": [torch.zeros(model.in_channels, 1, *sides)],
-        "cap_feats": [torch.zeros(COUNTED_TEXT, model.crossattn_emb_size)],
+        "cap_feats": [torch.zeros(case.COUNTED_TEXT, model.crossattn_emb_size)],
     }
 
 
-CASE = Case(
+CASE = case.Case(
     network=ZImageTransformer2DModel,
     tiny=TINY,
     parameters=dict.fromkeys(("zimage", "zimage_turbo"), 6_154_908_736),
@@ -126,26 +109,26 @@ def pipeline(folder: Path) -> ZImagePipeline:
     opened = ZImagePipeline(
         transformer=random_zimage(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=6.0),
-        **parts_of(pipeline_parts.zimage(folder / "parts"), **kinds),
+        **case.parts_of(pipeline_parts.zimage(folder / "parts"), **kinds),
     )
-    return saved(opened, folder)
+    return case.saved(opened, folder)
 
 
-def made_by(pipe: Any, noise_CFHW: Tensor, texts: Texts, **call: Any) -> Tensor:
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: case.Texts, **call: Any) -> Tensor:
     """Latent [C, 1, H, W] of the pipeline from `noise_CFHW` and texts as our encoder has them."""
     call |= {f"{name}_embeds": [text["text"].float()] for name, text in texts.items()}
-    sides = sides_of(noise_CFHW, pipe.vae_scale_factor)
-    return latents_made(pipe, noise_CFHW[:, 0][None], **sides, **call)[0][:, None]
+    sides = case.sides_of(noise_CFHW, pipe.vae_scale_factor)
+    return case.latents_made(pipe, noise_CFHW[:, 0][None], **sides, **call)[0][:, None]
 
 
-def _encoded(pipe: Any, texts: Texts) -> list[tuple[Tensor, Tensor]]:
-    made = pipe.encode_prompt(PROMPT, negative_prompt=NEGATIVE)
+def _encoded(pipe: Any, texts: case.Texts) -> list[tuple[Tensor, Tensor]]:
+    made = pipe.encode_prompt(case.PROMPT, negative_prompt=case.NEGATIVE)
     pairs = zip(("prompt", "negative_prompt"), made, strict=True)
     return [(texts[name]["text"], rows) for name, (rows,) in pairs]
 
 
 GENERATIONS = {
-    "zimage": Generation(
+    "zimage": case.Generation(
         pipeline=pipeline,
         made_by=made_by,
         size=(1, 6, 10),

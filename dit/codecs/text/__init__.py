@@ -69,14 +69,3 @@ def text_encoder_of_card(
             f" {encoder.revision!r}; use the version that packed the data, or pack it again"
         )
     return encoder
-
-
-__all__ = [
-    "TEXT_ENCODERS",
-    "ByteTable",
-    "EncoderPadding",
-    "TextEncoder",
-    "WordTable",
-    "text_encoder_named",
-    "text_encoder_of_card",
-]

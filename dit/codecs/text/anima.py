@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -22,11 +22,11 @@ from dit.token_ids import TOKEN_IDS, as_digits
 class AnimaText(PretrainedTextEncoder):
     """Qwen3 and the conditioner; a caption has as many rows as tokens of T5, its end too."""
 
-    name: ClassVar[str] = "anima"
-    network: ClassVar[str] = "Qwen3Model"
-    default_model: ClassVar[str] = "circlestone-labs/Anima-Base-v1.0-Diffusers"
-    subfolders: ClassVar[tuple[str, str]] = ("text_encoder", "t5_tokenizer")
-    read_by_network: ClassVar[str] = "tokenizer"  # folder of the tokenizer of Qwen3
+    name = "anima"
+    network = "Qwen3Model"
+    default_model = "circlestone-labs/Anima-Base-v1.0-Diffusers"
+    subfolders = ("text_encoder", "t5_tokenizer")
+    read_by_network = "tokenizer"  # folder of the tokenizer of Qwen3
 
     @property
     def width(self) -> int:  # type: ignore[override] # the conditioner's configuration has it
@@ -81,7 +81,7 @@ class AnimaStates(AnimaText):
     nothing to what attends to it.
     """
 
-    name: ClassVar[str] = "anima_states"
+    name = "anima_states"
 
     @property
     def width(self) -> int:  # type: ignore[override] # Qwen3's configuration has it

@@ -10,7 +10,7 @@ off, and negative prompts and the empty caption are chats, too.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -24,11 +24,11 @@ SYSTEM = (
 class ZImageText(PretrainedTextEncoder):
     """Qwen3, whose mask hides the padding."""
 
-    name: ClassVar[str] = "zimage"
-    network: ClassVar[str] = "Qwen3Model"
-    default_model: ClassVar[str] = "Tongyi-MAI/Z-Image"
-    longest_text: ClassVar[int | None] = 1504  # what Diffusers' network has angles for
-    chat_tokens: ClassVar[int] = 8  # beside the caption, about
+    name = "zimage"
+    network = "Qwen3Model"
+    default_model = "Tongyi-MAI/Z-Image"
+    longest_text = 1504  # what Diffusers' network has angles for
+    chat_tokens = 8  # beside the caption, about
 
     @property
     def pipeline(self) -> Any:
@@ -60,12 +60,12 @@ class ZImageText(PretrainedTextEncoder):
 class OmniGen2Text(PretrainedTextEncoder):
     """Qwen2.5-VL; captions at their true length, as the pipeline's mask hides all padding."""
 
-    name: ClassVar[str] = "omnigen2"
-    network: ClassVar[str] = "Qwen2_5_VLForConditionalGeneration"
-    default_model: ClassVar[str] = "OmniGen2/OmniGen2"
-    subfolders: ClassVar[tuple[str, str]] = ("mllm", "processor")
-    default_length: ClassVar[int] = 1024  # as its inference.py asks for
-    chat_tokens: ClassVar[int] = 26  # beside the caption, about
+    name = "omnigen2"
+    network = "Qwen2_5_VLForConditionalGeneration"
+    default_model = "OmniGen2/OmniGen2"
+    subfolders = ("mllm", "processor")
+    default_length = 1024  # as its inference.py asks for
+    chat_tokens = 26  # beside the caption, about
 
     def length_of(self, caption: str) -> int:
         return super().length_of(caption) + self.chat_tokens

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import safetensors
 import torch
@@ -40,26 +40,26 @@ _TEMPLATE = 30  # tokens of Predict2.5's instruction before and after a caption,
 class CosmosText(MaskedTextEncoder):
     """T5, masked."""
 
-    name: ClassVar[str] = "cosmos"
-    network: ClassVar[str] = "T5EncoderModel"
-    default_model: ClassVar[str] = "nvidia/Cosmos-1.0-Diffusion-7B-Text2World"
+    name = "cosmos"
+    network = "T5EncoderModel"
+    default_model = "nvidia/Cosmos-1.0-Diffusion-7B-Text2World"
 
 
 class ChromaText(MaskedTextEncoder):
     """T5, masked, and its state at the first token of padding, which Chroma attends to."""
 
-    name: ClassVar[str] = "chroma"
-    network: ClassVar[str] = "T5EncoderModel"
-    default_model: ClassVar[str] = "lodestones/Chroma1-HD"
-    padding_rows: ClassVar[int] = 1
+    name = "chroma"
+    network = "T5EncoderModel"
+    default_model = "lodestones/Chroma1-HD"
+    padding_rows = 1
 
 
 class WanText(MaskedTextEncoder):
     """UMT5, masked, on captions with repaired characters and single spaces."""
 
-    name: ClassVar[str] = "wan"
-    network: ClassVar[str] = "UMT5EncoderModel"
-    default_model: ClassVar[str] = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+    name = "wan"
+    network = "UMT5EncoderModel"
+    default_model = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
 
     def clean(self, caption: str) -> str:
         from diffusers.pipelines.wan.pipeline_wan import prompt_clean
@@ -70,10 +70,10 @@ class WanText(MaskedTextEncoder):
 class FluxText(UnmaskedTextEncoder):
     """Embeddings of T5, and the pooled output of CLIP-L."""
 
-    name: ClassVar[str] = "flux"
-    network: ClassVar[str] = "T5EncoderModel"
-    subfolders: ClassVar[tuple[str, str]] = ("text_encoder_2", "tokenizer_2")
-    default_model: ClassVar[str] = "black-forest-labs/FLUX.1-dev"
+    name = "flux"
+    network = "T5EncoderModel"
+    subfolders = ("text_encoder_2", "tokenizer_2")
+    default_model = "black-forest-labs/FLUX.1-dev"
 
     def embed(self, caption: str) -> dict[str, Tensor]:
         ids, mask = self.tokens(caption, "tokenizer_2", self.max_length)
@@ -94,11 +94,11 @@ class Sd3Text(UnmaskedTextEncoder):
     Rows of CLIP are filled up with zeros to the width of T5's.
     """
 
-    name: ClassVar[str] = "sd3"
-    network: ClassVar[str] = "T5EncoderModel"
-    subfolders: ClassVar[tuple[str, str]] = ("text_encoder_3", "tokenizer_3")
-    default_model: ClassVar[str] = "stabilityai/stable-diffusion-3-medium-diffusers"
-    default_length: ClassVar[int] = 256
+    name = "sd3"
+    network = "T5EncoderModel"
+    subfolders = ("text_encoder_3", "tokenizer_3")
+    default_model = "stabilityai/stable-diffusion-3-medium-diffusers"
+    default_length = 256
 
     @property
     def most_rows(self) -> int:
@@ -131,10 +131,10 @@ class Sd3Text(UnmaskedTextEncoder):
 class HunyuanText(PretrainedTextEncoder):
     """Qwen2.5-VL on an instruction with the caption, and ByT5 on the words in quotation marks."""
 
-    name: ClassVar[str] = "hunyuan"
-    network: ClassVar[str] = "Qwen2_5_VLTextModel"
-    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
-    default_length: ClassVar[int] = 1000
+    name = "hunyuan"
+    network = "Qwen2_5_VLTextModel"
+    default_model = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
+    default_length = 1000
 
     def embed(self, caption: str) -> dict[str, Tensor]:
         from diffusers.pipelines.hunyuan_video1_5 import pipeline_hunyuan_video1_5 as pipeline
@@ -176,10 +176,10 @@ class CosmosPredict25Text(PretrainedTextEncoder):
     padding are attended to, and behind a caption they depend on it, so all rows are kept.
     """
 
-    name: ClassVar[str] = "cosmos_predict25"
-    network: ClassVar[str] = "Qwen2_5_VLForConditionalGeneration"
-    default_model: ClassVar[str] = "nvidia/Cosmos-Predict2.5-2B@diffusers/base/post-trained"
-    options: ClassVar[frozenset[str]] = PretrainedTextEncoder.options | {"text_projection"}
+    name = "cosmos_predict25"
+    network = "Qwen2_5_VLForConditionalGeneration"
+    default_model = "nvidia/Cosmos-Predict2.5-2B@diffusers/base/post-trained"
+    options = PretrainedTextEncoder.options | {"text_projection"}
 
     text_projection: str | None = None
     """Folder of the transformer whose frozen text projection is applied; None for none."""
@@ -265,9 +265,9 @@ class LtxText(PretrainedTextEncoder):
     Its states of the padding are cut off, as all networks mask them.
     """
 
-    name: ClassVar[str] = "ltx"
-    network: ClassVar[str] = "T5EncoderModel"
-    default_model: ClassVar[str] = "Lightricks/LTX-Video-0.9.5"
+    name = "ltx"
+    network = "T5EncoderModel"
+    default_model = "Lightricks/LTX-Video-0.9.5"
 
     masked: bool = True
 

@@ -53,9 +53,7 @@ class _VectorOptions:
 class FixedVectors(TextEncoder):
     """A text encoder whose rows are fixed random vectors of unit variance."""
 
-    options: ClassVar[frozenset[str]] = frozenset(
-        (*option_names(_VectorOptions), "max_sequence_length")
-    )
+    options = frozenset((*option_names(_VectorOptions), "max_sequence_length"))
     usual_width: ClassVar[int]
     most_rows: ClassVar[int]
     """Rows of a caption, unless --max_sequence_length says otherwise."""
@@ -123,9 +121,9 @@ def byte_table(width: int) -> np.ndarray:
 class ByteTable(FixedVectors):
     """The tokens are the UTF-8 bytes of a caption, after one token that begins each text."""
 
-    name: ClassVar[str] = "bytes"
-    usual_width: ClassVar[int] = 64
-    most_rows: ClassVar[int] = 4096
+    name = "bytes"
+    usual_width = 64
+    most_rows = 4096
 
     def rows(self, caption: str) -> np.ndarray:
         """[1 + bytes that are kept, E]: (byte + position) / sqrt(2), unit variance."""
@@ -217,9 +215,9 @@ class WordTable(FixedVectors):
     words, whatever their order.
     """
 
-    name: ClassVar[str] = "words"
-    usual_width: ClassVar[int] = 256
-    most_rows: ClassVar[int] = 1024
+    name = "words"
+    usual_width = 256
+    most_rows = 1024
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:

@@ -8,7 +8,7 @@ attend to all rows, those of padding too, which depend on the caption; so all ar
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +22,10 @@ _LAYERS = 3  # whose states are joined, as the pipelines choose them
 class Flux2Text(WholeTextEncoder):
     """Mistral3 on a chat that begins with the pipeline's system message."""
 
-    name: ClassVar[str] = "flux2"
-    network: ClassVar[str] = "Mistral3ForConditionalGeneration"
-    default_model: ClassVar[str] = "black-forest-labs/FLUX.2-dev"
-    chat_tokens: ClassVar[int] = 40  # beside the caption, about
+    name = "flux2"
+    network = "Mistral3ForConditionalGeneration"
+    default_model = "black-forest-labs/FLUX.2-dev"
+    chat_tokens = 40  # beside the caption, about
 
     @property
     def width(self) -> int:  # type: ignore[override] # the model's configuration has it
@@ -67,10 +67,10 @@ class Flux2Text(WholeTextEncoder):
 class Flux2KleinText(Flux2Text):
     """Qwen3 on the caption as a user's turn, with the answer begun and no thinking before it."""
 
-    name: ClassVar[str] = "flux2_klein"
-    network: ClassVar[str] = "Qwen3ForCausalLM"
-    default_model: ClassVar[str] = "black-forest-labs/FLUX.2-klein-base-4B"
-    chat_tokens: ClassVar[int] = 12
+    name = "flux2_klein"
+    network = "Qwen3ForCausalLM"
+    default_model = "black-forest-labs/FLUX.2-klein-base-4B"
+    chat_tokens = 12
 
     @property
     def pipeline(self) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -38,12 +38,12 @@ class HiDreamText(PretrainedTextEncoder):
     Masks hide padding, whose rows the network attends to: all of them are kept.
     """
 
-    name: ClassVar[str] = "hidream"
-    network: ClassVar[str] = "T5EncoderModel"
-    subfolders: ClassVar[tuple[str, str]] = ("text_encoder_3", "tokenizer_3")
-    default_model: ClassVar[str] = "HiDream-ai/HiDream-I1-Full"
-    default_length: ClassVar[int] = 128
-    options: ClassVar[frozenset[str]] = PretrainedTextEncoder.options | {"llama_model"}
+    name = "hidream"
+    network = "T5EncoderModel"
+    subfolders = ("text_encoder_3", "tokenizer_3")
+    default_model = "HiDream-ai/HiDream-I1-Full"
+    default_length = 128
+    options = PretrainedTextEncoder.options | {"llama_model"}
 
     llama_model: str | None = None
 

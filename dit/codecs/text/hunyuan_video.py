@@ -12,7 +12,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from PIL import Image
@@ -32,13 +32,13 @@ INTERLEAVE = {"token_replace": 4, "latent_concat": 2}
 class HunyuanVideoText(PretrainedTextEncoder):
     """Llama on an instruction with the caption, and the pooled output of CLIP-L on the caption."""
 
-    name: ClassVar[str] = "hunyuanvideo"
-    network: ClassVar[str] = "LlamaModel"
-    model_type: ClassVar[str] = "llama"
-    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo"
-    default_length: ClassVar[int] = 256
+    name = "hunyuanvideo"
+    network = "LlamaModel"
+    model_type = "llama"
+    default_model = "hunyuanvideo-community/HunyuanVideo"
+    default_length = 256
 
-    remedy: ClassVar[str] = (
+    remedy = (
         "text encoder 'hunyuanvideo' reads captions alone, with Llama: give such a folder, or"
         " --processor hunyuanvideo_i2v to prepare data for image-to-video"
     )
@@ -98,13 +98,13 @@ class HunyuanVideoImageText(HunyuanVideoText):
     every second row of that whatever the network.
     """
 
-    name: ClassVar[str] = "hunyuanvideo_i2v"
-    network: ClassVar[str] = "LlavaForConditionalGeneration"
-    model_type: ClassVar[str] = "llava"
-    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanVideo-I2V"
-    options: ClassVar[frozenset[str]] = HunyuanVideoText.options | {"image_embed_interleave"}
-    sees_first_frame: ClassVar[bool] = True
-    remedy: ClassVar[str] = (
+    name = "hunyuanvideo_i2v"
+    network = "LlavaForConditionalGeneration"
+    model_type = "llava"
+    default_model = "hunyuanvideo-community/HunyuanVideo-I2V"
+    options = HunyuanVideoText.options | {"image_embed_interleave"}
+    sees_first_frame = True
+    remedy = (
         "text encoder 'hunyuanvideo_i2v' sees the first frame, with Llava: give such a folder, as"
         f" of {default_model}, or --processor hunyuanvideo for texts of captions alone"
     )

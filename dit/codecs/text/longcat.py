@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from PIL import Image
@@ -45,9 +45,9 @@ class _Apostrophes:
 class LongCatText(WholeTextEncoder):
     """The caption alone, which an instruction asks to be shown."""
 
-    name: ClassVar[str] = "longcat"
-    network: ClassVar[str] = "Qwen2_5_VLForConditionalGeneration"
-    default_model: ClassVar[str] = "meituan-longcat/LongCat-Image"
+    name = "longcat"
+    network = "Qwen2_5_VLForConditionalGeneration"
+    default_model = "meituan-longcat/LongCat-Image"
 
     @property
     def pipeline(self) -> Any:
@@ -87,9 +87,9 @@ class LongCatText(WholeTextEncoder):
 class LongCatEditText(LongCatText):
     """The caption behind one picture, which it sees with half its rows and columns."""
 
-    name: ClassVar[str] = "longcat_edit"
-    default_model: ClassVar[str] = "meituan-longcat/LongCat-Image-Edit"
-    most_pictures: ClassVar[int] = 1
+    name = "longcat_edit"
+    default_model = "meituan-longcat/LongCat-Image-Edit"
+    most_pictures = 1
 
     @property
     def pipeline(self) -> Any:

@@ -7,7 +7,7 @@ Captions stand behind an instruction, negative prompts and the empty caption do 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +18,12 @@ from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder, as_stored
 class Lumina2Text(PretrainedTextEncoder):
     """Gemma 2, whose mask hides the padding."""
 
-    name: ClassVar[str] = "lumina2"
-    network: ClassVar[str] = "Gemma2Model"
-    default_model: ClassVar[str] = "Alpha-VLLM/Lumina-Image-2.0"
-    default_length: ClassVar[int] = 256
-    longest_text: ClassVar[int | None] = 299  # Diffusers' network has angles for one place more
-    instruction_tokens: ClassVar[int] = 30  # before the caption, about
+    name = "lumina2"
+    network = "Gemma2Model"
+    default_model = "Alpha-VLLM/Lumina-Image-2.0"
+    default_length = 256
+    longest_text = 299  # Diffusers' network has angles for one place more
+    instruction_tokens = 30  # before the caption, about
 
     @property
     def pipeline(self) -> Any:

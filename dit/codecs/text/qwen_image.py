@@ -10,7 +10,7 @@ of the empty caption differs from sample to sample. HunyuanImage's has ByT5 besi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from PIL import Image
@@ -27,11 +27,11 @@ _MEGAPIXEL = 1024 * 1024
 class QwenImageText(PretrainedTextEncoder):
     """Qwen2.5-VL; captions at their true length, as the pipeline's mask hides all padding."""
 
-    name: ClassVar[str] = "qwen_image"
-    network: ClassVar[str] = "Qwen2_5_VLForConditionalGeneration"
-    default_model: ClassVar[str] = "Qwen/Qwen-Image"
-    longest_text: ClassVar[int | None] = 1024  # as QwenImagePipeline says
-    rows_after: ClassVar[int] = 5  # of the instruction behind a caption, which are attended to
+    name = "qwen_image"
+    network = "Qwen2_5_VLForConditionalGeneration"
+    default_model = "Qwen/Qwen-Image"
+    longest_text = 1024  # as QwenImagePipeline says
+    rows_after = 5  # of the instruction behind a caption, which are attended to
 
     @property
     def pipeline(self) -> Any:
@@ -60,12 +60,12 @@ class QwenImageText(PretrainedTextEncoder):
 class HunyuanImageText(QwenImageText):
     """The same instruction without its end, and ByT5 on the words in quotation marks."""
 
-    name: ClassVar[str] = "hunyuanimage"
-    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanImage-2.1-Diffusers"
-    default_length: ClassVar[int] = 1000
+    name = "hunyuanimage"
+    default_model = "hunyuanvideo-community/HunyuanImage-2.1-Diffusers"
+    default_length = 1000
     # The network's positions; the pipeline itself has 1000.
-    longest_text: ClassVar[int | None] = 2**15
-    rows_after: ClassVar[int] = 1
+    longest_text = 2**15
+    rows_after = 1
 
     @property
     def pipeline(self) -> Any:
@@ -89,9 +89,9 @@ class HunyuanImageText(QwenImageText):
 class QwenImageEditText(QwenImageText):
     """Qwen2.5-VL on the caption and one picture, which it sees with about a megapixel."""
 
-    name: ClassVar[str] = "qwen_image_edit"
-    default_model: ClassVar[str] = "Qwen/Qwen-Image-Edit"
-    most_pictures: ClassVar[int] = 1
+    name = "qwen_image_edit"
+    default_model = "Qwen/Qwen-Image-Edit"
+    most_pictures = 1
 
     @property
     def pipeline(self) -> Any:
@@ -142,9 +142,9 @@ class QwenImageEditText(QwenImageText):
 class QwenImageEditPlusText(QwenImageEditText):
     """The same with several numbered pictures, which it sees small (Qwen-Image-Edit-2509, 2511)."""
 
-    name: ClassVar[str] = "qwen_image_edit_2511"
-    default_model: ClassVar[str] = "Qwen/Qwen-Image-Edit-2511"
-    most_pictures: ClassVar[int] = 64
+    name = "qwen_image_edit_2511"
+    default_model = "Qwen/Qwen-Image-Edit-2511"
+    most_pictures = 64
 
     @property
     def pipeline(self) -> Any:

@@ -55,14 +55,3 @@ def usual_size(card: dict[str, Any]) -> dict[str, int]:
         return sizes[0]
     codec = CODECS.get(str(card.get("processor", {}).get("name")))
     return {"num_frames": 1} if codec is not None and "video" not in codec.media else {}
-
-
-__all__ = [
-    "CODECS",
-    "Codec",
-    "ModelLocation",
-    "Pixel",
-    "codec_named",
-    "codec_of_card",
-    "usual_size",
-]

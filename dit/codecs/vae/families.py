@@ -19,19 +19,33 @@ from dit.codecs.vae.hunyuan_video import Hunyuan, HunyuanVideo, HunyuanVideoI2V
 from dit.codecs.vae.ltx import Ltx
 
 
-class Flux(Autoencoder):
+class FluxAutoencoder(Autoencoder):
     """Images; latents are (latent - shift) * scale."""
 
-    name: ClassVar[str] = "flux"
-    description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as FluxPipeline"
-    media: ClassVar[tuple[str, ...]] = ("image",)
-    default_model: ClassVar[str] = "black-forest-labs/FLUX.1-dev"
-    vae: ClassVar[str] = "AutoencoderKL"
-    text_encoder: ClassVar[str] = "flux"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/flux_lora.yaml",)
-    tuning_of_edits: ClassVar[tuple[str, ...]] = ("model.name=flux1_kontext",)
-    has_time: ClassVar[bool] = False
-    edits_pictures: ClassVar[bool] = True
+    media = ("image",)
+    vae = "AutoencoderKL"
+    has_time = False
+
+    @classmethod
+    def whitening_of(cls, config: dict[str, Any]) -> Whitening:
+        channels = config["latent_channels"]
+        shift, scale = config.get("shift_factor") or 0.0, config["scaling_factor"]
+        return Whitening(mean=(shift,) * channels, std=(1 / scale,) * channels)
+
+    @property
+    def stride(self) -> int:
+        return 2 ** (len(self._config["block_out_channels"]) - 1)
+
+
+class Flux(FluxAutoencoder):
+    """Images, and references of them as FLUX.1 Kontext takes them."""
+
+    name = text_encoder = "flux"
+    description = "(latent - shift_factor) * scaling_factor, as FluxPipeline"
+    default_model = "black-forest-labs/FLUX.1-dev"
+    tuning = ("conf/flux_lora.yaml",)
+    tuning_of_edits = ("model.name=flux1_kontext",)
+    edits_pictures = True
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
@@ -47,40 +61,24 @@ class Flux(Autoencoder):
         _, wide, high = min((abs(ratio - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
         return wide, high
 
-    @classmethod
-    def whitening_of(cls, config: dict[str, Any]) -> Whitening:
-        channels = config["latent_channels"]
-        shift, scale = config.get("shift_factor") or 0.0, config["scaling_factor"]
-        return Whitening(mean=(shift,) * channels, std=(1 / scale,) * channels)
 
-    @property
-    def stride(self) -> int:
-        return 2 ** (len(self._config["block_out_channels"]) - 1)
-
-
-class Sd3(Flux):
+class Sd3(FluxAutoencoder):
     """Images, as of FLUX, by another autoencoder."""
 
-    name: ClassVar[str] = "sd3"
-    description: ClassVar[str] = (
-        "(latent - shift_factor) * scaling_factor, as StableDiffusion3Pipeline"
-    )
-    default_model: ClassVar[str] = "stabilityai/stable-diffusion-3-medium-diffusers"
-    text_encoder: ClassVar[str] = "sd3"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/sd3_lora.yaml", "model.name=sd3")
-    edits_pictures: ClassVar[bool] = False
+    name = text_encoder = "sd3"
+    description = "(latent - shift_factor) * scaling_factor, as StableDiffusion3Pipeline"
+    default_model = "stabilityai/stable-diffusion-3-medium-diffusers"
+    tuning = ("conf/sd3_lora.yaml", "model.name=sd3")
 
 
-class HunyuanImage(Flux):
+class HunyuanImage(FluxAutoencoder):
     """Images, each token of 32 x 32 pixels; latents are latent * scale."""
 
-    name: ClassVar[str] = "hunyuanimage"
-    description: ClassVar[str] = "latent * scaling_factor, as HunyuanImagePipeline"
-    default_model: ClassVar[str] = "hunyuanvideo-community/HunyuanImage-2.1-Diffusers"
-    vae: ClassVar[str] = "AutoencoderKLHunyuanImage"
-    text_encoder: ClassVar[str] = "hunyuanimage"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/hunyuanimage_lora.yaml",)
-    edits_pictures: ClassVar[bool] = False
+    name = text_encoder = "hunyuanimage"
+    description = "latent * scaling_factor, as HunyuanImagePipeline"
+    default_model = "hunyuanvideo-community/HunyuanImage-2.1-Diffusers"
+    vae = "AutoencoderKLHunyuanImage"
+    tuning = ("conf/hunyuanimage_lora.yaml",)
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
@@ -96,48 +94,41 @@ class HunyuanImage(Flux):
         return self._config["spatial_compression_ratio"]
 
 
-class Chroma(Flux):
+class Chroma(FluxAutoencoder):
     """Images, by the autoencoder of FLUX."""
 
-    name: ClassVar[str] = "chroma"
-    description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as ChromaPipeline"
-    default_model: ClassVar[str] = "lodestones/Chroma1-HD"
-    text_encoder: ClassVar[str] = "chroma"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/chroma_lora.yaml",)
-    edits_pictures: ClassVar[bool] = False
+    name = text_encoder = "chroma"
+    description = "(latent - shift_factor) * scaling_factor, as ChromaPipeline"
+    default_model = "lodestones/Chroma1-HD"
+    tuning = ("conf/chroma_lora.yaml",)
 
 
-class Lumina2(Flux):
+class Lumina2(FluxAutoencoder):
     """Images, by the autoencoder of FLUX."""
 
-    name: ClassVar[str] = "lumina2"
-    description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as Lumina2Pipeline"
-    default_model: ClassVar[str] = "Alpha-VLLM/Lumina-Image-2.0"
-    text_encoder: ClassVar[str] = "lumina2"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/lumina2_lora.yaml",)
-    edits_pictures: ClassVar[bool] = False
+    name = text_encoder = "lumina2"
+    description = "(latent - shift_factor) * scaling_factor, as Lumina2Pipeline"
+    default_model = "Alpha-VLLM/Lumina-Image-2.0"
+    tuning = ("conf/lumina2_lora.yaml",)
 
 
-class LongCat(Flux):
+class LongCat(FluxAutoencoder):
     """Images, by the autoencoder of FLUX."""
 
-    name: ClassVar[str] = "longcat"
-    description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as LongCatImagePipeline"
-    default_model: ClassVar[str] = "meituan-longcat/LongCat-Image"
-    text_encoder: ClassVar[str] = "longcat"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/longcat_lora.yaml",)
-    edits_pictures: ClassVar[bool] = False
+    name = text_encoder = "longcat"
+    description = "(latent - shift_factor) * scaling_factor, as LongCatImagePipeline"
+    default_model = "meituan-longcat/LongCat-Image"
+    tuning = ("conf/longcat_lora.yaml",)
 
 
 class LongCatEdit(LongCat):
     """The same, for pictures that are made of one control picture, which the text encoder sees."""
 
-    name: ClassVar[str] = "longcat_edit"
-    description: ClassVar[str] = "as longcat; text of the caption and one control picture"
-    default_model: ClassVar[str] = "meituan-longcat/LongCat-Image-Edit"
-    text_encoder: ClassVar[str] = "longcat_edit"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/longcat_lora.yaml", "model.name=longcat_image_edit")
-    edits_pictures: ClassVar[bool] = True
+    name = text_encoder = "longcat_edit"
+    description = "as longcat; text of the caption and one control picture"
+    default_model = "meituan-longcat/LongCat-Image-Edit"
+    tuning = ("conf/longcat_lora.yaml", "model.name=longcat_image_edit")
+    edits_pictures = True
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
@@ -149,37 +140,33 @@ class LongCatEdit(LongCat):
         return calculate_dimensions(1024 * 1024, width / height)
 
 
-class ZImage(Flux):
+class ZImage(FluxAutoencoder):
     """Images, by the autoencoder of FLUX."""
 
-    name: ClassVar[str] = "zimage"
-    description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as ZImagePipeline"
-    default_model: ClassVar[str] = "Tongyi-MAI/Z-Image"
-    text_encoder: ClassVar[str] = "zimage"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/zimage_lora.yaml",)
-    edits_pictures: ClassVar[bool] = False
+    name = text_encoder = "zimage"
+    description = "(latent - shift_factor) * scaling_factor, as ZImagePipeline"
+    default_model = "Tongyi-MAI/Z-Image"
+    tuning = ("conf/zimage_lora.yaml",)
 
 
-class HiDream(Flux):
+class HiDream(FluxAutoencoder):
     """Images, by the autoencoder of FLUX."""
 
-    name: ClassVar[str] = "hidream"
-    description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as HiDreamImagePipeline"
-    default_model: ClassVar[str] = "HiDream-ai/HiDream-I1-Full"
-    text_encoder: ClassVar[str] = "hidream"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/hidream_lora.yaml",)
-    edits_pictures: ClassVar[bool] = False
+    name = text_encoder = "hidream"
+    description = "(latent - shift_factor) * scaling_factor, as HiDreamImagePipeline"
+    default_model = "HiDream-ai/HiDream-I1-Full"
+    tuning = ("conf/hidream_lora.yaml",)
 
 
-class OmniGen2(Flux):
+class OmniGen2(FluxAutoencoder):
     """Images, by the autoencoder of FLUX; references that its text encoder does not see."""
 
-    name: ClassVar[str] = "omnigen2"
-    description: ClassVar[str] = "(latent - shift_factor) * scaling_factor, as OmniGen2Pipeline"
-    default_model: ClassVar[str] = "OmniGen2/OmniGen2"
-    text_encoder: ClassVar[str] = "omnigen2"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/omnigen2_lora.yaml",)
-    tuning_of_edits: ClassVar[tuple[str, ...]] = ("model.reference_latents=5",)
+    name = text_encoder = "omnigen2"
+    description = "(latent - shift_factor) * scaling_factor, as OmniGen2Pipeline"
+    default_model = "OmniGen2/OmniGen2"
+    tuning = ("conf/omnigen2_lora.yaml",)
+    tuning_of_edits = ("model.reference_latents=5",)
+    edits_pictures = True
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
@@ -198,21 +185,20 @@ class Wan(Autoencoder):
     are given `condition_latent`, as `WanImageToVideoPipeline.prepare_latents` makes it.
     """
 
-    name: ClassVar[str] = "wan"
-    description: ClassVar[str] = "(latent - mean) / std, as WanPipeline; 4n+1 frames"
-    media: ClassVar[tuple[str, ...]] = ("image", "video")
-    default_model: ClassVar[str] = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+    name = text_encoder = "wan"
+    description = "(latent - mean) / std, as WanPipeline; 4n+1 frames"
+    media = ("image", "video")
+    default_model = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
     default_models: ClassVar[Mapping[str, str]] = {
         "i2v": "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
         "flf2v": "Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers",
     }
-    workloads: ClassVar[tuple[str, ...]] = ("t2v", "i2v", "flf2v")
-    vae: ClassVar[str] = "AutoencoderKLWan"
-    ratios: ClassVar[tuple[str, str]] = ("scale_factor_spatial", "scale_factor_temporal")
-    image_encoder: ClassVar[str | None] = "CLIPVisionModel"
-    class_tokens: ClassVar[int] = 1
-    text_encoder: ClassVar[str] = "wan"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/wan_14b_lora.yaml", "model.name=custom")
+    workloads = ("t2v", "i2v", "flf2v")
+    vae = "AutoencoderKLWan"
+    ratios = ("scale_factor_spatial", "scale_factor_temporal")
+    image_encoder = "CLIPVisionModel"
+    class_tokens = 1
+    tuning = ("conf/wan_14b_lora.yaml", "model.name=custom")
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
@@ -282,35 +268,31 @@ class Wan(Autoencoder):
 class CosmosPredict2(Wan):
     """The codec of Wan 2.1; video-to-world reads the given frames from the latent itself."""
 
-    name: ClassVar[str] = "cosmos_predict2"
-    description: ClassVar[str] = (
-        "(latent - mean) / std, as Cosmos2VideoToWorldPipeline; 4n+1 frames"
-    )
-    default_model: ClassVar[str] = "nvidia/Cosmos-Predict2-2B-Video2World"
-    workloads: ClassVar[tuple[str, ...]] = ("t2v",)
-    text_encoder: ClassVar[str] = "cosmos"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/cosmos_predict2_2b.yaml",)
+    name = "cosmos_predict2"
+    description = "(latent - mean) / std, as Cosmos2VideoToWorldPipeline; 4n+1 frames"
+    default_model = "nvidia/Cosmos-Predict2-2B-Video2World"
+    workloads = ("t2v",)
+    text_encoder = "cosmos"
+    tuning = ("conf/cosmos_predict2_2b.yaml",)
 
 
 class CosmosPredict25(CosmosPredict2):
     """The same, with the text encoder of Cosmos-Predict2.5."""
 
-    name: ClassVar[str] = "cosmos_predict25"
-    description: ClassVar[str] = "as cosmos_predict2; text of all layers of Qwen2.5-VL"
-    default_model: ClassVar[str] = "nvidia/Cosmos-Predict2.5-2B@diffusers/base/post-trained"
-    text_encoder: ClassVar[str] = "cosmos_predict25"
-    tuning: ClassVar[tuple[str, ...]] = ()
+    name = text_encoder = "cosmos_predict25"
+    description = "as cosmos_predict2; text of all layers of Qwen2.5-VL"
+    default_model = "nvidia/Cosmos-Predict2.5-2B@diffusers/base/post-trained"
+    tuning = ()
 
 
 class Cosmos(Autoencoder):
     """Images and videos of 8n + 1 frames. The factor sigma_data is left to the objective."""
 
-    name: ClassVar[str] = "cosmos"
-    description: ClassVar[str] = "(latent - latents_mean) / latents_std by frame; 8n+1 frames"
-    media: ClassVar[tuple[str, ...]] = ("image", "video")
-    default_model: ClassVar[str] = "nvidia/Cosmos-1.0-Diffusion-7B-Text2World"
-    vae: ClassVar[str] = "AutoencoderKLCosmos"
-    text_encoder: ClassVar[str] = "cosmos"
+    name = text_encoder = "cosmos"
+    description = "(latent - latents_mean) / latents_std by frame; 8n+1 frames"
+    media = ("image", "video")
+    default_model = "nvidia/Cosmos-1.0-Diffusion-7B-Text2World"
+    vae = "AutoencoderKLCosmos"
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
@@ -322,13 +304,12 @@ class Cosmos(Autoencoder):
 class QwenImage(Autoencoder):
     """Images, each a clip of one frame; latents are (latent - mean) / std by channel."""
 
-    name: ClassVar[str] = "qwen_image"
-    description: ClassVar[str] = "(latent - latents_mean) / latents_std, as QwenImagePipeline"
-    media: ClassVar[tuple[str, ...]] = ("image",)
-    default_model: ClassVar[str] = "Qwen/Qwen-Image"
-    vae: ClassVar[str] = "AutoencoderKLQwenImage"
-    text_encoder: ClassVar[str] = "qwen_image"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/qwen_image_lora.yaml",)
+    name = text_encoder = "qwen_image"
+    description = "(latent - latents_mean) / latents_std, as QwenImagePipeline"
+    media = ("image",)
+    default_model = "Qwen/Qwen-Image"
+    vae = "AutoencoderKLQwenImage"
+    tuning = ("conf/qwen_image_lora.yaml",)
 
     @property
     def stride(self) -> int:
@@ -342,12 +323,11 @@ class QwenImage(Autoencoder):
 class QwenImageEdit(QwenImage):
     """The same, for pictures that are made of one control picture, which the text encoder sees."""
 
-    name: ClassVar[str] = "qwen_image_edit"
-    description: ClassVar[str] = "as qwen_image; text of the caption and one control picture"
-    default_model: ClassVar[str] = "Qwen/Qwen-Image-Edit"
-    text_encoder: ClassVar[str] = "qwen_image_edit"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/qwen_image_lora.yaml", "model.name=qwen_image_edit")
-    edits_pictures: ClassVar[bool] = True
+    name = text_encoder = "qwen_image_edit"
+    description = "as qwen_image; text of the caption and one control picture"
+    default_model = "Qwen/Qwen-Image-Edit"
+    tuning = ("conf/qwen_image_lora.yaml", "model.name=qwen_image_edit")
+    edits_pictures = True
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
@@ -361,11 +341,10 @@ class QwenImageEdit(QwenImage):
 class QwenImageEditPlus(QwenImageEdit):
     """The same, for several control pictures."""
 
-    name: ClassVar[str] = "qwen_image_edit_2511"
-    description: ClassVar[str] = "as qwen_image; text of the caption and all control pictures"
-    default_model: ClassVar[str] = "Qwen/Qwen-Image-Edit-2511"
-    text_encoder: ClassVar[str] = "qwen_image_edit_2511"
-    tuning: ClassVar[tuple[str, ...]] = (
+    name = text_encoder = "qwen_image_edit_2511"
+    description = "as qwen_image; text of the caption and all control pictures"
+    default_model = "Qwen/Qwen-Image-Edit-2511"
+    tuning = (
         "conf/qwen_image_lora.yaml",
         "model.name=qwen_image_edit_2511",
     )
@@ -374,20 +353,18 @@ class QwenImageEditPlus(QwenImageEdit):
 class Anima(QwenImage):
     """Images, by the autoencoder of Qwen-Image."""
 
-    name: ClassVar[str] = "anima"
-    description: ClassVar[str] = "(latent - latents_mean) / latents_std, as AnimaModularPipeline"
-    default_model: ClassVar[str] = "circlestone-labs/Anima-Base-v1.0-Diffusers"
-    text_encoder: ClassVar[str] = "anima"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/anima_lora.yaml",)
+    name = text_encoder = "anima"
+    description = "(latent - latents_mean) / latents_std, as AnimaModularPipeline"
+    default_model = "circlestone-labs/Anima-Base-v1.0-Diffusers"
+    tuning = ("conf/anima_lora.yaml",)
 
 
 class AnimaWithStates(Anima):
     """The same, with what the conditioner reads in the place of what it makes."""
 
-    name: ClassVar[str] = "anima_states"
-    description: ClassVar[str] = "as anima; text for model.text_conditioner=trained"
-    text_encoder: ClassVar[str] = "anima_states"
-    tuning: ClassVar[tuple[str, ...]] = (*Anima.tuning, "model.text_conditioner=trained")
+    name = text_encoder = "anima_states"
+    description = "as anima; text for model.text_conditioner=trained"
+    tuning = (*Anima.tuning, "model.text_conditioner=trained")
 
 
 AUTOENCODERS: tuple[type[Autoencoder], ...] = (

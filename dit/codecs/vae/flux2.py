@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -24,19 +24,18 @@ class Flux2(Autoencoder):
     which lie among its weights.
     """
 
-    name: ClassVar[str] = "flux2"
-    description: ClassVar[str] = "(2x2 cells - mean) / sqrt(variance + eps), as Flux2Pipeline"
-    media: ClassVar[tuple[str, ...]] = ("image",)
-    default_model: ClassVar[str] = "black-forest-labs/FLUX.2-dev"
-    vae: ClassVar[str] = "AutoencoderKLFlux2"
-    text_encoder: ClassVar[str] = "flux2"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/flux2_lora.yaml", "model.name=flux2_dev")
-    tuning_of_edits: ClassVar[tuple[str, ...]] = ("model.reference_latents=1",)
-    has_time: ClassVar[bool] = False
-    patch: ClassVar[int] = 1
-    statistics: ClassVar[tuple[str, ...]] = ("bn.running_mean", "bn.running_var")
-    edits_pictures: ClassVar[bool] = True
-    crops_references: ClassVar[bool] = True
+    name = text_encoder = "flux2"
+    description = "(2x2 cells - mean) / sqrt(variance + eps), as Flux2Pipeline"
+    media = ("image",)
+    default_model = "black-forest-labs/FLUX.2-dev"
+    vae = "AutoencoderKLFlux2"
+    tuning = ("conf/flux2_lora.yaml", "model.name=flux2_dev")
+    tuning_of_edits = ("model.reference_latents=1",)
+    has_time = False
+    patch = 1
+    statistics = ("bn.running_mean", "bn.running_var")
+    edits_pictures = True
+    crops_references = True
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
@@ -73,8 +72,7 @@ class Flux2(Autoencoder):
 class Flux2Klein(Flux2):
     """The same, with the text encoder of klein."""
 
-    name: ClassVar[str] = "flux2_klein"
-    description: ClassVar[str] = "as flux2; text of three layers of Qwen3"
-    default_model: ClassVar[str] = "black-forest-labs/FLUX.2-klein-base-4B"
-    text_encoder: ClassVar[str] = "flux2_klein"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/flux2_lora.yaml", "model.name=custom")  # 4B or 9B
+    name = text_encoder = "flux2_klein"
+    description = "as flux2; text of three layers of Qwen3"
+    default_model = "black-forest-labs/FLUX.2-klein-base-4B"
+    tuning = ("conf/flux2_lora.yaml", "model.name=custom")  # 4B or 9B

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,18 +24,15 @@ class Ltx(Autoencoder):
     Decoders from 0.9.1 on remove a little noise, which is mixed into their latents.
     """
 
-    name: ClassVar[str] = "ltx"
-    description: ClassVar[str] = (
-        "(latent - mean) * scaling_factor / std, as LTXConditionPipeline; 8n+1 frames"
-    )
-    media: ClassVar[tuple[str, ...]] = ("image", "video")
-    default_model: ClassVar[str] = "Lightricks/LTX-Video-0.9.5"
-    workloads: ClassVar[tuple[str, ...]] = ("t2v", "i2v")
-    vae: ClassVar[str] = "AutoencoderKLLTXVideo"
-    text_encoder: ClassVar[str] = "ltx"
-    tuning: ClassVar[tuple[str, ...]] = ("conf/ltx_lora.yaml", "model.name=ltxv_2b")
-    patch: ClassVar[int] = 1
-    statistics: ClassVar[tuple[str, ...]] = ("latents_mean", "latents_std")
+    name = text_encoder = "ltx"
+    description = "(latent - mean) * scaling_factor / std, as LTXConditionPipeline; 8n+1 frames"
+    media = ("image", "video")
+    default_model = "Lightricks/LTX-Video-0.9.5"
+    workloads = ("t2v", "i2v")
+    vae = "AutoencoderKLLTXVideo"
+    tuning = ("conf/ltx_lora.yaml", "model.name=ltxv_2b")
+    patch = 1
+    statistics = ("latents_mean", "latents_std")
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -80,12 +80,12 @@ class Pixel(Codec):
     pixels of a cell is at most 2 * 2**-11 as well, and a pixel's own change is of that size.
     """
 
-    name: ClassVar[str] = "pixel"
-    description: ClassVar[str] = "the pixels themselves, space to depth; scaled by the dataset"
-    media: ClassVar[tuple[str, ...]] = ("image", "video")
-    is_exact: ClassVar[bool] = True
-    whitens_by_dataset: ClassVar[bool] = True
-    default_model: ClassVar[str] = "none"
+    name = "pixel"
+    description = "the pixels themselves, space to depth; scaled by the dataset"
+    media = ("image", "video")
+    is_exact = True
+    whitens_by_dataset = True
+    default_model = "none"
 
     block: int
     colours: int
@@ -104,7 +104,7 @@ class Pixel(Codec):
         whitening = Whitening.identity(colours * block**2)
         return cls(block=block, colours=colours, whitening=whitening, **others)
 
-    options: ClassVar[frozenset[str]] = frozenset((*option_names(_PixelOptions), "whitening_from"))
+    options = frozenset((*option_names(_PixelOptions), "whitening_from"))
 
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:

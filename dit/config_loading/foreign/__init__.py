@@ -48,6 +48,3 @@ def foreign(key: str) -> Foreign | None:
 def is_foreign_group(key: str) -> bool:
     """Whether another tool has keys below this one."""
     return key in _GROUPS
-
-
-__all__ = ["FLAGS", "FOREIGN", "Foreign", "foreign", "is_foreign_group"]

@@ -6,14 +6,3 @@ facts    what a checkpoint and its run say; the cards of adapters, and of a netw
 
 from dit.convert.cards.code import DATA_CARD, HUB, PictureCode
 from dit.convert.cards.facts import LoraCard, NetworkCard, RunFacts, ShownPicture, write_card
-
-__all__ = [
-    "DATA_CARD",
-    "HUB",
-    "LoraCard",
-    "NetworkCard",
-    "PictureCode",
-    "RunFacts",
-    "ShownPicture",
-    "write_card",
-]

@@ -66,19 +66,19 @@ class HfWeights:
     notes: list[str]  # what differs between its settings and those of the run
 
 
-def open_hf_weights(path: Path, model: ModelConfig, *, option: str = LOAD_HF) -> HfWeights:
+def open_hf_weights(path: Path, model: ModelConfig) -> HfWeights:
     """Opens a Diffusers folder for a network; only its JSON files and headers are read.
 
     Raises:
         ConvertError: the folder is damaged, or holds the weights of another network; names the
             keys with both values.
     """
-    source = open_folder(path, option=option)
+    source = open_folder(path, option=LOAD_HF)
     told = found_model(source, precision=model.precision, given=weight_settings(model))
     theirs = checked_table(source, told)
     if told.family != model.family:
         raise ConvertError(
-            f"{option} {source.path} holds the weights of model.family={told.family}, and the run"
+            f"{LOAD_HF} {source.path} holds the weights of model.family={told.family}, and the run"
             f" has model.family={model.family}; leave model.family and model.name out"
         )
     here, there = weight_settings(model), weight_settings(told)
@@ -86,7 +86,7 @@ def open_hf_weights(path: Path, model: ModelConfig, *, option: str = LOAD_HF) ->
     table = _fitting(source, model, told) if lines else theirs
     if table is None:
         raise ConvertError(
-            f"{option} {source.path / CONFIG} describes another network: {'; '.join(lines)}. Leave"
+            f"{LOAD_HF} {source.path / CONFIG} describes another network: {'; '.join(lines)}. Leave"
             " these keys out, and model.name where it implies them"
         )
     return HfWeights(source=source, table=table, notes=lines)

@@ -38,13 +38,7 @@ from dit.bin_packing import (
 from dit.data.energon.internals import OpenPacking
 from dit.data.energon.worker_shards import SampleId, ThinWrapper
 from dit.data.pack import SampleSize
-from dit.data.rejections import (
-    DataError,
-    ReaderCounts,
-    RefusedSample,
-    RejectCounts,
-    SampleRefused,
-)
+from dit.data.rejections import DataError, ReaderCounts, RefusedSample, RejectCounts, SampleRefused
 from dit.pack_wire import BufferSlot, PackBuffers, pin_pack
 
 _DETAIL = 500  # characters; what a garbled file says of itself may have no end

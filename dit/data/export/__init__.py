@@ -19,16 +19,3 @@ from dit.data.export.loaders import (
 )
 from dit.data.export.order import BucketSampler, SampleStream
 from dit.data.export.samples import ShardSamples
-
-__all__ = [
-    "BucketLoader",
-    "BucketSampler",
-    "CacheSamples",
-    "SampleStream",
-    "ShardSamples",
-    "TextToImageDataloaderConfig",
-    "TextToVideoDataloaderConfig",
-    "build_text_to_image_multiresolution_dataloader",
-    "build_video_multiresolution_dataloader",
-    "open_samples",
-]

@@ -9,5 +9,3 @@ verdict      reports of all processes -> which one has died, or holds up the oth
 """
 
 from dit.distributed.watchdog.main_thread import PeerError, heartbeat, is_lost_peer, waiting_for
-
-__all__ = ["PeerError", "heartbeat", "is_lost_peer", "waiting_for"]

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded, positive
 from dit.config.resume import Refused
-from dit.models.dit.conditioner import (
-    MOST_CONDITIONER_LAYERS,
-    conditioner_cost,
-    token_input,
-)
+from dit.models.dit.conditioner import MOST_CONDITIONER_LAYERS, conditioner_cost, token_input
 from dit.models.family import (
     TINY_NETWORK,
     Family,

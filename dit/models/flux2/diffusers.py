@@ -23,14 +23,7 @@ from dit.models.diffusers.arrangements import (
     HeadColumns,
     SwappedHalves,
 )
-from dit.models.diffusers.form import (
-    ConfigKeys,
-    DiffusersForm,
-    Key,
-    OwnKey,
-    Pipeline,
-    same,
-)
+from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline, same
 from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows, without_biases
 from dit.models.flux2.family import OWN_MASK, THETA, VECTORS, Flux2Config
 from dit.models.joint.diffusers import (

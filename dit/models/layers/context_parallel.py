@@ -23,10 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.tensor_parallel.mappings import (
-    all_to_all,
-    gather_from_sequence_parallel_region,
-)
+from megatron.core.tensor_parallel.mappings import all_to_all, gather_from_sequence_parallel_region
 from torch import Tensor
 from torch.nn.functional import pad
 

@@ -25,11 +25,7 @@ from dit.models.layer_spec import (
     SharedModulation,
 )
 from dit.models.layers.adaptable import sees_part_of_tokens
-from dit.models.layers.parallel_linear import (
-    BuildContext,
-    GatheredLinear,
-    Replicated,
-)
+from dit.models.layers.parallel_linear import BuildContext, GatheredLinear, Replicated
 from dit.models.layers.per_sample import PerSample, look_up
 
 _GUIDANCE_SCALE = 1000  # before its sinusoid, as of t

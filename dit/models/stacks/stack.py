@@ -15,10 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import (
-    TransformerBlock,
-    TransformerBlockSubmodules,
-)
+from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 from torch.utils.checkpoint import checkpoint
 
 from dit.config import Recompute, RecomputeMethod

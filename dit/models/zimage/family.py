@@ -24,12 +24,7 @@ from dit.models.joint.refined import (
     refined_stacks,
     sides_of_tables,
 )
-from dit.models.layer_spec import (
-    AttentionSpec,
-    NetworkCost,
-    PerBlockModulation,
-    StackSpec,
-)
+from dit.models.layer_spec import AttentionSpec, NetworkCost, PerBlockModulation, StackSpec
 from dit.models.registry import imported
 
 EPS = 1e-5

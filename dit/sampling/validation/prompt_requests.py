@@ -28,11 +28,7 @@ from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.models.registry import family_of
 from dit.sampling.generate import Request
-from dit.sampling.given_pictures import (
-    OF_VALIDATION,
-    GivenPictures,
-    PromptTexts,
-)
+from dit.sampling.given_pictures import OF_VALIDATION, GivenPictures, PromptTexts
 from dit.sampling.latent_sizes import LatentStride, Size
 from dit.sampling.prompts import Prompt
 from dit.sampling.validation.requests import PreparedPrompts, Texts, ValidationRequest

@@ -44,12 +44,7 @@ from dit.objectives.registry import REGISTRY
 from dit.safe_writing import FolderInUseError, only_writer
 from dit.train.checkpoint.data_position import Position, data_positions, restore_position
 from dit.train.checkpoint.starting_point import Origin, check_writable, saved_origin, unwritable
-from dit.train.checkpoint.state_dict import (
-    DataState,
-    interval_sums,
-    load_checkpoint,
-    start_from,
-)
+from dit.train.checkpoint.state_dict import DataState, interval_sums, load_checkpoint, start_from
 from dit.train.metrics.run_logger import RunLogger
 from dit.train.train_state import TrainState
 

@@ -9,10 +9,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from megatron.core.optimizer import (
-    MegatronOptimizer,
-    clip_grads,
-)
+from megatron.core.optimizer import MegatronOptimizer, clip_grads
 from torch import Tensor
 
 from dit.config import Decay, RunConfig

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
 from dit.checkpoint_paths import CheckpointError
-from dit.config import (
-    ObjectiveConfig,
-    ObjectiveName,
-    Precision,
-    RunConfig,
-    TextPadding,
-    Weights,
-)
+from dit.config import ObjectiveConfig, ObjectiveName, Precision, RunConfig, TextPadding, Weights
 from dit.config_loading import ConfigError, save_config
 from dit.convert.diffusers_checkpoint import open_folder
 from dit.convert.diffusers_config import model_config, objective_config

@@ -23,14 +23,7 @@ from dit.data.datasets import _null_inputs, train_leaves
 from dit.data.loader_state import LoaderState, check_identity, loader_identity
 from dit.data.pack import SampleSize, pack_samples
 from dit.data.records import RecordHeader, head_length
-from dit.data.rejections import (
-    Bound,
-    ReaderCounts,
-    Reject,
-    RejectCounts,
-    SampleRefused,
-    sum_counts,
-)
+from dit.data.rejections import Bound, ReaderCounts, Reject, RejectCounts, SampleRefused, sum_counts
 from dit.distributed.model_parallel import split_tokens
 from dit.models.dit.family import DitConfig
 from dit.models.family import InputKind, NullInput, SampleInput

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from diffusers.models.condition_embedders.condition_embedder_anima import AnimaTextConditioner
@@ -20,7 +18,6 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
 )
 from transformers import AutoTokenizer, Qwen3Model
 
-from dit.codecs import text, vae
 from dit.config_loading import ConfigError, load_config
 from dit.convert.diffusers_config import objective_config
 from dit.convert.pipeline import copy_components
@@ -29,10 +26,9 @@ from dit.data.mock import mock_record
 from dit.data.preflight import card_faults
 from dit.data.rejections import SampleRefused
 from dit.models.registry import family_of
-from dit.objectives.registry import sampling_path
 from dit.token_ids import TOKEN_IDS, as_ids
 from recipes.runs import dit_debug
-from tests.families import pipeline_parts
+from tests.families import encoding, pipeline_parts
 from tests.families.case import gap
 from tests.families.dit import random_model
 
@@ -42,9 +38,7 @@ CAPTIONS = ["a red bird on a roof", "", "x" * 600]
 def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
     """A row of the conditioner for each token of T5, of its end alone for the empty caption."""
     folder = pipeline_parts.anima(tmp_path)
-    given = {"model_name": str(folder), "precision": "float32", "max_sequence_length": None}
-    given |= {"t5_cache_dir": None, "tokenizer_cache_dir": None}
-    ours: Any = text.text_encoder_named("anima").from_arguments(Namespace(**given))
+    ours = encoding.encoder("anima", folder)
     assert (ours.width, ours.max_length) == (20, 512)
     steps = {"texts": AnimaTextEncoderStep(), "conditioning": AnimaTextConditioningStep()}
     pipe: Any = SequentialPipelineBlocks.from_blocks_dict(steps).init_pipeline()
@@ -68,8 +62,9 @@ def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
             assert len(rows) == 512 and not rows[len(own) :].any()  # model.text_pad_to
             assert torch.equal(found, rows[: len(own)].bfloat16()) and found.any(-1).all()
         assert ours.is_cut(caption) == (caption == CAPTIONS[2])
-    read: Any = text.text_encoder_named("anima_states").from_arguments(Namespace(**given))
-    assert read.width == 16 and vae.codec_named("anima_states").text_encoder == "anima_states"
+    read = encoding.encoder("anima_states", folder)
+    assert read.width == 16
+    encoding.check_card(read)
     for caption in CAPTIONS[:2]:
         found = read.encode_all(caption)
         rows_1LE = pipe.text_conditioner(
@@ -77,23 +72,16 @@ def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
         )
         own = ours.encode(caption)
         assert gap(rows_1LE[0, : len(own)].detach(), own.float()) <= 0.05  # bfloat16
-    card = {"format_version": 1, "text_encoder": ours.settings}
-    assert text.text_encoder_of_card(card) == ours
-    assert vae.codec_named("anima").text_encoder == "anima"
+    encoding.check_card(ours)
 
 
-@pytest.mark.parametrize("num_steps", [1, 4, 30])
-@pytest.mark.parametrize("tokens", [1024, 4096, 7000])
-def test_levels_are_those_of_the_pipeline(num_steps: int, tokens: int) -> None:
+def test_the_network_is_told_timesteps_divided_as_the_pipeline_divides_them() -> None:
     words = ["model.name=anima", "dataset.task_encoder_seq_length=2048"]
     objective = load_config(dit_debug(), overrides=words).objective
     scheduler: Any = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / num_steps, num_steps))
-    found = sampling_path(objective).schedule([tokens], num_steps=num_steps)[:, 0]
-    torch.testing.assert_close(found.float(), scheduler.sigmas, rtol=1e-6, atol=1e-7)
-    # The loop divides what its scheduler calls a timestep.
+    scheduler.set_timesteps(30)
     told = scheduler.timesteps / scheduler.config["num_train_timesteps"]
-    torch.testing.assert_close(told, found[:-1].float() * objective.timestep_scale)
+    torch.testing.assert_close(told, scheduler.sigmas[:-1] * objective.timestep_scale)
 
 
 def test_a_transformer_alone_has_the_objective_of_the_published_one() -> None:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from data_prep.cli.parser import main
 from dit.codecs import text
 from dit.codecs.dataset_card import CodecError, read_card
 from dit.codecs.text.families import CosmosPredict25Text
-from tests.families import pipeline_parts
+from tests.families import encoding, pipeline_parts
 from tests.media_files import image
 
 CAPTION = "a cat jumps"
@@ -29,12 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pipeline_parts.cosmos25(tmp_path_factory.mktemp("cosmos25"))
 
 
-def encoder(folder: Path, **changes: Any) -> CosmosPredict25Text:
-    given = {
-        "model_name": str(folder), "precision": "float32", "t5_cache_dir": None,
-        "tokenizer_cache_dir": None, "max_sequence_length": None, "text_projection": None,
-    }  # fmt: skip
-    return CosmosPredict25Text.from_arguments(Namespace(**{**given, **changes}))
+encoder = partial(encoding.encoder, "cosmos_predict25")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dit.codecs import text, vae
 from dit.codecs.dataset_card import read_card
 from dit.models.family import InputKind, SampleInput
 from dit.sampling.given_pictures import GivenPictures
-from tests.families import flux2_parts
+from tests.families import encoding, flux2_parts
 from tests.media_files import image
 
 CAPTIONS = ["a red bird [IMG] on a roof", "", "x" * 600]
@@ -48,23 +48,7 @@ def folder(folders) -> Path:
     return folders["flux2", "left"]
 
 
-def arguments(folder: Path, **changes: Any) -> Namespace:
-    return Namespace(
-        **{
-            "model_name": str(folder), "precision": "float32", "stochastic": False,
-            "workload_type": None, "tiling": False, "slicing": False, "vae_cache_folder": None,
-            "t5_cache_dir": None, "tokenizer_cache_dir": None, "max_sequence_length": None,
-        }
-        | changes
-    )  # fmt: skip
-
-
-def encoder(name: str, folder: Path, **changes: Any) -> Any:
-    return text.text_encoder_named(name).from_arguments(arguments(folder, **changes))
-
-
-def codec(folder: Path, name: str = "flux2") -> Any:
-    return vae.codec_named(name).from_arguments(arguments(folder))
+codec = partial(encoding.codec, "flux2")
 
 
 def pipeline(name: str, folder: Path) -> Any:
@@ -72,7 +56,7 @@ def pipeline(name: str, folder: Path) -> Any:
     import diffusers
     import transformers
 
-    kind: str = encoder(name, folder).network
+    kind: str = encoding.encoder(name, folder).network
     network = getattr(transformers, kind).from_pretrained(folder, subfolder="text_encoder")
     letters = AutoTokenizer.from_pretrained(folder, subfolder="tokenizer")
     if name == "flux2":
@@ -89,7 +73,7 @@ def pipeline(name: str, folder: Path) -> Any:
 def test_texts_are_those_of_the_pipelines(folders, name, side, length) -> None:
     """All rows, those of padding too, wherever it is; the states of three layers in their order."""
     folder = folders[name, side]
-    pipe, ours = pipeline(name, folder), encoder(name, folder, max_sequence_length=length)
+    pipe, ours = pipeline(name, folder), encoding.encoder(name, folder, max_sequence_length=length)
     assert ours.width == 48
     rows, tokens = length or 512, list[int]()
     pipe.text_encoder.register_forward_pre_hook(
@@ -109,7 +93,7 @@ def test_texts_are_those_of_the_pipelines(folders, name, side, length) -> None:
 @pytest.mark.parametrize("name", PIPELINES)
 def test_the_card_rebuilds_codec_and_encoder(folders, name) -> None:
     folder = folders[name, "left"]
-    words, model = encoder(name, folder), codec(folder, name)
+    words, model = encoding.encoder(name, folder), encoding.codec(name, folder)
     whitening = {"mean": list(model.whitening.mean), "std": list(model.whitening.std)}
     card = json.loads(json.dumps({
         "format_version": 1, "latent": whitening, "text_encoder": words.settings,

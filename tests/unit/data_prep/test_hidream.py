@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,14 @@ from transformers import (
     T5EncoderModel,
 )
 
-from dit.codecs import text, vae
+from dit.codecs import text
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import PipelineComponent, load
 from dit.config import Precision
-from dit.config_loading import ConfigError, load_config
 from dit.convert.diffusers_config import model_config
 from dit.convert.errors import ConvertError
 from dit.models.hidream.diffusers import CLASS
-from dit.objectives.registry import sampling_path
-from recipes.runs import dit_debug
-from tests.families import pipeline_parts
-from tests.families.hidream import scheduler
+from tests.families import encoding, pipeline_parts
 
 CAPTIONS = ["a red bird on a roof", "", "x" * 300]
 
@@ -36,9 +31,7 @@ CAPTIONS = ["a red bird on a roof", "", "x" * 300]
 def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
     """The empty caption as others; padding of all encoders is kept."""
     folder = pipeline_parts.hidream(tmp_path)
-    given = {"model_name": str(folder), "precision": "float32", "max_sequence_length": None}
-    given |= {"t5_cache_dir": None, "tokenizer_cache_dir": None}
-    ours: Any = text.text_encoder_named("hidream").from_arguments(Namespace(**given))
+    ours = encoding.encoder("hidream", folder)
     assert (ours.width, ours.max_length, ours.rows_of("a")) == (16, 128, 256)
     (notice,) = ours.notices
     assert "each caption takes 0.0 MB: 128 rows of 3 hidden states of Llama" in notice
@@ -62,9 +55,7 @@ def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
             columns = slice(20 * number, 20 * (number + 1))
             assert torch.equal(own["text_2"][:, columns], states[0].bfloat16())
         assert ours.is_cut(caption) == (caption == CAPTIONS[2])
-    card = {"format_version": 1, "text_encoder": ours.settings}
-    assert text.text_encoder_of_card(card) == ours
-    assert vae.codec_named("hidream").text_encoder == "hidream"
+    encoding.check_card(ours)
 
 
 def test_llama_lies_beside_the_published_folder(tmp_path: Path) -> None:
@@ -90,22 +81,7 @@ def test_llama_lies_beside_the_published_folder(tmp_path: Path) -> None:
         load(replace(place(empty), precision="float32"))
 
 
-@pytest.mark.parametrize("num_steps", [1, 16, 28])
-@pytest.mark.parametrize("tokens", [1024, 3952, 4096])
-def test_levels_are_those_of_the_pipeline(num_steps: int, tokens: int) -> None:
-    for name, levels in (("full", "unipc"), ("dev", "lcm")):
-        words = [f"model.name=hidream_i1_{name}", f"objective.sampling_levels={levels}"]
-        words.append("dataset.task_encoder_seq_length=32768")
-        path = sampling_path(load_config(dit_debug(), overrides=words).objective)
-        theirs = scheduler(name)
-        theirs.set_timesteps(num_steps)
-        found = path.schedule([tokens], num_steps=num_steps)[:, 0]
-        torch.testing.assert_close(found.float(), theirs.sigmas.float(), rtol=1e-6, atol=1e-7)
-
-
-def test_the_network_of_edits_is_refused_by_name_and_by_its_pipeline() -> None:
-    with pytest.raises(ConfigError, match=r"model\.name=hidream_e1 is not .* beside the target"):
-        load_config(dit_debug(), overrides=["model.name=hidream_e1"])
+def test_the_network_of_edits_is_refused_by_its_pipeline() -> None:
     told: Any = {"precision": Precision.BF16, "place": "config.json"}
     kind = "HiDreamImageEditingPipeline"  # its tensors have the names and shapes of I1's
     with pytest.raises(ConvertError, match=rf"config\.json is of a {kind}, .* beside the target"):

@@ -143,7 +143,7 @@ def test_encoders_refuse_the_folders_of_each_other(folder: Path, with_llava: Pat
     with pytest.raises(CodecError, match=r"'llama', not 'llava'.* --processor hunyuanvideo"):
         encoder("hunyuanvideo_i2v", folder)
     with pytest.raises(CodecError, match=r"--workload_type t2v: .*; give i2v"):
-        codec("hunyuanvideo_i2v", with_llava)
+        codec("hunyuanvideo_i2v", with_llava, workload_type="t2v")
 
 
 def test_the_folder_tells_how_many_rows_its_network_reads(tmp_path: Path, with_llava: Path) -> None:

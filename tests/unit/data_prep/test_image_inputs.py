@@ -23,7 +23,7 @@ from dit.codecs.pretrained import PipelineComponent
 from dit.codecs.vae.autoencoder import Autoencoder, picture_of
 from dit.data.records import read_record
 from dit.models.family import InputKind
-from tests.families import pipeline_parts
+from tests.families import encoding, pipeline_parts
 from tests.media_files import image, video
 
 
@@ -40,13 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def codec(folder: Path, workload: str, name: str = "wan", **changes: Any) -> Autoencoder:
-    given = {
-        "model_name": str(folder), "precision": "float32", "stochastic": False, "tiling": False,
-        "slicing": False, "vae_cache_folder": None, "workload_type": workload,
-    }  # fmt: skip
-    found = vae.codec_named(name).from_arguments(Namespace(**{**given, **changes}))
-    assert isinstance(found, Autoencoder)
-    return found
+    return encoding.codec(name, folder, workload_type=workload, **changes)
 
 
 def pipeline(folder: Path, **config: Any) -> Any:

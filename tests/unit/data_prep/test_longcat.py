@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,15 @@ import torch
 from diffusers.pipelines.longcat_image import pipeline_longcat_image
 from diffusers.pipelines.longcat_image.pipeline_longcat_image import (
     LongCatImagePipeline,
-    calculate_shift,
 )
 from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import LongCatImageEditPipeline
-from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
-    FlowMatchEulerDiscreteScheduler,
-)
 from PIL import Image
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
-from dit.codecs import text, vae
+from dit.codecs import vae
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.text.longcat import LongCatEditText
-from dit.config_loading import load_config
-from dit.objectives.registry import sampling_path
-from recipes.runs import dit_debug
-from tests.families import pipeline_parts, stand_ins
+from tests.families import encoding, pipeline_parts, stand_ins
 
 SIGN = "<|vision_end|>"
 """One token, and characters where it is quoted."""
@@ -39,12 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pipeline_parts.longcat(tmp_path_factory.mktemp("longcat"))
 
 
-def _encoder(name: str, folder: Path) -> Any:
-    given = {"model_name": str(folder), "precision": "float32", "max_sequence_length": None}
-    given |= {"t5_cache_dir": None, "tokenizer_cache_dir": None}
-    return text.text_encoder_named(name).from_arguments(Namespace(**given))
-
-
 def _pipeline(kind: Any, folder: Path) -> Any:
     network = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, subfolder="text_encoder")
     letters = AutoTokenizer.from_pretrained(folder, subfolder="tokenizer")
@@ -54,7 +40,7 @@ def _pipeline(kind: Any, folder: Path) -> Any:
 
 def test_texts_are_those_of_the_pipeline(folder) -> None:
     """All rows of the padded caption, quoted characters one by one, instruction cut off."""
-    ours, pipe = _encoder("longcat", folder), _pipeline(LongCatImagePipeline, folder)
+    ours, pipe = encoding.encoder("longcat", folder), _pipeline(LongCatImagePipeline, folder)
     assert (ours.width, ours.max_length) == (16, 512)
     for caption in CAPTIONS:
         with torch.no_grad():
@@ -62,15 +48,13 @@ def test_texts_are_those_of_the_pipeline(folder) -> None:
         assert torch.equal(ours.encode(caption), rows[0].bfloat16()) and len(ids) == 512
         assert ours.is_cut(caption) == (caption == CAPTIONS[2])
         assert ours.count(caption) == len(caption) - caption.startswith(SIGN) * (len(SIGN) - 1)
-    card = {"format_version": 1, "text_encoder": ours.settings}
-    assert text.text_encoder_of_card(card) == ours
-    assert vae.codec_named("longcat").text_encoder == "longcat"
+    encoding.check_card(ours)
 
 
 def test_words_with_apostrophes_are_not_exchanged(folder, monkeypatch) -> None:
     """Diffusers' own function puts one of two such words in the place of the other."""
     caption, pipe = "a cat that doesn't see what's there", _pipeline(LongCatImagePipeline, folder)
-    found = _encoder("longcat", folder).encode(caption)
+    found = encoding.encoder("longcat", folder).encode(caption)
     monkeypatch.setattr(pipeline_longcat_image, "split_quotation", lambda text: [(text, False)])
     with torch.no_grad():
         rows, _ = pipe.encode_prompt(caption)
@@ -81,7 +65,7 @@ def test_texts_of_edits_are_those_of_the_pipeline(folder, monkeypatch) -> None:
     """Rows of the picture before those of the caption; the null text has as many."""
     pipe, seen = _pipeline(LongCatImageEditPipeline, folder), dict[str, Any]()
     monkeypatch.setattr(LongCatEditText, "load_processor", lambda _: pipe.image_processor_vl)
-    ours, kept = _encoder("longcat_edit", folder), pipe.encode_prompt
+    ours, kept = encoding.encoder("longcat_edit", folder), pipe.encode_prompt
     pixels = np.random.default_rng(2).integers(0, 256, (50, 90, 3), dtype=np.uint8)
     shown = Image.fromarray(pixels)
 
@@ -106,15 +90,3 @@ def test_texts_of_edits_are_those_of_the_pipeline(folder, monkeypatch) -> None:
     with pytest.raises(CodecError, match="with the picture that it edits"):
         ours.encode_all("a fox")
     assert vae.codec_named("longcat_edit").edits_pictures
-
-
-@pytest.mark.parametrize("num_steps", [1, 4, 30])
-@pytest.mark.parametrize("tokens", [1024, 4096, 7000])
-def test_levels_are_those_of_the_pipeline(num_steps: int, tokens: int) -> None:
-    words = ["model.name=longcat_image", "dataset.task_encoder_seq_length=2048"]
-    path = sampling_path(load_config(dit_debug(), overrides=words).objective)
-    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
-    sigmas = np.linspace(1.0, 1 / num_steps, num_steps)
-    scheduler.set_timesteps(sigmas=sigmas, mu=calculate_shift(tokens))
-    found = path.schedule([tokens], num_steps=num_steps)[:, 0]
-    torch.testing.assert_close(found.float(), scheduler.sigmas, rtol=1e-6, atol=1e-7)

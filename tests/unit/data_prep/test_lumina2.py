@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.lumina2.pipeline_lumina2 import Lumina2Pipeline
-from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
-    FlowMatchEulerDiscreteScheduler,
-)
 from transformers import AutoTokenizer, Gemma2Model
 
-from dit.codecs import text, vae
 from dit.codecs.dataset_card import CodecError
 from dit.config_loading import ConfigError, load_config
-from dit.objectives.registry import sampling_path
 from recipes.runs import dit_debug
-from tests.families import pipeline_parts
+from tests.families import encoding, pipeline_parts
 
 CAPTIONS = ["a red bird on a roof", "", "x" * 120]
 
@@ -27,17 +20,13 @@ CAPTIONS = ["a red bird on a roof", "", "x" * 120]
 def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
     """Captions behind the instruction, negative prompts and the empty caption without it."""
     folder = pipeline_parts.lumina2(tmp_path)
-    given = {"model_name": str(folder), "precision": "float32", "max_sequence_length": None}
-    given |= {"t5_cache_dir": None, "tokenizer_cache_dir": None}
-    ours = text.text_encoder_named("lumina2").from_arguments(Namespace(**given))
+    ours = encoding.encoder("lumina2", folder)
     assert (ours.width, ours.max_length) == (16, 256)
     network = Gemma2Model.from_pretrained(folder, subfolder="text_encoder").eval()
     letters = AutoTokenizer.from_pretrained(folder, subfolder="tokenizer")
     pipe = Lumina2Pipeline(None, None, None, network, letters)  # type: ignore[arg-type]
     with pytest.raises(CodecError, match=r"--max_sequence_length 300.* at most 299"):
-        text.text_encoder_named("lumina2").from_arguments(
-            Namespace(**given | {"max_sequence_length": 300})
-        )
+        encoding.encoder("lumina2", folder, max_sequence_length=300)
     for caption in CAPTIONS:
         with torch.no_grad():
             rows, mask, null, null_mask = pipe.encode_prompt(caption, negative_prompt=caption)
@@ -49,9 +38,7 @@ def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
         assert torch.equal(own, wanted.bfloat16())
         assert min(ours.count(caption), 256) == len(own)
         assert ours.is_cut(caption) == (caption == CAPTIONS[2])
-    card = {"format_version": 1, "text_encoder": ours.settings}
-    assert text.text_encoder_of_card(card) == ours
-    assert vae.codec_named("lumina2").text_encoder == "lumina2"
+    encoding.check_card(ours)
 
 
 def test_pictures_are_no_larger_than_the_tables_of_diffusers_network() -> None:
@@ -60,14 +47,3 @@ def test_pictures_are_no_larger_than_the_tables_of_diffusers_network() -> None:
     load_config(dit_debug(), overrides=[*words, f"dataset.mock_samples=[{{{sides} 1024}}]"])
     with pytest.raises(ConfigError, match=r"exceeds the largest latent .* 1024, 1024"):
         load_config(dit_debug(), overrides=[*words, f"dataset.mock_samples=[{{{sides} 1026}}]"])
-
-
-@pytest.mark.parametrize("num_steps", [1, 4, 30])
-@pytest.mark.parametrize("tokens", [1024, 4096, 16384])
-def test_levels_are_those_of_the_pipeline(num_steps: int, tokens: int) -> None:
-    words = ["model.name=lumina2", "dataset.task_encoder_seq_length=2048"]
-    path = sampling_path(load_config(dit_debug(), overrides=words).objective)
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=6.0)
-    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / num_steps, num_steps))
-    found = path.schedule([tokens], num_steps=num_steps)[:, 0]
-    torch.testing.assert_close(found.float(), scheduler.sigmas, rtol=1e-6, atol=1e-7)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
-from dit.codecs import text, vae
-from dit.config_loading import load_config
-from dit.objectives.registry import sampling_path
-from recipes.runs import dit_debug
-from tests.families import pipeline_parts
+from dit.codecs import vae
+from tests.families import encoding, pipeline_parts
 
 CAPTIONS = ["a red bird on a roof", "", "x" * 1200]
 SYSTEM = (
@@ -26,9 +20,7 @@ SYSTEM = (
 def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
     """All of them are a chat without the answer's beginning, the empty caption, too."""
     folder = pipeline_parts.omnigen2(tmp_path)
-    given = {"model_name": str(folder), "precision": "float32", "max_sequence_length": None}
-    given |= {"t5_cache_dir": None, "tokenizer_cache_dir": None}
-    ours: Any = text.text_encoder_named("omnigen2").from_arguments(Namespace(**given))
+    ours = encoding.encoder("omnigen2", folder)
     assert (ours.width, ours.max_length) == (16, 1024)
     network = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, subfolder="mllm").eval()
     letters = AutoTokenizer.from_pretrained(folder, subfolder="processor")
@@ -42,19 +34,7 @@ def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
         assert torch.equal(ours.encode_negative(caption)["text"], own)
         assert min(ours.count(caption), 1024) == len(own)
         assert ours.is_cut(caption) == (caption == CAPTIONS[2])
-    assert text.text_encoder_of_card({"format_version": 1, "text_encoder": ours.settings}) == ours
-
-
-@pytest.mark.parametrize("num_steps", [1, 8, 28])
-@pytest.mark.parametrize("sides", [(40, 40), (128, 128), (96, 160)])
-def test_levels_are_those_of_the_pipeline(num_steps: int, sides: tuple[int, int]) -> None:
-    """Its times run from noise, 0, to data; sides are those of the latent."""
-    words = ["model.name=omnigen2", "dataset.task_encoder_seq_length=32768"]
-    path = sampling_path(load_config(dit_debug(), overrides=words).objective)
-    even, shift = np.linspace(0, 1, num_steps + 1), np.sqrt(sides[0] * sides[1]) / 40
-    times = even / (shift - shift * even + even)
-    found = path.schedule([sides[0] * sides[1] // 4], num_steps=num_steps)[:, 0]
-    np.testing.assert_allclose(found.double().numpy(), 1 - times, rtol=1e-5, atol=1e-6)
+    encoding.check_card(ours)
 
 
 @pytest.mark.parametrize(
@@ -69,4 +49,4 @@ def test_levels_are_those_of_the_pipeline(num_steps: int, sides: tuple[int, int]
 def test_references_are_made_smaller_alone(size: tuple[int, int], wanted: tuple[int, int]) -> None:
     codec = vae.codec_named("omnigen2")
     assert codec.reference_size(*size) == wanted  # type: ignore[attr-defined]
-    assert codec.text_encoder == "omnigen2" and codec.edits_pictures
+    assert codec.edits_pictures

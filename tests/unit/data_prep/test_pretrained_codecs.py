@@ -4,6 +4,7 @@ import json
 import shutil
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,11 @@ from data_prep.cli.parser import main
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import PipelineComponent, load, model_config_of
-from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder
 from dit.codecs.vae import CODECS
 from dit.codecs.vae.autoencoder import Autoencoder
 from dit.config_loading import load_config
 from recipes.runs import dit_xl
-from tests.families import pipeline_parts
+from tests.families import encoding, pipeline_parts
 from tests.media_files import image, video
 
 CAPTION = 'A  sign says "open" &amp; shut'
@@ -34,25 +34,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: make(root / name) for name, make in pipeline_parts.MAKERS.items()}
 
 
-def arguments(folder: Path, **changes) -> Namespace:
-    given = {
-        "model_name": str(folder), "precision": "float32", "stochastic": False,
-        "workload_type": "t2v", "tiling": False, "slicing": False, "vae_cache_folder": None,
-        "t5_cache_dir": None, "tokenizer_cache_dir": None, "max_sequence_length": 48,
-    }  # fmt: skip
-    return Namespace(**{**given, **changes})
-
-
-def codec(name: str, folder: Path, **changes) -> Autoencoder:
-    found = vae.codec_named(name).from_arguments(arguments(folder, **changes))
-    assert isinstance(found, Autoencoder)
-    return found
-
-
-def encoder(name: str, folder: Path, **changes) -> PretrainedTextEncoder:
-    found = text.text_encoder_named(name).from_arguments(arguments(folder, **changes))
-    assert isinstance(found, PretrainedTextEncoder)
-    return found
+codec = encoding.codec
+encoder = partial(encoding.encoder, max_sequence_length=48)
 
 
 def clip(frames: int, seed: int = 0) -> torch.Tensor:

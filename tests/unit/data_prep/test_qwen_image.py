@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 
 from data_prep.cli.parser import main
-from dit.codecs import text, vae
+from dit.codecs import text
 from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError
 from dit.codecs.text.qwen_image import QwenImageEditText, QwenImageText
 from dit.codecs.vae.families import QwenImageEdit
-from tests.families import pipeline_parts, stand_ins
+from tests.families import encoding, pipeline_parts, stand_ins
 from tests.media_files import image
 
 CAPTION = "a red bird on a roof"
@@ -39,15 +39,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         return stand_ins.StandInProcessor(encoder.load_tokenizer("tokenizer"))
 
     monkeypatch.setattr(QwenImageEditText, "load_processor", processor)
-
-
-def encoder(name: str, folder: Path, length: int | None = None) -> Any:
-    return text.text_encoder_named(name).from_arguments(
-        Namespace(
-            model_name=str(folder), precision="float32", t5_cache_dir=None,
-            tokenizer_cache_dir=None, max_sequence_length=length,
-        )
-    )  # fmt: skip
 
 
 def pipeline(folder: Path, kind: str, **more: Any) -> Any:
@@ -79,7 +70,7 @@ def test_texts_are_those_of_the_pipeline(folder, caption, length) -> None:
         given = {} if length is None else {"max_sequence_length": length}
         cut, _ = pipe.encode_prompt(caption, CPU, **({"max_sequence_length": 512} | given))
     assert bool(mask.all())
-    ours = encoder("qwen_image", folder, length)
+    ours = encoding.encoder("qwen_image", folder, max_sequence_length=length)
     found = ours.embed(caption)["text"]
     assert (found - cut[0]).abs().max() < 1e-6
     assert (found - expected[0, : len(found)]).abs().max() < 1e-6
@@ -91,14 +82,14 @@ def test_texts_are_those_of_the_pipeline(folder, caption, length) -> None:
 
 def test_pipelines_take_no_longer_texts(folder) -> None:
     with pytest.raises(CodecError, match=r"--max_sequence_length 1025.* at most 1024"):
-        encoder("qwen_image", folder, 1025)
-    assert encoder("qwen_image", folder).max_length == 512
+        encoding.encoder("qwen_image", folder, max_sequence_length=1025)
+    assert encoding.encoder("qwen_image", folder).max_length == 512
 
 
 @pytest.mark.parametrize("name", EDITS)
 def test_texts_of_edits_are_those_of_the_pipelines(folder, name) -> None:
     """The whole way of a picture: its size, the instruction, the tokens of the picture, 64 cut."""
-    pipe, ours = pipeline(folder, EDITS[name]), encoder(name, folder)
+    pipe, ours = pipeline(folder, EDITS[name]), encoding.encoder(name, folder)
     count = 1 if name == "qwen_image_edit" else 3
     pictures = [picture(60 + 40 * n, 50, seed=n) for n in range(count)]
     seen: dict[str, torch.Tensor] = {}
@@ -142,11 +133,7 @@ def test_latents_are_those_of_the_pipeline(folder) -> None:
     shown = torch.rand(3, 1, 32, 48, generator=torch.Generator().manual_seed(1)) * 2 - 1
     with torch.no_grad():
         expected = pipe._encode_vae_image(shown[None], generator=None)[0]
-    arguments = Namespace(
-        model_name=str(folder), precision="float32", stochastic=False, workload_type="t2v",
-        tiling=False, slicing=False, vae_cache_folder=None,
-    )  # fmt: skip
-    codec = vae.codec_named("qwen_image").from_arguments(arguments)
+    codec = encoding.codec("qwen_image", folder)
     found = codec.whitening.apply(codec.encode_raw(shown))
     assert found.shape == (16, 1, 4, 6)
     assert (codec.stride, codec.temporal_stride) == (8, 4)
@@ -185,7 +172,7 @@ def test_a_dataset_of_edits(folder, tmp_path: Path, read_samples) -> None:
     assert main(["image", *options, *controls, "--max_bad_fraction", "0.5"]) == 0
     (sample,) = read_samples(tmp_path / "out").values()
     originals = [Image.open(tmp_path / part / "a.png") for part in ("before", "pose")]
-    expected = encoder("qwen_image_edit_2511", folder).encode_beside("a", originals)
+    expected = encoding.encoder("qwen_image_edit_2511", folder).encode_beside("a", originals)
     for tensor in ("text", "null_text"):
         assert torch.equal(sample[tensor], expected[tensor])
     assert {"reference_latent_0", "reference_latent_1"} <= sample.keys()
@@ -221,11 +208,11 @@ def test_without_torchvision_the_processor_is_an_error_that_names_it(folder, mon
 
     monkeypatch.setattr(transformers, "Qwen2VLProcessor", Missing, raising=False)
     with pytest.raises(CodecError, match=r"processor/ cannot be loaded.*Torchvision"):
-        encoder("qwen_image_edit", folder).load_processor()
+        encoding.encoder("qwen_image_edit", folder).load_processor()
 
 
 def test_the_card_rebuilds_the_encoder(folder) -> None:
-    ours = encoder("qwen_image", folder)
+    ours = encoding.encoder("qwen_image", folder)
     card = json.loads(json.dumps({"format_version": 1, "text_encoder": ours.settings}))
     rebuilt = text.text_encoder_of_card(card)
     assert isinstance(rebuilt, QwenImageText) and rebuilt.width == 16

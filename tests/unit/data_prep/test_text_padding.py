@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from dit.codecs.dataset_card import NULL_TEXT_NAME, read_card
 from dit.codecs.text import EncoderPadding, text_encoder_of_card
 from dit.codecs.text.families import CosmosText, FluxText
 from dit.sampling.cards import card_of_pipeline
-from tests.families import pipeline_parts
+from tests.families import encoding, pipeline_parts
 from tests.media_files import image
 
 CAPTION = "a cat jumps"
@@ -47,12 +46,7 @@ def pipeline(folder: Path) -> Any:
 
 def encoder(folder: Path, length: int | None, padding: str | None = None) -> FluxText:
     given = {"text_padding": padding} if padding else {}
-    return FluxText.from_arguments(
-        Namespace(
-            model_name=str(folder), precision="float32", t5_cache_dir=None,
-            tokenizer_cache_dir=None, max_sequence_length=length, **given,
-        )
-    )  # fmt: skip
+    return encoding.encoder("flux", folder, max_sequence_length=length, **given)
 
 
 @pytest.mark.parametrize("caption", [CAPTION, "", "x" * 300], ids=["caption", "null", "cut"])

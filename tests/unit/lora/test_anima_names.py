@@ -11,10 +11,7 @@ import torch
 from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_anima_lora_to_diffusers
 from diffusers.modular_pipelines.anima.modular_blocks_anima import AnimaAutoBlocks
 from safetensors.torch import save_file
-from torch import Tensor
 
-from dit.config import Precision
-from dit.convert.diffusers_config import model_config
 from dit.lora.factors import LoraFileError, linear_shapes
 from dit.lora.files import read_lora, write_lora
 from dit.lora.names import to_original
@@ -22,38 +19,10 @@ from dit.models.dit.diffusers import PREDICT2_NAMES
 from dit.models.dit.family import TextConditioner
 from tests.families.anima import random_conditioner
 from tests.families.dit import NETWORKS, random_model
-from tests.lora_files import comfyui, kohya, linears, merged, random_factors
+from tests.lora_files import comfyui, kohya, linears, merged, model_of, random_factors
 
 ANIMA = NETWORKS["images"]
-
-
-def _tiny() -> Any:
-    content = {"_class_name": "CosmosTransformer3DModel", **random_model(**ANIMA).config}
-    content = {name: value for name, value in content.items() if name[0] != "_" or "class" in name}
-    told: Any = {"precision": Precision.FP32, "pipeline": "AnimaModularPipeline", "place": ""}
-    return model_config(content, **told)
-
-
-@torch.no_grad()
-def output(network: Any) -> Tensor:
-    rng = torch.Generator().manual_seed(5)
-    latent, text = torch.randn(1, 4, 1, 6, 4, generator=rng), torch.randn(1, 5, 20, generator=rng)
-    mask = torch.zeros(1, 1, 6, 4)
-    return network(latent, torch.tensor([0.4]), text, padding_mask=mask, return_dict=False)[0]
-
-
-@pytest.mark.usefixtures("resize")
-def test_the_pipeline_loads_our_folder(tmp_path: Path) -> None:
-    """Of all linears; ComfyUI's file, too."""
-    network = random_model(**ANIMA)
-    factors = random_factors(linears(network))
-    write_lora(tmp_path, factors, comfyui_names=PREDICT2_NAMES)
-    wanted = output(merged(network, factors))
-    for file in (tmp_path, tmp_path / "comfyui" / "lora.safetensors"):
-        pipe: Any = AnimaAutoBlocks().init_pipeline()
-        pipe.update_components(transformer=random_model(**ANIMA))
-        pipe.load_lora_weights(str(file))
-        assert (output(pipe.transformer) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+_tiny = model_of(random_model(**ANIMA), pipeline="AnimaModularPipeline")
 
 
 def test_files_of_diffusion_pipe_and_kohya(tmp_path: Path) -> None:
@@ -64,7 +33,7 @@ def test_files_of_diffusion_pipe_and_kohya(tmp_path: Path) -> None:
     theirs = _convert_non_diffusers_anima_lora_to_diffusers(dict(plain))
     for content in (plain, flat):
         save_file(content, tmp_path / "other.safetensors")
-        found = read_lora(tmp_path / "other.safetensors", _tiny())
+        found = read_lora(tmp_path / "other.safetensors", _tiny)
         assert found.keys() == factors.keys()
         for name, one in found.items():
             down, up = (theirs[f"transformer.{name}.lora_{part}.weight"] for part in "AB")
@@ -78,7 +47,7 @@ def test_the_conditioner_has_adapters_where_it_is_a_part(tmp_path: Path) -> None
     shapes = {f"text_conditioner.{name}": size for name, size in linears(conditioner).items()}
     sizes: Any = {"crossattn_emb_size": 16, "crossattn_proj_size": 20, "conditioner_size": 24}
     sizes |= {"conditioner_layers": 2, "conditioner_heads": 2, "conditioner_vocabulary": 700}
-    model = replace(_tiny(), text_conditioner=TextConditioner.TRAINED, **sizes)
+    model = replace(_tiny, text_conditioner=TextConditioner.TRAINED, **sizes)
     shapes |= linears(random_model(**ANIMA))
     assert linear_shapes(model) == shapes
     factors = random_factors(shapes, ranks={"attn.q_proj": 2, "in_proj": 3})
@@ -88,7 +57,7 @@ def test_the_conditioner_has_adapters_where_it_is_a_part(tmp_path: Path) -> None
     for number, content in enumerate((comfyui(factors, names, alphas=True), kohya(factors, names))):
         save_file(content, tmp_path / f"{number}.safetensors")
         with pytest.raises(LoraFileError, match=r"llm_adapter.* set model.text_conditioner=trai"):
-            read_lora(tmp_path / f"{number}.safetensors", _tiny())
+            read_lora(tmp_path / f"{number}.safetensors", _tiny)
     own = ("pytorch_lora_weights", "adapter_model", "comfyui/lora")
     for file in (*own, "0", "1"):
         found = read_lora(tmp_path / f"{file}.safetensors", model)

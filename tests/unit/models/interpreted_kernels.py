@@ -31,15 +31,7 @@ from dit.models.kernels.gated_norm import RowChunks
 from dit.models.kernels.traffic import OPERATOR_BYTES
 from dit.models.layers import per_sample
 from dit.train.model_and_optimizer import randomise
-from tests.fused_kernels import (
-    CALLS,
-    LEVEL_ROWS,
-    ROWS,
-    AcrossCall,
-    AdaLNCall,
-    HeadsCall,
-    errors,
-)
+from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AcrossCall, AdaLNCall, HeadsCall, errors
 from tests.packs import random_pack, tiny_model
 from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
 

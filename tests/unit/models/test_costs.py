@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 
 from dit.models.cost import kept_by_layer
-from dit.models.layer_spec import (
-    AttentionSpec,
-    DoubleLayerSpec,
-    FeedForwardSpec,
-    SingleLayerSpec,
-)
+from dit.models.layer_spec import AttentionSpec, DoubleLayerSpec, FeedForwardSpec, SingleLayerSpec
 from tests.packs import tiny_model
 
 D, H, F, N, M = 64, 4, 256, 20, 6

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dit.config import (
-    Problems,
-)
+from dit.config import Problems
 from dit.config_loading import ConfigError, changes, load_config, read_config, save_config, to_yaml
 from dit.config_loading.cli import parse_arguments
 from dit.models.cost import parameter_count

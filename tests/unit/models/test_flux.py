@@ -52,13 +52,17 @@ def test_what_the_objective_tells_reaches_the_pack() -> None:
         check_objective_inputs(replace(config, model=flux_model("flux1_schnell")))
 
 
-@pytest.mark.parametrize(("size", "told"), [("flux1_dev", 1.0), ("flux1_schnell", None)])
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [("flux1_dev", 1.0), ("flux1_schnell", None), ("flux2_dev", 1.0), ("flux2_klein_4b", None)],
+)
 def test_a_named_size_says_what_it_is_told(size: str, told: float | None) -> None:
-    found = load_config(dit_debug(), overrides=[f"model.name={size}"])
+    words = [f"model.name={size}", "dataset.task_encoder_seq_length=2048"]
+    found = load_config(dit_debug(), overrides=words)
     assert (found.objective.name, found.objective.guidance) == ("flow", told)
     with pytest.raises(ConfigError, match=r"objective\.guidance="):
         other = "null" if told else "3.5"
-        load_config(dit_debug(), overrides=[f"model.name={size}", f"objective.guidance={other}"])
+        load_config(dit_debug(), overrides=[*words, f"objective.guidance={other}"])
 
 
 def test_layers_start_as_the_identity(groups) -> None:

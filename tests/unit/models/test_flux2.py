@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from diffusers.models.transformers.transformer_flux2 import Flux2PosEmbed
 from diffusers.pipelines.flux2.pipeline_flux2 import Flux2Pipeline
 
 from dit.config import LoraConfig
-from dit.config_loading import ConfigError, load_config
 from dit.lora.targets import chosen_adapters
 from dit.models.cost import network_cost
 from dit.models.flux2.model import Flux2Network
@@ -16,7 +14,6 @@ from dit.models.linears import matrices_of_linears
 from dit.models.positions import TimeOffsetPositions
 from dit.models.registry import family_named
 from dit.train.model_and_optimizer import initialise_weights
-from recipes.runs import dit_debug
 from tests.packs import run_config
 
 FAMILY = family_named("flux2")
@@ -41,21 +38,6 @@ def test_positions_and_angles_are_those_of_the_pipeline(groups) -> None:
     for ours, wanted in zip(network.rotary(place), theirs, strict=True):
         # Neighbours turn together there, and halves of a head here.
         torch.testing.assert_close(ours[:, :6], wanted[:, ::2], rtol=0, atol=2e-7)
-
-
-@pytest.mark.parametrize(("size", "told"), [("flux2_dev", 1.0), ("flux2_klein_4b", None)])
-def test_a_named_size_says_what_it_is_told(size: str, told: float | None) -> None:
-    words = [f"model.name={size}", "dataset.task_encoder_seq_length=2048"]
-    found = load_config(dit_debug(), overrides=words)
-    assert (found.objective.name, found.objective.guidance) == ("flow", told)
-    other = "null" if told else "3.5"
-    with pytest.raises(ConfigError, match=r"objective\.guidance="):
-        load_config(dit_debug(), overrides=[*words, f"objective.guidance={other}"])
-
-
-def test_klein_with_a_mask_of_its_own_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"model\.name=flux2_klein_9b_kv is not .* themselves"):
-        load_config(dit_debug(), overrides=["model.name=flux2_klein_9b_kv"])
 
 
 def test_layers_start_as_the_identity(groups) -> None:

@@ -7,13 +7,7 @@ from scipy.optimize import brentq
 from scipy.special import logit
 from scipy.stats import kstest, norm
 
-from dit.config import (
-    MODE_SCALES,
-    LevelDensity,
-    ObjectiveConfig,
-    ObjectiveName,
-    Problems,
-)
+from dit.config import MODE_SCALES, LevelDensity, ObjectiveConfig, ObjectiveName, Problems
 from dit.objectives.registry import training_objective
 from dit.objectives.timestep_sampling import draw_quantiles, mode, shift_factors, shifted
 

@@ -12,14 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dit.batch import LatentSample, Problem, SequenceShard
-from dit.config import (
-    LoraConfig,
-    LossMean,
-    ObjectiveConfig,
-    ObjectiveName,
-    Preference,
-    Problems,
-)
+from dit.config import LoraConfig, LossMean, ObjectiveConfig, ObjectiveName, Preference, Problems
 from dit.config.sparsity import TokenShare, trained_as
 from dit.data.pack import SampleSize
 from dit.distributed.model_parallel import split_tokens

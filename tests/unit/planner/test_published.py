@@ -7,14 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dit.config import (
-    DatasetConfig,
-    DdpConfig,
-    Precision,
-    Recompute,
-    RunConfig,
-    TrainConfig,
-)
+from dit.config import DatasetConfig, DdpConfig, Precision, Recompute, RunConfig, TrainConfig
 from dit.device_specs import DEVICES
 from dit.models.dit.family import DitConfig
 from dit.models.registry import named_model

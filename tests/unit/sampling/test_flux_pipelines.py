@@ -24,6 +24,7 @@ from dit.sampling.prompts import Prompt
 from tests.families.case import PICTURE, PROMPT, STEPS, gap
 from tests.families.flux import made_by, pipeline
 from tests.families.generation import from_noise, noise_of, opened, ours, texts_of
+from tests.media_files import image
 
 
 @pytest.mark.parametrize("kind", ["dev", "schnell"])
@@ -95,10 +96,8 @@ def test_a_picture_is_changed(groups, tmp_path: Path) -> None:
 def test_reference_pictures_of_files(groups, tmp_path: Path) -> None:
     """At three sizes, what the VAE makes of the file; too many are an error."""
     pipeline(tmp_path, "kontext")
-    run, files = opened(tmp_path), [tmp_path / f"{n}.png" for n in range(2)]
-    rng = np.random.default_rng(3)
-    for file in files:
-        Image.fromarray(rng.integers(0, 256, (22, 33, 3), dtype=np.uint8)).save(file)
+    run = opened(tmp_path)
+    files = [image(tmp_path / f"{n}.png", 33, 22, seed=n) for n in range(2)]
     seen: list[Any] = []
 
     def recorded(model, requests, **told):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from diffusers import HunyuanVideo15Pipeline
@@ -21,16 +20,7 @@ from dit.sampling.prompts import Prompt
 from tests.families.case import NEGATIVE, VIDEO, gap
 from tests.families.generation import noise_of, opened, ours
 from tests.families.hunyuan_video_15 import QUOTED, made_by, pipeline
-
-
-def picture(folder: Path) -> Path:
-    """A file of the size that the pipeline gives it: its own resizing is not ours."""
-    rng, file = np.random.default_rng(3), folder / "first.png"
-    Image.fromarray(rng.integers(0, 256, (4 * VIDEO[1], 4 * VIDEO[2], 3), dtype=np.uint8)).save(
-        file
-    )
-    return file
-
+from tests.media_files import image
 
 GUIDER = {
     "guidance_scale": 3.0,
@@ -74,13 +64,15 @@ def test_guiders_of_pipelines(groups, tmp_path: Path) -> None:
 def test_image_to_video(groups, tmp_path: Path, use_meanflow: bool) -> None:
     """A distilled network is told where a step ends, generates, and is not trained."""
     pipe = pipeline(tmp_path, image=True, use_meanflow=use_meanflow)
-    run, file, start = opened(tmp_path), picture(tmp_path), noise_of(VIDEO)
-    image, prompt = Image.open(file), Prompt(text=QUOTED, image=str(file))
+    run, start = opened(tmp_path), noise_of(VIDEO)
+    # Of the size that the pipeline gives it: its own resizing is not ours.
+    file = image(tmp_path / "first.png", 4 * VIDEO[2], 4 * VIDEO[1])
+    shown, prompt = Image.open(file), Prompt(text=QUOTED, image=str(file))
     folder, texts = str(tmp_path / "pipeline"), {"prompt": QUOTED, "negative_prompt": NEGATIVE}
     guided = ours(run, start, prompt, guider=folder)
-    assert gap(guided, made_by(pipe, start, image=image, **texts)) <= 1e-4
+    assert gap(guided, made_by(pipe, start, image=shown, **texts)) <= 1e-4
     pipe.guider = pipe.guider.new(guidance_scale=1.0)
-    theirs = made_by(pipe, start, image=image, **texts)
+    theirs = made_by(pipe, start, image=shown, **texts)
     # One of text alone beside it: a list of zeros for a batch is none of ours.
     without = ours(run, start, prompt, Prompt(text=QUOTED), guidance=1.0)
     assert gap(without, theirs) <= 1e-4 and gap(without, guided) > 1e-2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,6 +20,7 @@ from dit.sampling.prompts import Prompt
 from tests.families.case import NEGATIVE, PROMPT, VIDEO, gap
 from tests.families.generation import noise_of, opened, ours
 from tests.families.hunyuan_video import latents_of, pipeline
+from tests.media_files import image
 
 
 @pytest.mark.slow
@@ -31,20 +31,19 @@ def test_image_to_video(groups, tmp_path: Path, shown: str) -> None:
     Both pipelines show a black picture with a negative prompt.
     """
     pipe = pipeline(tmp_path, shown)
-    run, file, noise = opened(tmp_path), tmp_path / "first.png", noise_of(VIDEO)
+    run, noise = opened(tmp_path), noise_of(VIDEO)
     frames, rows, columns = VIDEO
     assert run.config.objective.guidance == (None if shown == "latent_concat" else 1.0)
-    levels = np.random.default_rng(3).integers(0, 256, (8 * rows, 8 * columns, 3), dtype=np.uint8)
-    Image.fromarray(levels).save(file)
-    image = Image.open(file)
+    file = image(tmp_path / "first.png", 8 * columns, 8 * rows)
+    first = Image.open(file)
     assert run.encoder.settings["image_embed_interleave"] == (2 if "concat" in shown else 4)
     with torch.no_grad():
         start, _ = pipe.prepare_latents(
-            pipe.video_processor.preprocess(image, 8 * rows, 8 * columns), 1, 4, 8 * rows,
+            pipe.video_processor.preprocess(first, 8 * rows, 8 * columns), 1, 4, 8 * rows,
             8 * columns, 4 * frames - 3, latents=noise[None], image_condition_type=shown,
         )  # fmt: skip
     told = {} if shown == "latent_concat" else {"distilled_guidance": 6.0}
-    asked = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "image": image, "guidance_scale": 6.0}
+    asked = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "image": first, "guidance_scale": 6.0}
     for scale in (1.0, 3.0):
         theirs = latents_of(pipe, noise, **asked, true_cfg_scale=scale)
         found = ours(run, start[0], Prompt(text=PROMPT, image=str(file)), guidance=scale, **told)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -14,18 +13,17 @@ from dit.convert.verify import compare_forward
 from tests.families.case import NEGATIVE, PROMPT, gap
 from tests.families.generation import noise_of, opened, ours
 from tests.families.longcat import made_by, pipeline
+from tests.media_files import image
 
 
 @pytest.mark.usefixtures("small_pictures")
 def test_pictures_are_edited(groups, tmp_path: Path) -> None:
     """From a file, which text encoder and VAE see at sizes of their own; its ratio is kept."""
-    pipe, file = pipeline(tmp_path, edits=True), tmp_path / "shown.png"
+    pipe, file = pipeline(tmp_path, edits=True), image(tmp_path / "shown.png", 50, 22)
     run = opened(tmp_path)
     assert run.config.model.reference_latents == 1 and run.encoder.name == "longcat_edit"
     verified = compare_forward(tmp_path / "pipeline", run.path, Weights.MODEL)
     assert verified.largest <= 1e-4 * verified.scale
-    pixels = np.random.default_rng(3).integers(0, 256, (22, 50, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file)
     picture = Image.open(file).convert("RGB")
     width, height = LongCatEdit.reference_size(*picture.size)
     rows = {

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,15 +14,15 @@ from PIL import Image
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.text.families import LtxText
-from dit.codecs.vae import CODECS
 from dit.codecs.vae.ltx import DECODER_LEVEL, DECODER_NOISE, Ltx
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import import_weights
 from dit.sampling.prompts import Prompt
-from tests.families import pipeline_parts
+from tests.families import encoding, pipeline_parts
 from tests.families.case import NEGATIVE, PROMPT, VIDEO, gap
 from tests.families.generation import noise_of, opened, ours, texts_of
 from tests.families.ltx import CAUSAL, EVEN, FIRST_FRAME, made_by, pipeline, random_ltx, texts_for
+from tests.media_files import image
 
 CONDITIONED = {
     FIRST_FRAME: {},
@@ -31,13 +30,6 @@ CONDITIONED = {
 }
 DISTILLED = (1000.0, 993.7, 909.4, 421.9)
 CAPTION = "a red fox & a hen"
-
-
-def picture(file: Path, width: int, height: int, seed: int = 3) -> Path:
-    """A file of random colours."""
-    colours = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    Image.fromarray(colours).save(file)
-    return file
 
 
 @pytest.mark.slow
@@ -50,7 +42,7 @@ def test_a_first_frame_to_video(groups, tmp_path: Path, kind: str) -> None:
     run = opened(tmp_path)
     texts = texts_for(texts_of(run))
     _, height, width = run.latent_stride.pixels(VIDEO)
-    first, other = (picture(tmp_path / f"{n}.png", width, height, n) for n in (1, 2))
+    first, other = (image(tmp_path / f"{n}.png", width, height, seed=n) for n in (1, 2))
     given, noise = Prompt(text=PROMPT, image=str(first)), noise_of(VIDEO, 8)
     options: dict[str, Any] = {"fps": 25.0, "negative_prompt": NEGATIVE}
     for guidance, rescale in ((1.0, 0.0), (3.0, 0.7), (3.0, 0.0)):
@@ -80,11 +72,7 @@ def test_a_list_of_timesteps_is_that_of_the_pipeline(groups, tmp_path: Path) -> 
 
 
 def codec_of(folder: Path, **changes: Any) -> Ltx:
-    usual = {"workload_type": None, "model_name": str(folder), "precision": "float32"}
-    usual |= {"stochastic": False, "tiling": False, "slicing": False, "vae_cache_folder": None}
-    found = CODECS["ltx"].from_arguments(Namespace(**usual | changes))
-    assert isinstance(found, Ltx)
-    return found
+    return encoding.codec("ltx", folder, **changes)
 
 
 def test_latents_and_pictures_are_those_of_the_pipeline(tmp_path: Path) -> None:

@@ -26,13 +26,7 @@ from dit.objectives.diffusers_schedulers import UnipcScheduler
 from dit.objectives.flow_matching import FlowMatching
 from dit.objectives.objective import per_token
 from dit.objectives.registry import sampling_path
-from dit.sampling.ode_solvers import (
-    Guidance,
-    guided,
-    guided_at_first,
-    initial_noise,
-    sample,
-)
+from dit.sampling.ode_solvers import Guidance, guided, guided_at_first, initial_noise, sample
 
 EDM = ObjectiveConfig(sigma_data=0.5)
 FLOW = ObjectiveConfig(name=ObjectiveName.FLOW)

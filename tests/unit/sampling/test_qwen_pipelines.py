@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -16,6 +15,7 @@ from dit.convert.verify import compare_forward
 from tests.families.case import PICTURE, PROMPT, gap
 from tests.families.generation import noise_of, opened, ours
 from tests.families.qwen_image import made_by, pipeline
+from tests.media_files import image
 
 
 @pytest.mark.slow
@@ -30,11 +30,7 @@ def test_pictures_are_edited(groups, tmp_path: Path, size: str, most: int) -> No
     assert run.config.model.reference_latents == most and run.encoder.name == size
     verified = compare_forward(tmp_path / "pipeline", run.path, Weights.MODEL)
     assert verified.largest <= 1e-4 * verified.scale  # one of three samples has pictures
-    files = [tmp_path / f"{n}.png" for n in range(min(most, 2))]
-    rng = np.random.default_rng(3)
-    for number, file in enumerate(files):
-        shape = (22, 50 + 9 * number, 3)
-        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(file)
+    files = [image(tmp_path / f"{n}.png", 50 + 9 * n, 22, seed=n) for n in range(min(most, 2))]
     pictures = [Image.open(file) for file in files]
     found = run.encoder.encode_beside(PROMPT, pictures)
     rows = {"prompt": found["text"], "negative_prompt": found["null_text"]}

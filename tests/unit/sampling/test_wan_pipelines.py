@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
@@ -23,18 +22,9 @@ from dit.sampling.prompts import Prompt
 from tests.families.case import NEGATIVE, VIDEO, gap
 from tests.families.generation import noise_of, opened, ours
 from tests.families.wan import NETWORKS, made_by, pipeline, random_wan
+from tests.media_files import image
 
 PROMPT = "a  red fox &amp; a hen"
-
-
-def pictures(folder: Path, size: tuple[int, int]) -> tuple[Path, Path]:
-    """Two files of random pictures; a size is (width, height)."""
-    rng = np.random.default_rng(3)
-    files = folder / "first.png", folder / "last.png"
-    for file in files:
-        colours = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-        Image.fromarray(colours).save(file)
-    return files
 
 
 def as_text_to_video(pipe) -> dict:
@@ -50,7 +40,8 @@ def test_image_to_video(groups, tmp_path: Path, kind: str) -> None:
     _, height, width = run.latent_stride.pixels(VIDEO)
     # An image encoder sees the picture before it is resized in theirs, and after it in ours.
     has_encoder = kind in ("i2v_2.1", "flf2v")
-    first, last = pictures(tmp_path, (width, height) if has_encoder else (50, 40))
+    size = (width, height) if has_encoder else (50, 40)
+    first, last = (image(tmp_path / f"{n}.png", *size, seed=n) for n in range(2))
     images = {"image": Image.open(first)}
     prompt = Prompt(text=PROMPT, image=str(first))
     if kind == "flf2v":

@@ -15,12 +15,7 @@ from typing import Any
 
 import pytest
 
-from dit.checkpoint_paths import (
-    CheckpointError,
-    changed_files,
-    parse_manifest,
-    write_manifest,
-)
+from dit.checkpoint_paths import CheckpointError, changed_files, parse_manifest, write_manifest
 from dit.config import CheckpointConfig, RunConfig
 from dit.config_loading import ConfigError, load_config
 from dit.train.checkpoint.mirror import Mirror, restored, to_fetch

@@ -6,13 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dit.config import (
-    EmaConfig,
-    EmaKind,
-    LoraConfig,
-    ObjectiveConfig,
-    ObjectiveName,
-)
+from dit.config import EmaConfig, EmaKind, LoraConfig, ObjectiveConfig, ObjectiveName
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, check_expressible
 from dit.train.checkpoint import resume
