@@ -13,22 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from PIL import Image
-
 from data_prep.media.images import HEAD, VIDEO, open_media, what_it_is
 from data_prep.media.truncation import missing_bytes
 from data_prep.refusals import Reason, RefusedError
+from dit.codecs.frame_pictures import LIMITS, first_film, stored_packets
 
 _INDEXED = ("mov", "matroska")  # formats with a table of key frames, by which FFmpeg seeks
 _REORDERED = 64  # later packets hold no earlier frame: codecs reorder at most 16 frames
-_WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # FFmpeg's own decoders leave it out
-_HEVC_ALPHA = b"\x4e\x01\xa5"  # a message (SEI) of kind 165, alpha channel information
 _VP8_SHOWN = 0x10  # bit show_frame in the first byte of a frame (RFC 6386, 9.1)
-LARGEST = 2 * (
-    Image.MAX_IMAGE_PIXELS or 2**27
-)  # pixels; Pillow refuses larger pictures as decompression bombs
-# Without these, damage is concealed, and a few bytes can ask for all memory.
-_LIMITS = {"err_detect": "explode", "max_pixels": str(LARGEST)}
 
 
 class PacketInfo(NamedTuple):
@@ -93,27 +85,26 @@ def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
             why = getattr(error, "strerror", None) or str(error)  # without the path
             raise RefusedError(Reason.NO_VIDEO, why if what in (None, VIDEO) else what) from error
         with container:
-            video = _first_film(container)
+            video = _film_of(container)
             video.thread_type = "NONE"  # with threads, errors of the last frames are lost
-            video.codec_context.options = _LIMITS
+            video.codec_context.options = LIMITS
             try:
                 yield container, video
             except (av.error.FFmpegError, OSError, ValueError, OverflowError, MemoryError) as error:
-                detail = f"{type(error).__name__}: {error}"
+                is_ours = type(error) is ValueError  # those of PyAV are of classes of its own
+                detail = str(error) if is_ours else f"{type(error).__name__}: {error}"
                 raise RefusedError(Reason.VIDEO_DAMAGED, detail) from error
 
 
-def _first_film(container: Any) -> Any:
-    from av.stream import Disposition
-
-    films = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
-    if not films:
+def _film_of(container: Any) -> Any:
+    film = first_film(container)
+    if film is None:
         raise RefusedError(Reason.NO_VIDEO, "it holds no video stream")
-    if films[0].codec_context is None:
+    if film.codec_context is None:
         raise RefusedError(Reason.NO_VIDEO, "its codec is unknown")
-    if not films[0].time_base:
+    if not film.time_base:
         raise RefusedError(Reason.VIDEO_DAMAGED, "its frames have no unit of time")
-    return films[0]
+    return film
 
 
 def check_whole(file: Path | BinaryIO) -> bool:
@@ -197,7 +188,7 @@ def from_start(container: Any, video: Any, *, drop_leading: bool) -> Iterator[An
     `drop_leading` leaves them out.
     """
     early, first = [], None
-    for packet in _filled(container, video):
+    for packet in stored_packets(container, video):
         if first is None and packet.size:
             if not packet.is_keyframe:
                 early.append(packet)
@@ -219,7 +210,7 @@ def near(container: Any, video: Any, wanted: int) -> Iterator[Any]:
     """
     if any(name in container.format.name for name in _INDEXED):
         _seek(container, video, wanted)
-    packets, held, later = _filled(container, video), [], 0
+    packets, held, later = stored_packets(container, video), [], 0
     for packet in packets:
         if packet.size and packet.pts is None:
             return
@@ -249,64 +240,3 @@ def _seek(container: Any, video: Any, wanted: int) -> None:
     if packet.pts is not None and packet.pts > wanted and packet.dts is not None:
         wanted = min(wanted, packet.dts) - 1
     container.seek(wanted, stream=video)
-
-
-def _filled(container: Any, video: Any) -> Iterator[Any]:
-    """Packets with content, then an empty one, which flushes the decoder."""
-    for packet in container.demux(video):
-        if packet.size or packet.dts is None:  # an empty one in between would flush too early
-            yield packet
-
-
-def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
-    """Decoded frames in the order in which they are shown.
-
-    The transparency of a WebM video is a stream of its own: `opaque` of a frame, which FFmpeg
-    leaves to its user, is then a frame that has it.
-
-    Raises:
-        RefusedError: a frame is damaged.
-    """
-    decoder = _alpha_decoder(video)
-    for packet in packets:
-        clear = {} if decoder is None else {frame.pts: frame for frame in decoder.decode(packet)}
-        for frame in packet.decode():
-            if frame.is_corrupt or (decoder is not None and frame.pts not in clear):
-                raise RefusedError(Reason.VIDEO_DAMAGED, f"the frame at {frame.time} s is damaged")
-            if decoder is not None:
-                frame.opaque = clear[frame.pts]
-            yield frame
-
-
-def tells_alpha(video: Any) -> bool:
-    """Whether the file says that it has transparency, which its decoder may leave out."""
-    tags = {name.lower(): value for name, value in video.metadata.items()}
-    return tags.get("alpha_mode") == "1" or bool(_hevc_alpha(video))
-
-
-def is_premultiplied(video: Any) -> bool:
-    """Whether the file says that its colours are multiplied by its alpha channel."""
-    message = _hevc_alpha(video)
-    return bool(message) and message[1] >> 4 & 7 == 1  # alpha_channel_use_idc
-
-
-def _hevc_alpha(video: Any) -> bytes:
-    """Alpha channel information (ITU-T H.265, annex F) with its length; empty without any."""
-    header = video.codec_context.extradata or b""
-    is_there = video.codec_context.name == "hevc" and _HEVC_ALPHA in header
-    return header.partition(_HEVC_ALPHA)[2] if is_there else b""
-
-
-def _alpha_decoder(video: Any) -> Any:
-    """The decoder of transparency in WebM; None for other videos, or where this FFmpeg has none."""
-    import av.codec.codec
-
-    name = _WITH_ALPHA.get(video.codec_context.name)
-    if name is None or not tells_alpha(video):
-        return None
-    try:
-        decoder = av.CodecContext.create(name, "r")
-    except av.codec.codec.UnknownCodecError:
-        return None
-    decoder.options = _LIMITS
-    return decoder

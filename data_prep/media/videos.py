@@ -23,37 +23,34 @@ from typing import Any, BinaryIO, NamedTuple
 from PIL import Image
 
 from data_prep.media.clips import Entry
-from data_prep.media.frame_pictures import (
-    has_alpha,
-    is_crooked,
-    picture_of,
-    turn_of,
-    upright_size,
-)
 from data_prep.media.images import open_media
 from data_prep.media.video_packets import (
     PacketScan,
     check_whole,
-    decode_packets,
     from_start,
     near,
     open_video,
     scan,
-    tells_alpha,
 )
 from data_prep.refusals import PrepError, Reason, RefusedError
+from dit.codecs.frame_pictures import (
+    decode_packets,
+    has_alpha,
+    is_crooked,
+    picture_of,
+    tells_alpha,
+    turn_of,
+    upright_size,
+)
 from dit.codecs.rgb import WHITE, to_rgb
 
-ENDINGS = frozenset((
-    ".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts",
-    ".3gp", ".flv", ".ogv", ".wmv",
-))  # fmt: skip
 _HDR = frozenset((16, 18))
 """Transfer characteristics PQ and HLG (ITU-T H.273, table 3)."""
 _UNEVEN = 0.1  # part by which distances between frames may differ at a constant rate
 _BACK = 10  # seconds; usual distance between key frames
 _REORDERED = 16  # frames that a codec reorders, at most
 _SLACK = 0.1  # seconds by which headers may be wrong
+_ROUNDED = 0.002  # seconds that rounding takes from a clip: 1 ms at either end in Matroska
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,21 +102,24 @@ def timeline(file: Path | BinaryIO) -> Timeline:
     with open_video(file) as (container, video):
         found = scan(container, video, is_whole=is_whole)
         tick = Fraction(video.time_base)
-        pace = float(video.average_rate or 25)
+        told = float(video.average_rate or 0)
     first, shown, by_number = _shown(file, found)
     if "mpeg" in found.format and _has_hole(shown):
         raise RefusedError(Reason.VIDEO_DAMAGED, "frames before its last ones are missing")
     end = _end(found, shown, tick)
     ends = max(found.end_of_others, float(end * tick))
-    if found.promised_end is not None and ends < found.promised_end - 0.9 / pace - _SLACK:
+    if found.promised_end is not None and ends < found.promised_end - 0.9 / (told or 25) - _SLACK:
         detail = f"it ends at {ends:.1f} s, its header says {found.promised_end:.1f} s"
         raise RefusedError(Reason.VIDEO_DAMAGED, detail)
+    duration = float((end - shown[0]) * tick)
+    if told and abs(len(shown) / told - duration) <= _ROUNDED:
+        duration = len(shown) / told
     return Timeline(
         width=first.size[0],
         height=first.size[1],
         shown=tuple(shown),
         tick=tick,
-        duration=float((end - shown[0]) * tick),
+        duration=duration,
         lost=sum(at < shown[0] for at in found.times),
         by_number=by_number,
         has_alpha=first.has_alpha,

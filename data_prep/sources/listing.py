@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 
 from data_prep.media.captions import SIDECAR_ENDINGS
 from data_prep.media.images import image_endings
-from data_prep.media.videos import ENDINGS as VIDEO_ENDINGS
 from data_prep.refusals import PrepError, printable
 from data_prep.sources.caption_tables import is_table
+from dit.codecs.frame_pictures import ENDINGS as VIDEO_ENDINGS
 
 Elsewhere = Sequence[tuple[str, frozenset[str]]]
 """Folders below this one, with a slash at the end, and the kinds of media that other inputs pack

@@ -3,6 +3,7 @@
 vae/             codecs: videos and pictures -> whitened latents -> pictures
 text/            text encoders: captions -> embeddings
 rgb              pictures of any mode -> 8-bit RGB; the size of reference pictures
+frame_pictures   frames of an open video -> upright pictures, with their transparency
 normalization    latents of zero mean and unit variance per channel, and back
 pretrained       models of Diffusers and Transformers, loaded once in each process
 dataset_encoder  the interface that codecs and text encoders share, and tables of them by name

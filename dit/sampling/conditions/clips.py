@@ -1,4 +1,4 @@
-"""Files of videos -> their pictures."""
+"""Files of videos -> their pictures, upright as in the packing of data."""
 
 # F 3 H W pictures of a clip, colours, rows and columns
 
@@ -14,9 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dit.codecs.frame_pictures import ENDINGS, first_film, upright_pictures
 from dit.sampling.latent_sizes import Size
-
-ENDINGS = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts")
 
 
 def is_video(file: str) -> bool:
@@ -31,7 +30,7 @@ def check_video(file: str, *, option: str) -> None:
         ValueError: names the option and the endings.
     """
     if not is_video(file):
-        raise ValueError(f"{option} {file} has no ending of a video ({', '.join(ENDINGS)})")
+        raise ValueError(f"{option} {file} has no ending of a video ({', '.join(sorted(ENDINGS))})")
 
 
 def read_clip(file: str, size: Size, *, option: str) -> Tensor:
@@ -93,8 +92,11 @@ def _pictures(file: str, option: str) -> Iterator[Iterator[Image.Image]]:
     try:
         # Of a relative path, FFmpeg takes `wan:lora` for a protocol.
         with av.open(f"file:{file}") as container:
-            yield (frame.to_image() for frame in container.decode(video=0))
-    except (OSError, ValueError, IndexError) as error:
+            film = first_film(container)
+            if film is None or film.codec_context is None:
+                raise ValueError("it holds no video of a known codec")
+            yield upright_pictures(container, film)
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"{option} {file} cannot be read as a video ({error}); give the path of one"
         ) from error

@@ -10,8 +10,9 @@ import av
 import pytest
 
 from data_prep.media.frame_selection import FrameRule, Window
-from data_prep.media.videos import ENDINGS, Timeline, frames, timeline
+from data_prep.media.videos import Timeline, frames, timeline
 from data_prep.refusals import Reason, RefusedError
+from dit.codecs.frame_pictures import ENDINGS
 from tests.media_files import TITLE, number_of, numbered_video
 
 COUNT = 40

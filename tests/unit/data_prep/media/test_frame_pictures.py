@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.media import frame_pictures, video_packets
 from data_prep.media.clips import Clip, Entry
 from data_prep.media.frame_selection import FrameRule
 from data_prep.media.resizing import Fit
@@ -26,6 +25,7 @@ from data_prep.sources.beside_media import MaskFolder
 from data_prep.sources.folders import FolderCollection
 from data_prep.sources.listing import VIDEOS
 from data_prep.sources.media_source import Input, MediaSource, TokenGrid
+from dit.codecs import frame_pictures
 from dit.codecs.dataset_card import read_card
 from dit.codecs.text import ByteTable
 from dit.codecs.vae import Pixel, codec_of_card
@@ -369,7 +369,7 @@ def test_a_palette_of_png_may_be_transparent(tmp_path: Path) -> None:
 def test_a_decoder_that_is_not_there_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(video_packets._WITH_ALPHA, "vp9", "no_such_decoder")
+    monkeypatch.setitem(frame_pictures._WITH_ALPHA, "vp9", "no_such_decoder")
     line = timeline(path := made(tmp_path, "vp9"))
     (flaw,) = line.flaws
     assert "transparency that this PyAV does not decode" in flaw and not line.has_alpha
@@ -402,7 +402,7 @@ def test_the_alpha_layer_of_hevc(premultiplied: bool, tmp_path: Path) -> None:
     content[content.index(ALPHA_USE) + len(ALPHA_USE)] |= premultiplied << 4
     (path := tmp_path / "a.mp4").write_bytes(content)
     with av.open(str(path)) as container:
-        assert video_packets.is_premultiplied(container.streams.video[0]) == premultiplied
+        assert frame_pictures.is_premultiplied(container.streams.video[0]) == premultiplied
     line = timeline(path)
     left, right = levels(next(frames(path, line.shown)))[16, [4, 28]].tolist()
     assert left == pytest.approx([255, 0, 0], abs=6)

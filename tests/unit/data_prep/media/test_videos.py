@@ -5,13 +5,15 @@ import sys
 from fractions import Fraction
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
 from data_prep.cli.parser import main
 from data_prep.media.clips import Entry
-from data_prep.media.videos import ENDINGS, VideoDecoder, frames, timeline
+from data_prep.media.videos import VideoDecoder, frames, timeline
 from data_prep.refusals import PrepError, Reason, RefusedError
+from dit.codecs.frame_pictures import ENDINGS
 from tests.media_files import CODECS, level, number_of, numbered_video, video
 
 
@@ -82,6 +84,20 @@ def test_variable_rates(tmp_path: Path) -> None:
     line = timeline(video(tmp_path / "a.mp4", 8, times=times))
     assert [float(at * line.tick) for at in line.shown] == pytest.approx(times)
     assert line.is_uneven
+
+
+@pytest.mark.parametrize("fps", [Fraction(24000, 1001), Fraction(120), Fraction(16)])
+@pytest.mark.parametrize("count", [1, 17])
+def test_a_rate_is_that_of_the_file_where_its_times_are_rounded(fps, count, tmp_path: Path) -> None:
+    path = tmp_path / "a.mkv"  # in milliseconds
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=fps, width=32, height=32)
+        for number in range(count):
+            frame = av.VideoFrame(32, 32, "yuv420p")
+            frame.pts, frame.time_base = number, 1 / fps
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    assert timeline(path).fps == pytest.approx(float(fps), rel=1e-9)
 
 
 def test_what_is_no_video(tmp_path: Path) -> None:

@@ -1,0 +1,206 @@
+"""Frames of a video that PyAV opened -> upright pictures: alike in data_prep and generation.
+
+1. `first_film`, `stored_packets`, `decode_packets`  open file -> decoded frames
+2. `picture_of`, `turn_of`  frame -> its picture, with square pixels, and what makes it upright
+3. `upright_pictures`       both, for a whole file
+"""
+
+# H rows, W columns
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from PIL import Image
+
+from dit.codecs.rgb import to_rgb
+
+ENDINGS = frozenset((
+    ".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts",
+    ".3gp", ".flv", ".ogv", ".wmv",
+))  # fmt: skip
+"""Of files of videos, in lower case."""
+LARGEST = 2 * (
+    Image.MAX_IMAGE_PIXELS or 2**27
+)  # pixels; Pillow refuses larger pictures as decompression bombs
+# Without these, damage is concealed, and a few bytes can ask for all memory.
+LIMITS = {"err_detect": "explode", "max_pixels": str(LARGEST)}
+_WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # FFmpeg's own decoders leave it out
+_HEVC_ALPHA = b"\x4e\x01\xa5"  # a message (SEI) of kind 165, alpha channel information
+_TURNS = {  # x and y change places; then left and right do; then top and bottom do
+    (False, False, False): None,
+    (False, True, False): Image.Transpose.FLIP_LEFT_RIGHT,
+    (False, False, True): Image.Transpose.FLIP_TOP_BOTTOM,
+    (False, True, True): Image.Transpose.ROTATE_180,
+    (True, False, False): Image.Transpose.TRANSPOSE,
+    (True, True, False): Image.Transpose.ROTATE_270,
+    (True, False, True): Image.Transpose.ROTATE_90,
+    (True, True, True): Image.Transpose.TRANSVERSE,
+}
+_SIDEWAYS = frozenset(turn for (transposed, *_), turn in _TURNS.items() if transposed)
+_CROOKED = 0.02  # part of the largest element that an element of a quarter turn may have; 1 degree
+
+
+def first_film(container: Any) -> Any:
+    """The first video stream that is no cover picture; None where there is none."""
+    from av.stream import Disposition
+
+    for stream in container.streams.video:
+        if not stream.disposition & Disposition.attached_pic:
+            return stream
+    return None
+
+
+def stored_packets(container: Any, film: Any) -> Iterator[Any]:
+    """Packets with content, then an empty one, which flushes the decoder."""
+    for packet in container.demux(film):
+        if packet.size or packet.dts is None:  # an empty one in between would flush too early
+            yield packet
+
+
+def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
+    """Decoded frames in the order in which they are shown.
+
+    The transparency of a WebM video is a stream of its own: `opaque` of a frame, which FFmpeg
+    leaves to its user, is then a frame that has it.
+
+    Raises:
+        ValueError: a frame is damaged.
+    """
+    decoder = _alpha_decoder(video)
+    for packet in packets:
+        clear = {} if decoder is None else {frame.pts: frame for frame in decoder.decode(packet)}
+        for frame in packet.decode():
+            if frame.is_corrupt or (decoder is not None and frame.pts not in clear):
+                raise ValueError(f"the frame at {frame.time} s is damaged")
+            if decoder is not None:
+                frame.opaque = clear[frame.pts]
+            yield frame
+
+
+def tells_alpha(video: Any) -> bool:
+    """Whether the file says that it has transparency, which its decoder may leave out."""
+    tags = {name.lower(): value for name, value in video.metadata.items()}
+    return tags.get("alpha_mode") == "1" or bool(_hevc_alpha(video))
+
+
+def is_premultiplied(video: Any) -> bool:
+    """Whether the file says that its colours are multiplied by its alpha channel."""
+    message = _hevc_alpha(video)
+    return bool(message) and message[1] >> 4 & 7 == 1  # alpha_channel_use_idc
+
+
+def _hevc_alpha(video: Any) -> bytes:
+    """Alpha channel information (ITU-T H.265, annex F) with its length; empty without any."""
+    header = video.codec_context.extradata or b""
+    is_there = video.codec_context.name == "hevc" and _HEVC_ALPHA in header
+    return header.partition(_HEVC_ALPHA)[2] if is_there else b""
+
+
+def _alpha_decoder(video: Any) -> Any:
+    """The decoder of transparency in WebM; None for other videos, or where this FFmpeg has none."""
+    import av.codec.codec
+
+    name = _WITH_ALPHA.get(video.codec_context.name)
+    if name is None or not tells_alpha(video):
+        return None
+    try:
+        decoder = av.CodecContext.create(name, "r")
+    except av.codec.codec.UnknownCodecError:
+        return None
+    decoder.options = LIMITS
+    return decoder
+
+
+def picture_of(frame: Any, video: Any) -> Image.Image:
+    """The frame of the stream `video`, not turned: RGB, or RGBA where it has transparency.
+
+    Raises:
+        ValueError: it is suspiciously large.
+    """
+    picture = frame.to_image()
+    if has_alpha(frame, video):
+        picture = _with_alpha(picture, frame, video)
+    size = _square(frame, video)
+    return picture if size == picture.size else picture.resize(size, Image.Resampling.LANCZOS)
+
+
+def upright_size(frame: Any, video: Any) -> tuple[int, int]:
+    """Width and height of its picture.
+
+    Raises:
+        ValueError: it is suspiciously large.
+    """
+    width, height = _square(frame, video)
+    is_sideways = turn_of(frame) in _SIDEWAYS
+    return (height, width) if is_sideways else (width, height)
+
+
+def turn_of(frame: Any) -> Image.Transpose | None:
+    """What makes it upright, by its display matrix (ISO/IEC 14496-12, 6.2.2); None for nothing.
+
+    A pixel in column p and row q is shown in column a p + c q and row b p + d q. The nearest of the
+    eight ways to turn and mirror a picture is taken.
+    """
+    a, b, c, d = _matrix(frame)
+    if abs(b) + abs(c) > abs(a) + abs(d):
+        return _TURNS[True, c < 0, b < 0]
+    return _TURNS[False, a < 0, d < 0]
+
+
+def is_crooked(frame: Any) -> bool:
+    """Whether it is turned by an angle that is no quarter turn."""
+    a, b, c, d = map(abs, _matrix(frame))
+    return min(max(a, d), max(b, c)) > _CROOKED * max(a, b, c, d)
+
+
+def _matrix(frame: Any) -> tuple[int, int, int, int]:
+    """The elements a, b, c and d of its display matrix."""
+    content = frame.side_data.get("DISPLAYMATRIX")
+    if content is None:
+        return 1, 0, 0, 1
+    a, b, _, c, d, *_ = struct.unpack("=9i", bytes(content))
+    return a, b, c, d
+
+
+def has_alpha(frame: Any, video: Any) -> bool:
+    """Whether its format has transparency; all of it may be opaque even so."""
+    # `opaque` is what `decode_packets` attaches. Palettes of most codecs have no transparency.
+    layout = (frame.opaque or frame).format
+    is_of_png = layout.has_palette and video.codec_context.name == "png"
+    return is_of_png or any(part.is_alpha for part in layout.components)
+
+
+def _with_alpha(picture: Image.Image, frame: Any, video: Any) -> Image.Image:
+    alpha_HW = (frame.opaque or frame).to_ndarray(format="rgba")[..., 3].copy()
+    # The fourth byte of uncompressed pixels is often unused, and then 0.
+    if video.codec_context.name == "rawvideo" and not alpha_HW.any():
+        return picture
+    bands = (*picture.split(), Image.fromarray(alpha_HW))
+    return Image.merge("RGBa" if is_premultiplied(video) else "RGBA", bands).convert("RGBA")
+
+
+def _square(frame: Any, video: Any) -> tuple[int, int]:
+    """Size of a frame with square pixels, before it is turned upright."""
+    aspect: Fraction | None = video.sample_aspect_ratio
+    size = max(1, round(frame.width * (aspect or 1))), frame.height
+    if size[0] * size[1] > LARGEST:
+        raise ValueError(f"{size[0]} x {size[1]} pixels: suspiciously large")
+    return size
+
+
+def upright_pictures(container: Any, video: Any) -> Iterator[Image.Image]:
+    """All frames of the stream `video`, RGB, on white where they are transparent.
+
+    Raises:
+        ValueError: a frame is damaged or suspiciously large.
+    """
+    turn = None
+    for number, frame in enumerate(decode_packets(stored_packets(container, video), video)):
+        if number == 0:  # a stream may tell it with its first frame alone
+            turn = turn_of(frame)
+        picture = to_rgb(picture_of(frame, video))
+        yield picture if turn is None else picture.transpose(turn)

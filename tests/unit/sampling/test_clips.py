@@ -1,0 +1,55 @@
+"""Videos that are given in generation are those that packing reads of the same files."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.media.videos import frames, timeline
+from dit.sampling.conditions.clips import first_of_clip, is_video, read_clip
+from tests.media_files import turned_by, video, video_of
+
+
+def _turned(folder: Path) -> Path:
+    pictures = np.random.default_rng(0).integers(0, 256, (3, 16, 24, 3), dtype=np.uint8)
+    return turned_by(video_of(folder / "0.mov", pictures), folder / "a.mov", (0, 1, -1, 0))
+
+
+def _transparent(folder: Path) -> Path:
+    pictures = np.random.default_rng(0).integers(0, 256, (3, 16, 24, 4), dtype=np.uint8)
+    return video_of(folder / "a.mov", pictures, pix_fmt="rgba")
+
+
+FILES = {
+    "turned": (_turned, (16, 24)),
+    "transparent": (_transparent, (24, 16)),
+    "wide_pixels": (lambda f: video(f / "a.mp4", 3, aspect=Fraction(4, 3)), (85, 48)),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_given_clip_shows_what_packing_reads(kind: str, tmp_path: Path) -> None:
+    make, (width, height) = FILES[kind]
+    path = make(tmp_path)
+    packed = [np.asarray(picture) for picture in frames(path, timeline(path).shown)]
+    assert first_of_clip(str(path), option="--video").size == (width, height)
+    clip = read_clip(str(path), (9, height, width), option="--video")
+    found = ((clip + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
+    assert (found == np.stack(packed)).all() and len(found) == 3
+
+
+def test_a_file_with_sound_alone_is_named(tmp_path: Path) -> None:
+    import av
+
+    with av.open(str(tmp_path / "a.mp4"), "w") as container:
+        sound = container.add_stream("aac", rate=48000)
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+        silence.rate = 48000
+        container.mux(sound.encode(silence))
+        container.mux(sound.encode())
+    with pytest.raises(
+        ValueError, match=r"--video .*a\.mp4 cannot be read as a video \(it holds no"
+    ):
+        first_of_clip(str(tmp_path / "a.mp4"), option="--video")
+    assert is_video("A.MTS") and not is_video("a.png")
