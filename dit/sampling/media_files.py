@@ -28,6 +28,7 @@ RATES = (0.01, 1000)
 """Smallest and largest frame rate of a video file."""
 _OURS = re.compile(r"\d{5,}\.(png|mp4|safetensors)")
 _SHOWN = 3
+_BT709, _LIMITED = 1, 1  # ITU-T H.273, tables 2 to 4; FFmpeg's number of levels from 16 to 235
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,8 +241,14 @@ def _write_mp4(path: Path, video_FHW3: np.ndarray, *, fps: float) -> None:
         stream = container.add_stream("libx264", rate=rate)
         stream.height, stream.width = even_FHW3.shape[1:3]
         stream.pix_fmt = "yuv420p"
+        # Of a file that does not say so, players guess by its size: BT.601 or BT.709.
+        codec = stream.codec_context
+        codec.colorspace = codec.color_primaries = codec.color_trc = _BT709
+        codec.color_range = _LIMITED
+        yuv = {"format": "yuv420p", "dst_colorspace": _BT709, "dst_color_range": _LIMITED}
         for picture_HW3 in even_FHW3:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture_HW3, format="rgb24")))
+            frame = av.VideoFrame.from_ndarray(picture_HW3, format="rgb24")
+            container.mux(stream.encode(frame.reformat(**yuv)))
         container.mux(stream.encode())
 
 

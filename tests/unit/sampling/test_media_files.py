@@ -52,6 +52,20 @@ def test_a_video_reads_back(tmp_path, height, width, fps):
     assert np.abs(read.astype(int) - even).mean() < 6
 
 
+def test_a_video_says_what_its_colours_are(tmp_path):
+    """Players guess where a file does not: BT.601 for small videos, BT.709 for large ones."""
+    red, green, blue = 200, 40, 30
+    video = np.broadcast_to(np.uint8([red, green, blue]), (2, 64, 64, 3))
+    write_media([_picture(video, "red")], tmp_path)
+    with av.open(str(tmp_path / "00000.mp4")) as container:
+        frame, codec = next(container.decode(video=0)), container.streams.video[0].codec_context
+    luma = 16 + 219 * (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255  # ITU-R BT.709, 3
+    assert frame.to_ndarray()[8, 8] == pytest.approx(luma, abs=1)
+    assert (frame.colorspace, codec.color_primaries, codec.color_trc) == (1, 1, 1)
+    assert frame.color_range == 1
+    assert frame.to_ndarray(format="rgb24")[8, 8] == pytest.approx([red, green, blue], abs=3)
+
+
 def test_a_folder_with_a_colon_is_no_protocol_of_ffmpeg(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = Path("wan:lora/out")
