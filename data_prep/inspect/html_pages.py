@@ -34,6 +34,7 @@ PAGE_BYTES = 36_000_000
 # Pixels -> bytes of a photograph of foliage; drawings take a third.
 _SIDES = {128: 3_400, 96: 2_100, 64: 1_200, 48: 750, 32: 480, 24: 340}
 _LOSSLESS = 64 * 64  # pixels of a picture that is shown as it is
+_LONGEST = 2**24 - 1  # milliseconds that a frame of WebP is shown
 _FRAMES, _FPS = 16, 16.0  # frames of a clip at most, and the rate of one that does not say it
 
 
@@ -133,7 +134,7 @@ def thumbnail(frames_FHW3: np.ndarray, *, side: int, seconds: float) -> Thumbnai
     picture = _webp(frames_FHW3[:1], side, lossless=small)
     if frames == 1:
         return Thumbnail(picture=picture)
-    each = round(1000 * seconds / frames)
+    each = min(round(1000 * seconds / frames), _LONGEST)
     return Thumbnail(picture=picture, clip=_webp(frames_FHW3, side, duration=each))
 
 

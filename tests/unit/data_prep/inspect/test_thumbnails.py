@@ -158,6 +158,12 @@ def test_a_page_takes_pictures_before_clips_and_says_no_more() -> None:
     assert (room.shown, room.pictures, room.clips) == (2, 50, 50)
 
 
+def test_a_clip_with_a_gap_of_days_has_a_thumbnail() -> None:
+    frames_FHW3 = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
+    with Image.open(io.BytesIO(thumbnail(frames_FHW3, side=96, seconds=1e6).clip)) as clip:
+        assert getattr(clip, "n_frames") == 2  # noqa: B009
+
+
 def test_long_clips_show_frames_of_all_their_length() -> None:
     shown = html_pages.frames_shown(81)
     assert len(shown) == 16 and shown[0] == 0 and shown[-1] == 80
