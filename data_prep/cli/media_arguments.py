@@ -152,7 +152,7 @@ class FrameOptions:
     mode: Annotated[str, sample_kind] = option("video", choices=("video", "frames"))
     """video (or preprocess, FastVideo's word): a clip is a sample; frames: --num_frames evenly
     spaced frames of it are samples. (default: %(default)s)"""
-    num_frames: Whole | None = option(None, metavar="N")
+    num_frames: Positive | None = option(None, metavar="N")
     """With --mode frames: frames of each clip (default: 10). Else the same as --target_frames."""
     target_frames: Whole | None = option(None, metavar="N")
     """Frames in a sample, at most; the processor's rule (4n+1, 8n+1) must allow it. (default: the

@@ -280,12 +280,30 @@ def unused_options(
     has_rows = args.command == "convert" or args.hf_dataset or args.dataset_type == "hf"
     if not has_rows:
         reasons.append((_ROWS, "there is no --hf_dataset"))
+    if args.command in ("image", "video"):
+        reasons += _unused_of_media(args)
     return [
         f"{_option(parser, name)} is not used: {why}"
         for names, why in reasons
         for name in sorted(names)
         if getattr(args, name, None) != parser.get_default(name)
     ]
+
+
+def _unused_of_media(args: Namespace) -> Iterator[tuple[set[str], str]]:
+    """Options of frames and sizes that others leave without effect, and why."""
+    counts = {"target_frames", "drop_short"}
+    if args.mode == "frames":
+        names = {"frame_buckets", "train_fps", "window"} | counts
+        yield names, "--mode frames takes single frames, --num_frames of each video"
+    elif args.frame_buckets:
+        yield counts, "--frame_buckets says how many frames a clip has, and refuses shorter ones"
+    elif args.target_frames is None and args.num_frames is None:
+        yield {"drop_short"}, "there is no --target_frames"
+    if args.height is not None:
+        budgets = {"max_pixels", "resolution_preset"}
+        of_controls = budgets if args.reference_size == ReferenceFit.OWN else set[str]()
+        yield {"bucketing"} | budgets - of_controls, "--height and --width say the size"
 
 
 def _option(parser: ArgumentParser, name: str) -> str:

@@ -52,9 +52,8 @@ class FrameRule:
     """If not 0: that many single frames, evenly spaced, each a sample of its own."""
 
     def __post_init__(self) -> None:
-        for option, value in (("--target_frames", self.count), ("--num_frames", self.stills)):
-            if value is not None and value < (option == "--target_frames"):
-                raise PrepError(f"{option} {value} must be at least 1 frame")
+        if self.count is not None and self.count < 1:
+            raise PrepError(f"--target_frames {self.count} must be at least 1 frame")
         for count in (self.count, *self.buckets):
             if count is not None and (count - 1) % self.stride:
                 low = count - (count - 1) % self.stride

@@ -115,15 +115,22 @@ def model_config_of(part: PipelineComponent) -> Any:
     """The configuration alone, without the weights.
 
     Raises:
-        CodecError: there is none.
+        CodecError: there is none, or it is that of another class of Diffusers.
     """
     kind = _class_of(part)
     try:
-        if part.library == "diffusers":
-            return kind.load_config(part.place, **part.where)
-        return kind.config_class.from_pretrained(part.place, **part.where)
+        if part.library != "diffusers":
+            return kind.config_class.from_pretrained(part.place, **part.where)
+        config: Any = kind.load_config(part.place, **part.where)
     except (OSError, ValueError) as error:
         raise _unusable(part, error) from None
+    # Diffusers loads another class without an error, and leaves what is missing at random values.
+    if (found := config.get("_class_name", part.kind)) != part.kind:
+        raise CodecError(
+            f"--model_name {part.model}: {part.subfolder}/ is {found}, and {part.kind} is needed;"
+            " give the processor of this model, or a model of this processor"
+        )
+    return config
 
 
 def _index_of(part: PipelineComponent) -> dict[str, Any]:

@@ -359,6 +359,15 @@ def test_what_is_no_pipeline(tmp_path: Path, capsys) -> None:
     assert "vae/ cannot be loaded as AutoencoderKL" in said and "layout of Diffusers" in said
 
 
+@pytest.mark.parametrize(("name", "model"), [("flux", "wan"), ("ltx", "wan"), ("wan", "hunyuan")])
+def test_a_model_of_another_class_is_named(folders, name: str, model: str) -> None:
+    """Diffusers would leave the weights that it misses at random values."""
+    with pytest.raises(
+        CodecError, match=r"vae/ is AutoencoderKL\w+, and AutoencoderKL\w* is needed"
+    ):
+        codec(name, folders[model])
+
+
 def test_a_model_that_is_neither_here_nor_on_the_hub() -> None:
     part = PipelineComponent(
         library="diffusers", kind="AutoencoderKL", model="models/wann", subfolder="vae",

@@ -11,7 +11,7 @@ from dit.codecs.text import ByteTable, TextEncoder, text_encoder_of_card
 from dit.codecs.text.families import WanText
 from dit.codecs.vae import Pixel
 from dit.sampling.open_checkpoint import decoder_of_card
-from tests.media_files import image
+from tests.media_files import image, video
 
 
 def packed(tmp_path: Path, *options: str) -> Path:
@@ -39,6 +39,28 @@ def packed(tmp_path: Path, *options: str) -> Path:
 def test_an_option_that_nothing_reads_is_named(tmp_path: Path, capsys, options, said) -> None:
     packed(tmp_path, *options, "--plan")
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--mode frames --train_fps 5", "--train_fps is not used: --mode frames takes single"),
+        ("--mode frames --window all", "--window is not used: --mode frames takes single"),
+        ("--frame_buckets 5 --target_frames 9", "--target_frames is not used: --frame_buckets"),
+        ("--drop_short", "--drop_short is not used: there is no --target_frames"),
+        ("--height 8 --width 8 --max_pixels 64", "--max_pixels is not used: --height and"),
+        ("--height 8 --width 8 --max_pixels 64 --reference_size own", ""),
+        ("--num_frames 5 --drop_short --train_fps 5 --window all", ""),
+    ],
+)
+def test_an_option_that_another_leaves_without_effect_is_named(
+    tmp_path: Path, capsys, options: str, said: str
+) -> None:
+    video(tmp_path / "in/a.mp4")
+    words = ("--video_dir", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out"))
+    assert main(["video", *words, "--pixel_block", "4", "--plan=quick", *options.split()]) == 0
+    found = capsys.readouterr().out
+    assert said in found and found.count("is not used") == bool(said)
 
 
 def test_a_model_without_its_processor_is_an_error(tmp_path: Path, capsys) -> None:
