@@ -281,10 +281,12 @@ def unused_options(
         reasons.append((_ROWS, "there is no --hf_dataset"))
     if args.command in ("image", "video"):
         reasons += _unused_of_media(args)
+    why_of = dict[str, str]()
+    for names, why in reasons:
+        why_of |= {name: why for name in sorted(names - why_of.keys())}
     return [
         f"{_option(parser, name)} is not used: {why}"
-        for names, why in reasons
-        for name in sorted(names)
+        for name, why in why_of.items()
         if getattr(args, name, None) != parser.get_default(name)
     ]
 
