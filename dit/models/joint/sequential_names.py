@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,15 @@ class SequentialNames:
 def weight_row(ours: str, theirs: str, width: str = "D") -> Row:
     """A weight of a norm."""
     return Row(f"{ours}.weight", (f"{theirs}.weight",), TensorSplit.REPLICATED, (width,))
+
+
+def refined_layers(stacks: Iterable[str]) -> Callable[[Any], dict[str, int]]:
+    """`NameTable.layers` of these stacks: refiners, and the layers over both rows."""
+
+    def layers(model: Any) -> dict[str, int]:
+        return {stack: model.num_refiner_layers for stack in stacks} | {"blocks": model.num_layers}
+
+    return layers
 
 
 def sequential_rows(

@@ -24,6 +24,7 @@ from dit.models.joint.lumina_names import (
     lumina_rules,
     lumina_sizes,
 )
+from dit.models.joint.sequential_names import refined_layers
 from dit.models.lumina2.family import AXES_LENS, EPS
 from dit.models.stacks.stacked_transformer import ALL_NOISE
 
@@ -31,11 +32,7 @@ CLASS = "Lumina2Transformer2DModel"
 _TABLE = NameTable(
     rows=lumina_rows(LUMINA_STACKS),
     sizes=lumina_sizes,
-    layers=lambda model: {
-        "noise_refiner": model.num_refiner_layers,
-        "context_refiner": model.num_refiner_layers,
-        "blocks": model.num_layers,
-    },
+    layers=refined_layers(LUMINA_STACKS),
 )
 
 
@@ -76,12 +73,7 @@ KEYS = ConfigKeys(
 )
 
 
-def _run_network(
-    network: nn.Module,
-    sample: LatentSample,
-    level: float,
-    config: RunConfig,  # noqa: ARG001
-) -> Tensor:
+def _run_network(network: nn.Module, sample: LatentSample, level: float, _: RunConfig) -> Tensor:
     """What Diffusers' network makes of one sample, as its pipeline turns it round."""
     text_1LE = sample.text_LE[None]
     (made,) = network(

@@ -27,6 +27,7 @@ from dit.models.joint.lumina_names import (
     lumina_sizes,
     patch_rows,
 )
+from dit.models.joint.sequential_names import refined_layers
 from dit.models.omnigen2.family import EPS, LEVELS, MOST_REFERENCES, OmniGen2Config
 from dit.models.stacks.stacked_transformer import ALL_NOISE
 
@@ -36,11 +37,6 @@ _STACKS = {**LUMINA_STACKS, "reference_refiner": "ref_image_refiner"}
 
 def _sizes(model: OmniGen2Config) -> dict[str, int]:
     return lumina_sizes(model) | {"N": MOST_REFERENCES}
-
-
-def _layers(model: OmniGen2Config) -> dict[str, int]:
-    counts = dict.fromkeys(_STACKS, model.num_refiner_layers)
-    return counts | {"blocks": model.num_layers}
 
 
 _TABLE = NameTable(
@@ -55,7 +51,7 @@ _TABLE = NameTable(
         ),
     ),
     sizes=_sizes,
-    layers=_layers,
+    layers=refined_layers(_STACKS),
 )
 
 
@@ -82,12 +78,7 @@ KEYS = ConfigKeys(
 )
 
 
-def _run_network(
-    network: nn.Module,
-    sample: LatentSample,
-    level: float,
-    config: RunConfig,  # noqa: ARG001
-) -> Tensor:
+def _run_network(network: nn.Module, sample: LatentSample, level: float, _: RunConfig) -> Tensor:
     """What the public code's network makes of one sample, as its pipeline turns it round."""
     from diffusers.models.embeddings import get_1d_rotary_pos_embed
 

@@ -200,12 +200,7 @@ KEYS = ConfigKeys(
 )
 
 
-def _run_network(
-    network: nn.Module,
-    sample: LatentSample,
-    level: float,
-    config: RunConfig,  # noqa: ARG001
-) -> Tensor:
+def _run_network(network: nn.Module, sample: LatentSample, level: float, _: RunConfig) -> Tensor:
     """What Diffusers' network makes of one sample."""
     (made,) = network(
         hidden_states=sample.latent_CFHW[None, :, 0],

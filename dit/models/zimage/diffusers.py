@@ -21,7 +21,12 @@ from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import Features
 from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
 from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
-from dit.models.joint.sequential_names import SequentialNames, sequential_rows, weight_row
+from dit.models.joint.sequential_names import (
+    SequentialNames,
+    refined_layers,
+    sequential_rows,
+    weight_row,
+)
 from dit.models.joint.tensor_names import BY_HEAD
 from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS
 from dit.models.stacks.stacked_transformer import ALL_NOISE
@@ -75,11 +80,7 @@ _TABLE = NameTable(
         *linear_rows("proj_out", f"{_HEAD}.linear", "C", "D", arrangement=Features(_PIECES)),
     ),
     sizes=lambda model: _sizes(model),
-    layers=lambda model: {
-        "noise_refiner": model.num_refiner_layers,
-        "context_refiner": model.num_refiner_layers,
-        "blocks": model.num_layers,
-    },
+    layers=refined_layers(_STACKS),
 )
 
 
@@ -184,12 +185,7 @@ def _inexpressible(config: RunConfig) -> list[str]:
     return found
 
 
-def _run_network(
-    network: nn.Module,
-    sample: LatentSample,
-    level: float,
-    config: RunConfig,  # noqa: ARG001
-) -> Tensor:
+def _run_network(network: nn.Module, sample: LatentSample, level: float, _: RunConfig) -> Tensor:
     """What Diffusers' network makes of one sample, as its pipeline turns it round."""
     told = torch.tensor([1 - level / ALL_NOISE])
     (made,) = network([sample.latent_CFHW], told, [sample.text_LE], return_dict=False)

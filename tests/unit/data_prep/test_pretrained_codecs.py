@@ -336,11 +336,12 @@ def test_keys_that_tune_published_networks_fit_their_configurations(repo_root: P
         config, *keys = codec.tuning
         if keys == ["model.name=custom"]:  # the sizes, and whose they are, are the folder's
             keys = []
-        assert load_config(dit_xl(), config_file=repo_root / config, overrides=keys)
+        usual = load_config(dit_xl(), config_file=repo_root / config, overrides=keys)
         if codec.edits_pictures:
             keys += codec.tuning_of_edits
-            config = load_config(dit_xl(), config_file=repo_root / config, overrides=keys)
-            assert config.model.reference_latents  # type: ignore[attr-defined]
+            edits = load_config(dit_xl(), config_file=repo_root / config, overrides=keys)
+            assert edits.model.family == usual.model.family, codec.name
+            assert edits.model.reference_latents  # type: ignore[attr-defined]
 
 
 def test_what_is_no_pipeline(tmp_path: Path, capsys) -> None:
