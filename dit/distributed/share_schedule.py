@@ -112,8 +112,8 @@ def _reduce_all(group: Any, reduce: Callable[..., None], *unused: Any) -> None:
     would send sums of different lengths.
     """
     for one in _trained(group) if group.reduce_grads else ():
-        weight = getattr(one, "_unsharded_param", None)
-        if weight is not None and weight.grad is one.unsharded_accumulated_grad is None:
+        weight, kept = getattr(one, "_unsharded_param", None), one.unsharded_accumulated_grad
+        if weight is not None and weight.grad is None and kept is None:
             weight.grad = torch.zeros_like(weight)
     reduce(*unused)
 
