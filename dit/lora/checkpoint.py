@@ -193,8 +193,8 @@ def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> 
         raise Problems(
             [
                 f"the run goes on with the adapters of {start}: lora.{'; lora.'.join(wrong)}. Set"
-                " them so, or train new ones beside these (`python -m dit.convert export --merged`,"
-                " then checkpoint.load_hf)"
+                " rank and alpha as there and name no file, or train new ones beside these (`python"
+                " -m dit.convert export --merged`, then checkpoint.load_hf)"
             ]
         )
     if chosen_adapters(config.model, lora).keys() != adapters.keys():
