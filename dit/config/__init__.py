@@ -11,7 +11,6 @@
     training   steps, AdamW, learning rate, EMA, data parallelism, seed
     validation sets of held-out samples, and the samples that are drawn during a run
     choices    the words that keys of the network and of the objective may be
-    dependencies  keys that have an effect beside certain settings alone
     resume     what another value of a key does to a run that continues from its checkpoint
     checks     Problems, and rules that several groups use
 

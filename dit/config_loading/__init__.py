@@ -10,6 +10,7 @@ is one `ConfigError`, raised before any work starts. Nothing here imports torch.
     schema     keys, types and sentences of the dataclasses; those of `model` are a family's
     foreign    keys of other tools: what each is read as, or why it is not used
     validate   types, contradictions, what a network refuses of its run
+    dependencies  keys that have an effect beside certain settings alone, as Muon's beside Muon
     describe   what `--print-config` prints; imported where it is asked for
     reference_page  `docs/configuration.md`; likewise
 """

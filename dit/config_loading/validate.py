@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dit.config import Problems, RunConfig
 from dit.config.checks import Rule, check
-from dit.config.dependencies import missing
+from dit.config_loading.dependencies import missing
 from dit.config_loading.schema import (
     Schema,
     expected,
@@ -84,11 +84,12 @@ def unused(config: RunConfig, merged: Merged, base: dict[str, Any]) -> list[str]
     """A line for all keys that a person changed and that need the same other setting in vain."""
     found: dict[str, list[str]] = {}
     for key, origin in merged.origins.items():
-        place = tuple(key.split(".")[:2])
-        value, lacks = _at(merged.tree, place), missing(dotted(place), config)
-        of_size = origin.startswith("model.name=")  # no person set it
-        if lacks and value != _at(base, place) and not of_size:
-            found.setdefault(" and ".join(lacks), []).append(f"{key}={shown(value)} ({origin})")
+        group, name = key.split(".")[:2]
+        changed = name in base[group] and merged.tree[group][name] != base[group][name]
+        lacks = missing(f"{group}.{name}", config) if changed else []
+        if lacks and not origin.startswith("model.name="):  # which no person set
+            # Without the value, which may be of the environment.
+            found.setdefault(" and ".join(lacks), []).append(f"{key} ({origin})")
     return [f"{', '.join(keys)}: not used without {lacks}" for lacks, keys in found.items()]
 
 

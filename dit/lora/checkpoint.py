@@ -176,6 +176,31 @@ def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
     return shapes
 
 
+def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> None:
+    """Refuses other adapters than those of a checkpoint whose weights a new run takes.
+
+    Raises:
+        Problems: `lora.rank` or `lora.alpha` is of none of them, or there is `lora.init_from`.
+    """
+    lora, wrong = config.lora, list[str]()
+    for key, told in (("rank", lora.rank), ("alpha", lora.alpha)):
+        here = sorted({getattr(shape, key) for shape in adapters.values()})
+        if told is not None and told not in here:
+            wrong.append(f"{key}={told:g}, and there {', '.join(f'{value:g}' for value in here)}")
+    if lora.init_from is not None:
+        wrong.append(f"init_from={lora.init_from}, and there other ones")
+    if wrong:
+        raise Problems(
+            [
+                f"the run goes on with the adapters of {start}: lora.{'; lora.'.join(wrong)}. Set"
+                " rank and alpha as there and name no file, or train new ones beside these (`python"
+                " -m dit.convert export --merged`, then checkpoint.load_hf)"
+            ]
+        )
+    if chosen_adapters(config.model, lora).keys() != adapters.keys():
+        say(f"the run goes on with the adapters of {start}, and lora.targets is not used")
+
+
 def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
     """The frozen weights of a run that begins."""
     if start is not None:

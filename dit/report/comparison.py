@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dit.config.dependencies import NEEDS, has
+from dit.config_loading.dependencies import NEEDS, has
 from dit.report.reading import RunRecord, default_settings
 
 _OBJECTIVE = "objective."

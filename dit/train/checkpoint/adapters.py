@@ -25,6 +25,7 @@ from dit.lora.checkpoint import (
     Say,
     adapter_run,
     adapters_of,
+    check_told,
     checked_base,
     factors_of_file,
     found_base,
@@ -130,13 +131,21 @@ def adapters_at_start(
     Raises:
         ValueError: as `adapter_run`, `frozen_adapter`, `opened_folder` and `checked_base`.
     """
-    run = from_first_rank(lambda: adapter_run(config, start, say))
+    run = from_first_rank(lambda: _adapter_run(config, start, say))
     file, frozen = from_first_rank(lambda: frozen_adapter(config, goes_on_from(config), say))
     run = replace(run, frozen=file)
     folder = opened_folder(run.base, config, read_folder)
     if folder is not None:
         run = replace(run, base=checked_base(run.base, folder.origin().digest))
     return AdapterStart(run=run, folder=folder, begins=not has_adapters(start), frozen=frozen)
+
+
+def _adapter_run(config: RunConfig, start: Path | None, say: Say) -> AdapterRun:
+    """Raises as `adapter_run` and `check_told`."""
+    run = adapter_run(config, start, say)
+    if start is not None and has_adapters(start) and goes_on_from(config) is None:
+        check_told(run.adapters, start, config, say)
+    return run
 
 
 def check_adapters(
@@ -148,7 +157,7 @@ def check_adapters(
         ValueError: as these.
     """
     said: list[str] = []
-    run = adapter_run(config, start, said.append)
+    run = _adapter_run(config, start, said.append)
     adapters_by_linear(config.model, run.adapters)
     frozen_adapter(config, goes_on_from(config), said.append)
     if opened_folder(run.base, config, read_folder) is None:

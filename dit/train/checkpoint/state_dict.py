@@ -368,7 +368,8 @@ def check_same_model(path: Path, config: RunConfig) -> None:
         raise CheckpointError(
             f"{path} was trained with other settings:{different}\nUse its settings. Or start a new"
             " run, with another checkpoint.save: from the beginning, or from these weights"
-            f" (checkpoint.finetune=true checkpoint.load={path}), where only the model must agree"
+            f" (checkpoint.finetune=true checkpoint.load={path}), where only model and adapters"
+            " must agree"
         )
 
 

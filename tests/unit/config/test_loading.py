@@ -115,7 +115,7 @@ def test_interpolation(yaml_file, monkeypatch: pytest.MonkeyPatch, caplog) -> No
     file = yaml_file(
         """
         checkpoint: {save: "${dataset.path}/run", load: "${oc.env:NOT_SET,null}"}
-        logger: {wandb_exp_name: "${oc.env:RUN_NAME}-${rng.seed}"}
+        logger: {wandb_project: p, wandb_exp_name: "${oc.env:RUN_NAME}-${rng.seed}"}
         optimizer: {min_lr: "${optimizer.lr}"}
         """
     )

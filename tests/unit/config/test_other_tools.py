@@ -56,6 +56,8 @@ def test_every_key_is_read_or_named_with_the_reason(name: str, tmp_path: Path, c
         group, _, field = key.partition(".")
         assert shown(getattr(getattr(config, group), field)) == value, key
     said = [record.getMessage() for record in caplog.records]
+    # Beside how each is read: what it is read as has no effect with the others.
+    said = [line for line in said if "not used without" not in line]
     values = tomllib.loads(text) if name.endswith("toml") else yaml.safe_load(text)
     keys = {*leaves(values), *({"fsdp"} & {*values})}  # a group that has a meaning itself
     for key in keys - OURS:

@@ -12,6 +12,7 @@ from dit.config import Problems, RunConfig, TextPadding
 from dit.config_loading import ConfigError, load_config, read_config, save_config
 from dit.convert.cli import _tokens
 from dit.data import DataError, check_data, data_lines
+from dit.data.preflight import _padding_faults
 from dit.models.registry import VARIABLE
 from tests.packs import run_config, tiny_model
 from tests.toy_family import PLACE, ToyConfig
@@ -53,6 +54,11 @@ def test_kept_padding_is_refused_by_a_network_that_was_not_asked(of_model, pad_t
         match=rf"padding=keep\), and model\.text_pad_to={shown} .* set model\.text_pad_to=stored",
     ):
         check_data(of_model(pad_to, KEPT))
+
+
+def test_a_family_without_stored_padding_is_not_told_to_set_it() -> None:
+    (said,) = _padding_faults(KEPT, run_config())
+    assert "for those of dit do not see it" in said and "text_pad_to=stored" not in said
 
 
 def test_what_agrees_is_said(of_model) -> None:

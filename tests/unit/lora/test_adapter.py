@@ -5,6 +5,7 @@ follow from those of Diffusers' modules, and what a run trains by its keys and i
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from dit.checkpoint_paths import ADAPTERS, CheckpointError
 from dit.config import LoraConfig, LoraTargets, Precision, Problems
 from dit.config_loading import save_config
 from dit.lora.adapter import AdapterShape, adapter_key, dropped, freeze, narrowed
-from dit.lora.checkpoint import DRAWN, AdapterRun, adapter_run, adapters_of
+from dit.lora.checkpoint import DRAWN, AdapterRun, adapter_run, adapters_of, check_told
 from dit.lora.factors import LoraFileError, from_stored, linear_shapes, shapes_of, to_stored
 from dit.lora.targets import (
     adapters_by_linear,
@@ -329,6 +330,32 @@ def test_a_checkpoint_of_adapters_says_what_they_are(tmp_path):
     config = run_config(lora=LoraConfig(rank=2))
     save_config(config, tmp_path / "config.yaml")
     assert adapter_run(config, tmp_path) == RUN
+
+
+@pytest.mark.parametrize(
+    ("lora", "refused"),
+    [
+        (
+            LoraConfig(rank=3, alpha=2),
+            r"lora\.rank=3, and there 2; lora\.alpha=2, and there 3",
+        ),
+        (LoraConfig(init_from="file"), r"lora\.init_from=file, and there other ones"),
+        (LoraConfig(rank=2), None),
+    ],
+)
+def test_a_new_run_from_adapters_asks_for_no_others(lora, refused):
+    """Those of the checkpoint train; other targets are only said, for imports name all modules."""
+    config, said = run_config(lora=lora), list[str]()
+    if refused:
+        with pytest.raises(Problems, match=refused):
+            check_told(RUN.adapters, Path("run"), config, said.append)
+        return
+    check_told(RUN.adapters, Path("run"), config, said.append)
+    assert said == ["the run goes on with the adapters of run, and lora.targets is not used"]
+    said.clear()
+    every = {name: AdapterShape(rank=2, alpha=2) for name in chosen_adapters(config.model, lora)}
+    check_told(every, Path("run"), config, said.append)
+    assert not said
 
 
 def test_weights_that_are_in_no_file_show_nothing(tmp_path):
