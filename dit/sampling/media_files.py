@@ -69,7 +69,8 @@ def make_folder(folder: Path, *, count: int) -> None:
     if others:
         raise ValueError(
             f"--output_dir {folder} has files that no {LISTING} of samples names, and that"
-            f" samples would replace: {first_of(others, _SHOWN)}; choose another folder, or move them away"
+            f" samples would replace: {first_of(others, _SHOWN)}; choose another folder, or move"
+            " them away"
         )
 
 

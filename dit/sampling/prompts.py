@@ -73,8 +73,8 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
     each line. Any other file has a prompt on each line.
 
     Raises:
-        ValueError: there is no such file, it is not UTF-8, an entry is wrong, a picture is not
-            there, or there is no prompt.
+        ValueError: there is no such file, it is a table or not UTF-8, an entry is wrong, a picture
+            is not there, or there is no prompt.
     """
     where = f"{option} {file}"
     text = _text(file, where)
@@ -85,6 +85,11 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
             # U+2028 and similar characters are legal inside a JSON line: only a line feed ends it.
             entries = ((f"{where}, line {i}", _bare(s)) for i, s in enumerate(text.split("\n"), 1))
             prompts = [_prompt(_parsed(line, place), place) for place, line in entries if line]
+        case ".csv" | ".tsv":  # names of files and the first line would be parts of prompts
+            raise ValueError(
+                f"{where} is a table, whose columns are not read; write prompts into a .txt file,"
+                ' one on each line, or into a .jsonl file, such as {"caption": "a cat"}'
+            )
         case _:
             lines = enumerate(map(_bare, _LINE_ENDS.split(text)), 1)
             prompts = [Prompt(text=line, place=f"{where}, line {i}") for i, line in lines if line]

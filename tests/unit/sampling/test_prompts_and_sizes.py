@@ -104,6 +104,13 @@ def test_the_mark_of_an_encoding_is_no_part_of_a_prompt(tmp_path):
                 read_prompts(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["metadata.csv", "captions.TSV"])
+def test_a_table_of_captions_is_no_list_of_prompts(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("file_name,text\n0.png,a cat\n")
+    with pytest.raises(ValueError, match=rf"--prompts_file .*{name} is a table"):
+        read_prompts(tmp_path / name)
+
+
 @pytest.mark.parametrize("network", ["lumina2", "zimage"])
 def test_sizes_beyond_the_tables_of_a_network_are_refused(network: str) -> None:
     """512 tokens of 16 x 16 pixels a side."""
