@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from dit.checkpoint_paths import find_checkpoint, has_adapters
+from dit.checkpoint_paths import find_checkpoint, has_adapters, saved_card
 from dit.config import (
     AttentionBackend,
     ContextComm,
@@ -170,6 +170,7 @@ def _check_weights(
         check_continues(found, config)
         interval_sums(found)
         saved_origin(found)
+        saved_card(found)
         yield from disk_space_notes(found, Path(config.checkpoint.save or found))
     elif has_adapters(found) or not config.lora.enabled:
         check_starts_from(found, config)

@@ -182,13 +182,11 @@ class Saver:
     def clear(self) -> None:
         """Removes what unfinished saves have left; the first rank calls it.
 
-        Raises:
-            OSError: the files cannot be removed.
+        What cannot be removed stays for the next call: on NFS, files that the mirror reads.
         """
         if self._removal is not None:
-            self._removal.result()  # it must not find its folders gone
-        for left in self.checkpoints.glob(f"{PARTIAL}*"):
-            shutil.rmtree(left)
+            self._removal.result()
+        _remove([*self.checkpoints.glob(f"{PARTIAL}*")])
         for name in (LATEST, LOWEST_VAL):
             self._new(name).unlink(missing_ok=True)
 
@@ -315,4 +313,4 @@ def _rename_for_removal(path: Path) -> Path:
 
 def _remove(folders: list[Path]) -> None:
     for folder in folders:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -191,7 +191,7 @@ def _take_new_names(run: TrainState) -> None:
         counts = dict(zip(now, then.values(), strict=True))
         run.progress = replace(run.progress, of_datasets=counts)
         run.notes.append(
-            f"WARNING: folders of the blend have other names than in the checkpoint"
+            "WARNING: folders of the blend have other names than in the checkpoint"
             f" ({', '.join(renamed)}): the same samples come, with other noise, which follows from"
             " their keys; rename the folders back for the same numbers"
         )

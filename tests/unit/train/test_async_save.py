@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import resource
 import shutil
@@ -151,6 +153,29 @@ def test_what_a_killed_save_has_left_goes(groups, tmp_path):
     saver.begin(model, progress=TrainProgress(step=3), data=DATA)
     saver.finish()
     saver.close()
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_yet_does_not_end_the_run(
+    groups, tmp_path, monkeypatch
+):
+    """On NFS a folder is not empty while somebody reads a file that has been removed."""
+    config = replace(tiny_run(), checkpoint=CheckpointConfig(keep_last=1))
+    model, saver = build_model_and_optimizer(config, groups), Saver(tmp_path, config)
+
+    def refuse(path, **_):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
+
+    with monkeypatch.context() as busy:
+        busy.setattr(os, "rmdir", refuse)
+        for step in (1, 2, 3):
+            saver.begin(model, progress=TrainProgress(step=step), data=DATA)
+            saver.finish()
+        saver.clear()  # waits for the thread that removes
+    saver.begin(model, progress=TrainProgress(step=4), data=DATA)
+    saver.finish()
+    saver.close()
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == ["LATEST", "step_00000004"]
 
 
 def test_a_folder_that_has_gone_is_named(groups, tmp_path):
