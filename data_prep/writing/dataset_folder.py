@@ -46,6 +46,7 @@ def _files(*names: str) -> re.Pattern[str]:
 _PLANNED = (PLAN_NAME, PAGE_NAME, SUMMARY_NAME, REFUSED_NAME)
 _PLAN = _files(*_PLANNED)
 _OURS = _files(META, LEDGER, CARD_NAME, NULL_TEXT_NAME, README_NAME, TRAIN_NAME, *_PLANNED)
+_EDITED = re.compile(r"train_\d+\.yaml")  # by the user, kept from being replaced
 # Index files that `--output_format` writes beside the shards.
 _INDEX = re.compile(r"metadata(_shard_\d+)?\.json(\.tmp)?")
 _SHARDS = r"(shard|rank\d+)-\d+\.tar(\.idx)?"
@@ -137,7 +138,7 @@ def check_folder(folder: Path, *, overwrite: bool) -> list[Path]:
 
 
 def _is_ours(path: Path) -> bool:
-    if any(names.fullmatch(path.name) for names in (_OURS, _INDEX)):
+    if any(names.fullmatch(path.name) for names in (_OURS, _EDITED, _INDEX)):
         return True
     name = path.name.removesuffix(TEMPORARY)  # `remove` may have been killed
     inside = next((files for names, files in _FOLDERS.items() if names.fullmatch(name)), None)

@@ -14,7 +14,7 @@ from dit.fitting.corpus import Corpus, read_corpus
 from dit.fitting.proposal import Draft, Proposal, by_samples, choose, drafts
 from dit.fitting.rules import MINUTES
 from dit.fitting.step_time import measured_seconds, planned_seconds
-from dit.fitting.train_yaml import NAME, file_text, settings, tokens
+from dit.fitting.train_yaml import NAME, file_text, put_aside, settings, tokens
 from dit.models.cost import parameter_count
 from dit.progress import brief
 from dit.safe_writing import write_atomically
@@ -102,9 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     console, place = Console(), args.folder / NAME
     say(console, corpus, found, machine=machine)
     text = file_text(corpus, found, machine=machine)
-    before = place.read_text() if place.is_file() else text
+    aside = put_aside(place)
     write_atomically(place, text.encode())
-    console.print(f"written: {place}" + (before != text) * ", in place of the one before")
+    console.print(f"written: {place}" + (f"; yours is {aside.name} now" if aside else ""))
     console.print(f"next: {recipe_command('pretrain_dit', '--config-file', str(place))}")
     return 0
 

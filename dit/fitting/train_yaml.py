@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ NAME = "train.yaml"
 _VALIDATIONS = 5
 _SHOWN = 16  # captions of a validation
 _KEPT = 4  # checkpoints in a run
+_UNCHANGED = "# A change keeps this file from being replaced: "
 
 Line = tuple[str, Any, str]
 """Key, value and reason."""
@@ -154,7 +157,7 @@ def _shown(value: Any) -> str:
 
 
 def file_text(corpus: Corpus, proposal: Proposal, *, machine: str) -> str:
-    """What stands in train.yaml."""
+    """What stands in train.yaml; by its last line `put_aside` knows it."""
     draft = proposal.draft
     head = [
         f"Trains on {corpus.folder.name}: {brief(corpus.samples)} samples, each seen about"
@@ -168,4 +171,20 @@ def file_text(corpus: Corpus, proposal: Proposal, *, machine: str) -> str:
     for name, keys in settings(corpus, draft, steps=proposal.steps).items():
         lines += ["", f"{name}:"]
         lines += [f"  {key}: {_shown(value)}  # {why}" for key, value, why in keys]
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    return f"{text}\n{_UNCHANGED}{_digest(text)}\n"
+
+
+def put_aside(place: Path) -> Path | None:
+    """Renames a train.yaml that somebody has changed to train_1.yaml, or the next free number."""
+    if not place.is_file():
+        return None
+    text, _, last = place.read_text(errors="replace").rpartition(f"\n{_UNCHANGED}")
+    if last == f"{_digest(text)}\n":
+        return None
+    names = (place.with_name(f"{place.stem}_{number}{place.suffix}") for number in count(1))
+    return place.rename(next(name for name in names if not name.exists()))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

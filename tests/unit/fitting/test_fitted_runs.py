@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from data_prep.cli.parser import main as pack
+from data_prep.writing.dataset_folder import check_folder
 from dit.config import RunConfig
 from dit.config_loading import load_config
 from dit.data.rejections import DataError
@@ -242,6 +243,27 @@ def test_the_command_writes_the_file_and_names_it(shards: Path, capsys, monkeypa
     assert config.train.train_iters == 540
     with pytest.raises(ValueError, match="--minutes 0"):
         program.main([str(shards), "--minutes", "0"])
+
+
+def test_a_file_that_somebody_has_changed_is_put_aside(shards: Path, capsys, monkeypatch) -> None:
+    """And packing again knows it as one of the dataset."""
+    monkeypatch.setattr(program, "measured_seconds", lambda _: 1.0)
+    place = shards / "train.yaml"
+    place.unlink(missing_ok=True)
+    for minutes in ("20", "10"):
+        program.main([str(shards), "--minutes", minutes])
+    assert not list(shards.glob("train_*"))
+    for number, end in ((1, "# mine\n"), (2, "# again\n")):
+        place.write_text(place.read_text() + end)
+        program.main([str(shards), "--minutes", "10"])
+        aside = shards / f"train_{number}.yaml"
+        assert f"; yours is {aside.name} now" in capsys.readouterr().out
+        assert aside.read_text().endswith(end) and end not in place.read_text()
+        assert load_config(RECIPES["dit_xl"](), config_file=aside).train.train_iters == 540
+        assert aside in check_folder(shards, overwrite=True)
+
+
+def test_shards_that_are_not_there(shards: Path) -> None:
     with pytest.raises(DataError):
         fit(shards.parent / "nothing", minutes=1)
 
