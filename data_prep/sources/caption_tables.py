@@ -204,15 +204,30 @@ class CaptionTables:
         return [self._spelled(name) for name in _paths(path, row, wanted, quiet=quiet)]
 
     def _spelled(self, path: str) -> str:
+        path = self._with_slashes(path)
         found = self._forms.get((".", composed(path)), ())
         return path if path in found or len(found) != 1 else next(iter(found))
+
+    def _with_slashes(self, name: str, folder: str = ".") -> str:
+        """A path in `folder` as Windows writes it, as others do; not where a file is called so."""
+        if "\\" not in name or posixpath.normpath(posixpath.join(folder, name)) in self._media:
+            return name
+        return posixpath.normpath(name.replace("\\", "/"))
+
+    @cached_property
+    def _media(self) -> frozenset[str]:
+        return frozenset(self.media)
 
     def _rows(self, path: str) -> Rows:
         if path not in self._parsed:
             try:
                 content, folders = self.read(path), self._folders(path)
-                self._parsed[path] = rows_of(path, content, table_format(path), folders=folders)
-                self._respell(self._parsed[path])
+                rows = rows_of(path, content, table_format(path), folders=folders)
+                for name in [name for name in rows.by_name if "\\" in name]:
+                    slashes = self._with_slashes(name, str(PurePosixPath(path).parent))
+                    rows.by_name[slashes] = rows.by_name.pop(name)
+                self._respell(rows)
+                self._parsed[path] = rows
             except (RefusedError, OSError) as error:
                 why = error.detail if isinstance(error, RefusedError) else str(error.strerror)
                 unread = Rows(path=path)

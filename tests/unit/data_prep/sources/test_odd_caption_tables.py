@@ -207,6 +207,19 @@ def test_absolute_paths_and_those_that_return_into_the_folder(root: Path, tmp_pa
     assert texts[None] == {lost: 1}
 
 
+def test_paths_as_windows_writes_them(root: Path) -> None:
+    """A file whose own name has such a sign keeps it."""
+    image(root / "deep/er/d.png")
+    image(root / "deep/e\\f.png")
+    names = [".\\a.png", "deep\\er\\d.png", "deep/e\\f.png", "none\\g.png"]
+    lines = [json.dumps({"file_name": name, "caption": name[-5]}) for name in names]
+    (root / "x.jsonl").write_text("\n".join(lines))
+    assert found(root) == {
+        **{"a": ["a"], "b": ["b"], "c": ["c"], "deep/er/d": ["d"], "deep/e\\f": ["f"]},
+        None: {"row of a caption table that matches no file, the first 'none/g.png' in x.jsonl": 1},
+    }
+
+
 def test_names_without_their_end_belong_to_the_tables_that_use_them(root: Path) -> None:
     for name in ("clip_sample0.png", "clip_sample1.png"):
         image(root / name)
