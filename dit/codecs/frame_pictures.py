@@ -23,9 +23,8 @@ ENDINGS = frozenset((
     ".3gp", ".flv", ".ogv", ".wmv",
 ))  # fmt: skip
 """Of files of videos, in lower case."""
-LARGEST = 2 * (
-    Image.MAX_IMAGE_PIXELS or 2**27
-)  # pixels; Pillow refuses larger pictures as decompression bombs
+LARGEST = 2 * (Image.MAX_IMAGE_PIXELS or 2**27)
+"""Pixels; Pillow refuses larger pictures as decompression bombs."""
 # Without these, damage is concealed, and a few bytes can ask for all memory.
 LIMITS = {"err_detect": "explode", "max_pixels": str(LARGEST)}
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # FFmpeg's own decoders leave it out
