@@ -62,9 +62,9 @@ def make_folder(folder: Path, *, count: int) -> None:
             " write to"
         ) from error
     numbered = {file.name for file in folder.iterdir() if _OURS.fullmatch(file.name)}
-    listed = _names(folder / LISTING)
-    others = sorted(name for name in numbered - listed if int(Path(name).stem) < count)
-    if not listed:  # then these two are somebody else's as well
+    unlisted = numbered - _names(folder / LISTING)
+    others = sorted(name for name in unlisted if int(Path(name).stem) < count)
+    if not _lists_samples(folder / LISTING):  # then these two are somebody else's as well
         others += [name for name in (LISTING, GRID) if (folder / name).exists()]
     if others:
         raise ValueError(
@@ -185,13 +185,25 @@ def replace_file(file: Path, content: bytes) -> None:
 
 def _names(listing: Path) -> set[str]:
     """File names in samples.json that have the form which this module writes."""
+    each = _entries(listing) or []
+    said = [one.get(key) for one in each if isinstance(one, dict) for key in ("file", "latent")]
+    return {name for name in said if isinstance(name, str) and _OURS.fullmatch(name)}
+
+
+def _lists_samples(listing: Path) -> bool:
+    entries = _entries(listing)
+    return entries is not None and all(
+        isinstance(one, dict) and one.keys() >= {"prompt", "seed"} for one in entries
+    )
+
+
+def _entries(listing: Path) -> list[Any] | None:
+    """What samples.json lists; None where it is not there, or no list."""
     try:
         entries = parse_json(listing.read_bytes())
     except (OSError, ValueError):
-        return set()
-    each = entries if isinstance(entries, list) else []
-    said = [one.get(key) for one in each if isinstance(one, dict) for key in ("file", "latent")]
-    return {name for name in said if isinstance(name, str) and _OURS.fullmatch(name)}
+        return None
+    return entries if isinstance(entries, list) else None
 
 
 def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[FailedDrawing]:

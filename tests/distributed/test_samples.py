@@ -226,6 +226,7 @@ def test_samples_that_cannot_be_drawn_change_nothing_in_a_run(enter, digits, tmp
 
 def test_a_grid_that_cannot_be_drawn_costs_no_picture(enter, trained, tmp_path):
     (tmp_path / "grid.png").mkdir()
+    (tmp_path / "samples.json").write_text("[]")  # of an earlier generation
     asked = [part for prompt in HOSTILE[:3] for part in ("--prompt", prompt)]
     place = ("--checkpoint_path", trained, "--output_dir", tmp_path)
     done = enter("generate_dit", *place, *asked, "--num_steps", 1, "--height", 8, "--width", 8)
@@ -277,11 +278,11 @@ def test_latents_are_decoded_where_they_lie(enter, trained, tmp_path):
 def test_hostile_lists_of_latents_are_refused(enter, tmp_path, content, digits):
     (tmp_path / "samples.json").write_text(content)
     (tmp_path / "dataset_card.json").write_bytes((digits / "dataset_card.json").read_bytes())
-    done = enter("decode_latents", "--latents", tmp_path, "--output_dir", tmp_path)
+    done = enter("decode_latents", "--latents", tmp_path, "--output_dir", tmp_path / "out")
     assert str(tmp_path) in done.error()
     left = (tmp_path / "samples.json").read_text()
     assert left == content or json.loads(left) == json.loads(content)
     (tmp_path / "dataset_card.json").write_text(content)
     (tmp_path / "samples.json").write_text('[{"prompt": "a", "seed": 1, "latent": "x"}]')
-    done = enter("decode_latents", "--latents", tmp_path, "--output_dir", tmp_path)
+    done = enter("decode_latents", "--latents", tmp_path, "--output_dir", tmp_path / "out")
     assert "dataset_card.json" in done.error()

@@ -173,6 +173,8 @@ class Saver:
 
     def close(self) -> None:
         """Waits for this rank's threads, unless a save is pending, which stays unfinished."""
+        if self._pending is None and self._removal is not None:
+            self._removal.result()  # not begun yet, it would be cancelled
         self._threads.shutdown(wait=self._pending is None, cancel_futures=True)
 
     def _make_folder(self, partial: Path) -> None:

@@ -37,12 +37,19 @@ from dit.sampling.validation.samples import open_samples
 from dit.train.checkpoint.adapters import draw_adapters
 from dit.train.checkpoint.state_dict import TrainProgress
 from tests.families import flux, pipeline_parts, qwen_image
+from tests.families.generation import opened
 from tests.families.wan import pipeline, wan_model
 from tests.lora_files import random_factors
+from tests.media_files import image
 from tests.packs import random_pack
-from tests.unit.sampling.test_wan_pipelines import opened, pictures
 
 SIZE: dict[str, Any] = {"num_video_frames": 9, "height": 32, "width": 48}
+
+
+def pictures(folder: Path, size: tuple[int, int]) -> tuple[Path, Path]:
+    """Two files of random pictures; a size is (width, height)."""
+    first, last = folder / "first.png", folder / "last.png"
+    return image(first, *size, seed=0), image(last, *size, seed=1)
 
 
 def training(
