@@ -60,6 +60,13 @@ def exportable(size: str, **changes: Any) -> Any:
     return tiny(size, **{**CASES[TINY[size]].exportable, **changes})
 
 
+@pytest.mark.parametrize("size", TINY)
+def test_a_position_has_as_many_numbers_as_its_rule_says(size: str) -> None:
+    model = tiny(size)
+    rule = family_of(model).positions(model)
+    assert rule(((1, 2, 3),), fps=24.0).shape == (6, rule.axes)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_says_what_others_take_from_it(name: str) -> None:
     family = family_named(name)

@@ -33,7 +33,7 @@ from dit.models.patch_layout import PatchLayout
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.train.loss import loss_of, mean_errors, token_errors
-from dit.train.metrics.interval_metrics import Preferences
+from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.reference_passes import reference_passes
 from dit.train.step import forward_backward
@@ -266,13 +266,17 @@ def test_equal_pairs_move_no_weight(groups) -> None:
         assert grad.abs().max() <= 1e-5 * some[name].abs().max()
 
 
-def test_metrics_are_means_over_pairs(groups) -> None:
+def test_metrics_are_means_over_pairs(groups, monkeypatch) -> None:
     config = a_config()
     loss, grads = a_step(config, groups, [a_pack(config, some_pairs(config))], fresh=False)
     assert all(grad.isfinite().all() for grad in grads.values())
-    metrics = Preferences()
-    metrics.add(loss.packs)
-    metrics.add(loss.packs)
+    model, objective = build_model_and_optimizer(config, groups), training_objective(DPO)
+    of_step = IntervalMetrics(config, model, objective)
+    monkeypatch.setattr(of_step.loss_by_level, "add", lambda *_: None)
+    of_step.add_losses([], loss)
+    of_step.add_losses([], loss)
+    metrics = of_step.preferences
+    assert metrics is not None
     found = metrics.values(metrics.sums)
     pairs_P3 = loss.packs[0][0].pairs_P3
     assert pairs_P3 is not None and pairs_P3.shape == (3, 3) and pairs_P3.abs().min() > 0
