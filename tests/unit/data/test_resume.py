@@ -56,6 +56,15 @@ def same(left, right):
     )
 
 
+def test_a_position_fits_the_data_that_it_is_in(shards, root, opened):
+    state, config = None, kinds(shards, root, "even", workers=0)
+    for seed, fits in ((1, True), (1, True), (2, False)):
+        of_seed = replace(config, rng=replace(config.rng, seed=seed))
+        loader = opened(build_train_loader(of_seed, rank=0, world_size=1))
+        state = state or loader.state_dict()
+        assert loader.fits([state]) is fits
+
+
 def continued(config, opened, state):
     loader = opened(build_train_loader(config, rank=0, world_size=1))
     loader.load_state_dict([pickle.loads(pickle.dumps(state))])

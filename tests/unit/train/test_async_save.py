@@ -11,6 +11,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,7 @@ from dit.checkpoint_paths import CheckpointError, find_checkpoint
 from dit.config import CheckpointConfig, DdpConfig, Precision
 from dit.train.checkpoint import async_save
 from dit.train.checkpoint.async_save import Saver, save_checkpoint
+from dit.train.checkpoint.resume import close_saver
 from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
@@ -153,6 +157,18 @@ def test_what_a_killed_save_has_left_goes(groups, tmp_path):
     saver.begin(model, progress=TrainProgress(step=3), data=DATA)
     saver.finish()
     saver.close()
+
+
+def test_a_save_that_an_error_of_the_only_rank_interrupts_is_finished(groups, tmp_path):
+    config = replace(tiny_run(), checkpoint=BACKGROUND)
+    model, saver = build_model_and_optimizer(config, groups), Saver(tmp_path, config)
+    saver.begin(model, progress=TrainProgress(step=2), data=DATA)
+    run: Any = SimpleNamespace(saver=saver, export=lambda path: exported.append(path))
+    exported, said = list[Path](), list[str]()
+    logger: Any = SimpleNamespace(info=said.append)
+    close_saver(run, logger)
+    assert find_checkpoint(tmp_path) == tmp_path / "checkpoints/step_00000002" == exported[0]
+    assert said[0].startswith(f"saved {exported[0]} in") and said[1].startswith("exported to")
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_yet_does_not_end_the_run(
