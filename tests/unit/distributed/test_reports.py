@@ -9,6 +9,7 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,6 +39,17 @@ def test_a_report_keeps_nothing_of_the_step_that_it_tells_of(steps: int) -> None
         assert [_step()() for _ in range(steps)] == [None] * steps
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("inner", "waits"), [("torch/distributed/distributed_c10d.py", True), ("torch/_ops.py", False)]
+)
+def test_a_thread_below_our_line_may_wait_for_others(monkeypatch, inner: str, waits: bool) -> None:
+    files = (inner, "torch/utils/_contextlib.py", f"{monitor._ROOT}dit/train/step.py")
+    codes = [SimpleNamespace(co_filename=file, co_name="named") for file in files]
+    stack = [(SimpleNamespace(f_code=code), line) for line, code in enumerate(codes)]
+    monkeypatch.setattr(monitor, "walk_stack", lambda _: stack)
+    assert monitor._place(threading.get_ident()) == ("dit/train/step.py:2 in named", waits)
 
 
 HOLD = """

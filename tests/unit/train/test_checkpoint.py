@@ -56,6 +56,15 @@ def test_a_checkpoint_has_the_bytes_that_are_planned(groups, tmp_path, sharded, 
     assert stored == checkpoint_bytes(config, world_size=1).whole
 
 
+def test_an_average_that_is_not_there(groups, tmp_path):
+    config = tiny_run()
+    config = replace(config, ema=replace(config.ema, kind=EmaKind.NONE))
+    model = build_model_and_optimizer(config, groups)
+    place = save_checkpoint(tmp_path, model, progress=TrainProgress(), config=config, data=DATA)
+    with pytest.raises(CheckpointError, match="no average of the weights; use --weights model"):
+        load_weights(place, model.chunks, groups, averaged=True)
+
+
 @pytest.mark.parametrize("averaged_before", [True, False])
 def test_weights_that_are_never_drawn_are_those_of_the_checkpoint(
     groups, tmp_path, averaged_before
