@@ -66,7 +66,7 @@ def from_scratch(kind: str, codec: Codec, text: TextEncoder) -> tuple[str, dict[
     if text.settings.get("padding") == EncoderPadding.KEEP and is_published(codec, text):
         # Networks of its own family alone attend to the padding of a text encoder.
         config, *words = codec.tuning
-        keys |= _read([word for word in words if word != "model.name=custom"])
+        keys |= keys_of([word for word in words if word != "model.name=custom"])
         keys["lora.rank"] = "null"
     return config, keys
 
@@ -76,7 +76,8 @@ def is_published(codec: Codec, text: TextEncoder) -> bool:
     return bool(codec.tuning) and text.name == codec.text_encoder
 
 
-def _read(words: Sequence[str]) -> dict[str, str]:
+def keys_of(words: Sequence[str]) -> dict[str, str]:
+    """The keys and values of words KEY=VALUE."""
     return dict(word.split("=") for word in words)
 
 
@@ -88,7 +89,7 @@ def tuning_of(codec: Codec, text: TextEncoder) -> tuple[str, dict[str, str], str
     if not (isinstance(codec, Autoencoder) and is_published(codec, text)):
         return None
     config, *words = codec.tuning
-    keys = _read(words)
+    keys = keys_of(words)
     folder = Path(codec.model_name)
     if folder.is_dir():
         weights = any(folder.glob("transformer/*.safetensors"))

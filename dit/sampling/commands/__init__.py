@@ -3,7 +3,7 @@
 options           command line and YAML file of generate_dit.py
 load_options      options of all that open a checkpoint to generate
 lora_option       adapters of --lora, beside the weights of a network
-generate_files    prompts and a checkpoint -> files of pictures and videos
+generate_program  of generate_dit.py: prompts and a checkpoint -> files
 generate_media    prompts -> pictures and videos, from an open checkpoint
 decode_latents    latents that were saved -> pictures and videos
 digit_accuracy    the part of generated handwritten digits that show what was asked for

@@ -31,7 +31,7 @@ from dit.sampling.commands.digit_kinds import (
     Report,
     StillKind,
 )
-from dit.sampling.commands.generate_files import shown_progress
+from dit.sampling.commands.generate_program import shown_progress
 from dit.sampling.commands.load_options import LoadOptions
 from dit.sampling.commands.options import MOST_SAMPLES, GenerationOptions, check_count, check_seed
 from dit.sampling.grid import draw_grid

@@ -36,7 +36,7 @@ from dit.console import Console
 from dit.local_path import checkpoint_place, is_address, local_text
 from dit.progress import counted
 from dit.sampling.commands.digit_accuracy import generation_options, report_folder
-from dit.sampling.commands.generate_files import shown_progress
+from dit.sampling.commands.generate_program import shown_progress
 from dit.sampling.commands.load_options import LoadOptions
 from dit.sampling.commands.options import MOST_SAMPLES, check_count, check_seed
 from dit.sampling.prompts import Prompt
