@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from dit.command_line import chosen
-from dit.distributed.entry import Parser, run
+from dit.distributed.entry import Parser, leave, run
 from dit.local_path import checkpoint_place, local_text
 from dit.sampling.commands.load_options import LoadOptions
 
@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "playground",
         risk="everybody who reaches this machine can generate here: there is no password",
     )
+    # At the end of Python a thread that still generates would be torn out of torch, which aborts.
+    leave(0)
     return 0
 
 

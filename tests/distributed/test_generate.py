@@ -196,6 +196,9 @@ def test_the_playground_gives_the_picture_of_the_command(generate, trained, tmp_
             kind = {"Content-Type": "application/json"}
             connection.request("POST", "/make", json.dumps(wish), kind)
             messages = [*map(json.loads, connection.getresponse().read().splitlines())]
+            # Ctrl-C ends it in the middle of a wish, too.
+            connection.request("POST", "/make", json.dumps(wish | {"num_steps": 500}), kind)
+            connection.getresponse().readline()
         finally:
             server.send_signal(signal.SIGINT)
             said, _ = server.communicate(timeout=60)
