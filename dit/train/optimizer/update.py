@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -77,9 +77,7 @@ def squared_norm(optimizer: MegatronOptimizer) -> Tensor:
     """
     optimizer.prepare_grads()
     gradients = [
-        grad
-        for inner in chained_optimizers(optimizer)
-        for grad in inner.get_main_grads_for_grad_norm()
+        grad for inner in chained_optimizers(optimizer) for grad in _gradients_of_norm(inner)
     ]
     total = torch.zeros(1, device=device())
     if gradients:
@@ -90,6 +88,13 @@ def squared_norm(optimizer: MegatronOptimizer) -> Tensor:
         total = norm**2.0
     dist.all_reduce(total, group=optimizer.get_grad_stats_parallel_group())
     return total
+
+
+def _gradients_of_norm(optimizer: Any) -> list[Tensor]:
+    """Those of this rank that count, each on one rank alone."""
+    if hasattr(optimizer, "get_grads_for_grad_norm"):  # Megatron-Core from 0.19 on
+        return optimizer.get_grads_for_grad_norm()
+    return optimizer.get_main_grads_for_grad_norm()
 
 
 def clip_and_step(
