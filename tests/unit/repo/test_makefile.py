@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-TARGETS = ("quickstart", "test", "test-all", "lint", "wheelhouse", "gpu", "clean", "help")
+TARGETS = ("quickstart", "test", "test-all", "test-newer", "lint", "wheelhouse", "gpu")
+TARGETS += ("clean", "help")
 
 
 def make(root: Path, *arguments: str) -> str:
@@ -68,6 +69,12 @@ def test_a_python_that_is_too_old_or_too_new_is_refused(repo_root: Path, tmp_pat
 def test_test_runs_what_is_not_slow_and_test_all_everything(repo_root: Path) -> None:
     assert '-m "not slow"' in make(repo_root, "--dry-run", "test")
     assert "slow" not in make(repo_root, "--dry-run", "test-all")
+
+
+def test_the_newest_megatron_core_has_an_environment_of_its_own(repo_root: Path) -> None:
+    commands = make(repo_root, "--dry-run", "test-newer", "PYTHON=/a/python3.12")
+    assert "/a/python3.12 -m venv .venv-3.12" in commands
+    assert ".venv-3.12/bin/python -m pytest" in commands and "tests/unit/train" in commands
 
 
 def test_the_machine_is_measured_with_its_own_python(repo_root: Path) -> None:
