@@ -27,7 +27,7 @@ def group_of_weights(config: RunConfig) -> Mapping[Weight, ParameterGroup]:
     """The group of each weight that has one.
 
     Raises:
-        Problems: a pattern matches nothing, or a part of a weight.
+        Problems: a pattern matches nothing, or a part of a weight; or a group has no effect.
     """
     return matched_weights(config.model, config.optimizer.groups)
 
@@ -44,8 +44,38 @@ def matched_weights(
         matching = [pair for pair in table if _matches(group.pattern, pair)]
         if not matching:
             raise Problems([_nothing_matches(group.pattern, table)])
+        _check_decay(group, matching, model)
         found |= {(pair.ours, pair.layer): group for pair in matching}
+    _check_order(groups, found)
     return found
+
+
+def _check_decay(group: ParameterGroup, matching: Sequence[Pair], model: ModelConfig) -> None:
+    """Refuses a weight decay of weights that have none."""
+    without = family_of(model).weights.no_decay
+    matrices = [pair.ours for pair in matching if len(pair.shape) > 1]
+    decay = any(not any(fnmatchcase(name, one) for one in without) for name in matrices)
+    if group.weight_decay and not decay:
+        raise Problems(
+            [
+                f"optimizer.groups: weight_decay={group.weight_decay:g} of pattern={group.pattern}"
+                " has no effect: norms, biases and embeddings have no weight decay, and it matches"
+                " nothing else; leave it out"
+            ]
+        )
+
+
+def _check_order(groups: Sequence[ParameterGroup], found: Mapping[Weight, ParameterGroup]) -> None:
+    """Refuses a group of which later ones take all weights."""
+    for number, group in enumerate(groups):
+        if not any(one is group for one in found.values()):
+            raise Problems(
+                [
+                    f"optimizer.groups: pattern={group.pattern} has no effect, for the groups"
+                    " behind it match all of its weights, and the last one rules; move it to the"
+                    f" end (it is groups[{number}]), or leave it out"
+                ]
+            )
 
 
 def _table(model: ModelConfig) -> list[Pair]:

@@ -33,7 +33,7 @@ RHO = 7.0  # Diffusers: fixed in _convert_to_karras
 BETA = 0.6  # Diffusers: alpha and beta of _convert_to_beta
 NEAR_ONE = 1e-6  # Diffusers: eps of UniPCMultistepScheduler.set_timesteps
 NEAR_NOISE = 0.025  # Diffusers: threshold_noise of linear_quadratic_schedule
-# Below it the weight of a predicted latent rises no further; as in arXiv:2511.13720's code.
+# Below it errors of a predicted latent count no more; as in arXiv:2511.13720's code.
 NEAR_CLEAN = 0.05
 # Quantiles near 1 are 1e-16 apart, so that a range with this share of all levels has 1e7 of them.
 LEAST_MASS = 1e-9
@@ -196,20 +196,18 @@ class FlowMatching:
             level_M=self.config.timestep_scale * t_N,
             target_TC=real_only(target_TC, batch),
             weight_N=self.weight(t_N),
+            # An error e of the latent is one of -e / t of the velocity (state - latent) / t.
+            scale_N=1 / t_N.clamp(min=NEAR_CLEAN) if self._says_latent else None,
             noise_N=t_N,
         )
 
     def weight(self, t_N: Tensor) -> Tensor:
-        """Weight of the squared error at t, [N].
-
-        An error e of the latent is one of -e / t of the velocity (state - latent) / t.
-        """
-        of_latent_N = t_N.clamp(min=NEAR_CLEAN) ** -2 if self._says_latent else torch.ones_like(t_N)
+        """Weight of the loss at t, [N]."""
         match self.config.weighting:
             case Weighting.NONE:
-                return of_latent_N
+                return torch.ones_like(t_N)
             case Weighting.LINEAR:
-                return of_latent_N * (1 + self.config.flow_shift * t_N)
+                return 1 + self.config.flow_shift * t_N
 
     @property
     def _says_latent(self) -> bool:

@@ -69,12 +69,18 @@ def token_errors(
     batch: PackedBatch, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
 ) -> Tensor:
     """Weighted mean error over the features of each target token, float32 [T], 0 elsewhere."""
-    error_TC = prediction_TC.float() - problem.target_TC
+
+    def away_from(other_TC: Tensor) -> Tensor:
+        away_TC = prediction_TC.float() - other_TC
+        scale_N = problem.scale_N
+        return away_TC if scale_N is None else away_TC * scale_N[batch.segment_T, None]
+
+    error_TC = away_from(problem.target_TC)
     huber = options.loss is LossKind.HUBER
     error_TC = pseudo_huber(error_TC, c=options.huber_c) if huber else error_TC.square()
     if problem.anchor_TC is not None:
-        away_TC = (prediction_TC.float() - problem.anchor_TC).square()
-        error_TC = error_TC + options.drift_weight * away_TC
+        away_TC = away_from(problem.anchor_TC)
+        error_TC = error_TC + options.drift_weight * away_TC.square()
     error_T = error_TC.mean(-1)
     error_T = error_T * problem.weight_N[batch.segment_T]
     if batch.weight_T is not None:

@@ -105,6 +105,22 @@ def test_patterns_that_are_wrong(groups, pattern, said):
         _built(_run(ParameterGroup(pattern=pattern, lr=1e-3)), groups)
 
 
+@pytest.mark.parametrize(
+    ("of_groups", "said"),
+    [
+        ([{"pattern": "*norm_q*", "weight_decay": 0.3}], r"weight_decay=0\.3 of pattern=\*norm_q"),
+        ([{"pattern": "*.bias", "lr": 1.0, "weight_decay": 0.3}], r"weight_decay=0\.3 of pattern"),
+        (
+            [{"pattern": "*.attn2.*", "lr": 1.0}, {"pattern": "*", "lr_factor": 2.0}],
+            r"pattern=\*\.attn2\.\* has no effect, for the groups behind it",
+        ),
+    ],
+)
+def test_groups_without_effect(groups, of_groups, said):
+    with pytest.raises(Problems, match=rf"optimizer\.groups: {said}"):
+        _built(_run(*(ParameterGroup(**one) for one in of_groups)), groups)
+
+
 @pytest.mark.parametrize("swapped", [0, 1])
 def test_a_bias_is_trained_beside_its_frozen_matrix(groups, swapped):
     config = _run(ParameterGroup(pattern="blocks.*.weight", frozen=True))
