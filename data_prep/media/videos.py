@@ -81,6 +81,12 @@ class Timeline:
         # A tick coarser than the rate (1 ms in Matroska) makes equal distances differ by one.
         return bool(gaps) and max(gaps) - min(gaps) > max(1, _UNEVEN * max(gaps))
 
+    @property
+    def rounding(self) -> float:
+        """Ticks by which its times may be rounded up; none where a tick is a frame, as in AVI."""
+        gap = (self.shown[-1] - self.shown[0]) / max(1, len(self.shown) - 1)
+        return 0.5 if gap > 2 else 0.0
+
     def numbers_of(self, shown: tuple[int, ...]) -> tuple[int, ...]:
         """The numbers of the frames that are shown at these times."""
         return tuple(bisect.bisect_left(self.shown, at) for at in shown)
