@@ -259,8 +259,9 @@ class GivenPictures:
     def _reference(self, file: str, frames: int, place: Placement) -> Tensor:
         """A picture [1, 3, H, W], or at most `frames` of a video, in [-1, 1]."""
         if is_video(file):
-            size, option = (frames, *place.size[::-1]), self._option("reference_video")
-            return read_clip(file, size, option=option, place=place)
+            width, height = place.size
+            option = self._option("reference_video")
+            return read_clip(file, (frames, height, width), option=option, place=place)
         return _colours(place.apply(self._upright(file)))
 
     def _upright(self, file: str) -> Image.Image:

@@ -3,6 +3,7 @@
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def test_a_given_clip_shows_what_packing_reads(kind: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("fit", [ReferenceFit.TARGET, ReferenceFit.OWN])
 @pytest.mark.parametrize("name", ["a.png", "a.mov"])
 def test_a_reference_of_another_shape_is_placed_as_in_packing(fit, name, tmp_path: Path) -> None:
-    path, seen = tmp_path / name, list[np.ndarray]()
+    path, seen = tmp_path / name, list[Any]()
     pictures = np.random.default_rng(0).integers(0, 256, (3, 22, 40, 3), dtype=np.uint8)
     video_of(path, pictures) if name == "a.mov" else Image.fromarray(pictures[0]).save(path)
     decoder = SimpleNamespace(temporal_stride=1, encode=lambda clip: seen.append(clip) or clip)

@@ -128,7 +128,7 @@ def test_large_videos_without_a_colour_matrix_are_named(size, told, guessed, tmp
     with av.open(str(path := tmp_path / "a.mp4"), "w") as container:
         stream = container.add_stream("libx264", rate=25, width=size[0], height=size[1])
         stream.codec_context.colorspace = told
-        container.mux(stream.encode(av.VideoFrame(*size, "yuv420p")))
+        container.mux(stream.encode(av.VideoFrame(size[0], size[1], "yuv420p")))
         container.mux(stream.encode())
     assert ["BT.601" in flaw for flaw in timeline(path).flaws] == [True] * guessed
 
