@@ -105,8 +105,8 @@ class FrameRule:
                 f"{line.duration:.0f} s at {fps:g} frames a second are more than {_MOST_FRAMES}"
                 " frames",
             )
-        # Half a tick more, because the container may have rounded times up.
-        times = [line.shown[0] + (k / fps + 1e-9) / float(line.tick) + 0.5 for k in range(count)]
+        begin, tick = line.shown[0] + line.rounding, float(line.tick)
+        times = [begin + (k / fps + 1e-9) / tick for k in range(count)]
         return tuple(line.shown[bisect.bisect_right(line.shown, t) - 1] for t in times)
 
     def _length(self, available: int) -> int:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 from PIL import Image
 
 from data_prep.refusals import PrepError, Reason, RefusedError
+from dit.codecs.rgb import Placement, cover
 
 PRESETS = {"256p": 256**2, "512p": 512**2, "768p": 768**2, "1024p": 1024**2, "1536p": 1536**2}
 # Width to height of landscape buckets; each has a portrait bucket of the same sides.
@@ -35,26 +35,6 @@ class ResizeMode(StrEnum):
     @property
     def filter(self) -> Image.Resampling:
         return Image.Resampling["BOX" if self is ResizeMode.AREA else self.name]
-
-
-class Placement(NamedTuple):
-    """A picture is scaled to `resized` and cropped to its centre `size`; both (width, height)."""
-
-    resized: tuple[int, int]
-    size: tuple[int, int]
-
-    @property
-    def lost(self) -> float:
-        """Part of the area of the picture that the crop takes away."""
-        return 1 - math.prod(self.size) / math.prod(self.resized)
-
-    def apply(
-        self, image: Image.Image, mode: Image.Resampling = Image.Resampling.LANCZOS
-    ) -> Image.Image:
-        if self.resized != image.size:
-            image = image.resize(self.resized, mode)
-        left, upper = ((a - b) // 2 for a, b in zip(self.resized, self.size, strict=True))
-        return image.crop((left, upper, left + self.size[0], upper + self.size[1]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,14 +129,6 @@ class Buckets:
 
 Sizing = Fit | Buckets
 """A rule that gives every picture its size, by `place`."""
-
-
-def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
-    """The smallest size that covers `size`, with about the ratio `width` to `height`."""
-    wide, high = size
-    if wide * height >= high * width:
-        return wide, max(high, (2 * wide * height + width) // (2 * width))
-    return max(wide, (2 * high * width + height) // (2 * height)), high
 
 
 def _unlike(size: tuple[int, int], width: int, height: int) -> float:

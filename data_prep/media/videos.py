@@ -35,6 +35,7 @@ from data_prep.media.video_packets import (
 from data_prep.refusals import PrepError, Reason, RefusedError
 from dit.codecs.frame_pictures import (
     decode_packets,
+    films_of,
     has_alpha,
     is_crooked,
     picture_of,
@@ -46,6 +47,7 @@ from dit.codecs.rgb import WHITE, to_rgb
 
 _HDR = frozenset((16, 18))
 """Transfer characteristics PQ and HLG (ITU-T H.273, table 3)."""
+_UNKNOWN = 2  # matrix coefficients that a file does not tell (H.273, table 4)
 _UNEVEN = 0.1  # part by which distances between frames may differ at a constant rate
 _BACK = 10  # seconds; usual distance between key frames
 _REORDERED = 16  # frames that a codec reorders, at most
@@ -78,6 +80,12 @@ class Timeline:
         gaps = [later - earlier for earlier, later in pairwise(self.shown)]
         # A tick coarser than the rate (1 ms in Matroska) makes equal distances differ by one.
         return bool(gaps) and max(gaps) - min(gaps) > max(1, _UNEVEN * max(gaps))
+
+    @property
+    def rounding(self) -> float:
+        """Ticks by which its times may be rounded up; none where a tick is a frame, as in AVI."""
+        gap = (self.shown[-1] - self.shown[0]) / max(1, len(self.shown) - 1)
+        return 0.5 if gap > 2 else 0.0
 
     def numbers_of(self, shown: tuple[int, ...]) -> tuple[int, ...]:
         """The numbers of the frames that are shown at these times."""
@@ -227,11 +235,26 @@ def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
         flaws += ("HDR video: colours are pale, as those of SDR are assumed; convert it to SDR",)
     if frame.interlaced_frame:
         flaws += ("interlaced video: a frame has the lines of two moments; deinterlace it",)
+    if _is_untold_hd(frame):
+        flaws += (
+            "HD video that does not tell its colour matrix: read as BT.601, as FFmpeg does, while"
+            " players take BT.709; write the right one into the file",
+        )
+    films = films_of(video.container)
+    if len(films) > 1:
+        flaws += (f"{len(films)} video streams in a file: only the first is read",)
     if is_crooked(frame):
         flaws += ("turned by an angle that is no quarter turn: the nearest one is taken",)
     if tells_alpha(video) and not has_alpha(frame, video):
         flaws += ("transparency that this PyAV does not decode (HEVC: 19 or later does)",)
     return flaws
+
+
+def _is_untold_hd(frame: Any) -> bool:
+    """Whether players guess BT.709, which FFmpeg does not: above the sizes of television in SD."""
+    is_hd = frame.width >= 1280 or frame.height > 576
+    has_colours = len(frame.format.components) > 2 and not frame.format.is_rgb
+    return is_hd and has_colours and int(frame.colorspace) == _UNKNOWN
 
 
 # A way to decode an open video: (container, stream) -> frames.

@@ -176,8 +176,7 @@ class FoundReference:
                 f"it ends after {own.duration:.2f} s, and its sample has a frame at"
                 f" {float(seconds[-1]):.2f} s; give both the same length",
             )
-        # Half a tick more, because the container may have rounded times up.
-        times = (own.shown[0] + at / own.tick + Fraction(1, 2) for at in seconds)
+        times = (own.shown[0] + at / own.tick + Fraction(own.rounding) for at in seconds)
         return tuple(own.shown[bisect.bisect_right(own.shown, at) - 1] for at in times)
 
 

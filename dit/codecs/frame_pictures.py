@@ -44,13 +44,16 @@ _CROOKED = 0.02  # part of the largest element that an element of a quarter turn
 
 
 def first_film(container: Any) -> Any:
-    """The first video stream that is no cover picture; None where there is none."""
+    """The first of its films; None where there is none."""
+    return next(iter(films_of(container)), None)
+
+
+def films_of(container: Any) -> list[Any]:
+    """The video streams that are no cover pictures."""
     from av.stream import Disposition
 
-    for stream in container.streams.video:
-        if not stream.disposition & Disposition.attached_pic:
-            return stream
-    return None
+    each = container.streams.video
+    return [stream for stream in each if not stream.disposition & Disposition.attached_pic]
 
 
 def stored_packets(container: Any, film: Any) -> Iterator[Any]:

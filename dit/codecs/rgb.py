@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import io
+import math
 from enum import StrEnum
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageCms, ImageColor, ImageFile, ImageOps
@@ -22,6 +24,35 @@ class ReferenceFit(StrEnum):
     OWN = "own"  # its own in whole patches, in packing within the pixel budget of the media
     TARGET = "target"  # that of its target; in packing scaled to cover it and cropped
     PUBLISHED = "published"  # what the pipeline of the published weights scales it to
+
+
+class Placement(NamedTuple):
+    """A picture is scaled to `resized` and cropped to its centre `size`; both (width, height)."""
+
+    resized: tuple[int, int]
+    size: tuple[int, int]
+
+    @property
+    def lost(self) -> float:
+        """Part of the area of the picture that the crop takes away."""
+        return 1 - math.prod(self.size) / math.prod(self.resized)
+
+    def apply(
+        self, image: Image.Image, mode: Image.Resampling = Image.Resampling.LANCZOS
+    ) -> Image.Image:
+        """The part of `image` that is encoded."""
+        if self.resized != image.size:
+            image = image.resize(self.resized, mode)
+        left, upper = ((a - b) // 2 for a, b in zip(self.resized, self.size, strict=True))
+        return image.crop((left, upper, left + self.size[0], upper + self.size[1]))
+
+
+def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
+    """The smallest size that covers `size`, with about the ratio `width` to `height`."""
+    wide, high = size
+    if wide * height >= high * width:
+        return wide, max(high, (2 * wide * height + width) // (2 * width))
+    return max(wide, (2 * high * width + height) // (2 * height)), high
 
 
 def colour(text: str) -> str:

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from dit.batch import NULL_TEXT, TEXT
-from dit.codecs.rgb import ReferenceFit, to_rgb, upright
+from dit.codecs.rgb import Placement, ReferenceFit, cover, to_rgb, upright
 from dit.codecs.text import TextEncoder
 from dit.models.family import InputKind, SampleInput
 from dit.sampling.conditions.clips import first_of_clip, is_video, read_clip
@@ -249,20 +249,20 @@ class GivenPictures:
         names = [one.name for one in wanted if one.kind is InputKind.REFERENCE]
         found = {}
         for name, file in zip(names, self.references, strict=False):
-            scaled = sides = target[1:]
-            if self.reference_size != ReferenceFit.TARGET:
-                scaled, sides = self._sides(file, decoder, multiple)
-            pictures_F3HW = _middle(self._reference(file, (target[0], *scaled)), sides)
+            place = self._placement(file, decoder, target, multiple)
+            pictures_F3HW = self._reference(file, target[0], place)
             stride = decoder.temporal_stride
             whole = (len(pictures_F3HW) - 1) // stride * stride + 1
             found[name] = decoder.encode(pictures_F3HW[:whole].transpose(0, 1))
         return found
 
-    def _reference(self, file: str, size: Size) -> Tensor:
-        """A picture [1, 3, H, W], or at most F of a video, of the size (F, H, W)."""
+    def _reference(self, file: str, frames: int, place: Placement) -> Tensor:
+        """A picture [1, 3, H, W], or at most `frames` of a video, in [-1, 1]."""
         if is_video(file):
-            return read_clip(file, size, option=self._option("reference_video"))
-        return read_picture(file, *size[1:], option=self._option("reference"))
+            width, height = place.size
+            option = self._option("reference_video")
+            return read_clip(file, (frames, height, width), option=option, place=place)
+        return _colours(place.apply(self._upright(file)))
 
     def _upright(self, file: str) -> Image.Image:
         """A reference, or the first picture of a video."""
@@ -270,44 +270,42 @@ class GivenPictures:
             return first_of_clip(file, option=self._option("reference_video"))
         return _upright(file, option=self._option("reference"))
 
-    def _sides(
-        self, file: str, decoder: Any, multiple: int
-    ) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Height and width to which a picture is scaled, and those of its middle to be encoded.
-
-        Both follow from the picture, and differ where its pipeline crops.
-        """
+    def _placement(self, file: str, decoder: Any, target: Size, multiple: int) -> Placement:
+        """Where a reference lies in what is encoded, as when data are packed."""
         width, height = self._upright(file).size
-        if self.reference_size == ReferenceFit.PUBLISHED:
+        if self.reference_size == ReferenceFit.TARGET:
+            return _covering((width, height), target[1:])
+        is_published = self.reference_size == ReferenceFit.PUBLISHED
+        if is_published:
             if not getattr(decoder, "edits_pictures", False):
                 raise ValueError(
                     f"--reference_size published: no pipeline of the codec {decoder.name} changes"
                     " pictures; choose own or target"
                 )
             width, height = decoder.reference_size(width, height)
-        rows, columns = (max(side // multiple, 1) * multiple for side in (height, width))
-        is_cropped = self.reference_size == ReferenceFit.PUBLISHED and getattr(
-            decoder, "crops_references", False
-        )
-        scaled = (max(height, rows), max(width, columns)) if is_cropped else (rows, columns)
-        return scaled, (rows, columns)
+        wide, high = (max(side // multiple, 1) * multiple for side in (width, height))
+        if is_published and not getattr(decoder, "crops_references", False):
+            return Placement((wide, high), (wide, high))
+        return Placement((max(width, wide), max(height, high)), (wide, high))
 
     def shown(self, height: int, width: int) -> np.ndarray | None:
         """The references side by side, else the first frame, as uint8 [H, W, 3] for a grid.
 
         None where none is given.
         """
-        each = [self._reference(file, (1, height, width)) for file in self.references]
+        each = [
+            self._reference(file, 1, _covering(self._upright(file).size, (height, width)))
+            for file in self.references
+        ]
         if not each and self.first is not None:
             each = [self.first_picture(height, width)]
         return beside(*map(_uint8, each)) if each else None
 
 
-def _middle(pictures_F3HW: Tensor, sides: tuple[int, int]) -> Tensor:
-    """The middle rows and columns of pictures."""
-    (rows, columns), (height, width) = sides, pictures_F3HW.shape[2:]
-    top, left = (height - rows) // 2, (width - columns) // 2
-    return pictures_F3HW[:, :, top : top + rows, left : left + columns]
+def _covering(size: tuple[int, int], sides: tuple[int, int]) -> Placement:
+    """Of a picture of `size` (width, height) that is cropped to `sides` (height, width)."""
+    height, width = sides
+    return Placement(cover(*size, (width, height)), (width, height))
 
 
 def _uint8(colours_13HW: Tensor) -> np.ndarray:
@@ -321,8 +319,12 @@ def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:
     Raises:
         ValueError: the file is not there or no picture.
     """
-    resized = _upright(file, option=option).resize((width, height), Image.Resampling.LANCZOS)
-    colours_HWC = torch.from_numpy(np.asarray(resized, dtype=np.float32) / 255)
+    return _colours(_upright(file, option=option).resize((width, height), Image.Resampling.LANCZOS))
+
+
+def _colours(picture: Image.Image) -> Tensor:
+    """[1, 3, H, W] in [-1, 1] of an RGB picture."""
+    colours_HWC = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)
     return (2 * colours_HWC - 1).permute(2, 0, 1)[None]
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from dit.codecs.frame_pictures import ENDINGS, first_film, upright_pictures
+from dit.codecs.rgb import Placement
 from dit.sampling.latent_sizes import Size
 
 
@@ -33,20 +34,18 @@ def check_video(file: str, *, option: str) -> None:
         raise ValueError(f"{option} {file} has no ending of a video ({', '.join(sorted(ENDINGS))})")
 
 
-def read_clip(file: str, size: Size, *, option: str) -> Tensor:
+def read_clip(file: str, size: Size, *, option: str, place: Placement | None = None) -> Tensor:
     """At most the first F pictures [F, 3, H, W] of a video, in [-1, 1]; `size` is (F, H, W).
 
-    They are resized as `read_picture` resizes.
+    They are resized as `read_picture` resizes, or placed at `place`, which has this size.
 
     Raises:
         ValueError: the file is not there or no video.
     """
     most, height, width = size
+    place = place or Placement((width, height), (width, height))
     with _pictures(file, option) as pictures:
-        resized = [
-            np.asarray(one.resize((width, height), Image.Resampling.LANCZOS), np.float32)
-            for one in islice(pictures, most)
-        ]
+        resized = [np.asarray(place.apply(one), np.float32) for one in islice(pictures, most)]
     if not resized:
         raise ValueError(f"{option} {file} has no pictures; give another video")
     numbers_FHW3 = torch.from_numpy(np.stack(resized))

@@ -368,7 +368,7 @@ def next_commands(config: RunConfig) -> str:
         of = ("--checkpoint_path", folder)
         of += ("--weights", "model") if config.ema.kind is EmaKind.NONE else ()
         out = ("--output_dir", folder / "generated", "--prompt", "what it is to show")
-        commands["pictures"] = ("recipes.generate_dit", *of, *out)
+        commands["pictures"] = ("recipes.generate_dit", *of, *out, *_pictures_needed(config))
     commands["report"] = ("dit.report", folder)
     if checkpoint is not None and not config.dataset.mock and exportable(config):
         export, name = ("export-lora", "lora") if config.lora.enabled else ("export", "diffusers")
@@ -378,11 +378,20 @@ def next_commands(config: RunConfig) -> str:
     return "\n".join(["what can be done with it:", *lines, ""])
 
 
+def _pictures_needed(config: RunConfig) -> tuple[str, ...]:
+    """Options of the pictures that the network makes nothing without."""
+    inputs = family_of(config.model).inputs(config.model)
+    needed = max((one.pictures for one in inputs if one.required), default=0)
+    return ("--image", "first.png", "--last_image", "last.png")[: 2 * needed]
+
+
 def exportable(config: RunConfig) -> bool:
-    """Whether `dit.convert export` accepts the run.
+    """Whether `dit.convert export`, or `export-lora` of a run with adapters, accepts the run.
 
     The same rules as `dit.convert.export.check_expressible`, without loading the converter.
     """
+    if config.lora.enabled:  # adapters have no scheduler beside them
+        return family_of(config.model).diffusers is not None
     scheduler = REGISTRY[config.objective.name].scheduler
     if scheduler is None or scheduler().inexpressible(config.objective):
         return False

@@ -21,6 +21,7 @@ from dit.config_loading import ConfigError, load_config
 from dit.config_loading.schema import hints
 from dit.convert.diffusers_checkpoint import OUR_KEY
 from dit.convert.diffusers_config import diffusers_transformer_config
+from dit.convert.errors import ConvertError
 from dit.convert.load_hf.start import hf_start
 from dit.models.registry import family_of, named_model, pairs
 from dit.objectives.diffusers_schedulers import EdmScheduler, FlowScheduler, UnipcScheduler
@@ -66,6 +67,9 @@ REFUSED = {
 }
 """Family of a file, and scheduler -> what is said."""
 
+POSITIONS = {name: ["model.frame_positions=causal"] for name in TUNING if name.startswith("ltx")}
+"""What no folder of a transformer alone tells."""
+
 FIXED = ("mlp_ratio", "glyph_hidden_size")
 """What Diffusers has in code, as the named sizes have it."""
 
@@ -88,7 +92,8 @@ def folder_of(place: Path, model: ModelConfig, scheduler: str | None, *, whole: 
 
 
 def run_of(name: str, folder: Path, *words: str) -> RunConfig:
-    overrides = (f"checkpoint.load_hf={folder}", "dataset.mock=true", *words)
+    overrides = [f"checkpoint.load_hf={folder}", "dataset.mock=true", *words]
+    overrides += POSITIONS.get(name, [])
     return load_config(
         dit_xl(), config_file=CONF / f"{name}.yaml", overrides=overrides, adapt=for_weights
     )
@@ -131,6 +136,17 @@ def test_the_folder_holds_over_what_the_size_implies(name: str, tmp_path: Path) 
     assert bare.objective == alone.objective
 
 
+@pytest.mark.parametrize("name", POSITIONS)
+def test_positions_of_ltx_are_those_of_the_pipeline(name: str, tmp_path: Path, monkeypatch) -> None:
+    folder = folder_of(tmp_path / "transformer", named_model(size_of(name)), None, whole=False)
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "LTXPipeline"}))
+    monkeypatch.delitem(POSITIONS, name)
+    with pytest.raises(ConvertError, match=r"does not say model\.frame_positions"):
+        run_of(name, folder)
+    for size in ("model.name=ltxv_2b", "model.name=ltxv_13b"):
+        assert run_of(name, tmp_path, size).model.frame_positions == "even"  # type: ignore
+
+
 def tiny_run(name: str, place: Path, scheduler: str) -> list[str]:
     """Words that start the file on a tiny network of its family, in a folder that is made."""
     named = named_model(size_of(name))
@@ -147,6 +163,7 @@ def tiny_run(name: str, place: Path, scheduler: str) -> list[str]:
     words += ["model.tensor_model_parallel_size=1", "model.sequence_parallel=false", geometry]
     words += ["dataset.task_encoder_seq_length=256", "train.global_batch_size=1"]
     words += ["checkpoint.save=null", "checkpoint.also_save_hf=false", "train.eval_interval=0"]
+    words += POSITIONS.get(name, [])
     return [f"checkpoint.load_hf={folder}", "dataset.mock=true", *words]
 
 

@@ -2,12 +2,22 @@
 
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from data_prep.media.videos import frames, timeline
+from data_prep.media.captions import ControlPicture
+from data_prep.media.frame_selection import KeptFrames
+from data_prep.media.resizing import Fit, ResizeMode
+from data_prep.media.videos import VideoDecoder, frames, timeline
+from data_prep.sources.beside_media import ReferenceRule, find_reference, read_reference
+from dit.codecs.rgb import WHITE, ReferenceFit
+from dit.models.family import InputKind, SampleInput
 from dit.sampling.conditions.clips import first_of_clip, is_video, read_clip
+from dit.sampling.given_pictures import GivenPictures
 from tests.media_files import turned_by, video, video_of
 
 
@@ -37,6 +47,27 @@ def test_a_given_clip_shows_what_packing_reads(kind: str, tmp_path: Path) -> Non
     clip = read_clip(str(path), (9, height, width), option="--video")
     found = ((clip + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
     assert (found == np.stack(packed)).all() and len(found) == 3
+
+
+@pytest.mark.parametrize("fit", [ReferenceFit.TARGET, ReferenceFit.OWN])
+@pytest.mark.parametrize("name", ["a.png", "a.mov"])
+def test_a_reference_of_another_shape_is_placed_as_in_packing(fit, name, tmp_path: Path) -> None:
+    path, seen = tmp_path / name, list[Any]()
+    pictures = np.random.default_rng(0).integers(0, 256, (3, 22, 40, 3), dtype=np.uint8)
+    video_of(path, pictures) if name == "a.mov" else Image.fromarray(pictures[0]).save(path)
+    decoder = SimpleNamespace(temporal_stride=1, encode=lambda clip: seen.append(clip) or clip)
+    wanted = [SampleInput(name="reference_latent_0", kind=InputKind.REFERENCE, width=3)]
+    given = GivenPictures(references=(str(path),), reference_size=fit)
+    given.inputs(decoder, wanted, size=(3, 24, 16), multiple=8)
+
+    control = ControlPicture(name, name, "stamp")
+    found = find_reference(0, control, lambda where: tmp_path / where)
+    kept = KeptFrames(found.line.shown if found.line else (), None)
+    rule = ReferenceRule(kind=fit, own=Fit(size_multiple=8, max_pixels=None))
+    planned = found.planned(rule, (16, 24), found.line, kept)
+    packed = read_reference(planned, path, ResizeMode.LANCZOS, WHITE, VideoDecoder.PYAV).placed
+    levels = ((seen[0] + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy()
+    np.testing.assert_array_equal(levels, np.stack([np.asarray(one) for one in packed]))
 
 
 def test_a_file_with_sound_alone_is_named(tmp_path: Path) -> None:

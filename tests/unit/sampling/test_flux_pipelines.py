@@ -114,7 +114,7 @@ def test_reference_pictures_of_files(groups, tmp_path: Path) -> None:
     assert [tuple(latent.shape) for latent in seen] == [(4, 1, 10, 16), (4, *PICTURE)]
     vae = run.decoder
     assert vae is not None
-    picture = Image.open(files[0]).resize((32, 20), Image.Resampling.LANCZOS)
+    picture = Image.open(files[0]).crop((0, 1, 32, 21))
     colours = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)
     torch.testing.assert_close(seen[0], vae.encode(colours[:, None]), rtol=1e-2, atol=1e-2)
     with pytest.raises(ValueError, match=r"1.png: the network takes 1 at most"):

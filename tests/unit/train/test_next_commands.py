@@ -7,11 +7,15 @@ from dataclasses import replace
 import pytest
 
 from dit.config import EmaConfig, EmaKind, LoraConfig, ObjectiveConfig, ObjectiveName
+from dit.config.objective import SamplingLevels
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, check_expressible
 from dit.train.checkpoint import resume
 from dit.train.checkpoint.resume import exportable
+from tests.families.wan import wan_model
 from tests.packs import run_config, tiny_model
+
+QUADRATIC = SamplingLevels.LINEAR_QUADRATIC
 
 
 def flow(**options: object) -> ObjectiveConfig:
@@ -53,6 +57,15 @@ def test_export_is_offered_where_the_converter_accepts_the_run(config, expected)
     [
         (run_config(), ("diffusers", "export ")),
         (run_config(lora=LoraConfig(rank=4)), ("lora", "export-lora ")),
+        (
+            run_config(lora=LoraConfig(rank=4), objective=flow(sampling_levels=QUADRATIC)),
+            ("export-lora ",),
+        ),
+        (
+            run_config(model=wan_model("i2v")),
+            (" --image first.png\n",),
+        ),
+        (run_config(model=wan_model("flf2v")), ("--image first.png --last_image last.png\n",)),
         (run_config(ema=EmaConfig(kind=EmaKind.NONE)), ("--weights model --output_dir", "export ")),
     ],
 )

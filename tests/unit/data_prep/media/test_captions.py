@@ -7,7 +7,7 @@ import pytest
 
 from data_prep.media.captions import Captions, MissingCaption
 from data_prep.refusals import PrepError, Reason, RefusedError
-from data_prep.sources.listing import list_media
+from data_prep.sources.listing import VIDEOS, list_media
 
 
 def captions(root: Path, **options) -> Captions:
@@ -131,6 +131,11 @@ def test_the_listing_counts_what_it_leaves_out(root: Path) -> None:
 def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
     with pytest.raises(PrepError, match="is no folder"):
         list_media(tmp_path / "missing")
-    (tmp_path / "clip.mp4").touch()
+    (tmp_path / "clip.gif").touch()
+    with pytest.raises(
+        PrepError, match=r"1 x \*.gif \(animations are no clips; convert them to MP4"
+    ):
+        list_media(tmp_path, VIDEOS, option="--video_dir")
+    (tmp_path / "clip.gif").rename(tmp_path / "clip.mp4")
     with pytest.raises(PrepError, match=r"holds no image \(it holds 1 x \*.mp4\).*\.jpg"):
         list_media(tmp_path)

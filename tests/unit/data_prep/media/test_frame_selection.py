@@ -64,6 +64,14 @@ def test_sampling_by_time() -> None:
     assert FrameRule(fps=16).choose(clip, seed="")[0].fps == 16
 
 
+@pytest.mark.parametrize("rate", [8, 16, 24])
+def test_a_coarse_clock_chooses_the_frames_of_a_fine_one(rate: int) -> None:
+    """AVI counts frames: those times are exact, and half of one would be half a frame."""
+    clip = line(50, fps=12.5)
+    counted = replace(clip, shown=tuple(range(50)), tick=Fraction(2, 25))
+    assert kept(FrameRule(fps=rate), counted) == kept(FrameRule(fps=rate), clip)
+
+
 def test_a_variable_rate_keeps_its_frames_or_becomes_an_even_clock() -> None:
     shown = (0, 100, 200, 800, 900)  # the third frame stays for 0.6 s
     clip = Timeline(width=8, height=8, shown=shown, tick=Fraction(1, 1000), duration=1.0)

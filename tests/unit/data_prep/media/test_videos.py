@@ -120,6 +120,31 @@ def test_frames_that_a_player_shows_otherwise_are_named(tmp_path: Path) -> None:
     assert {"HDR video", "interlaced video"} <= {n.split(":")[0] for n in json.loads(line)["notes"]}
 
 
+@pytest.mark.parametrize(
+    ("size", "told", "guessed"),
+    [((1280, 32), 2, True), ((32, 720), 2, True), ((1280, 32), 1, False), ((720, 576), 2, False)],
+)
+def test_large_videos_without_a_colour_matrix_are_named(size, told, guessed, tmp_path) -> None:
+    with av.open(str(path := tmp_path / "a.mp4"), "w") as container:
+        stream = container.add_stream("libx264", rate=25, width=size[0], height=size[1])
+        stream.codec_context.colorspace = told
+        container.mux(stream.encode(av.VideoFrame(size[0], size[1], "yuv420p")))
+        container.mux(stream.encode())
+    assert ["BT.601" in flaw for flaw in timeline(path).flaws] == [True] * guessed
+
+
+def test_a_second_video_stream_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.mkv"
+    with av.open(str(path), "w") as container:
+        both = [container.add_stream("libx264", rate=25, width=w, height=32) for w in (32, 64)]
+        for stream in both:
+            container.mux(stream.encode(av.VideoFrame(stream.width, 32, "yuv420p")))
+            container.mux(stream.encode())
+    line = timeline(path)
+    assert line.flaws == ("2 video streams in a file: only the first is read",)
+    assert line.width == 32
+
+
 def kept(path: Path, *numbers: int) -> Entry:
     line = timeline(path)
     return Entry(
