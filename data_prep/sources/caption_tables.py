@@ -82,7 +82,7 @@ class CaptionTables:
         return None
 
     def unused(self, exists: Callable[[str], bool]) -> Counter[str]:
-        """Counts of rows that name no file, that a later row replaces, or that give a field twice."""
+        """Counts of rows that name no file, are replaced by a later row, or give a field twice."""
         lost, unclear, counts = list[str](), list[str](), Counter[str]()
         for path in sorted(self.paths):
             rows, folder = self._rows(path), str(PurePosixPath(path).parent)

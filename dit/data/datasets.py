@@ -152,13 +152,17 @@ def _check_ranges(meta: EPath) -> None:
 
 
 def key_prefixes(leaves: tuple[DatasetSplit, ...]) -> dict[str, str]:
-    """Path of each dataset of a blend -> the prefix that makes its keys unique in the blend."""
+    """Path of each dataset of a blend -> the prefix that makes its keys unique in the blend.
+
+    A folder that the blend has twice is one dataset.
+    """
     if len(leaves) < 2:
         return {}
-    names = [leaf.name for leaf in leaves]
+    folders = {str(leaf.path): (index, leaf.name) for index, leaf in enumerate(leaves)}
+    names = [name for _, name in folders.values()]
     return {
-        str(leaf.path): leaf.name if names.count(leaf.name) == 1 else f"{leaf.name}-{index}"
-        for index, leaf in enumerate(leaves)
+        path: name if names.count(name) == 1 else f"{name}-{index}"
+        for path, (index, name) in folders.items()
     }
 
 

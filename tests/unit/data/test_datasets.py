@@ -5,9 +5,11 @@ import json
 import pytest
 import safetensors.torch
 import torch
+from megatron.energon.epathlib import EPath
 
 from dit.config import BlendEntry, DatasetConfig
 from dit.data import DataError, build_train_loader, dataset_card, null_inputs
+from dit.data.datasets import DatasetSplit, key_prefixes
 from tests.packs import run_config
 
 
@@ -21,6 +23,14 @@ def blend(*entries):
     """A metadataset of these datasets."""
     head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
     return f"{head}    blend: [{', '.join(entries)}]\n"
+
+
+def test_folders_of_a_blend_have_names_that_people_know():
+    """A folder that comes twice has its own, as it is one dataset."""
+    leaves = [DatasetSplit(path=EPath(path), split="train") for path in ("/a/img", "/b", "/a/img")]
+    assert key_prefixes(tuple(leaves)) == {"/a/img": "img", "/b": "b"}
+    leaves.append(DatasetSplit(path=EPath("/c/img"), split="train"))
+    assert key_prefixes(tuple(leaves)) == {"/a/img": "img-2", "/b": "b", "/c/img": "img-3"}
 
 
 def test_no_data_named():
