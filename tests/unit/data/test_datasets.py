@@ -214,7 +214,7 @@ def test_samples_with_null_texts_of_their_own_blend_with_others(shards, tmp_path
     config = shards.config(blend=tuple(BlendEntry(path=str(root)) for root in roots))
     family = family_named("qwen_image")
     edits = {"name": "custom", "crossattn_emb_size": 8, "reference_latents": 1}
-    config = replace(config, model=family.config(**family.tiny["qwen_image"] | edits))
+    config = replace(config, model=family.config(**{**family.tiny["qwen_image"], **edits}))
     assert torch.equal(null_inputs(config)["text"], torch.zeros(1, 8))
     null(roots[1], 3)
     assert torch.equal(null_inputs(config)["text"], torch.full((3, 8), 3.0))
