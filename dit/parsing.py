@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,8 +83,12 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(
+    text: str | bytes, *, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
     """The value of a JSON document: json.loads with one kind of error for any bytes.
+
+    `pairs` makes an object of its names and values, where it is to know of names given twice.
 
     Raises:
         ValueError: it is no JSON, is nested too deeply, or holds half of a surrogate pair, which
@@ -93,7 +97,7 @@ def parse_json(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text))
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=pairs)
         if "\\u" in text or _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:

@@ -82,12 +82,14 @@ class CaptionTables:
         return None
 
     def unused(self, exists: Callable[[str], bool]) -> Counter[str]:
-        """Counts of rows that name no file, and of rows that a later row replaces."""
+        """Counts of rows that name no file, are replaced by a later row, or give a field twice."""
         lost, unclear, counts = list[str](), list[str](), Counter[str]()
         for path in sorted(self.paths):
             rows, folder = self._rows(path), str(PurePosixPath(path).parent)
             if rows.repeated:
                 counts[f"row of {path} whose name a later row gives again"] = rows.repeated
+            if rows.repeating:
+                counts[f"row of {path} with a field twice, the last counts"] = rows.repeating
             # `_names` has media at any depth; other files are looked for at the path in the row.
             names = (name for name in rows.by_name if not self._names[folder, name])
             for name in names:
@@ -224,8 +226,7 @@ class CaptionTables:
                 content, folders = self.read(path), self._folders(path)
                 rows = rows_of(path, content, table_format(path), folders=folders)
                 for name in [name for name in rows.by_name if "\\" in name]:
-                    slashes = self._with_slashes(name, str(PurePosixPath(path).parent))
-                    rows.by_name[slashes] = rows.by_name.pop(name)
+                    rows.rename(name, self._with_slashes(name, str(PurePosixPath(path).parent)))
                 self._respell(rows)
                 self._parsed[path] = rows
             except (RefusedError, OSError) as error:

@@ -35,6 +35,18 @@ class TableRow(NamedTuple):
         return f"{path}, row {self.number},"
 
 
+class _Object(dict[str, Any]):
+    """A JSON object or a row of CSV, which knows how many values a later one of its name replaces.
+
+    Spreadsheets leave columns without a name.
+    """
+
+    def __init__(self, pairs: list[tuple[str, Any]]):
+        super().__init__(pairs)
+        named = [name for name, _ in pairs if name]
+        self.replaced = len(named) - len({*named})
+
+
 @dataclass(kw_only=True, slots=True)
 class Rows:
     """The rows of a table."""
@@ -48,6 +60,8 @@ class Rows:
     """Names that are several media in composed form."""
     repeated: int = 0
     """Rows that a later row of the same name replaces."""
+    repeating: int = 0
+    """Rows that give a field twice."""
     problem: RefusedError | None = None
     """The first error without a file name; it may concern any medium that has no row."""
 
@@ -59,9 +73,18 @@ class Rows:
                 content if is_bad else self.refusal(f"{why}: {short_repr(content)}")
             )
             return
-        name = self._relative(posixpath.normpath(name))
-        self.repeated += name in self.by_name
-        self.by_name[name] = TableRow(content, number)
+        self.repeating += isinstance(content, _Object) and content.replaced > 0
+        self._put(self._relative(posixpath.normpath(name)), TableRow(content, number))
+
+    def _put(self, name: str, row: TableRow) -> None:
+        """Of two rows of a name the later one is kept."""
+        former = self.by_name.pop(name, row)
+        self.repeated += former is not row
+        self.by_name[name] = max(former, row, key=lambda one: one.number)
+
+    def rename(self, name: str, new: str) -> None:
+        """Another spelling of a name, which another row may have, too."""
+        self._put(new, self.by_name.pop(name))
 
     def _relative(self, name: str) -> str:
         """An absolute path, or one that leaves the folder and returns, as relative path."""
@@ -90,7 +113,7 @@ def rows_of(path: str, content: bytes, form: str | None, *, folders: tuple[str, 
             case "csv":
                 _add_csv(rows, decode_utf8(content, errors="surrogateescape"))
             case _:
-                _add_document(rows, parse_json(decode_utf8(content)))
+                _add_document(rows, parse_json(decode_utf8(content), pairs=_Object))
     except ValueError as error:
         rows.add_problem(str(error))
     return rows
@@ -102,7 +125,7 @@ def _add_lines(rows: Rows, text: str) -> None:
         if not line.strip():
             continue
         try:
-            row = parse_json(line)
+            row = parse_json(line, pairs=_Object)
         except json.JSONDecodeError as error:
             rows.add_problem(f"line {number} is no JSON: {error.msg}, column {error.colno}")
         except ValueError as error:
@@ -119,7 +142,8 @@ def _add_document(rows: Rows, value: Any) -> None:
     if listed is not None:
         for number, row in enumerate(listed, 1):
             _add_row(rows, row, number)
-    elif isinstance(value, dict):
+    elif isinstance(value, _Object):
+        rows.repeated += value.replaced
         for number, (name, row) in enumerate(value.items(), 1):
             rows.add(name, row, number)
     else:
@@ -190,7 +214,7 @@ def _head(rows: Rows, cells: list[str]) -> list[str] | None:
 def _add_cells(rows: Rows, head: list[str], cells: list[str], number: int) -> None:
     while len(cells) > len(head) and not cells[-1]:
         del cells[-1]
-    row = dict(zip(head, cells, strict=False))
+    row = _Object(list(zip(head, cells, strict=False)))
     name = next((row[key] for key in NAME_FIELDS if key in row), None)
     if len(cells) <= len(head):
         rows.add(name, row, number)

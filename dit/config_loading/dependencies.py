@@ -28,6 +28,7 @@ _SIGMAS = {"objective.sampling_levels": ("karras", "karras_to_sigma_min")}  # or
 _DECAY = {"scheduler.lr_decay_style": ("cosine", "linear")}
 
 NEEDS: Mapping[str, Mapping[str, Any]] = {
+    "model.cp_comm_type": {"model.context_parallel_size": range(2, 2**31)},
     "model.recompute_method": _FULL,
     "model.recompute_num_layers": _FULL,
     "model.fp8_recipe": {"model.fp8": SET},
@@ -83,14 +84,14 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {
     "logger.wandb_exp_name": {"logger.wandb_project": SET},
     "logger.wandb_entity": {"logger.wandb_project": SET},
 }
-"""Key -> the settings with which it has an effect; a tuple has several values of one."""
+"""Key -> the settings with which it has an effect; a tuple or range has several values of one."""
 
 
 def has(value: Any, wanted: Any) -> bool:
     """Whether a setting is as `NEEDS` wants it."""
     if wanted is SET:
         return value is not None
-    return value in wanted if isinstance(wanted, tuple) else value == wanted
+    return value in wanted if isinstance(wanted, tuple | range) else value == wanted
 
 
 def missing(key: str, run: RunGroups) -> list[str]:
@@ -115,5 +116,5 @@ def _value(key: str, run: RunGroups) -> Any:
 
 
 def _shown(wanted: Any) -> str:
-    value = wanted[0] if isinstance(wanted, tuple) else wanted
+    value = wanted[0] if isinstance(wanted, tuple | range) else wanted
     return "null" if value is None else str(value).lower()

@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from dit.config import Problems, RunConfig
+from dit.config import OptimizerKind, Problems, RunConfig
 from dit.config.checks import Rule, check
 from dit.config_loading.dependencies import missing
 from dit.config_loading.schema import (
@@ -90,6 +90,12 @@ def unused(config: RunConfig, merged: Merged, base: dict[str, Any]) -> list[str]
         if lacks and not origin.startswith("model.name="):  # which no person set
             # Without the value, which may be of the environment.
             found.setdefault(" and ".join(lacks), []).append(f"{key} ({origin})")
+    if config.optimizer.kind is not OptimizerKind.MUON:
+        for index, group in enumerate(config.optimizer.groups):
+            if group.kind is not None:
+                place = ("optimizer", "groups", index, "kind")
+                said = f"{dotted(place)} ({_origin(place, merged.origins)})"
+                found.setdefault(f"optimizer.kind={OptimizerKind.MUON}", []).append(said)
     return [f"{', '.join(keys)}: not used without {lacks}" for lacks, keys in found.items()]
 
 

@@ -152,13 +152,17 @@ def _check_ranges(meta: EPath) -> None:
 
 
 def key_prefixes(leaves: tuple[DatasetSplit, ...]) -> dict[str, str]:
-    """Path of each dataset of a blend -> the prefix that makes its keys unique in the blend."""
+    """Path of each dataset of a blend -> the prefix that makes its keys unique in the blend.
+
+    A folder that the blend has twice is one dataset.
+    """
     if len(leaves) < 2:
         return {}
-    names = [leaf.name for leaf in leaves]
+    folders = {str(leaf.path): (index, leaf.name) for index, leaf in enumerate(leaves)}
+    names = [name for _, name in folders.values()]
     return {
-        str(leaf.path): leaf.name if names.count(leaf.name) == 1 else f"{leaf.name}-{index}"
-        for index, leaf in enumerate(leaves)
+        path: name if names.count(name) == 1 else f"{name}-{index}"
+        for path, (index, name) in folders.items()
     }
 
 
@@ -177,22 +181,32 @@ def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[s
 
     Those that the encoders make of an empty caption come from `null_text.safetensors`; where no
     dataset has this file, each is one zero vector. An input that samples may lack may be absent
-    from the file, and is empty then. Inputs that keep their own value are absent here.
+    from the file, and is empty then. Inputs that keep their own value are absent here. Where
+    samples may have their own `null_text`, datasets without the file are taken to have it in all.
 
     Raises:
         DataError: the datasets of a blend disagree, or an input is missing or has another shape.
     """
     inputs = family_of(config.model).inputs(config.model)
     leaves = train_leaves(config)
+    if any(one.kind is InputKind.NULL_TEXT for one in inputs):
+        leaves = tuple(leaf for leaf in leaves if (leaf.path / NULL_TEXT).is_file())
     found = [_null_inputs(leaf, inputs) for leaf in leaves] or [_null_inputs(None, inputs)]
     for leaf, null in zip(leaves, found, strict=False):
         for name, value in null.items():
             if not torch.equal(value, found[0][name]):
                 raise DataError(
                     f"{NULL_TEXT} of {leaf.path} differs from that of {leaves[0].path} in"
-                    f" `{name}`; pack all datasets of a blend with the same text encoder"
+                    f" `{name}`{_without_null(leaf, leaves[0])}; pack all datasets of a blend with"
+                    " the same text encoder"
                 )
     return {name: value.to(device) for name, value in found[0].items()}
+
+
+def _without_null(*leaves: DatasetSplit) -> str:
+    """Which of them have zeros for want of the file."""
+    lacking = [f"{leaf.path}" for leaf in leaves if not (leaf.path / NULL_TEXT).is_file()]
+    return f" ({lacking[0]} has no such file, which means a zero vector)" if lacking else ""
 
 
 def _null_inputs(leaf: DatasetSplit | None, inputs: Sequence[SampleInput]) -> dict[str, Tensor]:

@@ -5,9 +5,10 @@ The files are listed in `dit.train.checkpoint`. `TrainProgress` is how far a run
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -390,10 +391,17 @@ def check_same_weights(path: Path, config: RunConfig) -> None:
 
 def _different(saved: dict[str, Any], here: dict[str, Any]) -> str:
     return "".join(
-        f"\n  {name}: {saved.get(name)} in the checkpoint, {here.get(name)} here"
+        f"\n  {name}: {_spelled(was)} in the checkpoint, {_spelled(now)} here"
         for name in sorted({**saved, **here})  # families have keys of their own
-        if saved.get(name) != here.get(name)
+        if (was := saved.get(name)) != (now := here.get(name))
     )
+
+
+def _spelled(value: Any) -> str:
+    """As a configuration has it."""
+    if isinstance(value, tuple):
+        value = [asdict(one) if is_dataclass(one) else one for one in value]
+    return json.dumps(value, ensure_ascii=False).strip('"')
 
 
 def weight_settings(model: ModelConfig) -> dict[str, Any]:

@@ -67,6 +67,14 @@ def test_every_problem_of_a_group_is_told_at_once() -> None:
         ),
         (["objective.name=flow", "objective.rho=5", "objective.sampling_levels=karras"], None),
         (["optimizer.muon_steps=9"], "not used without optimizer.kind=muon"),
+        (
+            ["optimizer.groups=[{pattern: '*', kind: adamw}]", "optimizer.muon_steps=9"],
+            "optimizer.muon_steps (command line), optimizer.groups[0].kind (command line): not used"
+            " without optimizer.kind=muon",
+        ),
+        (["optimizer.groups=[{pattern: '*', kind: adamw}]", "optimizer.kind=muon"], None),
+        (["model.cp_comm_type=all_gather"], "not used without model.context_parallel_size=2"),
+        (["model.cp_comm_type=all_gather", "model.context_parallel_size=4"], None),
         (["model.route_rate=0.25"], "not used without model.route_from"),
         (["objective.p_mean=1"], None),
         (["objective.name=flow", "objective.p_mean=1"], "not used without objective.name=edm"),

@@ -1,13 +1,17 @@
 """Paths, folders and what lies beside the shards; every problem is found before reading."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import safetensors.torch
 import torch
+from megatron.energon.epathlib import EPath
 
 from dit.config import BlendEntry, DatasetConfig
 from dit.data import DataError, build_train_loader, dataset_card, null_inputs
+from dit.data.datasets import DatasetSplit, key_prefixes
+from dit.models.registry import family_named
 from tests.packs import run_config
 
 
@@ -21,6 +25,14 @@ def blend(*entries):
     """A metadataset of these datasets."""
     head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
     return f"{head}    blend: [{', '.join(entries)}]\n"
+
+
+def test_folders_of_a_blend_have_names_that_people_know():
+    """A folder that comes twice has its own, as it is one dataset."""
+    leaves = [DatasetSplit(path=EPath(path), split="train") for path in ("/a/img", "/b", "/a/img")]
+    assert key_prefixes(tuple(leaves)) == {"/a/img": "img", "/b": "b"}
+    leaves.append(DatasetSplit(path=EPath("/c/img"), split="train"))
+    assert key_prefixes(tuple(leaves)) == {"/a/img": "img-2", "/b": "b", "/c/img": "img-3"}
 
 
 def test_no_data_named():
@@ -189,8 +201,23 @@ def test_null_texts_of_a_blend_must_agree(shards, tmp_path):
     null(roots[1], 2)
     assert len(null_inputs(config)["text"]) == 2
     null(roots[1], 3)
-    with pytest.raises(DataError, match=r"of .*/b differs from that of .*/a"):
+    with pytest.raises(DataError, match=r"of .*/b differs from that of .*/a in `text`; pack"):
         null_inputs(config)
+    (roots[1] / "null_text.safetensors").unlink()
+    with pytest.raises(DataError, match=r"\(.*/b has no such file, which means a zero vector\)"):
+        null_inputs(config)
+
+
+def test_samples_with_null_texts_of_their_own_blend_with_others(shards, tmp_path):
+    """As edits of Qwen-Image-Edit, whose folder has no file of them, beside plain pictures."""
+    roots = [shards.good_set(tmp_path / name, 5) for name in "ab"]
+    config = shards.config(blend=tuple(BlendEntry(path=str(root)) for root in roots))
+    family = family_named("qwen_image")
+    edits = {"name": "custom", "crossattn_emb_size": 8, "reference_latents": 1}
+    config = replace(config, model=family.config(**{**family.tiny["qwen_image"], **edits}))
+    assert torch.equal(null_inputs(config)["text"], torch.zeros(1, 8))
+    null(roots[1], 3)
+    assert torch.equal(null_inputs(config)["text"], torch.full((3, 8), 3.0))
 
 
 def test_a_folder_prepared_by_energon_itself_is_read(shards, tmp_path, opened):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 STAND_INS = {
-    # The launchers: end by themselves with $LAUNCHER_CODE, or wait for SIGTERM, "save" and fail.
+    # The launchers: end by themselves with $LAUNCHER_CODE, or wait for SIGTERM, "save" and end.
     "srun": """
 echo "$@" > arguments
 [ "$LAUNCHER_CODE" = wait ] || exit "$LAUNCHER_CODE"
-trap 'sleep 0.5; touch saved; exit 1' TERM
+trap 'sleep 0.5; touch saved; exit "$STOPPED_CODE"' TERM
 echo $$ > launcher.tmp && mv launcher.tmp launcher
 while :; do sleep 0.05; done
 """,
@@ -61,13 +61,16 @@ def test_exit_code_is_the_launchers(
     assert "--config-file conf/a b.yaml train.train_iters=5" in arguments
 
 
-def test_stopped_job_saves_and_is_queued_again(
-    repo_root: Path, tmp_path: Path, slurm: dict[str, str]
+@pytest.mark.parametrize("code", [0, 1])
+def test_stopped_job_saves_and_is_queued_again_unless_it_is_complete(
+    repo_root: Path, tmp_path: Path, slurm: dict[str, str], code: int
 ) -> None:
-    job = start(repo_root, tmp_path, slurm | {"LAUNCHER_CODE": "wait"})
+    slurm |= {"LAUNCHER_CODE": "wait", "STOPPED_CODE": str(code)}
+    job = start(repo_root, tmp_path, slurm)
     while not (tmp_path / "launcher").exists():
         assert job.poll() is None
     job.send_signal(signal.SIGTERM)
-    job.wait(30)
+    assert job.wait(30) == code
     assert (tmp_path / "saved").exists()
-    assert (tmp_path / "requeued").read_text() == "requeue 42\n"
+    assert (tmp_path / "requeued").exists() == bool(code)
+    assert not code or (tmp_path / "requeued").read_text() == "requeue 42\n"

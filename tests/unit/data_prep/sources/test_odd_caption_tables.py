@@ -190,6 +190,30 @@ def test_rows_that_match_no_file_are_counted(root: Path, tmp_path: Path, capsys)
     assert json.loads((out / "dataset_card.json").read_text())["ignored"][lost] == 5
 
 
+@pytest.mark.parametrize("later", ["/", "\\"])
+def test_of_a_name_that_is_given_twice_the_last_row_counts(root: Path, later: str) -> None:
+    image(root / "deep/d.png")
+    names = [f"deep{slash}d.png" for slash in ("/\\" if later == "\\" else "\\/")]
+    rows = [{"file_name": name, "caption": f"row {n}"} for n, name in enumerate(names)]
+    (root / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    texts = found(root)
+    assert texts["deep/d"] == ["row 1"]
+    assert texts[None] == {"row of x.jsonl whose name a later row gives again": 1}
+
+
+def test_names_and_fields_that_come_twice_are_counted(root: Path) -> None:
+    (root / "captions.json").write_text('{"a.png": "A", "a.png": "B", "a.png": "C"}')
+    (root / "x.csv").write_text("file_name,caption,caption,,\nb.png,A,B,,\n")
+    (root / "y.jsonl").write_text('{"file_name": "c.png", "caption": "A", "caption": "B"}')
+    texts = found(root)
+    assert (texts["a"], texts["b"], texts["c"]) == (["C"], ["B"], ["B"])
+    assert texts[None] == {
+        "row of captions.json whose name a later row gives again": 2,
+        "row of x.csv with a field twice, the last counts": 1,
+        "row of y.jsonl with a field twice, the last counts": 1,
+    }
+
+
 def test_absolute_paths_and_those_that_return_into_the_folder(root: Path, tmp_path: Path) -> None:
     image(root / "deep/d.png")
     (tmp_path / "link").symlink_to(root)
