@@ -66,8 +66,18 @@ LAYERS: Mapping[str, tuple[str, Mapping[str, int], Mapping[str, int]]] = {
         {"num_layers": 1, "num_refiner_layers": 1},
         {"num_layers": 2, "num_refiner_layers": 1},
     ),
+    "double, gated": (
+        "flux2_klein_4b",
+        {"num_layers": 1, "num_single_layers": 1},
+        {"num_layers": 2, "num_single_layers": 1},
+    ),
     "single": (
         "flux1_schnell",
+        {"num_layers": 1, "num_single_layers": 1},
+        {"num_layers": 1, "num_single_layers": 2},
+    ),
+    "single, gated": (
+        "flux2_klein_4b",
         {"num_layers": 1, "num_single_layers": 1},
         {"num_layers": 1, "num_single_layers": 2},
     ),

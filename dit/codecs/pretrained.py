@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -193,13 +195,48 @@ def tensors_of(part: PipelineComponent, names: tuple[str, ...]) -> dict[str, Any
         raise _unusable(part, error) from None
 
 
-@lru_cache
+_visitors: dict[str, list[Any]] = {}
+"""Networks of the host by the device that they are on for a while."""
+
+
+@contextmanager
+def visits(device: str) -> Iterator[None]:
+    """Inside, networks that are loaded for `device` are the host's; after it they are back there.
+
+    So they leave the memory of a GPU to others, and are read from disk once.
+    """
+    import torch
+
+    visitors = _visitors[device] = []
+    try:
+        yield
+    finally:
+        del _visitors[device]
+        with torch.inference_mode(False):
+            for network in visitors:
+                network.to("cpu")
+
+
 def load(part: PipelineComponent) -> Any:
     """The component itself; a network has no gradients and is on its device.
 
     Raises:
         CodecError: it cannot be loaded.
     """
+    import torch
+
+    # Else the weights of networks that are loaded while others compute could not be moved later.
+    with torch.inference_mode(False):
+        if part.precision is None or part.device not in _visitors:
+            return _loaded(part)
+        network, visitors = _loaded(replace(part, device="cpu")), _visitors[part.device]
+        if network not in visitors:
+            visitors.append(network)
+        return network.to(part.device)
+
+
+@lru_cache
+def _loaded(part: PipelineComponent) -> Any:
     import torch
 
     kind = _class_of(part)
@@ -217,7 +254,7 @@ def load(part: PipelineComponent) -> Any:
 
 def forget() -> None:
     """Frees the memory of every network that was loaded here."""
-    load.cache_clear()
+    _loaded.cache_clear()
 
 
 def _tie(model: Any) -> None:

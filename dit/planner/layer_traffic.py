@@ -20,6 +20,8 @@ from dit.models.layer_spec import (
     AttentionSpec,
     CrossLayerSpec,
     DoubleLayerSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
     LayerSpec,
     QkNorm,
     RowKind,
@@ -87,6 +89,12 @@ def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
 
 def row_of(layer: LayerSpec) -> str:
     """The row of the table: the layer of a published network that is most like this one."""
+    if isinstance(layer, DoubleLayerSpec | SingleLayerSpec) and _is_gated(layer.feed_forward):
+        return "double, gated" if isinstance(layer, DoubleLayerSpec) else "single, gated"
+    return _row(layer)
+
+
+def _row(layer: LayerSpec) -> str:
     match layer:
         case CrossLayerSpec(gated_cross=False):
             return "cross, table"
@@ -106,6 +114,12 @@ def row_of(layer: LayerSpec) -> str:
             return "sequential, grouped heads"
         case SingleLayerSpec():
             return "single"
+
+
+def _is_gated(feed_forward: FeedForwardSpec | ExpertsSpec) -> bool:
+    """Whether it multiplies two rows of hidden units, as SwiGLU does: more reads, and more kept."""
+    one = feed_forward.expert if isinstance(feed_forward, ExpertsSpec) else feed_forward
+    return one.activation.inputs > 1
 
 
 def _prepared_together(attention: AttentionSpec) -> bool:

@@ -10,13 +10,19 @@ from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.codecs.text.encoder import unknown_words
+from dit.batch import NullInputs
+from dit.codecs.pretrained import visits
+from dit.codecs.text.encoder import TextEncoder, unknown_words
 from dit.codecs.vae import usual_size
 from dit.config import Sampler
+from dit.distributed.entry import say_notice
+from dit.distributed.process_groups import device
 from dit.models.registry import family_of
+from dit.parsing import cause
 from dit.progress import Track, no_progress
 from dit.sampling.commands.options import FPS, GenerationOptions
 from dit.sampling.conditions.clips import check_video, is_video, shorter
@@ -90,15 +96,39 @@ def _encoded(
 ) -> list[PromptTexts]:
     """What the text encoder makes of each prompt and its negative prompt, `words`.
 
+    It computes on the GPU where it fits there beside the network, and goes back to the host, which
+    computes otherwise. Ranks that share a layer read the same numbers, so all do alike.
+
     Raises:
         ValueError: it sees the first frame or the pictures to edit, and a prompt has none.
     """
-    encoder = opened.encoder
+    where, encoder, why, texts = device(), opened.encoder, "", list[PromptTexts]()
+    if where.type == "cuda":
+        try:
+            with visits(str(where)):
+                texts = _texts(encoder.on(str(where)), opened.null, words, given)
+        except torch.OutOfMemoryError as error:
+            why = cause(error)
+        whys = [why] * dist.get_world_size()
+        dist.all_gather_object(whys, why)
+        why = next(filter(None, whys), "")
+        if not why:
+            return texts
+        torch.cuda.empty_cache()
+        say_notice(f"the text encoder computes on the CPU, because it does not fit ({why})")
+    return _texts(encoder, opened.null, words, given)
 
+
+def _texts(
+    encoder: TextEncoder,
+    null: NullInputs,
+    words: Sequence[tuple[str, str]],
+    given: Sequence[GivenPictures],
+) -> list[PromptTexts]:
     @cache
     def alone(text: str, negative: bool) -> Mapping[str, Tensor]:
         if not text:
-            return dict(opened.null)
+            return dict(null)
         return encoder.encode_negative(text) if negative else encoder.encode_all(text)
 
     @cache

@@ -16,7 +16,14 @@ from data_prep.cli.next_command import from_scratch, tuning_of
 from data_prep.cli.parser import main
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import CodecError
-from dit.codecs.pretrained import PipelineComponent, load, model_config_of
+from dit.codecs.pretrained import (
+    PipelineComponent,
+    _loaded,
+    forget,
+    load,
+    model_config_of,
+    visits,
+)
 from dit.codecs.vae import CODECS
 from dit.codecs.vae.autoencoder import Autoencoder
 from dit.config_loading import load_config
@@ -373,5 +380,22 @@ def test_a_model_that_is_neither_here_nor_on_the_hub() -> None:
 
 def test_weights_are_loaded_once(folders) -> None:
     model = codec("wan", folders["wan"])
-    load.cache_clear()
-    assert model.model is model.model and load.cache_info().misses == 1
+    forget()
+    assert model.model is model.model and _loaded.cache_info().misses == 1
+
+
+def test_a_network_visits_a_device_and_goes_back_whoever_loads_it(folders, monkeypatch) -> None:
+    part = PipelineComponent(
+        library="diffusers", kind="AutoencoderKLWan", model=str(folders["wan"]), subfolder="vae",
+        precision="bfloat16",
+    )  # fmt: skip
+    with torch.inference_mode():  # as encoders load
+        network = load(part)
+    went = []
+    monkeypatch.setattr(network, "to", lambda device: went.append(device) or network)
+    with pytest.raises(torch.OutOfMemoryError), visits("there"):
+        for _ in range(2):
+            assert load(replace(part, device="there")) is network
+        raise torch.OutOfMemoryError("no room")
+    assert went == ["there", "there", "cpu"] and load(part) is network
+    assert not any(p.is_inference() for p in network.parameters())
