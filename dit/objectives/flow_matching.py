@@ -33,7 +33,7 @@ RHO = 7.0  # Diffusers: fixed in _convert_to_karras
 BETA = 0.6  # Diffusers: alpha and beta of _convert_to_beta
 NEAR_ONE = 1e-6  # Diffusers: eps of UniPCMultistepScheduler.set_timesteps
 NEAR_NOISE = 0.025  # Diffusers: threshold_noise of linear_quadratic_schedule
-# Below it errors of a predicted latent count no more; as in arXiv:2511.13720's code.
+# Below it errors of a predicted latent grow no further; as in arXiv:2511.13720's code.
 NEAR_CLEAN = 0.05
 # Quantiles near 1 are 1e-16 apart, so that a range with this share of all levels has 1e7 of them.
 LEAST_MASS = 1e-9
