@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -399,9 +399,7 @@ def _different(saved: dict[str, Any], here: dict[str, Any]) -> str:
 
 def _spelled(value: Any) -> str:
     """As a configuration has it."""
-    if isinstance(value, tuple):
-        value = [asdict(one) if is_dataclass(one) else one for one in value]
-    return json.dumps(value, ensure_ascii=False).strip('"')
+    return json.dumps(value, default=asdict, ensure_ascii=False).strip('"')
 
 
 def weight_settings(model: ModelConfig) -> dict[str, Any]:
