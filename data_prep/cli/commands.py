@@ -15,7 +15,7 @@ from typing import Any
 
 from data_prep.cli.media_arguments import LATER_SETTINGS, SETTINGS
 from data_prep.cli.media_options import gentler_sizings, source_of, unused_options
-from data_prep.cli.next_command import fit_run, from_scratch, keys_of, training_command, tuning_of
+from data_prep.cli.next_command import edit_keys, fit_run, from_scratch, training_command, tuning_of
 from data_prep.cli.terminal import show_inspection, show_next, show_plan, show_summary, show_words
 from data_prep.engine.processes import Engine, InProcess, Processes, RayWorkers
 from data_prep.engine.ranks import Ranks, join
@@ -241,8 +241,8 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
     download = None
     if tuning := tuning_of(packing.codec, packing.text):
         config, keys, download = tuning
-        if args.reference_size and packing.codec.edits_pictures:
-            keys |= keys_of(packing.codec.tuning_of_edits)
+        if args.control_dir or args.reference_size:
+            keys |= edit_keys(packing.codec, len(args.control_dir or ()))
     else:
         config, keys = from_scratch(args.command, packing.codec, packing.text)
     keys |= _validation_keys(summary)

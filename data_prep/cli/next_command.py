@@ -81,6 +81,14 @@ def keys_of(words: Sequence[str]) -> dict[str, str]:
     return dict(word.split("=") for word in words)
 
 
+def edit_keys(codec: Codec | type[Codec], references: int) -> dict[str, str]:
+    """Keys that tune a network which edits, with so many references in each sample, or more."""
+    keys = keys_of(codec.tuning_of_edits)
+    if most := keys.get("model.reference_latents"):
+        keys["model.reference_latents"] = str(max(int(most), references))
+    return keys
+
+
 def tuning_of(codec: Codec, text: TextEncoder) -> tuple[str, dict[str, str], str | None] | None:
     """Configuration and keys that tune the network such samples are for, and its download.
 

@@ -43,7 +43,7 @@ class Codec(DatasetEncoder):
     tuning: ClassVar[tuple[str, ...]] = ()
     """Configuration and keys that tune a published network with its latents."""
     tuning_of_edits: ClassVar[tuple[str, ...]] = ()
-    """Keys more that tune a network which edits, where `edits_pictures`."""
+    """Keys more that tune a network which edits."""
     crops_references: ClassVar[bool] = False
     """Whether these pipelines then crop what is no whole token around the centre."""
 

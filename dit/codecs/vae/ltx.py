@@ -31,6 +31,7 @@ class Ltx(Autoencoder):
     workloads = ("t2v", "i2v")
     vae = "AutoencoderKLLTXVideo"
     tuning = ("conf/ltx_lora.yaml", "model.name=ltxv_2b")
+    tuning_of_edits = ("model.reference_latents=1",)
     patch = 1
     statistics = ("latents_mean", "latents_std")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from data_prep.cli.next_command import from_scratch, tuning_of
+from data_prep.cli.next_command import edit_keys, from_scratch, tuning_of
 from data_prep.cli.parser import main
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import CodecError
@@ -344,11 +344,18 @@ def test_keys_that_tune_published_networks_fit_their_configurations(repo_root: P
         if keys == ["model.name=custom"]:  # the sizes, and whose they are, are the folder's
             keys = []
         usual = load_config(dit_xl(), config_file=repo_root / config, overrides=keys)
-        if codec.edits_pictures:
+        if codec.edits_pictures or codec.tuning_of_edits:
             keys += codec.tuning_of_edits
             edits = load_config(dit_xl(), config_file=repo_root / config, overrides=keys)
             assert edits.model.family == usual.model.family, codec.name
             assert edits.model.reference_latents  # type: ignore[attr-defined]
+
+
+def test_references_have_their_places_in_the_next_command() -> None:
+    counts = [edit_keys(CODECS["ltx"], n)["model.reference_latents"] for n in (0, 1, 3)]
+    assert counts == ["1", "1", "3"]
+    assert edit_keys(CODECS["flux"], 1) == {"model.name": "flux1_kontext"}
+    assert not edit_keys(CODECS["wan"], 1)
 
 
 def test_what_is_no_pipeline(tmp_path: Path, capsys) -> None:
