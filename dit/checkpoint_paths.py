@@ -325,7 +325,7 @@ def check_index(path: Path) -> None:
     Raises:
         CheckpointError: one of them has changed.
     """
-    for name in (*_CORE_FILES, "common.pt"):  # the last until Megatron-Core 0.16
+    for name in (*_CORE_FILES, "common.pt"):  # the last is not in all of Megatron-Core 0.19
         if (path / name).is_file():
             saved_bytes(path, name)
 

@@ -27,9 +27,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
+from megatron.core.dist_checkpointing.utils import extract_sharded_base
 from megatron.core.msc_utils import MultiStorageClientFeature
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import (
@@ -100,6 +104,10 @@ def plan_files(state: dict[str, Any], folder: Path) -> DistcpSave:
     # makes a run save, since torch.distributed.run sends SIGTERM to every process.
     filesystem_async._results_queue = SimpleQueue()  # type: ignore[assignment]
     request: Any = dist_checkpointing.save(state, str(folder), async_sharded_save=True, **_STRATEGY)
+    common = folder / COMMON_STATE_FNAME
+    if dist.get_rank() == 0 and not common.exists():
+        # From 0.19 on Megatron-Core keeps these values among the tensors, where 0.16 does not look.
+        torch.save(extract_sharded_base(state)[1], common)
     buckets = request.preload_fn() if request.preload_fn else []
     return DistcpSave(
         request,
