@@ -73,7 +73,7 @@ def test_test_runs_what_is_not_slow_and_test_all_everything(repo_root: Path) -> 
 
 def test_the_newest_megatron_core_has_an_environment_of_its_own(repo_root: Path) -> None:
     commands = make(repo_root, "--dry-run", "test-newer", "PYTHON=/a/python3.12")
-    assert "/a/python3.12 -m venv .venv-3.12" in commands
+    assert "VENV=.venv-3.12 PYTHON=/a/python3.12" in commands
     assert ".venv-3.12/bin/python -m pytest" in commands and "tests/unit/train" in commands
 
 
