@@ -59,7 +59,7 @@ test: $(VENV)/dev ## the tests that take less than five seconds each (TESTS="FIL
 test-all: $(VENV)/dev ## every test
 	$(PYTEST)
 
-# Python 3.11 ends at Megatron-Core 0.16; later releases want 3.12, but run.
+# Python 3.11 ends at Megatron-Core 0.16. Later releases ask for 3.12, and run on 3.11 all the same.
 MEETING_MEGATRON := $(addprefix tests/,contract distributed unit/distributed unit/models unit/train)
 
 test-newer: $(VENV)/newer ## the tests of what meets Megatron-Core, with its newest release (TESTS="FILE ...")

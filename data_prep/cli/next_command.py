@@ -81,7 +81,7 @@ def keys_of(words: Sequence[str]) -> dict[str, str]:
     return dict(word.split("=") for word in words)
 
 
-def edit_keys(codec: Codec | type[Codec], references: int) -> dict[str, str]:
+def edit_keys(codec: Codec, references: int) -> dict[str, str]:
     """Keys that tune a network which edits, with so many references in each sample, or more."""
     keys = keys_of(codec.tuning_of_edits)
     if most := keys.get("model.reference_latents"):

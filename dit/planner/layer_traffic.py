@@ -89,12 +89,6 @@ def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
 
 def row_of(layer: LayerSpec) -> str:
     """The row of the table: the layer of a published network that is most like this one."""
-    if isinstance(layer, DoubleLayerSpec | SingleLayerSpec) and _is_gated(layer.feed_forward):
-        return "double, gated" if isinstance(layer, DoubleLayerSpec) else "single, gated"
-    return _row(layer)
-
-
-def _row(layer: LayerSpec) -> str:
     match layer:
         case CrossLayerSpec(gated_cross=False):
             return "cross, table"
@@ -102,18 +96,22 @@ def _row(layer: LayerSpec) -> str:
             return "cross, learned positions"
         case CrossLayerSpec():
             return "cross"
-        case DoubleLayerSpec(second_attention=True):
-            return "double, second attention"
-        case DoubleLayerSpec() if layer.attention.norm is QkNorm.NONE:
-            return "double, no norm"
         case DoubleLayerSpec():
-            return "double"
+            return _double_row(layer)
         case SequentialLayerSpec() if _prepared_together(layer.attention):
             return "sequential"
         case SequentialLayerSpec():
             return "sequential, grouped heads"
         case SingleLayerSpec():
-            return "single"
+            return "single, gated" if _is_gated(layer.feed_forward) else "single"
+
+
+def _double_row(layer: DoubleLayerSpec) -> str:
+    if _is_gated(layer.feed_forward):
+        return "double, gated"
+    if layer.second_attention:
+        return "double, second attention"
+    return "double, no norm" if layer.attention.norm is QkNorm.NONE else "double"
 
 
 def _is_gated(feed_forward: FeedForwardSpec | ExpertsSpec) -> bool:
