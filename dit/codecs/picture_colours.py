@@ -109,7 +109,7 @@ _WAYS: dict[str, Callable[[ImageFile.ImageFile], _Ways]] = {
 
 
 def _by_profile(opened: ImageFile.ImageFile, profile: bytes | None) -> _Told | None:
-    if not profile:
+    if not profile or opened.mode == "LAB":  # whose numbers tell colours by themselves
         return None
     coded = icc_profiles.coded_of(profile)
     if coded is not None and (told := _by_cicp((*coded, 0, 1))) and told.counts:

@@ -215,9 +215,10 @@ def test_a_tiff_names_what_it_tells_without_a_curve() -> None:
 
 OF_LITTLE_CMS = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 OF_NUMBERS = icc_profiles.coded_profile(1, 13)
+ROUNDED = colour_files.profile("sRGB, rounded", None, "a")  # it moves 1% of the colours by a level
 
 
-@pytest.mark.parametrize("profile", [PROFILES["sRGB"], OF_LITTLE_CMS, OF_NUMBERS])
+@pytest.mark.parametrize("profile", [PROFILES["sRGB"], OF_LITTLE_CMS, OF_NUMBERS, ROUNDED])
 def test_a_profile_of_srgb_changes_no_bit(profile: bytes) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
     for mode in ("RGB", "P", "L"):
