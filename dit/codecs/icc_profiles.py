@@ -53,6 +53,7 @@ _BRADFORD = np.array(
     [[0.8951, 0.2664, -0.1614], [-0.7502, 1.7135, 0.0367], [0.0389, -0.0685, 1.0296]]
 )
 _D50 = np.array([0.9642, 1.0, 0.8249])  # of ICC's connection space
+_BAND = 64  # rows at once, which bounds the memory
 _MODES = {b"RGB ": "RGB", b"GRAY": "L", b"CMYK": "CMYK"}
 _GREYS = frozenset(("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"))
 _FITTING = {  # mode that a profile is of -> modes of pictures to which it applies
@@ -131,10 +132,13 @@ def _fixed(numbers: np.ndarray) -> bytes:
 
 def fits(profile: bytes, mode: str) -> bool:
     """Whether it is a profile of the colours of pictures of `mode`, and not damaged."""
-    try:
-        return mode in _FITTING[_MODES[profile[16:20]]] and is_srgb(profile) is not None
-    except (KeyError, ValueError):
+    if mode not in _FITTING.get(_MODES.get(profile[16:20], ""), ()):
         return False
+    try:
+        _transform(profile)
+    except ValueError:
+        return False
+    return True
 
 
 def is_srgb(profile: bytes) -> bool:
@@ -221,18 +225,23 @@ def transformed_numbers(levels: np.ndarray, profile: bytes) -> np.ndarray:
     Raises:
         ValueError: the profile cannot be read.
     """
+    bands = range(0, len(levels), _BAND)
+    return np.concatenate([_band(levels[row : row + _BAND], profile) for row in bands])
 
-    def of_bytes(whole: np.ndarray) -> np.ndarray:
-        picture = transformed(Image.fromarray(whole.astype(np.uint8)), profile)
-        return np.asarray(picture.convert("RGB")).astype(np.float64)
 
+def _band(levels: np.ndarray, profile: bytes) -> np.ndarray:
     below = np.floor(levels)
-    rest, base_HW3 = levels - below, of_bytes(below)
+    rest, base_HW3 = levels - below, _of_bytes(below, profile)
     made_HW3 = base_HW3.copy()
     if levels.ndim == 2:
-        made_HW3 += rest[..., None] * (of_bytes(np.minimum(below + 1, 255)) - base_HW3)
-        return np.rint(made_HW3).astype(np.uint8)
-    for channel in np.eye(3):
-        step_HW3 = of_bytes(np.minimum(below + channel, 255)) - base_HW3
+        step_HW3 = _of_bytes(np.minimum(below + 1, 255), profile) - base_HW3
+        return np.rint(made_HW3 + rest[..., None] * step_HW3).astype(np.uint8)
+    for channel in np.eye(3, dtype=np.float32):
+        step_HW3 = _of_bytes(np.minimum(below + channel, 255), profile) - base_HW3
         made_HW3 += (rest @ channel)[..., None] * step_HW3
     return np.rint(made_HW3).clip(0, 255).astype(np.uint8)
+
+
+def _of_bytes(whole: np.ndarray, profile: bytes) -> np.ndarray:
+    picture = transformed(Image.fromarray(whole.astype(np.uint8)), profile)
+    return np.asarray(picture.convert("RGB")).astype(np.float32)

@@ -26,6 +26,7 @@ Found = TypeVar("Found")
 _EXIF_IFD, _INTEROPERABILITY_IFD, _COLOUR_SPACE = 0x8769, 0xA005, 0xA001  # EXIF 2.32
 _ADOBE_RGB, _UNCALIBRATED = 2, 0xFFFF
 _TIFF_PRIMARIES = 319  # TIFF 6.0, section 20
+_KNOWN_SPACES = (12, 16, 17, 18)  # CMYK, sRGB, grey, sYCC (ISO/IEC 15444-1 and -2)
 _XVYCC = 11
 _GAMMA = 1 / 2.2
 _NEAR = 0.05  # a gamma alone this near to `_GAMMA`, as part of it, is that of sRGB (libpng)
@@ -43,7 +44,7 @@ class _Told(NamedTuple):
 
     profile: bytes | None = None
     flaw: str = ""
-    counts: bool = True  # whether what comes after it does not
+    counts: bool = True  # False where the next way is taken
 
 
 _Ways = Iterator[_Told | None]
@@ -86,13 +87,12 @@ def _of_avif(opened: ImageFile.ImageFile) -> _Ways:
 
 def _of_jpeg2000(opened: ImageFile.ImageFile) -> _Ways:
     for colours in from_start(opened, _jpeg2000_colours):
-        match colours[0]:
-            case 1 if (space := colours[3:7])[3:] not in (b"\x10", b"\x11", b"\x12"):
-                number = int.from_bytes(space)
-                yield _Told(None, _UNKNOWN.format(f"enumerated colour space {number}"), False)
+        match colours[0]:  # the method
+            case 1 if (space := int.from_bytes(colours[3:7])) not in _KNOWN_SPACES:
+                yield _Told(None, _UNKNOWN.format(f"colour space {space} of JPEG 2000"), False)
             case 2 | 3:
                 yield _by_profile(opened, colours[3:])
-            case 5 if len(colours) >= 7:
+            case 5:
                 yield _by_nclx(*struct.unpack(">HH", colours[3:7]))
 
 

@@ -173,8 +173,8 @@ def _low_bytes(opened: ImageFile.ImageFile) -> Image.Image | None:
 
     Read in the other order of bytes, the low ones are high.
     """
-    kinds = [re.fullmatch(r"(RGB[AX]?;16)([BLN])", _raw_mode(tile)) for tile in opened.tile]
-    if not kinds or None in kinds:
+    is_fine = all(re.fullmatch("RGB[AX]?;16[BLN]", _raw_mode(tile)) for tile in opened.tile)
+    if not opened.tile or not is_fine:
         return None
     content = from_start(opened, lambda stream: stream.read())
     low = Image.open(io.BytesIO(content), formats=[str(opened.format)])
@@ -195,8 +195,8 @@ def _raw_mode(tile: Any) -> str:
 
 def _from_16_bits(high: Image.Image, low: Image.Image, profile: bytes) -> Image.Image:
     """sRGB, and transparency where there is any, of the bytes of 16-bit colours."""
-    numbers = [np.asarray(image)[..., :3].astype(np.float64) for image in (high, low)]
-    levels_HW3 = (numbers[0] * 256 + numbers[1]) / 257
+    high_HW3, low_HW3 = (np.asarray(image)[..., :3].astype(np.float32) for image in (high, low))
+    levels_HW3 = (high_HW3 * 256 + low_HW3) / 257
     made = Image.fromarray(transformed_numbers(levels_HW3, profile))
     if high.has_transparency_data:
         made.putalpha(_with_alpha(high).getchannel("A"))

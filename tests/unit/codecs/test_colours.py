@@ -201,7 +201,7 @@ def test_profiles_of_jpeg_2000_and_of_bmp() -> None:
         np.testing.assert_array_equal(found, by_little_cms(plain, LINEAR))
     by_numbers = patches(jpeg2000(5, struct.pack(">HHHB", 12, 13, 0, 128)))
     assert np.abs(by_numbers - by_little_cms(plain, P3)).max() <= 1
-    assert "enumerated colour space 21" in flaw(jpeg2000(1, struct.pack(">I", 21)))
+    assert "colour space 21 of JPEG 2000" in flaw(jpeg2000(1, struct.pack(">I", 21)))
     assert "HDR picture" in flaw(jpeg2000(5, struct.pack(">HHHB", 9, 16, 0, 128)))
     np.testing.assert_array_equal(patches(bmp(LINEAR)), by_little_cms(plain, LINEAR))
 
@@ -254,6 +254,15 @@ def test_dark_levels_of_linear_light(kind: int, bits: int) -> None:
     found = np.asarray(to_rgb(upright(opened(content))))[0]
     assert np.abs(found - srgb_of(numbers / most)[:, None]).max() < 1.5
     assert bits == 8 or len(np.unique(found)) > 60
+
+
+@pytest.mark.parametrize("profile", [LINEAR, GREY])
+def test_numbers_of_many_rows(profile: bytes) -> None:
+    """Rows are converted some at a time."""
+    levels_HW = np.linspace(0, 255, 150 * 7, dtype=np.float32).reshape(150, 7)
+    levels = levels_HW if profile is GREY else np.repeat(levels_HW[..., None], 3, axis=2)
+    found_HW3 = icc_profiles.transformed_numbers(levels, profile)
+    assert np.abs(found_HW3 - srgb_of(levels_HW / 255)[..., None]).max() < 1.5
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
