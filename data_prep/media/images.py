@@ -21,6 +21,7 @@ from torch import Tensor
 
 from data_prep.refusals import Reason, RefusedError
 from dit.codecs import rgb
+from dit.codecs.picture_colours import told_colours
 from dit.codecs.rgb import upright
 
 P = ParamSpec("P")
@@ -78,6 +79,7 @@ class ProbedImage(NamedTuple):
     size: tuple[int, int]  # width, height, upright
     is_animated: bool
     has_alpha: bool  # an alpha channel or a transparent colour; all may be opaque even so
+    flaws: tuple[str, ...]  # why its colours are not those that they should be
 
 
 def open_image(file: Path | BinaryIO) -> Image.Image:
@@ -102,8 +104,9 @@ def probe_image(file: Path | BinaryIO) -> ProbedImage:
             # The other images of an MPO, which telephones write, are views of the same picture.
             is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
             has_alpha = image.has_transparency_data
+            flaws = told_colours(image).flaws
             size = _upright_size(image, stream)
-            return ProbedImage(size, is_animated, has_alpha)
+            return ProbedImage(size, is_animated, has_alpha, flaws)
 
 
 def _upright_size(image: Image.Image, stream: BinaryIO) -> tuple[int, int]:

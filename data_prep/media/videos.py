@@ -47,6 +47,8 @@ from dit.codecs.rgb import WHITE, to_rgb
 
 _HDR = frozenset((16, 18))
 """Transfer characteristics PQ and HLG (ITU-T H.273, table 3)."""
+_WIDE = frozenset((9, 11, 12))
+"""Primaries of BT.2020, DCI-P3 and Display P3 (ITU-T H.273, table 2)."""
 _UNKNOWN = 2  # matrix coefficients that a file does not tell (H.273, table 4)
 _UNEVEN = 0.1  # part by which distances between frames may differ at a constant rate
 _BACK = 10  # seconds; usual distance between key frames
@@ -233,6 +235,8 @@ def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
     flaws = ()
     if video.codec_context.color_trc in _HDR:
         flaws += ("HDR video: colours are pale, as those of SDR are assumed; convert it to SDR",)
+    elif video.codec_context.color_primaries in _WIDE:
+        flaws += ("SDR video in BT.2020 or P3: colours are pale, as BT.709 is assumed; convert it",)
     if frame.interlaced_frame:
         flaws += ("interlaced video: a frame has the lines of two moments; deinterlace it",)
     if _is_untold_hd(frame):

@@ -115,6 +115,7 @@ class FoundReference:
     picture: ControlPicture
     size: tuple[int, int]  # width, height, upright
     has_alpha: bool
+    flaws: tuple[str, ...]  # why it does not look as it should
     line: Timeline | None = None  # of a video
 
     def planned(
@@ -247,9 +248,11 @@ def find_reference(
         if media_kind_of(picture.name) == "video":
             line = timeline(file)
             size, has_alpha = (line.width, line.height), line.has_alpha
-            return FoundReference(**found, size=size, has_alpha=has_alpha, line=line)
-        size, _, has_alpha = probe_image(file)
-        return FoundReference(**found, size=size, has_alpha=has_alpha)
+            return FoundReference(
+                **found, size=size, has_alpha=has_alpha, flaws=line.flaws, line=line
+            )
+        size, _, has_alpha, flaws = probe_image(file)
+        return FoundReference(**found, size=size, has_alpha=has_alpha, flaws=flaws)
     except RefusedError as error:
         raise _refused(Reason.BAD_REFERENCE, picture.name, error) from error
 

@@ -186,8 +186,8 @@ class MediaSource:
             kept = given.frames.choose(line, seed=blank.key)
             size, has_alpha = (line.width, line.height), line.has_alpha
         else:
-            size, is_animated, has_alpha = probe_image(file)
-            flaws = ("only the first frame of an animation",) * is_animated
+            size, is_animated, has_alpha, flaws = probe_image(file)
+            flaws += ("only the first frame of an animation",) * is_animated
         probed, masks, mask = _probed(blank, size, line), given.collection.masks, medium.mask
         found = None if masks is None or mask is None else masks.find(mask, size, line)
         pictures = [_references(given.collection, caption, controls) for caption in captions]
@@ -209,6 +209,7 @@ class MediaSource:
                     notes += ["loss mask" if found else "no loss mask of its name"] * bool(masks)
                     notes += _notes_of_controls(shown)
                     notes += ["rejected partner"] * (rejected is not None)
+                    notes += _flaws_beside(of_pair)
                     yield replace(
                         probed,
                         caption=given.caption_prefix + caption.text,
@@ -351,6 +352,12 @@ def _notes_of(line: Timeline | None, window: KeptFrames) -> Iterator[str]:
         yield _EVEN_CLOCK if window.is_resampled else _MEAN_RATE
     elif window.is_resampled and line.fps < 0.9 * (window.fps or 0):
         yield _REPEATED
+
+
+def _flaws_beside(found: Sequence[FoundReference]) -> list[str]:
+    """Each flaw of control pictures and videos and of a rejected partner, once."""
+    flaws = dict.fromkeys(flaw for one in found for flaw in one.flaws)
+    return [f"control or rejected: {flaw}" for flaw in flaws]
 
 
 def _notes_of_controls(shown: Sequence[FoundReference]) -> list[str]:

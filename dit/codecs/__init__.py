@@ -2,6 +2,8 @@
 
 vae/             codecs: videos and pictures -> whitened latents -> pictures
 text/            text encoders: captions -> embeddings
+picture_colours  an open picture file -> what it tells of its colours, as an ICC profile
+icc_profiles     numbers that tell colours -> ICC profile -> sRGB
 rgb              pictures of any mode -> 8-bit RGB; the size of reference pictures
 frame_pictures   frames of an open video -> upright pictures, with their transparency
 normalization    latents of zero mean and unit variance per channel, and back

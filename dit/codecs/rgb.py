@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from enum import StrEnum
-from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageCms, ImageColor, ImageFile, ImageOps
+from PIL import Image, ImageColor, ImageFile, ImageOps
+
+from dit.codecs.icc_profiles import transformed, transformed_numbers
+from dit.codecs.picture_colours import from_start, told_colours
 
 WHITE = "white"
 _BITS = {"1": 1, "L;2": 2, "L;4": 4}
@@ -69,13 +72,24 @@ def colour(text: str) -> str:
 
 
 def upright(opened: ImageFile.ImageFile) -> Image.Image:
-    """All pixels of a picture that was just opened, turned and mirrored as its EXIF says."""
-    bits = _BITS.get(str(opened.tile[0][3])) if opened.format == "PNG" and opened.tile else None
+    """All pixels of a picture that was just opened, turned and mirrored as its EXIF says.
+
+    Its `info["icc_profile"]` is what `told_colours` finds, for `to_rgb`: colours are still those of
+    the file, but for 16-bit RGB with a profile, which is sRGB then.
+    """
+    bits = _BITS.get(_raw_mode(opened.tile[0])) if opened.format == "PNG" and opened.tile else None
+    profile = told_colours(opened).profile
+    low = _low_bytes(opened) if profile else None
     opened.load()
+    opened.info.pop("icc_profile", None)
+    if profile:
+        opened.info["icc_profile"] = profile
     level = opened.info.get("transparency")
     if bits and level is not None:  # Pillow leaves the transparent grey in the bits of the file
         opened.info["transparency"] = min(255, level * (255 // (2**bits - 1)))
     image = ImageOps.exif_transpose(opened)
+    if profile and low is not None:
+        return _from_16_bits(image, ImageOps.exif_transpose(low), profile)
     # The fourth byte of a TGA is often unused, and then 0.
     is_unused = opened.format == "TGA" and image.mode == "RGBA" and not _alpha(image).any()
     return image.convert("RGB") if is_unused else image
@@ -87,7 +101,8 @@ def to_rgb(image: Image.Image, background: str = WHITE) -> Image.Image:
     Raises:
         ValueError: numbers of an unknown range, or a mode that cannot be converted to RGB.
     """
-    image = to_8_bits(image)
+    is_wide, profile = _is_wide(image), image.info.get("icc_profile")
+    image = _from_numbers(image, profile) if is_wide else image
     try:
         if not image.has_transparency_data:
             return _in_srgb(image).convert("RGB")
@@ -120,26 +135,9 @@ def _with_alpha(image: Image.Image) -> Image.Image:
 
 
 def _in_srgb(image: Image.Image) -> Image.Image:
-    """The same picture, or its colours in sRGB where its profile is of another colour space.
-
-    Telephones write Display P3. A profile that does not fit the picture is ignored, as by browsers.
-    """
-    if not (content := image.info.get("icc_profile")):
-        return image
-    try:
-        profile = ImageCms.ImageCmsProfile(io.BytesIO(content))
-        if "srgb" in ImageCms.getProfileDescription(profile).lower():
-            return image
-        if image.mode == "P":
-            image = image.convert("RGB")
-        return ImageCms.profileToProfile(image, profile, _srgb(), outputMode="RGB") or image
-    except (ImageCms.PyCMSError, OSError, ValueError):
-        return image
-
-
-@cache
-def _srgb() -> ImageCms.ImageCmsProfile:
-    return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
+    """The same picture, or its colours in sRGB where they are of another colour space."""
+    profile = image.info.get("icc_profile")
+    return transformed(image, profile) if profile else image
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
@@ -148,18 +146,58 @@ def to_8_bits(image: Image.Image) -> Image.Image:
     Raises:
         ValueError: numbers of an unknown range.
     """
-    is_wide = image.mode == "F" or image.mode.startswith("I")
-    return _from_numbers(image) if is_wide else image
+    return _from_numbers(image) if _is_wide(image) else image
 
 
-def _from_numbers(image: Image.Image) -> Image.Image:
-    """8-bit grey of 16-bit integers (0 to 65535) or of floats (0 to 1)."""
+def _is_wide(image: Image.Image) -> bool:
+    return image.mode == "F" or image.mode.startswith("I")
+
+
+def _from_numbers(image: Image.Image, profile: bytes | None = None) -> Image.Image:
+    """8-bit grey of 16-bit integers (0 to 65535) or of floats (0 to 1); by a profile, sRGB."""
     numbers_HW = np.asarray(image).astype(np.float64)
     white = 1.0 if image.mode == "F" else 65535.0
     low, high = numbers_HW.min(), numbers_HW.max()
     if not (low >= 0 and high <= white):  # catches NaN as well
         raise ValueError(f"mode {image.mode} from {low:g} to {high:g}, not within 0 to {white:g}")
-    grey = Image.fromarray(np.rint(numbers_HW * (255 / white)).astype(np.uint8))
+    levels_HW = numbers_HW * (255 / white)
+    bytes_HW = transformed_numbers(levels_HW, profile) if profile else np.rint(levels_HW)
+    made = Image.fromarray(bytes_HW.astype(np.uint8))
     if (level := image.info.get("transparency")) is not None:
-        grey.putalpha(Image.fromarray(255 * (numbers_HW != level).astype(np.uint8)))
-    return grey
+        made.putalpha(Image.fromarray(255 * (numbers_HW != level).astype(np.uint8)))
+    return made
+
+
+def _low_bytes(opened: ImageFile.ImageFile) -> Image.Image | None:
+    """The low bytes of 16-bit RGB, of which Pillow decodes the high ones; None of other files.
+
+    Read in the other order of bytes, the low ones are high.
+    """
+    is_fine = all(re.fullmatch("RGB[AX]?;16[BLN]", _raw_mode(tile)) for tile in opened.tile)
+    if not opened.tile or not is_fine:
+        return None
+    content = from_start(opened, lambda stream: stream.read())
+    low = Image.open(io.BytesIO(content), formats=[str(opened.format)])
+    tiles: list[Any] = low.tile
+    for number, (codec, box, offset, args) in enumerate(tiles):
+        kind, order = _raw_mode(tiles[number]).split(";16")
+        swapped = f"{kind};16{'L' if order == 'B' else 'B'}"
+        args = swapped if isinstance(args, str) else (swapped, *args[1:])
+        tiles[number] = (codec, box, offset, args)
+    low.load()
+    return low
+
+
+def _raw_mode(tile: Any) -> str:
+    """Pillow's name for how pixels lie in the file."""
+    return tile[3] if isinstance(tile[3], str) else str((tile[3] or ("",))[0])
+
+
+def _from_16_bits(high: Image.Image, low: Image.Image, profile: bytes) -> Image.Image:
+    """sRGB, and transparency where there is any, of the bytes of 16-bit colours."""
+    high_HW3, low_HW3 = (np.asarray(image)[..., :3].astype(np.float32) for image in (high, low))
+    levels_HW3 = (high_HW3 * 256 + low_HW3) / 257
+    made = Image.fromarray(transformed_numbers(levels_HW3, profile))
+    if high.has_transparency_data:
+        made.putalpha(_with_alpha(high).getchannel("A"))
+    return made

@@ -4,38 +4,15 @@ from __future__ import annotations
 
 import io
 import struct
-import zlib
 
 import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
 from dit.codecs.rgb import colour, is_transparent, to_rgb, upright
+from tests.colour_files import png
 
 WHITE, BLUE = (255, 255, 255), (0, 0, 255)
-
-
-def chunk(kind: bytes, content: bytes) -> bytes:
-    crc = struct.pack(">I", zlib.crc32(kind + content))
-    return struct.pack(">I", len(content)) + kind + content + crc
-
-
-def png(
-    colours: int,
-    bits: int,
-    row: list[tuple[int, ...]],
-    clear: bytes = b"",
-    palette: bytes = b"",
-) -> bytes:
-    """A PNG file (ISO/IEC 15948) of one row: its type of colours, and the content of tRNS."""
-    text = "".join(format(value, f"0{bits}b") for pixel in row for value in pixel)
-    text += "0" * (-len(text) % 8)
-    pixels = b"\0" + int(text, 2).to_bytes(len(text) // 8, "big")
-    header = struct.pack(">IIBBBBB", len(row), 1, bits, colours, 0, 0, 0)
-    parts = [(b"IHDR", header), (b"PLTE", palette), (b"tRNS", clear)]
-    parts += [(b"IDAT", zlib.compress(pixels)), (b"IEND", b"")]
-    kept = (chunk(kind, content) for kind, content in parts if content or kind == b"IEND")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(kept)
 
 
 def tiff(bits: int, photometric: int, extra: int, row: list[tuple[int, ...]]) -> bytes:

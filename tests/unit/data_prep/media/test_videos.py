@@ -120,6 +120,15 @@ def test_frames_that_a_player_shows_otherwise_are_named(tmp_path: Path) -> None:
     assert {"HDR video", "interlaced video"} <= {n.split(":")[0] for n in json.loads(line)["notes"]}
 
 
+@pytest.mark.parametrize(("primaries", "named"), [("bt2020", True), ("bt709", False)])
+def test_sdr_videos_in_wide_colours_are_named(primaries, named, tmp_path: Path) -> None:
+    options = {"color_primaries": primaries}
+    path = numbered_video(tmp_path / "a.mp4", "libx264", options, count=2)
+    assert [flaw.split(":")[0] for flaw in timeline(path).flaws] == (
+        ["SDR video in BT.2020 or P3"] if named else []
+    )
+
+
 @pytest.mark.parametrize(
     ("size", "told", "guessed"),
     [((1280, 32), 2, True), ((32, 720), 2, True), ((1280, 32), 1, False), ((720, 576), 2, False)],
