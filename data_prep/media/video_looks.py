@@ -1,0 +1,188 @@
+"""What the frames of a video look like: shape and flaws of the first, and where the shape changes.
+
+1. `first_frame`     the first frame that can be decoded
+2. `frames_decoded`  the first frame and the times of others, from decoding them
+3. `KeyFrames`       where the shape changes, from key frames alone
+
+Telephones that are turned, joined recordings and calls over a bad line change size, pixel aspect or
+turn of the pictures inside of a file, at a key frame. So key frames are decoded, each alone, when
+packets are read. Where every frame is one, those are left out whose headers say the same as those
+before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from data_prep.media.video_packets import from_start, open_video
+from data_prep.refusals import Reason, RefusedError
+from dit.codecs.frame_pictures import (
+    Look,
+    decode_packets,
+    films_of,
+    has_alpha,
+    is_crooked,
+    look_of,
+    tells_alpha,
+    upright_size,
+)
+
+_HDR = frozenset((16, 18))
+"""Transfer characteristics PQ and HLG (ITU-T H.273, table 3)."""
+_UNKNOWN = 2  # matrix coefficients that a file does not tell (H.273, table 4)
+_HEADERS = {  # what says size and pixel aspect in codecs whose frames are all key frames
+    "mjpeg": rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf].{7}|JFIF\0.{7}",  # ITU-T T.81, B.2.2
+    "png": rb"IHDR.{13}|pHYs.{9}",
+    "prores": rb"icpf.{8}.{8}",  # SMPTE RDD 36, 5.1
+    "jpeg2000": rb"\xff\x4f\xff\x51.{38}",  # ITU-T T.800, A.5.1
+}
+
+
+# A way to decode an open video: (container, stream) -> frames.
+Decode = Callable[[Any, Any], Iterator[Any]]
+
+
+def every_frame(container: Any, video: Any) -> Iterator[Any]:
+    return decode_packets(from_start(container, video, drop_leading=False), video)
+
+
+def without_leading(container: Any, video: Any) -> Iterator[Any]:
+    return decode_packets(from_start(container, video, drop_leading=True), video)
+
+
+class FirstFrame(NamedTuple):
+    """What the first frame tells of all."""
+
+    size: tuple[int, int]  # upright
+    look: Look  # without its pixel aspect
+    has_alpha: bool
+    flaws: tuple[str, ...]
+
+
+class Change(NamedTuple):
+    """The first frame whose picture has another shape than those before."""
+
+    at: int  # its number; of `KeyFrames`, its presentation time in units of the stream
+    words: str  # from what to what
+
+
+class Decoded(NamedTuple):
+    """What decoding the frames of a video tells."""
+
+    first: FirstFrame
+    times: list[int | None]
+    change: Change | None
+
+
+def frames_decoded(file: Path | BinaryIO, decode: Decode, most: int | None = None) -> Decoded:
+    """The first frame, times of `most` frames, and the first of them with another look.
+
+    Raises:
+        RefusedError: one of them cannot be decoded, or there is none.
+    """
+    first, change, times = None, None, list[int | None]()
+    with open_video(file) as (container, video):
+        for frame in islice(decode(container, video), most):
+            look = look_of(frame)
+            if first is None:
+                first = FirstFrame(
+                    size=upright_size(frame, video),
+                    look=look,
+                    has_alpha=has_alpha(frame, video),
+                    flaws=_flaws_of(frame, video),
+                )
+            if change is None and look.differs(first.look):
+                change = Change(len(times), f"from {first.look} to {look}")
+            times.append(frame.pts)
+    if first is None:
+        raise RefusedError(Reason.VIDEO_DAMAGED, "no frame of it can be decoded")
+    return Decoded(first, times, change)
+
+
+def first_frame(file: Path | BinaryIO) -> FirstFrame:
+    """The first frame that can be decoded.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    try:
+        return frames_decoded(file, every_frame, 1).first
+    except RefusedError:
+        return frames_decoded(file, without_leading, 1).first
+
+
+def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
+    flaws = ()
+    if video.codec_context.color_trc in _HDR:
+        flaws += ("HDR video: colours are pale, as those of SDR are assumed; convert it to SDR",)
+    if frame.interlaced_frame:
+        flaws += ("interlaced video: a frame has the lines of two moments; deinterlace it",)
+    if _is_untold_hd(frame):
+        flaws += (
+            "HD video that does not tell its colour matrix: read as BT.601, as FFmpeg does, while"
+            " players take BT.709; write the right one into the file",
+        )
+    films = films_of(video.container)
+    if len(films) > 1:
+        flaws += (f"{len(films)} video streams in a file: only the first is read",)
+    if is_crooked(frame):
+        flaws += ("turned by an angle that is no quarter turn: the nearest one is taken",)
+    if tells_alpha(video) and not has_alpha(frame, video):
+        flaws += ("transparency that this PyAV does not decode (HEVC: 19 or later does)",)
+    return flaws
+
+
+def _is_untold_hd(frame: Any) -> bool:
+    """Whether players guess BT.709, which FFmpeg does not: above the sizes of television in SD."""
+    is_hd = frame.width >= 1280 or frame.height > 576
+    has_colours = len(frame.format.components) > 2 and not frame.format.is_rgb
+    return is_hd and has_colours and int(frame.colorspace) == _UNKNOWN
+
+
+class KeyFrames:
+    """Looks at the key frames of an open video, in the order of their packets."""
+
+    def __init__(self, video: Any):
+        self._video, self._first, self._headers = video, None, list[bytes]()
+        self._pattern = _HEADERS.get(video.codec_context.name)
+        self._is_shown = False  # some frame; an edit list may hide those before
+        self.change: Change | None = None
+
+    def see(self, packet: Any) -> None:
+        """Takes the next packet of the video; those that are no key frames tell nothing."""
+        is_new = packet.is_keyframe and self.change is None and not self._has_known_header(packet)
+        if is_new and (look := self._decoded(packet)) is not None:
+            if self._first is None or not self._is_shown:
+                self._first = look
+            elif look.differs(self._first) and packet.pts is not None:
+                self.change = Change(packet.pts, f"from {self._first} to {look}")
+        self._is_shown |= not packet.is_discard
+
+    def _has_known_header(self, packet: Any) -> bool:
+        """Whether its header says the same as that of the last key frame."""
+        if self._pattern is None:
+            return False
+        before = self._headers
+        self._headers = re.findall(self._pattern, bytes(packet), re.DOTALL)
+        return bool(before) and self._headers == before
+
+    def _decoded(self, packet: Any) -> Look | None:
+        """The look of its frame; None where it cannot be decoded alone."""
+        import av.error
+
+        codec = self._video.codec_context
+        # Decoders return no frame of a hidden packet.
+        packet = av.Packet(bytes(packet)) if packet.is_discard else packet
+        try:
+            frames = [*codec.decode(packet), *codec.decode(None)]
+        except (av.error.FFmpegError, OSError, ValueError):
+            return None  # damage is found where frames are decoded to be kept
+        finally:
+            codec.flush_buffers()
+        # Decoders that delay frames tell the aspect of a later one: here there is none.
+        return look_of(frames[0], codec.sample_aspect_ratio or Fraction(1)) if frames else None
