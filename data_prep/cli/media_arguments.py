@@ -41,7 +41,8 @@ def opaque(text: str) -> str:
         return colour(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no opaque colour; give a name, such as black, or #rrggbb"
+            f"{text!r} is no opaque colour; give a name, such as black, #rrggbb, or levels of 0 to"
+            " 255, such as rgb(255,128,0)"
         ) from None
 
 

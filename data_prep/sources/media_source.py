@@ -203,7 +203,7 @@ class MediaSource:
                     rule = self.reference_rule
                     references = tuple(one.planned(rule, place.size, line, window) for one in shown)
                     rejected = partner and partner.planned(place, line, window)
-                    notes = [f"caption from {caption.origin}"]
+                    notes = [f"caption from {caption.origin}", *caption.notes]
                     notes += ["scaled or cropped"] * (place.size != size)
                     of_pair = [*shown, *([] if partner is None else [partner.found])]
                     is_clear = has_alpha or any(one.has_alpha for one in of_pair)

@@ -117,6 +117,9 @@ def test_the_listing_counts_what_it_leaves_out(root: Path) -> None:
     (root / "README").touch()
     (root / "linked").symlink_to(root / "b")
     (root / "a/B.PNG").touch()
+    for name in ("@eaDir", "#recycle", "__MACOSX"):
+        (root / "a" / name / "old_cat.jpg").mkdir(parents=True)
+        (root / "a" / name / "old_cat.jpg/SYNOPHOTO_THUMB_M.jpg").touch()
     listing = list_media(root)
     assert listing.media == ["a/B.PNG", "a/old_cat.jpg", "b/old_cat.jpg"]
     assert listing.ignored == {
@@ -125,6 +128,9 @@ def test_the_listing_counts_what_it_leaves_out(root: Path) -> None:
         "hidden": 2,
         "linked folder": 1,
         "no ending": 1,
+        "folder @eaDir, which a file server or system adds": 1,
+        "folder #recycle, which a file server or system adds": 1,
+        "folder __MACOSX, which a file server or system adds": 1,
     }
 
 
