@@ -55,7 +55,7 @@ def without_leading(container: Any, video: Any) -> Iterator[Any]:
     return decode_packets(from_start(container, video, drop_leading=True), video)
 
 
-class FirstFrame(NamedTuple):
+class VideoStart(NamedTuple):
     """What the first frame tells of all."""
 
     size: tuple[int, int]  # upright
@@ -74,7 +74,7 @@ class Change(NamedTuple):
 class Decoded(NamedTuple):
     """What decoding the frames of a video tells."""
 
-    first: FirstFrame
+    first: VideoStart
     times: list[int | None]
     change: Change | None
 
@@ -90,7 +90,7 @@ def frames_decoded(file: Path | BinaryIO, decode: Decode, most: int | None = Non
         for frame in islice(decode(container, video), most):
             look = look_of(frame)
             if first is None:
-                first = FirstFrame(
+                first = VideoStart(
                     size=upright_size(frame, video),
                     look=look,
                     has_alpha=has_alpha(frame, video),
@@ -104,7 +104,7 @@ def frames_decoded(file: Path | BinaryIO, decode: Decode, most: int | None = Non
     return Decoded(first, times, change)
 
 
-def first_frame(file: Path | BinaryIO) -> FirstFrame:
+def first_frame(file: Path | BinaryIO) -> VideoStart:
     """The first frame that can be decoded.
 
     Raises:

@@ -27,7 +27,7 @@ from data_prep.media.images import open_media
 from data_prep.media.video_looks import (
     Change,
     Decode,
-    FirstFrame,
+    VideoStart,
     KeyFrames,
     every_frame,
     first_frame,
@@ -176,7 +176,7 @@ def _end(found: PacketScan, shown: list[int], tick: Fraction) -> int:
 class _Shown(NamedTuple):
     """The first frame, and when all are shown."""
 
-    first: FirstFrame
+    first: VideoStart
     times: list[int]
     by_number: bool  # whether decoded frames lack times
     change: Change | None  # as far as frames were decoded
