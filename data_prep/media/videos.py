@@ -27,8 +27,8 @@ from data_prep.media.images import open_media
 from data_prep.media.video_looks import (
     Change,
     Decode,
-    VideoStart,
     KeyFrames,
+    VideoStart,
     every_frame,
     first_frame,
     frames_decoded,
