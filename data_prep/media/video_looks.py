@@ -22,6 +22,8 @@ from typing import Any, BinaryIO, NamedTuple
 from data_prep.media.video_packets import from_start, open_video
 from data_prep.refusals import Reason, RefusedError
 from dit.codecs.frame_pictures import (
+    LIMITS,
+    UNTOLD,
     Look,
     decode_packets,
     films_of,
@@ -34,7 +36,7 @@ from dit.codecs.frame_pictures import (
 
 _HDR = frozenset((16, 18))
 """Transfer characteristics PQ and HLG (ITU-T H.273, table 3)."""
-_UNKNOWN = 2  # matrix coefficients that a file does not tell (H.273, table 4)
+_FULL = 2  # AVCOL_RANGE_JPEG
 _HEADERS = {  # what says size and pixel aspect in codecs whose frames are all key frames
     "mjpeg": rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf].{7}|JFIF\0.{7}",  # ITU-T T.81, B.2.2
     "png": rb"IHDR.{13}|pHYs.{9}",
@@ -141,7 +143,7 @@ def _is_untold_hd(frame: Any) -> bool:
     """Whether players guess BT.709, which FFmpeg does not: above the sizes of television in SD."""
     is_hd = frame.width >= 1280 or frame.height > 576
     has_colours = len(frame.format.components) > 2 and not frame.format.is_rgb
-    return is_hd and has_colours and int(frame.colorspace) == _UNKNOWN
+    return is_hd and has_colours and int(frame.colorspace) == UNTOLD
 
 
 class KeyFrames:
@@ -150,6 +152,7 @@ class KeyFrames:
     def __init__(self, video: Any):
         self._video, self._first, self._headers = video, None, list[bytes]()
         self._pattern = _HEADERS.get(video.codec_context.name)
+        self._told = set[str]()  # of the colours
         self._is_shown = False  # some frame; an edit list may hide those before
         self.change: Change | None = None
 
@@ -157,10 +160,15 @@ class KeyFrames:
         """Takes the next packet of the video; those that are no key frames tell nothing."""
         is_new = packet.is_keyframe and self.change is None and not self._has_known_header(packet)
         if is_new and (look := self._decoded(packet)) is not None:
+            look, told = look
             if self._first is None or not self._is_shown:
-                self._first = look
-            elif look.differs(self._first) and packet.pts is not None:
+                self._first, self._told = look, told
+            elif packet.pts is not None and look.differs(self._first):
                 self.change = Change(packet.pts, f"from {self._first} to {look}")
+            elif packet.pts is not None and self._told - told:
+                lost = " and ".join(sorted(self._told - told))
+                self.change = Change(packet.pts, f"from a told {lost} to none")
+            self._told |= told
         self._is_shown |= not packet.is_discard
 
     def _has_known_header(self, packet: Any) -> bool:
@@ -171,11 +179,14 @@ class KeyFrames:
         self._headers = re.findall(self._pattern, bytes(packet), re.DOTALL)
         return bool(before) and self._headers == before
 
-    def _decoded(self, packet: Any) -> Look | None:
-        """The look of its frame; None where it cannot be decoded alone."""
+    def _decoded(self, packet: Any) -> tuple[Look, set[str]] | None:
+        """The look of its frame, and what it tells of its colours; None if it is not decodable."""
         import av.error
 
-        codec = self._video.codec_context
+        codec, is_fresh = self._video.codec_context, self._video.codec_context.name == "h264"
+        if is_fresh:  # the decoder keeps the colours of one part where the next tells none
+            codec = av.CodecContext.create("h264", "r")
+            codec.extradata, codec.options = self._video.codec_context.extradata, LIMITS
         # Decoders return no frame of a hidden packet.
         packet = av.Packet(bytes(packet)) if packet.is_discard else packet
         try:
@@ -184,5 +195,9 @@ class KeyFrames:
             return None  # damage is found where frames are decoded to be kept
         finally:
             codec.flush_buffers()
+        if not frames:
+            return None
+        told = {"full range"} if is_fresh and frames[0].color_range == _FULL else set[str]()
+        told |= {"colour matrix"} if is_fresh and frames[0].colorspace != UNTOLD else set()
         # Decoders that delay frames tell the aspect of a later one: here there is none.
-        return look_of(frames[0], codec.sample_aspect_ratio or Fraction(1)) if frames else None
+        return look_of(frames[0], codec.sample_aspect_ratio or Fraction(1)), told

@@ -43,7 +43,7 @@ _UNEVEN = 0.1  # part by which distances between frames may differ at a constant
 _BACK = 10  # seconds; usual distance between key frames
 _REORDERED = 16  # frames that a codec reorders, at most
 _SLACK = 0.1  # seconds by which headers may be wrong
-_ENDS = "its size changes (or its pixel aspect, or its turn): the clip ends there"
+_ENDS = "its size changes (or pixel aspect, turn, told colours): the clip ends there"
 _ROUNDED = 0.002  # seconds that rounding takes from a clip: 1 ms at either end in Matroska
 
 

@@ -29,6 +29,9 @@ LARGEST = 2 * (Image.MAX_IMAGE_PIXELS or 2**27)
 # Without these, damage is concealed, and a few bytes can ask for all memory.
 LIMITS = {"err_detect": "explode", "max_pixels": str(LARGEST)}
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # FFmpeg's own decoders leave it out
+_WITH_COLOURS = ("mov", "matroska")  # containers that may tell colours themselves
+UNTOLD = 2
+"""Matrix coefficients that a file does not tell (ITU-T H.273, table 4)."""
 _HEVC_ALPHA = b"\x4e\x01\xa5"  # a message (SEI) of kind 165, alpha channel information
 _TURNS = {  # x and y change places; then left and right do; then top and bottom do
     (False, False, False): None,
@@ -73,7 +76,11 @@ def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
     Raises:
         ValueError: a frame is damaged.
     """
-    decoder = _alpha_decoder(video)
+    decoder, codec = _alpha_decoder(video), video.codec_context
+    # FFmpeg begins with the colours that it found when it looked into the file, be they of a later
+    # part; its decoder of H.264 keeps them where the first part tells none.
+    if codec.name == "h264" and not any(n in video.container.format.name for n in _WITH_COLOURS):
+        codec.color_range, codec.colorspace = 0, UNTOLD
     for packet in packets:
         clear = {} if decoder is None else {frame.pts: frame for frame in decoder.decode(packet)}
         for frame in packet.decode():
