@@ -174,18 +174,27 @@ def test_a_clip_ends_where_colours_are_no_longer_told(told, words, name, tmp_pat
     assert np.abs(found - [shade(number) for number in range(6)]).max() <= 3
 
 
-def test_an_edit_list_that_hides_the_first_key_frame(tmp_path: Path) -> None:
-    """A player begins within a group of pictures; what is shown first has the size of the group."""
-    whole = joined(tmp_path / "whole.mp4", [Part(6), Part(5, HIGH)])
+@pytest.mark.parametrize(
+    ("parts", "hidden", "count"),
+    [([Part(6), Part(5, HIGH)], 2, 4), ([Part(3, HIGH), Part(4), Part(5, HIGH)], 3, 4)],
+)
+def test_an_edit_list_that_hides_the_first_key_frame(parts, hidden, count, tmp_path: Path) -> None:
+    """What is shown first has the size of its group of pictures; hidden groups do not count."""
+    whole = joined(tmp_path / "whole.mp4", parts)
     with av.open(str(whole)) as source, av.open(str(tmp_path / "a.mp4"), "w") as copy:
         film = source.streams.video[0]
         out = copy.add_stream_from_template(film)
+        offset = round(hidden / FPS / film.time_base)
         for packet in source.demux(film):
             if packet.size:
-                packet.stream, packet.pts, packet.dts = out, packet.pts - 2048, packet.dts - 2048
+                packet.stream, packet.pts, packet.dts = (
+                    out,
+                    packet.pts - offset,
+                    packet.dts - offset,
+                )
                 copy.mux(packet)
     line = timeline(tmp_path / "a.mp4")
-    assert line.change.startswith("from 96 x 48 to 48 x 96") and len(line.shown) < 6
+    assert line.change == "from 96 x 48 to 48 x 96 at 0.250 s" and len(line.shown) == count
 
 
 def test_plan_and_packing_count_such_clips(tmp_path: Path, capsys) -> None:
