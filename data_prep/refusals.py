@@ -32,6 +32,7 @@ class Reason(StrEnum):
     PIXELS = "pixel values have no known range"
     NO_VIDEO = "file is no video of a known format"
     VIDEO_DAMAGED = "video is damaged or cut short"
+    CHANGING = "size changes (or pixel aspect, turn, told colours) within a video"
     TOO_SHORT = "video has too few frames"
     NOT_FETCHED = "address cannot be fetched"
     BAD_ARCHIVE = "archive is damaged, cut short or compressed"

@@ -41,7 +41,8 @@ def opaque(text: str) -> str:
         return colour(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no opaque colour; give a name, such as black, or #rrggbb"
+            f"{text!r} is no opaque colour; give a name, such as black, #rrggbb, or levels of 0 to"
+            " 255, such as rgb(255,128,0)"
         ) from None
 
 
@@ -188,7 +189,8 @@ class CaptionTextOptions:
     """Use only files beside the media, or only tables of one kind. (default: all)"""
     missing_caption: MissingCaption | None = None
     """For a file without a caption: take its name, with spaces for underscores; take the empty
-    caption; or refuse it. (default: filename; empty in a TOML file of --dataset_config, as in
+    caption; or refuse it. A caption that is null, and a row of a dataset that has none, is refused
+    unless this is empty. (default: filename; empty in a TOML file of --dataset_config, as in
     diffusion-pipe)"""
     several_captions: SeveralCaptions = SeveralCaptions.ALL
     """For a file with several captions: a sample for each, the first, or one chosen by a hash of

@@ -6,6 +6,7 @@ name_matching    files that belong to media by their names, in either spelling o
 images           image file -> upright pixels, and RGB of them; what a file is in truth
 truncation       whether a video file is as long as its container says
 video_packets    packets of a video file: times and key frames, before anything is decoded
+video_looks      frames of a video -> shape and flaws of the first, and where the shape changes
 videos           video file -> times of its frames; frames -> upright pictures, by two libraries
 frame_selection  times of the frames -> the frames that are kept
 resizing         size of a picture -> size that is encoded

@@ -18,6 +18,10 @@ _MOST_SIDECAR = 16 << 20  # bytes; a larger file holds no caption
 _LARGEST_WEIGHT = 1e6  # as training takes it
 _WIDE = "it is UTF-16 or UTF-32; save it as UTF-8"
 
+_TWICE = "caption file with a field twice: the last counts"
+NULL_REMEDY = ", or give --missing_caption empty"
+"""Ends the refusal of a caption that is null."""
+
 SIDECAR_ENDINGS = (".json", ".txt")
 
 PRECEDENCE = """\
@@ -28,8 +32,9 @@ videos2caption.json, kohya's meta_cap.json, *.jsonl, *.csv, *.tsv; tables in pic
 in the folders above, and by name in one folder);
 the caption column of a dataset; else what --missing_caption says. --caption_format looks at one
 kind alone. Names in tables are paths relative to the table, or absolute. An empty text file is an
-empty caption. A .json file without the field, and with no .txt file beside it, is refused. Texts
-are UTF-8. Caption files and rows that belong to no medium are counted, and the first is named.
+empty caption. A .json file without the field, and with no .txt file beside it, is refused. So is
+null in a file, row or column, unless --missing_caption empty makes it an empty caption. Texts are
+UTF-8. Caption files and rows that belong to no medium are counted, and the first is named.
 """
 
 
@@ -51,6 +56,18 @@ class CaptionFormat(StrEnum):
     CSV = "csv"
 
 
+class JsonObject(dict[str, Any]):
+    """A JSON object or a row of CSV, which knows how many values a later one of its name replaces.
+
+    Spreadsheets leave columns without a name.
+    """
+
+    def __init__(self, pairs: list[tuple[str, Any]]):
+        super().__init__(pairs)
+        named = [name for name, _ in pairs if name]
+        self.replaced = len(named) - len({*named})
+
+
 class ControlPicture(NamedTuple):
     """A control or rejected picture or video of another one; it is not opened yet."""
 
@@ -70,6 +87,8 @@ class Caption:
     controls: tuple[ControlPicture, ...] = ()
     rejected: ControlPicture | None = None
     """Pictures that the row of a table names beside it, in the folder of the media."""
+    notes: tuple[str, ...] = ()
+    """On its file; the summary counts them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,17 +137,17 @@ class Captions:
         """
         described = self._beside(source, ".json") if self.field else None
         written = self._beside(source, ".txt")
-        weight = None
+        weight, notes = None, ()
         if described is not None:
             fields = self._fields(described)
-            weight = weight_of(fields, described)
+            weight, notes = weight_of(fields, described), (_TWICE,) * (fields.replaced > 0)
             if written is None or fields.get(self.field) is not None:
-                texts = texts_of(fields.get(self.field))
-                if texts is None:
-                    raise unusable_caption(described, (self.field,), fields)
-                return [caption(text, origin=".json", loss_weight=weight) for text in texts]
+                texts = texts_in(described, (self.field,), fields, self.missing)
+                made = [caption(text, origin=".json", loss_weight=weight) for text in texts]
+                return [replace(one, notes=notes) for one in made]
         if written is not None:
-            return [caption(self._text(written), origin=".txt", loss_weight=weight)]
+            made = caption(self._text(written), origin=".txt", loss_weight=weight)
+            return [replace(made, notes=notes)]
         of_table = self.tables.of(source) if self.tables is not None else None
         return of_table or [substitute(source, self.missing)]
 
@@ -150,12 +169,12 @@ class Captions:
         except ValueError as error:
             raise RefusedError(Reason.BAD_CAPTION, f"{sidecar}: {error}") from error
 
-    def _fields(self, sidecar: str) -> Mapping[str, Any]:
+    def _fields(self, sidecar: str) -> JsonObject:
         try:
-            content = parse_json(self._text(sidecar))
+            content = parse_json(self._text(sidecar), pairs=JsonObject)
         except ValueError as error:
             raise RefusedError(Reason.BAD_CAPTION, f"{sidecar} is no JSON: {error}") from error
-        if not isinstance(content, dict):
+        if not isinstance(content, JsonObject):
             why = f"{sidecar} holds {short_repr(content)}, and not an object with field"
             raise RefusedError(Reason.BAD_CAPTION, f"{why} {self.field!r}")
         return content
@@ -203,19 +222,31 @@ def weight_of(fields: Mapping[str, Any], path: str) -> float | None:
     return weight
 
 
-def unusable_caption(place: str, names: Sequence[str], fields: Mapping[str, Any]) -> RefusedError:
-    """The refusal of a file or row with a caption in none of the fields `names`."""
-    held = [
-        f"in field {name!r}, which holds {short_repr(fields[name])}"
-        for name in names
-        if name in fields
-    ]
+def texts_in(
+    place: str, names: Sequence[str], fields: Mapping[str, Any], missing: MissingCaption
+) -> tuple[str, ...]:
+    """The captions of a file or row, in the first of the fields `names` that holds any.
+
+    Raises:
+        RefusedError: none does.
+    """
+    held = [name for name in names if name in fields]
+    found = (texts_of(fields[name]) for name in held)
+    texts = next((text for text in found if text is not None), None)
+    if texts is not None:
+        return texts
+    is_null = bool(held) and all(fields[name] is None for name in held)
+    if is_null and missing is MissingCaption.EMPTY:
+        return ("",)
+    said = [f"in field {name!r}, which holds {short_repr(fields[name])}" for name in held]
     if held:
-        why = f"{' nor '.join(held)}; write a text there"
+        remedy = f"write a text there{NULL_REMEDY if is_null else ''}"
+        why = f"{' nor '.join(said)}; {remedy}"
     else:
         found = ", ".join(short_repr(key) for key in list(fields)[:20]) or "no fields"
         why = f"in field {names[0]!r}, but {found}; name the field with --caption_field"
-    return RefusedError(Reason.BAD_CAPTION, f"{place} has no text for it {why}")
+    reason = Reason.NO_CAPTION if is_null else Reason.BAD_CAPTION
+    raise RefusedError(reason, f"{place} has no text for it {why}")
 
 
 def read_regular_file(path: Path) -> bytes:

@@ -80,7 +80,7 @@ class FrameRule:
             picks = [shown[(2 * k + 1) * len(shown) // (2 * count)] for k in range(count)]
             return [KeptFrames((at,), None) for at in picks]
         shown = line.shown if self.fps is None else self._at_rate(line, self.fps)
-        length = self._length(len(shown))
+        length = self._length(len(shown), line.change and f" until it changes {line.change}")
         return [
             self._window(line, shown, start, start + length)
             for start in self._starts(len(shown), length, seed)
@@ -109,16 +109,17 @@ class FrameRule:
         times = [begin + (k / fps + 1e-9) / tick for k in range(count)]
         return tuple(line.shown[bisect.bisect_right(line.shown, t) - 1] for t in times)
 
-    def _length(self, available: int) -> int:
+    def _length(self, available: int, until: str) -> int:
         if self.buckets:
             fitting = [count for count in self.buckets if count <= available]
             if not fitting:
                 raise RefusedError(
-                    Reason.TOO_SHORT, f"{available} frames, fewer than {min(self.buckets)}"
+                    Reason.TOO_SHORT, f"{available} frames{until}, fewer than {min(self.buckets)}"
                 )
             return max(fitting)
         if self.drop_short and self.count is not None and available < self.count:
-            raise RefusedError(Reason.TOO_SHORT, f"{available} frames, fewer than {self.count}")
+            why = f"{available} frames{until}, fewer than {self.count}"
+            raise RefusedError(Reason.TOO_SHORT, why)
         most = min(available, self.count or available)
         return most - (most - 1) % self.stride
 

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,8 +120,10 @@ def check_whole(file: Path | BinaryIO) -> bool:
     return missing is not None
 
 
-def scan(container: Any, video: Any, *, is_whole: bool) -> PacketScan:
-    """Reads every packet of the container without decoding.
+def scan(
+    container: Any, video: Any, *, is_whole: bool, see: Callable[[Any], None] | None = None
+) -> PacketScan:
+    """Reads every packet of the container, and shows those of the video to `see`.
 
     Raises:
         RefusedError: a packet of the video is truncated, or there is none.
@@ -136,6 +138,8 @@ def scan(container: Any, video: Any, *, is_whole: bool) -> PacketScan:
             end = max(end, float((at + (packet.duration or 0)) * packet.time_base))
             continue
         packets.append(_packet_info(packet, video))
+        if see is not None:
+            see(packet)
         # Packets before the first key frame are not needed.
         if packet.is_corrupt and any(info.is_key for info in packets):
             raise RefusedError(Reason.VIDEO_DAMAGED, f"the packet of frame {len(packets)} is cut")

@@ -11,49 +11,39 @@ and stops after the last; only kept frames are converted.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Self
 
 from PIL import Image
 
 from data_prep.media.clips import Entry
 from data_prep.media.images import open_media
-from data_prep.media.video_packets import (
-    PacketScan,
-    check_whole,
-    from_start,
-    near,
-    open_video,
-    scan,
+from data_prep.media.video_looks import (
+    Change,
+    Decode,
+    KeyFrames,
+    VideoStart,
+    every_frame,
+    first_frame,
+    frames_decoded,
+    without_leading,
 )
+from data_prep.media.video_packets import PacketScan, check_whole, near, open_video, scan
 from data_prep.refusals import PrepError, Reason, RefusedError
-from dit.codecs.frame_pictures import (
-    decode_packets,
-    films_of,
-    has_alpha,
-    is_crooked,
-    picture_of,
-    tells_alpha,
-    turn_of,
-    upright_size,
-)
+from dit.codecs.frame_pictures import Look, decode_packets, look_of, picture_of
 from dit.codecs.rgb import WHITE, to_rgb
 
-_HDR = frozenset((16, 18))
-"""Transfer characteristics PQ and HLG (ITU-T H.273, table 3)."""
-_WIDE = frozenset((9, 11, 12))
-"""Primaries of BT.2020, DCI-P3 and Display P3 (ITU-T H.273, table 2)."""
-_UNKNOWN = 2  # matrix coefficients that a file does not tell (H.273, table 4)
 _UNEVEN = 0.1  # part by which distances between frames may differ at a constant rate
 _BACK = 10  # seconds; usual distance between key frames
 _REORDERED = 16  # frames that a codec reorders, at most
 _SLACK = 0.1  # seconds by which headers may be wrong
+_ENDS = "its size changes (or pixel aspect, turn, told colours): the clip ends there"
 _ROUNDED = 0.002  # seconds that rounding takes from a clip: 1 ms at either end in Matroska
 
 
@@ -70,6 +60,23 @@ class Timeline:
     by_number: bool = False  # decoded frames have no times: they are found by counting
     has_alpha: bool = False  # frames may be transparent
     flaws: tuple[str, ...] = ()  # why its frames do not look as a player shows them
+    change: str = ""  # what ends it before its file ends: another size, pixel aspect or turn
+    left: int = 0  # frames of the file from that change on
+
+    def steady(self) -> Self:
+        """The same timeline.
+
+        Raises:
+            RefusedError: the size, the pixel aspect or the turn of the pictures changes.
+        """
+        if self.change:
+            raise RefusedError(Reason.CHANGING, f"{self.change}: cut it there")
+        return self
+
+    def counts_as(self, other: Timeline | None) -> bool:
+        """Whether it has as many frames as another video, or as a picture, None."""
+        count, left = (1, 0) if other is None else (len(other.shown), other.left)
+        return len(self.shown) in (count, count + left)
 
     @property
     def fps(self) -> float:
@@ -110,30 +117,35 @@ def timeline(file: Path | BinaryIO) -> Timeline:
     """
     is_whole = check_whole(file)
     with open_video(file) as (container, video):
-        found = scan(container, video, is_whole=is_whole)
+        keys = KeyFrames(video)
+        found = scan(container, video, is_whole=is_whole, see=keys.see)
         tick = Fraction(video.time_base)
         told = float(video.average_rate or 0)
-    first, shown, by_number = _shown(file, found)
-    if "mpeg" in found.format and _has_hole(shown):
+    first, shown, by_number, change = _shown(file, found)
+    change = change if by_number else _earlier(change, keys.change, shown)
+    stop = len(shown) if change is None else change.at
+    if "mpeg" in found.format and (_has_hole(shown[:stop]) or _has_hole(shown[stop:])):
         raise RefusedError(Reason.VIDEO_DAMAGED, "frames before its last ones are missing")
     end = _end(found, shown, tick)
     ends = max(found.end_of_others, float(end * tick))
     if found.promised_end is not None and ends < found.promised_end - 0.9 / (told or 25) - _SLACK:
         detail = f"it ends at {ends:.1f} s, its header says {found.promised_end:.1f} s"
         raise RefusedError(Reason.VIDEO_DAMAGED, detail)
-    duration = float((end - shown[0]) * tick)
-    if told and abs(len(shown) / told - duration) <= _ROUNDED:
-        duration = len(shown) / told
+    duration = float(((end if change is None else shown[stop]) - shown[0]) * tick)
+    if told and abs(stop / told - duration) <= _ROUNDED:
+        duration = stop / told
     return Timeline(
         width=first.size[0],
         height=first.size[1],
-        shown=tuple(shown),
+        shown=tuple(shown[:stop]),
         tick=tick,
         duration=duration,
         lost=sum(at < shown[0] for at in found.times),
         by_number=by_number,
         has_alpha=first.has_alpha,
-        flaws=first.flaws,
+        flaws=first.flaws + (() if change is None else (_ENDS,)),
+        change="" if change is None else f"{change.words} at {duration:.3f} s",
+        left=len(shown) - stop,
     )
 
 
@@ -141,16 +153,6 @@ def packet_times(file: Path | BinaryIO) -> list[int]:
     """Presentation times of all packets, rising, also of frames that cannot be decoded."""
     with open_video(file) as (container, video):
         return scan(container, video, is_whole=True).times
-
-
-def is_plain(file: Path | BinaryIO) -> bool:
-    """Whether its first frame is neither turned, mirrored nor transparent.
-
-    Raises:
-        RefusedError: no frame of it can be decoded.
-    """
-    first = _first_frame(file)
-    return first.turn is None and not first.has_alpha
 
 
 def _has_hole(shown: list[int]) -> bool:
@@ -171,106 +173,44 @@ def _end(found: PacketScan, shown: list[int], tick: Fraction) -> int:
     return shown[-1] + (last or gap or max(1, round(1 / (25 * tick))))
 
 
-class _FirstFrame(NamedTuple):
-    size: tuple[int, int]  # upright
-    turn: Image.Transpose | None
-    has_alpha: bool
-    flaws: tuple[str, ...]
+class _Shown(NamedTuple):
+    """The first frame, and when all are shown."""
+
+    first: VideoStart
+    times: list[int]
+    by_number: bool  # whether decoded frames lack times
+    change: Change | None  # as far as frames were decoded
 
 
-def _shown(file: Path | BinaryIO, found: PacketScan) -> tuple[_FirstFrame, list[int], bool]:
-    """The first frame, the times of all, and whether decoded frames lack times."""
+def _shown(file: Path | BinaryIO, found: PacketScan) -> _Shown:
     most = 1 if found.tells_all else None
     try:
-        first, times = _first_and_times(file, _all, most)
+        first, times, change = frames_decoded(file, every_frame, most)
     except RefusedError:
-        first, times = _first_and_times(file, _without_leading, most)
+        first, times, change = frames_decoded(file, without_leading, most)
         is_counted = False
     else:
         is_counted = True
     if found.tells_all:
-        return first, found.times, False
+        return _Shown(first, found.times, False, change)
     given = [at for at in times if at is not None]
     if given == sorted(set(given)) and len(given) == len(times):
-        return first, given, False
+        return _Shown(first, given, False, change)
     # Decoded frames come in the right order even where their times are wrong.
     for candidates in (found.times, sorted(set(given))):
         if is_counted and len(candidates) == len(times):
-            return first, candidates, True
+            return _Shown(first, candidates, True, change)
     raise RefusedError(Reason.VIDEO_DAMAGED, "the times of its frames do not rise")
 
 
-def _first_and_times(
-    file: Path | BinaryIO, decode: Decode, most: int | None = None
-) -> tuple[_FirstFrame, list[int | None]]:
-    """The first frame, and times of `most` frames.
-
-    Raises:
-        RefusedError: one of them cannot be decoded, or there is none.
-    """
-    first, times = None, []
-    with open_video(file) as (container, video):
-        for frame in islice(decode(container, video), most):
-            times.append(frame.pts)
-            if first is None:
-                first = _FirstFrame(
-                    size=upright_size(frame, video),
-                    turn=turn_of(frame),
-                    has_alpha=has_alpha(frame, video),
-                    flaws=_flaws_of(frame, video),
-                )
-    if first is None:
-        raise RefusedError(Reason.VIDEO_DAMAGED, "no frame of it can be decoded")
-    return first, times
-
-
-def _first_frame(file: Path | BinaryIO) -> _FirstFrame:
-    try:
-        return _first_and_times(file, _all, 1)[0]
-    except RefusedError:
-        return _first_and_times(file, _without_leading, 1)[0]
-
-
-def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
-    flaws = ()
-    if video.codec_context.color_trc in _HDR:
-        flaws += ("HDR video: colours are pale, as those of SDR are assumed; convert it to SDR",)
-    elif video.codec_context.color_primaries in _WIDE:
-        flaws += ("SDR video in BT.2020 or P3: colours are pale, as BT.709 is assumed; convert it",)
-    if frame.interlaced_frame:
-        flaws += ("interlaced video: a frame has the lines of two moments; deinterlace it",)
-    if _is_untold_hd(frame):
-        flaws += (
-            "HD video that does not tell its colour matrix: read as BT.601, as FFmpeg does, while"
-            " players take BT.709; write the right one into the file",
-        )
-    films = films_of(video.container)
-    if len(films) > 1:
-        flaws += (f"{len(films)} video streams in a file: only the first is read",)
-    if is_crooked(frame):
-        flaws += ("turned by an angle that is no quarter turn: the nearest one is taken",)
-    if tells_alpha(video) and not has_alpha(frame, video):
-        flaws += ("transparency that this PyAV does not decode (HEVC: 19 or later does)",)
-    return flaws
-
-
-def _is_untold_hd(frame: Any) -> bool:
-    """Whether players guess BT.709, which FFmpeg does not: above the sizes of television in SD."""
-    is_hd = frame.width >= 1280 or frame.height > 576
-    has_colours = len(frame.format.components) > 2 and not frame.format.is_rgb
-    return is_hd and has_colours and int(frame.colorspace) == _UNKNOWN
-
-
-# A way to decode an open video: (container, stream) -> frames.
-Decode = Callable[[Any, Any], Iterator[Any]]
-
-
-def _all(container: Any, video: Any) -> Iterator[Any]:
-    return decode_packets(from_start(container, video, drop_leading=False), video)
-
-
-def _without_leading(container: Any, video: Any) -> Iterator[Any]:
-    return decode_packets(from_start(container, video, drop_leading=True), video)
+def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -> Change | None:
+    """The first one of what decoded frames show, and what key frames do, at a time of `shown`."""
+    number = len(shown) if of_keys is None else bisect.bisect_left(shown, of_keys.at)
+    if of_keys is None or not 0 < number < len(shown):
+        return decoded
+    if decoded is not None and decoded.at <= number:
+        return decoded
+    return Change(number, of_keys.words)
 
 
 def _near(wanted: int, earlier: int = 0) -> Decode:
@@ -304,26 +244,28 @@ def frames(
     again from an earlier key frame, and at last from the start of the file.
 
     Raises:
-        RefusedError: one of them cannot be decoded.
+        RefusedError: one of them cannot be decoded, or is of another size or turn.
     """
     wanted, errors = list(numbers or keep), []
-    turn = _first_frame(file).turn  # a stream may tell it with its first frame alone
+    first = first_frame(file).look
     attempts = (
-        (_all,) if numbers else (_near(keep[0]), _near(keep[0], _BACK), _all, _without_leading)
+        (every_frame,)
+        if numbers
+        else (_near(keep[0]), _near(keep[0], _BACK), every_frame, without_leading)
     )
     for decode in attempts:
         try:
-            for picture in _pictures(file, decode, wanted, by_number=bool(numbers)):
-                upright = picture if turn is None else picture.transpose(turn)
+            for picture in _pictures(file, decode, wanted, first, by_number=bool(numbers)):
+                upright = picture if first.turn is None else picture.transpose(first.turn)
                 yield upright if background is None else to_rgb(upright, background)
             return
         except RefusedError as error:
             errors.append(error)
-    raise errors[-2:][0]  # the error of `_all`
+    raise errors[-2:][0]  # the error of `every_frame`
 
 
 def _pictures(
-    file: Path | BinaryIO, decode: Decode, wanted: list[int], *, by_number: bool
+    file: Path | BinaryIO, decode: Decode, wanted: list[int], first: Look, *, by_number: bool
 ) -> Iterator[Image.Image]:
     """Pictures of the frames `wanted` as stored; each is removed from that list."""
     with open_video(file) as (container, video):
@@ -333,6 +275,11 @@ def _pictures(
                 continue
             if at > wanted[0]:
                 break
+            look = look_of(frame)
+            if look.differs(first):  # VP9 and AV1 can without a key frame, which no plan sees
+                where = f"number {at}" if by_number else f"{float(at * video.time_base):.3f} s"
+                detail = f"from {first} to {look} at or before {where}: cut it there"
+                raise RefusedError(Reason.CHANGING, detail)
             picture = picture_of(frame, video)
             while wanted and wanted[0] == at:
                 wanted.pop(0)
@@ -402,7 +349,8 @@ def _found_by_torchcodec(stream: BinaryIO, entry: Entry) -> Iterator[Image.Image
     torchcodec seeks by tables, which MPEG transport and program streams do not have. It leaves out
     transparency and mirrors, and turns frames only as their container says.
     """
-    if not is_plain(stream):
+    first = first_frame(stream)
+    if first.look.turn is not None or first.has_alpha:
         raise LookupError(entry.source)
     tick, size = Fraction(entry.tick), (entry.width, entry.height)
     # By number, because a search by time needs durations, which some files lack.
@@ -414,6 +362,8 @@ def _found_by_torchcodec(stream: BinaryIO, entry: Entry) -> Iterator[Image.Image
         if abs(frame.pts_seconds - float(at * tick)) > tick:
             raise LookupError(at)
         picture = Image.fromarray(frame.data.numpy())
+        if picture.size != first.look.size:
+            raise LookupError(at)
         # torchcodec does not make pixels square.
         is_square = picture.size == size
         yield picture if is_square else picture.resize(size, Image.Resampling.LANCZOS)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from data_prep.media.images import open_media
 from data_prep.refusals import Reason, RefusedError
+from data_prep.sources.listing import OF_SYSTEMS
 
 _BLOCK = tarfile.BLOCKSIZE
 # A header holds names and times; one that asks for more memory is damaged or hostile.
@@ -58,6 +59,9 @@ class Contents:
             return
         if any(part.startswith(".") for part in name.split("/")):
             self.ignored["hidden"] += 1
+            return
+        if added := OF_SYSTEMS.intersection(name.split("/")[:-1]):
+            self.ignored[f"file in a folder {min(added)}, which a file server or system adds"] += 1
             return
         earlier = [found.pop(path, None) for found in (self.places, self.refused)]
         if any(earlier):

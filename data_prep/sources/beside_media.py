@@ -161,14 +161,14 @@ class FoundReference:
     ) -> tuple[int, ...]:
         """Its frames at the times of those that the clip keeps, or of the same numbers.
 
-        Numbers count where both have as many frames.
+        Numbers count where both files have as many frames.
 
         Raises:
             RefusedError: it ends before the clip does, or belongs to a picture.
         """
         if clip is None:
             raise RefusedError(Reason.BAD_REFERENCE, "it is a video, and its sample a picture")
-        if len(own.shown) == len(clip.shown):
+        if own.counts_as(clip):
             return tuple(own.shown[number] for number in clip.numbers_of(kept.shown))
         seconds = [(at - clip.shown[0]) * clip.tick for at in kept.shown]
         if float(seconds[-1]) >= own.duration:
@@ -246,7 +246,7 @@ def find_reference(
     try:
         file = open_file(picture.where)
         if media_kind_of(picture.name) == "video":
-            line = timeline(file)
+            line = timeline(file).steady()
             size, has_alpha = (line.width, line.height), line.has_alpha
             return FoundReference(
                 **found, size=size, has_alpha=has_alpha, flaws=line.flaws, line=line
@@ -358,7 +358,7 @@ class MaskFolder:
             why = f"{path}: it has {sizes}; give both the same size"
             raise RefusedError(Reason.BAD_MASK, why)
         frames = 1 if line is None else len(line.shown)
-        if of_mask is not None and len(of_mask.shown) != frames:
+        if of_mask is not None and not of_mask.counts_as(line):
             counts = f"{len(of_mask.shown)} frames, and its {of} {frames}"
             why = f"{path}: it has {counts}; give as many, or a picture for all frames"
             raise RefusedError(Reason.BAD_MASK, why)
@@ -367,7 +367,7 @@ class MaskFolder:
     def _probe(self, path: str) -> tuple[Timeline | None, tuple[int, int]]:
         if media_kind_of(path) == "image":
             return None, probe_image(self.root / path).size
-        line = timeline(self.root / path)
+        line = timeline(self.root / path).steady()
         return line, (line.width, line.height)
 
     def read(

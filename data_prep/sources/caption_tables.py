@@ -15,11 +15,13 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from data_prep.media.captions import (
+    NULL_REMEDY,
     Caption,
     ControlPicture,
+    MissingCaption,
     caption,
+    texts_in,
     texts_of,
-    unusable_caption,
     weight_of,
 )
 from data_prep.media.name_matching import UNCLEAR, composed, respelled
@@ -60,6 +62,7 @@ class CaptionTables:
     caption_field: str
     """The field that holds the caption; `caption` stands for all of `CAPTION_FIELDS`."""
     read: Callable[[str], bytes]
+    missing: MissingCaption = MissingCaption.FILENAME
     root: Path | None = None
     """The input folder, for rows with absolute paths; None: they match nothing."""
     control: Callable[[str], ControlPicture] | None = None
@@ -188,16 +191,16 @@ class CaptionTables:
             raise content
         if not isinstance(content, dict):
             texts = texts_of(content)
+            if content is None and self.missing is MissingCaption.EMPTY:
+                return ("",)
             if texts is None:
                 why = f"{row.place(path)} has {short_repr(content)} for it, and no text"
+                if content is None:
+                    raise RefusedError(Reason.NO_CAPTION, f"{why}; write one{NULL_REMEDY}")
                 raise RefusedError(Reason.BAD_CAPTION, why)
             return texts
         names = CAPTION_FIELDS if self.caption_field == "caption" else (self.caption_field,)
-        found = (texts_of(content[name]) for name in names if name in content)
-        texts = next((text for text in found if text is not None), None)
-        if texts is None:
-            raise unusable_caption(row.place(path), names, content)
-        return texts
+        return texts_in(row.place(path), names, content, self.missing)
 
     def _beside(
         self, path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = False

@@ -26,6 +26,7 @@ from data_prep.sources.beside_media import ControlFolder, MaskFolder, RejectedFo
 from data_prep.sources.caption_tables import CaptionTables, table_format
 from data_prep.sources.listing import (
     IMAGES,
+    OF_SYSTEMS,
     Elsewhere,
     Ignored,
     Listing,
@@ -312,6 +313,7 @@ class FolderCollection:
                 media=media,
                 caption_field=field,
                 read=read,
+                missing=self.captions.missing,
                 root=self.root,
                 control=control,
             ),
@@ -323,7 +325,8 @@ def _is_visible(folder: Path, *, below: Path) -> bool:
     """Whether a listing of `below` reaches a folder."""
     if not folder.is_relative_to(below):
         return False
-    return not any(part.startswith(".") for part in folder.relative_to(below).parts)
+    parts = folder.relative_to(below).parts
+    return not any(part.startswith(".") or part in OF_SYSTEMS for part in parts)
 
 
 def _sidecars(listing: Listing, options: CaptionOptions, ignored: Ignored) -> Mapping[str, str]:

@@ -16,7 +16,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.media.captions import Caption, caption, substitute, texts_of, weight_of
+from data_prep.media.captions import (
+    NULL_REMEDY,
+    Caption,
+    MissingCaption,
+    caption,
+    substitute,
+    texts_of,
+    weight_of,
+)
 from data_prep.refusals import PrepError, Reason, RefusedError, short_repr
 from data_prep.sources.folders import CaptionOptions, Medium
 from data_prep.sources.listing import Ignored
@@ -134,8 +142,12 @@ class RowsCollection:
         if value is not None:
             why = f"row {index} has no text in column {self.caption_column!r}, but"
             raise RefusedError(Reason.BAD_CAPTION, f"{why} {short_repr(value)}")
-        found = substitute(f"{self.name} {index:08d}", self.captions.missing)
-        return [replace(found, loss_weight=weight)]
+        if self.captions.missing is not MissingCaption.EMPTY:  # rows have no file names
+            why = f"row {index} has null in column {self.caption_column!r}; write a text there"
+            if self.caption_column is None:
+                why = "no column is known to hold captions; name one with --caption_column"
+            raise RefusedError(Reason.NO_CAPTION, f"{why}{NULL_REMEDY}")
+        return [replace(substitute("", self.captions.missing), loss_weight=weight)]
 
     def open(self, where: str) -> Path | BinaryIO:
         value = _dataset(self.dataset, self.split)[int(where)][self.column]

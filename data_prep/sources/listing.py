@@ -31,6 +31,8 @@ _REMEDIES = {
     ),
     "unpack them, or pack them as .tar": ".zip .7z .rar .tgz .gz .bz2 .xz .zst",
 }
+OF_SYSTEMS = frozenset(("@eaDir", "#recycle", "@Recycle", "$RECYCLE.BIN", "__MACOSX"))
+"""Folders that file servers and systems add: thumbnails, deleted files, attributes of files."""
 _REMEDY = {ending: why for why, endings in _REMEDIES.items() for ending in endings.split()}
 """Of files that are ignored, by their ending."""
 
@@ -150,7 +152,10 @@ def list_media(
 
 
 def _walk(root: Path, ignored: Counter[str], without: set[Path]) -> Iterator[PurePosixPath]:
-    """Relative paths of all visible files; hidden files and linked folders are only counted."""
+    """Relative paths of all visible files.
+
+    Hidden files, linked folders and those that systems add are only counted.
+    """
 
     def stop(error: OSError) -> None:
         raise PrepError(f"{error.filename} cannot be listed: {error.strerror}")
@@ -159,7 +164,9 @@ def _walk(root: Path, ignored: Counter[str], without: set[Path]) -> Iterator[Pur
         linked = {name for name in folders if os.path.islink(os.path.join(folder, name))}
         hidden = {name for name in (*folders, *files) if name.startswith(".")}
         ignored.update(["linked folder"] * len(linked - hidden) + ["hidden"] * len(hidden))
+        added = OF_SYSTEMS.intersection(folders) - linked
+        ignored.update(f"folder {name}, which a file server or system adds" for name in added)
         outside = {name for name in folders if without and Path(folder, name).resolve() in without}
-        folders[:] = sorted(set(folders) - hidden - linked - outside)
+        folders[:] = sorted(set(folders) - hidden - linked - added - outside)
         relative = PurePosixPath(Path(folder).relative_to(root).as_posix())
         yield from (relative / name for name in sorted(set(files) - hidden))

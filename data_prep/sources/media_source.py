@@ -55,6 +55,9 @@ _REPEATED = "fewer frames a second than --train_fps: each is repeated to keep th
 _EVEN_CLOCK = (
     "variable frame rate: frames at the even times of --train_fps, some repeated or left out"
 )
+_SAME_PAIR = "rejected partner of the same pixels: the pair teaches nothing"
+_SAME_CONTROL = "control picture that is the sample itself: it shows what is to be made"
+_SAME_MASK = "loss mask that is the sample itself: white counts, black does not"
 
 
 class SeveralCaptions(StrEnum):
@@ -200,14 +203,14 @@ class MediaSource:
                     rule = self.reference_rule
                     references = tuple(one.planned(rule, place.size, line, window) for one in shown)
                     rejected = partner and partner.planned(place, line, window)
-                    notes = [f"caption from {caption.origin}"]
+                    notes = [f"caption from {caption.origin}", *caption.notes]
                     notes += ["scaled or cropped"] * (place.size != size)
                     of_pair = [*shown, *([] if partner is None else [partner.found])]
                     is_clear = has_alpha or any(one.has_alpha for one in of_pair)
                     notes += [self.on_background] * is_clear
                     notes += (*flaws, *_notes_of(line, window))
-                    notes += ["loss mask" if found else "no loss mask of its name"] * bool(masks)
-                    notes += _notes_of_controls(shown)
+                    notes += _notes_of_mask(given.collection, medium)
+                    notes += _notes_of_controls(given.collection, medium, shown)
                     notes += ["rejected partner"] * (rejected is not None)
                     notes += _flaws_beside(of_pair)
                     yield replace(
@@ -235,10 +238,7 @@ class MediaSource:
 
     def file_of(self, entry: Entry) -> Path | None:
         """Its file, where that is no member of an archive or row of a dataset."""
-        collection = self.inputs[entry.folder].collection
-        if not isinstance(collection, FolderCollection) or not entry.where:
-            return None
-        return None if parse_location(entry.where) else collection.root / entry.where
+        return _path_of(self.inputs[entry.folder].collection, entry.where)
 
     def read(self, entry: Entry) -> Clip:
         """The pixels of a planned sample.
@@ -255,6 +255,11 @@ class MediaSource:
         if entry.rejected is not None:
             pair = [self._read(given, entry.rejected, [given.collection.rejected])]
         notes += [self.on_background] * any(one.is_transparent for one in (*shown, *pair))
+        references = tuple(map(self._video, shown))
+        rejected_CFHW = self._video(pair[0]) if pair else None
+        notes += [_SAME_CONTROL] * any(torch.equal(one, video_CFHW) for one in references)
+        if rejected_CFHW is not None and torch.equal(rejected_CFHW, video_CFHW):
+            notes.append(_SAME_PAIR)
         return Clip(
             video_CFHW=video_CFHW,
             caption=entry.caption,
@@ -262,8 +267,8 @@ class MediaSource:
             original_width=entry.width,
             fps=entry.kept_fps,
             loss_mask_1FHW=masks and masks.read(entry, place, cell, self.decoder),
-            references=tuple(map(self._video, shown)),
-            rejected_CFHW=self._video(pair[0]) if pair else None,
+            references=references,
+            rejected_CFHW=rejected_CFHW,
             originals=tuple(one.original for one in shown) if self.keeps_originals else (),
             notes=tuple(dict.fromkeys(notes)),
         )
@@ -300,6 +305,25 @@ class MediaSource:
         return torch.cat(frames, dim=1), notes
 
 
+def _path_of(collection: Collection, where: str) -> Path | None:
+    """The file at `where`; None for a member of an archive or a row of a dataset."""
+    if not isinstance(collection, FolderCollection) or not where or parse_location(where):
+        return None
+    return collection.root / where
+
+
+def _is_itself(collection: Collection, medium: Medium, where: str, folder: Path | None) -> bool:
+    """Whether the file at `where` is that of a medium, be it by links; None: in its own folder."""
+    if folder is None and where == medium.where:
+        return True
+    own = _path_of(collection, medium.where)
+    other = _path_of(collection, where) if folder is None else folder / where
+    try:
+        return own is not None and other is not None and own.samefile(other)
+    except OSError:  # reading it says why
+        return False
+
+
 def _references(
     collection: Collection, caption: Caption, controls: Sequence[ControlPicture]
 ) -> list[FoundReference]:
@@ -319,13 +343,18 @@ def _partner(
     line: Timeline | None,
 ) -> FoundPartner | None:
     """What people like less than a medium: what its row of a table names, else of the folder."""
-    if caption.rejected is not None:
-        return FoundPartner.of(FOLDER, caption.rejected, collection.open, size, line)
-    folder = collection.rejected
-    if folder is None:
+    folder, picture = None, caption.rejected
+    if picture is None and (folder := collection.rejected) is not None:
+        picture = folder.picture(medium.rejected, medium.source)
+    if picture is None:
         return None
-    picture = folder.picture(medium.rejected, medium.source)
-    return FoundPartner.of(0, picture, lambda where: folder.root / where, size, line)
+    root = folder and folder.root
+    if _is_itself(collection, medium, picture.where, root):
+        why = f"{picture.name} is the preferred file itself, and such a pair teaches nothing"
+        raise RefusedError(Reason.BAD_REJECTED, f"{why}; name another one")
+    if root is None:
+        return FoundPartner.of(FOLDER, picture, collection.open, size, line)
+    return FoundPartner.of(0, picture, lambda where: root / where, size, line)
 
 
 def _probed(entry: Entry, size: tuple[int, int], line: Timeline | None) -> Entry:
@@ -360,11 +389,28 @@ def _flaws_beside(found: Sequence[FoundReference]) -> list[str]:
     return [f"control or rejected: {flaw}" for flaw in flaws]
 
 
-def _notes_of_controls(shown: Sequence[FoundReference]) -> list[str]:
-    """How many control pictures, and how many videos, a sample has."""
+def _notes_of_mask(collection: Collection, medium: Medium) -> Iterator[str]:
+    """Whether a sample has a mask of the loss, where others may have one."""
+    if collection.masks is None:
+        return
+    yield "no loss mask of its name" if medium.mask is None else "loss mask"
+    if medium.mask is not None and _is_itself(
+        collection, medium, medium.mask, collection.masks.root
+    ):
+        yield _SAME_MASK
+
+
+def _notes_of_controls(
+    collection: Collection, medium: Medium, shown: Sequence[FoundReference]
+) -> Iterator[str]:
+    """How many control pictures, and how many videos, a sample has; whether it is one itself."""
     videos = sum(one.line is not None for one in shown)
     counts = {"pictures": len(shown) - videos, "videos": videos}
-    return [f"{count} control {what}" for what, count in counts.items() if count]
+    yield from (f"{count} control {what}" for what, count in counts.items() if count)
+    for one in shown:
+        root = None if one.folder == FOLDER else collection.controls[one.folder].root
+        if _is_itself(collection, medium, one.picture.where, root):
+            yield _SAME_CONTROL
 
 
 def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list[Caption]:

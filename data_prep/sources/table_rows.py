@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
 
-from data_prep.media.captions import decode_utf8
+from data_prep.media.captions import JsonObject, decode_utf8
 from data_prep.media.name_matching import composed
 from data_prep.refusals import Reason, RefusedError, short_repr
 from dit.parsing import parse_json
@@ -33,18 +33,6 @@ class TableRow(NamedTuple):
 
     def place(self, path: str) -> str:
         return f"{path}, row {self.number},"
-
-
-class _Object(dict[str, Any]):
-    """A JSON object or a row of CSV, which knows how many values a later one of its name replaces.
-
-    Spreadsheets leave columns without a name.
-    """
-
-    def __init__(self, pairs: list[tuple[str, Any]]):
-        super().__init__(pairs)
-        named = [name for name, _ in pairs if name]
-        self.replaced = len(named) - len({*named})
 
 
 @dataclass(kw_only=True, slots=True)
@@ -73,7 +61,7 @@ class Rows:
                 content if is_bad else self.refusal(f"{why}: {short_repr(content)}")
             )
             return
-        self.repeating += isinstance(content, _Object) and content.replaced > 0
+        self.repeating += isinstance(content, JsonObject) and content.replaced > 0
         self._put(self._relative(posixpath.normpath(name)), TableRow(content, number))
 
     def _put(self, name: str, row: TableRow) -> None:
@@ -113,7 +101,7 @@ def rows_of(path: str, content: bytes, form: str | None, *, folders: tuple[str, 
             case "csv":
                 _add_csv(rows, decode_utf8(content, errors="surrogateescape"))
             case _:
-                _add_document(rows, parse_json(decode_utf8(content), pairs=_Object))
+                _add_document(rows, parse_json(decode_utf8(content), pairs=JsonObject))
     except ValueError as error:
         rows.add_problem(str(error))
     return rows
@@ -125,7 +113,7 @@ def _add_lines(rows: Rows, text: str) -> None:
         if not line.strip():
             continue
         try:
-            row = parse_json(line, pairs=_Object)
+            row = parse_json(line, pairs=JsonObject)
         except json.JSONDecodeError as error:
             rows.add_problem(f"line {number} is no JSON: {error.msg}, column {error.colno}")
         except ValueError as error:
@@ -142,7 +130,7 @@ def _add_document(rows: Rows, value: Any) -> None:
     if listed is not None:
         for number, row in enumerate(listed, 1):
             _add_row(rows, row, number)
-    elif isinstance(value, _Object):
+    elif isinstance(value, JsonObject):
         rows.repeated += value.replaced
         for number, (name, row) in enumerate(value.items(), 1):
             rows.add(name, row, number)
@@ -214,7 +202,7 @@ def _head(rows: Rows, cells: list[str]) -> list[str] | None:
 def _add_cells(rows: Rows, head: list[str], cells: list[str], number: int) -> None:
     while len(cells) > len(head) and not cells[-1]:
         del cells[-1]
-    row = _Object(list(zip(head, cells, strict=False)))
+    row = JsonObject(list(zip(head, cells, strict=False)))
     name = next((row[key] for key in NAME_FIELDS if key in row), None)
     if len(cells) <= len(head):
         rows.add(name, row, number)

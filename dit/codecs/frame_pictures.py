@@ -2,7 +2,8 @@
 
 1. `first_film`, `stored_packets`, `decode_packets`  open file -> decoded frames
 2. `picture_of`, `turn_of`  frame -> its picture, with square pixels, and what makes it upright
-3. `upright_pictures`       both, for a whole file
+3. `look_of`                what may not change within a clip
+4. `upright_pictures`       all of these, for a whole file
 """
 
 # H rows, W columns
@@ -12,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -28,6 +29,9 @@ LARGEST = 2 * (Image.MAX_IMAGE_PIXELS or 2**27)
 # Without these, damage is concealed, and a few bytes can ask for all memory.
 LIMITS = {"err_detect": "explode", "max_pixels": str(LARGEST)}
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # FFmpeg's own decoders leave it out
+_WITH_COLOURS = ("mov", "matroska")  # containers that may tell colours themselves
+UNTOLD = 2
+"""Matrix coefficients that a file does not tell (ITU-T H.273, table 4)."""
 _HEVC_ALPHA = b"\x4e\x01\xa5"  # a message (SEI) of kind 165, alpha channel information
 _TURNS = {  # x and y change places; then left and right do; then top and bottom do
     (False, False, False): None,
@@ -72,7 +76,11 @@ def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
     Raises:
         ValueError: a frame is damaged.
     """
-    decoder = _alpha_decoder(video)
+    decoder, codec = _alpha_decoder(video), video.codec_context
+    # FFmpeg begins with the colours that it found when it looked into the file, be they of a later
+    # part; its decoder of H.264 keeps them where the first part tells none.
+    if codec.name == "h264" and not any(n in video.container.format.name for n in _WITH_COLOURS):
+        codec.color_range, codec.colorspace = 0, UNTOLD
     for packet in packets:
         clear = {} if decoder is None else {frame.pts: frame for frame in decoder.decode(packet)}
         for frame in packet.decode():
@@ -153,6 +161,32 @@ def turn_of(frame: Any) -> Image.Transpose | None:
     return _TURNS[False, a < 0, d < 0]
 
 
+class Look(NamedTuple):
+    """What gives the picture of a frame its shape: pictures of others would be stretched."""
+
+    size: tuple[int, int]  # width, height as stored
+    aspect: Fraction  # of a pixel, width to height
+    turn: Image.Transpose | None
+    tells_turn: bool  # a stream may tell it with its first frame alone
+
+    def differs(self, first: Look) -> bool:
+        """Whether a clip that begins with a frame of the look `first` ends before this one."""
+        is_turned = self.tells_turn and self.turn != first.turn
+        return is_turned or (self.size, self.aspect) != (first.size, first.aspect)
+
+    def __str__(self) -> str:
+        told = [] if self.turn is None else [self.turn.name.lower().replace("_", " ")]
+        if self.aspect != 1:
+            told.append(f"pixels of {self.aspect.numerator}:{self.aspect.denominator}")
+        return f"{self.size[0]} x {self.size[1]}" + (f" ({', '.join(told)})" if told else "")
+
+
+def look_of(frame: Any, aspect: Fraction = Fraction(1)) -> Look:
+    """The look of a frame with pixels of this aspect, which frames do not tell, but decoders do."""
+    is_told = frame.side_data.get("DISPLAYMATRIX") is not None
+    return Look((frame.width, frame.height), aspect, turn_of(frame), is_told)
+
+
 def is_crooked(frame: Any) -> bool:
     """Whether it is turned by an angle that is no quarter turn."""
     a, b, c, d = map(abs, _matrix(frame))
@@ -198,11 +232,14 @@ def upright_pictures(container: Any, video: Any) -> Iterator[Image.Image]:
     """All frames of the stream `video`, RGB, on white where they are transparent.
 
     Raises:
-        ValueError: a frame is damaged or suspiciously large.
+        ValueError: a frame is damaged or suspiciously large, or its look changes.
     """
-    turn = None
-    for number, frame in enumerate(decode_packets(stored_packets(container, video), video)):
-        if number == 0:  # a stream may tell it with its first frame alone
-            turn = turn_of(frame)
+    first: Look | None = None
+    for frame in decode_packets(stored_packets(container, video), video):
+        look = look_of(frame, video.codec_context.sample_aspect_ratio or Fraction(1))
+        first = first or look
+        if look.differs(first):
+            when = "later" if frame.time is None else f"at {frame.time:.3f} s"
+            raise ValueError(f"its pictures change from {first} to {look} {when}: cut it there")
         picture = to_rgb(picture_of(frame, video))
-        yield picture if turn is None else picture.transpose(turn)
+        yield picture if first.turn is None else picture.transpose(first.turn)

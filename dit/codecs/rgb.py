@@ -62,9 +62,11 @@ def colour(text: str) -> str:
     """An opaque colour by its name or numbers, as `#rrggbb`; white is always `white`.
 
     Raises:
-        ValueError: it is no such colour.
+        ValueError: it is no such colour, or has levels (in hsl and hsv, too) that no pixel has.
     """
     levels = ImageColor.getrgb(text)
+    if not all(0 <= level <= 255 for level in levels):  # Pillow takes rgb(300,0,0)
+        raise ValueError(f"{text} has levels outside of 0 to 255")
     if levels[3:] not in ((), (255,)):
         raise ValueError(f"{text} is not opaque")
     name = "#{:02x}{:02x}{:02x}".format(*levels)

@@ -94,8 +94,11 @@ def say(console: Console, corpus: Corpus, found: Proposal, *, machine: str) -> N
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0."""
     args = _parser().parse_args(argv)
-    if args.minutes is not None and not 0 < args.minutes < 1e6:
-        raise ValueError(f"--minutes {args.minutes:g} must be more than 0; 40 are usual on a CPU")
+    if args.minutes is not None and not 0 < args.minutes <= 1e6:
+        raise ValueError(
+            f"--minutes {args.minutes:g} must be more than 0 and at most 1,000,000; 40 are usual"
+            " on a CPU"
+        )
     gpu = _gpu()
     machine = gpu or _cpu()
     corpus, found = fit(args.folder, minutes=args.minutes, gpu=gpu)

@@ -150,6 +150,8 @@ def test_profiles_are_of_colours_alone() -> None:
 def test_colours_by_name() -> None:
     assert [colour(text) for text in ("white", "#FFF", "rgb(255,255,255)")] == ["white"] * 3
     assert colour("Black") == "#000000" and colour("#ff8800ff") == "#ff8800"
-    for wrong in ("reddish", "#12345", "#ff880080", ""):
+    assert colour("hsl(720,100%,50%)") == "#ff0000" and colour("hsv(0,0%,100%)") == "white"
+    beyond = ("rgb(300,0,0)", "rgb(150%,0%,0%)", "hsl(0,300%,50%)", "hsv(0,0%,120%)")
+    for wrong in ("reddish", "#12345", "#ff880080", "", *beyond):
         with pytest.raises(ValueError):
             colour(wrong)

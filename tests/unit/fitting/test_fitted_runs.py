@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -241,8 +242,10 @@ def test_the_command_writes_the_file_and_names_it(shards: Path, capsys, monkeypa
     assert "fitted: 540 steps in about 10 minutes" in said
     config = load_config(RECIPES["dit_xl"](), config_file=shards / "train.yaml")
     assert config.train.train_iters == 540
-    with pytest.raises(ValueError, match="--minutes 0"):
-        program.main([str(shards), "--minutes", "0"])
+    for wrong in ("0", "1e+09", "nan"):
+        why = re.escape(f"--minutes {wrong} must be more than 0 and at most 1,000,000")
+        with pytest.raises(ValueError, match=why):
+            program.main([str(shards), "--minutes", wrong])
 
 
 def test_a_file_that_somebody_has_changed_is_put_aside(shards: Path, capsys, monkeypatch) -> None:

@@ -19,6 +19,7 @@ from dit.models.family import InputKind, SampleInput
 from dit.sampling.conditions.clips import first_of_clip, is_video, read_clip
 from dit.sampling.given_pictures import GivenPictures
 from tests.media_files import turned_by, video, video_of
+from tests.unit.data_prep.media.test_changing_videos import HIGH, WIDE, Part, joined
 
 
 def _turned(folder: Path) -> Path:
@@ -47,6 +48,23 @@ def test_a_given_clip_shows_what_packing_reads(kind: str, tmp_path: Path) -> Non
     clip = read_clip(str(path), (9, height, width), option="--video")
     found = ((clip + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
     assert (found == np.stack(packed)).all() and len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        (Part(4, HIGH), "48 x 96"),
+        (Part(4, aspect=Fraction(2)), r"96 x 48 \(pixels of 2:1\)"),
+        (Part(4, turn=90), r"96 x 48 \(rotate 90\)"),
+    ],
+)
+def test_a_given_clip_that_changes_is_refused_if_it_is_read_so_far(later, words, tmp_path) -> None:
+    path = str(joined(tmp_path / "a.mp4", [Part(5), later]))
+    assert len(read_clip(path, (5, 48, 96), option="--video")) == 5
+    why = rf"--video .*a.mp4 cannot be read .*from 96 x 48 to {words} at 0.312 s: cut it there"
+    with pytest.raises(ValueError, match=why):
+        read_clip(path, (6, 48, 96), option="--video")
+    assert first_of_clip(path, option="--video").size == WIDE
 
 
 @pytest.mark.parametrize("fit", [ReferenceFit.TARGET, ReferenceFit.OWN])

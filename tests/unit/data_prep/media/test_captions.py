@@ -73,7 +73,8 @@ def test_a_caption_file_that_cannot_be_used_is_refused(root: Path, content: byte
     (root / "a/old_cat.json").write_bytes(content)
     with pytest.raises(RefusedError) as refused:
         captions(root).all_of("a/old_cat.jpg")[0]
-    assert refused.value.reason is Reason.BAD_CAPTION
+    is_null = b"null" in content
+    assert refused.value.reason is (Reason.NO_CAPTION if is_null else Reason.BAD_CAPTION)
 
 
 def test_a_loss_weight_stands_where_the_caption_stands(root: Path) -> None:
@@ -117,6 +118,9 @@ def test_the_listing_counts_what_it_leaves_out(root: Path) -> None:
     (root / "README").touch()
     (root / "linked").symlink_to(root / "b")
     (root / "a/B.PNG").touch()
+    for name in ("@eaDir", "#recycle", "__MACOSX"):
+        (root / "a" / name / "old_cat.jpg").mkdir(parents=True)
+        (root / "a" / name / "old_cat.jpg/SYNOPHOTO_THUMB_M.jpg").touch()
     listing = list_media(root)
     assert listing.media == ["a/B.PNG", "a/old_cat.jpg", "b/old_cat.jpg"]
     assert listing.ignored == {
@@ -125,6 +129,9 @@ def test_the_listing_counts_what_it_leaves_out(root: Path) -> None:
         "hidden": 2,
         "linked folder": 1,
         "no ending": 1,
+        "folder @eaDir, which a file server or system adds": 1,
+        "folder #recycle, which a file server or system adds": 1,
+        "folder __MACOSX, which a file server or system adds": 1,
     }
 
 

@@ -123,12 +123,15 @@ def test_members_are_looked_for_where_tar_would_unpack_them(root: Path, pictures
     members = [member("/etc/a.png", pictures[0]), member("/etc/a.txt", b"absolute")]
     members += [member("../../out.png", pictures[1]), member("in/../b.png", pictures[2])]
     members += [member("._a.png", b"of a Mac"), member("empty.png"), member("empty.txt")]
+    members += [member("in/@eaDir/b.png/SYNOPHOTO_THUMB_M.jpg", pictures[0])]
     (root / "x.tar").write_bytes(archive(*members))
     media, ignored = found(root)
     assert media["x.tar/etc/a.png"] == (pictures[0], "absolute")
     assert media["x.tar/../../out.png"] == "its name leads out of the archive"
     assert media["x.tar/b.png"] == (pictures[2], "b")
-    assert media["x.tar/empty.png"] == "0 bytes" and ignored == {"hidden": 1}
+    assert media["x.tar/empty.png"] == "0 bytes" and len(media) == 5
+    in_nas = "file in a folder @eaDir, which a file server or system adds"
+    assert ignored == {"hidden": 1, in_nas: 1}
 
 
 def test_an_empty_text_in_an_archive_is_the_empty_caption(root: Path, pictures) -> None:

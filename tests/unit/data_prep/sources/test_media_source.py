@@ -298,19 +298,37 @@ def test_a_hugging_face_dataset_of_bytes_and_paths(
     rows = {"picture": [picture, str(tmp_path / "a.png")], "words": ["one", None]}
     datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "data:set")
     columns = ("--image_column", "picture", "--caption_column", "words")
-    assert run("image", tmp_path / "out", "--hf_dataset", "data:set", *columns) == 0
+    options = ("--hf_dataset", "data:set", "--missing_caption", "empty")
+    assert run("image", tmp_path / "out", *options, *columns) == 0
     samples = read_samples(tmp_path / "out")
-    assert {s["caption"] for s in samples.values()} == {"one", "data:set 00000001"}
+    assert {s["caption"] for s in samples.values()} == {"one", ""}
     assert {tuple(s["latent"].shape) for s in samples.values()} == {(48, 1, 8, 10)}
 
 
-def test_a_caption_of_a_row_that_is_no_text_is_refused_by_its_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("columns", "reason", "why"),
+    [
+        ({"text": [7]}, "caption file cannot be used", "row 0 has no text in column 'text', but 7"),
+        (
+            {"text": [None]},
+            "no caption",
+            "row 0 has null in column 'text'; write a text there, or give --missing_caption empty",
+        ),
+        (
+            {},
+            "no caption",
+            "no column is known to hold captions; name one with --caption_column, or give"
+            " --missing_caption empty",
+        ),
+    ],
+)
+def test_the_number_of_a_row_is_no_caption(columns, reason, why, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    path = str(image(tmp_path / "a.png"))
-    datasets.Dataset.from_dict({"image": [path], "text": [7]}).save_to_disk(tmp_path / "set")
+    rows = {"image": [str(image(tmp_path / "a.png"))], **columns}
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "set")
     assert run("image", tmp_path / "out", "--hf_dataset", tmp_path / "set") == 1
     (refused,) = (tmp_path / "out/refused.jsonl").read_text().splitlines()
-    assert json.loads(refused)["detail"] == "row 0 has no text in column 'text', but 7"
+    assert [json.loads(refused)[name] for name in ("reason", "detail")] == [reason, why]
 
 
 def test_loss_weights_of_tables_and_columns_come_into_the_shards(

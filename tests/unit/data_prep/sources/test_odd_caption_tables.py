@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from data_prep.cli.parser import main
 from data_prep.media.captions import Captions, MissingCaption
+from data_prep.media.clips import Entry
 from data_prep.refusals import Reason, RefusedError
 from data_prep.sources.caption_tables import CaptionTables, table_format
 from data_prep.sources.folders import CaptionOptions, FolderCollection
@@ -19,6 +20,7 @@ from data_prep.sources.listing import Ignored
 from data_prep.sources.table_rows import rows_of
 from tests.hostile import damaged, deep_json, json_bytes
 from tests.media_files import image
+from tests.unit.data_prep.sources.test_references import pack
 
 
 @pytest.fixture
@@ -28,15 +30,17 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def found(root: Path) -> dict[str, object]:
+def found(root: Path, missing: MissingCaption = MissingCaption.FILENAME) -> dict[str, object]:
     """Captions of each medium by its stem, or why it is refused; and `None`: what was counted."""
     ignored, result = Ignored(), {}
-    for medium in FolderCollection(root=root, captions=CaptionOptions()).media(ignored):
+    for medium in FolderCollection(root=root, captions=CaptionOptions(missing=missing)).media(
+        ignored
+    ):
         stem = medium.source.removesuffix(".png")
         try:
             result[stem] = [text.text for text in medium.captions()]
         except RefusedError as refused:
-            assert refused.reason is Reason.BAD_CAPTION
+            assert refused.reason in (Reason.BAD_CAPTION, Reason.NO_CAPTION)
             result[stem] = refused.detail
     return {**result, None: ignored.counts}
 
@@ -149,9 +153,29 @@ def test_no_message_shows_the_inside_of_the_program(root: Path) -> None:
 def test_a_caption_that_is_null_is_named_with_its_row(
     root: Path, name: str, content: str, why: str
 ) -> None:
+    """It is missing: refused, or an empty caption where the user says so."""
     first = '{"file_name": "z.png", "text": "Z"}\n' if name == "m.jsonl" else ""
     (root / name).write_text(first + content)
-    assert str(found(root)["a"]).startswith(why)
+    assert (said := str(found(root)["a"])).startswith(why)
+    is_null = "null" in content
+    assert said.endswith(", or give --missing_caption empty") == is_null
+    empty = found(root, missing=MissingCaption.EMPTY)["a"]
+    assert empty == ([""] if is_null else said)
+
+
+def test_a_field_that_a_caption_file_gives_twice_is_counted(root: Path) -> None:
+    (root / "a.json").write_text('{"caption": "first", "caption": "last", "tag": {"x": 1, "x": 2}}')
+    (root / "b.json").write_text('{"caption": "one", "tag": {"x": 1, "x": 2}}')
+    (root / "c.json").write_text('{"loss_weight": 1, "loss_weight": 2}')
+    (root / "c.txt").write_text("text")
+    assert pack(root.parent / "out", "--image_dir", root, "--plan=quick") == 0
+    planned = map(Entry.from_line, (root.parent / "out/plan.jsonl").read_text().splitlines())
+    note = "caption file with a field twice: the last counts"
+    assert {one.caption: note in one.notes for one in planned} == {
+        "last": True,
+        "one": False,
+        "text": True,
+    }
 
 
 def test_a_quote_that_is_never_closed_swallows_nothing(root: Path) -> None:
@@ -315,7 +339,7 @@ def test_hostile_caption_tables(table: tuple[str, bytes]) -> None:
             for text in captions.all_of(source):
                 text.text.encode()
         except RefusedError as refused:
-            assert refused.reason is Reason.BAD_CAPTION
+            assert refused.reason in (Reason.BAD_CAPTION, Reason.NO_CAPTION)
             refused.detail.encode()
             assert path in refused.detail and len(refused.detail) < 2000
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from data_prep.cli.parser import main
 from data_prep.media.clips import REJECTED_LATENT
@@ -79,3 +82,55 @@ def test_pairs_of_a_table(media: Path, read_samples, capsys) -> None:
     (media / "good/metadata.jsonl").write_text(two)
     pack(media / "two", *OPTIONS, "--image_dir", media / "good")
     assert "2 files in rejected_path; give it one" in refused(media / "two")["b.png"][1]
+
+
+def test_a_file_is_no_partner_of_itself(media: Path, read_samples, capsys) -> None:
+    """Also through links, and in another spelling of the folder; copies are counted."""
+    good, mixed = media / "good", media / "mixed"
+    for folder in (good, good / "../good/deep/.."):
+        assert pack(media / "own", *OPTIONS, "--image_dir", good, "--rejected_dir", folder) == 1
+        assert "b.png is the preferred file itself" in capsys.readouterr().err
+    mixed.mkdir()
+    (mixed / "b.png").symlink_to(good / "b.png")
+    (mixed / "none.png").hardlink_to(good / "none.png")
+    shutil.copy(good / "size.png", mixed / "size.png")
+    Image.open(good / "bad.png").save(mixed / "bad.bmp")
+    paired = ("--image_dir", good, "--rejected_dir", mixed)
+    said = "2 x rejected partner of the same pixels: the pair teaches nothing"
+    assert pack(media / "plan", *OPTIONS, *paired, "--plan") == 0
+    assert said in capsys.readouterr().out
+    assert pack(media / "out", *OPTIONS, *paired) == 0
+    assert said in capsys.readouterr().out
+    assert {"b.png", "none.png"} < refused(media / "out").keys()
+    assert by_name(read_samples(media / "out")).keys() == {"size.png", "bad.png"}
+
+
+@pytest.mark.parametrize("in_archive", [False, True])
+def test_a_row_that_names_its_own_file(in_archive: bool, media: Path, capsys) -> None:
+    row = '{"file_name": "deep/a.png", "text": "words", "rejected_path": "deep/../deep/a.png"}'
+    (media / "good/metadata.jsonl").write_text(row)
+    folder = media / "good"
+    if in_archive:
+        folder = media / "archives"
+        folder.mkdir()
+        with tarfile.open(folder / "a.tar", "w") as archive:
+            for path in sorted((media / "good").rglob("*.*")):
+                archive.add(path, path.relative_to(media / "good"))
+    assert pack(media / "out", *OPTIONS, "--image_dir", folder) == 0
+    ((reason, detail),) = refused(media / "out").values()
+    assert reason == "rejected picture or video cannot be used"
+    assert "deep/a.png is the preferred file itself, and such a pair teaches nothing" in detail
+
+
+def test_controls_and_masks_that_are_the_sample_itself_are_counted(media: Path, capsys) -> None:
+    good = media / "good"
+    own = ("--image_dir", good, "--control_dir", good, "--mask_dir", good)
+    for out, more in (("quick", ["--plan=quick"]), ("out", [])):
+        assert pack(media / out, *OPTIONS, *own, *more) == 0
+        said = capsys.readouterr().out
+        assert "5 x control picture that is the sample itself" in said
+        assert "5 x loss mask that is the sample itself" in said
+    image(media / "copies/b.png", 48, 32, seed=1)
+    paired = ("--image_dir", good, "--control_dir", media / "copies")
+    assert pack(media / "copied", *OPTIONS, *paired) == 0
+    assert "1 x control picture that is the sample itself" in capsys.readouterr().out
