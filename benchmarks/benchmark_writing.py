@@ -22,7 +22,8 @@ from data_prep.media.clips import Entry
 from data_prep.planning.plan import write_plan
 from data_prep.planning.splits import SplitFractions, key_of
 from data_prep.writing.dataset_folder import LEDGER
-from data_prep.writing.shard_writer import PackOptions, RankBlocks, Writer
+from data_prep.writing.pack_options import PackOptions
+from data_prep.writing.shard_writer import RankBlocks, Writer
 from dit.command_line import OptionParser
 from dit.console import Console
 

@@ -51,6 +51,14 @@ class CaptionFormat(StrEnum):
     CSV = "csv"
 
 
+class SeveralCaptions(StrEnum):
+    """Which captions of a medium with several become samples."""
+
+    ALL = "all"
+    FIRST = "first"
+    RANDOM = "random"
+
+
 class ControlPicture(NamedTuple):
     """A control or rejected picture or video of another one; it is not opened yet."""
 

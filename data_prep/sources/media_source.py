@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from fractions import Fraction
 from functools import partial
 from itertools import islice
@@ -22,7 +21,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from data_prep.media.captions import Caption, ControlPicture, TagShuffle
+from data_prep.media.captions import Caption, ControlPicture, SeveralCaptions, TagShuffle
 from data_prep.media.clips import Clip, Entry, PlannedReference
 from data_prep.media.frame_selection import FrameRule, KeptFrames
 from data_prep.media.images import open_image, probe_image, to_rgb, to_video
@@ -55,14 +54,6 @@ _REPEATED = "fewer frames a second than --train_fps: each is repeated to keep th
 _EVEN_CLOCK = (
     "variable frame rate: frames at the even times of --train_fps, some repeated or left out"
 )
-
-
-class SeveralCaptions(StrEnum):
-    """Which captions of a medium with several become samples."""
-
-    ALL = "all"
-    FIRST = "first"
-    RANDOM = "random"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -25,10 +24,6 @@ class Negative(Pixel):
     """The pixels of the negative."""
 
     name: ClassVar[str] = "negative"
-
-    @classmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        """Adds none: it reads those of `Pixel`."""
 
     def encode_raw(self, video_CFHW: Tensor) -> Tensor:
         return super().encode_raw(-video_CFHW)
