@@ -10,6 +10,7 @@ from dit.config_loading.cli import parse_arguments
 from dit.config_loading.validate import check_trainable
 from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import rank, run, say_once, world_size
+from dit.distributed.megatron_import import import_megatron
 from dit.models.cost import check_memory
 from recipes.runs import RECIPES, for_weights, read_folder
 
@@ -27,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What is wrong is said before any process waits.
     check_trainable(config)
     check_memory(config, world_size=world_size())
+    if not arguments.print_config:
+        import_megatron()
     start = None
     if config.checkpoint.load_hf is not None:
         from dit.convert.load_hf.start import hf_start
