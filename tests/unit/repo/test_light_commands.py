@@ -54,6 +54,8 @@ def call(file, words):
             code = None
         except SystemExit as end:
             code = end.code
+        except ImportError as error:
+            code = str(error)
     found.append([[os.path.relpath(file, root), *words], list(asked), code or 0, out.getvalue()])
 
 
