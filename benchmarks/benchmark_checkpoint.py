@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from dit.config import RunConfig
 from dit.config_loading.cli import parse_arguments
-from dit.distributed.entry import Parser, run
+from dit.distributed.entry import Parser, run, world_size
 from recipes.runs import RECIPES
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     import torch.distributed as dist
 
-    from dit.distributed.process_groups import process_groups, start_processes, world_size
+    from dit.distributed.process_groups import process_groups, start_processes
     from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 
     # No pack is trained on, so the number of packs of a step is free.

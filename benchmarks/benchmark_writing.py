@@ -12,19 +12,18 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
-from webdataset.writer import ShardWriter
 
-from data_prep.engine.block_worker import EncodedSample
 from data_prep.engine.ranks import ALONE
-from data_prep.media.clips import Entry
-from data_prep.planning.plan import write_plan
 from data_prep.planning.splits import SplitFractions, key_of
-from data_prep.writing.dataset_folder import LEDGER
-from data_prep.writing.shard_writer import PackOptions, RankBlocks, Writer
+from data_prep.writing.pack_options import PackOptions
 from dit.command_line import OptionParser
 from dit.console import Console
+
+if TYPE_CHECKING:
+    from data_prep.media.clips import Entry
 
 _SHARD = 10_000  # samples
 _BLOCK = 32  # samples between two flushes, as data_prep has it for images
@@ -62,6 +61,8 @@ def _rates(folder: Path, samples: int, size: int, repeats: int) -> tuple[float, 
 
 
 def planned(source: str) -> Entry:
+    from data_prep.media.clips import Entry
+
     return Entry(
         key=key_of(source),
         source=source,
@@ -78,6 +79,12 @@ def planned(source: str) -> Entry:
 
 def write_resumably(target: Path, entries: list[Entry], parts: dict[str, bytes]) -> float:
     """Seconds from planned samples to shards, ledger included."""
+    # Imported late, as below: --help answers without torch.
+    from data_prep.engine.block_worker import EncodedSample
+    from data_prep.planning.plan import write_plan
+    from data_prep.writing.dataset_folder import LEDGER
+    from data_prep.writing.shard_writer import RankBlocks, Writer
+
     (target / LEDGER).mkdir()
     everything = SplitFractions(train=1, val=0, test=0)
     plan = write_plan(entries, target / "plan.jsonl", everything)
@@ -97,6 +104,8 @@ def write_resumably(target: Path, entries: list[Entry], parts: dict[str, bytes])
 
 
 def write_plainly(target: Path, entries: list[Entry], parts: dict[str, bytes]) -> float:
+    from webdataset.writer import ShardWriter
+
     start = time.perf_counter()
     pattern = str(target / "shard-%06d.tar")
     with ShardWriter(pattern, maxcount=_SHARD, verbose=0) as shards:

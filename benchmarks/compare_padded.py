@@ -33,7 +33,6 @@ from dit.config_loading import load_config
 from dit.console import Console
 from dit.distributed.entry import run
 from dit.models.registry import default_family
-from dit.pack_wire import pack_to
 
 OURS = "packed, ours"
 _WIDTH_256 = [
@@ -202,6 +201,7 @@ def _items(config: RunConfig) -> list[Any]:
     from dit.models.patch_layout import PatchLayout
     from dit.objectives.registry import training_objective
     from dit.objectives.training_target import training_problem
+    from dit.pack_wire import pack_to
 
     layout, dataset = PatchLayout.of(config), config.dataset
     samples = list(_samples(config))

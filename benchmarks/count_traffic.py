@@ -21,25 +21,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from measuring.memory_traffic import (
-    ATTENTION,
-    ONE_HOT_PRODUCTS,
-    WEIGHT_PRODUCTS,
-    LayerTraffic,
-    PackShape,
-    layer_traffic,
-)
-from megatron.core.process_groups_config import ProcessGroupCollection
 from rich.table import Table
 
 from dit.command_line import OptionParser
 from dit.config import Precision
 from dit.config_loading import default_config, load_config
 from dit.console import Console
-from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.registry import named_model
+
+if TYPE_CHECKING:
+    from measuring.memory_traffic import LayerTraffic
+    from megatron.core.process_groups_config import ProcessGroupCollection
 
 LAYERS: Mapping[str, tuple[str, Mapping[str, int], Mapping[str, int]]] = {
     "cross": ("dit_xl", {"num_layers": 1}, {"num_layers": 2}),
@@ -84,11 +78,21 @@ LAYERS: Mapping[str, tuple[str, Mapping[str, int], Mapping[str, int]]] = {
 }
 """Rows of the planner's table (`dit.planner.layer_traffic.row_of`): a named size with such a layer,
 and the numbers of layers of two networks, the second of which has it once more."""
-_SHAPE = PackShape(samples=8, text=128)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options, overrides = _parser().parse_known_args(arguments)
+    # Imported late, as below: --help answers without torch.
+    from measuring.memory_traffic import (
+        ATTENTION,
+        ONE_HOT_PRODUCTS,
+        WEIGHT_PRODUCTS,
+        PackShape,
+        layer_traffic,
+    )
+
+    from dit.distributed.process_groups import process_groups, start_processes
+
     if options.table:
         start_processes(seed=1, model=named_model("dit_xl"))
         write_table(options.table, process_groups())
@@ -149,14 +153,17 @@ def layer_columns(
     text     for each text token, beside the hidden units
     hidden   for each hidden unit of the feed-forward, over the width, of a token that it computes
     """
+    from measuring.memory_traffic import PackShape, layer_traffic
+
+    pack = PackShape(samples=8, text=128)
     size, *counts = LAYERS[name]
-    share, ratio = _SHAPE.text / math.prod(_SHAPE.grid), 4  # text tokens for each latent token
+    share, ratio = pack.text / math.prod(pack.grid), 4  # text tokens for each latent token
     joint = not name.startswith("cross")  # whether text passes the feed-forward
 
     def units(*, text: int = 1, hidden: int = 1) -> list[float]:
         keys = {"mlp_ratio": ratio * hidden, "text_pad_to": None, "precision": Precision.BF16}
         model = replace(named_model(size), name="custom", **keys)
-        shape = replace(_SHAPE, text=text * _SHAPE.text)
+        shape = replace(pack, text=text * pack.text)
         found = layer_traffic(model, shape, groups, fused=kernels == "fused", counts=counts)
         return [one.units() for one in found]
 

@@ -47,8 +47,9 @@ from data_prep.writing.ledger import (
     set_aside,
     summarize,
 )
+from data_prep.writing.pack_options import PackOptions
 from data_prep.writing.readme import PICTURES, MadeBy, sample_picture
-from data_prep.writing.shard_writer import PackOptions, RankBlocks, Writer
+from data_prep.writing.shard_writer import RankBlocks, Writer
 from dit.codecs.dataset_card import FORMAT_VERSION
 from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.text import TextEncoder

@@ -9,7 +9,9 @@ from dit.config import RunConfig
 from dit.config_loading.cli import parse_arguments
 from dit.config_loading.validate import check_trainable
 from dit.distributed.cuda_environment import set_cuda_environment
-from dit.distributed.entry import run, say_once
+from dit.distributed.entry import rank, run, say_once, world_size
+from dit.distributed.megatron_import import import_megatron
+from dit.models.cost import check_memory
 from recipes.runs import RECIPES, for_weights, read_folder
 
 
@@ -23,13 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     config = arguments.config
     set_cuda_environment(config.model)  # before an import starts CUDA
-    # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
-    from dit.distributed.process_groups import rank, start_processes, world_size
-    from dit.models.cost import check_memory
-
     # What is wrong is said before any process waits.
     check_trainable(config)
     check_memory(config, world_size=world_size())
+    if not arguments.print_config:
+        import_megatron()
     start = None
     if config.checkpoint.load_hf is not None:
         from dit.convert.load_hf.start import hf_start
@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_samples = None
     if config.samples:
         from dit.sampling.validation.samples import open_samples
+    # Imported late: --help, --print-config and a wrong key answer without torch.
     from dit.distributed.collective_errors import from_first_rank
+    from dit.distributed.process_groups import start_processes
     from dit.distributed.watchdog.monitor import watchdog
 
     limit_s = 60 * config.dist.distributed_timeout_minutes

@@ -33,8 +33,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
-import diffusers.models.transformers.transformer_cosmos  # noqa: F401
-import megatron.core.optimizer  # noqa: F401
 import pytest
 
 FIXED = Path(__file__).with_name("mutated_functions.txt")
@@ -255,6 +253,7 @@ def main() -> None:
     if args.draw:
         FIXED.write_text("".join(f"{name}\n" for name in draw(root, args.seed)))
         return
+    _import_what_tests_need()
     found = [] if args.fixed is None else list(fixed(root, args.fixed))
     for said in (one for one in found if isinstance(one, str)):
         sys.stdout.write(f"{said}\n")
@@ -284,6 +283,12 @@ def main() -> None:
             sys.stdout.write(f"{said} ({seconds:.0f} s): {mutation}\n")
             sys.stdout.flush()
     sys.stdout.write(f"{counts}\n")
+
+
+def _import_what_tests_need() -> None:
+    """For the children that `verdict` forks; not at the top, because --help needs none of it."""
+    import diffusers.models.transformers.transformer_cosmos  # noqa: F401
+    import megatron.core.optimizer  # noqa: F401
 
 
 def _under(root: Path, file: Path, wanted: list[str]) -> bool:

@@ -32,10 +32,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tools.parity_data import damage, draw_media
-from tools.parity_results import Values, read_run, sha, text_of
 from tools.parity_runs import RUNS
+
+if TYPE_CHECKING:
+    from tools.parity_results import Values
 
 MAY_GAIN = {"configuration": r" model\.family$", "loader states": r"\.identity\."}
 """By kind, names that the second tree may have and the first may not."""
@@ -56,6 +59,8 @@ def record(tree: Path, folder: Path, names: Sequence[str], *, jobs: int) -> None
 
 
 def record_run(tree: Path, folder: Path, name: str) -> tuple[str, float]:
+    from tools.parity_results import read_run  # late, as below: --help answers without torch
+
     began, run = time.monotonic(), RUNS[name]
     codes = {"train": train(tree, folder, name, run.changes, run.processes)}
     if run.resumed:
@@ -92,6 +97,8 @@ def convert(tree: Path, folder: Path, name: str, *words: str) -> int:
 
 def add_packs(tree: Path, folder: Path, names: Sequence[str]) -> None:
     """Adds hashes of the first packs that the training loader gives each data-parallel rank."""
+    from tools.parity_results import text_of
+
     script = str(Path(__file__).resolve().with_name("parity_packs.py"))
     trained = [name for name in names if any((folder / name).glob("checkpoints/*/config.yaml"))]
     call(tree, folder, "packs", "-P", script, *(f"{n}={RUNS[n].data_ranks}" for n in trained))
@@ -133,12 +140,16 @@ def keep(folder: Path, name: str, kinds: dict[str, Values]) -> None:
 
 def results(folder: Path, run: str) -> dict[str, Values]:
     """What a run gave; refusals name shards by their whole path, which is the recording's own."""
+    from tools.parity_results import text_of
+
     text = text_of(folder / f"results/{run}.json") or "{}"
     return json.loads(text.replace(str(folder.resolve()), "RECORDING"))
 
 
 def pack_data(tree: Path, folder: Path) -> Values:
     """Packs both datasets by the tree's own command; the hash of each file that a run reads."""
+    from tools.parity_results import sha
+
     draw_media(folder / "drawn")
     codec = ("--pixel_channels", "1", "--pixel_block", "2", "--text_width", "32")
     media = ("--image_dir", "drawn", "--video_dir", "drawn", "--num_workers", "0", *codec)

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from dit.config import RunConfig
 from dit.device_specs import Device, device_named
 from dit.models.attention.fit import planned_backend
@@ -45,6 +43,8 @@ def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
     device = device_named(name)
     if device is None:
         return None
+    import torch  # late: expected_step.py needs none
+
     # By the kernel of attention that a run without a timing takes here.
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     efficiency = efficiency_with(planned_backend(config, capability))

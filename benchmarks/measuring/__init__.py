@@ -1,6 +1,7 @@
 """What the benchmarks measure, and what they compare with.
 
 packing_simulation  sample lengths -> fill of packs, time to choose them, slowest rank over mean
+loader              rates of the loader and of plain reads of its shards; memory of its buffer
 steps               measured steps -> medians, shares, MFU; the measured peak of the device
 turns               two runs in turns -> their steps and the ratios of these
 rank_bytes          bytes that a process sends, holds and reads at a save or load

@@ -30,18 +30,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
-from data_prep.writing.dataset_folder import META
 from dit.command_line import OptionParser
 from dit.console import Console
 from dit.distributed.entry import run
 from dit.sampling.commands.digit_judges import CAPTIONS, NAMES, DigitJudge
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "conf/flux_digits.yaml"
@@ -189,6 +189,8 @@ def _python(*words: object) -> None:
 
 
 def _packed(folder: Path) -> bool:
+    from data_prep.writing.dataset_folder import META
+
     return (folder / META).exists()
 
 
@@ -294,18 +296,20 @@ def left_beside(adapter: Path, folder: Path) -> float:
     return guidance_left(opened, folder, "old")
 
 
-@torch.no_grad()
 def guidance_left(opened: Any, folder: Path, data: str) -> float:
     """The fitted w over held-out digits of a dataset under their captions, at all `QUANTILES`."""
+    import torch  # late: --help answers without it
+
     from dit.sampling.open_checkpoint import open_checkpoint
 
-    found = _predictions(opened, folder, data, captions=True)
     kept = folder / f"{UNGUIDED[data]}_{data}.pt"
-    if not kept.exists():
-        network = open_checkpoint(folder / UNGUIDED[data], weights="ema")
-        told = (True, False)
-        pair = [_predictions(network, folder, data, captions=captions) for captions in told]
-        torch.save(pair, kept)
+    with torch.no_grad():
+        found = _predictions(opened, folder, data, captions=True)
+        if not kept.exists():
+            network = open_checkpoint(folder / UNGUIDED[data], weights="ema")
+            told = (True, False)
+            pair = [_predictions(network, folder, data, captions=captions) for captions in told]
+            torch.save(pair, kept)
     return fitted(found, *torch.load(kept, weights_only=True))
 
 

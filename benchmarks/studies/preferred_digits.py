@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from data_prep.sources.digits import Digits
 from dit.command_line import OptionParser
 from dit.console import Console
 from dit.sampling.commands.digit_judges import CAPTIONS, MIDDLE, DigitJudge, grey_levels
@@ -30,6 +29,8 @@ from dit.sampling.commands.digit_judges import CAPTIONS, MIDDLE, DigitJudge, gre
 
 def draw(folder: Path, *, digits: int | None, prompts: int) -> None:
     """Writes so many pictures with their captions, and prompts that ask for all digits in turn."""
+    from data_prep.sources.digits import Digits  # late: --help answers without torch
+
     source = Digits(num_samples=digits)
     rows: dict[str, list[dict[str, str]]] = {"mixed": [], "preferred": [], "rejected": []}
     for name in rows:

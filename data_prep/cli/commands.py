@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -377,6 +378,16 @@ def _check_page(page: Path) -> None:
         why = error.strerror or str(error)
     if why:
         raise PrepError(f"--html {page} cannot be written ({why}); give another FILE.html")
+
+
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "digits": run_digits,
+    "image": run_media,
+    "video": run_media,
+    "convert": run_convert,
+    "relocate": run_relocate,
+    "inspect": run_inspect,
+}
 
 
 def _inspect(folder: Path, page: Path | None = None) -> int:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from data_prep.media.captions import PRECEDENCE, CaptionFormat, MissingCaption
+from data_prep.media.captions import PRECEDENCE, CaptionFormat, MissingCaption, SeveralCaptions
 from data_prep.media.frame_selection import Window
 from data_prep.media.resizing import PRESETS, ResizeMode
-from data_prep.sources.media_source import SeveralCaptions
+from dit.codecs.encoder_options import EncoderPadding
 from dit.codecs.pretrained import PRECISIONS
 from dit.codecs.rgb import WHITE, ReferenceFit, colour
-from dit.codecs.text import EncoderPadding
 from dit.command_line import Whole, add_options, option, option_names, whole
 from dit.local_path import LocalPath
 

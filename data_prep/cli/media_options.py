@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data_prep.cli.media_arguments import DecoderOptions, FrameOptions
 from data_prep.cli.next_command import is_published
-from data_prep.media.captions import MissingCaption
+from data_prep.media.captions import MissingCaption, SeveralCaptions
 from data_prep.media.frame_selection import FrameRule, Window
 from data_prep.media.resizing import PRESETS, Buckets, Fit, ResizeMode, Sizing, aspect_buckets
 from data_prep.media.videos import VideoDecoder
@@ -20,7 +20,7 @@ from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
 from data_prep.sources.folders import CaptionOptions, Collection, FolderCollection
 from data_prep.sources.huggingface import huggingface_rows
 from data_prep.sources.listing import BOTH, IMAGES, VIDEOS
-from data_prep.sources.media_source import Input, MediaSource, SeveralCaptions, TokenGrid
+from data_prep.sources.media_source import Input, MediaSource, TokenGrid
 from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.rgb import ReferenceFit
 from dit.codecs.text import TEXT_ENCODERS, TextEncoder

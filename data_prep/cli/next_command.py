@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.writing.dataset_folder import TRAIN_NAME
-from dit.codecs.text import EncoderPadding, TextEncoder
+from dit.codecs.encoder_options import EncoderPadding
+from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 from dit.codecs.vae.autoencoder import Autoencoder
 from dit.command_line import recipe_command

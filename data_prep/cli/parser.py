@@ -6,21 +6,17 @@ import argparse
 import errno
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from data_prep.cli.commands import run_convert, run_digits, run_inspect, run_media, run_relocate
 from data_prep.cli.media_arguments import InputOptions, Minutes, add_media, add_models
-from data_prep.cli.terminal import show_codecs
-from data_prep.formats.convert import FORMATS
 from data_prep.planning.splits import DEFAULT_SPLIT
 from data_prep.refusals import PrepError
-from data_prep.writing.shard_writer import ShardOptions, WorkOptions
+from data_prep.writing.pack_options import ShardOptions, WorkOptions
 from dit.codecs.dataset_card import CodecError
-from dit.codecs.text import TEXT_ENCODERS
-from dit.codecs.vae import CODECS, Pixel
+from dit.codecs.encoder_options import OF_CODECS, OF_TEXT_ENCODERS, TEXT_ENCODER_NAMES
 from dit.command_line import OptionParser, Whole, add_options, not_an_option, option
 from dit.console import Console
 
@@ -44,13 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     given = sys.argv[1:] if arguments is None else arguments
     args = parser.parse_args([re.sub(r"^--preprocess\.", "--", word) for word in given])
-    if args.run is None:
+    if args.command is None:
         parser.print_help()
         return 0
-    errors = Console(stderr=True)
-    ending = _ENDINGS.get(getattr(args, "command", ""), "")
+    errors, ending = Console(stderr=True), _ENDINGS.get(args.command, "")
     try:
-        return args.run(args)
+        # Imported late: --help and a wrong option answer without torch.
+        from data_prep.cli.commands import COMMANDS
+
+        return COMMANDS[args.command](args)
     except (PrepError, CodecError) as error:
         errors.print(f"error: {error}")
     except OSError as error:
@@ -94,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Packs images and videos with captions into shards for training.",
         epilog=EXIT_CODES,
     )
-    parser.set_defaults(run=None)
+    parser.set_defaults(command=None)
     _add_list_processors(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_digits(commands)
@@ -121,7 +119,7 @@ class _OutputOptions:
     text_encoder: str | None = option(
         None,
         metavar="NAME",
-        help=f"Text encoder: {', '.join(TEXT_ENCODERS)}. (default: that of the processor)",
+        help=f"Text encoder: {', '.join(TEXT_ENCODER_NAMES)}. (default: that of the processor)",
     )
 
 
@@ -188,9 +186,9 @@ class _RunningOptions:
 class _CodecOptions:
     """What encodes."""
 
-    processor: str = option(Pixel.name, metavar="NAME")
+    processor: str = option("pixel", metavar="NAME")
     """Codec that encodes latents. (default: %(default)s)"""
-    output_format: str = option("shards", choices=("shards", *FORMATS))
+    output_format: Literal["shards", "meta", "pt", "parquet", "dfm"] = "shards"
     """Write shards, and also the format of AutoModel (meta, pt), FastVideo (parquet) or DFM (dfm).
     (default: %(default)s)"""
 
@@ -209,32 +207,37 @@ class _CacheOptions:
     """As for image."""
 
 
-def _add(commands: Any, name: str, about: str, run: Callable[..., int]) -> Any:
+def _add(commands: Any, name: str, about: str) -> Any:
     """The parser of a command, without its options."""
     parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
-    parser.set_defaults(run=run, command=name, parser=parser)
+    parser.set_defaults(command=name, parser=parser)
     return parser
 
 
 def _add_digits(commands: Any) -> None:
     about = "Packs the 1,797 handwritten digits, 8 x 8 pixels, that come with scikit-learn."
-    parser = _add(commands, "digits", about, run_digits)
+    parser = _add(commands, "digits", about)
     _add_output(parser)
     add_options(parser, _DigitKinds, _DigitOptions, _WhiteningOptions)
 
 
 def _add_media(commands: Any, name: str, about: str) -> None:
-    parser = _add(commands, name, about, run_media)
+    parser = _add(commands, name, about)
     add_options(parser.add_argument_group("what to pack (one of these at least)"), InputOptions)
     _add_output(parser)
     add_options(parser.add_argument_group("running"), _RunningOptions, WorkOptions)
     add_media(parser)
     add_options(parser, _CodecOptions)
     _add_list_processors(parser)
-    for codec in CODECS.values():
-        codec.add_arguments(parser)
+    _add_groups(parser, OF_CODECS)
     add_options(parser, _WhiteningOptions)
     add_models(parser)
+
+
+def _add_groups(parser: argparse.ArgumentParser, groups: Mapping[str, Any]) -> None:
+    """Options by the title of their group."""
+    for title, options in groups.items():
+        add_options(parser.add_argument_group(title), options)
 
 
 def _add_list_processors(parser: argparse.ArgumentParser) -> None:
@@ -244,24 +247,22 @@ def _add_list_processors(parser: argparse.ArgumentParser) -> None:
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     add_options(parser, _OutputOptions, ShardOptions)
-    for encoder in TEXT_ENCODERS.values():
-        encoder.add_arguments(parser)
+    _add_groups(parser, OF_TEXT_ENCODERS)
 
 
 def _add_readers(commands: Any) -> None:
     """The commands that read a folder."""
     about = "Turns a cache of AutoModel, FastVideo or DFM into shards."
-    parser = _add(commands, "convert", about, run_convert)
+    parser = _add(commands, "convert", about)
     _add_folder(parser, "Folder that the other tool wrote.")
     _add_output(parser)
     add_options(parser, _CacheOptions)
-    for codec in CODECS.values():
-        codec.add_arguments(parser)
+    _add_groups(parser, OF_CODECS)
     add_models(parser)
     about = "Corrects the paths in the index of an AutoModel cache that was moved or copied."
-    _add_folder(_add(commands, "relocate", about, run_relocate), "Folder with metadata.json.")
+    _add_folder(_add(commands, "relocate", about), "Folder with metadata.json.")
     about = "Reads a packed dataset, prints what it has, and checks every checksum."
-    parser = _add(commands, "inspect", about, run_inspect)
+    parser = _add(commands, "inspect", about)
     _add_folder(parser, "Folder of the dataset.")
     page = "Also write a page to look through the samples."
     parser.add_argument("--html", type=Path, metavar="FILE", help=page)
@@ -278,5 +279,7 @@ class _ListCodecs(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **options)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from data_prep.cli.terminal import show_codecs
+
         show_codecs(Console())
         parser.exit()

@@ -27,14 +27,13 @@ from data_prep.writing.readme import MadeBy
 from data_prep.writing.tar_shards import ShardSeries, sample_parts
 from dit.codecs import text
 from dit.codecs.dataset_card import FORMAT_VERSION, part_of_card, read_card
+from dit.codecs.encoder_options import EncoderPadding
 from dit.codecs.normalization import Whitening
-from dit.codecs.text import EncoderPadding
 from dit.codecs.text.pretrained_encoder import UnmaskedTextEncoder
 from dit.codecs.vae import codec_named
 from dit.codecs.vae.codec import LATENT_DTYPE, Codec
 from dit.token_ids import TOKEN_IDS
 
-FORMATS = ("meta", "pt", "parquet", "dfm")
 _ROWS_IN_FILE = 64
 # FastVideo stores their latents normalised (Cosmos25WanVAEWrapper) or not (its overfit script).
 _OF_BOTH_KINDS = ("cosmos_predict25",)

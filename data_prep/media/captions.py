@@ -68,6 +68,14 @@ class JsonObject(dict[str, Any]):
         self.replaced = len(named) - len({*named})
 
 
+class SeveralCaptions(StrEnum):
+    """Which captions of a medium with several become samples."""
+
+    ALL = "all"
+    FIRST = "first"
+    RANDOM = "random"
+
+
 class ControlPicture(NamedTuple):
     """A control or rejected picture or video of another one; it is not opened yet."""
 

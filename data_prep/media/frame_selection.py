@@ -7,10 +7,12 @@ import hashlib
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from data_prep.media.videos import Timeline
 from data_prep.refusals import PrepError, Reason, RefusedError
+
+if TYPE_CHECKING:
+    from data_prep.media.videos import Timeline
 
 _RATES = (0.01, 1000)  # frames a second, least and most
 _MOST_FRAMES = 1 << 20  # of a clip; 12 hours at 24 frames a second

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from fractions import Fraction
 from functools import partial
 from itertools import islice
@@ -22,7 +21,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from data_prep.media.captions import Caption, ControlPicture, TagShuffle
+from data_prep.media.captions import Caption, ControlPicture, SeveralCaptions, TagShuffle
 from data_prep.media.clips import Clip, Entry, PlannedReference
 from data_prep.media.frame_selection import FrameRule, KeptFrames
 from data_prep.media.images import open_image, probe_image, to_rgb, to_video
@@ -58,14 +57,6 @@ _EVEN_CLOCK = (
 _SAME_PAIR = "rejected partner of the same pixels: the pair teaches nothing"
 _SAME_CONTROL = "control picture that is the sample itself: it shows what is to be made"
 _SAME_MASK = "loss mask that is the sample itself: white counts, black does not"
-
-
-class SeveralCaptions(StrEnum):
-    """Which captions of a medium with several become samples."""
-
-    ALL = "all"
-    FIRST = "first"
-    RANDOM = "random"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

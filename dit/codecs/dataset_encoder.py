@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -21,11 +21,6 @@ class DatasetEncoder(ABC):
     name: ClassVar[str]
     options: ClassVar[frozenset[str]] = frozenset()
     """Names of the command line options that it reads."""
-
-    @classmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        """Adds options that no other encoder has to the command line; most have none."""
-        del parser
 
     @classmethod
     @abstractmethod

@@ -3,6 +3,7 @@
 entry                how a script ends: exit code, one message for an error, signals to stop; how a
                      process leaves after an error, whatever it would wait for
 cuda_environment     what CUDA reads from the environment before it starts
+megatron_import      the import of Megatron-Core, without what it brings and no run needs
 process_groups       the start of the processes, the groups of a layout, one for those of the same
                      ranks that nothing uses, running without CUDA
 cpu_threads          number of CPU threads, if others use the CPU or a container gets a part of it

@@ -230,6 +230,16 @@ def say_once(message: str) -> None:
         _say(message)
 
 
+def world_size() -> int:
+    """Processes that the launcher started; 1 without a launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """Number of this process among them; 0 without a launcher."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def say_notice(message: str) -> None:
     """Shows a line that is no error, in the first process only."""
     if os.environ.get("RANK", "0") == "0":

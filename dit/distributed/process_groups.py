@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 from dit.config import ModelConfig
 from dit.distributed.cpu_threads import BY_USER, CGROUP, about_threads, usable_cores
 from dit.distributed.cuda_environment import set_cuda_environment
-from dit.distributed.entry import say_notice
+from dit.distributed.entry import rank, say_notice, world_size
 from dit.parsing import cause
 
 if TYPE_CHECKING:
@@ -86,16 +86,6 @@ def device_memory() -> int | None:
     if not torch.cuda.is_available():
         return None
     return torch.cuda.get_device_properties(device()).total_memory
-
-
-def world_size() -> int:
-    """Processes that the launcher started; 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def rank() -> int:
-    """Number of this process among them; 0 without a launcher."""
-    return int(os.environ.get("RANK", "0"))
 
 
 def start_processes(

@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dit.data.export import ShardSamples
-from dit.data.export.samples import SizeBucket
-from dit.data.rejections import DataError
+if TYPE_CHECKING:
+    from dit.data.export.samples import SizeBucket
 
 _LOOKED_AT = 256  # samples of the training split, evenly spread
 
@@ -80,6 +79,10 @@ def read_corpus(folder: Path) -> Corpus:
     Raises:
         DataError: it is no dataset, or its training split has no captions.
     """
+    # Imported late: fit_run.py answers --help without torch.
+    from dit.data.export import ShardSamples
+    from dit.data.rejections import DataError
+
     samples = ShardSamples(folder)
     count = len(samples)
     if not count:

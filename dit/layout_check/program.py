@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from dit.config import OBJECTIVES, RunConfig
 from dit.config.checks import Problems
 from dit.config_loading import load_config
-from dit.distributed.entry import Parser, say_once
+from dit.distributed.entry import Parser, rank, say_once
 from dit.layout_check.names import (
     LAYOUTS,
     MATRIX,
@@ -167,8 +167,6 @@ def _check(
 ) -> int:
     from torch.distributed.rendezvous import rendezvous
 
-    from dit.distributed.process_groups import rank
-
     references = dict.fromkeys([ONE, *(layout.reference for layout in layouts)])
     every = [parse_layout(name) for name in references] + list(layouts)
     store, *_ = next(iter(rendezvous("env://")))
@@ -215,7 +213,7 @@ def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
-    from dit.distributed.process_groups import rank, start_processes
+    from dit.distributed.process_groups import start_processes
 
     mine, limit_s = PrefixStore(f"layout {number}", store), _limit_s(config)
     if rank() == 0:

@@ -12,8 +12,9 @@ from typing import Any
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import FORMAT_VERSION, CodecError
 from dit.codecs.dataset_encoder import unused_places
+from dit.codecs.encoder_options import EncoderPadding
 from dit.codecs.pretrained import ModelLocation
-from dit.codecs.text import EncoderPadding, TextEncoder
+from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 from dit.distributed.entry import say_notice
 from dit.distributed.process_groups import device

@@ -23,9 +23,9 @@ from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 from dit.config import ModelConfig, Precision, RunConfig, TextPadding
 from dit.convert.load_hf.start import weights_of_folder
-from dit.distributed.entry import say_notice
+from dit.distributed.entry import say_notice, world_size
 from dit.distributed.model_parallel import FullForward
-from dit.distributed.process_groups import device, process_groups, start_processes, world_size
+from dit.distributed.process_groups import device, process_groups, start_processes
 from dit.models.registry import family_of
 from dit.objectives.registry import check_covers_all_levels
 from dit.sampling.cards import card_of_pipeline, decoder_of_card, encoder_of_card

@@ -23,7 +23,7 @@ from dit.codecs.dataset_encoder import Registry
 from dit.codecs.pretrained import ModelLocation
 from dit.codecs.text.anima import AnimaStates, AnimaText
 from dit.codecs.text.chats import OmniGen2Text, ZImageText
-from dit.codecs.text.encoder import EncoderPadding, TextEncoder
+from dit.codecs.text.encoder import TextEncoder
 from dit.codecs.text.families import OF_FAMILIES
 from dit.codecs.text.fixed_vectors import ByteTable, WordTable
 from dit.codecs.text.flux2 import Flux2KleinText, Flux2Text

@@ -8,7 +8,6 @@ from abc import abstractmethod
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -17,13 +16,6 @@ from torch import Tensor
 
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.dataset_encoder import DatasetEncoder
-
-
-class EncoderPadding(StrEnum):
-    """What becomes of the states that an encoder without a mask has at its padding."""
-
-    TRIM = "trim"  # cut off: an embedding is as long as its caption
-    KEEP = "keep"  # stored, as the published networks attend to them
 
 
 class TextEncoder(DatasetEncoder):

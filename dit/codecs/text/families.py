@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from dit.codecs.dataset_card import CodecError
+from dit.codecs.encoder_options import EncoderPadding
 from dit.codecs.pretrained import model_config_of, pipeline_class
-from dit.codecs.text.encoder import EncoderPadding, requested_length
+from dit.codecs.text.encoder import requested_length
 from dit.codecs.text.pretrained_encoder import (
     TEXT_DTYPE,
     MaskedTextEncoder,
     PretrainedTextEncoder,
     UnmaskedTextEncoder,
 )
-from dit.command_line import add_options, option
 
 _LTX = {
     "LTXPipeline": (False, 128),
@@ -159,16 +159,6 @@ class HunyuanText(PretrainedTextEncoder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ProjectionOptions:
-    """Options of the command line."""
-
-    text_projection: Path | None = option(None, metavar="DIR")
-    """Diffusers folder of a Cosmos-Predict2.5 transformer: store the outputs of its crossattn_proj,
-    1,024 numbers a token instead of 100,352, for training with this projection frozen. (default:
-    the states of all layers)"""
-
-
-@dataclass(frozen=True, kw_only=True)
 class CosmosPredict25Text(PretrainedTextEncoder):
     """Qwen2.5-VL; each layer's states are normalised, then all are put side by side.
 
@@ -183,10 +173,6 @@ class CosmosPredict25Text(PretrainedTextEncoder):
 
     text_projection: str | None = None
     """Folder of the transformer whose frozen text projection is applied; None for none."""
-
-    @classmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        add_options(parser.add_argument_group(f"text encoder {cls.name}"), _ProjectionOptions)
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:

@@ -15,9 +15,8 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import abstractmethod
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 from unicodedata import category, name, normalize
@@ -27,8 +26,9 @@ import torch
 from torch import Tensor
 
 from dit.codecs.dataset_card import CodecError
+from dit.codecs.encoder_options import VectorOptions
 from dit.codecs.text.encoder import TextEncoder, requested_length
-from dit.command_line import add_options, option, option_names
+from dit.command_line import option_names
 
 _PERIOD = 10_000.0  # longest wavelength of the positions over 2 pi (arXiv:1706.03762, Sec. 3.5)
 
@@ -40,20 +40,10 @@ def positions(length: int, width: int) -> np.ndarray:
     return np.sqrt(2) * np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _VectorOptions:
-    """Options of the command line."""
-
-    text_width: int | None = option(None, metavar="NUMBERS")
-    """Numbers in one row of the embedding of a caption. (default: 256 of words, 64 of bytes)"""
-    pooled_text: bool = False
-    """Also store pooled_text, the sum over a caption, which FLUX reads."""
-
-
 class FixedVectors(TextEncoder):
     """A text encoder whose rows are fixed random vectors of unit variance."""
 
-    options = frozenset((*option_names(_VectorOptions), "max_sequence_length"))
+    options = frozenset((*option_names(VectorOptions), "max_sequence_length"))
     usual_width: ClassVar[int]
     most_rows: ClassVar[int]
     """Rows of a caption, unless --max_sequence_length says otherwise."""
@@ -218,11 +208,6 @@ class WordTable(FixedVectors):
     name = "words"
     usual_width = 256
     most_rows = 1024
-
-    @classmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        """Adds the options of both encoders."""
-        add_options(parser.add_argument_group("text encoders words and bytes"), _VectorOptions)
 
     def rows(self, caption: str) -> np.ndarray:
         """[1 + words that are kept, E] of unit variance."""

@@ -7,7 +7,7 @@ Llama is no part of the published folder.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -15,20 +15,9 @@ from torch import Tensor
 
 from dit.codecs.pretrained import PipelineComponent, has_component, load, model_config_of
 from dit.codecs.text.pretrained_encoder import TEXT_DTYPE, PretrainedTextEncoder
-from dit.command_line import add_options, option
-from dit.local_path import LocalPath
 
 _LLAMA, _LETTERS = "text_encoder_4", "tokenizer_4"
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    """Options of the command line."""
-
-    llama_model: LocalPath | None = option(None, metavar="NAME|DIR")
-    """Folder or hub model of Llama 3.1, where the pipeline has no text_encoder_4. (default:
-    meta-llama/Llama-3.1-8B-Instruct)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +35,6 @@ class HiDreamText(PretrainedTextEncoder):
     options = PretrainedTextEncoder.options | {"llama_model"}
 
     llama_model: str | None = None
-
-    @classmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        add_options(parser.add_argument_group(f"text encoder {cls.name}"), _Options)
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:

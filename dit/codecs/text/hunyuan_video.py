@@ -9,7 +9,7 @@ sees the first frame: rows of the frame stand before those of the caption.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -21,7 +21,6 @@ from torch import Tensor
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.pretrained import load, model_config_of
 from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder, as_stored
-from dit.command_line import add_options, option
 
 _PICTURE_ROWS = 576  # that Llava makes of a picture: 24 x 24 patches
 _BEHIND = 4  # tokens of the instruction behind a caption, which the pipeline cuts out of its rows
@@ -81,16 +80,6 @@ class HunyuanVideoText(PretrainedTextEncoder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ImageTextOptions:
-    """Options of the command line."""
-
-    image_embed_interleave: int | None = option(None, choices=range(1, 6), metavar="N")
-    """Keep the first of each N of the 576 rows that Llava makes of a first frame. (default: as the
-    pipeline of the folder, by its transformer/config.json: 4 with token_replace, 2 with
-    latent_concat)"""
-
-
-@dataclass(frozen=True, kw_only=True)
 class HunyuanVideoImageText(HunyuanVideoText):
     """Llava on an instruction with the first frame and the caption, and CLIP-L on the caption.
 
@@ -111,10 +100,6 @@ class HunyuanVideoImageText(HunyuanVideoText):
 
     image_embed_interleave: int = 2
     """Of the rows of a first frame the first of each so many is kept."""
-
-    @classmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        add_options(parser.add_argument_group(f"text encoder {cls.name}"), _ImageTextOptions)
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:

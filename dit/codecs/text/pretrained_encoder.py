@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from dit.codecs.dataset_card import CodecError
+from dit.codecs.encoder_options import EncoderPadding
 from dit.codecs.pretrained import PipelineComponent, load, model_config_of
-from dit.codecs.text.encoder import EncoderPadding, TextEncoder, requested_length
+from dit.codecs.text.encoder import TextEncoder, requested_length
 
 TEXT_DTYPE = torch.bfloat16
 

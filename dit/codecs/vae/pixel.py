@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 import math
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cache
 from typing import Any, Self
 
@@ -17,16 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from dit.codecs.dataset_card import CodecError
+from dit.codecs.encoder_options import Basis, PixelOptions
 from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.vae.codec import LATENT_DTYPE, Codec
-from dit.command_line import add_options, option, option_names
-
-
-class Basis(StrEnum):
-    """What the channels of a latent cell are."""
-
-    PIXELS = "pixels"  # its pixels, each whitened
-    DCT = "dct"  # its frequencies, each divided by the root of its deviation
+from dit.command_line import option_names
 
 
 def cosines(size: int) -> Tensor:
@@ -50,19 +43,6 @@ def frequencies(colours: int, block: int) -> Tensor:
     """
     plane = torch.kron(cosines(block), cosines(block))
     return torch.kron(cosines(colours), plane).float()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PixelOptions:
-    """Options of the command line."""
-
-    pixel_block: int = option(4, metavar="PIXELS")
-    """Side, in pixels, of the square in one latent cell. (default: %(default)s)"""
-    pixel_channels: int = option(3, metavar="CHANNELS")
-    """Colour channels kept: 3 for RGB, 1 for grey. (default: %(default)s)"""
-    pixel_basis: Basis = Basis.DCT
-    """Channels of a latent cell: its frequencies, which make cleaner pictures, or its pixels.
-    (default: %(default)s)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +84,7 @@ class Pixel(Codec):
         whitening = Whitening.identity(colours * block**2)
         return cls(block=block, colours=colours, whitening=whitening, **others)
 
-    options = frozenset((*option_names(_PixelOptions), "whitening_from"))
-
-    @classmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        add_options(parser.add_argument_group("processor pixel"), _PixelOptions)
+    options = frozenset((*option_names(PixelOptions), "whitening_from"))
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:

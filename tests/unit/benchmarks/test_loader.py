@@ -3,16 +3,16 @@
 import json
 
 import torch
-
-from benchmarks.benchmark_loader import (
+from measuring.loader import (
     KINDS,
     config_of,
-    main,
     read_in_order,
     read_packed,
     read_plainly,
     write_dataset,
 )
+
+from benchmarks.benchmark_loader import main
 from dit.data import build_train_loader
 from dit.data.cook import Expected
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +16,8 @@ from torch import Tensor
 
 from data_prep.cli.parser import main
 from dit.codecs.dataset_card import read_card
+from dit.codecs.encoder_options import TEXT_ENCODER_NAMES
+from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Codec, Pixel
 
 
@@ -25,10 +26,6 @@ class Negative(Pixel):
     """The pixels of the negative."""
 
     name: ClassVar[str] = "negative"
-
-    @classmethod
-    def add_arguments(cls, parser: ArgumentParser) -> None:
-        """Adds none: it reads those of `Pixel`."""
 
     def encode_raw(self, video_CFHW: Tensor) -> Tensor:
         return super().encode_raw(-video_CFHW)
@@ -59,3 +56,7 @@ def test_it_packs_and_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(codec, Negative) and type(plain) is Pixel
     assert torch.equal(codec.decode(latent_CFHW), plain.decode(positive_CFHW))
     assert torch.allclose(latent_CFHW.float(), -positive_CFHW.float(), atol=2e-3)
+
+
+def test_the_help_names_all_text_encoders() -> None:
+    assert tuple(TEXT_ENCODERS) == TEXT_ENCODER_NAMES

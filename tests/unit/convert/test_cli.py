@@ -8,7 +8,7 @@ from argparse import ArgumentTypeError
 import pytest
 from safetensors.torch import load_file, save_file
 
-from data_prep.writing.shard_writer import byte_size as prep_bytes
+from data_prep.writing.pack_options import byte_size as prep_bytes
 from dit.config_loading import load_config
 from dit.convert.cli import _bytes, main
 from recipes.runs import dit_xl

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from data_prep.cli.parser import main
 from data_prep.formats.convert import _as_stored
 from dit.codecs.dataset_card import NULL_TEXT_NAME, read_card
-from dit.codecs.text import EncoderPadding, text_encoder_of_card
+from dit.codecs.encoder_options import EncoderPadding
+from dit.codecs.text import text_encoder_of_card
 from dit.codecs.text.families import CosmosText, FluxText
 from dit.sampling.cards import card_of_pipeline
 from tests.families import encoding, pipeline_parts

@@ -1,0 +1,122 @@
+"""What the command line reads of codecs and text encoders; nothing here imports torch.
+
+An option that one of them alone has is a field of a dataclass here, which stands in one of the two
+tables below the title of its group in the help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from dit.command_line import option
+from dit.local_path import LocalPath
+
+TEXT_ENCODER_NAMES = (
+    "words",
+    "bytes",
+    "flux",
+    "sd3",
+    "wan",
+    "hunyuan",
+    "cosmos",
+    "cosmos_predict25",
+    "chroma",
+    "ltx",
+    "qwen_image",
+    "qwen_image_edit",
+    "qwen_image_edit_2511",
+    "hunyuanimage",
+    "hunyuanvideo",
+    "hunyuanvideo_i2v",
+    "flux2",
+    "flux2_klein",
+    "lumina2",
+    "longcat",
+    "longcat_edit",
+    "zimage",
+    "anima",
+    "anima_states",
+    "hidream",
+    "omnigen2",
+)
+"""The keys of `dit.codecs.text.TEXT_ENCODERS`."""
+
+
+class EncoderPadding(StrEnum):
+    """What becomes of the states that an encoder without a mask has at its padding."""
+
+    TRIM = "trim"  # cut off: an embedding is as long as its caption
+    KEEP = "keep"  # stored, as the published networks attend to them
+
+
+class Basis(StrEnum):
+    """What the channels of a latent cell of the codec `pixel` are."""
+
+    PIXELS = "pixels"  # its pixels, each whitened
+    DCT = "dct"  # its frequencies, each divided by the root of its deviation
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelOptions:
+    """Options of the codec without weights."""
+
+    pixel_block: int = option(4, metavar="PIXELS")
+    """Side, in pixels, of the square in one latent cell. (default: %(default)s)"""
+    pixel_channels: int = option(3, metavar="CHANNELS")
+    """Colour channels kept: 3 for RGB, 1 for grey. (default: %(default)s)"""
+    pixel_basis: Basis = Basis.DCT
+    """Channels of a latent cell: its frequencies, which make cleaner pictures, or its pixels.
+    (default: %(default)s)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions:
+    """Options of the text encoders without weights."""
+
+    text_width: int | None = option(None, metavar="NUMBERS")
+    """Numbers in one row of the embedding of a caption. (default: 256 of words, 64 of bytes)"""
+    pooled_text: bool = False
+    """Also store pooled_text, the sum over a caption, which FLUX reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionOptions:
+    """Options of the text encoder of Cosmos-Predict2.5."""
+
+    text_projection: Path | None = option(None, metavar="DIR")
+    """Diffusers folder of a Cosmos-Predict2.5 transformer: store the outputs of its crossattn_proj,
+    1,024 numbers a token instead of 100,352, for training with this projection frozen. (default:
+    the states of all layers)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstFrameOptions:
+    """Options of the text encoder of HunyuanVideo that sees the first frame."""
+
+    image_embed_interleave: int | None = option(None, choices=range(1, 6), metavar="N")
+    """Keep the first of each N of the 576 rows that Llava makes of a first frame. (default: as the
+    pipeline of the folder, by its transformer/config.json: 4 with token_replace, 2 with
+    latent_concat)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaOptions:
+    """Options of the text encoder of HiDream-I1."""
+
+    llama_model: LocalPath | None = option(None, metavar="NAME|DIR")
+    """Folder or hub model of Llama 3.1, where the pipeline has no text_encoder_4. (default:
+    meta-llama/Llama-3.1-8B-Instruct)"""
+
+
+OF_CODECS: Mapping[str, Any] = {"processor pixel": PixelOptions}
+"""Title of a group in the help -> its options."""
+OF_TEXT_ENCODERS: Mapping[str, Any] = {
+    "text encoders words and bytes": VectorOptions,
+    "text encoder cosmos_predict25": ProjectionOptions,
+    "text encoder hunyuanvideo_i2v": FirstFrameOptions,
+    "text encoder hidream": LlamaOptions,
+}

@@ -1,0 +1,49 @@
+"""The import of Megatron-Core, without two packages that it brings and no run here needs.
+
+1. W&B, where it is installed: the inference engine logs with it.
+2. The compiler of torch: some fifty functions of Megatron-Core, which networks here do not call,
+   are given to `torch.compile` where they are defined, and that imports the compiler. They are
+   compiled when they are called instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache, partial, wraps
+from inspect import isfunction
+from typing import Any
+
+_WANDB = "wandb"
+
+
+def import_megatron() -> None:
+    """Imports Megatron-Core, in about two thirds of the time, unless something else has done so."""
+    if "megatron.core" in sys.modules:
+        return
+    import torch  # late, as Megatron-Core: scripts answer --help without them
+
+    compiler, wandb = torch.compile, sys.modules.get(_WANDB)
+    torch.compile = compiled_when_called(compiler)
+    if wandb is None:
+        sys.modules[_WANDB] = None  # pyright: ignore[reportArgumentType] - importing it now fails
+    try:
+        import megatron.core  # noqa: F401
+    finally:
+        torch.compile = compiler
+        if wandb is None:
+            del sys.modules[_WANDB]
+
+
+def compiled_when_called(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of `torch.compile`: a function is compiled at its first call, all else at once."""
+
+    def compile_later(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return partial(compile_later, **options)
+        if not isfunction(model):
+            return compiler(model, **options)
+        compiled = cache(partial(compiler, model, **options))
+        return wraps(model)(lambda *values, **named: compiled()(*values, **named))
+
+    return compile_later
