@@ -31,9 +31,10 @@ OUTPUT ?= docs/benchmarks
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
-# Many tests start processes of their own: one thread each, or they fight over the cores.
+# Many tests start processes of their own: one thread each, or they fight over the cores. They import
+# the same files, which Python compiles once, also where the environment forbids to keep the result.
 # A worker that has nothing left takes from the other: the runs of several processes come first.
-PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist worksteal
 DIGITS := runs/digits
 
 .DELETE_ON_ERROR:
