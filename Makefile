@@ -31,9 +31,10 @@ OUTPUT ?= docs/benchmarks
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
-# Many tests start processes of their own: one thread each, or they fight over the cores.
+# Many tests start processes of their own: one thread each, or they fight over the cores. They import
+# the same files, which Python compiles once, also where the environment forbids to keep the result.
 # A worker that has nothing left takes from the other: the runs of several processes come first.
-PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) --dist worksteal
 DIGITS := runs/digits
 
 .DELETE_ON_ERROR:
@@ -60,7 +61,11 @@ test-all: $(VENV)/dev ## every test
 	$(PYTEST)
 
 # Python 3.11 ends at Megatron-Core 0.16. Later releases ask for 3.12, and run on 3.11 all the same.
-MEETING_MEGATRON := $(addprefix tests/,contract distributed unit/distributed unit/models unit/train)
+# Of what families say of themselves, one test builds networks.
+DESCRIBED := test_every_tensor_of_a_checkpoint_is_named_once
+MEETING_MEGATRON := $(filter-out %/test_description.py,$(wildcard tests/contract/test_*.py)) \
+	tests/contract/test_description.py::$(DESCRIBED) \
+	$(addprefix tests/,distributed unit/distributed unit/models unit/train)
 
 test-newer: $(VENV)/newer ## the tests of what meets Megatron-Core, with its newest release (TESTS="FILE ...")
 	PYTHONPATH=$(abspath $<) $(PYTEST) -m "not slow" $(or $(TESTS),$(MEETING_MEGATRON))

@@ -69,7 +69,8 @@ def test_every_tensor_is_that_of_one_process(tmp_path, ranks):
     numbers = tmp_path / "numbers.json"
     flags = ["--nproc", str(ranks), "--output", str(numbers), "--layouts", *LAYOUTS[ranks]]
     script = str(ROOT / "recipes/check_layouts.py")
-    done = run([sys.executable, script, *flags, "objective.name=edm"], timeout=800)
+    small = ("objective.name=edm", "model.num_layers=2", "validation.quantiles=1")
+    done = run([sys.executable, script, *flags, *small], timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr  # bf16 in its bounds
     found = [one for one in json.loads(numbers.read_text()) if "fsdp" in one["layout"]]
     assert [one["layout"] for one in found] == [*LAYOUTS[ranks]]
