@@ -27,6 +27,7 @@ from dit.config import RunConfig
 from dit.config_loading.cli import parse_arguments
 from dit.config_loading.describe import describe
 from dit.distributed.entry import Parser, run
+from dit.launched import check_launch, rank, world_size
 from recipes.runs import RECIPES, for_weights, read_folder
 
 if TYPE_CHECKING:
@@ -44,9 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--profile traces one run: leave out --beside")
     arguments = parse_arguments(others, recipes=RECIPES, program="benchmark.py", adapt=for_weights)
     config = only_steps(arguments.config)
-    # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
-    from dit.distributed.process_groups import rank, world_size
-
+    if not (arguments.dry_run or arguments.print_config):
+        check_launch()
     config.data_parallel_size(world_size())
     if arguments.dry_run or arguments.print_config:
         if rank() == 0:
@@ -72,8 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _compare(config: RunConfig, other: RunConfig, options: Namespace) -> int:
     from measuring.turns import print_turns, take_turns
-
-    from dit.distributed.process_groups import rank, world_size
 
     other.data_parallel_size(world_size())
     runs = {"as given": config, " ".join(options.beside): other}

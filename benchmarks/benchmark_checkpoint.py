@@ -51,9 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
     import torch.distributed as dist
 
-    from dit.distributed.process_groups import process_groups, start_processes, world_size
+    from dit.distributed.process_groups import process_groups, start_processes
+    from dit.launched import check_launch, world_size
     from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 
+    check_launch()
     # No pack is trained on, so the number of packs of a step is free.
     packs = replace(config.train, global_batch_size=world_size())
     config = replace(config, train=packs)

@@ -99,8 +99,10 @@ _TABLE: list[tuple[tuple[int, ...], str | Callable[[str], str]]] = [
 ]
 _REMEDIES = {number: remedy for numbers, remedy in _TABLE for number in numbers}
 _OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EROFS)
-# How libraries that are not written in Python put the number into a message.
-_IN_TEXT = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]|: [A-Z][\w /-]+ \((\d+)\)")
+# How safetensors, Arrow, torch's sockets and its shared memory put the number into a message.
+_IN_TEXT = re.compile(
+    r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]|, code: -(\d+)|: [A-Z][\w /-]+ \((\d+)\)"
+)
 _ONLY_TEXT = {
     "items of ancdata": errno.EMFILE,  # multiprocessing, which passes open files on
     "unexpected pos": errno.ENOSPC,  # torch.save

@@ -10,6 +10,7 @@ from dit.config_loading.cli import parse_arguments
 from dit.config_loading.validate import check_trainable
 from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import run, say_once
+from dit.launched import check_launch, rank, world_size
 from recipes.runs import RECIPES, for_weights, read_folder
 
 
@@ -22,9 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         adapt=for_weights,
     )
     config = arguments.config
+    if not (arguments.dry_run or arguments.print_config):
+        check_launch()
     set_cuda_environment(config.model)  # before an import starts CUDA
     # Imported late: --help and a wrong key answer without waiting for Megatron-Core.
-    from dit.distributed.process_groups import rank, start_processes, world_size
+    from dit.distributed.process_groups import start_processes
     from dit.models.cost import check_memory
 
     # What is wrong is said before any process waits.

@@ -17,6 +17,7 @@ OURS = ("dit", "data_prep", "recipes")
 GROUND = {
     "dit.bin_packing",
     "dit.command_line",
+    "dit.launched",
     "dit.local_path",
     "dit.console",
     "dit.device_specs",
@@ -41,6 +42,7 @@ FAMILIES = {place.partition(".family:")[0] for place in registry.FAMILIES.values
 ALLOWED = {
     "dit.bin_packing": set(),
     "dit.command_line": {"dit.local_path"},
+    "dit.launched": {"dit.system_errors"},
     "dit.local_path": set(),
     "dit.console": set(),
     "dit.parsing": {"dit.system_errors"},
