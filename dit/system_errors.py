@@ -115,19 +115,27 @@ def explained(error: BaseException, file: object = "") -> str:
     `file` is the name where the error has none. An error of a library counts as one of the system
     if its text has the number of one.
     """
+    place, said = _place_and_reason(error, str(file))
+    return f"{place}: {said}" if place not in said else said
+
+
+def reason(error: BaseException) -> str:
+    """What is wrong, and what to do, for a message that names the file: `explained` without it."""
+    return _place_and_reason(error, "")[1]
+
+
+def _place_and_reason(error: BaseException, file: str) -> tuple[str, str]:
     error = _opened_again(error)
-    number = system_number(error)
-    if not number:
-        return str(error)
+    if not (number := system_number(error)):
+        return "", str(error)
     if isinstance(error, OSError) and error.errno == number:
         said = error.strerror or os.strerror(number)
-        place = _named(error) or str(file) or _open_file(error) or _full_place(number)
+        place = _named(error) or file or _open_file(error) or _full_place(number)
     else:
         said = str(error)
-        place = SHARED_MEMORY if "shared memory" in said else str(file)
-    said = f"{place}: {said}" if place not in said else said
+        place = SHARED_MEMORY if "shared memory" in said else file
     remedy = _REMEDIES.get(number, "`man errno` has more about it")
-    return f"{said}; {remedy if isinstance(remedy, str) else remedy(place)}"
+    return place, f"{said}; {remedy if isinstance(remedy, str) else remedy(place)}"
 
 
 def system_number(error: BaseException) -> int:
@@ -148,9 +156,14 @@ def writing(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _OF_WRITING and error.filename is None:
-            error.filename = str(file)
+        name_written(error, file)
         raise
+
+
+def name_written(error: OSError, file: Path) -> None:
+    """Gives an error of a write the name of `file` if it has none."""
+    if error.errno in _OF_WRITING and error.filename is None:
+        error.filename = str(file)
 
 
 def _opened_again(error: BaseException) -> BaseException:

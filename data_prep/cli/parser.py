@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Pixel
 from dit.command_line import OptionParser, Whole, add_options, not_an_option, option
 from dit.console import Console
+from dit.system_errors import explained
 
 EXIT_CODES = """\
 Exit codes: 0 success, 1 an error (the last line says what to change), 2 a wrong command line,
@@ -36,7 +36,6 @@ _ENDINGS = {
     "convert": "nothing was published; the same command begins anew",
 }
 """Ends the error message of a command that ended early; other commands change no files."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PrepError, CodecError) as error:
         errors.print(f"error: {error}")
     except OSError as error:
-        errors.print("; ".join(filter(None, [f"error: {error}", _remedy(error, args), ending])))
+        said = [f"error: {explained(error)}", _remedy(error, args), ending]
+        errors.print("; ".join(filter(None, said)))
     except KeyboardInterrupt:
         errors.print(": ".join(filter(None, ["interrupted", ending])))
         return 130
@@ -66,8 +66,6 @@ def _remedy(error: OSError, args: argparse.Namespace) -> str:
     folder = getattr(args, "output_dir", None)
     if folder is None:
         return ""
-    if error.errno in _FULL:
-        return f"free space on the disk of --output_dir {folder}, or give another folder"
     is_inside = error.filename and Path(error.filename).absolute().is_relative_to(folder.absolute())
     return "give another --output_dir" if is_inside else ""
 
