@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Pixel
 from dit.command_line import OptionParser, Whole, add_options, not_an_option, option
 from dit.console import Console
+from dit.launched import LauncherWatch, local_rank
 from dit.system_errors import explained
 
 EXIT_CODES = """\
@@ -46,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.run is None:
         parser.print_help()
         return 0
+    LauncherWatch(_leave)
     errors = Console(stderr=True)
     ending = _ENDINGS.get(getattr(args, "command", ""), "")
     try:
@@ -59,6 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.print(": ".join(filter(None, ["interrupted", ending])))
         return 130
     return 1
+
+
+def _leave(message: str) -> None:
+    """Ends this process at once, and with it its workers; one of each machine says why."""
+    try:
+        if local_rank() == 0:
+            Console(stderr=True).print(f"error: {message}")
+    finally:
+        os._exit(1)
 
 
 def _remedy(error: OSError, args: argparse.Namespace) -> str:
