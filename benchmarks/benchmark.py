@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 from dit.config import RunConfig
 from dit.config_loading.cli import parse_arguments
 from dit.config_loading.describe import describe
-from dit.distributed.entry import Parser, rank, run, world_size
+from dit.distributed.entry import Parser, run
+from dit.launched import check_launch, rank, world_size
 from recipes.runs import RECIPES, for_weights, read_folder
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--profile traces one run: leave out --beside")
     arguments = parse_arguments(others, recipes=RECIPES, program="benchmark.py", adapt=for_weights)
     config = only_steps(arguments.config)
+    if not (arguments.dry_run or arguments.print_config):
+        check_launch()
     config.data_parallel_size(world_size())
     if arguments.dry_run or arguments.print_config:
         if rank() == 0:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from dit.config import RunConfig
 from dit.config_loading.cli import parse_arguments
-from dit.distributed.entry import Parser, run, world_size
+from dit.distributed.entry import Parser, run
 from recipes.runs import RECIPES
 
 if TYPE_CHECKING:
@@ -52,8 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch.distributed as dist
 
     from dit.distributed.process_groups import process_groups, start_processes
+    from dit.launched import check_launch, world_size
     from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 
+    check_launch()
     # No pack is trained on, so the number of packs of a step is free.
     packs = replace(config.train, global_batch_size=world_size())
     config = replace(config, train=packs)

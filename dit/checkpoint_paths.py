@@ -23,6 +23,7 @@ from dit.config import RunConfig
 from dit.config_loading import read_config
 from dit.distributed.collective_errors import RankError, error_in_words, on_all_ranks
 from dit.parsing import parse_json
+from dit.system_errors import explained
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -230,7 +231,7 @@ def _fault(path: Path) -> str:
     try:
         manifest = read_manifest(path)
     except (ValueError, OSError) as error:
-        return f"has a damaged {MANIFEST} ({error})"
+        return f"has a damaged {MANIFEST} ({explained(error)})"
     if manifest is not None and manifest.format > FORMAT:
         return (
             f"has format {manifest.format}, of {manifest.software}, and this is {SOFTWARE}, which"
@@ -298,7 +299,7 @@ def saved_config(path: Path) -> RunConfig:
             raise damaged(file, error) from error
         raise CheckpointError(
             f"{file} was saved by {manifest.software}, and this is {SOFTWARE}, which cannot read"
-            f" it; install the other version. {error}"
+            f" it; install the other version. {explained(error)}"
         ) from error
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import yaml
 
+from dit.system_errors import explained, system_number
+
 MOST_BYTES = 256 * 1024
 MOST_NODES = 50_000
 """Keys, values and list items; an alias counts as often as it is used."""
@@ -76,10 +78,15 @@ _Loader.add_implicit_resolver(
 
 
 def cause(error: BaseException) -> str:
-    """Type and message of an error on one line; a KeyError has a key alone as its message."""
-    said = " ".join(str(error).split())[:500]
+    """Type and message of an error on one line; an error of the system with what to do.
+
+    A KeyError has a key alone as its message.
+    """
+    said = " ".join(explained(error).split())[:500]
     if isinstance(error, KeyError):
         return f"{said} is missing"
+    if system_number(error):
+        return said
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 

@@ -23,6 +23,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self
 
+from dit.system_errors import name_written, reason, writing
+
 TEMPORARY = ".tmp"
 _BUFFER = 1 << 20  # bytes; without it, each small file of a tar would be a system call
 LOCK = ".lock"
@@ -64,8 +66,10 @@ class AtomicFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, *_: object) -> None:
         """Publishes the file, or after an exception discards it."""
+        if isinstance(error, OSError):
+            name_written(error, self.path)
         try:
             if kind is None:
                 self.publish()
@@ -74,9 +78,10 @@ class AtomicFile:
 
     def publish(self) -> None:
         """Gives the file its name."""
-        self.stream.flush()
-        os.fsync(self.stream.fileno())
-        self.stream.close()
+        with writing(self.path):
+            self.stream.flush()
+            os.fsync(self.stream.fileno())
+            self.stream.close()
         self._temporary.rename(self.path)
         sync_folder(self.path.parent)
 
@@ -158,7 +163,7 @@ def _lock(handle: int, file: Path, named: str) -> None:
                 f"{named} is in use: {_holder(handle)} writes to it. {_ADVICE.format(file=file)}"
             ) from None
         logger.warning(
-            f"{file.parent} is on a file system without locks ({error.strerror}): nothing here"
+            f"{file.parent} is on a file system without locks ({reason(error)}): nothing here"
             " notices a second program that writes to it at the same time"
         )
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")

@@ -9,8 +9,9 @@ from dit.config import RunConfig
 from dit.config_loading.cli import parse_arguments
 from dit.config_loading.validate import check_trainable
 from dit.distributed.cuda_environment import set_cuda_environment
-from dit.distributed.entry import rank, run, say_once, world_size
+from dit.distributed.entry import run, say_once
 from dit.distributed.megatron_import import import_megatron
+from dit.launched import check_launch, rank, world_size
 from dit.models.cost import check_memory
 from recipes.runs import RECIPES, for_weights, read_folder
 
@@ -24,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         adapt=for_weights,
     )
     config = arguments.config
+    if not (arguments.dry_run or arguments.print_config):
+        check_launch()
     set_cuda_environment(config.model)  # before an import starts CUDA
     # What is wrong is said before any process waits.
     check_trainable(config)

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from dit.distributed.entry import StopSignals, run, say_once
-from dit.distributed.process_groups import rendezvous_store
 from dit.distributed.watchdog import heartbeat
 from dit.distributed.watchdog.monitor import Monitor, watchdog
 from dit.distributed.watchdog.verdict import Verdict
+from dit.launched import meet
 
 FAULTY_STEP, LAST_STEP = 20, 40
 LATE_S = 2.5
@@ -84,7 +84,7 @@ def main() -> int:
     timeout = timedelta(seconds=limit_s + 60)
     here, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
-        "gloo", store=rendezvous_store(timeout), rank=here, world_size=size, timeout=timeout
+        "gloo", store=meet(timeout), rank=here, world_size=size, timeout=timeout
     )
     if fault == "late" and here == 1:
         _read_late()

@@ -53,6 +53,7 @@ from dit.command_line import chosen
 from dit.console import Console
 from dit.progress import counted, progress_on
 from dit.safe_writing import write_atomically
+from dit.system_errors import reason
 
 _FEW = 16  # blocks that are too few to start worker processes for
 _BLOCK = {"video": 4}  # samples that a worker gets at once; 32 of other commands, as they are small
@@ -375,7 +376,7 @@ def _check_page(page: Path) -> None:
         why = "it is a folder" if page.is_dir() else ""
         why = why or ("" if os.access(page.parent, os.W_OK) else f"{page.parent} is read-only")
     except OSError as error:
-        why = error.strerror or str(error)
+        why = reason(error)
     if why:
         raise PrepError(f"--html {page} cannot be written ({why}); give another FILE.html")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import errno
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,8 @@ from dit.codecs.dataset_card import CodecError
 from dit.codecs.encoder_options import OF_CODECS, OF_TEXT_ENCODERS, TEXT_ENCODER_NAMES
 from dit.command_line import OptionParser, Whole, add_options, not_an_option, option
 from dit.console import Console
+from dit.launched import LauncherWatch, local_rank
+from dit.system_errors import explained
 
 EXIT_CODES = """\
 Exit codes: 0 success, 1 an error (the last line says what to change), 2 a wrong command line,
@@ -32,7 +34,6 @@ _ENDINGS = {
     "convert": "nothing was published; the same command begins anew",
 }
 """Ends the error message of a command that ended early; other commands change no files."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    LauncherWatch(_leave)
     errors, ending = Console(stderr=True), _ENDINGS.get(args.command, "")
     try:
         # Imported late: --help and a wrong option answer without torch.
@@ -52,11 +54,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PrepError, CodecError) as error:
         errors.print(f"error: {error}")
     except OSError as error:
-        errors.print("; ".join(filter(None, [f"error: {error}", _remedy(error, args), ending])))
+        said = [f"error: {explained(error)}", _remedy(error, args), ending]
+        errors.print("; ".join(filter(None, said)))
     except KeyboardInterrupt:
         errors.print(": ".join(filter(None, ["interrupted", ending])))
         return 130
     return 1
+
+
+def _leave(message: str) -> None:
+    """Ends this process at once, and with it its workers; one of each machine says why."""
+    try:
+        if local_rank() == 0:
+            Console(stderr=True).print(f"error: {message}")
+    finally:
+        os._exit(1)
 
 
 def _remedy(error: OSError, args: argparse.Namespace) -> str:
@@ -64,8 +76,6 @@ def _remedy(error: OSError, args: argparse.Namespace) -> str:
     folder = getattr(args, "output_dir", None)
     if folder is None:
         return ""
-    if error.errno in _FULL:
-        return f"free space on the disk of --output_dir {folder}, or give another folder"
     is_inside = error.filename and Path(error.filename).absolute().is_relative_to(folder.absolute())
     return "give another --output_dir" if is_inside else ""
 

@@ -6,9 +6,10 @@ wait for each other at barriers; all information goes through files in the folde
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from datetime import timedelta
+
+from dit.launched import check_launch, local_rank, meet, rank, world_size
 
 _PATIENCE = timedelta(days=30)  # a slow rank may take long; a dead one ends all by the launcher
 
@@ -40,11 +41,19 @@ ALONE = Ranks()
 
 
 def join() -> Ranks:
-    """The ranks by the environment variables of the launcher; `ALONE` without a launcher."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1:
+    """The ranks by the environment variables of the launcher; `ALONE` without a launcher.
+
+    Raises:
+        ValueError: these variables are incomplete or wrong.
+        OSError: the others do not come.
+    """
+    check_launch()
+    if world_size() == 1:
         return ALONE
     from torch import distributed
 
-    distributed.init_process_group("gloo", timeout=_PATIENCE)
-    return Ranks(rank=distributed.get_rank(), world=world, local=int(os.environ["LOCAL_RANK"]))
+    found = Ranks(rank=rank(), world=world_size(), local=local_rank())
+    distributed.init_process_group(
+        "gloo", store=meet(), rank=found.rank, world_size=found.world, timeout=_PATIENCE
+    )
+    return found

@@ -40,6 +40,7 @@ from dit.stored_samples import (
     read_json,
     unmasked,
 )
+from dit.system_errors import explained
 
 # AutoModel's readers of pictures and of videos expect different keys. Samples of these codecs with
 # one frame are written for the reader of pictures.
@@ -176,7 +177,7 @@ def relocate(folder: Path) -> int:
             rows = automodel_rows(folder / name)
             shards[name] = [row | {"cache_file": str(_local(folder, row))} for row in rows]
         except (OSError, ValueError) as error:
-            raise PrepError(f"{folder / name}: {printable(str(error))}") from None
+            raise PrepError(f"{folder / name}: {printable(explained(error))}") from None
     for name, rows in shards.items():
         write_atomically(folder / name, json.dumps(rows, indent=1).encode())
     return sum(map(len, shards.values()))
@@ -201,7 +202,7 @@ def index_of(folder: Path) -> Any:
         return read_json(folder / INDEX)
     except (OSError, ValueError) as error:
         raise PrepError(
-            f"{folder / INDEX} cannot be read: {error}; restore it from the cache"
+            f"{folder / INDEX} cannot be read: {explained(error)}; restore it from the cache"
         ) from None
 
 
@@ -218,7 +219,7 @@ def _read(folder: Path, names: list[str]) -> Iterator[CachedSample | RefusedReco
         try:
             rows = automodel_rows(folder / name)
         except (OSError, ValueError) as error:
-            detail = printable(str(error))
+            detail = printable(explained(error))
             yield RefusedRecord(source=name, reason=Reason.UNREADABLE, detail=detail)
             continue
         for number, row in enumerate(rows):

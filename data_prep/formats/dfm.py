@@ -44,6 +44,7 @@ from dit.codecs.normalization import Whitening
 from dit.codecs.vae.codec import Codec
 from dit.parsing import parse_json
 from dit.stored_samples import check_regular, dfm_texts
+from dit.system_errors import explained
 
 FOLDER = "dfm_shards"
 
@@ -153,7 +154,7 @@ def read_dfm(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
                 name = f"{path.stem}/{key}"
                 yield read_or_refuse(name, lambda n=name, k=key, p=parts: _record(n, k, p))
         except (tarfile.TarError, OSError) as error:
-            detail = f"the rest of it: {type(error).__name__}: {error}"
+            detail = f"the rest of it: {type(error).__name__}: {explained(error)}"
             yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
 
 

@@ -31,6 +31,7 @@ from data_prep.refusals import PrepError, Reason, RefusedError
 from dit.codecs.normalization import Whitening
 from dit.safe_writing import TEMPORARY
 from dit.stored_samples import check_regular
+from dit.system_errors import explained
 
 FOLDER = "combined_parquet_dataset"
 _NAMES = {
@@ -125,7 +126,7 @@ def read_parquet(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
                         yield read_or_refuse(name, partial(_record, row))
         # Text that is no UTF-8 and huge sizes raise errors when rows become Python objects.
         except (arrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-            detail = f"the rest of it: {type(error).__name__}: {error}"
+            detail = f"the rest of it: {type(error).__name__}: {explained(error)}"
             yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
 
 

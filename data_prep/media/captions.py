@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from data_prep.refusals import Reason, RefusedError, short_repr
 from dit.parsing import parse_json
+from dit.system_errors import reason
 
 _MOST_SIDECAR = 16 << 20  # bytes; a larger file holds no caption
 _LARGEST_WEIGHT = 1e6  # as training takes it
@@ -173,7 +174,7 @@ class Captions:
                 )
             return decode_utf8(content).replace("\r\n", "\n")  # of editors on Windows
         except OSError as error:
-            raise RefusedError(Reason.BAD_CAPTION, f"{sidecar}: {error.strerror}") from error
+            raise RefusedError(Reason.BAD_CAPTION, f"{sidecar}: {reason(error)}") from error
         except ValueError as error:
             raise RefusedError(Reason.BAD_CAPTION, f"{sidecar}: {error}") from error
 

@@ -23,6 +23,7 @@ from data_prep.refusals import Reason, RefusedError
 from dit.codecs import rgb
 from dit.codecs.picture_colours import told_colours
 from dit.codecs.rgb import upright
+from dit.system_errors import reason
 
 P = ParamSpec("P")
 
@@ -148,7 +149,7 @@ def open_media(file: Path | BinaryIO) -> Iterator[BinaryIO]:
             raise RefusedError(Reason.EMPTY, "0 bytes")
         stream = file.open("rb")
     except OSError as error:
-        raise RefusedError(Reason.UNREADABLE, error.strerror or str(error)) from error
+        raise RefusedError(Reason.UNREADABLE, reason(error)) from error
     with stream:
         yield stream
 

@@ -35,6 +35,7 @@ from data_prep.media.videos import Timeline, VideoDecoder, timeline
 from data_prep.refusals import Reason, RefusedError
 from data_prep.sources.listing import BOTH, media_kind_of, name_of, stamp_of
 from dit.codecs.rgb import ReferenceFit, is_transparent
+from dit.system_errors import reason
 
 FOLDER = -1
 """`PlannedReference.folder` of a picture in the folder of the media, which a table names."""
@@ -351,7 +352,7 @@ class MaskFolder:
         except RefusedError as error:
             raise _refused(Reason.BAD_MASK, path, error) from error
         except OSError as error:
-            raise RefusedError(Reason.BAD_MASK, f"{path}: {error.strerror}") from error
+            raise RefusedError(Reason.BAD_MASK, f"{path}: {reason(error)}") from error
         of = "picture" if line is None else "video"
         if own != size:
             sizes = f"{own[0]} x {own[1]} pixels, and its {of} {size[0]} x {size[1]}"

@@ -27,6 +27,7 @@ from data_prep.media.captions import (
 from data_prep.media.name_matching import UNCLEAR, composed, respelled
 from data_prep.refusals import Reason, RefusedError, short_repr
 from data_prep.sources.table_rows import OUTSIDE, Rows, TableRow, rows_of
+from dit.system_errors import reason
 
 _OF_KOHYA = ("meta_cap.json", "meta_clean.json", "meta_lat.json")
 """Of sd-scripts, which names files without their endings, unless it was told --full_path."""
@@ -233,7 +234,7 @@ class CaptionTables:
                 self._respell(rows)
                 self._parsed[path] = rows
             except (RefusedError, OSError) as error:
-                why = error.detail if isinstance(error, RefusedError) else str(error.strerror)
+                why = error.detail if isinstance(error, RefusedError) else reason(error)
                 unread = Rows(path=path)
                 unread.add_problem(why)
                 self._parsed[path] = unread

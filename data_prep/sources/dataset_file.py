@@ -34,6 +34,7 @@ from data_prep.sources.listing import BOTH
 from data_prep.sources.media_source import Input
 from dit.local_path import local_path
 from dit.parsing import YamlError, parse_toml, parse_yaml
+from dit.system_errors import reason
 
 _MOST_SIDE = 1 << 16  # pixels
 _MOST_FRAMES = 1 << 20
@@ -85,7 +86,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = parse(path.read_bytes().removeprefix(codecs.BOM_UTF8)).values
     except OSError as error:
-        raise PrepError(f"--dataset_config {path} cannot be read: {error.strerror}") from None
+        raise PrepError(f"--dataset_config {path} cannot be read: {reason(error)}") from None
     except YamlError as error:
         raise PrepError(f"--dataset_config {path}: {error}") from None
     if not isinstance(content, dict):

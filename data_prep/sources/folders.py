@@ -35,6 +35,7 @@ from data_prep.sources.listing import (
     name_of,
     stamp_of,
 )
+from dit.system_errors import reason
 
 T = TypeVar("T")
 _LINES = ("prompts.txt", "prompt.txt", "captions.txt", "videos.txt", "images.txt")
@@ -264,7 +265,7 @@ class FolderCollection:
                 stream.seek(start)
                 return stream.read(size)
         except OSError as error:
-            raise RefusedError(Reason.UNREADABLE, f"{archive}: {error.strerror}") from error
+            raise RefusedError(Reason.UNREADABLE, f"{archive}: {reason(error)}") from error
 
     def _stamp(self, where: str) -> str:
         place = parse_location(where)

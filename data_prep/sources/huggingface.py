@@ -30,6 +30,7 @@ from data_prep.sources.folders import CaptionOptions, Medium
 from data_prep.sources.listing import Ignored
 from data_prep.writing.dataset_folder import LEDGER
 from dit.safe_writing import write_atomically
+from dit.system_errors import explained
 
 _IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "image_url", "url")
 _VIDEO_COLUMNS = ("video", "mp4", "file", "video_path", "path", "video_url")
@@ -91,7 +92,7 @@ def _dataset(name: str, split: str) -> Any:
             found = datasets.load_dataset(name, split=split)
     except (OSError, ValueError, KeyError) as error:
         raise PrepError(
-            f"--hf_dataset {name}, split {split!r}, cannot be opened: {error}"
+            f"--hf_dataset {name}, split {split!r}, cannot be opened: {explained(error)}"
         ) from None
     for column, feature in found.features.items():
         if isinstance(feature, datasets.Image | datasets.Video):
@@ -193,7 +194,7 @@ def _content(address: str) -> bytes:
             if error.code in (400, 401, 403, 404, 410):
                 break
         except (OSError, ValueError, http.client.HTTPException) as error:
-            problem = str(error)
+            problem = explained(error)
         if read_or_refuse < _TRIES:
             time.sleep(wait)
             wait *= 2

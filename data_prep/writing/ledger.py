@@ -27,6 +27,7 @@ from data_prep.planning.splits import Split
 from data_prep.refusals import PrepError, Refusals
 from data_prep.writing.dataset_folder import LEDGER, META, remove
 from dit.safe_writing import TEMPORARY, write_atomically
+from dit.system_errors import reason, writing
 
 RUN_NAME, WHITENING_NAME = "run.json", "whitening.json"
 _EARLIER = "earlier-"
@@ -111,8 +112,9 @@ class Ledger:
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Adds a block of samples whose bytes are written."""
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        self._stream.write(text.encode())
-        self._stream.flush()
+        with writing(Path(self._stream.name)):
+            self._stream.write(text.encode())
+            self._stream.flush()
 
     def close(self) -> None:
         self._stream.close()
@@ -306,7 +308,9 @@ def _bytes(shard: Path, start: int, end: int) -> bytes:
             stream.seek(start)
             content = stream.read(end - start)
     except OSError as error:
-        raise PrepError(f"{path} cannot be read ({error}); start anew with --overwrite") from error
+        raise PrepError(
+            f"{path} cannot be read ({reason(error)}); start anew with --overwrite"
+        ) from error
     if len(content) != end - start:
         raise PrepError(f"{path} has lost its end; start anew with --overwrite")
     return content

@@ -19,6 +19,7 @@ import safetensors.torch
 from torch import Tensor
 
 from dit.safe_writing import TEMPORARY, AtomicFile, write_atomically
+from dit.system_errors import writing
 
 _BLOCK = 512  # bytes; a tar pads each header and each content to a multiple of this
 _END = bytes(2 * _BLOCK)
@@ -58,11 +59,13 @@ class _Shard:
         self._file = AtomicFile(path, keep=self.ends[-1])
 
     def write(self, members: bytes) -> None:
-        self._file.stream.write(members)
+        with writing(self.path):
+            self._file.stream.write(members)
         self.ends.append(self.ends[-1] + len(members))
 
     def flush(self) -> None:
-        self._file.stream.flush()
+        with writing(self.path):
+            self._file.stream.flush()
 
     def close(self) -> None:
         self._file.stream.close()
@@ -71,7 +74,8 @@ class _Shard:
         """Completes the archive and its index; returns its size."""
         size = self.ends[-1] + len(_END)
         padding = bytes(-size % tarfile.RECORDSIZE)
-        self._file.stream.write(_END + padding)
+        with writing(self.path):
+            self._file.stream.write(_END + padding)
         # The index first, so that every visible shard has one.
         index = self.path.with_suffix(".tar.idx")
         write_atomically(index, np.array(self.ends, np.uint64).tobytes())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dit.parsing import parse_json
+from dit.system_errors import reason
 
 FORMAT_VERSION = 1
 CARD_NAME = "dataset_card.json"
@@ -44,7 +45,7 @@ def read_card(folder: Path) -> dict[str, Any]:
         card = parse_json(path.read_bytes())
     except OSError as error:
         raise CodecError(
-            f"{path} cannot be read ({error.strerror}); is {folder} a dataset?"
+            f"{path} cannot be read ({reason(error)}); is {folder} a dataset?"
         ) from None
     except ValueError as error:
         raise CodecError(f"{path} is no JSON ({error}); pack the data again") from None

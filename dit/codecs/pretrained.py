@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dit.codecs.dataset_card import CodecError
+from dit.system_errors import explained
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 _INDEX = "model_index.json"
@@ -142,7 +143,9 @@ def _index_of(part: PipelineComponent) -> dict[str, Any]:
 
         found: Any = DiffusionPipeline.load_config(part.place, **part.download)
     except (OSError, ValueError) as error:
-        raise CodecError(f"--model_name {part.model}: {_INDEX} cannot be read ({error})") from None
+        raise CodecError(
+            f"--model_name {part.model}: {_INDEX} cannot be read ({explained(error)})"
+        ) from None
     return found
 
 

@@ -11,6 +11,9 @@ from dit.config.choices import Sampler
 from dit.config.resume import AtStart, Live
 from dit.local_path import DataPath, LocalPath
 
+MOST_GUIDANCE = 1000
+"""Largest guidance, and the lowest one below zero."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationSet:
@@ -100,7 +103,7 @@ class ValidationConfig:
                 )
                 for name, scale in given.items()
             ),
-            *(within(self, name, -1000, 1000) for name in given),
+            *(within(self, name, -MOST_GUIDANCE, MOST_GUIDANCE) for name in given),
             (
                 0 <= self.num_captions <= 1024,
                 f"num_captions={self.num_captions} must lie in [0, 1024]; 8 make a readable grid",

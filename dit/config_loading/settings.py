@@ -31,6 +31,7 @@ from dit.config import Problems
 from dit.config_loading.schema import Schema
 from dit.models.registry import default_family
 from dit.parsing import MOST_BYTES, YamlError, parse_toml, parse_yaml
+from dit.system_errors import reason
 
 COMMAND_LINE = "command line"
 MOST_REFERENCES = 16
@@ -77,7 +78,7 @@ def read_file(path: Path) -> list[Setting]:
         document = (parse_toml if path.suffix == ".toml" else parse_yaml)(content)
     except OSError as error:
         raise Problems(
-            [f"{path}: cannot be read ({error.strerror}); check --config-file"]
+            [f"{path}: cannot be read ({reason(error)}); check --config-file"]
         ) from error
     except YamlError as error:
         place = path if error.line is None else f"{path}:{error.line}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,8 +15,10 @@ from typing import Annotated, Any, Literal
 from dit.command_line import OptionParser, add_options, option, size_in_bytes
 from dit.config import TextPadding, Weights
 from dit.console import Console
+from dit.launched import check_launch, meet, meets_others, rank, world_size
 from dit.local_path import CheckpointPath
 from dit.progress import Track, no_progress, progress_on
+from dit.system_errors import explained
 
 EXIT_CODES = """\
 Exit codes: 0 success, 1 an error or a difference (the last line says which), 2 a wrong command
@@ -164,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         started = _start()
         return args.run(args)
     except (ValueError, OSError) as error:
-        _say(f"error: {error}", stream=sys.stderr)
+        _say(f"error: {explained(error)}", stream=sys.stderr)
         return 1
     finally:
         if started:
@@ -343,9 +344,9 @@ def _start() -> bool:
     dist = _distributed()
     if dist.is_initialized():
         return False
-    launched = "RANK" in os.environ
-    alone = {"init_method": "tcp://127.0.0.1:0", "rank": 0, "world_size": 1}
-    dist.init_process_group("gloo", **({} if launched else alone))
+    check_launch()
+    place = {"store": meet()} if meets_others() else {"init_method": "tcp://127.0.0.1:0"}
+    dist.init_process_group("gloo", rank=rank(), world_size=world_size(), **place)
     return True
 
 

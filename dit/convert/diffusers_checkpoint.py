@@ -20,6 +20,7 @@ from dit.convert.errors import ConvertError, check_shapes, listed
 from dit.models.diffusers.form import Companion
 from dit.models.diffusers.names import Pair
 from dit.parsing import parse_json
+from dit.system_errors import explained
 
 OUR_KEY = "_megatron_dit"
 """Key of an export's config.json for settings that Diffusers lacks; Diffusers ignores such keys."""
@@ -60,7 +61,7 @@ def read_json(file: Path) -> dict[str, Any]:
             raise ValueError("it is no file")
         content = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise ConvertError(f"{file} cannot be read ({error})") from error
+        raise ConvertError(f"{file} cannot be read ({explained(error)})") from error
     if not isinstance(content, dict):
         raise ConvertError(f"{file} holds no JSON object")
     return content
@@ -147,7 +148,7 @@ class DiffusersFolder:
                     return file.get_slice(name)[part]
                 return file.get_tensor(name).clone()
         except (SafetensorError, OSError) as error:
-            raise ConvertError(f"{place}: {name} cannot be read ({error})") from error
+            raise ConvertError(f"{place}: {name} cannot be read ({explained(error)})") from error
 
     @property
     def of_few_steps(self) -> str:
@@ -329,7 +330,7 @@ def _of_file(file: Path) -> dict[str, Header]:
             found = {name: _header(file, name, opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ConvertError(
-            f"{file} is damaged ({error}); download it or export it again"
+            f"{file} is damaged ({explained(error)}); download it or export it again"
         ) from error
     if not found:
         raise ConvertError(f"{file} holds no weights; download it or export it again")

@@ -26,6 +26,7 @@ from dit.data.rejections import REMEDIES, DataError, Reject, SampleRefused
 from dit.models.registry import family_of
 from dit.parsing import parse_json
 from dit.progress import counted
+from dit.system_errors import explained, reason
 
 SIDE_BY_SIDE = 16  # files; a network drive answers each after a millisecond or more
 _SHOWN = 5  # faults in a message
@@ -118,7 +119,7 @@ def _shard_fault(shard: Path, count: int, *, folder: str) -> str:
     except FileNotFoundError:
         return f"{index} is missing; {how}"
     except OSError as error:
-        return f"{index} cannot be read ({error.strerror}); {how}"
+        return f"{index} cannot be read ({reason(error)}); {how}"
     if fault := index_fault(offsets):
         return f"{index} is damaged: {fault}; {how}"
     if len(offsets) // 8 != count + 1:
@@ -158,7 +159,7 @@ def read_data_card(leaf: DatasetSplit) -> dict[str, Any] | None:
     try:
         card = parse_json(path.read_bytes())
     except (ValueError, OSError) as error:
-        raise DataError(f"{path} cannot be read ({error}); {_RESTORE}") from error
+        raise DataError(f"{path} cannot be read ({explained(error)}); {_RESTORE}") from error
     if not isinstance(card, dict):
         raise DataError(f"{path} is no JSON object, but {type(card).__name__}; {_RESTORE}")
     return card

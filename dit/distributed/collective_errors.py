@@ -70,4 +70,4 @@ def error_in_words(error: BaseException) -> str:
     """An error on one line; torch hides a full disk behind an error about offsets."""
     known = error.__context__ if isinstance(error.__context__, OSError) else error
     text = str(known) if isinstance(known, RankError) else cause(known)
-    return shorten(text, width=160, placeholder="...")
+    return shorten(text, width=400, placeholder="...")

@@ -28,7 +28,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dit.command_line import OptionParser, not_an_option
 from dit.console import Console
+from dit.launched import (
+    LaunchError,
+    LauncherWatch,
+    NoAnswerError,
+    check_launch,
+    has_started,
+    is_launched,
+    local_rank,
+    world_size,
+)
 from dit.parsing import cause
+from dit.system_errors import explained, system_number
 
 if TYPE_CHECKING:
     import psutil
@@ -75,6 +86,7 @@ def run(main: Callable[[], int]) -> int:
     """
     _silence()
     _Said.it, _Said.limit, _Said.below_run = None, None, True
+    LauncherWatch(_leave_without_launcher)
     try:
         code = main()
     except SystemExit as end:  # --help
@@ -134,7 +146,11 @@ def _may_say() -> bool:
 def _show(error: Exception) -> None:
     if not str(error) and isinstance(error, ConnectionError):
         return  # another process shows why
-    if not _may_say():
+    # Of these errors each process knows for itself, and can ask nobody.
+    asks_nobody = isinstance(error, LaunchError | NoAnswerError) and not is_launched()
+    if asks_nobody and _Said.it is None:
+        _Said.it = True
+    elif not _may_say():
         if _Said.it and isinstance(error, ConnectionError):
             _debug()  # the watchdog has said what it means
         return
@@ -142,15 +158,29 @@ def _show(error: Exception) -> None:
     if not isinstance(error, _USER_ERRORS) and not lost:
         sys.excepthook(type(error), error, error.__traceback__)
         sys.stderr.flush()
+        if system_number(error):
+            _print(f"error: {explained(error)}")
         _tell_launcher(f"{type(error).__name__}: {error} (its traceback is above)")
         return
     _debug()
-    _say(_LOST_PEER if lost else str(error))
+    _say(_LOST_PEER if lost else explained(error))
 
 
 def _debug() -> None:
     if "--debug" in sys.argv:
         traceback.print_exc()
+
+
+def _leave_without_launcher(message: str) -> None:
+    """Ends this process, whatever its main thread does; one process of each machine says why."""
+    limit = threading.Timer(_FLUSH_S, os._exit, (1,))  # the main thread may hold an import's lock
+    limit.daemon = True
+    limit.start()
+    try:
+        if _Said.it is None and local_rank() == 0:
+            _say(message)
+    finally:
+        leave(1)
 
 
 def say_below(message: str) -> None:
@@ -161,14 +191,14 @@ def say_below(message: str) -> None:
 
 def _leave(code: int) -> int:
     """Ends this process if it has met others, or returns the exit code."""
-    if _has_started():
+    if has_started():
         leave(code)
     return code
 
 
 def _stop(code: int) -> None:
     """Ends the process groups, or the process where they do not end."""
-    if not _has_started():
+    if not has_started():
         return
     limit = leave_after(_DESTROY_S, code, say=say_notice)
     sys.modules["torch.distributed"].destroy_process_group()
@@ -188,7 +218,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         signals = [signal.SIGTERM, signal.SIGINT]
-        if _is_launched() or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        if is_launched() or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             signals.append(signal.SIGHUP)
         self.former_handlers = {s: signal.signal(s, self._receive) for s in signals}
         return self
@@ -206,18 +236,13 @@ class StopSignals:
         self.received = True
 
 
-def _is_launched() -> bool:
-    """Whether torch.distributed.run started this process."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
 def started_with() -> str:
     """The command that started this run, ready for a shell: that of the launcher, if there is one.
 
     On several machines it is the command of this one.
     """
     words = list(sys.orig_argv)
-    if _is_launched():
+    if is_launched():
         with suppress(OSError):  # there is no /proc
             typed = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace")
             words = typed.removesuffix("\0").split("\0")
@@ -228,16 +253,6 @@ def say_once(message: str) -> None:
     """Shows an error unless this process, or another one of this run, has shown one."""
     if _may_say():
         _say(message)
-
-
-def world_size() -> int:
-    """Processes that the launcher started; 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def rank() -> int:
-    """Number of this process among them; 0 without a launcher."""
-    return int(os.environ.get("RANK", "0"))
 
 
 def say_notice(message: str) -> None:
@@ -293,10 +308,14 @@ def _show_crash(crash: threading.ExceptHookArgs) -> None:
 
 def _is_first() -> bool:
     """Whether no other process of this run has failed yet."""
-    environment, launched = os.environ, _is_launched()
-    if int(environment.get("WORLD_SIZE", "1")) == 1:
+    environment, launched = os.environ, is_launched()
+    try:
+        check_launch()
+    except LaunchError:
+        return True  # there is nobody to ask
+    if world_size() == 1:
         return True
-    if not launched and not _has_started():
+    if not launched and not has_started():
         return environment.get("RANK", "0") == "0"  # all have the same error; there is no store yet
     # Without an answer, the launcher is gone, or rank 0, which keeps the store without a launcher.
     alone = environment["LOCAL_RANK"] == "0" if launched else environment["RANK"] == "1"
@@ -319,12 +338,6 @@ def _ask_store(*, otherwise: bool) -> bool:
         return store.add(f"failed/{attempt}", 1) == 1
     except RuntimeError:
         return otherwise
-
-
-def _has_started() -> bool:
-    # Looked up, not imported: --help and the like must not wait for torch.
-    dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_initialized()
 
 
 @contextmanager

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,22 +25,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import DistStoreError
-from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch.overrides import TorchFunctionMode
 
 from dit.config import ModelConfig
 from dit.distributed.cpu_threads import BY_USER, CGROUP, about_threads, usable_cores
 from dit.distributed.cuda_environment import set_cuda_environment
-from dit.distributed.entry import rank, say_notice, world_size
+from dit.distributed.entry import say_notice
+from dit.launched import check_launch, local_rank, meet, meets_others, rank, world_size
 from dit.parsing import cause
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
 
-_POLL_S = 0.1
 _CPU = torch.device("cpu")
 _CUDA_NAMES = {"cuda", "cuda:0"}
 _UNUSED = {
@@ -68,7 +64,7 @@ They are whole groups all the same: should a later version send one, it arrives.
 def device() -> torch.device:
     """The accelerator of this process, else the CPU."""
     if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        return torch.device("cuda", local_rank())
     return torch.device("cpu")
 
 
@@ -97,8 +93,10 @@ def start_processes(
     after another: a second call makes the groups of the new layout.
 
     Raises:
+        LaunchError: the variables of the launcher are incomplete or wrong.
         TimeoutError: names the ranks that did not come.
     """
+    check_launch()
     set_cuda_environment(model)
     run_megatron_on_cpu()
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -111,13 +109,14 @@ def start_processes(
     if not dist.is_initialized():
         if target.type == "cpu" and not BY_USER:
             _say_threads()
-        _join_group(target, timeout)
+        _join_group(target, timeout, timedelta(seconds=limit_s))
     make_groups(model, dp_replicate_size=dp_replicate_size, timeout=timeout)
     model_parallel_cuda_manual_seed(seed)
 
 
-def _join_group(target: torch.device, timeout: timedelta) -> None:
-    launched = "RANK" in os.environ
+def _join_group(target: torch.device, timeout: timedelta, meeting: timedelta) -> None:
+    """Joins the group; `meeting` is the time in which all must have come."""
+    launched = meets_others()
     join = partial(
         dist.init_process_group,
         init_method=None if launched else "tcp://127.0.0.1:0",
@@ -128,7 +127,7 @@ def _join_group(target: torch.device, timeout: timedelta) -> None:
     if launched:
         # Without `device_id`, with which NCCL makes a communicator for each group at once, used or
         # not, in calls that all ranks join: about 2,000 on 1,024 of them.
-        join("nccl" if target.type == "cuda" else "gloo", store=rendezvous_store(timeout))
+        join("nccl" if target.type == "cuda" else "gloo", store=meet(meeting))
     elif target.type == "cuda":
         _join_alone(join, target)
     else:
@@ -216,61 +215,10 @@ def process_groups() -> ProcessGroupCollection:
     return ProcessGroupCollection.use_mpu_process_groups()
 
 
-def rendezvous_store(timeout: timedelta) -> Store:
-    """The store of this start of the run, which holds nothing of an earlier start.
-
-    torch.distributed.run keeps one store through its restarts (pytorch issue 135712): a process
-    that is faster than the others would find the addresses of their dead predecessors there. Nor
-    does counting restarts tell starts apart, for each node's launcher counts its own. So the first
-    rank publishes a new random name together with the list of the ranks that have registered under
-    it; a rank that has read the name of an earlier start is not on that list, and reads again.
-
-    Raises:
-        TimeoutError: names the ranks that did not come.
-    """
-    store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
-    name = _open(store, size, timeout) if rank == 0 else _join(store, rank, timeout)
-    return PrefixStore(name, store)
-
-
 def store_connection() -> Store:
     """The store of the process group over a new connection, which no other thread can block."""
     store: Any = _get_default_store()
     return store.clone()
-
-
-def _open(store: Store, size: int, timeout: timedelta) -> str:
-    name = secrets.token_hex(8)
-    store.set("rendezvous", name)
-    keys = [f"{name}/{rank}" for rank in range(1, size)]
-    try:
-        store.wait(keys, timeout)
-    except DistStoreError as error:
-        late = [str(rank) for rank, key in enumerate(keys, 1) if not store.check([key])]
-        raise _missing(f"rank {', '.join(late)}", timeout) from error
-    store.set(f"{name}/members", b" ".join(store.multi_get(keys)).decode())
-    return name
-
-
-def _join(store: Store, rank: int, timeout: timedelta) -> str:
-    me, deadline = secrets.token_hex(8), time.monotonic() + timeout.total_seconds()
-    while time.monotonic() < deadline:
-        if store.check(["rendezvous"]):
-            name = store.get("rendezvous").decode()
-            store.set(f"{name}/{rank}", me)
-            members = f"{name}/members"
-            if store.check([members]) and me in store.get(members).decode().split():
-                return name
-        time.sleep(_POLL_S)
-    raise _missing("rank 0", timeout)
-
-
-def _missing(who: str, timeout: timedelta) -> TimeoutError:
-    return TimeoutError(
-        f"{who} did not come within {timeout.total_seconds():.0f} s"
-        " (dist.distributed_timeout_minutes and one more); look at the log of its node, and whether"
-        " each node was started with the same --nnodes, --nproc-per-node and --rdzv-endpoint"
-    )
 
 
 class _NoStream:

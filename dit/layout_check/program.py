@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 from dit.config import OBJECTIVES, RunConfig
 from dit.config.checks import Problems
 from dit.config_loading import load_config
-from dit.distributed.entry import Parser, rank, say_once
+from dit.distributed.entry import Parser, say_once
+from dit.launched import check_launch, meet, meets_others, rank, world_size
 from dit.layout_check.names import (
     LAYOUTS,
     MATRIX,
@@ -58,6 +59,7 @@ def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
     same arguments.
     """
     arguments, rest = _parser().parse_known_args(tokens)
+    check_launch()
     # argparse takes everything after --layouts and --family, so overrides are separated here.
     names, of_layouts = _split(arguments.layouts)
     families, of_families = _split(arguments.family)
@@ -75,12 +77,12 @@ def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
             replace(config, objective=replace(config.objective, name=name)) for name in objectives
         ]
     default = _devices() or (8 if families else 4)
-    processes = int(os.environ.get("WORLD_SIZE", "0")) or arguments.nproc or default
+    processes = world_size() if meets_others() else arguments.nproc or default
     layouts = [parse_layout(name) for name in names or (MATRIX if families else LAYOUTS)]
     if not names:
         layouts = [layout for layout in layouts if layout.size <= processes]
     _check_sizes(layouts, trainings, processes)
-    if "RANK" not in os.environ:
+    if not meets_others():
         _launch(processes, script, tokens)
     return _check(trainings, layouts, arguments.output)
 
@@ -165,11 +167,9 @@ def _launch(processes: int, script: Path, tokens: list[str]) -> None:
 def _check(
     trainings: Sequence[RunConfig], layouts: Sequence[NamedLayout], output: Path | None
 ) -> int:
-    from torch.distributed.rendezvous import rendezvous
-
     references = dict.fromkeys([ONE, *(layout.reference for layout in layouts)])
     every = [parse_layout(name) for name in references] + list(layouts)
-    store, *_ = next(iter(rendezvous("env://")))
+    store = meet(timedelta(seconds=_limit_s(trainings[0])))
     # By name of the network, and whether samples are pairs
     read: dict[tuple[str, bool], Callable[[], list[PackedBatch]]] = {}
     probes: dict[tuple[str, int], Probe] = {}

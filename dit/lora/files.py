@@ -44,6 +44,7 @@ from dit.lora.names import (
 )
 from dit.lora.peft_config import PeftConfig, config_content, peft_config
 from dit.parsing import parse_json
+from dit.system_errors import reason
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -164,7 +165,9 @@ def _tensors(
             left_out = [*filter(is_of_text_encoder, names)] if without_text_encoder else []
             found = {n: _tensor(file, n, opened) for n in names if n not in set(left_out)}
     except (SafetensorError, OSError) as error:
-        raise LoraFileError(f"{file} is damaged ({error}); copy or save it again") from error
+        raise LoraFileError(
+            f"{file} is damaged ({reason(error)}); copy or save it again"
+        ) from error
     if not found:
         what = f"{len(left_out)} keys of text encoders alone" if left_out else "no tensors"
         raise LoraFileError(f"{file} holds {what}; save the adapters of the transformer")

@@ -14,6 +14,7 @@ from contextlib import closing
 from importlib.resources import files
 from typing import Any
 
+from dit.parsing import cause
 from dit.playground.studio import Studio, read_wish
 from dit.report.local_server import LocalHandler, LocalServer
 
@@ -33,6 +34,10 @@ class _Handler(LocalHandler):
     server: PlaygroundServer  # type: ignore[assignment] # which the base class does not know
 
     def do_GET(self) -> None:  # noqa: N802  http.server's name
+        with self.answering():
+            self._get()
+
+    def _get(self) -> None:
         if not self.is_ours():
             return
         if self.path == "/":
@@ -44,6 +49,10 @@ class _Handler(LocalHandler):
             self.refuse(404, f"there is no {self.path[:80]} here; the page is /")
 
     def do_POST(self) -> None:  # noqa: N802
+        with self.answering():
+            self._post()
+
+    def _post(self) -> None:
         if not self.is_ours():
             return
         length = self.headers.get("Content-Length", "")
@@ -59,13 +68,9 @@ class _Handler(LocalHandler):
 
     def _make(self, body: bytes) -> None:
         studio = self.server.studio
-        try:
-            wish = read_wish(body, weights=studio.weights, variants=len(studio.variants))
-            messages = studio.make(wish)
-            first = next(messages)
-        except ValueError as error:
-            self.refuse(400, str(error))
-            return
+        wish = read_wish(body, weights=studio.weights, variants=len(studio.variants))
+        messages = studio.make(wish)
+        first = next(messages)
         self.head(200, kind="application/x-ndjson")
         with closing(messages):
             for message in _with_errors(first, messages):
@@ -85,4 +90,4 @@ def _with_errors(
     except ValueError as error:
         yield {"error": str(error)}
     except Exception as error:  # noqa: BLE001  the page shows it, and the server goes on
-        yield {"error": f"{type(error).__name__}: {error}"}
+        yield {"error": cause(error)}

@@ -8,10 +8,14 @@ from __future__ import annotations
 import errno
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from dit.console import Console
+from dit.parsing import cause
+from dit.system_errors import reason
 
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
 # Whatever a prompt or a name of a file holds: a page loads nothing and calls nobody else.
@@ -35,7 +39,7 @@ class LocalServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), handler)
         except (OSError, OverflowError) as error:
-            why = error.strerror if isinstance(error, OSError) else "ports are 0 to 65535"
+            why = reason(error) if isinstance(error, OSError) else "ports are 0 to 65535"
             raise ValueError(
                 f"--host {host} --port {port} cannot be served ({why}); {_remedy(error)}"
             ) from error
@@ -73,6 +77,20 @@ class LocalHandler(BaseHTTPRequestHandler):
     """Answers calls that name this machine, with a policy that lets a page load nothing."""
 
     server: LocalServer  # type: ignore[assignment] # which the base class does not know
+    begun = False
+    """Whether this request has got the head of an answer."""
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Inside, whatever a request raises becomes its answer, if there is none yet."""
+        self.begun = False
+        try:
+            yield
+        except Exception as error:
+            if self.begun or isinstance(error, ConnectionError):
+                raise
+            known = isinstance(error, ValueError)
+            self.refuse(400 if known else 500, str(error) if known else cause(error))
 
     def is_ours(self) -> bool:
         """Whether the page was called by an address of this machine.
@@ -93,6 +111,7 @@ class LocalHandler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def head(self, status: int, *, kind: str, length: int | None = None, tag: str = "") -> None:
+        self.begun = True
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Security-Policy", _POLICY)

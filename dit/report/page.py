@@ -18,6 +18,7 @@ from dit.report.lengths import histogram
 from dit.report.pictures import STEPS, generated, slider
 from dit.report.reading import Points, ReportError, RunRecord
 from dit.report.series import ChartPlace, buckets, curves, is_loss, section_name
+from dit.system_errors import reason
 
 Section = tuple[str, str]  # heading, HTML; a section without HTML is left out
 _FEW = 2
@@ -38,7 +39,7 @@ def write_page(runs: Sequence[RunRecord], *, output: Path, samples: Sequence[Pat
         output.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ReportError(
-            f"{output} cannot be written ({error.strerror}); choose another --output"
+            f"{output} cannot be written ({reason(error)}); choose another --output"
         ) from error
 
 

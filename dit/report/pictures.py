@@ -19,6 +19,7 @@ from PIL import Image
 from dit.drawing import CELLS, FailedDrawing, drawing
 from dit.parsing import parse_json
 from dit.report.reading import ReportError, RunRecord
+from dit.system_errors import explained
 
 STEPS = 24
 """A page has pictures of at most so many steps of a run, evenly spaced, with the newest."""
@@ -226,7 +227,7 @@ def generated(folder: Path, undrawn: list[FailedDrawing]) -> str:
     try:
         samples = _samples(parse_json(listing.read_bytes()))
     except (ValueError, OSError) as error:
-        raise ReportError(f"{listing} is damaged ({error}); generate again") from error
+        raise ReportError(f"{listing} is damaged ({explained(error)}); generate again") from error
     cells = [
         (one["prompt"], _sample(folder, one, undrawn), _number(one.get("width"))) for one in samples
     ]

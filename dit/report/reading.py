@@ -17,6 +17,7 @@ from dit.config import RunConfig
 from dit.config_loading import ConfigError, default_config, read_config, to_yaml
 from dit.parsing import parse_json, parse_yaml
 from dit.progress import first_of
+from dit.system_errors import reason
 
 Points = list[tuple[float, float]]  # step and value
 
@@ -203,7 +204,7 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ReportError(
-            f"{file} cannot be read ({error.strerror}); let yourself read it, or name another run"
+            f"{file} cannot be read ({reason(error)}); let yourself read it, or name another run"
         ) from error
 
 

@@ -67,6 +67,10 @@ class _ReportHandler(LocalHandler):
     server: ReportServer  # type: ignore[assignment] # which the base class does not know
 
     def do_GET(self) -> None:  # noqa: N802  http.server's name
+        with self.answering():
+            self._get()
+
+    def _get(self) -> None:
         if not self.is_ours():
             return
         if self.path != "/":

@@ -19,6 +19,7 @@ from dit.codecs.vae import Codec
 from dit.distributed.entry import say_notice
 from dit.distributed.process_groups import device
 from dit.parsing import parse_json
+from dit.system_errors import explained
 
 _PRECISION = {"text_encoder": "bfloat16", "vae": "float32"}  # as the pages of pipelines open them
 
@@ -128,6 +129,6 @@ def _config(folder: Path, part: str) -> dict[str, Any]:
         content = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
         raise CodecError(
-            f"{file} cannot be read ({error}); give the folder of a whole pipeline"
+            f"{file} cannot be read ({explained(error)}); give the folder of a whole pipeline"
         ) from error
     return content if isinstance(content, dict) else {}

@@ -26,6 +26,7 @@ from dit.sampling.conditions.clips import first_of_clip, is_video, read_clip
 from dit.sampling.grid import beside
 from dit.sampling.latent_sizes import Size
 from dit.sampling.prompts import Prompt
+from dit.system_errors import reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -333,4 +334,6 @@ def _upright(file: str, *, option: str) -> Image.Image:
         with Image.open(file) as opened:
             return to_rgb(upright(opened))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{option} {file} cannot be read as a picture ({error})") from error
+        raise ValueError(
+            f"{option} {file} cannot be read as a picture ({reason(error)})"
+        ) from error

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch
+from dit.config.validation import MOST_GUIDANCE
 from dit.parsing import parse_json
 from dit.sampling.ode_solvers import Network, StepLevels
+from dit.system_errors import reason
 
 FOLDER, OF_QUOTED, CONFIG = "guider", "ocr_guider", "guider_config.json"
 QUOTED = "text_2"
@@ -51,8 +53,8 @@ def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
         content = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"--guider {folder}: {file} cannot be read ({error}); give the folder of a pipeline"
-            f" that has a guider, or of a guider"
+            f"--guider {folder}: {file} cannot be read ({reason(error)}); give the folder of a"
+            " pipeline that has a guider, or of a guider"
         ) from error
     name = content.get("_class_name") if isinstance(content, dict) else None
     if name not in GUIDERS:
@@ -60,6 +62,12 @@ def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
             f"--guider {folder}: {file} is of class {name!r}; known are {', '.join(GUIDERS)}; leave"
             " it out, and use --guidance"
         )
+    for key, value in content.items():
+        if isinstance(value, int | float) and not abs(value) <= MOST_GUIDANCE:
+            raise ValueError(
+                f"--guider {folder}: {file} has {key}={value}, which is beyond {MOST_GUIDANCE};"
+                " correct it"
+            )
     told = {} if scale is None else {"guidance_scale": scale}
     try:
         return getattr(guiders, name).from_config(content, **told)

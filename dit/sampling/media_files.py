@@ -18,6 +18,7 @@ from dit.drawing import FailedDrawing, drawing
 from dit.parsing import parse_json
 from dit.progress import counted, first_of
 from dit.sampling.grid import beside, draw_grid
+from dit.system_errors import reason
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,8 +59,7 @@ def make_folder(folder: Path, *, count: int) -> None:
             pass
     except OSError as error:
         raise ValueError(
-            f"--output_dir {folder} cannot be written ({error}); choose a folder that you may"
-            " write to"
+            f"--output_dir {folder} cannot be written ({reason(error)}); choose another folder"
         ) from error
     numbered = {file.name for file in folder.iterdir() if _OURS.fullmatch(file.name)}
     unlisted = numbered - _names(folder / LISTING)

@@ -23,9 +23,10 @@ from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 from dit.config import ModelConfig, Precision, RunConfig, TextPadding
 from dit.convert.load_hf.start import weights_of_folder
-from dit.distributed.entry import say_notice, world_size
+from dit.distributed.entry import say_notice
 from dit.distributed.model_parallel import FullForward
 from dit.distributed.process_groups import device, process_groups, start_processes
+from dit.launched import check_launch, world_size
 from dit.models.registry import family_of
 from dit.objectives.registry import check_covers_all_levels
 from dit.sampling.cards import card_of_pipeline, decoder_of_card, encoder_of_card
@@ -68,6 +69,7 @@ def open_checkpoint(
         ValueError: there is no checkpoint, it was trained without a text encoder or on a part of
             the noise levels, or the decoder is needed and cannot be opened.
     """
+    check_launch()
     options = options or LoadOptions()
     path = named_checkpoint(checkpoint_path, named=f"--checkpoint_path {checkpoint_path}")
     config = on_layout(saved_config(path), options)

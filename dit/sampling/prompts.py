@@ -13,6 +13,7 @@ from typing import Any
 from dit.parsing import parse_json
 from dit.progress import first_of
 from dit.sampling.latent_sizes import MOST_PIXELS
+from dit.system_errors import reason
 
 _SIZES = ("height", "width", "num_frames")
 _CAPTIONS = ("caption", "prompt")  # the first key that exists counts
@@ -137,7 +138,7 @@ def _text(file: Path, where: str) -> str:
     try:
         return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise ValueError(f"{where} cannot be read ({error.strerror}); check its rights") from error
+        raise ValueError(f"{where} cannot be read ({reason(error)}); check its rights") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is no text ({error}); save it as UTF-8") from error
 

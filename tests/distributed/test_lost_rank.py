@@ -40,7 +40,8 @@ class Run:
                 free.bind(("127.0.0.1", 0))
                 meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
             world = env | meeting | {"WORLD_SIZE": str(size)}
-            calls = [([sys.executable, *script], world | {"RANK": str(r)}) for r in range(size)]
+            ranks = [{"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(size)]
+            calls = [([sys.executable, *script], world | each) for each in ranks]
         self.processes = [
             subprocess.Popen(call, env=e, stderr=subprocess.PIPE, text=True) for call, e in calls
         ]

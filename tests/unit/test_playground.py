@@ -57,6 +57,9 @@ def test_a_wish_has_the_options_of_generation() -> None:
         ({"height": 0}, "--height 0 must be at least 1"),
         ({"num_steps": 10**9}, "--num_steps"),
         ({"guidance": 10**400}, "guidance has more than 64 bits"),
+        ({"guidance": 1e308}, "--guidance 1e+308 must lie in [-1000, 1000]"),
+        ({"guidance": 1e39}, "--guidance 1e+39 must lie in"),
+        ({"guidance": -(2**63)}, "must lie in [-1000, 1000]"),
         ({"negative_prompt": "a\0"}, "and no NUL"),
         ({"guidance": "2"}, "guidance='2' must be of type int or float"),
         ({"sampler": "magic"}, "choose of euler, heun"),
@@ -76,9 +79,13 @@ def ask() -> Iterator[Any]:
     def make(wish: Any) -> Iterator[dict[str, Any]]:
         while wish.prompt == "a stop":
             yield {"waiting": True}
+        if wish.prompt == "a surprise":
+            raise KeyError("no key")
         yield {"step": 1, "steps": 2, "way": "data:,A"}
         if wish.prompt == "a cat":
             yield {"picture": "data:,B", "height": 8, "width": 8, "guidance": 1}
+        elif wish.prompt == "too much":
+            raise RuntimeError("value cannot be converted to type float without overflow")
         elif wish.prompt != "an end":
             raise ValueError(f"the network does not take {wish.prompt}; give --height")
 
@@ -94,6 +101,7 @@ def ask() -> Iterator[Any]:
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
 
+    call.studio = studio  # type: ignore[attr-defined]
     call.url = server.url  # type: ignore[attr-defined]
     yield call
     server.shutdown()
@@ -113,6 +121,23 @@ def test_only_its_own_page_is_answered(ask: Any) -> None:
     assert status == 200
     first, last = map(json.loads, said.splitlines())
     assert first["step"] == 1 and "does not take a fox" in last["error"]
+
+
+def test_whatever_a_request_raises_is_its_answer(ask: Any, monkeypatch: Any) -> None:
+    """Before the first message, in the middle, and where the page asks what is open."""
+
+    def make(prompt: str) -> tuple[int, str]:
+        body = json.dumps(WISH | {"prompt": prompt})
+        status, said = ask("POST", "/make", body, Content_Type="application/json")
+        return status, json.loads(said.splitlines()[-1])["error"]
+
+    assert make("a surprise") == (500, "'no key' is missing")
+    assert make("too much") == (
+        200,
+        "RuntimeError: value cannot be converted to type float without overflow",
+    )
+    monkeypatch.setattr(ask.studio, "about", lambda: 1 / 0)
+    assert ask("GET", "/about") == (500, '{"error": "ZeroDivisionError: division by zero"}')
 
 
 def test_the_page_is_whole_by_itself(ask: Any) -> None:

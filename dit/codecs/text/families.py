@@ -27,6 +27,7 @@ from dit.codecs.text.pretrained_encoder import (
     PretrainedTextEncoder,
     UnmaskedTextEncoder,
 )
+from dit.system_errors import explained
 
 _LTX = {
     "LTXPipeline": (False, 128),
@@ -325,7 +326,7 @@ def projection_of(folder: str) -> tuple[Tensor, Tensor]:
                 names = {_WEIGHT, _BIAS} & set(file.keys())
                 found |= {name: file.get_tensor(name).float() for name in names}
     except (OSError, SafetensorError) as error:
-        raise CodecError(f"--text_projection {folder}: {error}") from None
+        raise CodecError(f"--text_projection {folder}: {explained(error)}") from None
     if len(found) < 2:
         raise CodecError(
             f"--text_projection {folder}: no *.safetensors in it has {_WEIGHT} and {_BIAS}; give"

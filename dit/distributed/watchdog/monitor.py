@@ -45,6 +45,7 @@ from dit.distributed.watchdog.verdict import (
     find_dead,
     find_stuck,
 )
+from dit.launched import LauncherWatch, is_launched, meets_others
 
 _PATIENCE_S = 10.0
 """Wait for a main thread that leaves, or that wants to hear why it must."""
@@ -73,7 +74,7 @@ def watchdog(*, limit_s: float, say: Callable[[str], None], again: str = AGAIN) 
     Raises:
         PeerError: instead of the error of a broken connection; it names the rank that broke it.
     """
-    if "RANK" not in os.environ:
+    if not meets_others():
         yield
         return
     monitor = Monitor(limit_s=limit_s, say=say, again=again)
@@ -99,7 +100,7 @@ class Monitor:
         # Until rank 0 has judged, and this process has read the verdict.
         self.patience_s = max(_PATIENCE_S, (self.limit.dead + 3) * self.round_s)
         self.store = PrefixStore("watch", store_connection())
-        self.launched = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        self.launched = is_launched()
         self.main = threading.get_ident()
         self.departure = Departure.NOT
         self.verdict = Verdict(text=_UNKNOWN)
@@ -109,6 +110,7 @@ class Monitor:
         self.me = Heartbeat(
             rank=dist.get_rank(), host=socket.gethostname(), pid=me.pid, born=me.create_time()
         )
+        LauncherWatch.paused = self.launched
         self._report()
         dist.barrier()  # from here on the store has a report of every process
         self.keys = [str(rank) for rank in range(1 if self.me.rank else dist.get_world_size())]
@@ -135,6 +137,7 @@ class Monitor:
         raise PeerError(self.verdict.text) from error
 
     def stop(self) -> None:
+        LauncherWatch.paused = False
         self.over.set()
         self.wake.set()
         for thread in self.threads:

@@ -29,6 +29,7 @@ from dit.sampling.media_files import (
     write_listing,
     write_picture,
 )
+from dit.system_errors import explained
 
 CARD = "dataset_card.json"
 _NEEDED = ("prompt", "seed")
@@ -105,7 +106,7 @@ def _read(file: Path) -> Any:
         return parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{file} cannot be read ({error}); --latents wants a folder that"
+            f"{file} cannot be read ({explained(error)}); --latents wants a folder that"
             " generate_dit.py --save_latents, or a validation without a decoder, has written"
         ) from error
 

@@ -13,6 +13,8 @@ from dit.lora.targets import attach_adapters
 from dit.models.layers.adaptable import FROZEN
 from dit.train.checkpoint.adapters import draw_adapters
 
+_MOST_SCALE = 1000
+
 
 class ScaledFile(NamedTuple):
     """A file or folder of adapters, and what they are multiplied by."""
@@ -25,11 +27,15 @@ def scaled_file(text: str, *, option: str) -> ScaledFile:
     """FILE or FILE:SCALE.
 
     Raises:
-        ValueError: the scale is no finite number.
+        ValueError: the scale is no number, or beyond 1000.
     """
     place, _, scale = text.rpartition(":")
     if place and not Path(text).exists():
         if re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", scale):
+            if abs(float(scale)) > _MOST_SCALE:
+                raise ValueError(
+                    f"{option} {text}: SCALE must lie in [-{_MOST_SCALE}, {_MOST_SCALE}]"
+                )
             return ScaledFile(Path(place), float(scale))
         if Path(place).exists():
             raise ValueError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,14 @@ from typing import Annotated, Any
 from dit.codecs.rgb import ReferenceFit
 from dit.command_line import OptionParser, add_options, option
 from dit.config import Sampler
+from dit.config.validation import MOST_GUIDANCE
 from dit.distributed.entry import Parser
 from dit.local_path import CheckpointPath, LocalPath, checkpoint_place, local_text
 from dit.parsing import MOST_BYTES, YamlError, parse_yaml
 from dit.sampling.commands.load_options import EncoderPlaces, NetworkOptions
 from dit.sampling.latent_sizes import MOST_PIXELS
 from dit.sampling.media_files import RATES
+from dit.system_errors import reason
 
 FPS = 24.0
 _MOST = {
@@ -181,8 +182,9 @@ class GenerationOptions(SamplerOptions, ContentOptions):
 
     def _check_guidance(self) -> None:
         for name in ("guidance", "reference_guidance"):
-            if (scale := getattr(self, name)) is not None and not math.isfinite(scale):
-                raise ValueError(f"--{name} {scale} must be a finite number; 1 is none")
+            if (scale := getattr(self, name)) is not None and not abs(scale) <= MOST_GUIDANCE:
+                most = f"[-{MOST_GUIDANCE}, {MOST_GUIDANCE}]"
+                raise ValueError(f"--{name} {scale} must lie in {most}; 1 is none")
         told = self.distilled_guidance
         if told is not None and not 0 <= told <= MOST_TOLD:
             raise ValueError(f"--distilled_guidance {told} must lie in [0, {MOST_TOLD}]")
@@ -350,7 +352,7 @@ def _settings(path: Path) -> Iterator[tuple[str, Any, str]]:
         with path.open("rb") as file:
             document = parse_yaml(file.read(MOST_BYTES + 1))
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}); check --config") from error
+        raise ValueError(f"{path}: cannot be read ({reason(error)}); check --config") from error
     except YamlError as error:
         place = path if error.line is None else f"{path}:{error.line}"
         raise ValueError(f"{place}: {error.problem}") from error

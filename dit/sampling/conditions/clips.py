@@ -17,6 +17,7 @@ from torch import Tensor
 from dit.codecs.frame_pictures import ENDINGS, first_film, upright_pictures
 from dit.codecs.rgb import Placement
 from dit.sampling.latent_sizes import Size
+from dit.system_errors import explained
 
 
 def is_video(file: str) -> bool:
@@ -97,5 +98,5 @@ def _pictures(file: str, option: str) -> Iterator[Iterator[Image.Image]]:
             yield upright_pictures(container, film)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{option} {file} cannot be read as a video ({error}); give the path of one"
+            f"{option} {file} cannot be read as a video ({explained(error)}); give the path of one"
         ) from error

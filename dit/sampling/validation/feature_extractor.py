@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dit.system_errors import explained
+
 
 class FeatureExtractor:
     """A network that stays on the CPU and moves to `device` only while it computes."""
@@ -35,7 +37,7 @@ class FeatureExtractor:
             self.network: Any = self._open(name)
         except (OSError, RuntimeError, ValueError) as error:
             raise ValueError(
-                f"validation.feature_extractor={name} cannot be opened ({error}); name a"
+                f"validation.feature_extractor={name} cannot be opened ({explained(error)}); name a"
                 " TorchScript file (.pt), or the folder of a vision model of Transformers"
             ) from error
         self.network.eval()

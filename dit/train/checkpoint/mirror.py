@@ -34,6 +34,7 @@ from dit.distributed.collective_errors import error_in_words
 from dit.distributed.watchdog import heartbeat
 from dit.progress import counted
 from dit.safe_writing import write_atomically
+from dit.system_errors import explained
 
 if TYPE_CHECKING:
     from dit.train.checkpoint.object_store import CheckpointStore
@@ -67,7 +68,7 @@ def restored(config: RunConfig) -> list[str]:
             if pointer == LATEST or store.pointer(pointer) == name:
                 write_atomically(checkpoints / pointer, name.encode())
     except OSError as error:
-        raise CheckpointError(f"{checkpoints} cannot be written ({error})") from error
+        raise CheckpointError(f"{checkpoints} cannot be written ({explained(error)})") from error
     return [f"fetched {name} from {c.mirror} in {time.perf_counter() - began:.1f} s"]
 
 

@@ -42,6 +42,7 @@ from dit.distributed.watchdog import heartbeat
 from dit.models.registry import family_of
 from dit.objectives.registry import REGISTRY
 from dit.safe_writing import FolderInUseError, only_writer
+from dit.system_errors import explained
 from dit.train.checkpoint.data_position import Position, data_positions, restore_position
 from dit.train.checkpoint.starting_point import Origin, check_writable, saved_origin, unwritable
 from dit.train.checkpoint.state_dict import DataState, interval_sums, load_checkpoint, start_from
@@ -80,7 +81,7 @@ def _make_run_folder(folder: Path) -> None:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise unwritable(folder, explained(error)) from error
 
 
 def _lock(folder: Path, held: ExitStack) -> str:
@@ -88,7 +89,7 @@ def _lock(folder: Path, held: ExitStack) -> str:
     try:
         held.enter_context(only_writer(folder, named=f"checkpoint.save={folder}"))
     except (FolderInUseError, OSError) as error:
-        return str(error)
+        return explained(error)
     return ""
 
 

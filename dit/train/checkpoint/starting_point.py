@@ -32,6 +32,7 @@ from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.distributed.watchdog import heartbeat
 from dit.local_path import is_address
 from dit.parsing import parse_json
+from dit.system_errors import explained
 
 
 def named_checkpoint(place: str | Path, *, named: str) -> Path:
@@ -102,7 +103,7 @@ def check_writable(folder: Path) -> None:
         raise unwritable(folder, f"{there} is no folder that this user may write to")
 
 
-def unwritable(folder: Path, why: object) -> ValueError:
+def unwritable(folder: Path, why: str) -> ValueError:
     """The error for a run folder that cannot be written."""
     return ValueError(
         f"checkpoint.save={folder} cannot be written ({why}); choose a folder that every process"
@@ -150,7 +151,7 @@ def read_origin(folder: Path, names: Sequence[str]) -> Origin:
         largest_first = sorted(names, key=lambda name: -(folder / name).stat().st_size)
         of_ranks = on_all_ranks(work)
     except (OSError, RankError) as error:
-        raise CheckpointError(f"{folder} cannot be read ({error})") from error
+        raise CheckpointError(f"{folder} cannot be read ({explained(error)})") from error
     files = {name: digest for found in of_ranks for name, digest in found.items()}
     return Origin(path=str(folder.resolve()), files=files)
 

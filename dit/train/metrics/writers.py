@@ -44,6 +44,7 @@ At the steps that validate:
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -184,9 +185,23 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
         )
     except wandb.Error as error:
         raise ValueError(
-            f"logger.wandb_project={config.logger.wandb_project}: {error}; run `wandb login`, set"
+            f"logger.wandb_project={config.logger.wandb_project}: {_of_wandb(error)}, set"
             " logger.wandb_mode=offline to keep the record in the run folder, or leave it unset"
         ) from error
+
+
+def _of_wandb(error: Exception) -> str:
+    """An error of W&B and its first remedy: the login helps where the server has asked for it."""
+    from wandb.errors import AuthenticationError, CommError
+
+    said = str(error).partition("\n")[0]  # then come its own settings
+    if isinstance(error, CommError) and not isinstance(error, AuthenticationError):
+        server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+        return (
+            f"the W&B server {server} did not take the run ({said}); check whether this machine"
+            " reaches it (WANDB_BASE_URL, proxies)"
+        )
+    return f"{said}; run `wandb login`"
 
 
 def _wandb_id(folder: Path) -> str:

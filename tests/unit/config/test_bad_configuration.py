@@ -220,7 +220,8 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, content: bytes, expecte
 def test_a_missing_file_is_named_beside_other_problems(tmp_path: Path) -> None:
     found = problems_of("rng.sed=1", file=tmp_path / "none.yaml")
     assert found[0] == (
-        f"{tmp_path / 'none.yaml'}: cannot be read (No such file or directory); check --config-file"
+        f"{tmp_path / 'none.yaml'}: cannot be read (No such file or directory; check the path);"
+        " check --config-file"
     )
     assert len(found) == 2
 

@@ -19,13 +19,13 @@ from dit.distributed import entry
 from dit.distributed.entry import StopSignals, at_stake, run, say_below, say_notice, shown_at_once
 from recipes import generate_dit
 
-HAS_STARTED = entry._has_started
+HAS_STARTED = entry.has_started
 
 
 @pytest.fixture(autouse=True)
 def _group_of_other_tests(monkeypatch):
     """`run` ends the process group of its process, or leaves; here other tests need both."""
-    monkeypatch.setattr(entry, "_has_started", lambda: False)
+    monkeypatch.setattr(entry, "has_started", lambda: False)
 
 
 def _raises(error: BaseException):
@@ -93,7 +93,7 @@ def test_process_groups_that_do_not_end_do_not_keep_a_run_that_is_done(monkeypat
     left = Event()
     monkeypatch.setattr(entry, "leave", lambda code: (codes.append(code), left.set()))
     monkeypatch.setattr(entry, "_DESTROY_S", 0.1)
-    monkeypatch.setattr(entry, "_has_started", lambda: True)
+    monkeypatch.setattr(entry, "has_started", lambda: True)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: left.wait(60))
     codes: list[int] = []
     assert run(lambda: 75) == 75 and codes == [75]

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dit.distributed import cuda_environment, process_groups
+from dit.launched import FIVE
 from dit.models.dit.family import DitConfig
 from tests.launching import ROOT, run
 
@@ -23,6 +24,7 @@ from datetime import timedelta
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg
 from dit.distributed.process_groups import make_groups, run_megatron_on_cpu
+from dit.launched import FIVE
 from dit.models.dit.family import DitConfig
 
 run_megatron_on_cpu()
@@ -78,10 +80,10 @@ def test_nccl_makes_communicators_when_they_are_used(monkeypatch):
     monkeypatch.setattr(
         dist, "init_process_group", lambda *a, **options: asked.append((a, options))
     )
-    monkeypatch.setattr(process_groups, "rendezvous_store", lambda _: "store")
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    process_groups._join_group(torch.device("cuda", 3), timedelta(seconds=60))
+    monkeypatch.setattr(process_groups, "meet", lambda _: "store")
+    for name, value in zip(FIVE, ("3", "8", "3", "localhost", "29500"), strict=True):
+        monkeypatch.setenv(name, value)
+    process_groups._join_group(torch.device("cuda", 3), minute := timedelta(seconds=60), minute)
     (((back_end,), options),) = asked
     assert back_end == "nccl" and "device_id" not in options
     assert (options["rank"], options["world_size"], options["store"]) == (3, 8, "store")
@@ -103,7 +105,7 @@ def without_nccl(back_end, *, device_id=None, **options):
 
 dist.init_process_group = without_nccl
 cuda = torch.device("cuda", 0)
-_join_group(cuda, timedelta(seconds=60))
+_join_group(cuda, timedelta(seconds=60), timedelta(seconds=60))
 assert asked == [("nccl", cuda), ("cpu:gloo,cuda:gloo", None)], asked
 total = torch.ones(1)
 dist.all_reduce(total)

@@ -118,6 +118,10 @@ def test_a_pipeline_goes_through_our_checkpoint(groups, tmp_path: Path) -> None:
         ('{"_class_name": "SkipLayerGuidance"}', r"'SkipLayerGuidance'; known are Classifier"),
         ("[]", r"is of class None; known"),
         ('{"_class_name": "ClassifierFreeGuidance", "start": 7}', r"describes no Classifier"),
+        (
+            '{"_class_name": "ClassifierFreeGuidance", "guidance_scale": 1e39}',
+            r"has guidance_scale=1e\+39, which is beyond 1000",
+        ),
     ],
 )
 def test_what_is_no_guider(tmp_path: Path, content: str | None, words: str) -> None:

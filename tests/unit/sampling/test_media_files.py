@@ -178,7 +178,7 @@ def test_a_grid_that_cannot_be_drawn_costs_nothing_else(tmp_path):
     (tmp_path / "grid.png").mkdir()
     written = write_media(_dots(2), tmp_path)
     assert written.grid is None and not written.lost
-    assert "grid.png: IsADirectoryError" in str(written.notes[0])
+    assert "grid.png: Is a directory; " in str(written.notes[0])
     entries = json.loads((tmp_path / "samples.json").read_text())
     assert all((tmp_path / entry["file"]).is_file() for entry in entries) and len(entries) == 2
 

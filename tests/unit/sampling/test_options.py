@@ -82,6 +82,10 @@ def test_scales_of_adapters_and_colons_in_their_names(
         assert scaled_file(text, option="--lora") == (Path(file), scale)
     with pytest.raises(ValueError, match="'0,5' is no number; write FILE:SCALE"):
         scaled_file("wan:lora:0,5", option="--lora")
+    with pytest.raises(
+        ValueError, match=r"--lora wan:lora:1e39: SCALE must lie in \[-1000, 1000\]"
+    ):
+        scaled_file("wan:lora:1e39", option="--lora")
 
 
 def test_options_by_name(parse) -> None:

@@ -327,4 +327,5 @@ def test_a_full_disk_is_named(tmp_path: Path, picture_folder, repo_root: Path) -
     )  # fmt: skip
     assert done.returncode == 1 and "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]
-    assert f"free space on the disk of --output_dir {tmp_path / 'out'}, or give another" in line
+    assert line.startswith(f"error: {tmp_path / 'out'}/")
+    assert "File too large; raise the limit of 3,000 bytes with `ulimit -f unlimited`" in line

@@ -1,0 +1,274 @@
+"""Which process of how many this is, by the variables that a launcher sets; the launcher's death.
+
+1. Five variables say it, for torch and for us: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+   MASTER_PORT. One process alone needs none of them.
+2. `meet` waits until all are there, in the store through which they find each other.
+3. `LauncherWatch` ends a process whose launcher has died before the processes have met.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from dit.system_errors import explained, system_number
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+FIVE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+_OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK"))
+MEETING = timedelta(minutes=10)
+"""How long a process waits for the others to come."""
+_LIMIT = " (dist.distributed_timeout_minutes of a training)"
+_POLL_S = 0.1
+_ROUND_S = 0.5
+_PROBE_ROUNDS = 4
+"""Rounds from one try of the launcher's store to the next: 1,000 processes may try it."""
+_PROBE_S = 2.0
+
+
+class LaunchError(ValueError):
+    """The variables of a launcher are incomplete or wrong; each process says so."""
+
+
+class NoAnswerError(TimeoutError):
+    """The store, through which all processes meet, does not answer this one."""
+
+
+def rank() -> int:
+    """Number of this process among all; 0 without a launcher.
+
+    Raises:
+        LaunchError: RANK is no number.
+    """
+    return _whole("RANK", 0)
+
+
+def world_size() -> int:
+    """Number of all processes; 1 without a launcher.
+
+    Raises:
+        LaunchError: WORLD_SIZE is no number.
+    """
+    return _whole("WORLD_SIZE", 1)
+
+
+def local_rank() -> int:
+    """Number of this process on its machine; 0 where nothing says that there are others."""
+    return _whole("LOCAL_RANK", 0) if meets_others() else 0
+
+
+def meets_others(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher has said all that this process needs to meet the others."""
+    return all(environment.get(name) for name in FIVE)
+
+
+def is_launched() -> bool:
+    """Whether torch.distributed.run started this process, and keeps the store."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def check_launch() -> None:
+    """Checks the five variables, before anything waits for a process that will never come.
+
+    Raises:
+        LaunchError: some of them are missing where there are several processes, or are wrong.
+    """
+    at, size = rank(), world_size()
+    if not meets_others():
+        if at > 0 or size > 1:
+            raise LaunchError(_incomplete(os.environ))
+        return
+    if at >= size:
+        raise LaunchError(f"RANK={at} is none of WORLD_SIZE={size}: ranks are 0 to {size - 1}")
+    if local_rank() >= size:
+        raise LaunchError(f"LOCAL_RANK={local_rank()} is none of WORLD_SIZE={size}")
+    if not 0 < _whole("MASTER_PORT", 0) < 1 << 16:
+        raise LaunchError(f"MASTER_PORT={os.environ['MASTER_PORT']}: ports are 1 to 65535")
+
+
+def _whole(name: str, missing: int) -> int:
+    text = os.environ.get(name) or str(missing)
+    least = 1 if name == "WORLD_SIZE" else 0
+    if not (text.isascii() and text.isdecimal() and int(text) >= least):
+        raise LaunchError(
+            f"{name}={text[:40]} is no whole number, at least {least}; `unset {name}`, or let"
+            " torch.distributed.run set it"
+        )
+    return int(text)
+
+
+def _incomplete(environment: Mapping[str, str]) -> str:
+    there = [name for name in FIVE if environment.get(name)]
+    missing = [name for name in FIVE if name not in there]
+    said = " ".join(f"{name}={environment[name]}" for name in there)
+    message = (
+        f"{said}: of a run of several processes, which needs {', '.join(missing)} as well. For one"
+        f" process, `unset {' '.join(there)}`; for several, start the command with"
+        " `python -m torch.distributed.run --nproc-per-node N`, which sets all five"
+    )
+    for starter, names in (("srun", _SLURM), ("mpirun", _OPEN_MPI)):
+        if all(name in environment for name in names):
+            given = zip(FIVE, names, strict=False)
+            message += f", or in what {starter} starts set "
+            message += " ".join(f"{name}=${theirs}" for name, theirs in given)
+            message += ", and MASTER_ADDR and MASTER_PORT of the first process"
+    return message
+
+
+def meet(timeout: timedelta = MEETING) -> Store:
+    """The store of this start of the run, which holds nothing of an earlier start.
+
+    torch.distributed.run keeps one store through its restarts (pytorch issue 135712): a process
+    that is faster than the others would find the addresses of their dead predecessors there. Nor
+    does counting restarts tell starts apart, for each node's launcher counts its own. So the first
+    rank publishes a new random name together with the list of the ranks that have registered under
+    it; a rank that has read the name of an earlier start is not on that list, and reads again.
+
+    Raises:
+        LaunchError: as `check_launch`.
+        TimeoutError: names the ranks that did not come, or the store that does not answer.
+        OSError: this process is to keep the store, and cannot.
+    """
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    check_launch()
+    store = _connected(timeout)
+    name = _open(store, timeout) if rank() == 0 else _join(store, timeout)
+    return PrefixStore(name, store)
+
+
+def _connected(timeout: timedelta) -> Store:
+    """The store of the launcher, or of rank 0 where there is no launcher.
+
+    In a thread, because torch waits for ever for a machine that takes the connection and then says
+    nothing, as where its process is stopped.
+    """
+    from torch.distributed.rendezvous import rendezvous
+
+    found: SimpleQueue[Store | Exception] = SimpleQueue()
+
+    def connect() -> None:
+        try:
+            found.put(next(iter(rendezvous("env://", timeout=timeout)))[0])
+        except (RuntimeError, OSError, ValueError) as error:
+            found.put(error)
+
+    threading.Thread(target=connect, daemon=True).start()
+    place = "{MASTER_ADDR}:{MASTER_PORT}".format(**os.environ)
+    try:
+        answer = found.get(timeout=timeout.total_seconds())
+    except Empty:
+        answer = TimeoutError()
+    if not isinstance(answer, Exception):
+        return answer
+    if rank() == 0 and not is_launched() and system_number(answer):  # the port is taken
+        raise OSError(f"MASTER_PORT of {place}: {explained(answer)}") from answer
+    who = "the launcher of the first node" if is_launched() else "rank 0"
+    raise NoAnswerError(
+        f"{who} did not answer at MASTER_ADDR:MASTER_PORT={place} within"
+        f" {timeout.total_seconds():.0f} s{_LIMIT}; look at the log of that machine, and whether"
+        f" {socket.gethostname()} reaches it (`getent hosts`, firewalls)"
+    ) from answer
+
+
+def _open(store: Store, timeout: timedelta) -> str:
+    from torch.distributed import DistStoreError
+
+    name = secrets.token_hex(8)
+    store.set("rendezvous", name)
+    keys = [f"{name}/{other}" for other in range(1, world_size())]
+    try:
+        store.wait(keys, timeout)
+    except DistStoreError as error:
+        late = [str(other) for other, key in enumerate(keys, 1) if not store.check([key])]
+        raise _missing(f"rank {', '.join(late)}", timeout) from error
+    store.set(f"{name}/members", b" ".join(store.multi_get(keys)).decode())
+    return name
+
+
+def _join(store: Store, timeout: timedelta) -> str:
+    me, deadline = secrets.token_hex(8), time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
+        if store.check(["rendezvous"]):
+            name = store.get("rendezvous").decode()
+            store.set(f"{name}/{rank()}", me)
+            members = f"{name}/members"
+            if store.check([members]) and me in store.get(members).decode().split():
+                return name
+        time.sleep(_POLL_S)
+    raise _missing("rank 0", timeout)
+
+
+def _missing(who: str, timeout: timedelta) -> TimeoutError:
+    return TimeoutError(
+        f"{who} did not come within {timeout.total_seconds():.0f} s{_LIMIT}; look at the log of its"
+        " node, and whether each node was started with the same --nnodes, --nproc-per-node and"
+        " --rdzv-endpoint"
+    )
+
+
+class LauncherWatch:
+    """A thread that ends this process when torch.distributed.run has died, which nobody else tells.
+
+    It looks whether its parent is another one now; and, until the processes have met, whether the
+    launcher's store refuses connections: the launcher may have died before this process looked, or
+    a shell in between may live on. `leave` ends the process with a message.
+    """
+
+    paused = False
+    """Set where the watchdog does this, with more to say."""
+
+    def __init__(self, leave: Callable[[str], None]):
+        self._leave = leave
+        self._parent = os.getppid()
+        if is_launched() and meets_others():
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        rounds, wake = 0, threading.Event()
+        while True:
+            if not self.paused and (who := self._dead(rounds)):
+                self._leave(
+                    f"{who} died, or was killed (as where memory ran out); this process"
+                    " ends, too. The same command starts it again"
+                )
+            rounds += 1
+            wake.wait(_ROUND_S)
+
+    def _dead(self, rounds: int) -> str:
+        """Who has died; empty if nobody has."""
+        if os.getppid() != self._parent:
+            return f"the launcher (process {self._parent})"
+        if rounds % _PROBE_ROUNDS or has_started() or not all(_refused() for _ in range(2)):
+            return ""
+        return "the launcher of the first node ({MASTER_ADDR}:{MASTER_PORT})".format(**os.environ)
+
+
+def has_started() -> bool:
+    """Whether this process has met the others."""
+    # Looked up, not imported: --help and the like must not wait for torch.
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and getattr(dist, "is_initialized", bool)()
+
+
+def _refused() -> bool:
+    """Whether the store's machine says that nobody listens there."""
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    with suppress(OSError, ValueError):  # silence is not death: the network may be slow
+        try:
+            socket.create_connection(place, timeout=_PROBE_S).close()
+        except ConnectionRefusedError:
+            return True
+    return False
