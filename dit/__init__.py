@@ -25,7 +25,7 @@ planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 
 What all folders may use: bin_packing, command_line, console, device_specs, drawing, local_path,
-parsing, progress, safe_pickle, safe_writing, stored_samples, token_ids.
+parsing, progress, safe_pickle, safe_writing, stored_samples, system_errors, token_ids.
 """
 
 import os

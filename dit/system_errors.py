@@ -1,0 +1,192 @@
+"""Errors of the operating system in words: the file, what is wrong with it, and what to do.
+
+What to do is one table by kind of error. An error that names no file, as that of a write, gets the
+file that the failing function had open.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_tb
+
+SHARED_MEMORY = "/dev/shm"
+_LITTLE = 1 << 20  # bytes; a file system with fewer is full
+
+_RIGHTS = "let the user of this process have it (`ls -ld` shows its rights), or name another path"
+_NOT_THERE = "its file system cannot do this; name a path on another one"
+_GONE = "the device, or its file server, is gone: connect or mount it again"
+_NO_ANSWER = "check its address, whether the server runs, and whether a firewall is between"
+
+
+def _space(file: str) -> str:
+    if file == SHARED_MEMORY or file.startswith(f"{SHARED_MEMORY}/"):
+        return (
+            "shared memory is full: start the container with more (--shm-size 16g, or --ipc host),"
+            " or fewer loader processes"
+        )
+    return "free space on its disk (`df -h`, and `df -i` for the number of files) or choose another"
+
+
+def _open_files(_file: str) -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = "" if hard in (soft, resource.RLIM_INFINITY) else f"; {hard:,} is the most it takes"
+    return f"raise the limit of {soft:,} with `ulimit -n` before the command{most}"
+
+
+def _file_size(_file: str) -> str:
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft == resource.RLIM_INFINITY:
+        return "its file system takes no file of this size; name a path on another one"
+    return f"raise the limit of {soft:,} bytes with `ulimit -f unlimited` before the command"
+
+
+# Numbers of errors, and what to do; a function is given the file's name.
+_TABLE: list[tuple[tuple[int, ...], str | Callable[[str], str]]] = [
+    # the path
+    ((errno.ENOENT,), "check the path"),
+    ((errno.ENOTDIR,), "check the path: a part of it is a file, where a folder must be"),
+    ((errno.EISDIR,), "it is a folder; name a file"),
+    ((errno.ENAMETOOLONG,), "shorten it: a name has at most 255 bytes, a path 4,095"),
+    ((errno.ELOOP,), "its symbolic links lead in a circle; remove one of them"),
+    ((errno.EEXIST, errno.ENOTEMPTY), "remove it, or name another path"),
+    ((errno.EXDEV,), "both paths must lie on one file system; name others"),
+    ((errno.EACCES, errno.EPERM), _RIGHTS),
+    ((errno.EROFS,), "its file system is mounted read-only; name a path on another one"),
+    # the disk
+    ((errno.ENOSPC,), _space),
+    (
+        (errno.EDQUOT,),
+        "your quota there is used up (`quota -s`); remove files or choose another disk",
+    ),
+    ((errno.EFBIG,), _file_size),
+    (
+        (errno.EIO, errno.EUCLEAN, errno.EREMOTEIO),
+        "its disk fails (`dmesg` says more); use another",
+    ),
+    ((errno.ENXIO, errno.ENODEV, errno.ENOTCONN, errno.ENOMEDIUM), _GONE),
+    ((errno.ESTALE,), "the file server has replaced it: mount the folder again, and start again"),
+    ((errno.EBUSY, errno.ETXTBSY), "another program uses it; end that one, or name another path"),
+    ((errno.ENOLCK,), "its file server has no free lock; start its lock service"),
+    ((errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOTTY), _NOT_THERE),
+    # the limits of processes
+    ((errno.EMFILE,), _open_files),
+    ((errno.ENFILE,), "the programs of this machine have too many; end some, or raise fs.file-max"),
+    ((errno.EAGAIN,), "too many processes or threads: raise `ulimit -u`, or the container's limit"),
+    ((errno.ENOMEM, errno.ENOBUFS), "memory is full; end other programs, or do less at a time"),
+    ((errno.E2BIG,), "shorten the command line or the environment"),
+    ((errno.ENOEXEC,), "it is no program of this machine; install the one for its processor"),
+    # streams and the network
+    ((errno.EPIPE,), "whoever read it has ended; write to a file instead of a pipe"),
+    ((errno.EBADF,), "it is closed; do not close it (`>&-`) for this command"),
+    ((errno.EADDRINUSE,), "another program has this port; end that one, or choose another port"),
+    ((errno.EADDRNOTAVAIL,), "this machine has no such address; choose one that it has"),
+    ((socket.EAI_NONAME, socket.EAI_AGAIN), "check the name of the server, and this network's DNS"),
+    (
+        (
+            *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT),
+            *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+        ),
+        _NO_ANSWER,
+    ),
+]
+_REMEDIES = {number: remedy for numbers, remedy in _TABLE for number in numbers}
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EROFS)
+# How libraries that are not written in Python put the number into a message.
+_IN_TEXT = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]|: [A-Z][\w /-]+ \((\d+)\)")
+_ONLY_TEXT = {
+    "items of ancdata": errno.EMFILE,  # multiprocessing, which passes open files on
+    "unexpected pos": errno.ENOSPC,  # torch.save
+}
+
+
+def explained(error: BaseException, file: object = "") -> str:
+    """An error of the system as "FILE: what is wrong; what to do"; any other one as its own text.
+
+    `file` is the name where the error has none. An error of a library counts as one of the system
+    if its text has the number of one.
+    """
+    error = _opened_again(error)
+    number = system_number(error)
+    if not number:
+        return str(error)
+    if isinstance(error, OSError) and error.errno == number:
+        said = error.strerror or os.strerror(number)
+        place = _named(error) or str(file) or _open_file(error) or _full_place(number)
+    else:
+        said = str(error)
+        place = SHARED_MEMORY if "shared memory" in said else str(file)
+    said = f"{place}: {said}" if place not in said else said
+    remedy = _REMEDIES.get(number, "`man errno` has more about it")
+    return f"{said}; {remedy if isinstance(remedy, str) else remedy(place)}"
+
+
+def system_number(error: BaseException) -> int:
+    """Number of the error of the system that `error` is, or tells of; 0 if it is none."""
+    if isinstance(error, OSError) and (error.errno in _REMEDIES or error.errno in errno.errorcode):
+        return error.errno or 0
+    if isinstance(error, ValueError):  # one of ours has been explained
+        return 0
+    said = str(error)
+    if found := _IN_TEXT.search(said):
+        return int(next(filter(None, found.groups())))
+    return next((number for text, number in _ONLY_TEXT.items() if text in said), 0)
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Inside, an error of a write gets the name of `file` if it has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _OF_WRITING and error.filename is None:
+            error.filename = str(file)
+        raise
+
+
+def _opened_again(error: BaseException) -> BaseException:
+    """The error in place of that of safetensors, which calls each file missing that does not open.
+
+    Arrow has no number in this error, either.
+    """
+    if isinstance(error, FileNotFoundError) and error.errno is None:
+        try:
+            os.close(os.open(str(error).rpartition(": ")[2], os.O_RDONLY))
+        except (OSError, ValueError) as again:
+            return again
+    return error
+
+
+def _named(error: OSError) -> str:
+    names = [
+        os.fsdecode(n) for n in (error.filename, error.filename2) if isinstance(n, str | bytes)
+    ]
+    return " -> ".join(names)
+
+
+def _open_file(error: OSError) -> str:
+    """The file that the innermost function with an open one had, which may be closed by now."""
+    for frame, _ in reversed([*walk_tb(error.__traceback__)]):
+        for value in frame.f_locals.values():
+            if not isinstance(value, io.IOBase):
+                continue
+            name, mode = getattr(value, "name", None), getattr(value, "mode", "")
+            writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
+            if isinstance(name, str) and (writes or error.errno not in _OF_WRITING):
+                return name
+    return ""
+
+
+def _full_place(number: int) -> str:
+    """Shared memory if it is full: semaphores lie there, and their errors name no file."""
+    if number != errno.ENOSPC or not os.path.isdir(SHARED_MEMORY):
+        return ""
+    found = os.statvfs(SHARED_MEMORY)
+    return SHARED_MEMORY if found.f_bavail * found.f_frsize < _LITTLE else ""
