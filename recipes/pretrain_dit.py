@@ -10,6 +10,7 @@ from dit.config_loading.cli import parse_arguments
 from dit.config_loading.validate import check_trainable
 from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import run, say_once
+from dit.streams import result
 from recipes.runs import RECIPES, for_weights, read_folder
 
 
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.dry_run or arguments.print_config:
         if rank() == 0:
             notes = start.notes if start else ()
-            _describe(config, world_size=world_size(), notes=notes, check=arguments.dry_run)
+            with result():
+                _describe(config, world_size=world_size(), notes=notes, check=arguments.dry_run)
         return 0
     open_samples = None
     if config.samples:

@@ -17,12 +17,14 @@ from data_prep.cli.terminal import show_codecs
 from data_prep.formats.convert import FORMATS
 from data_prep.planning.splits import DEFAULT_SPLIT
 from data_prep.refusals import PrepError
+from data_prep.writing.dataset_folder import META
 from data_prep.writing.shard_writer import ShardOptions, WorkOptions
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Pixel
 from dit.command_line import OptionParser, Whole, add_options, not_an_option, option
 from dit.console import Console
+from dit.streams import result
 
 EXIT_CODES = """\
 Exit codes: 0 success, 1 an error (the last line says what to change), 2 a wrong command line,
@@ -35,7 +37,7 @@ _ENDINGS = {
     **dict.fromkeys(("image", "video", "digits"), _GOES_ON),
     "convert": "nothing was published; the same command begins anew",
 }
-"""Ends the error message of a command that ended early; other commands change no files."""
+"""Ends the error message of a command that published no dataset; others change no files."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -48,17 +50,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     errors = Console(stderr=True)
-    ending = _ENDINGS.get(getattr(args, "command", ""), "")
     try:
         return args.run(args)
     except (PrepError, CodecError) as error:
         errors.print(f"error: {error}")
     except OSError as error:
-        errors.print("; ".join(filter(None, [f"error: {error}", _remedy(error, args), ending])))
+        errors.print(
+            "; ".join(filter(None, [f"error: {error}", _remedy(error, args), _ending(args)]))
+        )
     except KeyboardInterrupt:
-        errors.print(": ".join(filter(None, ["interrupted", ending])))
+        errors.print(": ".join(filter(None, ["interrupted", _ending(args)])))
         return 130
     return 1
+
+
+def _ending(args: argparse.Namespace) -> str:
+    """What has become of the dataset; empty for commands that write none."""
+    ending = _ENDINGS.get(args.command, "")
+    is_whole = ending and (args.output_dir / META).exists()
+    return f"the dataset in {args.output_dir} is whole" if is_whole else ending
 
 
 def _remedy(error: OSError, args: argparse.Namespace) -> str:
@@ -278,5 +288,6 @@ class _ListCodecs(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **options)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        show_codecs(Console())
+        with result():
+            show_codecs(Console())
         parser.exit()
