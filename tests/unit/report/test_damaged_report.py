@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from dit.watching import NotShown
 from dit.report import figures
 from dit.report.charts import Curve, chart
 from dit.report.findings import findings
@@ -24,6 +23,7 @@ from dit.report.lengths import histogram
 from dit.report.pictures import generated, slider
 from dit.report.reading import ReportError, RunRecord, finite, read_runs, series_of
 from dit.report.series import buckets, curves
+from dit.watching import NotShown
 from tests.hostile import damaged, json_bytes, mistaken, odd_numbers
 from tests.unit.report.pages import Page, report, write_grids, write_run, write_samples
 
