@@ -149,7 +149,7 @@ def _kept(number: int, stream: io.TextIOWrapper) -> io.TextIOWrapper:
     with suppress(OSError):
         stream.flush()
     at_once = stream.line_buffering or stream.write_through
-    return _text(number, at_once, encoding=stream.encoding, errors=stream.errors)
+    return _text(number, at_once, encoding=stream.encoding, errors=stream.errors or "strict")
 
 
 def _closed(number: int) -> io.TextIOWrapper:
