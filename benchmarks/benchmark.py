@@ -28,6 +28,7 @@ from dit.config_loading.cli import parse_arguments
 from dit.config_loading.describe import describe
 from dit.distributed.entry import Parser, run
 from dit.launched import check_launch, rank, world_size
+from dit.streams import result
 from recipes.runs import RECIPES, for_weights, read_folder
 
 if TYPE_CHECKING:
@@ -50,11 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config.data_parallel_size(world_size())
     if arguments.dry_run or arguments.print_config:
         if rank() == 0:
-            sys.stdout.write(describe(config, world_size=world_size()))
-        if rank() == 0 and arguments.dry_run:
-            from dit.data import data_lines
-
-            sys.stdout.write(data_lines(config))
+            with result():
+                _describe(config, world_size=world_size(), check=arguments.dry_run)
         return 0
     options.json.parent.mkdir(parents=True, exist_ok=True)
     if options.beside:
@@ -68,6 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print(found)
         sys.stdout.write(f"written: {options.json}\n")
     return 0
+
+
+def _describe(config: RunConfig, *, world_size: int, check: bool) -> None:
+    sys.stdout.write(describe(config, world_size=world_size))
+    if check:
+        from dit.data import data_lines
+
+        sys.stdout.write(data_lines(config))
 
 
 def _compare(config: RunConfig, other: RunConfig, options: Namespace) -> int:

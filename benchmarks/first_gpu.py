@@ -27,8 +27,9 @@ from gpu_run.parts import IMPORTS, NAMES, SIZES, Part, chosen
 from gpu_run.schedule import Outcome, Results, State, run_parts
 from gpu_run.worker import Worker
 
-sys.path.append(str(ROOT))  # of this checkout; the module imports the standard library alone
+sys.path.append(str(ROOT))  # of this checkout; the modules import the standard library alone
 from dit.command_line import OptionParser
+from dit.streams import with_streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,4 +122,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(with_streams(main))

@@ -24,8 +24,9 @@ fitting       train.yaml beside shards: a run for the data, the time and the mac
 planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 
-What all folders may use: bin_packing, command_line, console, device_specs, drawing, launched,
-local_path, parsing, progress, safe_pickle, safe_writing, stored_samples, system_errors, token_ids.
+What all folders may use: bin_packing, command_line, console, device_specs, launched, local_path,
+parsing, progress, safe_pickle, safe_writing, stored_samples, streams, system_errors, token_ids,
+watching.
 """
 
 import os

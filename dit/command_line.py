@@ -26,6 +26,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dit.local_path import local_path
+from dit.streams import result
 
 K = TypeVar("K")
 
@@ -56,6 +57,11 @@ class OptionParser(argparse.ArgumentParser):
             if len(name) > 2 and _in_dashes(option).startswith(_in_dashes(name))
         ]
         return [option[: len(name)] for option in alike]
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Prints help or usage; argparse would ignore that it cannot be written."""
+        with result():
+            super()._print_message(message, file)
 
     def _parse_optional(self, arg_string: str) -> Any:
         return super()._parse_optional(self.spelled(arg_string))

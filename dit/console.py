@@ -40,6 +40,10 @@ class Console(rich.console.Console):
         )
         super().print(*lines, **options)
 
+    def on_broken_pipe(self) -> None:
+        """Prints no more, where rich would end the program: standard streams have no such error."""
+        self.quiet = True
+
     def render_str(self, text: str, **options: Any) -> Text:
         """A cell or a title."""
         return super().render_str(self._shown(text), **options)

@@ -26,6 +26,7 @@ from dit.planner.layouts import batch_plans, break_even, plans, recommended
 from dit.planner.tables import as_json, print_tables
 from dit.planner.times import expected_load, not_modelled
 from dit.progress import progress_on
+from dit.streams import result
 from recipes.runs import RECIPES, for_weights
 
 
@@ -50,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     del machine["track"]
     title += "\n".join(["", recommended(good), break_even(config, **machine)])
     tokens, why = options.tokens * 1e9, options.refused
-    print_tables(title, good[: options.best], bad, batches, tokens=tokens, why=why)
+    with result():
+        print_tables(title, good[: options.best], bad, batches, tokens=tokens, why=why)
     if options.json:
         options.json.write_text(json.dumps(as_json(good, bad, batches), indent=1) + "\n")
     return 0 if good else 1

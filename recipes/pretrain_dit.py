@@ -13,6 +13,7 @@ from dit.distributed.entry import run, say_once
 from dit.distributed.megatron_import import import_megatron
 from dit.launched import check_launch, rank, world_size
 from dit.models.cost import check_memory
+from dit.streams import result
 from recipes.runs import RECIPES, for_weights, read_folder
 
 
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.dry_run or arguments.print_config:
         if rank() == 0:
             notes = start.notes if start else ()
-            _describe(config, world_size=world_size(), notes=notes, check=arguments.dry_run)
+            with result():
+                _describe(config, world_size=world_size(), notes=notes, check=arguments.dry_run)
         return 0
     open_samples = None
     if config.samples:

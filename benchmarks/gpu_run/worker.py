@@ -21,6 +21,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from dit.streams import with_streams
 from gpu_run.parts import Part
 from gpu_run.schedule import Outcome, State
 
@@ -135,4 +136,4 @@ def _frees_device() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(with_streams(main))

@@ -53,6 +53,7 @@ from dit.command_line import chosen
 from dit.console import Console
 from dit.progress import counted, progress_on
 from dit.safe_writing import write_atomically
+from dit.streams import result
 from dit.system_errors import reason
 
 _FEW = 16  # blocks that are too few to start worker processes for
@@ -362,7 +363,8 @@ def run_relocate(args: argparse.Namespace) -> int:
 def run_inspect(args: argparse.Namespace) -> int:
     if args.html is not None:  # before all bytes are read, which may take hours
         _check_page(args.html)
-    return _inspect(args.folder, args.html)
+    with result():
+        return _inspect(args.folder, args.html)
 
 
 def _check_page(page: Path) -> None:

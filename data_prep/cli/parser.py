@@ -20,6 +20,7 @@ from dit.codecs.encoder_options import OF_CODECS, OF_TEXT_ENCODERS, TEXT_ENCODER
 from dit.command_line import OptionParser, Whole, add_options, not_an_option, option
 from dit.console import Console
 from dit.launched import LauncherWatch, local_rank
+from dit.streams import result
 from dit.system_errors import explained
 
 EXIT_CODES = """\
@@ -33,7 +34,7 @@ _ENDINGS = {
     **dict.fromkeys(("image", "video", "digits"), _GOES_ON),
     "convert": "nothing was published; the same command begins anew",
 }
-"""Ends the error message of a command that ended early; other commands change no files."""
+"""Ends the error message of a command that published no dataset; others change no files."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     LauncherWatch(_leave)
-    errors, ending = Console(stderr=True), _ENDINGS.get(args.command, "")
+    errors = Console(stderr=True)
     try:
         # Imported late: --help and a wrong option answer without torch.
         from data_prep.cli.commands import COMMANDS
@@ -54,12 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PrepError, CodecError) as error:
         errors.print(f"error: {error}")
     except OSError as error:
-        said = [f"error: {explained(error)}", _remedy(error, args), ending]
+        said = [f"error: {explained(error)}", _remedy(error, args), _ending(args)]
         errors.print("; ".join(filter(None, said)))
     except KeyboardInterrupt:
-        errors.print(": ".join(filter(None, ["interrupted", ending])))
+        errors.print(": ".join(filter(None, ["interrupted", _ending(args)])))
         return 130
     return 1
+
+
+def _ending(args: argparse.Namespace) -> str:
+    """What has become of the dataset; empty for commands that write none."""
+    from data_prep.writing.dataset_folder import META  # late: --help answers without torch
+
+    ending = _ENDINGS.get(args.command, "")
+    is_whole = ending and (args.output_dir / META).exists()
+    return f"the dataset in {args.output_dir} is whole" if is_whole else ending
 
 
 def _leave(message: str) -> None:
@@ -291,5 +301,6 @@ class _ListCodecs(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from data_prep.cli.terminal import show_codecs
 
-        show_codecs(Console())
+        with result():
+            show_codecs(Console())
         parser.exit()

@@ -39,6 +39,7 @@ from dit.launched import (
     world_size,
 )
 from dit.parsing import cause
+from dit.streams import flush, last_words, with_streams
 from dit.system_errors import explained, system_number
 
 if TYPE_CHECKING:
@@ -82,8 +83,13 @@ def run(main: Callable[[], int]) -> int:
 
     The first process that fails shows one message where a user can fix the error, else its
     traceback. The others have met the same error or have lost their peer, and exit silently. After
-    an error, a process that has met others leaves here, for it cannot end their groups alone.
+    an error, a process that has met others leaves here, for it cannot end their groups alone. No
+    stream that cannot be written ends it (`dit.streams`).
     """
+    return with_streams(lambda: _run(main))
+
+
+def _run(main: Callable[[], int]) -> int:
     _silence()
     _Said.it, _Said.limit, _Said.below_run = None, None, True
     LauncherWatch(_leave_without_launcher)
@@ -192,6 +198,7 @@ def say_below(message: str) -> None:
 def _leave(code: int) -> int:
     """Ends this process if it has met others, or returns the exit code."""
     if has_started():
+        last_words()
         leave(code)
     return code
 
@@ -287,7 +294,8 @@ def _tell_launcher(message: str) -> None:
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         earlier = str(int(time.time()) - 1)
         note = {"message": f"error: {message}", "extraInfo": {"timestamp": earlier}}
-        Path(file).write_text(json.dumps({"message": note}))
+        with suppress(OSError):  # the message itself has been shown
+            Path(file).write_text(json.dumps({"message": note}))
 
 
 def _silence() -> None:
@@ -378,17 +386,11 @@ def leave(code: int) -> None:
     import psutil  # late: scripts answer --help without it
 
     # In a thread, because another one may hold a stream, and wait for whoever should read from it.
-    flush = threading.Thread(target=_flush, daemon=True)
-    flush.start()
-    flush.join(_FLUSH_S)
+    last = threading.Thread(target=flush, daemon=True)
+    last.start()
+    last.join(_FLUSH_S)
     kill_children(psutil.Process())
     os._exit(code)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
-            stream.flush()
 
 
 def kill_children(process: psutil.Process) -> None:

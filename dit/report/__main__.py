@@ -11,6 +11,7 @@ from dit.command_line import OptionParser
 from dit.console import Console
 from dit.report.page import write_page
 from dit.report.reading import ReportError, read_runs
+from dit.streams import with_streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,4 +82,4 @@ def _say(line: str, *, failed: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(with_streams(main))

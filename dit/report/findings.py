@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dit.drawing import FailedDrawing
 from dit.progress import counted, first_of
 from dit.report.charts import number
 from dit.report.lengths import BIN, bins_of
 from dit.report.reading import Points, RunRecord, finite
+from dit.watching import NotShown
 
 FILL_BOUND = 0.9
 """A warning is given below this mean fill: padding then costs more than a tenth of the work."""
@@ -27,7 +27,7 @@ def findings(run: RunRecord) -> list[str]:
     return [*run.unreadable, *(text for look in looks for text in look(run))]
 
 
-def lost_pictures(undrawn: Sequence[FailedDrawing]) -> Iterator[str]:
+def lost_pictures(undrawn: Sequence[NotShown]) -> Iterator[str]:
     """Files that are no pictures and are left out; a long list is cut."""
     yield from (
         f"{one.what} cannot be shown and is left out ({one.because})" for one in undrawn[:_SHOWN]

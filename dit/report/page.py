@@ -9,7 +9,6 @@ from itertools import groupby
 from pathlib import Path
 from string import Template
 
-from dit.drawing import FailedDrawing
 from dit.report import figures
 from dit.report.charts import Curve, chart, style
 from dit.report.comparison import LossGroup, loss_groups, loss_note
@@ -19,6 +18,7 @@ from dit.report.pictures import STEPS, generated, slider
 from dit.report.reading import Points, ReportError, RunRecord
 from dit.report.series import ChartPlace, buckets, curves, is_loss, section_name
 from dit.system_errors import reason
+from dit.watching import NotShown
 
 Section = tuple[str, str]  # heading, HTML; a section without HTML is left out
 _FEW = 2
@@ -102,7 +102,7 @@ def _sections(
 ) -> Iterator[Section]:
     names = [run.name for run in runs]
     title, settings = figures.settings(runs)
-    undrawn: list[FailedDrawing] = []
+    undrawn: list[NotShown] = []
     pictures = list(_pictures(runs, samples, undrawn))
     losses, *charts = _charts(runs) or [("Loss", "")]
     apart = loss_note(runs)
@@ -119,7 +119,7 @@ def _sections(
 
 
 def _pictures(
-    runs: Sequence[RunRecord], samples: Sequence[Path], undrawn: list[FailedDrawing]
+    runs: Sequence[RunRecord], samples: Sequence[Path], undrawn: list[NotShown]
 ) -> Iterator[Section]:
     """Sections of pictures; files that are no pictures are added to `undrawn`."""
     yield "Pictures", "".join(generated(folder, undrawn) for folder in samples)
@@ -134,9 +134,7 @@ def _lengths(runs: Sequence[RunRecord]) -> str:
     return charts and f"<div class=charts>{charts}</div>"
 
 
-def _warnings(
-    runs: Sequence[RunRecord], undrawn: Sequence[FailedDrawing], notes: Sequence[str]
-) -> str:
+def _warnings(runs: Sequence[RunRecord], undrawn: Sequence[NotShown], notes: Sequence[str]) -> str:
     said = defaultdict[str, list[str]](list)  # what is said -> names of the runs
     for run in runs:
         for text in findings(run):

@@ -16,10 +16,10 @@ from typing import Any
 
 from PIL import Image
 
-from dit.drawing import CELLS, FailedDrawing, drawing
 from dit.parsing import parse_json
 from dit.report.reading import ReportError, RunRecord
 from dit.system_errors import explained
+from dit.watching import CELLS, NotShown, watching
 
 STEPS = 24
 """A page has pictures of at most so many steps of a run, evenly spaced, with the newest."""
@@ -32,7 +32,7 @@ _MOST_PICTURES = 16  # of a step without a grid
 _WITHOUT = "without_adapter"  # folder of the samples without the adapter, beside those with it
 
 
-def slider(runs: Sequence[RunRecord], undrawn: list[FailedDrawing], *, most: int = STEPS) -> str:
+def slider(runs: Sequence[RunRecord], undrawn: list[NotShown], *, most: int = STEPS) -> str:
     """The pictures of all runs with one slider; empty without pictures.
 
     It moves over the steps of all of them, at most `most` of each run, and each run shows the
@@ -53,7 +53,7 @@ def slider(runs: Sequence[RunRecord], undrawn: list[FailedDrawing], *, most: int
     return f"<div class=slider>{bar if last else ''}<div class=sliders>{shown}</div></div>"
 
 
-def _frames(run: RunRecord, undrawn: list[FailedDrawing], *, most: int) -> list[tuple[int, str]]:
+def _frames(run: RunRecord, undrawn: list[NotShown], *, most: int) -> list[tuple[int, str]]:
     """Steps and their pictures, as HTML."""
     steps = _spread(_steps(run.folder / "validation_generation"), most)
     images = [
@@ -107,10 +107,10 @@ def _spread(items: list[Any], most: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
-def _shown(file: Path, undrawn: list[FailedDrawing], *, said: str) -> str:
+def _shown(file: Path, undrawn: list[NotShown], *, said: str) -> str:
     """The pictures of a grid above their prompts; the whole of one that does not name them."""
     if file.name == "grid.png":
-        with drawing(str(file), []):  # what is wrong with the file is said below
+        with watching(str(file), []):  # what is wrong with the file is said below
             return _of_grid(file)
     return _image(file, undrawn, alt=said)
 
@@ -159,21 +159,21 @@ def _prompts(cells: Sequence[Cell]) -> str:
     return f"<div class=prompts>{''.join(figures)}</div>"
 
 
-def _image(file: Path, undrawn: list[FailedDrawing], *, alt: str, title: str = "") -> str:
+def _image(file: Path, undrawn: list[NotShown], *, alt: str, title: str = "") -> str:
     """An <img> with the bytes of the picture; empty if the file is no picture."""
     kind = source = ""
     # Pillow raises many types for damaged files: OSError, SyntaxError, struct.error, and its own.
-    with drawing(str(file), undrawn):
+    with watching(str(file), undrawn):
         source, white = _source(file)
         kind = " class=paper" if white and file.name == "grid.png" else ""
     words = f' title="{escape(title)}"' if title else ""
     return source and f'<img{kind} src="{source}" alt="{escape(alt)}"{words}>'
 
 
-def _video(file: Path, undrawn: list[FailedDrawing], *, alt: str, title: str) -> str:
+def _video(file: Path, undrawn: list[NotShown], *, alt: str, title: str) -> str:
     """A <video> with the bytes of the file; empty if it is none, or is too large for a page."""
     source = ""
-    with drawing(str(file), undrawn):
+    with watching(str(file), undrawn):
         if not file.is_file():
             raise FileNotFoundError("it is not there, or is no file")
         if file.stat().st_size > _MOST_VIDEO:
@@ -211,7 +211,7 @@ def _smaller(image: Any) -> bytes:
     return content.getvalue()
 
 
-def generated(folder: Path, undrawn: list[FailedDrawing]) -> str:
+def generated(folder: Path, undrawn: list[NotShown]) -> str:
     """Pictures of generate_dit above their prompts, and how they were made.
 
     A file that is no picture is added to `undrawn`.
@@ -258,7 +258,7 @@ def _samples(content: Any) -> list[dict[str, Any]]:
     return content
 
 
-def _sample(folder: Path, one: dict[str, Any], undrawn: list[FailedDrawing]) -> str:
+def _sample(folder: Path, one: dict[str, Any], undrawn: list[NotShown]) -> str:
     draw = _video if one["file"].endswith(".mp4") else _image
     return draw(folder / one["file"], undrawn, alt=one["prompt"], title=f"seed {one['seed']}")
 

@@ -24,7 +24,7 @@ from unicodedata import category, east_asian_width
 import numpy as np
 from PIL import Image, ImageColor
 
-from dit.drawing import CELLS, FailedDrawing
+from dit.watching import CELLS, NotShown
 
 USUAL = "DejaVu Sans"
 """This font comes with matplotlib and has most alphabets."""
@@ -73,7 +73,7 @@ def beside(*pictures: np.ndarray | None) -> np.ndarray:
 
 def draw_grid(
     firsts: Sequence[np.ndarray], prompts: Sequence[str], path: Path, *, title: str = ""
-) -> list[FailedDrawing]:
+) -> list[NotShown]:
     """Writes the grid; returns notices of samples and characters that it does not show.
 
     `title` is a line of ours above the pictures.
@@ -88,15 +88,15 @@ def draw_grid(
     return [*_left_out(of_prompt, shown), *_spelled(fonts)]
 
 
-def _left_out(every: Mapping[str, list], shown: Mapping[str, list]) -> list[FailedDrawing]:
+def _left_out(every: Mapping[str, list], shown: Mapping[str, list]) -> list[NotShown]:
     all_, some = (sum(map(len, each.values())) for each in (every, shown))
     if all_ == some:
         return []
     limit = f"the first {_MOST_PROMPTS} prompts, {_MOST_OF_ONE} of each"
-    return [FailedDrawing(what="grid.png", because=f"shows {some} of {all_} samples: {limit}")]
+    return [NotShown(what="grid.png", because=f"shows {some} of {all_} samples: {limit}")]
 
 
-def _spelled(fonts: Fonts) -> list[FailedDrawing]:
+def _spelled(fonts: Fonts) -> list[NotShown]:
     if not fonts.missing:
         return []
     some = " ".join(sorted(fonts.missing)[:8])
@@ -105,7 +105,7 @@ def _spelled(fonts: Fonts) -> list[FailedDrawing]:
         " code points (U+...); install one that has, such as Noto Sans CJK. samples.json has the"
         " prompts as they are"
     )
-    return [FailedDrawing(what="prompts in grid.png", because=because)]
+    return [NotShown(what="prompts in grid.png", because=because)]
 
 
 Box = tuple[int, int, int, int]

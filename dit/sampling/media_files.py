@@ -14,11 +14,11 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from dit.console import Console
-from dit.drawing import FailedDrawing, drawing
 from dit.parsing import parse_json
 from dit.progress import counted, first_of
 from dit.sampling.grid import beside, draw_grid
 from dit.system_errors import reason
+from dit.watching import NotShown, watching
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,8 +79,8 @@ class Written:
     """Which files of a list of pictures could be written."""
 
     grid: Path | None  # None where it could not be drawn
-    lost: tuple[FailedDrawing, ...]  # pictures that could not be written
-    notes: tuple[FailedDrawing, ...]  # further notices for the user
+    lost: tuple[NotShown, ...]  # pictures that could not be written
+    notes: tuple[NotShown, ...]  # further notices for the user
 
 
 def write_media(pictures: Sequence[Picture], folder: Path) -> Written:
@@ -91,10 +91,10 @@ def write_media(pictures: Sequence[Picture], folder: Path) -> Written:
     Raises:
         OSError: samples.json cannot be written.
     """
-    lost: list[FailedDrawing] = []
+    lost: list[NotShown] = []
     entries, firsts = [], []
     for number, picture in enumerate(pictures):
-        with drawing(f"sample {number}", lost):
+        with watching(f"sample {number}", lost):
             entries.append(write_picture(picture, folder, number))
             firsts.append(beside(picture.given_HW3, picture.frames_FHW3[0]))
     grid, notes = write_listing(entries, firsts, folder)
@@ -148,7 +148,7 @@ def write_listing(
     folder: Path,
     *,
     title: str = "",
-) -> tuple[Path | None, list[FailedDrawing]]:
+) -> tuple[Path | None, list[NotShown]]:
     """Writes samples.json, then the grid of the first frames; returns the grid's path and notices.
 
     A first frame that is None is left out of the grid. `title` stands above the others. Files that
@@ -159,11 +159,11 @@ def write_listing(
     """
     before = _names(folder / LISTING)
     replace_file(folder / LISTING, json.dumps(entries, indent=1).encode() + b"\n")
-    notes: list[FailedDrawing] = []
-    with drawing("files of an earlier generation", notes):
+    notes: list[NotShown] = []
+    with watching("files of an earlier generation", notes):
         notes += _remove_stale(folder, before=before, now=_names(folder / LISTING))
     grid = folder / GRID
-    with drawing(GRID, notes):
+    with watching(GRID, notes):
         there = [i for i, first in enumerate(firsts) if first is not None]
         if there:
             prompts = [entries[i]["prompt"] for i in there]
@@ -206,7 +206,7 @@ def _entries(listing: Path) -> list[Any] | None:
     return entries if isinstance(entries, list) else None
 
 
-def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[FailedDrawing]:
+def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[NotShown]:
     """Removes files that only the previous list names; reports files that no list names."""
     stale = sorted(name for name in before - now if (folder / name).is_file())
     for name in stale:
@@ -220,8 +220,8 @@ def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[Fail
     return found
 
 
-def _files(names: Sequence[str], what: str) -> FailedDrawing:
-    return FailedDrawing(
+def _files(names: Sequence[str], what: str) -> NotShown:
+    return NotShown(
         what="files of an earlier generation", because=f"{first_of(names, _SHOWN)} {what}"
     )
 

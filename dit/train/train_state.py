@@ -14,9 +14,9 @@ from dit.batch import NullInputs
 from dit.config import RunConfig
 from dit.data import PackLoader, ValidationPacks
 from dit.distributed.pack_broadcast import Replica
-from dit.drawing import FailedDrawing
 from dit.objectives.objective import TrainingObjective
 from dit.train.checkpoint.state_dict import TrainProgress
+from dit.watching import NotShown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +63,7 @@ class DrawnSamples:
     videos: list[tuple[Path, str]]  # the samples with several frames, and their prompts
     quality: dict[str, float]  # by the name of the metric
     firsts: list[np.ndarray] = field(default_factory=list)  # uint8 [H, W, 3], as in the grid
-    undrawn: list[FailedDrawing] = field(default_factory=list)  # what could not be drawn
+    undrawn: list[NotShown] = field(default_factory=list)  # what could not be drawn
 
 
 @dataclass(kw_only=True, slots=True)

@@ -39,6 +39,7 @@ from dit.models.recomputation import choose_recomputation
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.progress import counted
+from dit.streams import keep_streams
 from dit.train.attention_choice import with_attention
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.mirror import Mirror, restored
@@ -108,6 +109,7 @@ def pretrain(
         FloatingPointError: too many steps in a row were skipped, or all of them.
     """
     explained = memory_explained(config)
+    keep_streams()
     with ExitStack() as ends, shown_at_once(), deaths_in_words(), explained as memory:
         run = _prepare(config, ends, start=start, read_folder=read_folder, timed=True)
         memory.model = run.model

@@ -25,9 +25,10 @@ GROUND = {
     "dit.safe_pickle",
     "dit.safe_writing",
     "dit.stored_samples",
+    "dit.streams",
     "dit.system_errors",
     "dit.token_ids",
-    "dit.drawing",
+    "dit.watching",
     "dit.progress",
 }
 BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
@@ -41,12 +42,13 @@ FAMILIES = {place.partition(".family:")[0] for place in registry.FAMILIES.values
 # A part may import itself and these. A new part must say here where it stands.
 ALLOWED = {
     "dit.bin_packing": set(),
-    "dit.command_line": {"dit.local_path"},
     "dit.launched": {"dit.system_errors"},
+    "dit.command_line": {"dit.local_path", "dit.streams"},
     "dit.local_path": set(),
     "dit.console": set(),
     "dit.parsing": {"dit.system_errors"},
-    "dit.drawing": {"dit.parsing"},
+    "dit.streams": {"dit.system_errors"},
+    "dit.watching": {"dit.parsing", "dit.system_errors"},
     "dit.progress": {"dit.console"},
     "dit.safe_pickle": set(),
     "dit.safe_writing": {"dit.system_errors"},

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from dit.command_line import OptionParser
-from dit.drawing import FailedDrawing, drawing
 from dit.local_path import local_text
 from dit.parsing import cause, parse_json
 from dit.sampling.latent_sizes import cut
@@ -30,6 +29,7 @@ from dit.sampling.media_files import (
     write_picture,
 )
 from dit.system_errors import explained
+from dit.watching import NotShown, watching
 
 CARD = "dataset_card.json"
 _NEEDED = ("prompt", "seed")
@@ -60,12 +60,12 @@ def decode(
     If `folder` is the folder of the latents, every entry stays in samples.json with its latent.
     """
     at_home = folder.resolve() == latents.resolve()
-    lost: list[FailedDrawing] = []
+    lost: list[NotShown] = []
     listed, firsts = [], []
     for number, entry in enumerate(entries):
         made = first = None
         if "latent" in entry:
-            with drawing(str(entry["latent"]), lost):
+            with watching(str(entry["latent"]), lost):
                 picture = _decoded(latents, entry, decoder)
                 made = write_picture(picture, folder, number)
                 made |= {"latent": entry["latent"]} if at_home else {}

@@ -35,7 +35,6 @@ from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.data_parallel import own_passes
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
-from dit.drawing import FailedDrawing, drawing
 from dit.models.layers.adaptable import adapters_off
 from dit.sampling.generate import SamplingSettings, check_requests, generate_latents
 from dit.sampling.grid import beside
@@ -64,6 +63,7 @@ from dit.sampling.validation.prompt_requests import (
 )
 from dit.sampling.validation.requests import ValidationRequest, notes, requests_of_captions
 from dit.train.train_state import DrawnSamples, Samples, TrainState
+from dit.watching import NotShown, watching
 
 FOLDER, WITHOUT = "validation_generation", "without_adapter"
 
@@ -149,7 +149,7 @@ class ValidationSamples:
     def __call__(self, run: TrainState, model: nn.Module) -> DrawnSamples | None:
         folder, undrawn, adapted = _folder(run), [], run.model.adapters is not None
         if dist.get_rank() == 0:
-            with drawing("the folder of the samples", undrawn):
+            with watching("the folder of the samples", undrawn):
                 (folder / WITHOUT if adapted else folder).mkdir(parents=True, exist_ok=True)
         dist.barrier()
         first, replicas = run.data_ranks.rank(), run.data_ranks.size()
@@ -189,7 +189,7 @@ class ValidationSamples:
         self,
         every: Sequence[GeneratedSample],
         without: Sequence[GeneratedSample],
-        undrawn: list[FailedDrawing],
+        undrawn: list[NotShown],
         run: TrainState,
     ) -> DrawnSamples:
         """On the first rank: lists the files of all replicas and measures their quality."""
@@ -197,7 +197,7 @@ class ValidationSamples:
         firsts: list[np.ndarray] = []
         bare = {one.number: one.first_HW3 for one in without}
         given = {one.number: self.wanted[one.number].given_HW3 for one in every}
-        with drawing(LISTING, undrawn):
+        with watching(LISTING, undrawn):
             if without:
                 write_listing([one.entry for one in without], [], folder / WITHOUT)
             firsts = [beside(given[o.number], bare.get(o.number), o.first_HW3) for o in every]
@@ -208,7 +208,7 @@ class ValidationSamples:
                 card = json.dumps(run.card, indent=1) + "\n"
                 for place in (folder, folder / WITHOUT) if without else (folder,):
                     replace_file(place / CARD_NAME, card.encode())
-        with drawing("the quality of the samples", undrawn):
+        with watching("the quality of the samples", undrawn):
             quality = self._quality(every)
         files = [(folder / one.entry["file"], one.entry["prompt"]) for one in every]
         return DrawnSamples(
@@ -244,7 +244,7 @@ class ValidationSamples:
         numbers: Sequence[int],
         latents: Sequence[Tensor],
         run: TrainState,
-        undrawn: list[FailedDrawing],
+        undrawn: list[NotShown],
         *,
         adapter: bool = True,
     ) -> list[GeneratedSample]:
@@ -268,9 +268,9 @@ class ValidationSamples:
             )
             features = None
             if self.extractor is not None and one.real_D is not None and adapter:
-                with drawing("features of a sample", undrawn):
+                with watching("features of a sample", undrawn):
                     features = self.extractor.pictures([picture[0]])[0]
-            with drawing("a sample", undrawn):
+            with watching("a sample", undrawn):
                 entry = write_picture(made, folder, number)
                 written.append(
                     GeneratedSample(
@@ -280,16 +280,16 @@ class ValidationSamples:
         return written
 
     def _pictures(
-        self, numbers: Sequence[int], latents: Sequence[Tensor], undrawn: list[FailedDrawing]
+        self, numbers: Sequence[int], latents: Sequence[Tensor], undrawn: list[NotShown]
     ) -> list[np.ndarray | None]:
         """Decoded videos [F, H, W, 3]; None for a latent that cannot be decoded."""
         if self.decoder is None:
             return [false_colours(latent) for latent in latents]
         pictures: list[np.ndarray | None] = [None] * len(latents)
-        with drawing("decoding of samples", undrawn), self.decoder.visiting(device()):
+        with watching("decoding of samples", undrawn), self.decoder.visiting(device()):
             for i, (number, latent) in enumerate(zip(numbers, latents, strict=True)):
                 heartbeat("decoding of samples")
-                with drawing("decoding of samples", undrawn):
+                with watching("decoding of samples", undrawn):
                     video = self.decoder.decode(latent.cpu()).numpy()
                     size = self.wanted[number].pixels
                     pictures[i] = cut(video, size) if size else video

@@ -41,6 +41,7 @@ from dit.distributed.process_groups import device
 from dit.parsing import parse_json
 from dit.progress import counted
 from dit.safe_writing import write_atomically
+from dit.system_errors import writing
 
 
 class LogFileError(ValueError):
@@ -95,16 +96,16 @@ class JsonlWriter:
         """Appends a line.
 
         Raises:
-            LogFileError: the file cannot be written.
+            OSError: the file cannot be written. A later call writes what is missing if it can.
         """
         # JSON has no NaN, so it is written as null.
         clean = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
         }
-        with explain_write_errors(self.path):
-            if self.file is None:
-                self.file = self.path.open("a", buffering=1)
+        if self.file is None:
+            self.file = self.path.open("a", buffering=1)
+        with writing(self.path):
             self.file.write(json.dumps(clean, allow_nan=False) + "\n")
 
     def close(self) -> None:
@@ -177,7 +178,7 @@ class RefusedFile:
         """Appends the samples that are new, up to the limit.
 
         Raises:
-            LogFileError: the file cannot be written.
+            OSError: the file cannot be written.
         """
         for sample in samples:
             values = asdict(sample)

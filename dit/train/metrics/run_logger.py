@@ -1,9 +1,13 @@
-"""The log of a run: what is written where, and when."""
+"""The log of a run: what is written where, and when.
+
+Nothing here ends a run that has begun: what cannot be written is said once, and in the last lines.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -14,12 +18,12 @@ import torch.distributed as dist
 from dit.batch import REJECTED_LATENT
 from dit.config_loading import to_yaml
 from dit.data import Reject, RejectCounts, sum_counts
+from dit.data.rejections import RefusedSample
 from dit.distributed.cuda_environment import settings_made
 from dit.distributed.data_parallel import main_param_shards, types_of
 from dit.distributed.full_sharding import ShardedChunk
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
-from dit.drawing import FailedDrawing, drawing
 from dit.models.cost import parameter_count
 from dit.progress import brief
 from dit.safe_writing import write_atomically
@@ -33,6 +37,7 @@ from dit.train.metrics.jsonl import (
 from dit.train.metrics.step_metrics import SKIPPED_FILE, SkippedStep
 from dit.train.metrics.writers import Dashboards, Terminal
 from dit.train.train_state import DrawnSamples, TrainState
+from dit.watching import NotShown, watching
 
 
 class RunLogger:
@@ -42,7 +47,7 @@ class RunLogger:
         self.run = run
         self.refused_counts: dict[str, int] = {}
         self.unknown: set[str] = set()
-        self.undrawn: set[str] = set()  # kinds that have been logged
+        self.lost: dict[str, str] = {}  # kinds that have been logged, and what was said of them
         self.terminal: Terminal | None = None
         self.metrics: JsonlWriter | None = None
         self.skipped: JsonlWriter | None = None
@@ -64,11 +69,13 @@ class RunLogger:
             self.metrics = JsonlWriter(metrics, start=start or -1, every_step=True)
             self.skipped = JsonlWriter(run.folder / SKIPPED_FILE, start=start)
             self.refused_file = RefusedFile(run.folder, start=start)
-            for packs in run.validation.values():
-                self.refused_file.add(packs.refused, step=start)
+            with explain_write_errors(self.refused_file.path):
+                for packs in run.validation.values():
+                    self.refused_file.add(packs.refused, step=start)
             self.dashboards = Dashboards(c, run.folder, start=start)
             starts = JsonlWriter(run.folder / ENVIRONMENT_FILE, start=start or -1)
-            starts.write(environment(step=start, layout=_layout(run)))
+            with explain_write_errors(starts.path):
+                starts.write(environment(step=start, layout=_layout(run)))
             starts.close()
             for note in (*self.metrics.notes, *self.skipped.notes, *starts.notes):
                 self.info(note)
@@ -89,7 +96,9 @@ class RunLogger:
         From the start of the process on, for devices are paid for while a run loads.
         """
         c, count = self.run.config.logger, dist.get_world_size()
-        hours = count * (time.time() - psutil.Process().create_time()) / 3600
+        hours = 0.0
+        with self._watching("the cost of the run"):
+            hours = count * (time.time() - psutil.Process().create_time()) / 3600
         told = []
         if (price := c.price_per_gpu_hour) is not None:
             told.append(f"{hours * price:,.2f} at logger.price_per_gpu_hour={price:g}")
@@ -112,24 +121,40 @@ class RunLogger:
         if skipped is not None:
             self.info(f"step {step} skipped: {skipped}")
             if self.skipped is not None:
-                self.skipped.write(asdict(skipped))
+                with self._watching(self.skipped.path.name):
+                    self.skipped.write(asdict(skipped))
         self.terminal.step(values)
         due = step % c.logger.log_interval == 0 or "val_loss" in values
-        if self.metrics is not None:
-            self.metrics.write(values)
-        if self.dashboards is not None and due:
-            self.dashboards.write(values)
+        self._write(values, dashboards=due)
 
     def log_start(self, losses: dict[str, float]) -> None:
         """Writes the validation before the first step."""
         heartbeat("write of metrics")
         shown = "  ".join(f"{name} {losses[name]:.4f}" for name in self.run.validation)
         self.info(f"step 0  {shown}")
-        values = {"step": 0, **losses}
+        self._write({"step": 0, **losses}, dashboards=True)
+
+    def _write(self, values: dict[str, Any], *, dashboards: bool) -> None:
         if self.metrics is not None:
-            self.metrics.write(values)
-        if self.dashboards is not None:
-            self.dashboards.write(values)
+            with self._watching(self.metrics.path.name):
+                self.metrics.write(values)
+        if self.dashboards is not None and dashboards:
+            self._log_lost(self.dashboards.write(values))
+
+    @contextmanager
+    def _watching(self, what: str) -> Iterator[None]:
+        """An error in the block is logged, and training goes on."""
+        lost: list[NotShown] = []
+        with watching(what, lost):
+            yield
+        self._log_lost(lost)
+
+    def _log_lost(self, lost: Iterable[NotShown]) -> None:
+        """Logs each kind of what could not be written or drawn once in a run."""
+        for one in lost:
+            if one.what not in self.lost:
+                self.lost[one.what] = f"at step {self.run.progress.step}, {one}"
+                self.info(f"{self.lost[one.what]} (said once; training goes on)")
 
     def log_samples(self, samples: DrawnSamples | None) -> None:
         """Shows the samples of this step, which only the first rank has."""
@@ -138,19 +163,12 @@ class RunLogger:
         step, undrawn = self.run.progress.step, [*samples.undrawn]
         quality = "".join(f"  {name} {value:.4g}" for name, value in samples.quality.items())
         self.info(f"samples of step {step}: {samples.grid or 'no grid'}{quality}")
-        with drawing("the preview in the terminal", undrawn):
+        with watching("the preview in the terminal", undrawn):
             if self.terminal is not None:
                 self.terminal.show(samples.firsts)
         if self.dashboards is not None:
             undrawn += self.dashboards.add_samples(samples, step=step)
-        self._log_undrawn(undrawn, step=step)
-
-    def _log_undrawn(self, undrawn: Iterable[FailedDrawing], *, step: int) -> None:
-        """Logs each kind of drawing error once in a run."""
-        for one in undrawn:
-            if one.what not in self.undrawn:
-                self.undrawn.add(one.what)
-                self.info(f"at step {step}, {one} (said once; training goes on)")
+        self._log_lost(undrawn)
 
     def gather_refused(self) -> None:
         """Gathers the samples refused on all ranks since the last call. Collective.
@@ -167,9 +185,7 @@ class RunLogger:
         gathered = [mine] * dist.get_world_size()
         dist.all_gather_object(gathered, mine)
         total = sum_counts(tally for tally, _ in gathered)
-        if self.refused_file is not None:
-            for _, samples in gathered:
-                self.refused_file.add(samples, step=self.run.progress.step)
+        self._write_refused(sample for _, samples in gathered for sample in samples)
         if total.refused != self.refused_counts:
             reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(total.refused.items()))
             where = (
@@ -189,19 +205,22 @@ class RunLogger:
             )
         self.unknown |= total.unknown.keys()
 
+    def _write_refused(self, samples: Iterable[RefusedSample]) -> None:
+        if self.refused_file is not None:
+            with self._watching(self.refused_file.path.name):
+                self.refused_file.add(samples, step=self.run.progress.step)
+
     def close(self) -> None:
-        """Closes the files; samples refused since the last call are written first."""
-        if self.refused_file is not None and self.run.loader is not None:
-            self.refused_file.add(self.run.loader.take_refused(), step=self.run.progress.step)
-        for writer in (
-            self.terminal,
-            self.metrics,
-            self.skipped,
-            self.refused_file,
-            self.dashboards,
-        ):
+        """Closes the files, samples refused since the last call first; says again what is lost."""
+        if self.run.loader is not None and self.refused_file is not None:
+            self._write_refused(self.run.loader.take_refused())
+        for writer in (self.terminal, self.metrics, self.skipped, self.refused_file):
             if writer is not None:
                 writer.close()
+        if self.dashboards is not None:
+            self._log_lost(self.dashboards.close())
+        for said in self.lost.values():
+            self.info(f"not all is there: {said}")
 
 
 def _first_lines(run: TrainState) -> list[str]:

@@ -48,7 +48,6 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,15 +62,17 @@ from rich.text import Text
 
 from dit.config import RunConfig, WandbMode
 from dit.console import Console
-from dit.drawing import FailedDrawing, drawing
 from dit.progress import DONE_AND_LEFT, Shortened, in_words, one_line
 from dit.train.metrics.interval_metrics import edges_and_counts
 from dit.train.metrics.jsonl import explain_write_errors
 from dit.train.train_state import DrawnSamples
+from dit.watching import NotShown, watching
 
 Values = Mapping[str, Any]  # numbers, and histograms as lists of pairs (interval_metrics.py)
 MOST_VIDEOS = 32
 """Videos of one validation that go to W&B."""
+_FINISH_S = 60.0
+"""Seconds that W&B has at the end to send what is left; `wandb sync` sends the rest."""
 
 
 class Dashboards:
@@ -81,43 +82,43 @@ class Dashboards:
         from torch.utils.tensorboard import SummaryWriter
 
         self.place = config.logger.tensorboard_dir or str(folder / "tensorboard")
-        with self._explain_errors():
+        what = f"the folder logger.tensorboard_dir={self.place}"
+        with explain_write_errors(what, otherwise="choose another logger.tensorboard_dir"):
             self.board = SummaryWriter(self.place, purge_step=start + 1 if start else None)
         wanted = config.logger.wandb_project and config.logger.wandb_mode is not WandbMode.DISABLED
         check_wandb(config)
         self.wandb = _wandb_run(config, folder) if wanted else None
 
-    def _explain_errors(self) -> AbstractContextManager[None]:
-        what = f"the folder logger.tensorboard_dir={self.place}"
-        return explain_write_errors(what, otherwise="choose another logger.tensorboard_dir")
-
-    def write(self, values: Values) -> None:
-        step = int(values["step"])
+    def write(self, values: Values) -> list[NotShown]:
+        """Shows the values of a step; returns what could not be shown."""
+        step, lost = int(values["step"]), list[NotShown]()
         shown = {k: v for k, v in values.items() if k != "step"}
         bins = {k: edges_and_counts(v) for k, v in shown.items() if isinstance(v, list)}
-        with self._explain_errors():
+        with watching("TensorBoard", lost):
             for name, value in shown.items():
                 if name not in bins:
                     self.board.add_scalar(name, value, step)
             for name, (edges, counts) in bins.items():
                 _add_histogram(self.board, name, edges, counts, step=step)
         if self.wandb is not None:
-            import wandb
+            with watching("W&B", lost):
+                import wandb
 
-            made = {
-                name: wandb.Histogram(np_histogram=(np.array(counts), np.array(edges)))
-                for name, (edges, counts) in bins.items()
-            }
-            self.wandb.log(shown | made, step=step)
+                made = {
+                    name: wandb.Histogram(np_histogram=(np.array(counts), np.array(edges)))
+                    for name, (edges, counts) in bins.items()
+                }
+                self.wandb.log(shown | made, step=step)
+        return lost
 
-    def add_samples(self, samples: DrawnSamples, *, step: int) -> list[FailedDrawing]:
+    def add_samples(self, samples: DrawnSamples, *, step: int) -> list[NotShown]:
         """Shows the grid, and in W&B the first videos; TensorBoard would need moviepy for them.
 
         Returns what could not be shown.
         """
-        undrawn: list[FailedDrawing] = []
+        undrawn: list[NotShown] = []
         if samples.grid is not None:
-            with drawing("TensorBoard's image of the samples", undrawn):
+            with watching("TensorBoard's image of the samples", undrawn):
                 pixels_HW3 = _on_white(samples.grid)
                 self.board.add_image("samples", pixels_HW3, step, dataformats="HWC")
         if self.wandb is not None:
@@ -125,22 +126,26 @@ class Dashboards:
 
             shown: dict[str, Any] = {}
             if samples.grid is not None:
-                with drawing("W&B's image of the samples", undrawn):
+                with watching("W&B's image of the samples", undrawn):
                     shown["samples"] = wandb.Image(str(samples.grid))
-            with drawing("W&B's videos", undrawn):
+            with watching("W&B's videos", undrawn):
                 made = [
                     wandb.Video(str(f), caption=text) for f, text in samples.videos[:MOST_VIDEOS]
                 ]
                 shown |= {"videos": made} if made else {}
-            with drawing("W&B's samples", undrawn):
+            with watching("W&B's samples", undrawn):
                 self.wandb.log(shown, step=step)
         return undrawn
 
-    def close(self) -> None:
-        with self._explain_errors():
+    def close(self) -> list[NotShown]:
+        """Writes what is left; returns what could not be written."""
+        lost: list[NotShown] = []
+        with watching("TensorBoard", lost):
             self.board.close()
         if self.wandb is not None:
-            self.wandb.finish()
+            with watching("W&B", lost):
+                self.wandb.finish()
+        return lost
 
 
 def _on_white(grid: Path) -> np.ndarray:
@@ -172,6 +177,9 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
     import wandb
 
     mode: Any = config.logger.wandb_mode  # a StrEnum with the names of W&B
+    # By default a run waits at its end for a server that is gone. Older packages know no limit.
+    limit = {"finish_timeout": _FINISH_S, "finish_timeout_raises": True}
+    known = {name: value for name, value in limit.items() if name in wandb.Settings.model_fields}
     try:
         return wandb.init(
             project=config.logger.wandb_project,
@@ -182,6 +190,7 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
             id=_wandb_id(folder),
             resume="allow",
             config=asdict(config),
+            settings=wandb.Settings(**known),
         )
     except wandb.Error as error:
         raise ValueError(

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from dit.drawing import FailedDrawing
 from dit.report import figures
 from dit.report.charts import Curve, chart
 from dit.report.findings import findings
@@ -24,6 +23,7 @@ from dit.report.lengths import histogram
 from dit.report.pictures import generated, slider
 from dit.report.reading import ReportError, RunRecord, finite, read_runs, series_of
 from dit.report.series import buckets, curves
+from dit.watching import NotShown
 from tests.hostile import damaged, json_bytes, mistaken, odd_numbers
 from tests.unit.report.pages import Page, report, write_grids, write_run, write_samples
 
@@ -199,7 +199,7 @@ def test_hostile_grids(tmp_path: Path, content: bytes) -> None:
         folder = tmp_path / f"validation_generation/step_{step:08d}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "grid.png").write_bytes(written)
-    undrawn: list[FailedDrawing] = []
+    undrawn: list[NotShown] = []
     shown = Page(slider([replace(EMPTY, folder=tmp_path)], undrawn))
     steps = [int(value) for _, name, value in shown.attributes if name == "data-step"]
     assert steps == ([2] if undrawn else [1, 2])

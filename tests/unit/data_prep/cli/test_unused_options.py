@@ -181,3 +181,19 @@ def test_what_an_early_end_leaves_is_said_by_the_commands_that_leave_it(tmp_path
         line = capsys.readouterr().err.splitlines()[-1]
         assert line.startswith("error: ")
         assert line.endswith("; nothing was published; the same command goes on from here") is said
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(OSError(28, "No space left on device"), 1), (KeyboardInterrupt(), 130)]
+)
+def test_a_dataset_that_is_there_is_not_said_to_be_missing(
+    error: BaseException, code: int, tmp_path: Path, monkeypatch, capsys
+):
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("data_prep.cli.commands.show_summary", fail)
+    words = ["digits", "--num_samples", "20", "--split", "1,0,0", "--output_dir"]
+    assert main([*words, str(tmp_path / "out")]) == code
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(f"the dataset in {tmp_path / 'out'} is whole"), said

@@ -1,4 +1,4 @@
-"""Errors while pictures are drawn are collected: a picture is never worth the end of a run."""
+"""Errors of what only watches are collected: no picture, curve or log is worth the end of a run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dit.parsing import cause
+from dit.system_errors import explained, system_number
 
 CELLS = "cells"
 """Text of a grid's PNG: its title, and prompt and place of each picture, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FailedDrawing:
-    """A picture that could not be drawn, or not as it should be, and the reason."""
+class NotShown:
+    """A picture, curve or file that is not there, or not as it should be, and the reason."""
 
-    what: str  # kind of picture, without the step: a run reports each kind once
+    what: str  # its kind, without the step: a run reports each kind once
     because: str
 
     def __str__(self) -> str:
@@ -24,7 +25,7 @@ class FailedDrawing:
 
 
 @contextmanager
-def drawing(what: str, undrawn: list[FailedDrawing]) -> Iterator[None]:
+def watching(what: str, undrawn: list[NotShown]) -> Iterator[None]:
     """An error in the block is added to `undrawn`, and the program continues after the block.
 
     Only for work of a single process: an error during a collective must end all processes.
@@ -34,4 +35,5 @@ def drawing(what: str, undrawn: list[FailedDrawing]) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001
         # Fonts, image and video codecs and dashboards get texts, numbers and files of users, and
         # raise errors of any type: no list of types would be complete.
-        undrawn.append(FailedDrawing(what=what, because=cause(error)))
+        because = explained(error) if system_number(error) else cause(error)
+        undrawn.append(NotShown(what=what, because=because))

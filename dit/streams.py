@@ -1,0 +1,175 @@
+"""Standard output and standard error, of which neither can end the work of a program.
+
+They show what a program does. A stream that cannot be written any more, because its reader has
+ended, its disk is full, its terminal is gone or it was closed from the start, is replaced by the
+other one, which says so, and says it again at the end. Without another one its lines are lost.
+
+What a command was asked to print is its `result`: that it cannot be written is its error.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar
+
+from dit.system_errors import explained
+
+_NAMES = {1: "standard output", 2: "standard error"}
+
+
+class ResultError(ValueError):
+    """What a command was asked to print cannot be written; the message says why."""
+
+
+def with_streams(main: Callable[[], int]) -> int:
+    """Calls `main` with streams that never fail; its exit code, or 1 after a `ResultError`."""
+    keep_streams()
+    try:
+        return main()
+    except ResultError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    finally:
+        last_words()
+
+
+def keep_streams() -> None:
+    """Lets writes to `sys.stdout` and `sys.stderr` never fail; those of a notebook stay."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is not getattr(sys, f"__{name}__") or _is_kept(stream):
+            continue
+        kept = _closed(number) if stream is None else _kept(number, stream)
+        setattr(sys, name, kept)
+        setattr(sys, f"__{name}__", kept)
+
+
+@contextmanager
+def result() -> Iterator[None]:
+    """Inside, a command prints to standard output what it was asked for.
+
+    A reader that ends early, as `head`, has had enough.
+
+    Raises:
+        ResultError: standard output cannot be written.
+    """
+    flush()
+    _State.result = True
+    try:
+        yield
+        flush()
+    finally:
+        _State.result = False
+    if _State.place[1] == 1 and (failure := _State.failed.pop(1, None)):
+        number, said = failure
+        if number != errno.EPIPE:
+            raise ResultError(said)
+
+
+def flush() -> None:
+    """Writes out what is buffered."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # one that was not kept; closed
+            stream.flush()
+
+
+def last_words() -> None:
+    """Says again which stream has failed: the last lines of a program."""
+    flush()
+    for number, (_, said) in _State.failed.items():
+        _say(_State.place[number], f"note: lines are missing there: {said}")
+
+
+class _State:
+    place: ClassVar = {1: 1, 2: 2}
+    """Whose file each stream has: its own, or that of the other one."""
+    failed: ClassVar[dict[int, tuple[int, str]]] = {}
+    """Number and text of the first error of each stream."""
+    result = False
+    lock = threading.RLock()
+
+
+class _Stream(io.FileIO):
+    """A standard stream without errors: bytes that find no place are dropped."""
+
+    def __init__(self, number: int):
+        super().__init__(number, "wb", closefd=False)
+
+    def write(self, data: Any, /) -> int:
+        while True:
+            try:
+                written = super().write(data)
+            except OSError as error:
+                if not _replaced(self.fileno(), error):
+                    return len(data)
+                continue
+            if written is not None:
+                return written
+            select.select([], [self], [])  # it does not block, and its reader is slow
+
+
+def _replaced(number: int, error: OSError) -> bool:
+    """Gives a stream that has failed the place of the other one; False where that has failed, too.
+
+    Then the next write tries its own file again, whose disk may have space by then.
+    """
+    with _State.lock:
+        failing = _State.place[number]
+        said = explained(error, _NAMES[failing])
+        _State.failed.setdefault(failing, (error.errno or 0, said))
+        other = 3 - failing
+        if other in _State.failed or (_State.result and failing == 1):
+            return False
+        os.dup2(other, failing)
+        _State.place[failing] = other
+        _say(other, f"note: {said}. Its lines follow here, and the program goes on")
+        return True
+
+
+def _say(number: int, line: str) -> None:
+    """Writes a line by itself: the stream may be in the middle of a write."""
+    try:
+        os.write(number, (b"\n" * os.isatty(number)) + f"{line}\n".encode(errors="replace"))
+    except OSError as error:
+        _replaced(number, error)
+
+
+def _is_kept(stream: Any) -> bool:
+    return isinstance(getattr(getattr(stream, "buffer", None), "raw", None), _Stream)
+
+
+def _kept(number: int, stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    with suppress(OSError):
+        stream.flush()
+    at_once = stream.line_buffering or stream.write_through
+    return _text(number, at_once, encoding=stream.encoding, errors=stream.errors or "strict")
+
+
+def _closed(number: int) -> io.TextIOWrapper:
+    """A stream in the place of one that is closed, whose writes fail.
+
+    It takes the number, too: the next file that is opened would get it, and lines of other code.
+    """
+    try:
+        os.fstat(number)
+    except OSError:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        if nothing != number:
+            os.dup2(nothing, number)
+            os.close(nothing)
+        return _text(number, True)
+    return open(os.devnull, "w")  # a file has it already
+
+
+def _text(
+    number: int, at_once: bool, *, encoding: str = "utf-8", errors: str = "backslashreplace"
+) -> io.TextIOWrapper:
+    content = io.BufferedWriter(_Stream(number))
+    return io.TextIOWrapper(content, encoding, errors, newline="\n", line_buffering=at_once)
