@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from dit.batch import PackedBatch
 from dit.models.positions import padded_positions
 
+IN_FLOAT64 = 1e-9
+"""Rounding makes gaps below 1e-12; a number rounded to float32 on the way makes 2e-9 or more."""
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 

@@ -29,7 +29,7 @@ from dit.models.registry import family_of, pairs
 from dit.train.checkpoint.state_dict import load_weights
 from tests.families.case import Case, gap
 from tests.families.table import CASES
-from tests.float64 import in_float64, widened
+from tests.float64 import IN_FLOAT64, in_float64, widened
 from tests.packs import single
 
 NUMBERS = [
@@ -39,8 +39,6 @@ NUMBERS = [
 ]
 
 OUTPUT = "output "
-IN_FLOAT64 = 1e-9
-"""Rounding makes gaps below 1e-12; a number rounded to float32 on the way makes 2e-9 or more."""
 FLOAT32_FACTOR = 4
 """Largest error in float32 over that of Diffusers' network: two draws of one size, within 2.3."""
 
