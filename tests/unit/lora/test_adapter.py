@@ -42,6 +42,7 @@ from dit.train.checkpoint.adapters import initialise_adapters, load_adapted
 from dit.train.model_and_optimizer import randomise
 from tests.families.flux import flux_model
 from tests.families.wan import CONDITIONS, wan_model
+from tests.float64 import IN_FLOAT64
 from tests.lora_files import random_factors
 from tests.packs import run_config
 
@@ -85,8 +86,9 @@ def test_gradients_are_those_of_products_of_their_own(groups, shapes):
     attach_adapters(network, shapes, precision=Precision.FP32)
     randomise(network, seed=2)
     linear: Any = next(m for m in network.modules() if getattr(m, "lora", None) is not None)
+    linear.double()
     heads, parts = linear.lora.groups, len(linear.lora.parts)
-    x = torch.randn(7, linear.weight.shape[1], requires_grad=True)
+    x = torch.randn(7, linear.weight.shape[1], dtype=torch.float64, requires_grad=True)
     weights = {n: p for n, p in linear.named_parameters() if p.requires_grad}
     added = x.new_zeros(7, heads, parts, linear.weight.shape[0] // (heads * parts))
     for name, one in linear.lora._named():
@@ -99,7 +101,7 @@ def test_gradients_are_those_of_products_of_their_own(groups, shapes):
         for out in (linear(x), wanted)
     ]
     for name, got, right in zip(["output", "input", *weights], *each, strict=True):
-        assert (got - right).abs().max() <= 1e-6 * right.abs().max(), name
+        assert (got - right).abs().max() <= IN_FLOAT64 * right.abs().max(), name
 
 
 def test_an_input_without_a_gradient_is_given_none():

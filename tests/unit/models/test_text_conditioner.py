@@ -39,6 +39,7 @@ from tests.families.case import gap, text_of
 from tests.families.dit import CASE, NETWORKS, random_model
 from tests.families.generation import noise_of, opened, texts_of
 from tests.families.generation import ours as ours_made
+from tests.float64 import IN_FLOAT64, in_float64, widened
 from tests.lora_files import linears, merged, random_factors
 from tests.packs import random_pack, single, tiny_model
 
@@ -93,39 +94,43 @@ def conditioned(conditioner: nn.Module, batch: PackedBatch, index: int) -> Tenso
 
 
 def test_a_pack_is_what_diffusers_computes_of_each_sample(
-    ours: Any, folder: Path, resize: None, tmp_path: Path
+    groups, ours: Any, folder: Path, resize: None, tmp_path: Path
 ) -> None:
-    """And gradients of both networks are."""
-    transformer, conditioner = random_model(**NETWORKS["images"]), random_conditioner()
-    model, batch = ours.model, packed(ours.model)
+    """And gradients of both networks are; in float64, as in tests/contract/test_parity.py."""
+    given, model = (random_model(**NETWORKS["images"]), random_conditioner()), ours.model
     stored = replace(
         model, text_conditioner=TextConditioner.STORED, crossattn_emb_size=20, text_pad_to=None,
         crossattn_proj_size=None,
     )  # fmt: skip
-    level_N = torch.tensor(LEVELS)
-    made_TC = ours(batch.latent_TC, level_N, batch)
-    weight_TC = torch.randn(made_TC.shape, generator=torch.Generator().manual_seed(1))
-    weight_TC *= batch.is_target_T[:, None]
-    (made_TC * weight_TC).sum().backward()
-    texts = [conditioned(conditioner, batch, index) for index in range(batch.num_samples)]
-    starts = tuple(range(0, ROWS * len(texts) + 1, ROWS))
-    read = batch.with_text("text", torch.cat(texts, dim=1)[0], starts)
-    total = torch.zeros(())
-    for index, tokens in enumerate(batch.latent_tokens):
-        rows = slice(batch.starts[index], batch.starts[index] + tokens)
-        expected = CASE.theirs(transformer, read, index, LEVELS[index], stored)
-        assert gap(made_TC[rows].detach(), expected.detach()) <= 1e-5
-        alone = single(batch, index)
-        assert (
-            gap(
-                ours(alone.latent_TC, level_N[index : index + 1], alone)[:tokens].detach(),
-                expected.detach(),
+    narrow = packed(model)
+    weight_TC = torch.randn(
+        narrow.latent_TC.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    weight_TC *= narrow.is_target_T[:, None]
+    with in_float64():
+        wide = family_of(model).network()(model, groups)
+        transformer, conditioner = (type(one).from_config(one.config) for one in given)
+        for network, weights in zip((wide, transformer, conditioner), (ours, *given), strict=True):
+            network.load_state_dict(weights.state_dict())
+        batch, level_N = widened(narrow, packed(model)), torch.tensor(LEVELS)
+        made_TC = wide(batch.latent_TC, level_N, batch)
+        (made_TC * weight_TC).sum().backward()
+        texts = [conditioned(conditioner, batch, index) for index in range(batch.num_samples)]
+        starts = tuple(range(0, ROWS * len(texts) + 1, ROWS))
+        read = batch.with_text("text", torch.cat(texts, dim=1)[0], starts)
+        total = torch.zeros(())
+        for index, tokens in enumerate(batch.latent_tokens):
+            rows, alone = (
+                slice(batch.starts[index], batch.starts[index] + tokens),
+                single(batch, index),
             )
-            <= 1e-5
-        )
-        total = total + (expected * weight_TC[rows]).sum()
-    total.backward()
-    gradients = {name: weight.grad for name, weight in ours.named_parameters()}
+            expected = CASE.theirs(transformer, read, index, LEVELS[index], stored)
+            alone_TC = wide(alone.latent_TC, level_N[index : index + 1], alone)[:tokens]
+            for found_TC in (made_TC[rows], alone_TC):
+                assert gap(found_TC.detach(), expected.detach()) <= IN_FLOAT64
+            total = total + (expected * weight_TC[rows]).sum()
+        total.backward()
+    gradients = {name: weight.grad for name, weight in wide.named_parameters()}
     assert None not in gradients.values()
 
     def of_ours(pair: Pair) -> Any:
@@ -137,7 +142,7 @@ def test_a_pack_is_what_diffusers_computes_of_each_sample(
     theirs |= {f"text_conditioner.{name}": p for name, p in conditioner.named_parameters()}
     assert found.keys() == theirs.keys()
     for name, weight in theirs.items():
-        assert weight.grad.any() and gap(found[name], weight.grad) <= 1e-4, name
+        assert weight.grad.any() and gap(found[name], weight.grad) <= IN_FLOAT64, name
 
 
 def test_stages_know_how_many_rows_travel(ours: Any) -> None:

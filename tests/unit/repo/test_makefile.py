@@ -99,3 +99,7 @@ def test_ci_runs_lint_and_all_tests(repo_root: Path) -> None:
     lines = script.read_text().splitlines()
     assert "set -euo pipefail" in lines
     assert [line for line in lines if line.startswith("make ")] == ["make lint", "make test-all"]
+    text = script.read_text().replace("\\\n", "")
+    (named,) = re.findall(r'^ATEN_CPU_CAPABILITY=default make test TESTS="(.+)"$', text, re.M)
+    missing = [name for name in named.split() if not (repo_root / name).exists()]
+    assert not missing and "tests/contract/test_parity.py" in named

@@ -157,17 +157,17 @@ def test_edm_euler_is_diffusers_loop(make_pack, num_steps) -> None:
     )
     scheduler = EDMEulerScheduler(sigma_min=0.002, sigma_max=80.0, sigma_data=0.5, rho=7.0)
     scheduler.set_timesteps(num_steps)
-    # Theirs is float32: at 2 steps, from 80 to 0.002 at once, its own rounding is 4e-5.
+    # Both are float32, and states are 80 times the noise: rounding makes 1.5e-5 of the end.
     theirs_TC = 80.0 * noise_TC  # not init_noise_sigma, which adds the data's variance as 1
     inputs = [input_TC for input_TC, _ in calls]
     for i, level in enumerate(scheduler.timesteps):
         input_TC = scheduler.scale_model_input(theirs_TC, level)
-        torch.testing.assert_close(inputs[i], input_TC, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(inputs[i], input_TC, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(calls[i][1], level.expand(2), rtol=1e-6, atol=1e-6)
         raw_TC = network(input_TC, level.expand(2))
         theirs_TC = scheduler.step(raw_TC, level, theirs_TC).prev_sample
     assert len(inputs) == num_steps
-    torch.testing.assert_close(ours, theirs_TC / 0.5, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(ours, theirs_TC / 0.5, rtol=1e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("shift", [1.0, 3.0])
@@ -189,8 +189,8 @@ def test_flow_is_diffusers_loop(make_pack, sampler, theirs, num_steps, shift) ->
     scheduler = theirs(shift=shift)
     scheduler.set_timesteps(num_steps)
     recorded, theirs_TC = list(calls), noise_TC
-    # Their Heun divides a float32 difference of states by t = 0.001.
-    close = {"rtol": 1e-5, "atol": 1e-5 if sampler is Sampler.EULER else 2e-4}
+    # Their Heun divides a float32 difference of states by t = 0.001, which makes 8e-5.
+    close = {"rtol": 1e-4, "atol": 1e-4 if sampler is Sampler.EULER else 1e-3}
     for i, level in enumerate(scheduler.timesteps):
         torch.testing.assert_close(recorded[i][0], theirs_TC, **close)
         torch.testing.assert_close(recorded[i][1], level.expand(2), rtol=1e-5, atol=1e-5)
