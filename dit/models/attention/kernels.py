@@ -251,17 +251,24 @@ def flash_3_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets
 def _torch_flash(
     version: str | None, q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets
 ) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
+    from torch.nn.attention import varlen
 
+    # Behind 2.13, `varlen_attn` takes cuDNN on Hopper and Blackwell, which `sdpa_kernel` does not
+    # change. The backward pass asks this function again, so that it must say the same for good.
+    varlen._should_use_cudnn = _never
     if nn_attention.current_flash_attention_impl() != version:  # of the whole process
         if version is None:
             nn_attention.restore_flash_attention_impl()
         else:
             nn_attention.activate_flash_attention_impl(version)
     o = offsets
-    out = varlen_attn(q_THK, k_SHK, v_SHK, o.cu, o.key_cu, o.longest, o.longest_key)
+    out = varlen.varlen_attn(q_THK, k_SHK, v_SHK, o.cu, o.key_cu, o.longest, o.longest_key)
     assert isinstance(out, Tensor)
     return out
+
+
+def _never(device_index: int) -> bool:  # noqa: ARG001
+    return False
 
 
 def flash_4_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:

@@ -137,6 +137,7 @@ def test_flash_2_and_3_are_torchs_own_and_take_turns(monkeypatch):
         offsets = _offsets(*(given.pop(one) for one in names))
         q, k, v = (given.pop(one) for one in ("query", "key", "value"))
         assert not given
+        assert not varlen._should_use_cudnn(0)  # in 2.14 it is true on Hopper and Blackwell
         return plain_kernel(q, k, v, offsets)
 
     class Handle:
@@ -148,6 +149,7 @@ def test_flash_2_and_3_are_torchs_own_and_take_turns(monkeypatch):
         return Handle()
 
     monkeypatch.setattr(varlen, "varlen_attn", function)
+    monkeypatch.setattr(varlen, "_should_use_cudnn", lambda _: True)
     nn_attention.register_flash_attention_impl("FA3", register_fn=register)
     for kernel in (
         kernels.flash_2_kernel,
