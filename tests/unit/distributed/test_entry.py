@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import runpy
 import signal
@@ -39,6 +40,12 @@ def _raises(error: BaseException):
 def test_what_a_user_can_mend_is_one_message(capfd, error):
     assert run(_raises(error)) == 1
     assert capfd.readouterr() == ("", "error: [b] is no size\n")  # as it is, markup or not
+
+
+def test_an_error_of_the_system_is_shown_with_what_to_do(capfd):
+    assert run(_raises(OSError(errno.EMFILE, "Too many open files", "a.tar"))) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("error: a.tar: Too many open files; ") and "`ulimit -n`" in said
 
 
 def test_a_fault_of_ours_keeps_its_traceback(capfd):
