@@ -1,5 +1,6 @@
-"""Our networks for NVIDIA's Megatron-Bridge; importing this module registers them.
+"""Our networks for NVIDIA's Megatron-Bridge.
 
+    register()
     source = DiffusersSource(Path("wan/transformer"))
     bridge = get_model_bridge("WanTransformer3DModel")
     provider = bridge.provider_bridge(source)
@@ -224,10 +225,14 @@ class NetworkBridge(MegatronModelBridge):
         return MegatronMappingRegistry(*(PairMapping(pair) for pair in pairs(self.hf_config)))
 
 
-# Megatron-Bridge tells bridges apart by their classes: each of Diffusers' has one of its own.
-for _class, _family in diffusers_classes().items():
-    _bridge = type(f"{_class}Bridge", (NetworkBridge,), {})
-    _network: Any = family_named(_family).network()
-    MegatronModelBridge.register_bridge(source=_class, target=_network, provider=NetworkProvider)(
-        _bridge
-    )
+def register() -> None:
+    """Registers the network of every class of Diffusers that a family has, again, too.
+
+    Megatron-Bridge tells bridges apart by their classes, so that each of Diffusers' has its own.
+    """
+    for theirs, family in diffusers_classes().items():
+        network: Any = family_named(family).network()
+        made = type(f"{theirs}Bridge", (NetworkBridge,), {})
+        MegatronModelBridge.register_bridge(
+            source=theirs, target=network, provider=NetworkProvider
+        )(made)

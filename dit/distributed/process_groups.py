@@ -6,6 +6,8 @@ Where there is no CUDA, Megatron-Core is made to run on the CPU first (`run_mega
 2. A TorchFunctionMode rewrites `device="cuda"`, `.cuda()` and `tensor.type()`.
 3. The random-number tracker keeps torch's CPU generator.
 
+Everywhere, Megatron-Core's sum over tensor ranks is replaced by `_sum_over_tensor_ranks`.
+
 Megatron-Core makes all groups that any of its features needs, experts and embeddings that stages
 share included. All ranks join each call, and a group takes threads, and memory of the GPU once NCCL
 has a communicator for it. So those that nothing uses share those of groups with the same ranks.
@@ -99,8 +101,9 @@ def start_processes(
     check_launch()
     set_cuda_environment(model)
     run_megatron_on_cpu()
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+    from megatron.core.tensor_parallel import mappings, model_parallel_cuda_manual_seed
 
+    mappings._reduce = _sum_over_tensor_ranks
     target = device()
     if target.type == "cuda":
         torch.cuda.set_device(target)
@@ -112,6 +115,21 @@ def start_processes(
         _join_group(target, timeout, timedelta(seconds=limit_s))
     make_groups(model, dp_replicate_size=dp_replicate_size, timeout=timeout)
     model_parallel_cuda_manual_seed(seed)
+
+
+def _sum_over_tensor_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum over a group; what each rank gives stays as it is.
+
+    It replaces that of Megatron-Core, which all its linears and ours call, forward and backward. Up
+    to 0.16, that one returns a tensor that is not contiguous, such as an expanded gradient, without
+    the sum. It writes the sum into others, also in 0.19, though a gradient may belong to a second
+    branch of the graph (both terms of an addition have the same tensor).
+    """
+    if group.size() == 1:
+        return part
+    total = part.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
 
 
 def _join_group(target: torch.device, timeout: timedelta, meeting: timedelta) -> None:

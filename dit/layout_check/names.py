@@ -180,41 +180,45 @@ class NamedLayout:
         Raises:
             Problems: its sizes do not divide.
         """
+        model = self._model(config.model)
+        passes: dict[str, Any] = {"cfg_target": 2.0} if "cfg" in self.words else {}
+        passes |= {"drift_weight": 0.5} if "drift" in self.words else {}
+        # With a small factor: a large one multiplies what rounding does to the margin.
+        passes |= {"dpo_beta": 1.0} if self.pairs else {}
+        passes["preference"] = Preference.DPO if self.pairs else None
+        passes["second_level_rate"] = 0.5 if "levels" in self.words else 0.0
+        optimizer = {
+            "groups": _FROZEN if "frozen" in self.words else (),
+            "adam_eps": max(config.optimizer.adam_eps, EPSILON),
+            **self.settings["optimizer"],
+        }
+        # A pair, which one pack has to hold, takes twice the tokens.
+        length = config.dataset.task_encoder_seq_length * (2 if self.pairs else 1)
+        # All at once, because groups have rules together: Muon and adapters, which one layout of a
+        # call has and the next has not, are refused beside each other.
+        return replace(
+            config,
+            dataset=replace(config.dataset, task_encoder_seq_length=length),
+            ddp=DdpConfig(**self.settings["ddp"]),
+            lora=self._lora(model),
+            model=model,
+            objective=replace(config.objective, **passes),
+            optimizer=replace(config.optimizer, **optimizer),
+            train=replace(config.train, **self.settings["train"]),
+        )
+
+    def _model(self, model: ModelConfig) -> ModelConfig:
         off: dict[str, Any] = dict.fromkeys(_SIZES.values(), 1)
         off |= {"sequence_parallel": False, "cp_comm_type": ContextComm.A2A}
         off |= {"recompute_granularity": Recompute.NONE, "precision": Precision.FP32}
-        off |= {"compile": False, "route_from": None, "route_to": None}
-        alone = replace(config.objective, preference=None, second_level_rate=0.0)
-        config = replace(
-            config, model=replace(config.model, **off), ddp=DdpConfig(), objective=alone
-        )
-        for group, values in self.settings.items():
-            config = replace(config, **{group: replace(getattr(config, group), **values)})
-        model = replace(config.model, blocks_to_swap=self._swapped(config.model))
+        off |= {"compile": False, "route_from": None, "route_to": None, "blocks_to_swap": 0}
+        model = replace(model, **(off | dict(self.settings["model"])))
+        model = replace(model, blocks_to_swap=self._swapped(model))
         if "route" in self.words:
             # Over the border of two or four stages, and of stacks of two kinds.
             last = max(1, model.all_layers - 2)
             model = replace(model, route_from=(model.all_layers - 1) // 3, route_to=last)
-        if "sparse" in self.words:
-            model = _sparse(model)
-        groups = _FROZEN if "frozen" in self.words else ()
-        passes: dict[str, Any] = {"cfg_target": 2.0} if "cfg" in self.words else {}
-        passes |= {"drift_weight": 0.5} if "drift" in self.words else {}
-        passes |= {"second_level_rate": 0.5} if "levels" in self.words else {}
-        # With a small factor: a large one multiplies what rounding does to the margin.
-        passes |= {"preference": Preference.DPO, "dpo_beta": 1.0} if self.pairs else {}
-        length = config.dataset.task_encoder_seq_length * (2 if self.pairs else 1)
-        return replace(
-            config,
-            # A pair, which one pack has to hold, takes twice the tokens.
-            dataset=replace(config.dataset, task_encoder_seq_length=length),
-            objective=replace(config.objective, **passes),
-            lora=self._lora(model),
-            model=model,
-            optimizer=replace(
-                config.optimizer, groups=groups, adam_eps=max(config.optimizer.adam_eps, EPSILON)
-            ),
-        )
+        return _sparse(model) if "sparse" in self.words else model
 
     def frozen_adapters(self, model: ModelConfig) -> Adapters | None:
         """Of another rank than those that are trained, and of fewer linears."""
@@ -273,7 +277,7 @@ def parse_layout(name: str) -> NamedLayout:
         ValueError: a word of it is unknown.
     """
     size, packs = 1, None
-    settings: dict[str, dict[str, Any]] = {"model": {}, "ddp": {}, "train": {}}
+    settings: dict[str, dict[str, Any]] = {"model": {}, "ddp": {}, "train": {}, "optimizer": {}}
     for word in name.split("+"):
         sized = re.fullmatch(r"(tp|cp|pp|vpp|dp|packs|hsdp)([1-9]\d*)", word)
         if sized:
@@ -287,7 +291,7 @@ def parse_layout(name: str) -> NamedLayout:
                 settings["model"][_SIZES[kind]] = number
         elif word in _OPTIONS:
             for group, values in _OPTIONS[word].items():
-                settings.setdefault(group, {}).update(values)
+                settings[group] |= values
         elif word not in (ONE, "swap", *_UNKEYED):
             known = ", ".join(WORDS)
             raise ValueError(f"--layouts {name}: unknown word {word!r}; join words of {known} by +")

@@ -183,10 +183,8 @@ def _check(
                     from dit.layout_check.probe import probe
 
                     name = config.model.name
-                    # Those of pairs are others.
-                    reader = parse_layout(layout.reference).of(config) if layout.pairs else config
                     packs = read.setdefault(
-                        (name, layout.pairs), cache(partial(_packs, reader, steps_of=every))
+                        (name, layout.pairs), cache(partial(_packs, config, layout, steps_of=every))
                     )
                     frozen = layout.frozen_adapters(config.model)
                     result = probe(layout.of(config), packs, steps=STEPS, frozen=frozen)
@@ -250,12 +248,25 @@ def _limit_s(config: RunConfig) -> float:
     return 60 * config.dist.distributed_timeout_minutes
 
 
-def _packs(config: RunConfig, *, steps_of: Sequence[NamedLayout]) -> list[PackedBatch]:
+def _packs(
+    config: RunConfig, layout: NamedLayout, *, steps_of: Sequence[NamedLayout]
+) -> list[PackedBatch]:
     """Packs for all steps of the layout that needs most; equal on all ranks of all layouts."""
     from dit.data import build_train_loader
 
-    loader = build_train_loader(config, rank=0, world_size=1)
-    a_step = max(layout.of(config).train.global_batch_size for layout in steps_of)
-    packs = list(islice(loader, STEPS * a_step))
+    reader, count = reading(config, layout, steps_of=steps_of)
+    loader = build_train_loader(reader, rank=0, world_size=1)
+    packs = list(islice(loader, count))
     loader.close()
     return packs
+
+
+def reading(
+    config: RunConfig, layout: NamedLayout, *, steps_of: Sequence[NamedLayout]
+) -> tuple[RunConfig, int]:
+    """The run that reads the packs of a layout, and how many those layouts need that share them.
+
+    Pairs have packs of their own.
+    """
+    reader = parse_layout(layout.reference).of(config) if layout.pairs else config
+    return reader, STEPS * max(one.of(config).train.global_batch_size for one in steps_of)

@@ -106,13 +106,17 @@ def build_model_and_optimizer(
 
 
 def initialise_weights(model: Any, config: RunConfig) -> None:
-    """Fills in the weights that training starts from; all data ranks call it."""
+    """Fills in the weights that training starts from; all data ranks call it.
+
+    A run of adapters calls it where their frozen weights are in no file; no matrix is zero then.
+    """
     rules, std = family_of(config.model).weights, config.model.init_method_std
     initialise(
         model,
         seed=config.rng.seed,
         std=std,
-        zero=rules.starts_at_zero,
+        # Behind a head or a gate that stays zero, no adapter ever has a gradient.
+        zero=lambda name: not config.lora.enabled and rules.starts_at_zero(name),
         copies=model.groups.dp_cp,
         chosen=lambda name: name not in rules.fixed,
     )

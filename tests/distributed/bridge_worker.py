@@ -76,8 +76,10 @@ def work(hf: Path, ours: Path) -> None:
     sys.meta_path.insert(0, _Absent())  # after Megatron-Core has found that they are absent
     from megatron.bridge.models.conversion.model_bridge import get_model_bridge
 
-    from dit.convert.bridge import DiffusersSource, NetworkBridge, NetworkProvider
+    from dit.convert.bridge import DiffusersSource, NetworkBridge, NetworkProvider, register
 
+    for _ in range(2):  # again where two programs of one process ask for it
+        register()
     source = DiffusersSource(hf)
     theirs = source.folder.config["_class_name"]
     for layout in LAYOUTS:

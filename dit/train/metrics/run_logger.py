@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dit.batch import REJECTED_LATENT
+from dit.config import RunConfig
 from dit.config_loading import to_yaml
 from dit.data import Reject, RejectCounts, sum_counts
 from dit.data.rejections import RefusedSample
@@ -48,6 +49,7 @@ class RunLogger:
         self.refused_counts: dict[str, int] = {}
         self.unknown: set[str] = set()
         self.lost: dict[str, str] = {}  # kinds that have been logged, and what was said of them
+        self.motionless = False  # whether a step without gradient has been logged
         self.terminal: Terminal | None = None
         self.metrics: JsonlWriter | None = None
         self.skipped: JsonlWriter | None = None
@@ -124,6 +126,9 @@ class RunLogger:
                 with self._watching(self.skipped.path.name):
                     self.skipped.write(asdict(skipped))
         self.terminal.step(values)
+        if values["grad_norm"] == 0 and not self.motionless:
+            self.motionless = True
+            self.info(_no_gradient(step, c))
         due = step % c.logger.log_interval == 0 or "val_loss" in values
         self._write(values, dashboards=due)
 
@@ -242,6 +247,26 @@ def _first_lines(run: TrainState) -> list[str]:
     if made := settings_made():
         lines.append(f"set in the environment of CUDA: {', '.join(made)}")
     return lines + run.notes
+
+
+def _no_gradient(step: int, config: RunConfig) -> str:
+    """What a step without any gradient comes from, and what to do."""
+    groups = any(group.frozen for group in config.optimizer.groups)
+    causes = ["every sample has a weight of 0 in the loss: look at the shards"]
+    if config.lora.enabled or groups:
+        less = ", or freeze less (optimizer.groups)" if groups else ""
+        causes = [
+            "frozen weights of zeros, as the head of a fresh network, let no gradient through:"
+            " start from trained weights (checkpoint.load_hf, or checkpoint.finetune=true and"
+            f" checkpoint.load){less}",
+            *causes,
+        ]
+    if config.objective.preference is not None:
+        causes.append("both latents of each pair are equal: pack pairs that differ")
+    return (
+        f"step {step}: every gradient is exactly zero, so that the run learns nothing:"
+        f" {'; or '.join(causes)} (said once)"
+    )
 
 
 def _layout(run: TrainState) -> str:

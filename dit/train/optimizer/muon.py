@@ -56,9 +56,10 @@ _COEFFICIENTS = {
 _RMS = 0.2
 """Root mean square of an update of AdamW, about (arXiv:2502.16982, Eq. 4)."""
 _FLOOR = 1e-3
-"""A matrix whose gradient is below this part of the root mean square of all gradients gets a step
-that is smaller in proportion: such a gradient is rounding, as that of queries and keys where there
-is one key alone, and a step of full size would follow the layout."""
+"""A linear whose mean gradient is below this part of the root mean square of all gradients gets a
+step that is smaller in proportion, and so does each row between two orthogonalisations: such a
+gradient is rounding, as that of queries and keys where there is one key alone, and a step of full
+size would follow the layout."""
 _TINY = torch.finfo(torch.float32).tiny
 
 

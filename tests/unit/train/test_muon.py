@@ -242,22 +242,25 @@ def test_gradients_of_zeros_and_of_one_direction_are_finite(groups, period):
     assert all(p.isfinite().all() for p in model.chunks[0].parameters())
 
 
-@pytest.mark.parametrize("period", [1, 2])
-def test_a_gradient_that_is_rounding_makes_no_step_of_full_size(groups, period):
+@pytest.mark.parametrize(("period", "rows"), [(1, None), (2, None), (2, 1)])
+def test_a_gradient_that_is_rounding_makes_no_step_of_full_size(groups, period, rows):
+    """Of a matrix, and between orthogonalisations of a row beside others of full size."""
     config = run(weight_decay=0.0, muon_period=period)
     name = "blocks.layers.1.self_attention.linear_proj.weight"
 
     def given(model: ModelAndOptimizer) -> dict[Tensor, Tensor]:
         every = gradients(model, 1)
-        weight = dict(named_weights(model.chunks[0]))[name]
-        return every | {weight: 1e-7 * every[weight]}
+        every[dict(named_weights(model.chunks[0]))[name]][:rows] *= 1e-7
+        return every
 
-    model = built(config, groups)
+    model, before = built(config, groups), dict[str, Tensor]()
     for _ in range(period):
         before = {n: w.detach().clone() for n, w in named_weights(model.chunks[0])}
         step(model, config, given(model))
-    moved = {n: (w.detach() - before[n]).norm() for n, w in named_weights(model.chunks[0])}
-    assert moved[name] < 0.02 * moved[name.replace("layers.1", "layers.0")]
+    moved = {n: w.detach() - before[n] for n, w in named_weights(model.chunks[0])}
+    other = moved[name.replace("layers.1", "layers.0")]
+    assert moved[name][:rows].norm() < 0.02 * other[:rows].norm()
+    assert rows is None or moved[name][rows:].norm() > 0.5 * other[rows:].norm()
 
 
 def test_between_orthogonalisations_rows_are_normalised(groups):
