@@ -2,11 +2,7 @@
 
     pip install spmd_types
     python -m tools.gradient_types                       every tiny network of every family
-    python -m tools.gradient_types --sizes flux2_dev --layouts tp2+sp --lora
-
-1. declare_rules   what Megatron-Core's and our autograd functions do to types
-2. Traits          what is measured of a weight: who has it, whose gradient is summed, who counts it
-3. check           a forward pass and its loss, with a type for each weight that follows from these
+    python -m tools.gradient_types --sizes flux2_dev --layouts tp2+sp+lora --table
 
 spmd_types (https://github.com/meta-pytorch/spmd_types) gives a tensor one of four types for each
 axis of ranks. They differ in the gradient:
@@ -27,362 +23,32 @@ them), pipeline stages, values, and on which rank an index was computed. Process
 torch's `fake` back end leaves tensors as they are, which types do not look at.
 """
 
-# T packed tokens, N samples, M level rows
-
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from datetime import timedelta
-from functools import cache
-from itertools import islice
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import patch
+from collections.abc import Sequence
 
-import torch
-import torch.distributed as dist
-from megatron.core.distributed import finalize_model_grads
-from megatron.core.tensor_parallel import layers, mappings
-from torch import Tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
-
-from dit.config import Problems, RunConfig
-from dit.config_loading import load_config
-from dit.data import build_train_loader, null_inputs
-from dit.distributed.model_parallel import Item, rank_part
-from dit.distributed.process_groups import make_groups, process_groups, run_megatron_on_cpu
-from dit.layout_check.names import ALL, NamedLayout, chosen_sizes, kind_settings, parse_layout
-from dit.lora.targets import chosen_adapters
-from dit.models.layers.queries_and_keys import _SumOverRanks
-from dit.models.stacks import joint_transformer, stream_layers
-from dit.objectives.registry import training_objective
-from dit.objectives.training_target import training_problem
-from dit.train import loss as losses
-from dit.train.model_and_optimizer import build_model, randomise, weight_shards
-from recipes.check_layouts import layout_check
-
-spmd: Any = importlib.import_module("spmd_types")  # it does not mark what it exports
-checker: Any = importlib.import_module("spmd_types.checker")
-I, P, R, S, V, rules = spmd.I, spmd.P, spmd.R, spmd.S, spmd.V, spmd.rules  # noqa: E741
+from dit.config import Problems
+from dit.layout_check.names import ALL, chosen_sizes
 
 LAYOUTS = ("tp2", "tp2+sp", "cp2", "cp2+ag", "tp2+cp2", "tp2+sp+cp2", "tp2+sp+cp2+ag")
-LOCAL = {
-    "dit.lora.adapter": ("_Narrowed", "_Widened", "_Dropped"),
-    "dit.models.attention.cubes": ("_Take",),
-    "dit.models.layers.context_parallel": ("_Permute",),
-    "dit.models.layers.per_sample": ("_Rectangles", "_LookUp"),
-    "dit.models.layers.queries_and_keys": ("_Normalised", "_Rotate"),
-    "dit.models.stacks.frozen_blocks": ("_Product",),
-}
-"""Our autograd functions that send nothing: their outputs vary where an input does."""
-
-
-def _column_linear(
-    *,
-    input: Any,
-    weight: Any,
-    bias: Any,
-    allreduce_dgrad: bool,
-    sequence_parallel: bool,
-    tp_group: Any,
-) -> Any:
-    """Megatron-Core's product of a linear with split outputs, which brings its input itself."""
-    if sequence_parallel:
-        input = rules.all_gather(input, tp_group, src=S(0), dst=R)
-    elif allreduce_dgrad:
-        input = rules.convert(input, tp_group, src=I, dst=R)
-    product = rules.einsum("ti,oi->to", input, weight)
-    return product if bias is None else rules.einsum("to,o->to", product, bias)
-
-
-def _frozen_column_linear(
-    *, input: Any, weight: Any, bias: Any, allreduce_dgrad: bool, tp_group: Any
-) -> Any:
-    """The same with a frozen weight; its caller has gathered the input."""
-    none = {"sequence_parallel": False, "allreduce_dgrad": allreduce_dgrad, "tp_group": tp_group}
-    return _column_linear(input=input, weight=weight, bias=bias, **none)
-
-
-def _gathered_rows(*, input_: Any, group: Any, tensor_parallel_output_grad: bool) -> Any:
-    return rules.all_gather(input_, group, src=S(0), dst=R if tensor_parallel_output_grad else I)
-
-
-def _sends(rule: Any, src: Any, dst: Any) -> Callable[..., Any]:
-    return lambda *, input_, group: rule(input_, group, src=src, dst=dst)
-
-
-RULES: Mapping[Any, Callable[..., Any]] = {
-    mappings._CopyToModelParallelRegion: _sends(rules.convert, I, R),
-    mappings._ReduceFromModelParallelRegion: _sends(rules.all_reduce, V, I),
-    mappings._GatherFromModelParallelRegion: _sends(rules.all_gather, S(-1), I),
-    mappings._AllGatherFromTensorParallelRegion: _sends(rules.all_gather, S(-1), R),
-    mappings._ScatterToSequenceParallelRegion: _sends(rules.convert, I, S(0)),
-    mappings._GatherFromSequenceParallelRegion: _gathered_rows,
-    mappings._ReduceScatterToSequenceParallelRegion: _sends(rules.reduce_scatter, V, S(0)),
-    mappings._AllToAll: lambda *, input, group: rules.all_to_all(input, group),
-    layers.LinearWithGradAccumulationAndAsyncCommunication: _column_linear,
-    layers.LinearWithFrozenWeight: _frozen_column_linear,
-    _SumOverRanks: lambda *, x, group: rules.all_reduce(x, group, src=V, dst=R),
-}
-"""What functions that send do to the type of their input, forward pass and gradient at once."""
-
-
-@cache
-def declare_rules() -> None:
-    """Tells spmd_types of the autograd functions, once in a process."""
-    for function, rule in RULES.items():
-        function.spmd_typecheck = staticmethod(rule)
-        spmd.register_autograd_function(function)
-    for module, names in LOCAL.items():
-        for name in names:
-            spmd.register_local_autograd_function(getattr(importlib.import_module(module), name))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Traits:
-    """What is done with a weight and its gradient on several tensor ranks."""
-
-    type: Any  # I, R or V, from the marks and sums that follow
-    split: bool  # its shard in a checkpoint, and its matrix for Muon, is a part of the whole
-    summed: bool  # Megatron-Core adds its gradients of all tensor ranks after the backward pass
-    counted: bool  # the norm of the gradient has that of a second tensor rank, too
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """A network on a layout, as this rank has it, and a pack."""
-
-    layout: NamedLayout
-    config: RunConfig
-    groups: Any
-    chunk: Any  # the network under data parallelism
-    item: Item
-
-    @property
-    def network(self) -> Any:
-        return self.chunk.module
-
-    @property
-    def tensor(self) -> bool:
-        return self.groups.tp.size() > 1
-
-
-def trial(size: str, name: str, overrides: Sequence[str] = ()) -> Trial:
-    """The tiny network of a named size on the layout of a name, with random weights.
-
-    Raises:
-        Problems: the layout does not divide it.
-    """
-    declare_rules()
-    layout, base = parse_layout(name), layout_check()
-    lines = [
-        *kind_settings(size, base.dataset.mock_samples),
-        "dataset.max_bad_fraction=1",
-        *overrides,
-    ]
-    config = layout.of(load_config(base, config_file=None, overrides=lines))
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    run_megatron_on_cpu()
-    dist.init_process_group("fake", rank=1, world_size=layout.size, store=FakeStore())
-    make_groups(config.model, timeout=timedelta(minutes=1))
-    groups = process_groups()
-    adapters = chosen_adapters(config.model, config.lora) if config.lora.enabled else None
-    (chunk,) = build_model(
-        config, groups, fill=lambda model, c: randomise(model, seed=c.rng.seed), adapters=adapters
-    )
-    loader = build_train_loader(config, rank=0, world_size=1)
-    (pack,) = islice(loader, 1)
-    loader.close()
-    more: Any = {"options": config.objective, "route": config.model.token_route}
-    null = null_inputs(config, torch.device("cpu"))
-    objective = training_objective(config.objective)
-    batch, problem = training_problem(objective, pack, seed=1, step=1, null=null, **more)
-    if layout.pairs:
-        problem = replace(problem, reference_N=torch.ones(batch.num_samples, dtype=torch.float64))
-    item = rank_part(chunk.module, (batch, problem))
-    return Trial(layout=layout, config=config, groups=groups, chunk=chunk, item=item)
-
-
-def weight_traits(given: Trial) -> dict[str, Traits]:
-    """The traits of each trained weight, by name: all measured, none from a list of ours."""
-    shapes: dict[int, tuple[int, ...]] = {
-        id(shard.data): shard.global_shape[shard.prepend_axis_num :]
-        for shard in weight_shards(given.network)
-    }
-    summed, found = _summed(given), {}
-    for name, weight in given.network.named_parameters():
-        marked = getattr(weight, "tensor_model_parallel", False)
-        split = shapes.get(id(weight), weight.shape) != tuple(weight.shape)
-        counted = layers.param_is_not_tensor_parallel_duplicate(weight, tp_group=given.groups.tp)
-        kind = R if name in summed else V if marked else I
-        found[name] = Traits(type=kind, split=split, summed=name in summed, counted=counted)
-    return found
-
-
-def _summed(given: Trial) -> set[str]:
-    """Weights whose gradients Megatron-Core adds over tensor ranks after the backward pass.
-
-    Each gradient is 1, and a sum over tensor ranks doubles it.
-    """
-    weights = {n: w for n, w in given.network.named_parameters() if w.requires_grad}
-    for weight in weights.values():
-        weight.main_grad.fill_(1)
-
-    def doubled(tensor: Tensor, *_: Any, group: Any = None, **__: Any) -> None:
-        if group is given.groups.tp:
-            tensor.mul_(2)
-
-    with patch.object(dist, "all_reduce", doubled):
-        finalize_model_grads([given.chunk], pg_collection=given.groups)
-    return {name for name, weight in weights.items() if (weight.main_grad == 2).all()}
-
-
-def disagreements(given: Trial, traits: Mapping[str, Traits]) -> list[str]:
-    """What checkpoints, sums and norm say of a weight against each other."""
-    if not given.tensor:
-        return []
-    found = []
-    for name, of in traits.items():
-        split = of.type is V
-        if of.split is not split:
-            found.append(f"{name}: its shard is {'a part' if of.split else 'whole'}, its mark not")
-        if of.counted is not split:
-            found.append(
-                f"{name}: {of.type}, and the norm counts {'all ranks' * of.counted or 'one'}"
-            )
-        if of.summed and split:
-            found.append(f"{name}: split over tensor ranks, and its gradient is summed over them")
-    return found
-
-
-def check(given: Trial, traits: Mapping[str, Traits]) -> str | None:
-    """Types the forward pass, the loss and its divisor; the error where a type is wrong."""
-    batch, problem = given.item
-    options, context = given.config.objective, given.groups.cp
-    try:
-        with _typed(given):
-            _declare(given, traits)
-            made_TC = given.network(problem.input_TC, problem.level_M, batch)
-            loss = losses.loss_of(batch, problem, made_TC, options, context=context)
-            # Each tensor rank has the loss of all tokens of its context rank.
-            spmd.assert_type(loss.total, _axes(given, tensor=I, context=V))
-            _check_divisor(given, loss.count)
-    except spmd.SpmdTypeError as error:
-        return f"{str(error).strip()}\n    {_place(error)}"
-    return None
-
-
-def _place(error: BaseException) -> str:
-    """The line of the project in which a type was wrong."""
-    frames = traceback.extract_tb(error.__traceback__)
-    *_, last = (
-        frame for frame in frames if "/dit/" in frame.filename or frame.filename == __file__
-    )
-    return f"{last.filename}:{last.lineno}: {last.line}"
-
-
-def _axes(given: Trial, *, tensor: Any, context: Any) -> dict[str, Any]:
-    """Types on the axes that have several ranks."""
-    both = {"tp": tensor, "cp": context}
-    return {axis: one for axis, one in both.items() if getattr(given.groups, axis).size() > 1}
-
-
-def _declare(given: Trial, traits: Mapping[str, Traits]) -> None:
-    """Gives weights, buffers and the pack their types.
-
-    Data ranks sum the gradients of all weights together with context ranks, on which a weight is R
-    and a tensor V if it has a row for each token.
-    """
-    for name, weight in given.network.named_parameters():
-        spmd.assert_type(weight, _axes(given, tensor=traits[name].type, context=R))
-    for buffer in given.network.buffers():
-        spmd.assert_type(buffer, _axes(given, tensor=I, context=R))
-    batch, problem = given.item
-    of_problem = {one.name: getattr(problem, one.name) for one in fields(problem)}
-    for name, tensor in (batch.tensors | of_problem).items():
-        if tensor is not None:
-            context = V if name.rpartition("_")[2].startswith("T") else R
-            spmd.assert_type(tensor, _axes(given, tensor=I, context=context))
-
-
-def _check_divisor(given: Trial, count: Tensor) -> None:
-    """Types what Megatron-Core divides gradients by: the tokens of all ranks."""
-    divided: list[Tensor] = []
-    chunk = SimpleNamespace(
-        config=given.network.config,
-        ddp_config=given.chunk.ddp_config,
-        finish_grad_sync=lambda **_: None,
-        named_parameters=lambda: iter(()),
-        modules=lambda: iter(()),
-        scale_gradients=divided.append,
-    )
-    with spmd.no_typecheck():
-        count = count.clone()  # made of a number of this rank, which has no type
-    spmd.assert_type(count, _axes(given, tensor=I, context=P))
-    with patch.object(dist, "broadcast"):  # over pipeline stages, which are no axis here
-        finalize_model_grads([chunk], num_tokens=count, pg_collection=given.groups)  # type: ignore[list-item]
-    spmd.assert_type(divided[0], _axes(given, tensor=I, context=R))
-
-
-@contextmanager
-def _typed(given: Trial) -> Iterator[None]:
-    """Inside, spmd_types follows each operation of this process."""
-    axes = {axis: spmd.MeshAxis.of(getattr(given.groups, axis)) for axis in ("tp", "cp")}
-
-    def own_rows(*arguments: Any, **options: Any) -> Any:
-        """`text_row`, whose numbers of rows are others on each context rank."""
-        with spmd.no_typecheck():  # numbers of this process have no type before
-            made = text_row(*arguments, **options)
-        for tensor in (made.source_L, made.sample_L):
-            spmd.assert_type(tensor, _axes(given, tensor=I, context=V))
-        return made
-
-    def parts_of_sums(*arguments: Any) -> Tensor:
-        """`sample_sums`: of the tokens of a context rank, so that they are parts of a sum."""
-        kinds = _axes(given, tensor=I, context=P)
-        return spmd.no_typecheck(out_types=kinds)(sample_sums)(*arguments)
-
-    text_row, sample_sums = joint_transformer.text_row, losses.sample_sums
-    with (
-        patch.object(joint_transformer, "text_row", own_rows),
-        patch.object(losses, "sample_sums", parts_of_sums),
-        # It adds 0 times the sum of each weight that no output depends on. Their gradients are
-        # zero, whatever ranks do to them.
-        patch.object(stream_layers.DoubleStreamLayer, "_tied", lambda _, adaln: adaln),
-        # spmd_types takes it for a function that writes to its input.
-        patch.object(Tensor, "type_as", lambda this, other: this.to(other.dtype)),
-        spmd.set_current_mesh(axes),
-        checker.typecheck(local=True),
-    ):
-        yield
-
-
-def table(traits: Mapping[str, Traits]) -> str:
-    """Weights that are treated alike, a line for each kind."""
-    rows = ["type  split  summed  counted  weights"]
-    for of in dict.fromkeys(traits.values()):
-        names = [name for name, other in traits.items() if other == of]
-        marks = "  ".join(
-            f"{'yes' if one else 'no':<6}" for one in (of.split, of.summed, of.counted)
-        )
-        rows.append(f"{of.type.name:<4}  {marks}  {len(names)}, such as {names[0]}")
-    return "\n".join(rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 where all types are right, 1 otherwise."""
-    parser = argparse.ArgumentParser(prog="python -m tools.gradient_types", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.gradient_types",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--sizes", nargs="+", default=[ALL], help="families or named sizes")
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS, help="as of check_layouts.py")
     parser.add_argument("--table", action="store_true", help="what is done with which weights")
     arguments = parser.parse_args(argv)
+    # Imported late: --help answers without torch.
+    from tools.typed_passes import check, disagreements, table, trial, weight_traits
+
     wrong = passed = 0
     for size in chosen_sizes(arguments.sizes):
         for name in arguments.layouts:

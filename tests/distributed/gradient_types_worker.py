@@ -18,7 +18,7 @@ from megatron.core.tensor_parallel import layers
 from dit.models.layers.adaptable import TensorSharing
 from dit.models.layers.parallel_linear import ColumnLinear
 from dit.train import loss
-from tools.gradient_types import Trial, check, disagreements, trial, weight_traits
+from tools.typed_passes import Trial, check, disagreements, trial, weight_traits
 
 SIZES = ("dit_s", "wan2.1_i2v_14b", "flux1_kontext", "lumina2", "qwen_image_edit_2511")
 """Kinds of layers: cross-attention with norms of heads and across heads, double-stream and

@@ -63,8 +63,10 @@ def test_a_dit_is_trained_with_each_objective_where_none_is_named(monkeypatch):
     """The layouts above are of one; test_stacks_on_layouts.py has a DiT with the other."""
     found = []
     monkeypatch.setattr(program, "_check", lambda trainings, *_: found.extend(trainings) or 0)
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    five = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    five |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in five.items():
+        monkeypatch.setenv(name, value)
     assert check_layouts.main(["--layouts", "tp2"]) == 0
     assert [config.objective.name for config in found] == [*OBJECTIVES]
     assert {config.model.family for config in found} == {"dit"}

@@ -118,7 +118,7 @@ def test_orders_undo_each_other(multiple, kind):
 def test_the_packs_of_the_layout_check_are_nasty(groups):
     """Padding in most samples, and a context rank that at some point holds nothing else."""
     config = layout_check()
-    packs = _packs(config, steps_of=[parse_layout(ONE)])
+    packs = _packs(config, parse_layout(ONE), steps_of=[parse_layout(ONE)])
     assert len(packs) == STEPS * config.train.global_batch_size
     sizes = [
         (real, stop - start)
@@ -137,7 +137,7 @@ def test_given_frames_are_in_the_first_step_of_the_layout_check(groups, size: st
     config = load_config(
         layout_check(), overrides=kind_settings(size, layout_check().dataset.mock_samples)
     )
-    packs = _packs(config, steps_of=[parse_layout(ONE)])
+    packs = _packs(config, parse_layout(ONE), steps_of=[parse_layout(ONE)])
     assert any(pack.has_given_tokens for pack in packs[: config.train.global_batch_size])
 
 

@@ -188,6 +188,7 @@ def test_the_process_and_its_records_are_set_up_by_the_new_settings(groups, tmp_
         init=start_record,
         Error=RuntimeError,
         Histogram=lambda **_: None,
+        Settings=type("Settings", (SimpleNamespace,), {"model_fields": {}}),
         __spec__=ModuleSpec("wandb", None),
     )
     monkeypatch.setitem(sys.modules, "wandb", fake)

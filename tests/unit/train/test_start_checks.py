@@ -258,6 +258,7 @@ NOT_IN_A_DRY_RUN = {
     "raises for programs that give no `start`": "trainer._first_values",
     "rules of the configuration refuse that before": "stack.pipeline_stages",
     "only where `train.epochs` is given": "passes.steps_of_epochs",
+    "a dry run may name the processes of a run elsewhere by WORLD_SIZE": "launched.check_launch",
 }
 
 

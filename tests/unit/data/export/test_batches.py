@@ -206,7 +206,7 @@ def test_a_damaged_cache_is_named(videos: Path, tmp_path: Path) -> None:
         CacheSamples(folder)
     folder, _ = cache("index")
     (folder / "metadata_shard_0000.json").unlink()
-    with pytest.raises(DataError, match=r"metadata_shard_0000\.json'.*restore the index"):
+    with pytest.raises(DataError, match=r"metadata_shard_0000\.json: No.*restore the index"):
         CacheSamples(folder)
 
 
