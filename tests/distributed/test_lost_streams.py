@@ -83,18 +83,27 @@ def test_loss_of_the_terminal_saves_a_checkpoint(tmp_path):
     with (
         subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader,
         subprocess.Popen(
-            words, cwd=tmp_path, env=environment(), stdout=reader.stdin, stderr=subprocess.PIPE
+            words,
+            cwd=tmp_path,
+            env=environment(),
+            stdout=reader.stdin,
+            stderr=subprocess.PIPE,
+            # Under nohup, children ignore the signal.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         ) as run,
     ):
         assert reader.stdin is not None
         reader.stdin.close()
         log = tmp_path / "run/metrics.jsonl"
-        while run.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > 1):
-            time.sleep(0.1)
-        reader.send_signal(signal.SIGHUP)
-        reader.wait()
-        run.send_signal(signal.SIGHUP)
-        said = run.communicate(timeout=60)[1].decode()
+        try:
+            while run.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") > 1):
+                time.sleep(0.1)
+            reader.kill()  # as the signal ends it
+            reader.wait()
+            run.send_signal(signal.SIGHUP)
+            said = run.communicate(timeout=60)[1].decode()
+        finally:
+            run.kill()
     assert run.returncode == 75, said
     assert said.count(ONCE) == 1 and "the same command continues" in said
     last = metrics(tmp_path / "run")[-1]["step"]
