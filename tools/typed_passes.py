@@ -84,7 +84,7 @@ def _column_linear(
 def _frozen_column_linear(
     *, input: Any, weight: Any, bias: Any, allreduce_dgrad: bool, tp_group: Any
 ) -> Any:
-    """The same with a frozen weight; its caller has gathered the input."""
+    """Megatron-Core's product with a frozen weight; its caller has gathered the input."""
     none = {"sequence_parallel": False, "allreduce_dgrad": allreduce_dgrad, "tp_group": tp_group}
     return _column_linear(input=input, weight=weight, bias=bias, **none)
 

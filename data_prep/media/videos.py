@@ -64,7 +64,7 @@ class Timeline:
     left: int = 0  # frames of the file from that change on
 
     def steady(self) -> Self:
-        """The same timeline.
+        """Returns this timeline if its pictures look alike from the first to the last.
 
         Raises:
             RefusedError: the size, the pixel aspect or the turn of the pictures changes.
@@ -74,7 +74,7 @@ class Timeline:
         return self
 
     def counts_as(self, other: Timeline | None) -> bool:
-        """Whether it has as many frames as another video, or as a picture, None."""
+        """Whether this video has as many frames as `other`; one where that is None, a picture."""
         count, left = (1, 0) if other is None else (len(other.shown), other.left)
         return len(self.shown) in (count, count + left)
 

@@ -131,7 +131,7 @@ def _fixed(numbers: np.ndarray) -> bytes:
 
 
 def fits(profile: bytes, mode: str) -> bool:
-    """Whether it is a profile of the colours of pictures of `mode`, and not damaged."""
+    """Whether `profile` describes the colours of pictures of `mode`, and is not damaged."""
     if mode not in _FITTING.get(_MODES.get(profile[16:20], ""), ()):
         return False
     try:
@@ -142,7 +142,7 @@ def fits(profile: bytes, mode: str) -> bool:
 
 
 def is_srgb(profile: bytes) -> bool:
-    """Whether it moves no colour by more than one of 255 levels.
+    """Whether `profile` moves no colour by more than one of 255 levels.
 
     Profiles of sRGB differ by their rounding, and names tell nothing: that of linear light in GIMP
     is "GIMP built-in Linear sRGB".

@@ -137,7 +137,7 @@ def _with_alpha(image: Image.Image) -> Image.Image:
 
 
 def _in_srgb(image: Image.Image) -> Image.Image:
-    """The same picture, or its colours in sRGB where they are of another colour space."""
+    """The picture in sRGB; unchanged where its profile says nothing else."""
     profile = image.info.get("icc_profile")
     return transformed(image, profile) if profile else image
 
