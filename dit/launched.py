@@ -162,7 +162,7 @@ def _connected(timeout: timedelta) -> Store:
     def connect() -> None:
         try:
             found.put(next(iter(rendezvous("env://", timeout=timeout)))[0])
-        except (RuntimeError, OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  # the waiting thread raises what it does not know
             found.put(error)
 
     threading.Thread(target=connect, daemon=True).start()
@@ -173,6 +173,8 @@ def _connected(timeout: timedelta) -> Store:
         answer = TimeoutError()
     if not isinstance(answer, Exception):
         return answer
+    if not isinstance(answer, RuntimeError | OSError | ValueError):
+        raise answer
     if rank() == 0 and not is_launched() and system_number(answer):  # the port is taken
         raise OSError(f"MASTER_PORT of {place}: {explained(answer)}") from answer
     who = "the launcher of the first node" if is_launched() else "rank 0"

@@ -265,7 +265,7 @@ def main(folder, cases):
         dit.models.registry, "_loaded", lambda *of: cross if of[0] == "dit" else loaded(*of)
     )
     for number, (name, (settings, layouts)) in enumerate(cases.items()):
-        meeting.rendezvous = lambda _, n=number: iter([(PrefixStore(str(n), store), 0, 1)])
+        meeting.rendezvous = lambda _, n=number, **__: iter([(PrefixStore(str(n), store), 0, 1)])
         arguments = ["--layouts", *layouts, "--output", str(Path(folder, f"{number}.json"))]
         # Two packs are enough for what a step sums; tests/distributed/test_layouts.py has four.
         arguments += ["validation.quantiles=1", "train.global_batch_size=2"]
