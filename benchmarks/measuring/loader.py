@@ -102,7 +102,7 @@ def read_plainly(folder: Path, expected: Expected) -> int:
 
 
 def read_in_order(folder: Path, expected: Expected) -> int:
-    """As `read_plainly`, and packs the samples in the order of the shards."""
+    """Reads every sample with tarfile, and packs them in the order of the shards."""
     count, waiting, tokens = 0, list[LatentSample](), 0
     for sample in _decoded(folder, expected):
         length = expected.layout.padded_tokens(sample.latent_CFHW)

@@ -184,7 +184,7 @@ def _probe(mode: str) -> Image.Image:
 
 
 def _moves(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
-    """Whether it changes a colour by more than one level."""
+    """Whether the transform changes a colour by more than one level."""
     if mode == "CMYK":
         return True
     before = _probe(mode)

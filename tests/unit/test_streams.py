@@ -135,7 +135,7 @@ def main():
 
 
 def test_streams_of_somebody_else_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a notebook, or of pytest."""
+    """Streams that a notebook or pytest has put in place stay."""
     from dit.streams import keep_streams
 
     before = sys.stdout, sys.stderr
