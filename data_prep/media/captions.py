@@ -254,8 +254,8 @@ def texts_in(
     else:
         found = ", ".join(short_repr(key) for key in list(fields)[:20]) or "no fields"
         why = f"in field {names[0]!r}, but {found}; name the field with --caption_field"
-    reason = Reason.NO_CAPTION if is_null else Reason.BAD_CAPTION
-    raise RefusedError(reason, f"{place} has no text for it {why}")
+    kind = Reason.NO_CAPTION if is_null else Reason.BAD_CAPTION
+    raise RefusedError(kind, f"{place} has no text for it {why}")
 
 
 def read_regular_file(path: Path) -> bytes:

@@ -33,9 +33,8 @@ from dit.codecs.frame_pictures import (
     tells_alpha,
     upright_size,
 )
+from dit.codecs.icc_profiles import HDR
 
-_HDR = frozenset((16, 18))
-"""Transfer characteristics PQ and HLG (ITU-T H.273, table 3)."""
 _WIDE = frozenset((9, 11, 12))
 """Primaries of BT.2020, DCI-P3 and Display P3 (ITU-T H.273, table 2)."""
 _FULL = 2  # AVCOL_RANGE_JPEG
@@ -122,7 +121,7 @@ def first_frame(file: Path | BinaryIO) -> VideoStart:
 
 def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
     flaws = ()
-    if video.codec_context.color_trc in _HDR:
+    if video.codec_context.color_trc in HDR:
         flaws += ("HDR video: colours are pale, as those of SDR are assumed; convert it to SDR",)
     elif video.codec_context.color_primaries in _WIDE:
         flaws += ("SDR video in BT.2020 or P3: colours are pale, as BT.709 is assumed; convert it",)
