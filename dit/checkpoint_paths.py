@@ -16,7 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
 from safetensors import SafetensorError
 
 from dit.config import RunConfig
@@ -136,6 +135,8 @@ def verify(path: Path) -> None:
     Raises:
         CheckpointError: a file has changed since it was saved.
     """
+    import torch.distributed as dist
+
     manifest = manifest_of(path)
     if manifest is None:
         return

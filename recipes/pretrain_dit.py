@@ -32,8 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What is wrong is said before any process waits.
     check_trainable(config)
     check_memory(config, world_size=world_size())
-    if not arguments.print_config:
-        import_megatron()
+    if arguments.print_config:
+        _print(config, world_size=world_size())
+        return 0
+    import_megatron()
     start = None
     if config.checkpoint.load_hf is not None:
         from dit.convert.load_hf.start import hf_start
@@ -44,11 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dit.convert.export import exporter
 
         export = exporter(config)
-    if arguments.dry_run or arguments.print_config:
+    if arguments.dry_run:
         if rank() == 0:
-            notes = start.notes if start else ()
             with result():
-                _describe(config, world_size=world_size(), notes=notes, check=arguments.dry_run)
+                _check(config, world_size=world_size(), notes=start.notes if start else ())
         return 0
     open_samples = None
     if config.samples:
@@ -79,28 +80,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(code)
 
 
-def _describe(config: RunConfig, *, world_size: int, notes: Sequence[str], check: bool) -> None:
-    """Prints what would run; raises what the start would raise, if asked to `check` it."""
+def _print(config: RunConfig, *, world_size: int) -> None:
+    """Prints the configuration; raises what the start would raise, as far as no data are read.
+
+    It imports no torch.
+    """
     from dit.config_loading.describe import describe
+    from dit.convert.diffusers_config import check_also_saved
+    from dit.convert.load_hf.settings import weights_of_run
 
-    if config.train.epochs is not None:
-        from dit.data import steps_of_epochs
+    weights_of_run(config)
+    if config.checkpoint.also_save_hf:
+        check_also_saved(config)
+    text = describe(config, world_size=world_size)
+    if (epochs := config.train.epochs) is not None:
+        text += f"# {'steps':<14}not train.train_iters, but those of train.epochs={epochs:g}:"
+        text += " --dry-run counts them in the data\n"
+    if rank() == 0:
+        with result():
+            sys.stdout.write(text)
 
-        config = steps_of_epochs(config)
+
+def _check(config: RunConfig, *, world_size: int, notes: Sequence[str]) -> None:
+    """Prints what would run; raises what the start would raise."""
+    from dit.config_loading.describe import describe
+    from dit.data import data_lines, steps_of_epochs
+    from dit.train.start_checks import start_lines
+
+    config = steps_of_epochs(config)
     sys.stdout.write(describe(config, world_size=world_size))
-    if check:
-        from dit.data import data_lines
-        from dit.train.start_checks import start_lines
+    sys.stdout.write(data_lines(config))
+    for note in notes:
+        sys.stdout.write(f"# {note}\n")
+    sys.stdout.write(start_lines(config, world_size=world_size, read_folder=read_folder))
+    c = config.validation
+    if config.samples and (c.prompts_file or c.negative_prompt or c.feature_extractor):
+        from dit.sampling.validation.samples import check_samples
 
-        sys.stdout.write(data_lines(config))
-        for note in notes:
-            sys.stdout.write(f"# {note}\n")
-        sys.stdout.write(start_lines(config, world_size=world_size, read_folder=read_folder))
-        c = config.validation
-        if config.samples and (c.prompts_file or c.negative_prompt or c.feature_extractor):
-            from dit.sampling.validation.samples import check_samples
-
-            check_samples(config)
+        check_samples(config)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ only the start of a run reads it, the log says that it has no effect.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from enum import StrEnum
 from functools import cache
 from inspect import get_annotations
@@ -40,6 +41,9 @@ RESUMED = {
 }
 """What another value does, for `docs/configuration.md`."""
 
+OF_MODEL = (Resume.REFUSED, Resume.OF_INPUTS)
+"""The classes of what decides shape and meaning of weights and inputs."""
+
 T = TypeVar("T")
 Live = Annotated[T, Resume.LIVE]
 Refused = Annotated[T, Resume.REFUSED]
@@ -66,3 +70,12 @@ def resume_classes(group: Any) -> dict[str, Resume]:
 def resume_class(group: Any, key: str) -> Resume:
     """The class of one key. One without it, of a family outside of this package, is refused."""
     return resume_classes(group).get(key, Resume.REFUSED)
+
+
+def weight_settings(model: Any) -> dict[str, Any]:
+    """The settings of a `ModelConfig` that decide shape and meaning of weights and inputs."""
+    return {
+        f.name: getattr(model, f.name)
+        for f in fields(model)
+        if resume_class(type(model), f.name) in OF_MODEL
+    }

@@ -8,19 +8,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from dit.convert.errors import ConvertError, check_shapes, listed
 from dit.models.diffusers.form import Companion
 from dit.models.diffusers.names import Pair
 from dit.parsing import parse_json
 from dit.system_errors import explained
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 OUR_KEY = "_megatron_dit"
 """Key of an export's config.json for settings that Diffusers lacks; Diffusers ignores such keys."""
@@ -103,7 +105,8 @@ NETWORKS = ("transformer", SECOND)
 PIPELINE_INDEX, MODULAR_INDEX = "model_index.json", "modular_model_index.json"
 WEIGHTS = "diffusion_pytorch_model"
 INDEX = f"{WEIGHTS}.safetensors.index.json"
-_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Name of a type in a file -> in torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +115,15 @@ class Header:
 
     file: Path | None  # None: it is not stored, and stands for zeros
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    kind: str  # its type, as the file calls it
     name: str = ""  # in the file, where it is another than the one that it is found by
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that torch has for it."""
+        import torch  # imported late: what a folder says of a network is told without torch
+
+        return getattr(torch, _TYPES[self.kind])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +150,8 @@ class DiffusersFolder:
         header = self.headers[name]
         place, name = header.file, header.name or name
         if place is None:
+            import torch
+
             zeros = torch.zeros(header.shape, dtype=header.dtype)
             return zeros if part is None else zeros[part]
         try:
@@ -204,9 +216,9 @@ class DiffusersFolder:
 
     def fill_up(self, wanted: list[Pair], *, added: Collection[str]) -> None:
         """Tensors of `wanted` that match a pattern of `added` are zeros, if none is here."""
-        dtype = next(iter(self.headers.values())).dtype
+        kind = next(iter(self.headers.values())).kind
         new = {
-            name: Header(None, shape, dtype)
+            name: Header(None, shape, kind)
             for pair in wanted
             for name, shape in pair.their_shapes.items()
             if any(fnmatchcase(name, one) for one in added)
@@ -326,7 +338,7 @@ def _headers(place: Path) -> dict[str, Header]:
 
 def _of_file(file: Path) -> dict[str, Header]:
     try:
-        with safe_open(file, framework="pt") as opened:
+        with safe_open(file, framework="numpy") as opened:
             found = {name: _header(file, name, opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ConvertError(
@@ -344,7 +356,7 @@ def _header(file: Path, name: str, part: Any) -> Header:
             f"{file} has {name} of type {stored}; only {', '.join(_TYPES)} are read: give the"
             " weights in one of them"
         )
-    return Header(file, tuple(part.get_shape()), _TYPES[stored])
+    return Header(file, tuple(part.get_shape()), stored)
 
 
 @dataclass(frozen=True, slots=True)

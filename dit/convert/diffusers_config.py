@@ -202,6 +202,21 @@ def scheduler_config(objective: ObjectiveConfig) -> dict[str, Any]:
     return scheduler.content(objective)
 
 
+def check_also_saved(config: RunConfig) -> None:
+    """Checks that Diffusers can express a run whose checkpoints are exported as they are saved.
+
+    Raises:
+        ConvertError: it cannot; names the setting, and `checkpoint.also_save_hf`.
+    """
+    try:
+        diffusers_transformer_config(config)
+        scheduler_config(config.objective)
+    except ConvertError as error:
+        raise ConvertError(
+            f"checkpoint.also_save_hf=true: {error}. Set it to false, and export afterwards"
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class FoundObjective:
     """What a scheduler says of training."""

@@ -32,7 +32,11 @@ from dit.convert.diffusers_checkpoint import (
     plan_files,
     write_json,
 )
-from dit.convert.diffusers_config import diffusers_transformer_config, scheduler_config
+from dit.convert.diffusers_config import (
+    check_also_saved,
+    diffusers_transformer_config,
+    scheduler_config,
+)
 from dit.convert.errors import ConvertError
 from dit.convert.lora import export_lora, open_merged
 from dit.convert.megatron_checkpoint import StoredWeights, WithTextProjection
@@ -341,12 +345,7 @@ def exporter(config: RunConfig) -> Callable[[Path], Path]:
     Raises:
         ConvertError: Diffusers cannot express the run.
     """
-    try:
-        check_expressible(config, ExportOptions())
-    except ConvertError as error:
-        raise ConvertError(
-            f"checkpoint.also_save_hf=true: {error}. Set it to false, and export afterwards"
-        ) from error
+    check_also_saved(config)
     assert config.checkpoint.save is not None
     place = Path(config.checkpoint.save) / "diffusers"
 

@@ -5,32 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.storage import WriteResult
 
 from dit.checkpoint_paths import FileDigest, sync_and_digest, write_manifest
-from dit.config import ModelConfig, ObjectiveName, Precision, RunConfig, TextPadding
+from dit.config import ModelConfig, Precision, RunConfig, TextPadding
 from dit.config_loading import save_config
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, in_groups, open_folder
-from dit.convert.diffusers_config import (
-    FoundObjective,
-    Unsaid,
-    model_config,
-    objective_config,
-    tellable_fields,
-)
+from dit.convert.diffusers_config import Unsaid, tellable_fields
 from dit.convert.errors import ConvertError, listed
+from dit.convert.load_hf.settings import checked_table, found_model, found_objective
 from dit.convert.megatron_checkpoint import write_file, write_index
 from dit.distributed.collective_errors import on_first_rank
-from dit.models.cost import network_cost
 from dit.models.diffusers.names import Pair
-from dit.models.registry import diffusers_form, family_of, is_distilled, pairs
+from dit.models.registry import diffusers_form, is_distilled
 from dit.progress import Track, no_progress
 
 _FILE_BYTES = 5 * 10**9
@@ -98,23 +91,6 @@ def import_weights(
     return Imported(target, config, count, found.note, stored.note, notices)
 
 
-def found_model(
-    source: DiffusersFolder,
-    *,
-    precision: Precision,
-    text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID,
-    given: Mapping[str, Any] | None = None,
-) -> ModelConfig:
-    """The network of a folder; raises as `import_weights`.
-
-    `given` are fields for what neither config.json nor the pipeline tells.
-    """
-    place = source.path / CONFIG
-    told: Any = {"precision": precision, "text_pad_to": text_pad_to, "given": given}
-    told["second"] = source.companion_config
-    return model_config(source.config, **told, pipeline=source.pipeline, place=place)
-
-
 def _given_fields(
     source: DiffusersFolder, words: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
@@ -147,34 +123,6 @@ def _check_given(given: Mapping[str, str], model: ModelConfig, source: Diffusers
             )
 
 
-def found_objective(
-    source: DiffusersFolder, model: ModelConfig, given: Sequence[str]
-) -> FoundObjective:
-    """What the network of a folder was trained for; raises as `import_weights`."""
-    found = objective_config(
-        source.scheduler,
-        place=source.scheduler_file,
-        given=given,
-        pipeline=source.pipeline,
-        of_family=family_of(model).objective.settings,
-        model=model,
-    )
-    return _of_expert(found, source, given)
-
-
-def _of_expert(
-    found: FoundObjective, source: DiffusersFolder, given: Sequence[str]
-) -> FoundObjective:
-    """With the levels of one of two transformers, where `given` says none."""
-    of_flow = found.objective.name == ObjectiveName.FLOW
-    if source.level_range is None or not of_flow or any("level_range" in word for word in given):
-        return found
-    objective = replace(found.objective, level_range=source.level_range)
-    low, high = source.level_range
-    note = f"{found.note}; level_range=[{low:g}, {high:g}] of the pipeline's boundary_ratio"
-    return FoundObjective(objective, note, (*found.stated, "level_range"))
-
-
 def _without_projection(
     source: DiffusersFolder, model: ModelConfig
 ) -> tuple[ModelConfig, tuple[str, ...]]:
@@ -187,38 +135,6 @@ def _without_projection(
     if part is None or not part.is_part(model):
         raise ConvertError(f"--projected-text: {source.path} has no text projection; leave it out")
     return part.removed(model), part.tensors
-
-
-def checked_table(
-    source: DiffusersFolder, model: ModelConfig, *, left_out: tuple[str, ...] = ()
-) -> list[Pair]:
-    """The name table of the model; tensors that are `left_out` may be there.
-
-    Raises:
-        ConvertError: the folder holds other tensors.
-    """
-    # Checked before the table gets as many lines.
-    if network_cost(model).layers > len(source.headers):
-        raise ConvertError(
-            f"{source.path / CONFIG} says num_layers={model.num_layers}, but there are only"
-            f" {len(source.headers)} tensors beside it"
-        )
-    table, form = pairs(model), diffusers_form(model)
-    ignored = form.ignored
-    if (second := form.companion_of(model)) is not None:
-        source.join(second)
-    elif form.companion is not None:  # it may have been joined for another network
-        ignored = (*ignored, f"{form.companion.folder}.*")
-    source.fill_up(table, added=form.added)
-    others = source.headers.keys() - {name for pair in table for name in pair.theirs}
-    for pattern, setting in form.added.items():
-        if names := [name for name in others if fnmatchcase(name, pattern)]:
-            raise ConvertError(
-                f"{source.path} has {listed(names)}: set {setting}, of the import or of the run, to"
-                " have them in the network"
-            )
-    source.check(table, ignored=(*ignored, *left_out))
-    return table
 
 
 def _write_checkpoint(

@@ -30,7 +30,8 @@ from dit.convert.atomic_folder import new_folder
 from dit.convert.cards import LoraCard, PictureCode, RunFacts, write_card
 from dit.convert.diffusers_checkpoint import DiffusersFolder, is_diffusers_folder, open_folder
 from dit.convert.errors import ConvertError
-from dit.convert.import_ import checked_table, found_model, found_objective, stored_precision
+from dit.convert.import_ import stored_precision
+from dit.convert.load_hf.settings import checked_table, found_model, found_objective
 from dit.convert.load_hf.start import origin_of, weights_of_folder
 from dit.convert.megatron_checkpoint import StoredWeights, write_tensors
 from dit.distributed.collective_errors import on_first_rank

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from textwrap import shorten
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
 from dit.parsing import cause
 
 T = TypeVar("T")
@@ -25,6 +23,8 @@ def on_all_ranks(work: Callable[[], T]) -> list[T]:
     Raises:
         RankError: `work` raised an OSError, RuntimeError or ValueError on one of them.
     """
+    import torch.distributed as dist  # files that raise these errors are read without torch, too
+
     mine: tuple[T | None, str] = (None, "")
     try:
         mine = (work(), "")
@@ -45,6 +45,8 @@ def on_first_rank(work: Callable[[], object]) -> None:
     Raises:
         RankError: as `on_all_ranks`.
     """
+    import torch.distributed as dist
+
     on_all_ranks(work if dist.get_rank() == 0 else lambda: None)
 
 
@@ -54,6 +56,8 @@ def from_first_rank(work: Callable[[], T]) -> T:
     Raises:
         ValueError: `work` raised it.
     """
+    import torch.distributed as dist
+
     outcome: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from dit.checkpoint_paths import find_checkpoint, saved_config
-from dit.config import ModelConfig, ObjectiveConfig, RunConfig
+from dit.config import (
+    ModelConfig,
+    ObjectiveConfig,
+    ObjectiveName,
+    Precision,
+    RunConfig,
+    TextPadding,
+)
+from dit.config.resume import weight_settings
 from dit.config_loading.load import ForWeights
 from dit.config_loading.schema import hints
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folder
-from dit.convert.diffusers_config import tellable_fields
-from dit.convert.errors import ConvertError
-from dit.convert.import_ import checked_table, found_model, found_objective
+from dit.convert.diffusers_config import (
+    FoundObjective,
+    Unsaid,
+    model_config,
+    objective_config,
+    tellable_fields,
+)
+from dit.convert.errors import ConvertError, listed
+from dit.models.cost import network_cost
 from dit.models.diffusers.names import Pair
-from dit.models.registry import family_of
-from dit.train.checkpoint.state_dict import weight_settings
+from dit.models.registry import diffusers_form, family_of, pairs
 
 LOAD_HF = "checkpoint.load_hf"
 
@@ -92,6 +106,19 @@ def open_hf_weights(path: Path, model: ModelConfig) -> HfWeights:
     return HfWeights(source=source, table=table, notes=lines)
 
 
+def weights_of_run(config: RunConfig) -> HfWeights | None:
+    """The folder of `checkpoint.load_hf`; None without one, or with a checkpoint of the run's own.
+
+    Raises:
+        ConvertError: as `open_hf_weights`.
+        CheckpointError: the run's own checkpoint is not complete.
+    """
+    c = config.checkpoint
+    if c.load_hf is None or (c.save is not None and find_checkpoint(Path(c.save)) is not None):
+        return None
+    return open_hf_weights(Path(c.load_hf), config.model)
+
+
 def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveConfig) -> list[str]:
     """Lines for the log: where the objective is from, and the keys that a run has set otherwise.
 
@@ -116,3 +143,80 @@ def _fitting(source: DiffusersFolder, model: ModelConfig, told: ModelConfig) -> 
         return checked_table(source, model)
     except ConvertError:
         return None
+
+
+def found_model(
+    source: DiffusersFolder,
+    *,
+    precision: Precision,
+    text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID,
+    given: Mapping[str, Any] | None = None,
+) -> ModelConfig:
+    """The network of a folder; raises as `import_weights`.
+
+    `given` are fields for what neither config.json nor the pipeline tells.
+    """
+    place = source.path / CONFIG
+    told: Any = {"precision": precision, "text_pad_to": text_pad_to, "given": given}
+    told["second"] = source.companion_config
+    return model_config(source.config, **told, pipeline=source.pipeline, place=place)
+
+
+def found_objective(
+    source: DiffusersFolder, model: ModelConfig, given: Sequence[str]
+) -> FoundObjective:
+    """What the network of a folder was trained for; raises as `import_weights`."""
+    found = objective_config(
+        source.scheduler,
+        place=source.scheduler_file,
+        given=given,
+        pipeline=source.pipeline,
+        of_family=family_of(model).objective.settings,
+        model=model,
+    )
+    return _of_expert(found, source, given)
+
+
+def _of_expert(
+    found: FoundObjective, source: DiffusersFolder, given: Sequence[str]
+) -> FoundObjective:
+    """With the levels of one of two transformers, where `given` says none."""
+    of_flow = found.objective.name == ObjectiveName.FLOW
+    if source.level_range is None or not of_flow or any("level_range" in word for word in given):
+        return found
+    objective = replace(found.objective, level_range=source.level_range)
+    low, high = source.level_range
+    note = f"{found.note}; level_range=[{low:g}, {high:g}] of the pipeline's boundary_ratio"
+    return FoundObjective(objective, note, (*found.stated, "level_range"))
+
+
+def checked_table(
+    source: DiffusersFolder, model: ModelConfig, *, left_out: tuple[str, ...] = ()
+) -> list[Pair]:
+    """The name table of the model; tensors that are `left_out` may be there.
+
+    Raises:
+        ConvertError: the folder holds other tensors.
+    """
+    # Checked before the table gets as many lines.
+    if network_cost(model).layers > len(source.headers):
+        raise ConvertError(
+            f"{source.path / CONFIG} says num_layers={model.num_layers}, but there are only"
+            f" {len(source.headers)} tensors beside it"
+        )
+    table, form = pairs(model), diffusers_form(model)
+    ignored = form.ignored
+    if (second := form.companion_of(model)) is not None:
+        source.join(second)
+    elif form.companion is not None:  # it may have been joined for another network
+        ignored = (*ignored, f"{form.companion.folder}.*")
+    source.fill_up(table, added=form.added)
+    others = source.headers.keys() - {name for pair in table for name in pair.theirs}
+    for pattern, setting in form.added.items():
+        if names := [name for name in others if fnmatchcase(name, pattern)]:
+            raise ConvertError(
+                f"{source.path} has {listed(names)}: set {setting}, of the import or of the run, to"
+                " have them in the network"
+            )
+    source.check(table, ignored=(*ignored, *left_out))
+    return table

@@ -25,14 +25,19 @@ from torch import Tensor
 from dit.config import RunConfig
 from dit.convert.diffusers_checkpoint import DiffusersFolder
 from dit.convert.errors import ConvertError, listed
-from dit.convert.load_hf.settings import HfWeights, objective_notes, open_hf_weights
+from dit.convert.load_hf.settings import (
+    HfWeights,
+    objective_notes,
+    open_hf_weights,
+    weights_of_run,
+)
 from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.distributed.watchdog import heartbeat
 from dit.models.diffusers.arrangements import Same
 from dit.models.diffusers.names import Pair
 from dit.models.layers.adaptable import is_of_any_adapter
 from dit.models.registry import is_distilled
-from dit.train.checkpoint.starting_point import Origin, read_origin, starting_point
+from dit.train.checkpoint.starting_point import Origin, read_origin
 from dit.train.model_and_optimizer import fill_shards, weight_shards
 
 
@@ -92,10 +97,8 @@ def hf_start(config: RunConfig) -> HfStart | None:
         ConvertError: the folder does not fit the run.
         CheckpointError: the run has a checkpoint of its own that cannot be told.
     """
-    folder = config.checkpoint.load_hf
-    if folder is None or starting_point(config) is not None:
+    if (weights := weights_of_run(config)) is None:
         return None
-    weights = open_hf_weights(Path(folder), config.model)
     notes = objective_notes(weights.source, config.model, config.objective)
     return HfStart(weights, (*_of_distillation(weights.source, config), *notes))
 

@@ -8,11 +8,8 @@ Its class is `ChromaTransformer2DModel`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-
-from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.chroma.family import MOST_APPROXIMATOR_LAYERS, ChromaConfig
@@ -28,6 +25,11 @@ from dit.models.joint.diffusers import (
 )
 from dit.models.joint.linear_names import EMBEDDERS, FLUX, double_block_names, single_block_names
 from dit.models.joint.tensor_names import EMBEDDER_ROWS, stack_layers, stack_rows, stream_sizes
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "ChromaTransformer2DModel"
 _THEIRS = "distilled_guidance_layer"

@@ -9,13 +9,15 @@ So a round trip gives back every bit.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dit.config import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Arrangement(Protocol):
@@ -102,7 +104,7 @@ class ByHead(Same):
             for index, part in enumerate(parts)
         ]
         heads = [part.unflatten(0, (self.groups(model), -1)) for part in parts]
-        return torch.cat(heads, dim=1).flatten(0, 1)
+        return _cat(heads, dim=1).flatten(0, 1)
 
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:
         heads = whole.unflatten(0, (self.groups(model), -1))
@@ -171,6 +173,12 @@ class GatesThenValues(Same):
         return [rows // 2] * 2
 
 
+def _cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    from torch import cat  # imported late: names and shapes of tables are told without torch
+
+    return cat(tuple(parts), dim)
+
+
 def by_turns(x: Tensor) -> Tensor:
     """Rows of both halves of [2 * F, ...] by turns."""
     return x.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1)
@@ -195,7 +203,7 @@ class FusedHeads(Same):
 
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
         *qkv, wide = _BY_HEAD.split(whole, model, 4)
-        return [torch.cat([*qkv, in_halves(wide)])]
+        return [_cat([*qkv, in_halves(wide)])]
 
     def linears(self, rows: int, model: ModelConfig) -> list[int]:
         qkv = [model.hidden_size] * 3
@@ -215,12 +223,12 @@ class HeadColumns(Same):
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
         heads = model.num_attention_heads
         both = parts[0].tensor_split([model.hidden_size], dim=-1)
-        return torch.cat([part.unflatten(-1, (heads, -1)) for part in both], dim=-1).flatten(-2)
+        return _cat([part.unflatten(-1, (heads, -1)) for part in both], dim=-1).flatten(-2)
 
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
         heads = model.num_attention_heads
         both = whole.unflatten(-1, (heads, -1)).tensor_split([model.hidden_size // heads], dim=-1)
-        return [torch.cat([part.flatten(-2) for part in both], dim=-1)]
+        return [_cat([part.flatten(-2) for part in both], dim=-1)]
 
     @property
     def of_inputs(self) -> bool:
@@ -301,7 +309,7 @@ class Convolution(Same):
         count: int,  # noqa: ARG002
     ) -> list[tuple[int, ...]]:
         patch = (model.patch_temporal, model.patch_spatial, model.patch_spatial)[3 - self.axes :]
-        return [(shape[0], shape[1] // torch.Size(patch).numel(), *patch)]
+        return [(shape[0], shape[1] // math.prod(patch), *patch)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +339,7 @@ class SwappedHalves(Same):
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
-        return torch.cat(parts[0].chunk(2)[::-1])
+        return _cat(parts[0].chunk(2)[::-1])
 
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
-        return [torch.cat(whole.chunk(2)[::-1])]
+        return [_cat(whole.chunk(2)[::-1])]

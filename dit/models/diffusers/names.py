@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from dit.config import ModelConfig
 from dit.models.diffusers.arrangements import SAME, Arrangement, Convolution
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TensorSplit(StrEnum):

@@ -12,13 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import PositiveFloat, PositiveInt
-from torch import Tensor, nn
 
-from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import ByHead, Features
@@ -41,6 +38,11 @@ from dit.models.dit.pipelines import PIPELINES
 from dit.models.family import InputKind
 from dit.models.registry import family_of
 from dit.token_ids import TOKEN_IDS, as_ids
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "CosmosTransformer3DModel"
 _BASE_FPS = 24.0  # fixed in Diffusers
@@ -308,6 +310,9 @@ def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
+    import torch
+    from torch import nn
+
     model: Any = config.model
     text = sample.text_LE
     if model.trains_conditioner:
@@ -342,6 +347,8 @@ def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig)
     Raises:
         ValueError: it has inputs that are not fed here.
     """
+    from dit.batch import TEXT
+
     model: Any = config.model
     if model.trains_conditioner:
         raise ValueError("model.text_conditioner=trained is not compared; use stored")

@@ -9,12 +9,8 @@ Its class is `FluxTransformer2DModel`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.config.checks import Rule
 from dit.models.diffusers.form import (
@@ -53,6 +49,11 @@ from dit.models.joint.tensor_names import (
     stack_rows,
     stream_sizes,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "FluxTransformer2DModel"
 
@@ -116,6 +117,8 @@ def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
+    import torch
+
     guidance, others = config.objective.guidance, dict(sample.others)
     told: dict[str, Any] = {"pooled_projections": others.pop(POOLED)[None]}
     told["guidance"] = None if guidance is None else torch.tensor([guidance])
@@ -128,6 +131,10 @@ def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig)
 
     It has no mask, so that it attends to the padding of shorter samples and captions.
     """
+    import torch
+
+    from dit.batch import TEXT
+
     guidance, level_B = config.objective.guidance, samples.level_B
     return run_on_patches(
         network,

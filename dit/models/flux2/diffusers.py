@@ -9,12 +9,8 @@ Its class is `Flux2Transformer2DModel`.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from dit.batch import LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import (
@@ -45,7 +41,11 @@ from dit.models.joint.tensor_names import (
     two_linears,
 )
 from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.positions import TimeOffsetPositions
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "Flux2Transformer2DModel"
 PATCH = 1
@@ -167,6 +167,10 @@ def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
+    import torch
+
+    from dit.models.positions import TimeOffsetPositions
+
     guidance, references = config.objective.guidance, (*sample.others.values(),)
     told: dict[str, Any] = {"txt_ids": TimeOffsetPositions.of_text([len(sample.text_LE)])}
     told["guidance"] = None if guidance is None else torch.tensor([guidance])

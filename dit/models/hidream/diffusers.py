@@ -8,13 +8,10 @@ Its class is `HiDreamImageTransformer2DModel`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import NonNegativeInt, PositiveInt
-from torch import Tensor, nn
 
-from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import Features
@@ -36,6 +33,11 @@ from dit.models.joint.expert_names import layered_rows
 from dit.models.joint.layered import seen_states
 from dit.models.joint.tensor_names import modulation_rows, stream_sizes, two_linears
 from dit.models.layer_spec import MOST_EXPERTS
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "HiDreamImageTransformer2DModel"
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -167,6 +169,8 @@ def _run_network(
 
     In training, where alone experts have gradients, it is rows of tokens, [1, C, T, p * p].
     """
+    import torch
+
     model: Any = config.model
     p, latent_CHW = model.patch_spatial, sample.latent_CFHW[:, 0]
     rows, columns = (side // p for side in latent_CHW.shape[1:])

@@ -10,13 +10,10 @@ Its class is `HunyuanImageTransformer2DModel`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
 
-from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import Convolution
@@ -35,6 +32,11 @@ from dit.models.joint.tensor_names import (
     stream_sizes,
     two_linears,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "HunyuanImageTransformer2DModel"
 _TOLD = "time_guidance_embed"
@@ -135,6 +137,8 @@ def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
+    import torch
+
     model, guidance = config.model, config.objective.guidance
     assert isinstance(model, HunyuanImageConfig)
     (made,) = network(

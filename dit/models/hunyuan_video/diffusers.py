@@ -9,12 +9,8 @@ Its class is `HunyuanVideoTransformer3DModel`.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor, nn
-
-from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import Convolution
@@ -32,6 +28,11 @@ from dit.models.joint.tensor_names import (
     stack_rows,
     stream_sizes,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "HunyuanVideoTransformer3DModel"
 
@@ -116,6 +117,8 @@ def without_first_frame(network: Any) -> nn.Module:
 
     Diffusers' class tells tokens of the first frame level 0 in any video, given or not.
     """
+    import torch
+
     with torch.device("meta"):
         plain = type(network).from_config({**network.config, "image_condition_type": None})
     plain.load_state_dict(network.state_dict(), assign=True)
@@ -126,6 +129,8 @@ def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample, by the pipeline for what it has."""
+    import torch
+
     model, latent, inputs = config.model, sample.latent_CFHW, sample.inputs
     assert isinstance(model, HunyuanVideoConfig)
     given, guidance = inputs.get(FIRST_FRAME), config.objective.guidance

@@ -11,12 +11,8 @@ Its class is `HunyuanVideo15Transformer3DModel`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import Convolution
@@ -41,6 +37,11 @@ from dit.models.joint.tensor_names import (
     stream_sizes,
     two_linears,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "HunyuanVideo15Transformer3DModel"
 _WHOLE = TensorSplit.REPLICATED
@@ -131,6 +132,8 @@ def _run_network(
 
     Without a picture it is given rows of zeros, as by the pipeline for text-to-video.
     """
+    import torch
+
     model, latent, inputs = config.model, sample.latent_CFHW, sample.inputs
     assert isinstance(model, HunyuanVideo15Config)
     _, condition = first_frame(latent, inputs.get(FIRST_FRAME))

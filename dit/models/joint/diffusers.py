@@ -9,23 +9,24 @@ captions; those of HunyuanVideo 1.5 and HunyuanImage read rows of ByT5, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
 
-from dit.batch import LatentSample
 from dit.config import ModelConfig, RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.form import Key, OwnKey, heads_of, same
 from dit.models.joint.family import DoubleSingleConfig
 from dit.models.layer_spec import MOST_REFINER_LAYERS
-from dit.models.positions import GridPositions, PositionRule, patchify, unpatchify
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
+    from dit.models.positions import PositionRule
 
 PATCH = 2
 """Rows and columns of a token in the pipelines of FLUX and Chroma."""
-_GRID_POSITIONS = GridPositions()
 
 
 def _channels(t: Any) -> int:
@@ -130,14 +131,19 @@ def run_on_patches(
     model: ModelConfig,
     *,
     fps: float,
-    positions: PositionRule = _GRID_POSITIONS,
+    positions: PositionRule | None = None,
     **inputs: Any,
 ) -> Tensor:
     """What Diffusers' network makes of samples of one size [B, C, F, H, W].
 
     `latents` are those of each sample, then its references; `inputs` are others of its class. Text
-    stands at the origin of `positions`, unless `txt_ids` say where.
+    stands at the origin of `positions` (None: `GridPositions`), unless `txt_ids` say where.
     """
+    import torch
+
+    from dit.models.positions import GridPositions, patchify, unpatchify
+
+    positions = positions or GridPositions()
     patch = (model.patch_temporal, model.patch_spatial)
     cut = [[patchify(latent, *patch) for latent in of_sample] for of_sample in latents]
     grids, device = tuple(grid for grid, _ in cut[0]), text_BLE.device
@@ -162,6 +168,8 @@ def run_on_sample(
     **inputs: Any,
 ) -> Tensor:
     """What it makes of one sample, [C, F, H, W]; `references` are such latents of any size."""
+    import torch
+
     latents, text_BLE = (sample.latent_CFHW, *references), sample.text_LE[None]
     inputs["timestep"] = torch.tensor([level / 1000])  # it multiplies by 1000 itself
     return run_on_patches(network, [latents], text_BLE, model, fps=sample.fps, **inputs)[0]

@@ -20,6 +20,7 @@ from dit.models.layer_spec.layers import (
     StackSpec,
 )
 from dit.models.layer_spec.parts import (
+    ALL_NOISE,
     LEVEL_WAVES,
     MOST_EXPERTS,
     MOST_REFINER_LAYERS,

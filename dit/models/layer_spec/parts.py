@@ -267,6 +267,8 @@ def replicated(
     return Cost(linears=(shape,))
 
 
+ALL_NOISE = 1000.0
+"""What networks are told of t = 1."""
 LEVEL_WAVES = 256
 """Cosines and sines of a noise level or a guidance scale; fixed in Diffusers."""
 

@@ -8,12 +8,8 @@ Its class is `LongCatImageTransformer2DModel`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from dit.batch import Grid, LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.config.checks import Rule
 from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
@@ -36,7 +32,11 @@ from dit.models.joint.tensor_names import (
     two_linears,
 )
 from dit.models.longcat.family import LongCatConfig
-from dit.models.positions import GridPositions
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import Grid, LatentSample
 
 CLASS = "LongCatImageTransformer2DModel"
 _KEYS = double_single_keys(
@@ -61,6 +61,10 @@ class _BehindText:
     axes: int = 3
 
     def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
+        import torch
+
+        from dit.models.positions import GridPositions
+
         return GridPositions()(grids, fps=fps) + torch.tensor([1, self.rows, self.rows])
 
 
@@ -68,6 +72,8 @@ def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
+    import torch
+
     rows = len(sample.text_LE)
     told: dict[str, Any] = {"txt_ids": torch.arange(rows)[:, None] * torch.tensor([0, 1, 1])}
     pictures = (one for name, one in sample.others.items() if name.startswith(REFERENCE))

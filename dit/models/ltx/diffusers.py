@@ -8,13 +8,10 @@ Its class is `LTXVideoTransformer3DModel`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
 
-from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import ByHead, RotaryPairs
@@ -38,7 +35,11 @@ from dit.models.ltx.family import (
     LtxConfig,
     ltx_positions,
 )
-from dit.models.positions import patchify, unpatchify
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "LTXVideoTransformer3DModel"
 _LAYER, _BLOCK = "blocks.layers.*", "transformer_blocks.*"
@@ -225,6 +226,10 @@ def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample: of its target, in front of its references."""
+    import torch
+
+    from dit.models.positions import patchify, unpatchify
+
     model: Any = config.model
     patch = model.patch_temporal, model.patch_spatial
     latent, given = sample.latent_CFHW, sample.others.get(FIRST_FRAME)

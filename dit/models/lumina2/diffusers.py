@@ -6,12 +6,10 @@ Its class is `Lumina2Transformer2DModel`.
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
 
-from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
 from dit.models.diffusers.names import NameTable
@@ -25,8 +23,13 @@ from dit.models.joint.lumina_names import (
     lumina_sizes,
 )
 from dit.models.joint.sequential_names import refined_layers
+from dit.models.layer_spec import ALL_NOISE
 from dit.models.lumina2.family import AXES_LENS, EPS
-from dit.models.stacks.stacked_transformer import ALL_NOISE
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "Lumina2Transformer2DModel"
 _TABLE = NameTable(
@@ -75,6 +78,8 @@ KEYS = ConfigKeys(
 
 def _run_network(network: nn.Module, sample: LatentSample, level: float, _: RunConfig) -> Tensor:
     """What Diffusers' network makes of one sample, as its pipeline turns it round."""
+    import torch
+
     text_1LE = sample.text_LE[None]
     (made,) = network(
         hidden_states=sample.latent_CFHW[:, 0][None],

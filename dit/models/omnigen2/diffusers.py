@@ -8,13 +8,10 @@ Diffusers has no class of it; its own public code is `OmniGen2Transformer2DModel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
 
-from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline, own_names
@@ -28,8 +25,13 @@ from dit.models.joint.lumina_names import (
     patch_rows,
 )
 from dit.models.joint.sequential_names import refined_layers
+from dit.models.layer_spec import ALL_NOISE
 from dit.models.omnigen2.family import EPS, LEVELS, MOST_REFERENCES, OmniGen2Config
-from dit.models.stacks.stacked_transformer import ALL_NOISE
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "OmniGen2Transformer2DModel"
 _STACKS = {**LUMINA_STACKS, "reference_refiner": "ref_image_refiner"}
@@ -80,6 +82,7 @@ KEYS = ConfigKeys(
 
 def _run_network(network: nn.Module, sample: LatentSample, level: float, _: RunConfig) -> Tensor:
     """What the public code's network makes of one sample, as its pipeline turns it round."""
+    import torch
     from diffusers.models.embeddings import get_1d_rotary_pos_embed
 
     text_1LE = sample.text_LE[None]

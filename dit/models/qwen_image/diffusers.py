@@ -8,14 +8,10 @@ Its class is `QwenImageTransformer2DModel`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
-from torch.nn.functional import pad
 
-from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.form import (
@@ -31,8 +27,12 @@ from dit.models.diffusers.form import (
 from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.family import REFERENCE
 from dit.models.joint.tensor_names import HEAD_ROWS, double_stream_rows, stream_sizes
-from dit.models.positions import patchify, unpatchify
 from dit.models.qwen_image.family import MOST_REFERENCES, SCALE, QwenImageConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "QwenImageTransformer2DModel"
 _LONGEST_SIDE = 2 * 4096  # in patches: its table of angles has 4096 rows for either sign
@@ -141,6 +141,11 @@ def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
+    import torch
+    from torch.nn.functional import pad
+
+    from dit.models.positions import patchify, unpatchify
+
     latents = [sample.latent_CFHW]
     latents += [x for name, x in sample.others.items() if name.startswith(REFERENCE)]
     patch = (1, config.model.patch_spatial)

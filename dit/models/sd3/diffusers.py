@@ -8,13 +8,10 @@ Its class is `SD3Transformer2DModel`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
 
-from dit.batch import LatentSample
 from dit.config import RunConfig, TextPadding
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import Convolution, Features, LeadingOne, SwappedHalves
@@ -41,6 +38,11 @@ from dit.models.joint.tensor_names import (
     stream_sizes,
 )
 from dit.models.sd3.family import TABLE, Sd3Config, ends_dual
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "SD3Transformer2DModel"
 _RMS = "rms_norm"
@@ -202,6 +204,8 @@ KEYS = ConfigKeys(
 
 def _run_network(network: nn.Module, sample: LatentSample, level: float, _: RunConfig) -> Tensor:
     """What Diffusers' network makes of one sample."""
+    import torch
+
     (made,) = network(
         hidden_states=sample.latent_CFHW[None, :, 0],
         encoder_hidden_states=sample.text_LE[None],

@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from dit.models.layer_spec import StackSpec
+from dit.models.layer_spec import ALL_NOISE, StackSpec
 from dit.models.layers.adaptable import TOKENS, DropoutRows, TokenPlaces, dropping
 from dit.models.layers.context_parallel import Context
 from dit.models.layers.parallel_linear import BuildContext
@@ -38,10 +38,6 @@ from dit.pack_wire import to_device
 
 Blocks = dict[str, Tensor]
 """Hidden states and what is learned of a pack's inputs, by name."""
-
-
-ALL_NOISE = 1000.0
-"""What networks are told of t = 1."""
 
 
 class StackedTransformer(MegatronModule):

@@ -8,13 +8,10 @@ Its class is `WanTransformer3DModel`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
 
-from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import ByHead, Convolution, Features, LeadingOne, RotaryPairs
@@ -38,6 +35,11 @@ from dit.models.wan.family import (
     ImageCondition,
     WanConfig,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "WanTransformer3DModel"
 GATE = "to_gate_compress"
@@ -356,6 +358,9 @@ def _run_network(
     network: nn.Module, sample: LatentSample, level: float, config: RunConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
+    import torch
+    from torch import nn
+
     model: Any = config.model
     text, latent, image = sample.text_LE, sample.latent_CFHW, sample.others.get(IMAGE)
     if model.text_pad_to is not None:

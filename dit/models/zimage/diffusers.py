@@ -9,13 +9,10 @@ Its class is `ZImageTransformer2DModel`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
 
-from dit.batch import LatentSample
 from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import Features
@@ -28,10 +25,13 @@ from dit.models.joint.sequential_names import (
     weight_row,
 )
 from dit.models.joint.tensor_names import BY_HEAD
-from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS
-from dit.models.stacks.stacked_transformer import ALL_NOISE
-from dit.models.zimage.family import AXES_LENS, EPS, INSIDE_OF_TOLD, MLP_RATIO, ZImageConfig
-from dit.models.zimage.model import ZImageNetwork
+from dit.models.layer_spec import ALL_NOISE, LEVEL_WAVES, MOST_REFINER_LAYERS
+from dit.models.zimage.family import AXES_LENS, EPS, INSIDE_OF_TOLD, MLP_RATIO, THETA, ZImageConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dit.batch import LatentSample
 
 CLASS = "ZImageTransformer2DModel"
 _STACKS = {"noise_refiner": "noise_refiner", "context_refiner": "context_refiner"}
@@ -136,8 +136,8 @@ def _rules(t: Any) -> list[Rule]:
         (t.qk_norm, "qk_norm=false"),
         (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g}, not {EPS:g}"),
         (
-            t.rope_theta == ZImageNetwork.theta,
-            f"rope_theta={t.rope_theta:g}, not {ZImageNetwork.theta:g}",
+            t.rope_theta == THETA,
+            f"rope_theta={t.rope_theta:g}, not {THETA:g}",
         ),
         (t.t_scale == ALL_NOISE, f"t_scale={t.t_scale:g}, not {ALL_NOISE:g}"),
         (
@@ -162,7 +162,7 @@ KEYS = ConfigKeys(
         Key("qk_norm", default=True),
         Key("cap_feat_dim", "crossattn_emb_size", 2560),
         Key("siglip_feat_dim", type=PositiveInt | None),
-        Key("rope_theta", default=ZImageNetwork.theta),
+        Key("rope_theta", default=THETA),
         Key("t_scale", default=ALL_NOISE),
         Key("axes_dims", "rope_axes", (32, 48, 48)),
         Key("axes_lens", default=(1024, 512, 512), write=lambda _: AXES_LENS),
@@ -187,6 +187,8 @@ def _inexpressible(config: RunConfig) -> list[str]:
 
 def _run_network(network: nn.Module, sample: LatentSample, level: float, _: RunConfig) -> Tensor:
     """What Diffusers' network makes of one sample, as its pipeline turns it round."""
+    import torch
+
     told = torch.tensor([1 - level / ALL_NOISE])
     (made,) = network([sample.latent_CFHW], told, [sample.text_LE], return_dict=False)
     return -made[0]

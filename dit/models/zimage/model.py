@@ -5,14 +5,14 @@ from __future__ import annotations
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from dit.models.stacks.refined_transformer import RefinedTransformer
-from dit.models.zimage.family import FAMILY, INSIDE_OF_TOLD, ZImageConfig, zimage_stacks
+from dit.models.zimage.family import FAMILY, INSIDE_OF_TOLD, THETA, ZImageConfig, zimage_stacks
 
 
 class ZImageNetwork(RefinedTransformer):
     """The arithmetic is that of Diffusers' `ZImageTransformer2DModel`."""
 
     sign, tells_data_part = FAMILY.objective.sign, FAMILY.objective.tells_data_part
-    theta = 256.0
+    theta = THETA
     told_divisor = 1.0
     rounds_angles = True
     first_place = 1

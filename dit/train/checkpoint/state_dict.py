@@ -32,7 +32,7 @@ from dit.checkpoint_paths import (
     verify,
 )
 from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
-from dit.config.resume import Resume, resume_class
+from dit.config.resume import OF_MODEL, Resume, resume_class, weight_settings
 from dit.config_loading.schema import schema_of
 from dit.distcp import common_values, load, tensor_names
 from dit.distributed.watchdog import is_lost_peer
@@ -90,7 +90,6 @@ class TrainProgress:
 INTERVAL = "log_interval.safetensors"
 _T = TypeVar("_T")
 _AVERAGE = "ema."
-_OF_MODEL = (Resume.REFUSED, Resume.OF_INPUTS)
 """Prefix of the average of a weight."""
 
 
@@ -402,15 +401,6 @@ def _spelled(value: Any) -> str:
     return json.dumps(value, default=asdict, ensure_ascii=False).strip('"')
 
 
-def weight_settings(model: ModelConfig) -> dict[str, Any]:
-    """The settings that decide shape and meaning of weights and inputs, by field."""
-    return {
-        f.name: getattr(model, f.name)
-        for f in fields(model)
-        if resume_class(type(model), f.name) in _OF_MODEL
-    }
-
-
 def _of_weights(model: ModelConfig) -> dict[str, Any]:
     """Of these the ones that another run on the same weights must keep, by key."""
     return {
@@ -424,7 +414,7 @@ def _fixed(config: RunConfig) -> dict[str, Any]:
     """The settings that decide shape and meaning of what a checkpoint stores."""
     schema, fixed = schema_of(config), {}
     for key in schema.all_keys():
-        if schema.resume_class(key) in _OF_MODEL:
+        if schema.resume_class(key) in OF_MODEL:
             fixed[key] = attrgetter(key)(config)
     # With another error the network learns another location of the target than its mean.
     if config.objective.loss is not LossKind.HUBER:

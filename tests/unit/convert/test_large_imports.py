@@ -15,7 +15,7 @@ from dit.config import Precision
 from dit.convert.diffusers_checkpoint import DiffusersFolder, Header
 from dit.convert.diffusers_config import model_config
 from dit.convert.errors import ConvertError
-from dit.convert.import_ import checked_table
+from dit.convert.load_hf.settings import checked_table
 from dit.convert.megatron_checkpoint import stored_shape
 from dit.models.registry import family_of, named_model
 
@@ -39,7 +39,7 @@ def folder(config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Diffus
     """What an import knows of a folder with these tensors before it reads one."""
     place = Path("published")
     headers = {
-        name: Header(file=place / "weights", dtype=torch.bfloat16, shape=shape)
+        name: Header(file=place / "weights", kind="BF16", shape=shape)
         for name, shape in shapes.items()
     }
     others: dict[str, Any] = dict.fromkeys(("scheduler", "pipeline", "level_range"))

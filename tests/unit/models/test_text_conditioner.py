@@ -22,7 +22,8 @@ from dit.config import LoraConfig, RunConfig, Weights
 from dit.convert.diffusers_checkpoint import open_folder
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights
-from dit.convert.import_ import checked_table, import_weights
+from dit.convert.import_ import import_weights
+from dit.convert.load_hf.settings import checked_table
 from dit.convert.verify import compare_forward, compare_tensors
 from dit.lora.factors import shapes_of, to_stored
 from dit.lora.targets import attach_adapters, chosen_adapters

@@ -10,9 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from dit.config import RunConfig
+from dit.config_loading import load_config
+from dit.convert.diffusers_config import diffusers_transformer_config
+from dit.models.registry import pairs
 from recipes import pretrain_dit
+from recipes.runs import dit_debug
 
 HEAVY = ("torch", "megatron", "diffusers", "transformers", "sklearn", "matplotlib", "webdataset")
 MAIN = '__name__ == "__main__"'
@@ -91,18 +98,41 @@ def said(found: list[tuple[list[str], list[str], int, str]]) -> str:
     return "\n".join(f"{' '.join(words)}: {asked[0]}" for words, asked, *_ in found if asked)
 
 
-def test_no_help_and_no_printed_configuration_imports_torch(repo_root: Path) -> None:
+def weights_of(config: RunConfig, place: Path) -> Path:
+    """A folder as Diffusers writes it, of zeros."""
+    place.mkdir()
+    told = json.dumps(diffusers_transformer_config(config))
+    (place / "config.json").write_text(told)
+    shapes = {n: shape for pair in pairs(config.model) for n, shape in pair.their_shapes.items()}
+    zeros = {name: np.zeros(shape, np.float16) for name, shape in shapes.items()}
+    save_file(zeros, place / "diffusion_pytorch_model.safetensors")
+    return place
+
+
+def test_no_help_and_no_printed_configuration_imports_torch(
+    repo_root: Path, tmp_path: Path
+) -> None:
     helps = answers(repo_root, [[file, "--help"] for file in commands_of(repo_root)])
     assert not said(helps), said(helps)
     assert not [words for words, _, code, out in helps if code or "usage:" not in out]
     assert ["data_prep/__main__.py", "image", "--help"] in [words for words, *_ in helps]
     printing = [words[0] for words, *_, out in helps if "--print-config" in out]
     assert "recipes/pretrain_dit.py" in printing
-    files = map(str, sorted(repo_root.glob("conf/*_debug.yaml")))  # one of each family
-    options = [["--config-file", file, "--print-config"] for file in files]
-    printed = answers(repo_root, [[one, *words] for one in printing for words in options])
+    reading = ("optimizer.kind=muon", "train.epochs=2")  # names of weights; data
+    files = sorted(repo_root.glob("conf/*_debug.yaml"))  # one of each family
+    options = [["--config-file", str(file), "--print-config", *reading] for file in files]
+    own, flux = tmp_path / "run", repo_root / "conf" / "flux_debug.yaml"
+    whole = weights_of(load_config(dit_debug(), config_file=flux), tmp_path / "whole")
+    frozen = "optimizer.groups=[{pattern: '*attention*', frozen: true}]"
+    words = [f"checkpoint.load_hf={whole}", "checkpoint.also_save_hf=true", frozen]
+    words += [f"checkpoint.save={own}", "--print-config"]
+    starts = [[one, *words] for one in printing for words in options]
+    starts += [["recipes/pretrain_dit.py", "--config-file", str(flux), *words]]
+    printed = answers(repo_root, starts)
     assert not said(printed), said(printed)
     assert not [words for words, _, code, out in printed if code or "model:" not in out]
+    untold = [out for words, *_, out in printed[:-1] if words[0] == "recipes/pretrain_dit.py"]
+    assert all("# steps         not train.train_iters" in out for out in untold)
 
 
 @pytest.mark.parametrize(
