@@ -47,9 +47,16 @@ class _Module(ModuleType):
         return _made(name, _Meta(name, (_Nothing,), {}))
 
 
-class _Absent(MetaPathFinder, Loader):
+class Absent(MetaPathFinder, Loader):
+    """Makes packages, and the modules in them, whose names do nothing."""
+
+    def __init__(self, *packages: str):
+        self.inside = tuple(f"{name}." for name in packages)
+
     def find_spec(self, name: str, _path: Any, _target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.split(".")[0] in ABSENT else None
+        return (
+            ModuleSpec(name, self, is_package=True) if f"{name}.".startswith(self.inside) else None
+        )
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Module(spec.name)
@@ -73,7 +80,7 @@ def work(hf: Path, ours: Path) -> None:
     from dit.train.checkpoint.state_dict import load_weights
 
     start_processes(seed=1, model=DitConfig())
-    sys.meta_path.insert(0, _Absent())  # after Megatron-Core has found that they are absent
+    sys.meta_path.insert(0, Absent(*ABSENT))  # after Megatron-Core has found that they are absent
     from megatron.bridge.models.conversion.model_bridge import get_model_bridge
 
     from dit.convert.bridge import DiffusersSource, NetworkBridge, NetworkProvider, register

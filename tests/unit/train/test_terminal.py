@@ -156,3 +156,24 @@ def test_a_project_is_logged_unless_it_is_disabled(
     boards.close()
     assert (boards.wandb is not None) == (mode is WandbMode.OFFLINE)
     assert bool(list(tmp_path.glob("wandb/offline-run-*"))) == (mode is WandbMode.OFFLINE)
+
+
+def test_a_server_of_wandb_that_is_not_reached_is_named_and_not_the_login(tmp_path, monkeypatch):
+    errors = pytest.importorskip("wandb.errors")
+    config = run_config(logger=LoggerConfig(wandb_project="x"))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    for error, named, other in (
+        (errors.CommError("timed out\nits settings"), "http://127.0.0.1:9 did not", "wandb login"),
+        (errors.AuthenticationError("not logged in"), "wandb login", "127.0.0.1"),
+        (errors.UsageError("no API key"), "wandb login", "127.0.0.1"),
+    ):
+
+        def refuse(error: Exception = error, **_: Any) -> None:
+            raise error
+
+        monkeypatch.setattr("wandb.init", refuse)
+        with pytest.raises(ValueError, match=r"^logger\.wandb_project=x: ") as caught:
+            Dashboards(config, tmp_path, start=0)
+        said = str(caught.value)
+        assert named in said and other not in said and "wandb_mode=offline" in said
+        assert str(error).partition("\n")[0] in said and "its settings" not in said
