@@ -36,12 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print(config, world_size=world_size())
         return 0
     import_megatron()
-    start = None
+    start = export = None
     if config.checkpoint.load_hf is not None:
         from dit.convert.load_hf.start import hf_start
 
         start = hf_start(config)
-    export = None
     if config.checkpoint.also_save_hf:
         from dit.convert.export import exporter
 

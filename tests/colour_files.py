@@ -197,6 +197,17 @@ def avif(nclx: tuple[int, int] | None = None, mode: str = "RGB", **options: Any)
     return bytes(content)
 
 
+def avif_by_header(primaries: int, transfer: int, matrix: int, mode: str = "RGB") -> bytes:
+    """An AVIF file without a box `colr`, whose header of AV1 has these three numbers."""
+    content = avif(mode=mode).replace(b"colrnclx", b"freenclx")
+    bits = "".join(f"{byte:08b}" for byte in content)
+    old, new = (
+        "".join(f"{n:08b}" for n in one) for one in ((1, 13, 6), (primaries, transfer, matrix))
+    )
+    assert bits.count(old) == 1  # what `saved` makes of them
+    return int(bits.replace(old, new), 2).to_bytes(len(content))
+
+
 def bmp(content: bytes) -> bytes:
     """A BMP file of version 5 with a profile (BITMAPV5HEADER)."""
     old = saved("BMP")
@@ -308,6 +319,9 @@ def _of_avif() -> Made:
             made[f"avif {mode} nclx {one[0]}-{one[1]}"] = partial(avif, one, mode)
     for name in ("P3", "linear sRGB", "Adobe", "sRGB"):
         made[f"avif ICC {name}"] = partial(avif, icc_profile=PROFILES[name])
+    for one in ((1, 13, 6), (2, 2, 2), (12, 13, 6), (12, 8, 6), (9, 1, 9), (9, 16, 6), (12, 99, 6)):
+        made[f"avif header {'-'.join(map(str, one))}"] = partial(avif_by_header, *one)
+    made["avif RGBA header 12-13-6"] = partial(avif_by_header, 12, 13, 6, "RGBA")
     of_grey = {"mode": "L", "subsampling": "4:0:0"}
     return made | {
         "avif none": avif,

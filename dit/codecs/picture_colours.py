@@ -1,7 +1,8 @@
 """An open picture file -> the ICC profile of its colours, and what about them is not known.
 
 What a file says in several ways counts in the order of PNG's third edition (11.3.2): numbers of
-H.273 (`cICP`), ICC profile, sRGB, gamma and primaries. In AVIF the profile comes first (MIAF).
+H.273 (`cICP`), ICC profile, sRGB, gamma and primaries. In AVIF the profile comes first (MIAF), then
+the numbers of its box, and without that those in the header of AV1.
 Where standards leave a choice, pictures look as in Chromium.
 """
 
@@ -80,9 +81,10 @@ def _of_png(opened: ImageFile.ImageFile) -> _Ways:
 
 def _of_avif(opened: ImageFile.ImageFile) -> _Ways:
     yield from _profile_alone(opened)
-    for colours in from_start(opened, _avif_colours):
-        if colours[:4] == b"nclx" and len(colours) >= 8:
-            yield _by_nclx(*struct.unpack(">HH", colours[4:8]))
+    boxes = from_start(opened, _avif_colours)
+    coded = [struct.unpack(">HH", one[4:8]) for one in boxes if one[:4] == b"nclx" and one[7:8]]
+    for numbers in coded or from_start(opened, _av1_colours):
+        yield _by_nclx(*numbers)
 
 
 def _of_jpeg2000(opened: ImageFile.ImageFile) -> _Ways:
@@ -253,6 +255,21 @@ def _avif_colours(stream: IO[bytes]) -> list[bytes]:
     each = (_associated(content).get(number, ()) for kind, content in properties if kind == b"ipma")
     found = [boxes[index - 1] for indices in each for index in indices if 0 < index <= len(boxes)]
     return [content for kind, content in found if kind == b"colr"]
+
+
+def _av1_colours(stream: IO[bytes]) -> list[tuple[int, int]]:
+    """Primaries and transfer of pictures, as the headers of their AV1 tell (its section 5.5.2)."""
+    try:
+        import av
+    except ImportError:  # an extra; the tables of such a file are read as sRGB
+        return []
+    try:
+        with av.open(stream) as container:
+            codecs = [one.codec_context for one in container.streams.video]
+            each = [(int(one.color_primaries), int(one.color_trc)) for one in codecs]
+    except (av.FFmpegError, OSError, ValueError):  # damage is found where pixels are decoded
+        return []
+    return [one for one in each if one != (UNSPECIFIED, UNSPECIFIED)]  # transparency tells none
 
 
 def _associated(content: bytes) -> dict[int, list[int]]:

@@ -125,6 +125,7 @@ FLAWS = {  # what is counted, by a part of its sentence; nothing of the other fi
     "HDR picture": (
         *("png cICP 9-16", "png cICP 9-18", "png cICP 12-16", "png cICP 1-18"),
         *("avif nclx 9-16", "avif nclx 9-18", "avif nclx 12-16", "avif nclx 1-18"),
+        "avif header 9-16-6",
         *("png cICP 9-16, iCCP", "png iCCP numbers 9-16"),
         *("jpeg ICC numbers 9-16", "webp ICC numbers 9-16"),
     ),
@@ -145,6 +146,7 @@ FLAWS = {  # what is counted, by a part of its sentence; nothing of the other fi
     "unknown way (nclx": (
         *("avif nclx 0-0", "avif nclx 3-13", "avif nclx 99-13", "avif nclx 12-99"),
         *("avif nclx 1-9", "avif nclx 1-10", "avif nclx 1-11", "avif nclx 1-12"),
+        "avif header 12-99-6",
     ),
     "unknown way (cHRM": ("png gAMA 1 cHRM of zeros",),
     "EXIF says Adobe RGB": (
