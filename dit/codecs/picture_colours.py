@@ -260,14 +260,14 @@ def _avif_colours(stream: IO[bytes]) -> list[bytes]:
 def _av1_colours(stream: IO[bytes]) -> list[tuple[int, int]]:
     """Primaries and transfer of pictures, as the headers of their AV1 tell (its section 5.5.2)."""
     try:
-        import av
+        import av.error
     except ImportError:  # an extra; the tables of such a file are read as sRGB
         return []
     try:
         with av.open(stream) as container:
             codecs = [one.codec_context for one in container.streams.video]
             each = [(int(one.color_primaries), int(one.color_trc)) for one in codecs]
-    except (av.FFmpegError, OSError, ValueError):  # damage is found where pixels are decoded
+    except (av.error.FFmpegError, OSError, ValueError):  # damage is found where pixels are decoded
         return []
     return [one for one in each if one != (UNSPECIFIED, UNSPECIFIED)]  # transparency tells none
 

@@ -50,3 +50,24 @@ def test_a_block_that_a_stage_does_not_read_has_a_gradient_of_zeros():
     gradient = unpack_stage_state(sent.grad, shapes, 8)
     assert [bool((gradient[name] == 1).all()) for name in shapes] == [False, True, False]
     assert not gradient["hidden"].any() and not gradient["text"].any()
+
+
+def test_what_stages_send_each_other_lies_in_one_piece():
+    """Gloo refuses a tensor with other strides, and NCCL sends the memory behind its first number.
+
+    So do gradients, which are expanded where what is received is summed.
+    """
+    blocks = {
+        "hidden": torch.arange(48.0).view(8, 6).T,
+        "t_emb": torch.full((1, 1), 2.0).expand(3, 5),
+    }
+    shapes = {name: tuple(block.shape) for name, block in blocks.items()}
+    for names in (("hidden",), ("t_emb",), ("hidden", "t_emb")):
+        some = {name: shapes[name] for name in names}
+        sent = pack_stage_state(blocks, some, 8)
+        assert sent.is_contiguous()
+        for name, came in unpack_stage_state(sent, some, 8).items():
+            assert torch.equal(came, blocks[name])
+        received = sent.clone().requires_grad_()
+        received.transpose(0, 2).sum().backward()
+        assert received.grad is not None and received.grad.is_contiguous()
