@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -114,6 +115,20 @@ def test_a_server_whose_name_is_unknown() -> None:
     error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     assert explained(error, "hub.example").startswith("hub.example: Name or service not known; ")
     assert "DNS" in explained(error)
+
+
+def test_shared_memory_is_named_where_an_error_names_no_file(monkeypatch) -> None:
+    """Locks of processes lie there."""
+    monkeypatch.setattr("os.path.isdir", lambda _: True)
+    for blocks, wanted in ((0, "/dev/shm: No space left"), (1 << 20, "No space left")):
+        found = SimpleNamespace(f_bavail=blocks, f_frsize=4096)
+        monkeypatch.setattr("os.statvfs", lambda _, found=found: found)
+        assert explained(made(errno.ENOSPC)).startswith(wanted)
+
+
+def test_errors_of_libraries_that_tell_no_number() -> None:
+    assert "`ulimit -n`" in explained(RuntimeError("received 0 items of ancdata"))
+    assert "df -h" in explained(RuntimeError("unexpected pos 64 vs 0"), "a.pt")
 
 
 def test_the_name_reaches_another_process() -> None:

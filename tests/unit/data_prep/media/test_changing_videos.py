@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from data_prep.media.clips import Entry
+from data_prep.media.video_looks import KeyFrames
 from data_prep.media.videos import VideoDecoder, frames, timeline
 from data_prep.refusals import PrepError, Reason, RefusedError
 from tests.unit.data_prep.sources.test_references import TEXT, pack, refused
@@ -121,6 +122,7 @@ def test_a_clip_ends_where_its_size_changes(name: str, tmp_path: Path) -> None:
 def test_a_clip_ends_where_its_pixel_aspect_changes(name, aspects, tmp_path: Path) -> None:
     """Decoders that reorder frames tell the aspect of a later one."""
     parts = [Part(7, options=CODECS[name][1], aspect=aspect) for aspect in aspects]
+    parts.append(Part(2, HIGH, options=CODECS[name][1]))  # what comes first counts
     line = timeline(path := joined(tmp_path / name, parts))
     width = 96 * int(aspects[0] or 1)
     assert (line.width, line.height, len(line.shown)) == (width, 48, 7)
@@ -195,6 +197,28 @@ def test_an_edit_list_that_hides_the_first_key_frame(parts, hidden, count, tmp_p
                 copy.mux(packet)
     line = timeline(tmp_path / "a.mp4")
     assert line.change == "from 96 x 48 to 48 x 96 at 0.250 s" and len(line.shown) == count
+
+
+class Hidden:
+    """A packet that an edit list hides."""
+
+    is_discard = True
+
+    def __init__(self, packet: av.Packet):
+        self.content, self.pts, self.is_keyframe = bytes(packet), packet.pts, packet.is_keyframe
+
+    def __bytes__(self) -> bytes:
+        return self.content
+
+
+def test_key_frames_before_the_first_that_is_shown_do_not_count(tmp_path: Path) -> None:
+    path = joined(tmp_path / "a.ts", [Part(3, HIGH), Part(4), Part(5, HIGH)])
+    with av.open(str(path)) as file:
+        keys = KeyFrames(video := file.streams.video[0])
+        for number, packet in enumerate(file.demux(video)):
+            if packet.size:
+                keys.see(Hidden(packet) if number < 3 else packet)
+    assert keys.change is not None and keys.change.words == "from 96 x 48 to 48 x 96"
 
 
 def test_plan_and_packing_count_such_clips(tmp_path: Path, capsys) -> None:

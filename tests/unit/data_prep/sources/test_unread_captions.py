@@ -220,12 +220,19 @@ def test_one_option_alone_counts_the_other_media(tmp_path, pack, mixed) -> None:
     assert ignored["caption file that no medium takes, the first lost.txt"] == 1
 
 
-def test_a_hidden_folder_is_no_part_of_the_one_above(tmp_path, pack) -> None:
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        (".clips", "hidden"),
+        ("#recycle", "folder #recycle, which a file server or system adds"),
+    ],
+)
+def test_a_folder_that_is_left_out_is_no_part_of_the_one_above(name, word, tmp_path, pack) -> None:
     image(tmp_path / "in/a.png")
-    video(tmp_path / "in/.clips/c.mp4", 5)
-    write(tmp_path / "in/.clips", **{"n.md": ""})
-    _, ignored = pack(*images(tmp_path), "--video_dir", tmp_path / "in/.clips")
-    assert ignored == {"hidden": 1, "*.md": 1}
+    video(tmp_path / "in" / name / "c.mp4", 5)
+    write(tmp_path / "in" / name, **{"n.md": ""})
+    _, ignored = pack(*images(tmp_path), "--video_dir", tmp_path / "in" / name)
+    assert ignored == {word: 1, "*.md": 1}
 
 
 def test_a_folder_that_a_file_lists_twice_is_counted_once(tmp_path, pack) -> None:
