@@ -222,6 +222,8 @@ def _enter(request: Request) -> None:
     installed = [place for place in sys.path[1:] if place not in ours]
     given = request.environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = ["", *(place for place in given if place), *installed]
+    # Programs that start others start them warm; multiprocessing has noted its own Python before.
+    sys.executable = str(Path(sys.argv[1]).with_name("python"))
     sys.orig_argv = [sys.executable, *request.arguments]
 
 
