@@ -110,9 +110,6 @@ _UNKEYED = ("route", "sparse", "levels", "cfg", "drift", "dpo", "drop", "frozen"
 _UNKEYED += _ADAPTERS
 _OTHER_NUMBERS = ("bf16", "muon", *_UNKEYED)
 """Words of other mathematics: one process is compared with them, too."""
-EPSILON = 1e-6
-"""Of Adam, at least. With its usual 1e-8, what rounding leaves of a gradient of zero, as some
-elements of adapters have it, becomes a whole step: a tensor's `change` of 1.1e-3 then is 5.7e-5."""
 ONE = "one"
 """The layout that all others are compared with: one process, every option off."""
 
@@ -189,7 +186,6 @@ class NamedLayout:
         passes["second_level_rate"] = 0.5 if "levels" in self.words else 0.0
         optimizer = {
             "groups": _FROZEN if "frozen" in self.words else (),
-            "adam_eps": max(config.optimizer.adam_eps, EPSILON),
             **self.settings["optimizer"],
         }
         # A pair, which one pack has to hold, takes twice the tokens.

@@ -18,10 +18,12 @@ from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data import null_inputs
 from dit.distributed.data_parallel import gathered_weights, main_param_shards
+from dit.distributed.model_parallel import Item
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.row_shares import rows_of
 from dit.distributed.watchdog import heartbeat
+from dit.layout_check.rounding import Reach
 from dit.lora.targets import Adapters, chosen_adapters
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
@@ -44,10 +46,10 @@ class Probe:
     validation: dict[str, float] = field(default_factory=dict)  # before the first step, by name
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
-    start: Tensors = field(default_factory=dict)  # weights before the first step
     gradients: Tensors = field(default_factory=dict)  # of the first step
     weights: Tensors = field(default_factory=dict)  # after the last step
     averages: Tensors = field(default_factory=dict)  # of the weights, after the last step
+    reach: Tensors = field(default_factory=dict)  # of one process: bounds of `Reach`
     torn: list[str] = field(default_factory=list)  # weights whose copies are not bit-identical
     thawed: list[str] = field(default_factory=list)  # frozen weights that a step has changed
 
@@ -57,11 +59,13 @@ def probe(
     read: Callable[[], Sequence[PackedBatch]],
     *,
     steps: int,
+    rounding: float,
     frozen: Adapters | None = None,
 ) -> Probe:
     """Trains from random weights on the packs of `read`, which are sorted by step.
 
-    `frozen` are adapters beside those that are trained.
+    `rounding` is the difference of gradients that `Reach` bounds weights by. `frozen` are adapters
+    beside those that are trained.
 
     The rank of a replica that reads calls it, often: it keeps what it has read.
 
@@ -75,12 +79,13 @@ def probe(
     model = build_model_and_optimizer(config, groups, fill=_random, **beside)
     before = _digests(model)
     replica, objective = Replica(groups), training_objective(config.objective)
-    null = null_inputs(config, device())
-    result = Probe(start=_gather(model, _main_params(model)))
-    batch = config.train.global_batch_size
+    null, result = null_inputs(config, device()), Probe()
+    reach = Reach(model.optimizer, config.optimizer, rounding=rounding)
+    alone = dist.get_world_size() == 1
     run: Any = SimpleNamespace(config=config, model=model, objective=objective, null=null)
 
     def packs_of(step: int) -> list[PackedBatch]:
+        batch = config.train.global_batch_size
         share = batch // groups.dp.size()
         first = (step - 1) * batch + groups.dp.rank() * share
         mine = read()[first : first + share] if replica.reads else []
@@ -90,25 +95,32 @@ def probe(
     for step in range(1, steps + 1):
         heartbeat("read of packs", step=step)
         packs = packs_of(step)
-        more: Any = {"null": null, "options": config.objective, "route": config.model.token_route}
-        items = [
-            training_problem(objective, pack, seed=config.rng.seed, step=step, **more)
-            for pack in packs
-        ]
+        items = _problems(run, packs, step)
         references = reference_passes(run, packs, items, step=step)
         rank_loss = forward_backward(model, items, config=config, references=references)
         sums = sum_over_ranks({"error": rank_loss.total, "count": rank_loss.count})
-        loss = sums["error"] / sums["count"]
-        update = optimizer_step(model, config=config, number=step, loss=loss)
-        result.losses.append(loss)
+        result.losses.append(sums["error"] / sums["count"])
+        update = optimizer_step(model, config=config, number=step, loss=result.losses[-1])
         result.grad_norms.append(update.grad_norm)
+        if alone:
+            reach.add_update()
         if step == 1:
             result.gradients = _gather(model, [_gradient(v) for v in _main_params(model)])
     result.weights = _gather(model, _main_params(model))
     if model.ema is not None:
         result.averages = _gather(model, model.ema.averages)
+    if alone:
+        result.reach = _gather(model, reach.bounds)
     result.torn, result.thawed = _torn(model), _thawed(model, before)
     return result
+
+
+def _problems(run: Any, packs: Sequence[PackedBatch], step: int) -> list[Item]:
+    c = run.config
+    more: Any = {"null": run.null, "options": c.objective, "route": c.model.token_route}
+    return [
+        training_problem(run.objective, pack, seed=c.rng.seed, step=step, **more) for pack in packs
+    ]
 
 
 def _random(model: MegatronModule, config: RunConfig) -> None:

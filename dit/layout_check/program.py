@@ -39,7 +39,7 @@ from dit.layout_check.names import (
     kind_settings,
     parse_layout,
 )
-from dit.layout_check.report import Comparison, compare, print_report, training_name
+from dit.layout_check.report import Comparison, bounds_of, compare, print_report, training_name
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -186,8 +186,13 @@ def _check(
                     packs = read.setdefault(
                         (name, layout.pairs), cache(partial(_packs, config, layout, steps_of=every))
                     )
-                    frozen = layout.frozen_adapters(config.model)
-                    result = probe(layout.of(config), packs, steps=STEPS, frozen=frozen)
+                    result = probe(
+                        layout.of(config),
+                        packs,
+                        steps=STEPS,
+                        rounding=bounds_of(bf16=layout.bf16)["gradient"],
+                        frozen=layout.frozen_adapters(config.model),
+                    )
                 if rank() > 0:
                     continue
                 if layout.name in references:

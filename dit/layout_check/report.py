@@ -17,40 +17,32 @@ if TYPE_CHECKING:
 
     from dit.layout_check.probe import Probe
 
-# Full tensors are compared: Adam turns the rounding of a gradient near zero into a full step, so
-# that single elements have a wider bound. A missing or doubled reduction shows in the change since
-# the start.
 BOUNDS = {
     "validation": 1e-6,
     "loss": 1e-5,
     "grad_norm": 1e-5,
-    "gradient": 1e-5,
-    "weight": 1e-5,
-    "change": 1e-3,
-    "average": 1e-5,
-    "element": 1e-4,  # measured: 2e-5, where rounding makes a gradient and Adam a step of it
+    "gradient": 1e-4,  # measured: 1.5e-5; 4e-5 between kernels of two kinds of processors
+    "weight": 1.0,
+    "average": 1.0,
 }
-BF16_BOUNDS = {
-    "validation": 5e-3,
-    "loss": 5e-3,
-    "grad_norm": 1e-2,
-    "gradient": 5e-2,
-    "weight": 2e-3,
-    "change": 5e-1,
-    "average": 2e-3,
-    "element": 1e-1,
-}
-"""bfloat16 has 8 bits: sums in another order differ in the third digit (measured: 7e-4, 2e-3, 2e-2,
-4e-4, 3e-1, 4e-4), while a doubled reduction is a difference of 1."""
+BF16_BOUNDS = {**BOUNDS, "validation": 5e-3, "loss": 5e-3, "grad_norm": 1e-2, "gradient": 1e-1}
+"""bfloat16 has 8 bits: sums in another order differ in the third digit (measured: 7e-4, 2e-3,
+1e-2), and single elements much more, so that norms are compared. A doubled sum is 0.5 at least."""
+
+
+def bounds_of(*, bf16: bool) -> Mapping[str, float]:
+    """The largest difference allowed of each kind, of layouts in bfloat16 or in float32."""
+    return BF16_BOUNDS if bf16 else BOUNDS
+
+
 MEANING = {
     "validation": "|a - b| / |a| before the first step, worst of all noise levels and kinds",
     "loss": "|a - b| / |a|, worst step",
     "grad_norm": "|a - b| / |a|, worst step",
-    "gradient": "‖a - b‖ / ‖a‖ at step 1, worst tensor",
-    "weight": "‖a - b‖ / ‖a‖ after the last step, worst tensor",
-    "change": "‖a - b‖ / ‖a - start‖ after the last step, worst tensor",
-    "average": "‖a - b‖ / ‖a‖ of the EMA after the last step, worst tensor",
-    "element": "largest |a - b| / rms of a, of weights after the last step, worst tensor",
+    "gradient": "|a - b| / (|a| + rms of a) at step 1, worst element (bf16: of norms)",
+    "weight": "|a - b| after the last step / what gradients within their bound may do to that"
+    " element, worst element (bf16: of norms)",
+    "average": "the same of the EMA after the last step",
 }
 
 
@@ -73,7 +65,7 @@ class Comparison:
 
     @property
     def bounds(self) -> Mapping[str, float]:
-        return BF16_BOUNDS if self.bf16 else BOUNDS
+        return bounds_of(bf16=self.bf16)
 
     def worst(self, kind: str) -> tuple[float, str]:
         """The largest difference and its tensor."""
@@ -117,13 +109,13 @@ def training_name(config: RunConfig) -> str:
 
 def compare(b: Probe, a: Probe, *, layout: NamedLayout, config: RunConfig) -> Comparison:
     """Compares layout `b` of a run with one process `a`."""
-    started = {name: a.weights[name] - a.start[name] for name in a.weights}
+    from dit.layout_check.rounding import gradient_size
+
+    sizes = {name: gradient_size(value) for name, value in a.gradients.items()}
     tensors = {
-        "gradient": _differences(a.gradients, b.gradients, _norms(a.gradients)),
-        "weight": _differences(a.weights, b.weights, _norms(a.weights)),
-        "change": _differences(a.weights, b.weights, _norms(started)),
-        "average": _differences(a.averages, b.averages, _norms(a.averages)),
-        "element": _differences(a.weights, b.weights, _norms(a.weights), largest=True),
+        "gradient": _differences(a.gradients, b.gradients, sizes, norms=layout.bf16),
+        "weight": _differences(a.weights, b.weights, a.reach, norms=layout.bf16),
+        "average": _differences(a.averages, b.averages, a.reach, norms=layout.bf16),
     }
     return Comparison(
         layout=layout.name,
@@ -145,27 +137,24 @@ def compare(b: Probe, a: Probe, *, layout: NamedLayout, config: RunConfig) -> Co
     )
 
 
-def _norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    return {name: float(tensor.double().norm()) for name, tensor in tensors.items()}
-
-
 def _differences(
     a: Mapping[str, Tensor],
     b: Mapping[str, Tensor],
-    scale: Mapping[str, float],
+    scale: Mapping[str, Tensor],
     *,
-    largest: bool = False,
+    norms: bool,
 ) -> dict[str, float]:
-    """‖a - b‖ / scale of each tensor; infinite for NaN or a tensor that only one of them has.
+    """Largest |a - b| / scale of each tensor; infinite for NaN, or if only one of them has it.
 
-    `largest` takes the largest |a - b| over the rms that has that norm instead.
+    `scale` has a number for each element. `norms` takes ‖a - b‖ / ‖scale‖ instead.
     """
     found = dict.fromkeys(a.keys() | b.keys(), float("inf"))
     for name in a.keys() & b.keys():
+        gaps, sizes = (a[name].double() - b[name].double()).abs(), scale[name].double()
+        if norms:
+            gaps, sizes = gaps.norm(), sizes.norm()
         # Weights that nothing reads have gradients of zeros on every layout.
-        gaps = a[name] - b[name]
-        gap = float(gaps.abs().max() * gaps.numel() ** 0.5 if largest else gaps.double().norm())
-        ratio = gap / (scale[name] or 1e-300) if gap else 0.0
+        ratio = float((gaps / sizes).masked_fill(gaps == 0, 0.0).max())
         found[name] = ratio if ratio == ratio else float("inf")  # NaN exceeds no bound
     return dict(sorted(found.items()))
 
@@ -217,7 +206,7 @@ def _steps(comparisons: Sequence[Comparison], objective: str) -> Table:
 
 
 def _tensors(comparisons: Sequence[Comparison], objective: str) -> Table:
-    kinds = ("gradient", "weight", "change", "average")
+    kinds = ("gradient", "weight", "average")
     title = f"{objective}: largest difference of each tensor, and the layout that has it"
     table = Table(title=title, title_justify="left")
     for column in ("tensor", *kinds):

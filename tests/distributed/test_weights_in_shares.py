@@ -75,10 +75,7 @@ def test_every_tensor_is_that_of_one_process(tmp_path, ranks):
     found = [one for one in json.loads(numbers.read_text()) if "fsdp" in one["layout"]]
     assert [one["layout"] for one in found] == [*LAYOUTS[ranks]]
     for one in found:
-        if not one["bf16"]:
-            assert max(one["steps"].values()) <= 1e-5
-            for kind in ("gradient", "weight"):
-                assert max(one["tensors"][kind].values()) <= 1e-5
+        assert not one["faults"], one["layout"]
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ _COEFFICIENTS = {
         (1.875, -1.25, 0.375),
     ],
 }
-_RMS = 0.2
+RMS = 0.2
 """Root mean square of an update of AdamW, about (arXiv:2502.16982, Eq. 4)."""
 _FLOOR = 1e-3
 """A linear whose mean gradient is below this part of the root mean square of all gradients gets a
@@ -154,7 +154,7 @@ class Muon:
         """
 
         def of_linear(momentum_OI: Tensor) -> Tensor:
-            size = _RMS * math.sqrt(max(momentum_OI.shape))
+            size = RMS * math.sqrt(max(momentum_OI.shape))
             above = momentum_OI.norm() / (floor * math.sqrt(momentum_OI.numel()) + _TINY)
             update_OI = orthogonalise(momentum_OI, self._each, self._type)
             return update_OI * (size * above.clamp(max=1))
@@ -175,7 +175,7 @@ class Muon:
             width, inputs = matrix.shape[1], matrix.pair.shape[1]
             norms = squares[matrix].sqrt()
             above = (norms / (floor * math.sqrt(inputs) + _TINY)).clamp(max=1)
-            factors = _RMS * math.sqrt(inputs) * above / norms.clamp_min(_TINY)
+            factors = RMS * math.sqrt(inputs) * above / norms.clamp_min(_TINY)
             first, last = part.start // width, -(-part.stop // width)
             each = factors[first:last].repeat_interleave(width)
             start = part.start - first * width

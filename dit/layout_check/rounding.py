@@ -1,0 +1,70 @@
+"""How far apart rounding of gradients may bring the weights of two layouts.
+
+AdamW divides a gradient by its own size: where the gradient of an element is rounding alone, as
+where contributions cancel, the update is a step of full length in a direction that the order of
+sums decides. So a bound on weights follows from each element's gradients.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from megatron.core.optimizer import MegatronOptimizer
+from torch import Tensor
+
+from dit.config import OptimizerConfig
+from dit.distributed.data_parallel import main_param_shards
+from dit.train.optimizer.muon import RMS, coefficients
+from dit.train.optimizer.states import state_of
+
+
+def gradient_size(gradient: Tensor) -> Tensor:
+    """Returns what rounding of each element of a gradient is measured by: |g| + rms of g.
+
+    Rounding of a sum is in proportion to its terms, not to the sum. The terms of an element are not
+    known; they are of the size of the others' sums, or of its own where that is larger.
+    """
+    return gradient.abs() + gradient.double().square().mean().sqrt().to(gradient.dtype)
+
+
+class Reach:
+    """What rounding may have done to each weight since the first update, for one process.
+
+    Two layouts' gradients of an element differ by at most r, which is `rounding` times the largest
+    `gradient_size` of all updates so far. AdamW's update is u = m / (s + eps), with m the mean of
+    the gradients and s the root of their mean square, both without bias. Each changes by at most r
+    where each gradient does, so that u - u' = (m - m') / (s + eps) + u' (s' - s) / (s + eps). |u'|
+    is at most 1 (1.01 after five updates with the usual betas), so that |u - u'| is at most
+    2 r / (s + eps), and never more than 2. The bounds of all updates add up, each times its
+    learning rate.
+
+    Muon's update is of a matrix as a whole. Of its iterations, which begin with a matrix of norm 1,
+    each enlarges a small difference by its first coefficient at most.
+    """
+
+    def __init__(
+        self, optimizer: MegatronOptimizer, config: OptimizerConfig, *, rounding: float
+    ) -> None:
+        self._optimizer, self._rounding = optimizer, rounding
+        self._params = [shard.value for shard in main_param_shards(optimizer)]
+        self._gradients = [torch.zeros_like(p) for p in self._params]  # the largest `gradient_size`
+        self._enlarged = math.prod(first for first, _, _ in coefficients(config))
+        self.bounds = [torch.zeros_like(p) for p in self._params]
+        """Largest |a - b| of each element, in the order of `main_param_shards`."""
+
+    @torch.no_grad()
+    def add_update(self) -> None:
+        """Adds the update that the optimizer has just made, whose gradients are still there."""
+        group_of = {p: group for group in self._optimizer.param_groups for p in group["params"]}
+        for p, largest, bound in zip(self._params, self._gradients, self.bounds, strict=True):
+            assert p.grad is not None
+            largest.copy_(torch.maximum(largest, gradient_size(p.grad)))
+            group, state = group_of[p], state_of(self._optimizer, p)
+            if "exp_avg_sq" in state:
+                mean_square = state["exp_avg_sq"] / (1 - group["betas"][1] ** group["step"])
+                gaps = 2 * self._rounding * largest / (mean_square.sqrt() + group["eps"])
+            else:
+                gaps = torch.full_like(p, self._rounding * self._enlarged * RMS)
+            # Both sums of weight and update are rounded, to half a unit in the last place.
+            bound += group["lr"] * gaps.clamp(max=2) + torch.finfo(p.dtype).eps * p.abs()
