@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from dit.models.attention.spans import Offsets
+from dit.models.kernels.row_gradient import offer_of, taken
 
 _COUNTS, _LENGTHS, _TOKENS = 16, 512, 4096
 """Multiples for the number of sequences, the longest one and all tokens of a graph."""
@@ -284,6 +285,7 @@ def _readable(x_THK: Tensor) -> Tensor:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
+        ctx.place = offer_of(v_SHK)
         q_THK, k_SHK, v_SHK = map(_readable, (q_THK, k_SHK, v_SHK))
         out_THK = q_THK.new_empty(q_THK.shape)
         stats_TH = q_THK.new_empty(q_THK.shape[:2], dtype=torch.float32)
@@ -297,7 +299,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q_THK, k_SHK, v_SHK, out_THK, stats_TH = ctx.saved_tensors
         (to_out_THK,) = gradients
-        to_q_THK, to_k_SHK, to_v_SHK = (x.new_empty(x.shape) for x in (q_THK, k_SHK, v_SHK))
+        to_q_THK, to_k_SHK = q_THK.new_empty(q_THK.shape), k_SHK.new_empty(k_SHK.shape)
+        to_v_SHK = taken(v_SHK, ctx.place)
         buffers = {"q": q_THK, "k": k_SHK, "v": v_SHK, "out": out_THK, "stats": stats_TH}
         buffers |= {"to_q": to_q_THK, "to_k": to_k_SHK, "to_v": to_v_SHK}
         buffers["to_out"] = to_out_THK.contiguous()

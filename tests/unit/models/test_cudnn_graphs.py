@@ -16,6 +16,7 @@ from dit.models.attention import cudnn_graphs, kernels
 from dit.models.attention.cudnn_graphs import GraphKey, backward_graph, few_sizes, forward_graph
 from dit.models.attention.kernels import attend_packed, cudnn_kernel
 from dit.models.attention.spans import Offsets, Spans, attend_one_by_one
+from dit.models.kernels.row_gradient import RowGradient, offered
 from tests.record_kernel_calls import signatures
 from tests.stand_in_cudnn import stand_in
 
@@ -135,6 +136,23 @@ def test_values_are_read_where_the_product_wrote_them(graphs):
     attend_packed(q, k, v, spans, kernel=cudnn_kernel)
     ((key, _),) = graphs
     assert key.q == key.k == key.v == (2 * 3 * 64, 3 * 64)
+
+
+def test_the_gradient_of_values_is_written_into_the_row_of_the_product(graphs):
+    """Where the kernel that hands out values offers a place; else into memory of its own."""
+    spans, total = _pack([5, 9], [5, 9], padding=0)
+    (q, k, v), _ = _inputs(total, total, heads=2, width=64, fused=True)
+    found = []
+    for place in (None, RowGradient(128)):
+        v_THK = v.detach().requires_grad_()
+        if place:
+            offered(v_THK, place)
+        out = attend_packed(q.detach(), k.detach(), v_THK, spans, kernel=cudnn_kernel)
+        found += torch.autograd.grad(out.float().square().sum(), v_THK)
+    apart, inside = found
+    assert apart.is_contiguous() and torch.equal(apart, inside)
+    assert inside.stride() == v.stride() and inside.storage_offset() == 128
+    assert [key.to_v for key, backward in graphs if backward] == [(128, 64), (384, 192)]
 
 
 @pytest.mark.parametrize(
