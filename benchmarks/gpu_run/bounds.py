@@ -99,7 +99,7 @@ def _attention(
     capability = torch.cuda.get_device_capability() if half else None
     for width in _HEAD_WIDTHS:
         for length in lengths:
-            case = AttentionCase(capability=capability, head_width=width, half=half, longest=length)
+            case = AttentionCase(capability=capability, head_width=width, half=half)
             rows = [(start, length) for start in range(0, tokens, length)]
             spans = Spans.of(rows, rows, total=tokens, device=device())
             call = AttentionCall(spans=spans, heads=heads, width=width, layers=1)

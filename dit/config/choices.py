@@ -42,7 +42,7 @@ class AttentionBackend(StrEnum):
     FLASH_4 = "flash_4"  # the extra `attention`
     FLASH_3 = "flash_3"
     TRANSFORMER_ENGINE = "transformer_engine"  # whatever `transformer_impl` is
-    CUDNN = "cudnn"  # for long samples; flash_2 for the others
+    CUDNN = "cudnn"  # the extra `cudnn`
     FLASH_2 = "flash_2"  # torch's own
     SDPA = "sdpa"  # torch's own, sample by sample: on CPUs, and in float32
 

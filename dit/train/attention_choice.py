@@ -24,12 +24,16 @@ from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.models.attention.choice import BUDGET_S, attention_calls, fault, milliseconds
 from dit.models.attention.fit import AttentionCase, fitting, refusal
+from dit.models.attention.kernels import shapes_of_runs
 from dit.models.cost import network_cost
 from dit.parsing import cause
 from dit.train.checkpoint.starting_point import goes_on_from
 
 _MOST_TOKENS = 32_768
 """Of the pack that is timed; attention to longer samples takes seconds a layer."""
+_MOST_SHAPES = 4
+"""Of the calls of SDPA in a pack, so that it is timed: cuDNN, which torch takes for it on Hopper,
+makes a graph for each, and a pack of many sizes is a call for each."""
 
 
 def with_attention(config: RunConfig, *, timed: bool) -> tuple[RunConfig, list[str]]:
@@ -42,8 +46,7 @@ def with_attention(config: RunConfig, *, timed: bool) -> tuple[RunConfig, list[s
     """
     heartbeat("choice of the attention kernel")
     samples = from_first_rank(lambda: usual_pack(config) if _capability() else [])
-    longest = max((tokens for tokens, _ in samples), default=None)
-    case = AttentionCase.of(config, _capability(), longest=longest)
+    case = AttentionCase.of(config, _capability())
     if config.model.attention_backend is not AttentionBackend.AUTO:
         _refuse(config, next(filter(None, on_all_ranks(lambda: _reason(config, case))), ""))
         return config, []
@@ -57,8 +60,9 @@ def with_attention(config: RunConfig, *, timed: bool) -> tuple[RunConfig, list[s
         return _with(config, before), notes
     *fused, last = working
     chosen, times = (fused or [last])[0], ""
-    if timed and not case.deterministic and len(fused) > 1:
-        chosen, times = from_first_rank(lambda: _fastest(config, fused, samples))
+    candidates = working if few_shapes(config, samples) else fused
+    if timed and not case.deterministic and len(candidates) > 1:
+        chosen, times = from_first_rank(lambda: _fastest(config, candidates, samples))
     gone = before is not AttentionBackend.AUTO
     why = f"{times}{gone * f'; {before}, as in the checkpoint, cannot be used here'}"
     return _with(config, chosen), [*notes, f"attention by {chosen}{why}"]
@@ -82,9 +86,29 @@ def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
         tokens, text = random.choices(sizes, weights)[0]
         filled = tokens + joint * text
         if filled > room:
-            return taken or [(room, text)]
+            return sorted(taken) or [(room, text)]  # the loader lays equal ones side by side, too
         taken.append((tokens, text))
         room -= filled
+
+
+def few_shapes(config: RunConfig, samples: Sequence[tuple[int, int]]) -> bool:
+    """Whether SDPA computes such packs in few calls, whatever texts the samples have.
+
+    Samples are (tokens, rows of text). Data do not tell how long their texts are, so that it is out
+    of the question where its calls depend on that.
+    """
+    packs = [samples]
+    if not config.dataset.mock:
+        packs.append([(tokens, text + 1) for tokens, text in samples])
+    first, *others = (
+        {
+            shape
+            for call in attention_calls(config.model, pack, device=torch.device("cpu"))
+            for shape in shapes_of_runs(call.spans)
+        }
+        for pack in packs
+    )
+    return len(first) <= _MOST_SHAPES and all(shapes == first for shapes in others)
 
 
 def _capability() -> tuple[int, int] | None:

@@ -7,18 +7,17 @@ import torch
 
 from dit.config import AttentionBackend
 from dit.models.attention.choice import AttentionCall, fault, first_working, milliseconds
-from dit.models.attention.fit import LONG, AttentionCase, refusal
+from dit.models.attention.fit import AttentionCase, refusal
 from dit.models.attention.kernels import ATTEND
 from dit.models.attention.spans import Spans, attend_one_by_one
 
 pytestmark = pytest.mark.gpu
-LENGTHS = {"short": ((130, 1, 64, 257), (7, 300, 1, 64)), "long": ((LONG, LONG + 24),) * 2}
+LENGTHS = {"short": ((130, 1, 64, 257), (7, 300, 1, 64)), "long": ((4096, 4120),) * 2}
 
 
 def _skip_unless_it_fits(backend: AttentionBackend, width: int) -> None:
-    case = AttentionCase(
-        capability=torch.cuda.get_device_capability(), head_width=width, half=True, longest=LONG
-    )
+    capability = torch.cuda.get_device_capability()
+    case = AttentionCase(capability=capability, head_width=width, half=True)
     if reason := refusal(backend, case):
         pytest.skip(reason)
 

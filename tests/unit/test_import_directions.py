@@ -66,7 +66,7 @@ ALLOWED = {
     "dit.models.layer_spec": set(),
     "dit.models.joint": BASE | {"dit.models", "dit.models.layer_spec"},
     "dit.models.kernels": set(),
-    "dit.models.attention": BASE | {"dit.models", "dit.models.layer_spec"},
+    "dit.models.attention": BASE | {"dit.models", "dit.models.layer_spec", "dit.models.kernels"},
     "dit.models.layers": BASE
     | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.attention"},
     "dit.models.stacks": BASE

@@ -5,6 +5,7 @@ fit       which kernels a device, a network and the packages that are here allow
 kernels   the calls of each kernel, by its name in `model.attention_backend`, and one call for a
           whole pack, for those that know no padding; torch's SDPA, for neighbours of equal lengths
           in one call: CPUs, float32, long samples
+cudnn_graphs  cuDNN's attention of a whole pack in one call, by its frontend
 cubes     which tokens are in which cube of a sample
 cube_attention  of cubes of tokens to the means of all cubes, and to some of them in full (VSA)
 cube_kernel  the second part of it on a GPU

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dit.config import AttentionBackend, ContextComm, ModelConfig
-from dit.models.attention.fit import LONG, AttentionCase, fitting
+from dit.models.attention.fit import AttentionCase, fitting
 from dit.models.attention.kernels import ATTEND
 from dit.models.attention.spans import Attend, Spans
 from dit.models.cost import network_cost
@@ -121,8 +121,7 @@ def fault(backend: AttentionBackend, width: int, device: torch.device) -> str:
     A package that was built for another torch raises at its import or at its first call, and not
     all say with the same kind of error.
     """
-    rows = [(LONG, LONG), (LONG + 24, LONG + 24)]  # long enough for all
-    spans = _side_by_side(rows, parts=1, device=device)
+    spans = _side_by_side([(128, 128), (152, 152)], parts=1, device=device)
     call = AttentionCall(spans=spans, heads=2, width=width, layers=1)
     try:
         _passes(ATTEND[backend], call)()

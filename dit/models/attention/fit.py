@@ -6,7 +6,9 @@ works where it fits, `choice.fault` tries. The limits are those of the kernels' 
     flash_4             flash-attn-4 4.0.0b36, flash_attn/cute/interface.py (`_validate_head_dims`)
     flash_3             torch 2.11 to 2.13, torch/nn/attention/_fa3.py
     transformer_engine  2.8 and 2.20.2, dot_product_attention/utils.py (`get_attention_backend`)
-    cudnn, flash_2      torch, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+    cudnn               nvidia-cudnn-frontend 1.28 to 1.32, node/sdpa_support_surface.h and
+                        node/scaled_dot_product_flash_attention.h, as they judge with cuDNN 9.19
+    flash_2             torch, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
 """
 
 from __future__ import annotations
@@ -22,10 +24,9 @@ from packaging.version import Version
 
 from dit.config import AttentionBackend, ModelConfig, Precision, RunConfig
 
-LONG = 4096
-"""Tokens from which on a sample fills a GPU by itself. cuDNN builds a graph for each new length."""
-FLASH_4 = "flash-attn-4"
-_SINCE = "4.0.0b36"
+FLASH_4, CUDNN_FRONTEND = "flash-attn-4", "nvidia-cudnn-frontend"
+_SINCE = {FLASH_4: ("4.0.0b36", "attention"), CUDNN_FRONTEND: ("1.28", "cudnn")}
+"""Packages -> the oldest release whose calls are ours, and the extra that brings it."""
 _BY_CHOICE = (
     AttentionBackend.FLASH_4,
     AttentionBackend.FLASH_3,
@@ -49,18 +50,14 @@ class AttentionCase:
     head_width: int
     half: bool  # 16 bits a number, not 32
     deterministic: bool = False
-    longest: int | None = None  # tokens of the longest sample; None: nobody knows
 
     @classmethod
-    def of(
-        cls, config: RunConfig, capability: tuple[int, int] | None, longest: int | None = None
-    ) -> Self:
+    def of(cls, config: RunConfig, capability: tuple[int, int] | None) -> Self:
         return cls(
             capability=capability,
             head_width=_head_width(config.model),
             half=config.model.precision is Precision.BF16,
             deterministic=config.train.deterministic,
-            longest=longest,
         )
 
 
@@ -82,11 +79,7 @@ def planned_backend(config: RunConfig, capability: tuple[int, int] | None) -> At
 def fitting(case: AttentionCase) -> list[AttentionBackend]:
     """What `auto` chooses from, the likely fastest first; never empty."""
     candidates = _DETERMINISTIC if case.deterministic else _BY_CHOICE
-    return [
-        one
-        for one in candidates
-        if not refusal(one, case) and (one is not AttentionBackend.CUDNN or case.longest)
-    ]
+    return [one for one in candidates if not refusal(one, case)]
 
 
 def refusal(backend: AttentionBackend, case: AttentionCase) -> str:
@@ -103,7 +96,7 @@ def refusal(backend: AttentionBackend, case: AttentionCase) -> str:
 def _flash_4(case: AttentionCase) -> Iterator[str]:
     assert case.capability is not None
     major, _ = case.capability
-    yield _missing_flash_4()
+    yield _missing(FLASH_4)
     yield _generation(case, major >= 9, "9.0 (Hopper) or later")
     # Blackwell's kernels take up to 128, and 256 by itself.
     most = MOST_WIDTH if major == 9 or case.head_width == MOST_WIDTH else 128
@@ -137,12 +130,14 @@ def _engine(case: AttentionCase) -> Iterator[str]:
 
 
 def _cudnn(case: AttentionCase) -> Iterator[str]:
+    assert case.capability is not None
+    major, _ = case.capability
+    yield _missing(CUDNN_FRONTEND)
     if case.deterministic:
         yield "cuDNN's attention is not deterministic (train.deterministic)"
-    yield _generation(case, (case.capability or (0, 0)) >= (8, 0), "8.0 or later")
-    yield _width(case, MOST_WIDTH if case.capability == (9, 0) else 128)
-    if case.longest is not None and case.longest < LONG:
-        yield f"it is for samples of {LONG:,} tokens or more, and the longest has {case.longest:,}"
+    # Others have no backward pass whose statistics of softmax lie end to end, as packs do.
+    yield _generation(case, major in (9, 10), "9 (Hopper) or 10 (Blackwell)")
+    yield _width(case, MOST_WIDTH if major == 9 else 128)
 
 
 def _flash_2(case: AttentionCase) -> Iterator[str]:
@@ -171,12 +166,13 @@ def _width(case: AttentionCase, most: int) -> str:
 
 
 @cache
-def _missing_flash_4() -> str:
-    """Why FlashAttention 4 is not there; older ones, as in flash-attn 2.8, have other calls."""
+def _missing(package: str) -> str:
+    """Why a package is not there; older ones, as in flash-attn 2.8, have other calls."""
+    since, extra = _SINCE[package]
     try:
-        here = version(FLASH_4)
+        here = version(package)
     except PackageNotFoundError:
-        return f"{FLASH_4} is not installed; the extra `attention` brings it"
-    if Version(here) < Version(_SINCE):
-        return f"{FLASH_4} {here} is older than {_SINCE}; install the extra `attention`"
+        return f"{package} is not installed; the extra `{extra}` brings it"
+    if Version(here) < Version(since):
+        return f"{package} {here} is older than {since}; install the extra `{extra}`"
     return ""

@@ -21,25 +21,21 @@ from typing import Any
 import torch
 import torch.nn.attention as nn_attention
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from dit.config import AttentionBackend
-from dit.models.attention.fit import LONG
-from dit.models.attention.spans import Attend, Spans
+from dit.models.attention.cudnn_graphs import cudnn_attention, takes_much_space
+from dit.models.attention.spans import Attend, Offsets, Spans
 from dit.pack_wire import to_device
 
 
-def attend_by_runs(
-    q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans, *, together: bool = True
-) -> Tensor:
+def attend_by_runs(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
     """SDPA, one batched call for neighbours of equal lengths: the fastest way on a CPU.
 
-    The loader lays samples of equal lengths side by side, so nothing has to be gathered. Unless
-    `together`, each sample has a call of its own, so that there are fewer shapes of calls.
+    The loader lays samples of equal lengths side by side, so nothing has to be gathered.
     """
     runs: list[_Run] = spans.once(  # type: ignore[assignment]
-        "runs" if together else "samples", lambda: list(_runs(spans, len(k_SHK), together=together))
+        "runs", lambda: list(_runs(spans, len(k_SHK)))
     )
     pieces, row = [], 0
     for run in runs:
@@ -83,7 +79,13 @@ class _Run:
     keys: _Even
 
 
-def _runs(spans: Spans, keys: int, *, together: bool) -> Iterator[_Run]:
+def shapes_of_runs(spans: Spans) -> set[tuple[int, int, int]]:
+    """(samples, queries and keys of each) of the calls that `attend_by_runs` makes."""
+    runs = _runs(spans, spans.key_starts[-1] + spans.key_lengths[-1])
+    return {(run.queries.count, run.queries.length, run.keys.length) for run in runs}
+
+
+def _runs(spans: Spans, keys: int) -> Iterator[_Run]:
     """Every sample in one run; the last may lie too near the next, or the end, for a full step."""
     samples = list(
         zip(spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True)
@@ -94,14 +96,9 @@ def _runs(spans: Spans, keys: int, *, together: bool) -> Iterator[_Run]:
         if len(samples) > 1:
             step, key_step = samples[1][0] - first, samples[1][2] - key_first
         count = 1
-        while (
-            together
-            and count < len(samples)
-            and samples[count]
-            == (
-                *(first + count * step, length),
-                *(key_first + count * key_step, key_length),
-            )
+        while count < len(samples) and samples[count] == (
+            *(first + count * step, length),
+            *(key_first + count * key_step, key_length),
         ):
             count += 1
         end = samples[count][0] if count < len(samples) else spans.total
@@ -111,19 +108,6 @@ def _runs(spans: Spans, keys: int, *, together: bool) -> Iterator[_Run]:
             count, step, key_step = 1, length, key_length
         yield _Run(_Even(first, count, step, length), _Even(key_first, count, key_step, key_length))
         del samples[:count]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Offsets:
-    """Sequences, end to end: each token is a query or a key of exactly one.
-
-    Those at the end may be empty.
-    """
-
-    cu: Tensor  # int32, first query of each sequence, and the number of queries
-    key_cu: Tensor
-    longest: int
-    longest_key: int
 
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Offsets], Tensor]
@@ -326,15 +310,11 @@ def dot_product(heads: int, width: int, **ring: Any) -> Any:
     return DotProductAttention(heads, width, **options, **ring)
 
 
-def attend_by_cudnn(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-    """The kernel of cuDNN, a call for each sample, in packs of long ones; else FlashAttention 2.
-
-    Texts are short and of any length, so that cross-attention to them stays with FlashAttention.
-    """
-    if min(*spans.lengths, *spans.key_lengths) < LONG:
-        return attend_packed(q_THK, k_SHK, v_SHK, spans, kernel=flash_2_kernel)
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return attend_by_runs(q_THK, k_SHK, v_SHK, spans, together=False)
+def cudnn_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
+    """cuDNN's, called by its frontend; FlashAttention 2 where it would take too much memory."""
+    tokens, _, width = q_THK.shape
+    attend = flash_2_kernel if takes_much_space(offsets, tokens, width) else cudnn_attention
+    return attend(q_THK, k_SHK, v_SHK, offsets)
 
 
 ATTEND: dict[AttentionBackend, Attend] = {
@@ -343,7 +323,7 @@ ATTEND: dict[AttentionBackend, Attend] = {
     AttentionBackend.TRANSFORMER_ENGINE: partial(
         attend_packed, kernel=engine_kernel, count_multiple=COUNT_MULTIPLE
     ),
-    AttentionBackend.CUDNN: attend_by_cudnn,
+    AttentionBackend.CUDNN: partial(attend_packed, kernel=cudnn_kernel),
     AttentionBackend.FLASH_2: partial(attend_packed, kernel=flash_2_kernel),
     AttentionBackend.SDPA: attend_by_runs,
 }

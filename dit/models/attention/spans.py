@@ -67,6 +67,26 @@ class Spans:
         return self._made[name]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offsets:
+    """Sequences, end to end: each token is a query or a key of exactly one.
+
+    Those at the end may be empty.
+    """
+
+    cu: Tensor  # int32, first query of each sequence, and the number of queries
+    key_cu: Tensor
+    longest: int
+    longest_key: int
+    _made: dict[object, Tensor] = field(default_factory=dict)  # for all layers, at first use
+
+    def once(self, name: object, make: Callable[[], Tensor]) -> Tensor:
+        """The value of `make()`, made once for all layers."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+
 Attend = Callable[[Tensor, Tensor, Tensor, Spans], Tensor]
 
 

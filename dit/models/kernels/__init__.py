@@ -13,5 +13,6 @@ rotated_heads         RMSNorm of each head and rotary positions of queries and k
 rotated_heads_triton  its kernels
 across_heads          RMSNorm over all heads of a token, with or without rotary positions
 across_heads_triton   its kernels
+row_gradient          the gradient of values, written beside those of queries and keys
 traffic               bytes that the loads and stores of each operator move
 """

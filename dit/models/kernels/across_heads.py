@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dit.models.kernels.row_gradient import RowGradient, offered, row_to_fill
+
 PROGRAMS = 512
 """Tokens that are worked on side by side, in each group of heads. Each reads the weights once, and
 adds up a part of their gradients, both as wide as a token. Few groups fill an H100 as well."""
@@ -61,9 +63,17 @@ def normalised(
     or for each head [T, H, K], which rotate the pairs (i, i + K/2): (a, b) becomes
     (cos a - sin b, cos' b + sin' a), with (cos', sin') those of the second half.
     """
-    layout = tuple((row.parts, row.widths) for row in rows)
+    width = len(weights[0]) // rows[0].x_THX.shape[1]
+    layout = tuple((row.parts, row.widths, RowGradient(row.parts * width)) for row in rows)
     xs = [row.x_THX for row in rows]
-    return _AcrossHeads.apply(across, layout, *(angles or (None, None)), *weights, *xs)  # type: ignore[return-value]
+    made = _AcrossHeads.apply(across, layout, *(angles or (None, None)), *weights, *xs)
+    assert isinstance(made, tuple)
+    begin = 0
+    for parts, widths, place in layout:
+        for values_THK in made[begin + parts :][: len(widths[:1])]:
+            offered(values_THK, place)
+        begin += parts + len(widths)
+    return made
 
 
 class _AcrossHeads(torch.autograd.Function):
@@ -73,7 +83,7 @@ class _AcrossHeads(torch.autograd.Function):
     def forward(
         ctx: Any,
         across: Across,
-        layout: tuple[tuple[int, tuple[int, ...]], ...],
+        layout: tuple[tuple[int, tuple[int, ...], RowGradient], ...],
         cos: Tensor | None,
         sin: Tensor | None,
         *tensors: Tensor,
@@ -95,7 +105,7 @@ class _AcrossHeads(torch.autograd.Function):
         ctx.save_for_backward(cos, sin, squares, *weights, *xs, *out)
         ctx.across, ctx.layout = across, layout
         made, every = iter(out), []
-        for x, (count, widths) in zip(xs, layout, strict=True):
+        for x, (count, widths, _) in zip(xs, layout, strict=True):
             every += [next(made) for _ in range(count)]
             every += x[..., count * width :].split(widths, dim=-1) if widths else ()
         return tuple(every)
@@ -105,23 +115,24 @@ class _AcrossHeads(torch.autograd.Function):
         """`gradients` are [T, H, width], of each row those of its parts, then of the others."""
         across, layout, given = ctx.across, ctx.layout, iter(gradients)
         cos, sin, squares, *kept = ctx.saved_tensors
-        count = sum(parts for parts, _ in layout)
+        count = sum(parts for parts, *_ in layout)
         weights, xs, out = kept[:count], kept[count:-count], iter(kept[-count:])
         to_rows = [
             ([next(given) for _ in range(parts)], [next(given) for _ in widths])
-            for parts, widths in layout
+            for parts, widths, _ in layout
         ]
         to_out = [one for to_parts, _ in to_rows for one in to_parts]
         products = across.summed(
             torch.cat([across_heads_sums(*pair) for pair in zip(to_out, out, strict=True)])
         )
-        lengths = [len(x) * parts for x, (parts, _) in zip(xs, layout, strict=True)]
+        lengths = [len(x) * parts for x, (parts, *_) in zip(xs, layout, strict=True)]
         sums = zip(squares.split(lengths), products.split(lengths), strict=True)
         how = cos, sin, across.twisted, across.numbers, across.eps
         to_xs, to_weights, own = [], [], iter(weights)
-        for x, to_row, of_row in zip(xs, to_rows, sums, strict=True):
+        for x, to_row, of_row, (*_, place) in zip(xs, to_rows, sums, layout, strict=True):
             scales = [next(own) for _ in to_row[0]]
-            to_x, *made = across_heads_backward(*to_row, x, scales, *of_row, *how)
+            to_x, left, begin = row_to_fill(place, to_row[1], x)
+            made = across_heads_backward(to_row[0], left, begin, to_x, x, scales, *of_row, *how)
             to_xs.append(to_x)
             to_weights += made
         return None, None, None, None, *to_weights, *to_xs
@@ -192,14 +203,16 @@ def _(x_THK: Tensor, *_others: Any) -> Tensor:
 
 @torch.library.custom_op(
     "dit::across_heads_backward",
-    mutates_args=(),
-    schema="(Tensor[] to_out, Tensor[] to_others, Tensor x, Tensor[] weights, Tensor squares,"
-    " Tensor products, Tensor? cos, Tensor? sin, bool twisted, int numbers, float eps)"
-    " -> Tensor[]",
+    mutates_args=("to_x",),
+    schema="(Tensor[] to_out, Tensor[] to_others, int begin, Tensor(a!) to_x, Tensor x,"
+    " Tensor[] weights, Tensor squares, Tensor products, Tensor? cos, Tensor? sin, bool twisted,"
+    " int numbers, float eps) -> Tensor[]",
 )
 def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     to_out: list[Tensor],
     to_others: list[Tensor],
+    begin: int,
+    to_x_THX: Tensor,
     x_THX: Tensor,
     weights: list[Tensor],
     squares: Tensor,
@@ -210,19 +223,19 @@ def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     numbers: int,
     eps: float,
 ) -> list[Tensor]:
-    """Gradients of `x`, where those of `to_others` are copied to, and of the weights.
+    """Gradients of the weights; that of `x` is completed in `to_x`.
 
-    `to_out` are [T, H, K] of the parts, `to_others` [T, H, width] of what follows them in a head,
-    `weights` [H * K]; `squares` and `products` are sums [parts * T], float32, part after part;
+    `to_out` are [T, H, K] of the parts. `to_others` [T, H, width] are copied behind the first
+    `begin` numbers of each head; what lies between the parts and them is there already.
+    `weights` are [H * K]; `squares` and `products` are sums [parts * T], float32, part after part;
     `cos` and `sin` are [T, K] or [T, H, K].
     """
     (tokens, heads, _), (*_, width) = x_THX.shape, to_out[0].shape
-    to_x_THX, place = torch.empty_like(x_THX), len(to_out) * width
     for one in to_others:
-        to_x_THX[..., place : place + one.shape[-1]].copy_(one)
-        place += one.shape[-1]
+        to_x_THX[..., begin : begin + one.shape[-1]].copy_(one)
+        begin += one.shape[-1]
     if not tokens:
-        return [to_x_THX, *(torch.zeros_like(weight) for weight in weights)]
+        return [torch.zeros_like(weight) for weight in weights]
     angles, how = _angles(cos, sin), _how(cos, twisted, numbers, eps)
     grid, to_weights = grid_of(tokens, heads), []
     sums = squares.view(-1, tokens), products.view(-1, tokens)
@@ -239,18 +252,20 @@ def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
             **_sizes(heads, width),
         )
         to_weights.append(parts_PX.sum(0).to(weight.dtype))
-    return [to_x_THX, *to_weights]
+    return to_weights
 
 
 @across_heads_backward.register_fake
 def _(
     to_out: list[Tensor],  # noqa: ARG001
     to_others: list[Tensor],  # noqa: ARG001
-    x_THX: Tensor,
+    begin: int,  # noqa: ARG001
+    to_x_THX: Tensor,  # noqa: ARG001
+    x_THX: Tensor,  # noqa: ARG001
     weights: list[Tensor],
     *_others: Any,
 ) -> list[Tensor]:
-    return [torch.empty_like(x_THX), *map(torch.empty_like, weights)]
+    return [torch.empty_like(weight) for weight in weights]
 
 
 def grid_of(tokens: int, heads: int) -> tuple[int, int]:

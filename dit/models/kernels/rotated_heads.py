@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dit.models.kernels.row_gradient import RowGradient, offered, row_to_fill
+
 PROGRAMS = 2048
 """Tokens that are worked on side by side; each adds up a part of the gradients of the weights."""
 HEADS = 16
@@ -35,13 +37,19 @@ def queries_and_keys(
     `weights_K` are those of the norms of queries and of keys, `angles_TK` cosines and sines, whose
     two halves are alike, as `RotaryTable` makes them.
     """
-    return _RotatedHeads.apply(x_THX, *weights_K, *angles_TK, eps, tuple(others))  # type: ignore[return-value]
+    place = RowGradient(2 * len(weights_K[0]))
+    made = _RotatedHeads.apply(x_THX, *weights_K, *angles_TK, eps, tuple(others), place)
+    assert isinstance(made, tuple)
+    for values_THK in made[2:3]:
+        offered(values_THK, place)
+    return made
 
 
 class _RotatedHeads(torch.autograd.Function):
     """Not the operator's own gradient formula, because values are a view of the operator's input.
 
-    An operator must not return one; here their gradient is copied to its place beside the others.
+    An operator must not return one. Their gradient is copied to its place beside the others, unless
+    it was written there.
     """
 
     @staticmethod
@@ -54,21 +62,26 @@ class _RotatedHeads(torch.autograd.Function):
         sin_TK: Tensor,
         eps: float,
         others: tuple[int, ...],
+        place: RowGradient,
     ) -> tuple[Tensor, ...]:
         x_THX = x_THX.contiguous()
         q_THK, k_THK = rotated_heads(x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK, eps)
         ctx.save_for_backward(x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK)
-        ctx.eps = eps
+        ctx.eps, ctx.place = eps, place
         return q_THK, k_THK, *x_THX[..., 2 * q_THK.shape[-1] :].split(others, dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """`gradients` are [T, H, K] of queries and of keys, then [T, H, width] of the others."""
         to_q_THK, to_k_THK, *to_others = gradients
-        to_x_THX, to_weights_2K = rotated_heads_backward(
-            to_q_THK, to_k_THK, to_others, *ctx.saved_tensors, ctx.eps
+        x_THX, *weights_and_angles = (
+            ctx.saved_tensors
+        )  # once: a recomputed layer has them no longer
+        to_x_THX, left, begin = row_to_fill(ctx.place, to_others, x_THX)
+        to_weights_2K = rotated_heads_backward(
+            *(to_q_THK, to_k_THK, left, begin, to_x_THX, x_THX), *weights_and_angles, ctx.eps
         )
-        return to_x_THX, *to_weights_2K, None, None, None, None
+        return to_x_THX, *to_weights_2K, None, None, None, None, None
 
 
 @torch.library.custom_op(
@@ -108,28 +121,33 @@ def _(x_THX: Tensor, weight_q_K: Tensor, *_others: Any) -> tuple[Tensor, Tensor]
 
 @torch.library.custom_op(
     "dit::rotated_heads_backward",
-    mutates_args=(),
-    schema="(Tensor to_q, Tensor to_k, Tensor[] to_others, Tensor x, Tensor weight_q,"
-    " Tensor weight_k, Tensor cos, Tensor sin, float eps) -> (Tensor, Tensor)",
+    mutates_args=("to_x",),
+    schema="(Tensor to_q, Tensor to_k, Tensor[] to_others, int begin, Tensor(a!) to_x, Tensor x,"
+    " Tensor weight_q, Tensor weight_k, Tensor cos, Tensor sin, float eps) -> Tensor",
 )
 def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     to_q_THK: Tensor,
     to_k_THK: Tensor,
     to_others: list[Tensor],
+    begin: int,
+    to_x_THX: Tensor,
     x_THX: Tensor,
     weight_q_K: Tensor,
     weight_k_K: Tensor,
     cos_TK: Tensor,
     sin_TK: Tensor,
     eps: float,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of `x` and of the weights, [2, K]; those of `to_others` are copied beside them."""
+) -> Tensor:
+    """Gradient of the weights, [2, K]; that of `x` is completed in `to_x`.
+
+    `to_others` are copied there behind the first `begin` numbers of each head; what lies between
+    keys and them is there already.
+    """
     (tokens, heads, _), width = x_THX.shape, len(weight_q_K)
-    to_x_THX = torch.empty_like(x_THX)
-    for place, one in zip(_places(2 * width, to_others), to_others, strict=True):
+    for place, one in zip(_places(begin, to_others), to_others, strict=True):
         to_x_THX[..., place : place + one.shape[-1]].copy_(one)
     if not tokens:
-        return to_x_THX, weight_q_K.new_zeros(2, width)
+        return weight_q_K.new_zeros(2, width)
     to_q_THK, to_k_THK = (x if x.stride(-1) == 1 else x.contiguous() for x in (to_q_THK, to_k_THK))
     cos_TK, sin_TK = cos_TK.contiguous(), sin_TK.contiguous()
     grid = grid_of(tokens, heads)
@@ -142,7 +160,7 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
         # multiprocessor, or more, run at once.
         **_sizes(x_THX, width, numbers=2, registers=64),
     )
-    return to_x_THX, parts_PG2K.sum((0, 1)).to(weight_q_K.dtype)
+    return parts_PG2K.sum((0, 1)).to(weight_q_K.dtype)
 
 
 @rotated_heads_backward.register_fake
@@ -150,11 +168,13 @@ def _(
     to_q_THK: Tensor,  # noqa: ARG001
     to_k_THK: Tensor,  # noqa: ARG001
     to_others: list[Tensor],  # noqa: ARG001
-    x_THX: Tensor,
+    begin: int,  # noqa: ARG001
+    to_x_THX: Tensor,  # noqa: ARG001
+    x_THX: Tensor,  # noqa: ARG001
     weight_q_K: Tensor,
     *_others: Any,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x_THX), weight_q_K.new_empty(2, len(weight_q_K))
+) -> Tensor:
+    return weight_q_K.new_empty(2, len(weight_q_K))
 
 
 def _places(first: int, parts: Sequence[Tensor]) -> list[int]:

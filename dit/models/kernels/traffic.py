@@ -48,7 +48,7 @@ def _rotated_heads(*arguments: Any) -> int:
 
 
 def _rotated_heads_backward(*arguments: Any) -> int:
-    _, _, to_others, x, weight, _, cos, _, _ = arguments
+    _, _, to_others, _, _, x, weight, _, cos, _, _ = arguments
     total = _angles_and_weights(x, weight, cos) + 6 * _heads(x, weight)
     total += 2 * sum(map(_bytes, to_others))
     programs, groups = grid_of(*x.shape[:2])
@@ -68,7 +68,7 @@ def _across_heads(*arguments: Any) -> int:
 
 
 def _across_heads_backward(*arguments: Any) -> int:
-    to_out, to_others, x, weights, _, _, cos, _, twisted, *_ = arguments
+    to_out, to_others, _, _, x, weights, _, _, cos, _, twisted, *_ = arguments
     programs, groups = across_heads.grid_of(*x.shape[:2])
     total = 3 * sum(map(_bytes, to_out)) + 2 * sum(map(_bytes, to_others))
     for weight in weights:

@@ -25,12 +25,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dit.config import Recompute
 from dit.lora.adapter import adapter_key, dropped
+from dit.models.attention.kernels import attend_by_runs
 from dit.models.dit.model import DiT
 from dit.models.kernels import across_heads, adapter_dropout, gated_norm, rotated_heads
 from dit.models.kernels.gated_norm import RowChunks
+from dit.models.kernels.row_gradient import offer_of, taken
 from dit.models.kernels.traffic import OPERATOR_BYTES
-from dit.models.layers import per_sample
+from dit.models.layers import packed_attention, per_sample
 from dit.train.model_and_optimizer import randomise
+from tests import fused_kernels
 from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AcrossCall, AdaLNCall, HeadsCall, errors
 from tests.packs import random_pack, tiny_model
 from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
@@ -135,6 +138,50 @@ def test_norm_across_heads_is_that_of_torch(shape):
     call = AcrossCall.of(*shape, dtype=FP32)
     for mine, plain in zip(call.results(fused=True), call.results(), strict=True):
         torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+
+
+class _Written(torch.autograd.Function):
+    """Values as they are; their gradient is written to the place that was offered with them."""
+
+    made: list[torch.Tensor] = []  # noqa: RUF012  # kept, so that no other has their memory
+
+    @staticmethod
+    def forward(ctx: Any, v_THK: torch.Tensor) -> torch.Tensor:
+        ctx.place = offer_of(v_THK)
+        ctx.save_for_backward(v_THK)
+        return v_THK.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        to_v_THK = taken(ctx.saved_tensors[0], ctx.place).copy_(gradients[0])
+        _Written.made.append(to_v_THK)
+        return to_v_THK
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+@pytest.mark.parametrize("kind", ["per head", "with a feed-forward", "across heads"])
+def test_the_gradient_of_values_stays_where_it_was_written(monkeypatch, kind, times):
+    """Unless it is only a part of their gradient: then both are added up elsewhere."""
+    _Written.made.clear()
+
+    def written(*of, **how):
+        *both, v, gate = (*real(*of, **how), None)[:4]
+        each = [_Written.apply(v) for _ in range(times)]
+        return (*both, sum(each) / times, *([] if gate is None else [gate]))
+
+    if kind == "across heads":
+        call, name = AcrossCall.of((5,), (20, 8), dtype=FP32), "fused_across_heads"
+    else:
+        others = (8,) if kind == "per head" else (8, 5)
+        call, name = HeadsCall.of((5, 20, 8), others=others, dtype=FP32), "fused_parts"
+    real = getattr(fused_kernels, name)
+    monkeypatch.setattr(fused_kernels, name, written)
+    found = call.results(fused=True)
+    for mine, plain in zip(found, call.results(), strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+    (row,) = (x for x in found[3:] if x.dim() == 3 and x.shape[-1] > 8)
+    places = [x.untyped_storage().data_ptr() for x in _Written.made]
+    assert (row.untyped_storage().data_ptr() in places) == (times == 1)
 
 
 @pytest.mark.parametrize("angles", ANGLES)
@@ -261,6 +308,31 @@ def test_the_dit_gives_the_same_predictions_and_gradients(groups, monkeypatch):
     assert not calls
 
 
+@pytest.mark.parametrize("name", ["dit", "cross"])
+def test_attention_gets_the_place_for_the_gradient_of_values(groups, monkeypatch, name):
+    """With those that the network's self-attention computes in one process."""
+    seen = []
+
+    def attend(q, k, v, spans):
+        seen.append((spans.lengths == spans.key_lengths, offer_of(v) is not None))
+        return attend_by_runs(q, k, v, spans)
+
+    monkeypatch.setattr(packed_attention, "attention_for", lambda *of: attend)
+    monkeypatch.setattr(per_sample, "kernels_run_on", lambda device: True)
+    if name == "dit":
+        model = tiny_model(num_layers=1)
+        batch = random_pack([(1, 2, 3), (3, 2, 2)], [3, 4], model=model)
+        network, levels = DiT(model, groups), torch.tensor([0.3, -0.2])
+    else:
+        model = toy_model(name)
+        batch = toy_pack(model, [(1, 2, 2), (3, 1, 2)], [3, 2])
+        network = NETWORKS[name](model, groups)
+        levels = level_rows(torch.tensor([0.3, -0.2]), batch)
+    randomise(network, seed=3)
+    network(batch.latent_TC, levels, batch)
+    assert (True, True) in seen and (True, False) not in seen
+
+
 @pytest.mark.parametrize("name", ["joint", "cross"])
 def test_other_kinds_of_layers_give_the_same(groups, monkeypatch, name):
     model = toy_model(name)
@@ -331,7 +403,8 @@ def test_traffic_of_queries_and_keys_is_what_their_kernels_move(moved, dtype):
     # torch copies the others, adds parts of two programs for two groups of heads, and rounds.
     copied = 2 * sum(x.numel() * x.element_size() for x in to_others)
     added = (2 * 2 + 1) * 24 * 4 + (24 * (4 + 2) if dtype is BF16 else 0)
-    arguments = (to_q, to_k, to_others, *inputs)
+    place = 24, torch.empty_like(call.x_THX)
+    arguments = (to_q, to_k, to_others, *place, *inputs)
     _check_traffic(moved, rotated_heads.rotated_heads_backward, arguments, beside=copied + added)
 
 
@@ -349,7 +422,8 @@ def test_traffic_of_a_norm_across_heads_is_what_its_kernels_move(moved, dtype, a
     # torch copies values, adds parts of two programs, twice, and rounds.
     copied = 2 * other.numel() * other.element_size()
     added = 2 * ((2 + 1) * 240 * 4 + (240 * (4 + 2) if dtype is BF16 else 0))
-    arguments = (to_out, [other], x_THX, [weight] * 2, *[squares.abs().repeat(2)] * 2, *how)
+    to_x = [other], 24, torch.empty_like(x_THX)
+    arguments = (to_out, *to_x, x_THX, [weight] * 2, *[squares.abs().repeat(2)] * 2, *how)
     operator = across_heads.across_heads_backward
     _check_traffic(moved, operator, arguments, beside=copied + added)
 
@@ -364,7 +438,10 @@ def test_traffic_of_dropout_is_what_its_kernel_moves(moved):
 
 
 def test_operators_say_what_they_give():
-    """Their fake forms have the shapes of the real ones, and no argument is changed or returned."""
+    """Their fake forms have the shapes of the real ones, and no argument is returned.
+
+    None is changed, either, but for the gradient that its operator completes.
+    """
     check = {"test_utils": ("test_schema", "test_faketensor")}
     call = AdaLNCall.of("add_and_branch", ROWS["given frames"], 24, tokens=BF16, levels=FP32)
     h, y, *rows = call.inputs.values()
@@ -383,7 +460,7 @@ def test_operators_say_what_they_give():
     inputs = (heads.x_THX, *heads.weights_K, heads.angle_TK.cos(), heads.angle_TK.sin(), 1e-6)
     torch.library.opcheck(rotated_heads.rotated_heads, inputs, **check)
     to_q, to_k, *to_others = heads.to_out
-    arguments = (to_q, to_k, to_others, *inputs)
+    arguments = (to_q, to_k, to_others, 16, torch.zeros_like(heads.x_THX), *inputs)
     torch.library.opcheck(rotated_heads.rotated_heads_backward, arguments, **check)
     across = AcrossCall.of((3,), (2, 8), dtype=BF16, angles="of heads, twisted")
     (x_THX,), (*to_out, other), squares_T = across.rows, across.to_out, torch.ones(3)
@@ -393,5 +470,6 @@ def test_operators_say_what_they_give():
     inputs = (x_THX[..., :8], across.scales[0], squares_T, *how)
     torch.library.opcheck(across_heads.across_heads, inputs, **check)
     sums = [squares_T.repeat(2)] * 2
-    arguments = (to_out, [other], x_THX, [*across.scales], *sums, *how)
+    place = 16, torch.zeros_like(x_THX)
+    arguments = (to_out, [other], *place, x_THX, [*across.scales], *sums, *how)
     torch.library.opcheck(across_heads.across_heads_backward, arguments, **check)

@@ -178,8 +178,7 @@ def test_kernels_that_plan_for_a_count_see_few_counts(layout):
         assert set(other[len(one) :].tolist()) == {int(one[-1])}
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_samples_share_calls_or_have_their_own(monkeypatch, together):
+def test_neighbours_of_equal_lengths_share_a_call(monkeypatch):
     shapes = []
     plain = kernels.scaled_dot_product_attention
 
@@ -191,9 +190,10 @@ def test_samples_share_calls_or_have_their_own(monkeypatch, together):
     spans, total, keys = _spans([5, 5, 5, 4], [7, 7, 7, 2])
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(rows, 3, 8, generator=generator) for rows in (total, keys, keys)]
-    out = attend_by_runs(*inputs, spans, together=together)
+    out = attend_by_runs(*inputs, spans)
     torch.testing.assert_close(out, attend_one_by_one(*inputs, spans))
-    assert shapes == ([3, 1] if together else [1, 1, 1, 1])
+    assert shapes == [3, 1]
+    assert kernels.shapes_of_runs(spans) == {(3, 5, 7), (1, 4, 2)}
 
 
 def test_the_ring_is_told_few_counts_of_samples():

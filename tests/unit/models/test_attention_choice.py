@@ -15,7 +15,7 @@ from dit.config import AttentionBackend, ContextComm, Precision
 from dit.config_loading import load_config
 from dit.models.attention import choice, fit
 from dit.models.attention.choice import attention_calls, fault, first_working, milliseconds
-from dit.models.attention.fit import LONG, AttentionCase, fitting, planned_backend, refusal
+from dit.models.attention.fit import AttentionCase, fitting, planned_backend, refusal
 from dit.models.attention.kernels import ATTEND, attend_by_runs, attend_packed
 from dit.models.layers import packed_attention
 from dit.train.model_and_optimizer import randomise
@@ -33,13 +33,13 @@ FLASH_4, FLASH_3, ENGINE, CUDNN, FLASH_2, SDPA = (
     AttentionBackend.FLASH_2,
     AttentionBackend.SDPA,
 )
-HOPPER = AttentionCase(capability=(9, 0), head_width=128, half=True, longest=32_768)
+HOPPER = AttentionCase(capability=(9, 0), head_width=128, half=True)
 
 
 @pytest.fixture
 def installed(monkeypatch):
     """The packages that are here: all of them."""
-    versions = {fit.FLASH_4: "4.0.0b36"}
+    versions = {fit.FLASH_4: "4.0.0b36", fit.CUDNN_FRONTEND: "1.28.0"}
     found = {"flash_attn_interface", "transformer_engine"}
 
     def version(name):
@@ -49,10 +49,10 @@ def installed(monkeypatch):
 
     monkeypatch.setattr(fit, "find_spec", lambda name: name in found)
     monkeypatch.setattr(fit, "version", version)
-    for cached in (fit._missing_flash_4, fault, first_working):
+    for cached in (fit._missing, fault, first_working):
         cached.cache_clear()
     yield SimpleNamespace(versions=versions, found=found)
-    for cached in (fit._missing_flash_4, fault, first_working):
+    for cached in (fit._missing, fault, first_working):
         cached.cache_clear()
 
 
@@ -62,12 +62,12 @@ def installed(monkeypatch):
         ({}, [FLASH_4, FLASH_3, ENGINE, CUDNN, FLASH_2, SDPA]),
         ({"head_width": 72}, [FLASH_4, FLASH_3, ENGINE, CUDNN, FLASH_2, SDPA]),
         ({"head_width": 36}, [ENGINE, SDPA]),
-        ({"longest": LONG - 1}, [FLASH_4, FLASH_3, ENGINE, FLASH_2, SDPA]),
-        ({"longest": None}, [FLASH_4, FLASH_3, ENGINE, FLASH_2, SDPA]),
+        ({"head_width": 256}, [FLASH_4, FLASH_3, ENGINE, CUDNN, FLASH_2, SDPA]),
         ({"deterministic": True}, [FLASH_2, SDPA]),
         ({"capability": (10, 0)}, [FLASH_4, ENGINE, CUDNN, FLASH_2, SDPA]),
         ({"capability": (10, 0), "head_width": 192}, [ENGINE, FLASH_2, SDPA]),
-        ({"capability": (8, 0)}, [ENGINE, CUDNN, FLASH_2, SDPA]),
+        ({"capability": (12, 0)}, [FLASH_4, ENGINE, FLASH_2, SDPA]),
+        ({"capability": (8, 0)}, [ENGINE, FLASH_2, SDPA]),
         ({"capability": (8, 0), "deterministic": True}, [FLASH_2, SDPA]),
         ({"capability": (7, 5)}, [ENGINE, SDPA]),
         ({"half": False}, [SDPA]),
@@ -88,7 +88,9 @@ def test_kernels_that_fit(installed, changes, expected):
         (FLASH_3, {"head_width": 256, "deterministic": True}, "up to 248"),
         (ENGINE, {"deterministic": True}, "memory grows with T x T"),
         (CUDNN, {"deterministic": True}, "not deterministic"),
-        (CUDNN, {"longest": 1024}, "4,096 tokens or more, and the longest has 1,024"),
+        (CUDNN, {"capability": (12, 0)}, "9 (Hopper) or 10 (Blackwell), and this GPU has 12.0"),
+        (CUDNN, {"capability": (10, 0), "head_width": 256}, "divides by 8, up to 128, and not 256"),
+        (CUDNN, {"head_width": 36}, "divides by 8, up to 256, and not 36"),
         (FLASH_2, {"half": False}, "computes in bfloat16"),
     ],
 )
@@ -101,13 +103,17 @@ def test_packages_that_are_missing_or_too_old(installed):
     installed.found.clear()
     assert "extra `te`" in refusal(ENGINE, HOPPER)
     assert "flash_attn_interface" in refusal(FLASH_3, HOPPER)
-    for versions, said in (({fit.FLASH_4: "4.0.0b8"}, "4.0.0b8 is older"), ({}, "not installed")):
-        installed.versions.clear()
-        installed.versions.update(versions)
-        fit._missing_flash_4.cache_clear()
-        assert said in refusal(FLASH_4, HOPPER)
-        assert "`attention`" in refusal(FLASH_4, HOPPER)
-    assert fitting(HOPPER) == [CUDNN, FLASH_2, SDPA]
+    for backend, package, extra, old in (
+        (FLASH_4, fit.FLASH_4, "attention", "4.0.0b8"),
+        (CUDNN, fit.CUDNN_FRONTEND, "cudnn", "1.18.0"),
+    ):
+        for here, said in ({package: old}, f"{package} {old} is older"), ({}, "not installed"):
+            installed.versions.clear()
+            installed.versions.update(here)
+            fit._missing.cache_clear()
+            assert said in refusal(backend, HOPPER)
+            assert f"the extra `{extra}`" in refusal(backend, HOPPER)
+    assert fitting(HOPPER) == [FLASH_2, SDPA]
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

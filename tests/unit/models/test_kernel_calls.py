@@ -10,7 +10,6 @@ import inspect
 import json
 import os
 import sys
-from inspect import Parameter, Signature
 from types import ModuleType
 
 import pytest
@@ -22,24 +21,13 @@ from dit.models.attention import kernels
 from dit.models.attention.kernels import COUNT_MULTIPLE, Offsets, attend_packed, dot_product
 from dit.models.attention.spans import Spans, attend_one_by_one
 from tests.plain_kernel import plain_kernel
-from tests.record_kernel_calls import RECORD
+from tests.record_kernel_calls import RECORD, signatures
 
 CPU = torch.device("cpu")
-RECORDED = {f"{one['package']} {one['version']}": one for one in json.loads(RECORD.read_text())}
+RECORDED = [f"{one['package']} {one['version']}" for one in json.loads(RECORD.read_text())]
 FLASH = [name for name in RECORDED if name.startswith("flash_attn_4")]
 ENGINES = [name for name in RECORDED if name.startswith("transformer_engine")]
 CUMULATIVE = ("cu_seqlens_q", "cu_seqlens_k"), ("max_seqlen_q", "max_seqlen_k")
-
-
-def _signature(name: str, function: str) -> Signature:
-    kind, found = Parameter.POSITIONAL_OR_KEYWORD, []
-    for one in RECORDED[name]["functions"][function]:
-        if one == "*":
-            kind = Parameter.KEYWORD_ONLY
-        else:
-            default = None if one.endswith("=") else Parameter.empty
-            found.append(Parameter(one.rstrip("="), kind, default=default))
-    return Signature(found)
 
 
 def _modules(monkeypatch, **modules: object) -> None:
@@ -81,7 +69,7 @@ def _offsets(cu, key_cu, longest, longest_key) -> Offsets:
 @pytest.mark.parametrize("whole", [False, True], ids=["output", "output and sums"])
 @pytest.mark.parametrize("name", FLASH)
 def test_flash_4(monkeypatch, name, whole):
-    signature = _signature(name, "flash_attn_varlen_func")
+    signature = signatures(name)["flash_attn_varlen_func"]
 
     def function(*args, **kwargs):
         given = signature.bind(*args, **kwargs).arguments
@@ -98,8 +86,7 @@ def test_flash_4(monkeypatch, name, whole):
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_transformer_engine(monkeypatch, name):
-    made = _signature(name, "DotProductAttention.__init__")
-    called = _signature(name, "DotProductAttention.forward")
+    made, called = signatures(name).values()
 
     class Attention:
         def __init__(self, *args, **kwargs):

@@ -11,7 +11,7 @@ import torch
 from dit.config import MockGeometry
 from dit.models.attention.choice import attention_calls
 from dit.train import attention_choice
-from dit.train.attention_choice import usual_pack
+from dit.train.attention_choice import few_shapes, usual_pack
 from tests.families.flux import flux_model
 from tests.learning import tiny_run
 
@@ -65,3 +65,25 @@ def test_sizes_of_the_datas_card_come_first(monkeypatch):
 def test_no_more_is_timed_than_a_second_allows(monkeypatch):
     monkeypatch.setattr(attention_choice, "length_shares", lambda config: {75_600: 1.0})
     assert usual_pack(_config(131_072)) == [(32_768, 5)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "mock", "joint", "few"),
+    [
+        ([(16, 5)] * 4, True, False, True),  # a call of its tokens, and one to the texts
+        ([(16, 5)] * 4, False, False, False),  # each text may be of another length
+        ([(16, 5)] * 4, False, True, False),
+        ([(16, 5), (64, 5), (256, 5)], True, False, False),
+        ([(16, 5), (64, 5), (256, 5)], True, True, True),
+    ],
+)
+def test_sdpa_is_timed_where_its_calls_are_few(samples, mock, joint, few):
+    config = _config(1024)
+    config = replace(config, dataset=replace(config.dataset, mock=mock, path="" if mock else "d"))
+    assert few_shapes(replace(config, model=flux_model()) if joint else config, samples) == few
+
+
+def test_texts_that_are_padded_to_one_length_are_no_other_calls():
+    config = replace(_config(1024), model=tiny_run(text_pad_to=8).model)
+    config = replace(config, dataset=replace(config.dataset, mock=False, path="d"))
+    assert few_shapes(config, [(16, 5)] * 4)

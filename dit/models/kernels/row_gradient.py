@@ -1,0 +1,67 @@
+"""The gradient of a part of a row, written where the gradient of the row needs it.
+
+Values are a view of the row [T, H, X] that a matrix product wrote. Memory of its own for their
+gradient would be copied to its place in the row.
+
+1. offered      the kernel that hands out the view offers a place with it
+2. taken        attention's backward pass writes the gradient there
+3. row_to_fill  the kernel's own backward pass completes the row, if it gets that very gradient
+"""
+
+# T tokens, H heads, K head width, X numbers of a head in the row
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_NAME = "row_gradient"
+
+
+@dataclass(eq=False, slots=True)
+class RowGradient:
+    """The gradient of a row, of which another kernel may write the first part behind `begin`."""
+
+    begin: int  # numbers of each head
+    row_THX: Tensor | None = None
+
+
+def offered(part_THK: Tensor, place: RowGradient) -> None:
+    """Offers a place for the gradient of a view; it is lost where the view is cut or copied."""
+    setattr(part_THK, _NAME, place)
+
+
+def offer_of(part_THK: Tensor) -> RowGradient | None:
+    """What was offered with this very tensor."""
+    return getattr(part_THK, _NAME, None)
+
+
+def taken(part_THK: Tensor, place: RowGradient | None) -> Tensor:
+    """Memory for the gradient of a part [T, H, K]: in its row if a place was offered."""
+    if place is None:
+        return part_THK.new_empty(part_THK.shape)
+    tokens, heads, width = part_THK.shape
+    place.row_THX = part_THK.new_empty(tokens, heads, part_THK.stride(1))
+    return _part(place.row_THX, place.begin, width)
+
+
+def row_to_fill(
+    place: RowGradient, parts: Sequence[Tensor], x_THX: Tensor
+) -> tuple[Tensor, list[Tensor], int]:
+    """The gradient of `x`, those of `parts` that are not in it yet, and where they begin.
+
+    `parts` are gradients [T, H, width] of what follows the first numbers of each head.
+    """
+    (row_THX, place.row_THX), first = (place.row_THX, None), parts[:1]
+    if row_THX is not None and first:
+        there, here = _part(row_THX, place.begin, first[0].shape[-1]), first[0]
+        if (there.data_ptr(), there.stride()) == (here.data_ptr(), here.stride()):
+            return row_THX, [*parts[1:]], place.begin + here.shape[-1]
+    return torch.empty_like(x_THX), [*parts], place.begin
+
+
+def _part(row_THX: Tensor, begin: int, width: int) -> Tensor:
+    return row_THX[..., begin : begin + width]
