@@ -14,8 +14,7 @@ returns their sum and count alone. `forward_loss` calls `module(...)`, which Dis
 wraps (ddp) or `fully_shard` divides (fsdp2), over all ranks. Processes are started here, with gloo.
 
 Five steps of Adam are compared with those of one process: losses, gradients of the first step,
-weights after the fifth, and the bits of all ranks' copies. Exit code 0: the same; 1: not the same;
-2: a module cannot be checked.
+weights after the fifth, bits of all copies. Exit code 0: equal; 1: not equal; 2: not checked.
 """
 
 from __future__ import annotations

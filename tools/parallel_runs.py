@@ -19,6 +19,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from multiprocessing import get_context
 from typing import Any
 
@@ -98,13 +99,13 @@ def _functions(name: str) -> tuple[Any, Any, Any]:
         target = getattr(target, attribute) if attribute else target
         return target.build, target.batches, target.forward_loss
     except Exception as error:  # whatever the module's own code raises
-        what = "build, batches and forward_loss cannot be imported"
-        raise RefusedModuleError(f"{what}: {error!r}") from error
+        raise RefusedModuleError(f"its functions cannot be imported: {error!r}") from error
 
 
 def _run(functions: Any, layout: RankLayout, one: Run | None, *, rank: int, meeting: str) -> Run:
     size, (build, batches, forward_loss) = layout.dp * layout.cp, functions
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    of_group: dict[str, Any] = {"rank": rank, "world_size": size, "timeout": timedelta(minutes=5)}
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", **of_group)
     try:
         mesh = init_device_mesh("cpu", (layout.dp, layout.cp), mesh_dim_names=("dp", "cp"))
         torch.manual_seed(SEED)
