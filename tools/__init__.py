@@ -4,6 +4,8 @@ parity          two checkouts on 17 small problems, every number bit for bit; of
                 parity_runs (the problems), parity_data, parity_packs and parity_results
 gradient_types  which sums the gradient of each weight needs, from types of a forward pass
                 (typed_passes: the pass)
+check_parallel  a network of somebody else on data and context ranks against one process
+                (parallel_runs: its processes)
 mutate          breaks the code in small ways and lists the changes that no test sees
 measure_house   figures of the tree (import_graph: circles and up arrows; opened_files: what three
                 runs open)

@@ -16,6 +16,7 @@ from torch import Tensor
 from dit.distributed.process_groups import process_groups, start_processes
 from dit.models.layers.adaptable import TensorSharing
 from dit.models.layers.parallel_linear import transformer_config
+from dit.models.layers.queries_and_keys import _SumOverRanks
 from tests.packs import tiny_model
 
 T, D = 4, 8
@@ -55,6 +56,17 @@ def shared_gradient() -> list[Tensor]:
     return [x.grad]
 
 
+def norms_across_heads() -> list[Tensor]:
+    """The sum of squares of all ranks leaves those of one, and another branch's gradient."""
+    squares = own(T, D).contiguous()
+    total = _SumOverRanks.apply(squares, process_groups().tp)
+    x, other = (torch.zeros(T, D, requires_grad=True) for _ in range(2))
+    (other * 1 + _SumOverRanks.apply(x * 1, process_groups().tp)).backward(own(T, D).contiguous())
+    assert x.grad is not None and other.grad is not None
+    assert torch.equal(other.grad, own(T, D)) and torch.equal(squares, own(T, D))
+    return [total, x.grad]
+
+
 def linears() -> list[Tensor]:
     """Of Megatron-Core: the gradient of the input of one, the output of the other."""
     options: Any = {"config": transformer_config(MODEL), "bias": False, "skip_bias_add": False}
@@ -73,7 +85,7 @@ def linears() -> list[Tensor]:
 
 def work() -> None:
     start_processes(seed=1, model=MODEL)
-    for part in (forward, backward, shared_gradient, linears):
+    for part in (forward, backward, shared_gradient, norms_across_heads, linears):
         for number, found in enumerate(part()):
             assert torch.equal(found, torch.full((T, D), 3.0)), f"{part.__name__} {number}: {found}"
     if dist.get_rank() == 0:
