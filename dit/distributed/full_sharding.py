@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
@@ -102,6 +105,8 @@ class ShardedChunk(MegatronModule):
     def _shard(self, module: Any, layers: Sequence[Any], groups: ProcessGroupCollection) -> None:
         mesh, policy = shares_mesh(groups), _policy(module, self.ddp_config)
         self._reduced = policy.reduce_dtype or torch.float32
+        if torch.__version__ < "2.12":
+            _leave_bytes(_fsdp_param)
         for unit in (*layers, module):
             _give_memory(unit)
             fully_shard(unit, mesh=mesh, mp_policy=policy)
@@ -207,6 +212,27 @@ def _give_memory(unit: nn.Module) -> None:
                     shape, dtype = packed.shape(shape), torch.uint8
                 made = torch.empty(shape, dtype=dtype, device=device())
                 setattr(module, name, nn.Parameter(made, requires_grad=weight.requires_grad))
+
+
+@cache
+def _leave_bytes(fsdp_param: Any) -> None:
+    """Makes `fully_shard` cut and gather weights of bytes as they are, as from torch 2.12 on.
+
+    torch 2.11 lets each weight that it has cut require a gradient, if only for a moment, which is
+    an error for bytes; and it gathers all weights in the type of the network.
+    """
+    wrapped = fsdp_param.FSDPParam.init_dtype_attrs
+
+    def parameter(data: Tensor, requires_grad: bool = True) -> nn.Parameter:
+        return nn.Parameter(data, requires_grad and data.is_floating_point())
+
+    def init_dtype_attrs(weight: Any, policy: MixedPrecisionPolicy) -> None:
+        wrapped(weight, policy)
+        if not weight.orig_dtype.is_floating_point:
+            weight.param_dtype = None
+
+    fsdp_param.nn = SimpleNamespace(Module=nn.Module, Parameter=parameter)
+    fsdp_param.FSDPParam.init_dtype_attrs = init_dtype_attrs
 
 
 def _marks(weight: nn.Parameter) -> dict[str, Any]:
