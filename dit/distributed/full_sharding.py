@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -214,13 +213,14 @@ def _give_memory(unit: nn.Module) -> None:
                 setattr(module, name, nn.Parameter(made, requires_grad=weight.requires_grad))
 
 
-@cache
 def _leave_bytes(fsdp_param: Any) -> None:
     """Makes `fully_shard` cut and gather weights of bytes as they are, as from torch 2.12 on.
 
     torch 2.11 lets each weight that it has cut require a gradient, if only for a moment, which is
     an error for bytes; and it gathers all weights in the type of the network.
     """
+    if fsdp_param.nn is not nn:
+        return  # another part of the network did it
     wrapped = fsdp_param.FSDPParam.init_dtype_attrs
 
     def parameter(data: Tensor, requires_grad: bool = True) -> nn.Parameter:

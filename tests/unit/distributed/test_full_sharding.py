@@ -21,8 +21,10 @@ def test_bytes_are_cut_and_gathered_as_bytes_with_torch_2_11() -> None:
 
     module: Any = ModuleType("_fsdp_param")
     vars(module).update(nn=nn, FSDPParam=FSDPParam)
-    for _ in range(2):  # each part of a network does it
-        full_sharding._leave_bytes(module)
+    full_sharding._leave_bytes(module)
+    made = module.nn
+    full_sharding._leave_bytes(module)  # for each part of a network
+    assert module.nn is made
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for dtype, gathered in ((torch.uint8, None), (torch.float32, torch.bfloat16)):
         own = module.nn.Parameter(torch.zeros(2, dtype=dtype))
