@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,14 +26,13 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from dit.config import DdpConfig
 from dit.distributed.process_groups import device
 from dit.distributed.row_shares import RowShares, mark_rows, packing_of
-from dit.distributed.share_schedule import ShareSchedule, shares_mesh
+from dit.distributed.share_schedule import ShareSchedule, leave_bytes, shares_mesh
 from dit.distributed.watchdog import heartbeat
 
 _STORED = "stored_in_shares"
@@ -105,7 +103,7 @@ class ShardedChunk(MegatronModule):
         mesh, policy = shares_mesh(groups), _policy(module, self.ddp_config)
         self._reduced = policy.reduce_dtype or torch.float32
         if torch.__version__ < "2.12":
-            _leave_bytes(_fsdp_param)
+            leave_bytes()
         for unit in (*layers, module):
             _give_memory(unit)
             fully_shard(unit, mesh=mesh, mp_policy=policy)
@@ -211,28 +209,6 @@ def _give_memory(unit: nn.Module) -> None:
                     shape, dtype = packed.shape(shape), torch.uint8
                 made = torch.empty(shape, dtype=dtype, device=device())
                 setattr(module, name, nn.Parameter(made, requires_grad=weight.requires_grad))
-
-
-def _leave_bytes(fsdp_param: Any) -> None:
-    """Makes `fully_shard` cut and gather weights of bytes as they are, as from torch 2.12 on.
-
-    torch 2.11 lets each weight that it has cut require a gradient, if only for a moment, which is
-    an error for bytes; and it gathers all weights in the type of the network.
-    """
-    if fsdp_param.nn is not nn:
-        return  # another part of the network did it
-    wrapped = fsdp_param.FSDPParam.init_dtype_attrs
-
-    def parameter(data: Tensor, requires_grad: bool = True) -> nn.Parameter:
-        return nn.Parameter(data, requires_grad and data.is_floating_point())
-
-    def init_dtype_attrs(weight: Any, policy: MixedPrecisionPolicy) -> None:
-        wrapped(weight, policy)
-        if not weight.orig_dtype.is_floating_point:
-            weight.param_dtype = None
-
-    fsdp_param.nn = SimpleNamespace(Module=nn.Module, Parameter=parameter)
-    fsdp_param.FSDPParam.init_dtype_attrs = init_dtype_attrs
 
 
 def _marks(weight: nn.Parameter) -> dict[str, Any]:
