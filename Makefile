@@ -1,7 +1,7 @@
 # Needs Python 3.11 or 3.12 and make; everything else goes into .venv in this folder.
 #
 #   make quickstart PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
-#   make test TORCH="torch==2.12.0"
+#   make test VENV=.venv-2.12 TORCH="torch==2.12.0"
 #   make wheelhouse PYTHON_VERSION=3.12 PRESENT=present.txt   and, where there is no internet,
 #   make gpu WHEELHOUSE=runs/wheelhouse LIMIT=540
 
@@ -9,7 +9,7 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	"$$p" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))" 2> /dev/null \
 	&& echo "$$p" && break; done)
-# Installed first and by exact version, so that it can be another build (CPU, CUDA) than PyPI's.
+# By exact version, so that it can be another build (CPU, CUDA) than PyPI's; when VENV is made.
 TORCH ?= torch==2.13.0
 # Handed to every `pip install`.
 PIP_FLAGS ?=
@@ -28,6 +28,7 @@ SIZE ?= full
 KEYS ?=
 OUTPUT ?= docs/benchmarks
 
+# Another torch or Python takes another folder: make test-newer VENV=.venv-2.11 TORCH=torch==2.11.0
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
@@ -103,8 +104,7 @@ clean: ## remove .venv, builds and caches; runs/ stays
 $(VENV)/core: pyproject.toml
 	$(if $(PYTHON),,$(error no Python 3.11 or 3.12 found; install one, or name it: make PYTHON=/path/to/python3.11))
 	$(PYTHON) -m venv $(VENV)
-	@echo "packages go into $(VENV): some minutes, once"; $(PIP_INSTALL) "$(TORCH)"
-	$(PIP_INSTALL) --editable .
+	@echo "packages go into $(VENV): some minutes, once"; $(PIP_INSTALL) "$(TORCH)" --editable .
 	touch $@
 
 $(VENV)/dev: $(VENV)/core

@@ -40,6 +40,7 @@ MODULES = (
     *("megatron.core.dist_checkpointing", "megatron.core.pipeline_parallel", "safetensors.torch"),
     *("transformers", "diffusers", "diffusers.pipelines.pipeline_utils", "peft", "webdataset"),
     *("diffusers.models.modeling_utils", "rich.console", "rich.progress", "av", "scipy.optimize"),
+    "pyarrow",  # Diffusers' pipelines bring it with older transformers
 )
 LENGTH = struct.Struct("!I")
 STATUS = struct.Struct("!i")
@@ -266,6 +267,8 @@ def name_calls_quickly() -> None:
 
 
 if __name__ == "__main__":
+    # The allocator of pyarrow starts a thread where it is loaded.
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     for name in MODULES:
         importlib.import_module(name)
     name_calls_quickly()

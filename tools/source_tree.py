@@ -46,7 +46,7 @@ PRIVATE = {
     "torch": {"_write_item", "_StorageWriterTransforms", "_get_default_store", "_shutdown_workers"}
     | {"_backward_hooks"},
     "torch's fully_shard": {"_fsdp_param_group", "_fsdp_param_groups", "_get_fsdp_state"}
-    | {"_unsharded_param"},
+    | {"_unsharded_param", "_fsdp_param"},
 }
 OWNERS = {name: dependency for dependency, names in PRIVATE.items() for name in names}
 DOCUMENTED = {"_exit", "_current_frames", "_dynamo"}  # of os, sys and torch: public all the same

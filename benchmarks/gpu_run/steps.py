@@ -16,6 +16,7 @@ from torch.profiler import DeviceType
 from dit.config import RunConfig
 from dit.config_loading import default_config, load_config
 from dit.distributed.process_groups import device_memory
+from dit.models.stacks.frozen_blocks import ByteRows
 from gpu_run.expected import expected_here, with_fitting_pack
 from gpu_run.parts import PADDED_LOOP, Part, configuration
 from gpu_run.schedule import Outcome
@@ -123,5 +124,9 @@ def fill_on_device(model: torch.nn.Module, config: RunConfig) -> None:
         for weight in model.parameters():
             if weight.dim() == 1:
                 weight.fill_(1)
+            elif weight.dtype is torch.uint8:  # rows of a matrix in 8 bits, each with its factor
+                rows: Any = weight.to_local()  # type: ignore[operator]  # a DTensor
+                drawn = torch.empty_like(rows[:, 1:], dtype=torch.float32)
+                rows.copy_(ByteRows().pack(drawn.normal_(std=0.02, generator=generator)))
             else:
                 weight.normal_(std=0.02, generator=generator)

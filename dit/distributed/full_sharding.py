@@ -32,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 from dit.config import DdpConfig
 from dit.distributed.process_groups import device
 from dit.distributed.row_shares import RowShares, mark_rows, packing_of
-from dit.distributed.share_schedule import ShareSchedule, shares_mesh
+from dit.distributed.share_schedule import ShareSchedule, leave_bytes, shares_mesh
 from dit.distributed.watchdog import heartbeat
 
 _STORED = "stored_in_shares"
@@ -102,6 +102,8 @@ class ShardedChunk(MegatronModule):
     def _shard(self, module: Any, layers: Sequence[Any], groups: ProcessGroupCollection) -> None:
         mesh, policy = shares_mesh(groups), _policy(module, self.ddp_config)
         self._reduced = policy.reduce_dtype or torch.float32
+        if torch.__version__ < "2.12":
+            leave_bytes()
         for unit in (*layers, module):
             _give_memory(unit)
             fully_shard(unit, mesh=mesh, mp_policy=policy)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from dit.config import DdpConfig, Recompute
 from dit.distributed.process_groups import device
@@ -25,6 +29,28 @@ def shares_mesh(groups: ProcessGroupCollection) -> DeviceMesh:
     return DeviceMesh.from_group(
         [groups.inter_dist_opt, shares], kind, mesh=ranks, mesh_dim_names=("copies", "shares")
     )
+
+
+def leave_bytes(fsdp_param: Any = _fsdp_param) -> None:
+    """Makes `fully_shard` cut and gather weights of bytes as they are, as from torch 2.12 on.
+
+    torch 2.11 lets each weight that it has cut require a gradient, if only for a moment, which is
+    an error for bytes; and it gathers all weights in the type of the network.
+    """
+    if fsdp_param.nn is not nn:
+        return  # another part of the network did it
+    wrapped = fsdp_param.FSDPParam.init_dtype_attrs
+
+    def parameter(data: Tensor, requires_grad: bool = True) -> nn.Parameter:
+        return nn.Parameter(data, requires_grad and data.is_floating_point())
+
+    def init_dtype_attrs(weight: Any, policy: MixedPrecisionPolicy) -> None:
+        wrapped(weight, policy)
+        if not weight.orig_dtype.is_floating_point:
+            weight.param_dtype = None
+
+    fsdp_param.nn = SimpleNamespace(Module=nn.Module, Parameter=parameter)
+    fsdp_param.FSDPParam.init_dtype_attrs = init_dtype_attrs
 
 
 class ShareSchedule:

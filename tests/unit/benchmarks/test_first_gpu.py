@@ -25,6 +25,7 @@ from measuring.steps import call_seconds
 
 from dit.config_loading import default_config, load_config
 from dit.models.cost import memory
+from dit.models.stacks.frozen_blocks import ByteRows
 from tests.tables import table
 from tests.tiny_wheels import write_wheel
 
@@ -222,6 +223,19 @@ def test_each_kind_of_part_has_a_function():
     kinds = {one.kind for one in (*PARTS, IMPORTS)}
     assert kinds == {*worker._FUNCTIONS}
     assert all(callable(resolve_name(name)) for name in worker._FUNCTIONS.values())
+
+
+def test_rows_of_bytes_are_filled_with_numbers():
+    class Rows(torch.Tensor):
+        def to_local(self):
+            return self.detach().as_subclass(torch.Tensor)
+
+    model = torch.nn.Module()
+    rows = torch.full((64, 65), 255, dtype=torch.uint8).as_subclass(Rows)  # none is a number
+    model.weight = torch.nn.Parameter(rows, requires_grad=False)
+    steps.fill_on_device(model, default_config())
+    filled = ByteRows.unpack(rows.to_local(), torch.float32)
+    assert 0.019 < filled.std() < 0.021
 
 
 def test_failed_tests_are_named(tmp_path):

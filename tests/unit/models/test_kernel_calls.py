@@ -146,3 +146,29 @@ def test_flash_2_and_3_are_torchs_own_and_take_turns(monkeypatch):
     ):
         _compare(kernel)
     assert seen == [None, "FA3", "FA3", None]
+
+
+def test_flash_2_is_flash_attention_on_hopper(monkeypatch):
+    """torch 2.14 would take cuDNN there, in both passes; which of its two it calls is seen."""
+    called, aten = [], torch.ops.aten
+
+    def forward(q, *_, **__):
+        called.append("forward")
+        sums, state = torch.zeros(q.shape[1], len(q)), torch.zeros(2, dtype=torch.uint64)
+        return q.clone(), sums, state, None, None
+
+    def backward(out, q, k, v, *_, **__):
+        called.append("backward")
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92400)
+    monkeypatch.setattr(varlen, "_should_use_cudnn", varlen._should_use_cudnn)  # put back later
+    monkeypatch.setattr(aten, "_flash_attention_forward", forward)
+    monkeypatch.setattr(aten, "_flash_attention_backward", backward)
+    q, k, v = (torch.ones(256, 2, 8, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    cu = torch.tensor([0, 256], dtype=torch.int32)
+    offsets = Offsets(cu=cu, key_cu=cu, longest=256, longest_key=256)
+    kernels.flash_2_kernel(q, k, v, offsets).sum().backward()
+    assert called == ["forward", "backward"]
