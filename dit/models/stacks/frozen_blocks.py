@@ -308,7 +308,7 @@ class Places:
     def take(self, block: WaitingBlock) -> Tensor:
         """The bytes of a block; what is computed from now on waits for them."""
         row, arrival = self.fetch(block)
-        self.copies.wait(row, arrival)
+        self.copies.wait(arrival)
         return row
 
 
