@@ -13,5 +13,7 @@ rotated_heads         RMSNorm of each head and rotary positions of queries and k
 rotated_heads_triton  its kernels
 across_heads          RMSNorm over all heads of a token, with or without rotary positions
 across_heads_triton   its kernels
+restored_rows         matrices in 8 bits as they are multiplied
+restored_rows_triton  its kernel
 traffic               bytes that the loads and stores of each operator move
 """

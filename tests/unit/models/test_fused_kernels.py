@@ -16,7 +16,13 @@ import triton
 from torch import Tensor
 
 from dit.config import ModelConfig
-from dit.models.kernels import across_heads, adapter_dropout, gated_norm, rotated_heads
+from dit.models.kernels import (
+    across_heads,
+    adapter_dropout,
+    gated_norm,
+    restored_rows,
+    rotated_heads,
+)
 from dit.models.kernels.gated_norm import CHUNK, RowChunks, slots_of
 from dit.models.layers import per_sample
 from dit.models.layers.per_sample import PerSample
@@ -33,6 +39,7 @@ POINTERS = {
     torch.float32: "*fp32",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.uint8: "*u8",
 }
 OPTIONS = ("num_warps", "maxnreg")
 
@@ -110,7 +117,7 @@ def _compiled(
 def launches(monkeypatch, tmp_path) -> Launches:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     every = Launches(None)
-    for operators in (gated_norm, rotated_heads, across_heads, adapter_dropout):
+    for operators in (gated_norm, rotated_heads, across_heads, adapter_dropout, restored_rows):
         kernels = Launches(operators._kernels())
         kernels.made = every.made
         monkeypatch.setattr(operators, "_kernels", lambda kernels=kernels: kernels)
@@ -134,6 +141,8 @@ def test_every_kernel_compiles_for_hopper(launches, shape):
     x_TI = torch.zeros(2, width, dtype=bf16)
     adapter_dropout.adapter_dropout(x_TI, torch.arange(2), 0.1, 2**61 + 1, 0)
     adapter_dropout.adapter_dropout_add(x_TI, x_TI, torch.arange(2), 0.1, 2**61 + 1, 0)
+    rows = torch.zeros(2, width + 16, dtype=torch.uint8)
+    restored_rows.restored_rows(rows[:, :width], rows[:, width], bf16)
     found = launches.binaries()
     names = [name for name, _ in found]
     # Of adaLN with and without gate and norm, with no gradient from beside the norm, and after
@@ -149,6 +158,7 @@ def test_every_kernel_compiles_for_hopper(launches, shape):
         "across_heads_forward": 2,
         "across_heads_backward": 2,
         "adapter_dropout_masked": 2,
+        "restored_rows": 1,
     }
     for name, made in found:
         ptx = made.asm["ptx"]
