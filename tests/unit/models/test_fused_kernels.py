@@ -165,6 +165,11 @@ def test_every_kernel_compiles_for_hopper(launches, shape):
         assert f".visible .entry {name}(" in ptx and ".target sm_90" in ptx
         # Sums in an order of chance would not resume bit for bit.
         assert not re.search(r"\b(atom|red)\.", ptx), name
+        # Two numbers at once, though the strides of gradients are not known.
+        assert name != "rotated_heads_backward" or "ld.global.b16" not in ptx
+        # The next tokens are loaded while some are computed, where registers suffice.
+        pipelined = name == "gated_norm_forward" or (name == "gated_norm_backward" and width < 2049)
+        assert ("cp.async" in ptx) == pipelined, name
 
 
 MOST_SPILLED = 24  # bytes of a thread; 16 but for Triton 3.7 on sm_100
