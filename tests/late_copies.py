@@ -112,10 +112,11 @@ class LateCopies(offload.StreamCopies):
     def _count(self, tensor: Tensor) -> None:
         self.of_activations.append((StorageWeakRef(tensor.untyped_storage()), tensor.nbytes))
 
-    def to_host(self, kept):
+    def to_host(self, kept, home=None):
         self.log.append("leave")
-        self._count(kept)
-        return super().to_host(kept)
+        if home is None:
+            self._count(kept)
+        return super().to_host(kept, home)
 
     def to_device(self, home, device, *, after):
         with _NewIsNan():

@@ -6,6 +6,7 @@ once. All arithmetic is in float32; each result is rounded once.
 
 # ruff: noqa: C901, PLR0913, PLR0915  # a kernel takes its tensors, strides and sizes one by one
 # pyright: basic, reportOperatorIssue=false, reportArgumentType=false, reportIndexIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 # T tokens, D model width, N level rows
 

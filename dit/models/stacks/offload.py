@@ -104,8 +104,9 @@ Arrival = Any
 class PlainCopies:
     """Copies that are made at once, where there is no other memory than the host's."""
 
-    def to_host(self, kept: Tensor) -> tuple[Tensor, Arrival]:
-        return kept.clone(), None
+    def to_host(self, kept: Tensor, home: Tensor | None = None) -> tuple[Tensor, Arrival]:
+        """To `home`, or to new memory of the host."""
+        return kept.clone() if home is None else home.copy_(kept), None
 
     def to_device(
         self, home: Tensor, device: torch.device, *, after: Arrival
@@ -142,8 +143,9 @@ class StreamCopies(PlainCopies):
         self.earlier: list[Arrival] = []
         """Copies that began before the last layer did."""
 
-    def to_host(self, kept: Tensor) -> tuple[Tensor, Arrival]:
-        home = self.rows.empty(kept.shape, kept.dtype)
+    def to_host(self, kept: Tensor, home: Tensor | None = None) -> tuple[Tensor, Arrival]:
+        if home is None:
+            home = self.rows.empty(kept.shape, kept.dtype)
         # It computes `kept`, and has waited for copies from what was in this row before.
         self.out.wait_stream(self.cuda.current_stream())
         with self.cuda.stream(self.out):
