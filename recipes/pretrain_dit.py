@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = arguments.config
     if not (arguments.dry_run or arguments.print_config):
         check_launch()
-    set_cuda_environment(config.model)  # before an import starts CUDA
+    set_cuda_environment(config)  # before an import starts CUDA
     # What is wrong is said before any process waits.
     check_trainable(config)
     check_memory(config, world_size=world_size())

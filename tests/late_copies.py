@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dit.models.stacks import offload
@@ -55,28 +56,41 @@ class _Compute:
         event.wait()
 
 
-def _unowned(tensor: Tensor) -> Tensor:
-    """The same memory, where it is a row: a queued copy does not keep that from its next use."""
-    if tensor.untyped_storage().data_ptr() not in _ROWS:
-        return tensor
-    bytes_of_row = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-    return torch.frombuffer(bytes_of_row, dtype=tensor.dtype).view(tensor.shape)
+class _Unowned:
+    """The same memory, which a queued copy does not keep from its next use."""
+
+    def __init__(self, tensor: Tensor):
+        storage = tensor.untyped_storage()
+        self.mapped = storage.data_ptr() in _ROWS
+        self.storage = StorageWeakRef(storage)
+        self.bytes = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+
+    def __call__(self) -> Tensor:
+        assert self.mapped or not self.storage.expired(), "the device has used it for others"
+        return torch.frombuffer(self.bytes, dtype=torch.uint8)
 
 
 class _Later(TorchDispatchMode):
-    """Inside, copies are queued on a stream, and new memory holds NaN."""
+    """Inside, copies are queued on a stream, to whose pool no memory belongs."""
 
     def __init__(self, stream: LateStream):
         super().__init__()
         self.stream = stream
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.copy_.default:
-            target, source = (_unowned(x) for x in args[:2])
-            self.stream.queue.append(lambda: target.copy_(source))
-            return args[0]
+        assert func is torch.ops.aten.copy_.default, func
+        assert all(x.is_contiguous() for x in args[:2]) and args[0].dtype is args[1].dtype
+        target, source = (_Unowned(x) for x in args[:2])
+        self.stream.queue.append(lambda: target().copy_(source()))
+        return args[0]
+
+
+class _NewIsNan(TorchDispatchMode):
+    """Inside, new memory holds NaN."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
-        return made.fill_(torch.nan) if made.is_floating_point() else made
+        return made.fill_(torch.nan) if func is torch.ops.aten.empty.memory_format else made
 
 
 class LateCopies(offload.StreamCopies):
@@ -88,23 +102,36 @@ class LateCopies(offload.StreamCopies):
         super().__init__(cuda)
         self.rows = PinnedRows(lambda address, size: _ROWS.add(address))
         self.log: list[str] = []
-        self.held = {"out": 0, "compute": 0}
+        self.living: list[int] = []
+        self.of_activations: list[tuple[StorageWeakRef, int]] = []
 
-    def _used_by(self, tensor: Tensor, stream: object) -> None:
-        self.held["out" if stream is self.out else "compute"] += 1
+    def living_bytes(self) -> int:
+        """Of the device, of what has left, is leaving, or has come back."""
+        return sum(size for storage, size in self.of_activations if not storage.expired())
 
-    def to_host(self, kept):
+    def _count(self, tensor: Tensor) -> None:
+        self.of_activations.append((StorageWeakRef(tensor.untyped_storage()), tensor.nbytes))
+
+    def to_host(self, kept, home=None):
         self.log.append("leave")
-        return super().to_host(kept)
+        if home is None:
+            self._count(kept)
+        return super().to_host(kept, home)
 
-    def to_device(self, home, **options):
-        self.log.append("return")
-        return super().to_device(home, **options)
+    def to_device(self, home, device, *, after):
+        with _NewIsNan():
+            back, arrival = super().to_device(home, device, after=after)
+        if arrival is after:
+            self.log.append("stay")
+        else:
+            self._count(back)
+        return back, arrival
 
     def overwrite(self, row, home):
         self.log.append("overwrite")
         return super().overwrite(row, home)
 
-    def wait(self, back, arrival):
+    def wait(self, arrival):
         self.log.append("wait")
-        super().wait(back, arrival)
+        self.living.append(self.living_bytes())
+        super().wait(arrival)

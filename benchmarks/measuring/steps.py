@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from dit.config import RunConfig
 from dit.device_specs import peak_flops
+from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import say_once
 from dit.distributed.process_groups import device, start_processes
 from dit.distributed.watchdog.monitor import watchdog
@@ -29,6 +30,7 @@ _SPREAD = ("tokens_per_s", "samples_per_s", "pack_fill", "model_tflops")
 def watched_processes(config: RunConfig) -> Iterator[None]:
     """Inside, the processes and groups of a layout, and the watchdog; entered by all ranks."""
     limit_s = 60 * config.dist.distributed_timeout_minutes
+    set_cuda_environment(config)
     start_processes(
         seed=config.rng.seed,
         model=config.model,

@@ -2,9 +2,10 @@
 
     PYTORCH_CUDA_ALLOC_CONF       expandable_segments:True; packs differ in length, and segments of
                                   fixed sizes leave gaps between them
-    CUDA_DEVICE_MAX_CONNECTIONS   1, with tensor parallelism: Megatron-Core starts a collective and
-                                  then the product that hides it, and one queue keeps this order.
-                                  From sm_100 on none is needed
+    CUDA_DEVICE_MAX_CONNECTIONS   1, in training with tensor parallelism: Megatron-Core starts a
+                                  collective and then the product that hides it, and one queue keeps
+                                  this order. From sm_100 on none is needed. Not set where copies or
+                                  gathers run beside kernels, which one queue puts behind them
 
 What the user has set stays as it is.
 """
@@ -16,7 +17,7 @@ import os
 import sys
 from ctypes import byref, c_int, c_void_p
 
-from dit.config import ModelConfig
+from dit.config import RunConfig, Sharding
 
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Names of one variable: the second is torch's newer one."""
@@ -25,17 +26,32 @@ _NEEDS_NO_ORDER = 10  # compute capability
 _made: dict[str, str] = {}
 
 
-def set_cuda_environment(model: ModelConfig) -> None:
-    """Sets the variables for this process and its children; nothing without a GPU."""
+def set_cuda_environment(trained: RunConfig | None = None) -> None:
+    """Sets the variables for this process and its children; nothing without a GPU.
+
+    `trained` is the run that trains here; None: nothing does, or it has been given before.
+    """
     capability = _major_capability()
     if capability is None or _cuda_has_started():
         return
     if not any(name in os.environ for name in _ALLOCATOR):
         _made[_ALLOCATOR[0]] = "expandable_segments:True"
-    overlaps = model.tensor_model_parallel_size > 1 and capability < _NEEDS_NO_ORDER
-    if overlaps and _QUEUES not in os.environ:
+    ordered = trained is not None and _hides_collectives(trained) and capability < _NEEDS_NO_ORDER
+    if ordered and _QUEUES not in os.environ:
         _made[_QUEUES] = "1"
     os.environ |= _made
+
+
+def _hides_collectives(config: RunConfig) -> bool:
+    """Are collectives of tensor ranks all that runs beside kernels?"""
+    model = config.model
+    others = (
+        config.ddp.sharding is Sharding.WEIGHTS
+        or model.blocks_to_swap
+        or model.cpu_offloading_num_layers
+        or config.optimizer.optimizer_cpu_offload
+    )
+    return model.tensor_model_parallel_size > 1 and not others
 
 
 def settings_made() -> list[str]:

@@ -99,7 +99,7 @@ def start_processes(
         TimeoutError: names the ranks that did not come.
     """
     check_launch()
-    set_cuda_environment(model)
+    set_cuda_environment()
     run_megatron_on_cpu()
     from megatron.core.tensor_parallel import mappings, model_parallel_cuda_manual_seed
 

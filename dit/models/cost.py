@@ -39,8 +39,8 @@ _BACKWARD = 7
 """Numbers for each token and unit of width that the backward pass of a layer makes beside what was
 kept, at most: counted at the peak, 3 of most layers, 5 of single-stream ones, 7 of Wan without the
 fused kernels."""
-_FACTOR_BYTES = {Sharding.OPTIMIZER: 4, Sharding.WEIGHTS: 1}
-"""Of a row of a matrix in 8 bits."""
+_FACTOR_BYTES = {Sharding.OPTIMIZER: 1, Sharding.WEIGHTS: 16}
+"""Of a row of a matrix in 8 bits, with what fills it up."""
 _UNREAD_RANK = 32
 """Of the adapters of a file that is not here."""
 _CUBE_PAIR_BYTES = 12

@@ -203,7 +203,9 @@ def _restored(config: RunConfig, again: float) -> float:
     model = config.model
     numbers, _ = network_cost(model).layer_matrices(tensor=model.tensor_model_parallel_size)
     layers = network_cost(model).layers / model.pipeline_model_parallel_size
-    return layers * numbers * (1 + _number(model)) * (2 + again)
+    # torch writes the numbers in their new type, then reads and writes them once more.
+    moved = 1 + _number(model) * (1 if model.fused_kernels else 3)
+    return layers * numbers * moved * (2 + again)
 
 
 def _in_shares(config: RunConfig) -> bool:

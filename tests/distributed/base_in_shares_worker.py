@@ -97,7 +97,7 @@ def beside_the_other(folder: Path, imported: bool = False, **model: Any) -> dict
     different = [
         name
         for name, linear in of_layers(shares).items()
-        if not torch.equal(linear.weight[:, :-1], plain[name].weight.view(torch.uint8))
+        if not torch.equal(_numbers(linear), plain[name].weight.view(torch.uint8))
         or not torch.equal(linear.frozen(), plain[name].frozen())
     ]
     return {
@@ -106,9 +106,16 @@ def beside_the_other(folder: Path, imported: bool = False, **model: Any) -> dict
         "loss": furthest(numbers[Sharding.WEIGHTS][::2], numbers[Sharding.OPTIMIZER][::2]),
         "norm": furthest(numbers[Sharding.WEIGHTS][1::2], numbers[Sharding.OPTIMIZER][1::2]),
         "bytes": on_all_ranks(lambda: sum(own.nbytes for own in kept.values())),
-        "whole": sum(one.shape[0] * (one.shape[1] + 1) for one in whole if one is not None),
+        "whole": sum(
+            one.shape[0] * (one.shape[1] // 16 * 16 + 16) for one in whole if one is not None
+        ),
         "uneven": sum(one.shape[0] % one.ranks > 0 for one in whole if one is not None),
     }
+
+
+def _numbers(linear: Any) -> torch.Tensor:
+    """The bytes of a matrix, without what its rows end in."""
+    return linear.weight[:, : linear.frozen.rows.width]
 
 
 class HostTensors:

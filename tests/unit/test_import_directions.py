@@ -70,7 +70,7 @@ ALLOWED = {
     "dit.models.layers": BASE
     | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.attention"},
     "dit.models.stacks": BASE
-    | {"dit.models.layer_spec", "dit.models.layers", "dit.models.attention"},
+    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.layers", "dit.models.attention"},
     **dict.fromkeys(FAMILIES, BASE | MODELS),
     "dit.config_loading": BASE | {"dit.models"},
     "dit.distcp": set(),

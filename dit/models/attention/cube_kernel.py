@@ -29,7 +29,8 @@ _TILES = {"BLOCK_M": CUBE_TOKENS, "BLOCK_N": CUBE_TOKENS}
 def _compiled(device: str) -> Callable[..., Any]:
     options: Any = {"max_autotune": True} if device == "cuda" else None
     # The whole of it, or torch would say nothing where it stops to compile, and take plain calls.
-    return torch.compile(flex_attention, fullgraph=True, options=options)
+    # Dynamic from the first pack on: a kernel for its number of cubes alone would be tuned, too.
+    return torch.compile(flex_attention, fullgraph=True, dynamic=True, options=options)
 
 
 def attend_in_blocks(
@@ -37,6 +38,9 @@ def attend_in_blocks(
 ) -> Tensor:
     """Attention [C, B, H, K] of queries, keys and values by cubes; places without a token: any."""
     q, k, v = (x.flatten(0, 1).transpose(0, 1)[None].contiguous() for x in placed_CBHK)
+    for x in (q, k, v):  # heads and their width are the network's
+        torch._dynamo.mark_static(x, 1)
+        torch._dynamo.mark_static(x, 3)
     out = _compiled(q.device.type)(
         q,
         k,

@@ -14,5 +14,7 @@ rotated_heads_triton  its kernels
 across_heads          RMSNorm over all heads of a token, with or without rotary positions
 across_heads_triton   its kernels
 row_gradient          the gradient of values, written beside those of queries and keys
+restored_rows         matrices in 8 bits as they are multiplied
+restored_rows_triton  its kernel
 traffic               bytes that the loads and stores of each operator move
 """

@@ -321,7 +321,9 @@ def _backward_sizes(h_TD: Tensor) -> dict[str, int]:
     warps = min(max(block * tokens // 128, 1), 32)
     if tail and warps > 8:
         warps = 32
-    return {"D": width, "BLOCK": block, "TAIL": tail, "TOKENS": tokens, **_threads(warps)}
+    # Registers of wider tokens do not suffice for places of the next ones.
+    sizes = {"TAIL": tail, "TOKENS": tokens, "STAGES": 2 if width <= 2048 else 1}
+    return {"D": width, "BLOCK": block, **sizes, **_threads(warps)}
 
 
 def _power_of_two(width: int) -> int:

@@ -6,6 +6,7 @@ once. All arithmetic is in float32; each result is rounded once.
 
 # ruff: noqa: C901, PLR0913, PLR0915  # a kernel takes its tensors, strides and sizes one by one
 # pyright: basic, reportOperatorIssue=false, reportArgumentType=false, reportIndexIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 # T tokens, D model width, N level rows
 
@@ -54,8 +55,9 @@ def gated_norm_forward(
     if NORM:
         scale_D = tl.load(scale + row * scale_stride + column, used, 0.0).to(tl.float32)
         shift_D = tl.load(shift + row * shift_stride + column, used, 0.0).to(tl.float32)
-    while begin < end:
-        at = begin + tl.arange(0, TOKENS)
+    # The next tokens are on their way while these are computed.
+    for first in tl.range(begin, end, TOKENS, num_stages=2):
+        at = first + tl.arange(0, TOKENS)
         token = tl.load(order + at, at < end, 0).to(tl.int64)
         inside = (at < end)[:, None] & (column < D)[None, :]
         place = token[:, None] * D + column[None, :]
@@ -74,7 +76,6 @@ def gated_norm_forward(
             tl.store(x + place, x_TD.to(x.dtype.element_ty), inside)
             tl.store(stats + 2 * token, mean_T, at < end)
             tl.store(stats + 2 * token + 1, pace_T, at < end)
-        begin += TOKENS
 
 
 @triton.jit
@@ -123,6 +124,7 @@ def gated_norm_backward(
     BLOCK: tl.constexpr,
     TAIL: tl.constexpr,
     TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,  # 2: the next tokens are on their way while some are computed
     GATED: tl.constexpr,
     NORM: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -155,8 +157,8 @@ def gated_norm_backward(
         if TAIL:
             scale2_D = tl.load(scale + row * scale_stride + column2, used2, 0.0).to(tl.float32)
             to_scale2_D, to_shift2_D = tl.zeros([TAIL], tl.float32), tl.zeros([TAIL], tl.float32)
-    while begin < end:
-        at = begin + tl.arange(0, TOKENS)
+    for first in tl.range(begin, end, TOKENS, num_stages=STAGES):
+        at = first + tl.arange(0, TOKENS)
         token = tl.load(order + at, at < end, 0).to(tl.int64)
         inside = (at < end)[:, None] & (column < D)[None, :]
         place = token[:, None] * D + column[None, :]
@@ -191,7 +193,6 @@ def gated_norm_backward(
                 d2 = tl.load(to_sum + place2, inside2, 0.0).to(tl.float32)
             if GATED:
                 to_gate2_D += gated_gradient(y, to_y, place2, inside2, d2, gate2_D)
-        begin += TOKENS
     part = parts + slot * ((2 if NORM else 0) + (1 if GATED else 0)) * D
     if NORM:
         tl.store(part + column, to_shift_D, used)

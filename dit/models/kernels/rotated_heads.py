@@ -9,6 +9,7 @@ their gradients are written there: nothing cuts the product's output apart or jo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -151,10 +152,13 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     to_q_THK, to_k_THK = (x if x.stride(-1) == 1 else x.contiguous() for x in (to_q_THK, to_k_THK))
     cos_TK, sin_TK = cos_TK.contiguous(), sin_TK.contiguous()
     grid = grid_of(tokens, heads)
+    strides = *to_q_THK.stride()[:2], *to_k_THK.stride()[:2]
+    divisor = math.gcd(8, *strides)
     parts_PG2K = x_THX.new_empty(*grid, 2, width, dtype=torch.float32)
     _kernels().rotated_heads_backward[grid](
         *(to_q_THK, to_k_THK, x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK, to_x_THX, parts_PG2K),
-        *(tokens, cos_TK.stride(0), *to_q_THK.stride()[:2], *to_k_THK.stride()[:2]),
+        *(tokens, cos_TK.stride(0), *(stride // divisor for stride in strides)),
+        DIVISOR=divisor,
         EPS=eps,
         # Fewer numbers than forward, because a thread also holds sums. Both ways 768 threads of a
         # multiprocessor, or more, run at once.

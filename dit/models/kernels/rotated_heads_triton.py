@@ -115,7 +115,12 @@ def rotated_heads_forward(
         token += tl.num_programs(0)
 
 
-@triton.jit(do_not_specialize=["tokens"])  # or packs of other lengths would compile anew
+# Or packs of other lengths would compile anew.
+@triton.jit(
+    do_not_specialize=[
+        *("tokens", "q_token_stride", "q_head_stride", "k_token_stride", "k_head_stride"),
+    ]
+)
 def rotated_heads_backward(
     to_q,  # [T, H, K], numbers of a head are neighbours
     to_k,
@@ -128,10 +133,11 @@ def rotated_heads_backward(
     parts,  # out [programs, groups of heads, 2, K], float32: of weight_q and weight_k
     tokens,
     angle_stride,
-    q_token_stride,
+    q_token_stride,  # over DIVISOR, as the next three
     q_head_stride,
     k_token_stride,
     k_head_stride,
+    DIVISOR: tl.constexpr,  # so that the compiler knows how many numbers can be read at once
     EPS: tl.constexpr,
     H: tl.constexpr,
     X: tl.constexpr,
@@ -144,8 +150,8 @@ def rotated_heads_backward(
     weights_q = load_halves(weight_q, column, column < HALF, HALF)
     weights_k = load_halves(weight_k, column, column < HALF, HALF)
     x_place = head[:, None] * X + column[None, :]
-    q_place = head[:, None] * q_head_stride + column[None, :]
-    k_place = head[:, None] * k_head_stride + column[None, :]
+    q_place = head[:, None] * (q_head_stride * DIVISOR) + column[None, :]
+    k_place = head[:, None] * (k_head_stride * DIVISOR) + column[None, :]
     sum_q_low, sum_q_high = (
         tl.zeros([HEADS, BLOCK], tl.float32),
         tl.zeros([HEADS, BLOCK], tl.float32),
@@ -159,13 +165,13 @@ def rotated_heads_backward(
         at = token * angle_stride + column
         angles = tl.load(cos + at, column < HALF, 0.0), tl.load(sin + at, column < HALF, 0.0)
         x_at, to_x_at = x + token * (H * X), to_x + token * (H * X)
-        to_out = to_q + token * q_token_stride
+        to_out = to_q + token * q_token_stride * DIVISOR
         low, high = turned_back(
             to_out, q_place, x_at, to_x_at, x_place, inside, weights_q, angles, HALF, EPS
         )
         sum_q_low += low
         sum_q_high += high
-        to_out, keys = to_k + token * k_token_stride, x_place + 2 * HALF
+        to_out, keys = to_k + token * k_token_stride * DIVISOR, x_place + 2 * HALF
         low, high = turned_back(
             to_out, k_place, x_at, to_x_at, keys, inside, weights_k, angles, HALF, EPS
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dit.models.kernels import across_heads
+from dit.models.kernels import across_heads, restored_rows
 from dit.models.kernels.gated_norm import PARTS_BLOCK
 from dit.models.kernels.rotated_heads import grid_of
 
@@ -87,6 +87,12 @@ def _adapter_dropout_add(*arguments: Any) -> int:
     return _bytes(total) + _adapter_dropout(*rest)
 
 
+def _restored_rows(*arguments: Any) -> int:
+    narrow, exponents, dtype = arguments
+    columns = -(-narrow.shape[1] // restored_rows.COLUMNS)
+    return narrow.numel() * (1 + dtype.itemsize) + columns * _bytes(exponents)
+
+
 OPERATOR_BYTES: Mapping[str, Callable[..., int]] = {
     "dit::gated_norm": _gated_norm,
     "dit::gated_norm_backward": _gated_norm_backward,
@@ -97,6 +103,7 @@ OPERATOR_BYTES: Mapping[str, Callable[..., int]] = {
     "dit::across_heads_backward": _across_heads_backward,
     "dit::adapter_dropout": _adapter_dropout,
     "dit::adapter_dropout_add": _adapter_dropout_add,
+    "dit::restored_rows": _restored_rows,
 }
 """By the operator's name; each takes the arguments of a call."""
 

@@ -31,6 +31,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from dit.models.kernels.restored_rows import restored_rows
+from dit.models.layers import per_sample
 from dit.models.layers.adaptable import Adaptable
 from dit.models.stacks.offload import Arrival, PinnedRows, PlainCopies, copies_of
 
@@ -43,6 +45,8 @@ _MOST_EXPONENT = 100
 """Of factors: beyond it they, or what they multiply, leave the range of bfloat16 and float32."""
 _ALIGNMENT = 256
 """Bytes: products read matrices that begin at such addresses as fast as any."""
+_ROW = 16
+"""Bytes that a thread of a GPU reads at once."""
 _ROWS = PinnedRows()
 _AT_ONCE = 2
 """Places on the device: of the block that is computed, and of the one that comes."""
@@ -68,35 +72,49 @@ def rounded(
     return (weight_OI.float() / factor_O[:, None]).to(ROUNDED), factor_O
 
 
-def restored(weight_OI: Tensor, factor_O: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse of `rounded`; exact."""
+def restored(
+    weight_OI: Tensor, factor_O: Tensor, dtype: torch.dtype, *, fused_kernels: bool = False
+) -> Tensor:
+    """The inverse of `rounded`; exact. Factors may be in 8 bits, too.
+
+    `fused_kernels` allows our kernel for such factors, which runs where `kernels_run_on` says so.
+    """
+    if fused_kernels and per_sample.kernels_run_on(weight_OI.device):
+        return restored_rows(weight_OI.view(torch.uint8), factor_O.view(torch.uint8), dtype)
     return weight_OI.to(dtype).mul_(factor_O[:, None].to(dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class ByteRows:
-    """A matrix in 8 bits whose rows are bytes: the numbers, and last the factor.
+    """A matrix in 8 bits whose rows are bytes: the numbers, then the factor and zeros.
 
-    So ranks can share out its rows, as `dit.distributed.row_shares.PackedRows` says. `columns`
-    are the ranks that share the columns of the matrix; see `rounded`.
+    So ranks can share out its rows, as `dit.distributed.row_shares.PackedRows` says. The zeros let
+    each row begin where a thread of the GPU reads 16 bytes at once.
     """
 
+    width: int
+    """Numbers of a row."""
     columns: dist.ProcessGroup | None = None
+    """The ranks that share the columns of the matrix; see `rounded`."""
+    fused_kernels: bool = False
+    """See `restored`."""
 
     def shape(self, whole: torch.Size) -> torch.Size:
         """That of the bytes of a matrix [O, I]."""
-        return torch.Size((whole[0], whole[1] + 1))
+        return torch.Size((whole[0], whole[1] // _ROW * _ROW + _ROW))
 
     def pack(self, rows_OI: Tensor) -> Tensor:
-        """The bytes [O, I + 1] of rows of the matrix; all of `columns` call it."""
+        """The bytes of rows of the matrix; all of `columns` call it."""
         narrow_OI, factor_O = rounded(rows_OI, columns=self.columns)
-        bytes_O1 = factor_O.to(_FACTOR)[:, None].view(torch.uint8)
-        return torch.cat((narrow_OI.view(torch.uint8), bytes_O1), dim=1)
+        bytes_OB = narrow_OI.new_zeros(self.shape(rows_OI.shape), dtype=torch.uint8)
+        bytes_OB[:, : self.width] = narrow_OI.view(torch.uint8)
+        bytes_OB[:, self.width] = factor_O.to(_FACTOR).view(torch.uint8)
+        return bytes_OB
 
-    @staticmethod
-    def unpack(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    def unpack(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """The rows [O, I] in a type of the network; exact."""
-        return restored(rows[:, :-1].view(ROUNDED), rows[:, -1].view(_FACTOR), dtype)
+        narrow_OI, factor_O = rows[:, : self.width].view(ROUNDED), rows[:, self.width].view(_FACTOR)
+        return restored(narrow_OI, factor_O, dtype, fused_kernels=self.fused_kernels)
 
 
 class FrozenMatrix:
@@ -104,7 +122,9 @@ class FrozenMatrix:
 
     def __init__(self, linear: Any):
         self._linear, self.dtype = linear, linear.weight.dtype
-        self.factor_O: Tensor | None = None  # of a matrix in 8 bits
+        self.rows: ByteRows | None = None  # of a matrix in 8 bits that ranks share
+        self.factor_O: Tensor | None = None  # of another in 8 bits, float8_e8m0fnu
+        self.fused_kernels = False  # see `restored`
         self.fetched: Callable[[], Tensor] | None = None  # of one whose place is on the host
 
     @property
@@ -115,7 +135,8 @@ class FrozenMatrix:
     def round(self, device: torch.device, *, columns: dist.ProcessGroup | None) -> None:
         """Puts 8 bits in the place of the weight, on the device; see `rounded`."""
         whole = self.weight.detach().to(device)
-        self.weight.data, self.factor_O = rounded(whole, columns=columns)
+        self.weight.data, factor_O = rounded(whole, columns=columns)
+        self.factor_O = factor_O.to(_FACTOR)
 
     def output_of(self, linear: Adaptable, x_TI: Tensor) -> Tensor:
         """The output of the linear that has it, in the order of its own sums."""
@@ -130,11 +151,11 @@ class FrozenMatrix:
     def __call__(self) -> Tensor:
         """The matrix [O, I] on the device, in the type of the network."""
         weight = self.weight.detach() if self.fetched is None else self.fetched()
-        if weight.dtype is torch.uint8:
-            return ByteRows.unpack(weight, self.dtype)
+        if self.rows is not None:
+            return self.rows.unpack(weight, self.dtype)
         if self.factor_O is None:
             return weight
-        return restored(weight, self.factor_O, self.dtype)
+        return restored(weight, self.factor_O, self.dtype, fused_kernels=self.fused_kernels)
 
 
 def freeze_matrix(linear: Adaptable) -> FrozenMatrix:
@@ -183,7 +204,9 @@ def round_blocks(network: Any, device: torch.device) -> None:
 def byte_rows(network: Any) -> Iterator[tuple[nn.Parameter, ByteRows]]:
     """The matrices of all layers, which have no memory yet, and their rows as bytes."""
     for matrix, columns in _matrices(network):
-        yield matrix.weight, ByteRows(columns)
+        weight = matrix.weight
+        matrix.rows = ByteRows(weight.shape[1], columns, matrix.fused_kernels)
+        yield weight, matrix.rows
 
 
 def _matrices(network: Any) -> Iterator[tuple[FrozenMatrix, dist.ProcessGroup | None]]:
@@ -191,7 +214,9 @@ def _matrices(network: Any) -> Iterator[tuple[FrozenMatrix, dist.ProcessGroup | 
     for layer in _layers(network):
         for one in _linears(layer):
             sharing = one.tensor_sharing()
-            yield freeze_matrix(one), sharing.group if sharing.axis == 1 else None
+            matrix = freeze_matrix(one)
+            matrix.fused_kernels = network.model.fused_kernels
+            yield matrix, sharing.group if sharing.axis == 1 else None
 
 
 def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: int) -> None:
@@ -308,7 +333,7 @@ class Places:
     def take(self, block: WaitingBlock) -> Tensor:
         """The bytes of a block; what is computed from now on waits for them."""
         row, arrival = self.fetch(block)
-        self.copies.wait(row, arrival)
+        self.copies.wait(arrival)
         return row
 
 

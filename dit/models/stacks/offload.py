@@ -2,8 +2,9 @@
 
 1. on_host          inside, tensors that autograd saves are copied to the host
 2. OffloadedLayer   those of one layer; `fetch` begins to copy all of them back
-3. when_reached     calls `fetch` as soon as the backward pass reaches a layer
-4. StreamCopies     copies on two streams of their own, one for each way; PlainCopies on a CPU
+3. settle           after each layer: what the one before it kept is dropped on the device
+4. when_reached     calls `fetch` as soon as the backward pass reaches a layer
+5. StreamCopies     copies on two streams of their own, one for each way; PlainCopies on a CPU
 
 Kernels of the stream that computes wait for no copy to the host. A layer is fetched while the one
 after it is computed backward, so that they rarely wait for a copy from there.
@@ -103,52 +104,66 @@ Arrival = Any
 class PlainCopies:
     """Copies that are made at once, where there is no other memory than the host's."""
 
-    def to_host(self, kept: Tensor) -> tuple[Tensor, Arrival]:
-        return kept.clone(), None
+    def to_host(self, kept: Tensor, home: Tensor | None = None) -> tuple[Tensor, Arrival]:
+        """To `home`, or to new memory of the host."""
+        return kept.clone() if home is None else home.copy_(kept), None
 
     def to_device(
-        self, home: Tensor, *, like: tuple[torch.device, tuple[int, ...]], after: Arrival
+        self, home: Tensor, device: torch.device, *, after: Arrival
     ) -> tuple[Tensor, Arrival]:
         del after
-        device, stride = like
-        # Compiled kernels insist on the strides that they have seen.
-        back = torch.empty_strided(home.shape, stride, dtype=home.dtype, device=device)
-        return back.copy_(home), None
+        return home.to(device, copy=True), None
 
     def overwrite(self, row: Tensor, home: Tensor) -> Arrival:
         """Copies into memory of the device that what has been queued so far may still read."""
         row.copy_(home)
 
-    def wait(self, back: Tensor, arrival: Arrival) -> None:
+    def wait(self, arrival: Arrival) -> None:
         """Lets what is computed from now on wait for a copy."""
+
+    def settle(self) -> None:
+        """A layer has been computed: what left before it was is dropped on the device."""
 
 
 class StreamCopies(PlainCopies):
-    """Copies on streams of their own."""
+    """Copies on streams of their own.
+
+    All memory belongs to the stream that computes, whose next tensors take it over at once. So
+    what is copied is held until this stream has waited for the copy. `record_stream` would do
+    without the wait, but keeps memory until the device is done with it, while Python, which is
+    ahead by whole layers, asks for new memory for each.
+    """
 
     def __init__(self, cuda: Any = torch.cuda):
         self.cuda = cuda
         self.out, self.back = cuda.Stream(), cuda.Stream()
         self.rows = PinnedRows()
+        self.under_way: dict[Arrival, Tensor] = {}
+        """Tensors of the device for whose copies the stream that computes has not waited."""
+        self.earlier: list[Arrival] = []
+        """Copies that began before the last layer did."""
 
-    def to_host(self, kept: Tensor) -> tuple[Tensor, Arrival]:
-        home = self.rows.empty(kept.shape, kept.dtype)
+    def to_host(self, kept: Tensor, home: Tensor | None = None) -> tuple[Tensor, Arrival]:
+        if home is None:
+            home = self.rows.empty(kept.shape, kept.dtype)
         # It computes `kept`, and has waited for copies from what was in this row before.
         self.out.wait_stream(self.cuda.current_stream())
         with self.cuda.stream(self.out):
             home.copy_(kept, non_blocking=True)
-        self._used_by(kept, self.out)
-        return home, self.out.record_event()
+        left = self.out.record_event()
+        self.under_way[left] = kept
+        return home, left
 
     def to_device(
-        self, home: Tensor, *, like: tuple[torch.device, tuple[int, ...]], after: Arrival
+        self, home: Tensor, device: torch.device, *, after: Arrival
     ) -> tuple[Tensor, Arrival]:
-        device, stride = like
-        self.back.wait_event(after)
-        with self.cuda.stream(self.back):
-            back = torch.empty_strided(home.shape, stride, dtype=home.dtype, device=device)
-            back.copy_(home, non_blocking=True)
-        return back, self.back.record_event()
+        if after in self.under_way:  # still there: no layer has followed
+            return self.under_way[after], after
+        # Otherwise what computes has waited for the copy to the host, and `back` waits for that.
+        back = torch.empty(home.shape, dtype=home.dtype, device=device)
+        arrival = self.overwrite(back, home)
+        self.under_way[arrival] = back
+        return back, arrival
 
     def overwrite(self, row: Tensor, home: Tensor) -> Arrival:
         self.back.wait_stream(self.cuda.current_stream())
@@ -156,14 +171,15 @@ class StreamCopies(PlainCopies):
             row.copy_(home, non_blocking=True)
         return self.back.record_event()
 
-    def wait(self, back: Tensor, arrival: Arrival) -> None:
-        stream = self.cuda.current_stream()
-        stream.wait_event(arrival)
-        self._used_by(back, stream)
+    def wait(self, arrival: Arrival) -> None:
+        self.cuda.current_stream().wait_event(arrival)
+        self.under_way.pop(arrival, None)
 
-    def _used_by(self, tensor: Tensor, stream: Any) -> None:
-        """Its memory has no other use before what is queued on `stream` has run."""
-        tensor.record_stream(stream)
+    def settle(self) -> None:
+        for arrival in self.earlier:
+            if arrival in self.under_way:
+                self.wait(arrival)
+        self.earlier = list(self.under_way)
 
 
 @cache
@@ -173,66 +189,93 @@ def copies_of(device: torch.device) -> PlainCopies:
 
 
 class _Away:
-    """A saved tensor that is on the host."""
+    """Memory of saved tensors that is on the host."""
 
     def __init__(self, kept: Tensor, copies: PlainCopies):
-        self.copies, self.like = copies, (kept.device, kept.stride())
+        """`kept` is the whole of it as one row."""
+        self.copies, self.device = copies, kept.device
         self.home, self.left = copies.to_host(kept)
         self.returned: tuple[Tensor, Arrival] | None = None
+        self.views = self.to_come = 0
 
     def fetch(self) -> None:
         if self.returned is None:
-            self.returned = self.copies.to_device(self.home, like=self.like, after=self.left)
+            self.returned = self.copies.to_device(self.home, self.device, after=self.left)
+            self.to_come = self.views
 
     def take(self) -> Tensor:
         self.fetch()
         assert self.returned is not None
-        # Not kept, so that its memory is free after use; a second backward pass fetches it anew.
-        (back, arrival), self.returned = self.returned, None
-        self.copies.wait(back, arrival)
+        back, arrival = self.returned
+        self.to_come -= 1
+        if not self.to_come:
+            # Its memory is free after use; a second backward pass fetches it anew.
+            self.returned = None
+        self.copies.wait(arrival)
         return back
+
+
+class _View:
+    """A saved tensor: where it lies in memory that is on the host."""
+
+    def __init__(self, kept: Tensor, away: _Away):
+        self.away = away
+        away.views += 1
+        # Compiled kernels insist on the strides that they have seen.
+        self.place = kept.shape, kept.stride(), kept.storage_offset()
+
+    def take(self) -> Tensor:
+        return self.away.take().as_strided(*self.place)
 
 
 class OffloadedLayer:
     """The saved tensors of one layer that are on the host."""
 
     def __init__(self) -> None:
-        self.tensors: list[_Away] = []
+        self.memory: list[_Away] = []
 
     def fetch(self) -> None:
         """Begins to copy them back; nothing waits for it."""
-        for one in self.tensors:
+        for one in self.memory:
             one.fetch()
 
 
 @contextmanager
-def on_host(
-    layer: nn.Module, shared: Any, *, copies: PlainCopies | None = None
-) -> Iterator[OffloadedLayer]:
+def on_host(layer: nn.Module, shared: Any) -> Iterator[OffloadedLayer]:
     """Inside, tensors that autograd saves for the backward pass go to pinned host memory.
 
     The weights of `layer` and the tensors of `shared` stay on the device, which holds them anyway.
+    Views of the same memory, such as values and the row of queries, keys and values, go once.
     """
     staying = {_storage(t) for t in (*layer.parameters(), *_tensors(shared))}
     offloaded = OffloadedLayer()
+    # The tensor is held so that its address stays its own.
+    known: dict[tuple[int, int, torch.dtype], tuple[Tensor, _Away]] = {}
 
-    def pack(kept: Tensor) -> Tensor | _Away:
-        if kept.nbytes < _SMALL or _storage(kept) in staying:
+    def pack(kept: Tensor) -> Tensor | _View:
+        size = kept.untyped_storage().nbytes()
+        if size < _SMALL or _storage(kept) in staying:
             return kept
-        away = _Away(kept, copies or copies_of(kept.device))
-        offloaded.tensors.append(away)
-        return away
+        key = _storage(kept), kept._version, kept.dtype
+        if key not in known:
+            whole = kept.detach().as_strided((size // kept.itemsize,), (1,), 0)
+            known[key] = whole, _Away(whole, copies_of(kept.device))
+            offloaded.memory.append(known[key][1])
+        return _View(kept, known[key][1])
 
-    def unpack(kept: Tensor | _Away) -> Tensor:
-        return kept.take() if isinstance(kept, _Away) else kept
+    def unpack(kept: Tensor | _View) -> Tensor:
+        return kept.take() if isinstance(kept, _View) else kept
 
-    with saved_tensors_hooks(pack, unpack):
-        yield offloaded
+    try:
+        with saved_tensors_hooks(pack, unpack):
+            yield offloaded
+    finally:
+        known.clear()  # autograd keeps `pack`
 
 
 def when_reached(hidden: Any, fetch: Callable[[], None]) -> None:
     """Calls `fetch` when the backward pass reaches these hidden states, one tensor or several."""
-    row = hidden[0] if isinstance(hidden, tuple) else hidden
+    row = _row(hidden)
 
     def hook(_: Tensor) -> None:
         fetch()
@@ -240,6 +283,18 @@ def when_reached(hidden: Any, fetch: Callable[[], None]) -> None:
     # Torch refuses hooks on tensors that no backward pass will reach.
     if row.requires_grad:
         row.register_hook(hook)
+
+
+def settle(hidden: Any) -> None:
+    """The layer that has made these hidden states is the last one whose tensors may be leaving.
+
+    What left before it was computed is dropped on the device.
+    """
+    copies_of(_row(hidden).device).settle()
+
+
+def _row(hidden: Any) -> Tensor:
+    return hidden[0] if isinstance(hidden, tuple) else hidden
 
 
 def _storage(tensor: Tensor) -> int:

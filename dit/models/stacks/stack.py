@@ -30,7 +30,7 @@ from dit.models.layers.adaptable import DropoutRows, dropout_rows, dropping
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
 from dit.models.stacks.frozen_blocks import BlockPrefetch
-from dit.models.stacks.offload import OffloadedLayer, on_host, when_reached
+from dit.models.stacks.offload import OffloadedLayer, on_host, settle, when_reached
 
 
 def layer_class(spec: LayerSpec) -> Any:
@@ -166,13 +166,16 @@ class LayerStack(TransformerBlock):
         """
         dropout = dropout_rows()
         before: OffloadedLayer | None = None
+        offloads = self.model.cpu_offloading_num_layers if self.training else 0
         for first, last in self._groups(*(part or (0, len(self.layers)))):
             number = self.layers_before + first
             if self.turns is not None:
                 self.turns.forward_from(number)
-            away = self.training and number < self.model.cpu_offloading_num_layers
+            away = number < offloads
             with on_host(self.layers[first], conditions) if away else nullcontext() as here:
                 hidden = self._group(hidden, conditions, dropout, first, last)
+            if offloads:
+                settle(hidden)
             if self.turns is not None:
                 when_reached(
                     hidden, partial(self.turns.backward_from, self.layers_before + last - 1)

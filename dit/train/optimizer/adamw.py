@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from dit.config.training import MOMENTS
-from dit.models.stacks.offload import PinnedRows
+from dit.models.stacks.offload import Arrival, PinnedRows, PlainCopies, copies_of
 
 _ROWS = PinnedRows()
 
@@ -54,17 +55,38 @@ class GroupStepAdam(torch.optim.Optimizer):
             state |= {name: _on_host(state[name], p) for name in MOMENTS if name in state}
 
     def _step_from_host(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """Updates one parameter at a time: its moments are copied to its device and back."""
-        for p in params:
-            moments = [
-                _on_host(self.state[p][name], p) for name in MOMENTS
-            ]  # a load of a checkpoint puts them on the device
-            here = [moment.to(p.device, non_blocking=True) for moment in moments]
-            _adamw(group, [p], [[moment] for moment in here])
-            for name, home, updated in zip(MOMENTS, moments, here, strict=True):
-                self.state[p][name] = home.copy_(updated, non_blocking=True)
-        if params and params[0].is_cuda:
+        """Updates one parameter at a time: its moments are copied to its device and back.
+
+        Beside each update the moments of the next one come, and those of the last one leave.
+        """
+        if not params:
+            return
+        copies, leaving = copies_of(params[0].device), list[Arrival]()
+        coming = self._fetched(params[0], copies)
+        for p, following in zip_longest(params, params[1:]):
+            here = coming
+            coming = [] if following is None else self._fetched(following, copies)
+            for _, arrival in here:
+                copies.wait(arrival)
+            _adamw(group, [p], [[moment] for moment, _ in here])
+            for left in leaving:
+                copies.wait(left)
+            homes = (self.state[p][name] for name in MOMENTS)
+            leaving = [
+                copies.to_host(moment, home)[1]
+                for (moment, _), home in zip(here, homes, strict=True)
+            ]
+        for left in leaving:
+            copies.wait(left)
+        if params[0].is_cuda:
             torch.cuda.current_stream().synchronize()  # a checkpoint may read the moments now
+
+    def _fetched(self, p: Tensor, copies: PlainCopies) -> list[tuple[Tensor, Arrival]]:
+        """The moments of a parameter on their way to its device."""
+        # A load of a checkpoint puts them on the device.
+        self.state[p] |= {name: _on_host(self.state[p][name], p) for name in MOMENTS}
+        homes = (self.state[p][name] for name in MOMENTS)
+        return [copies.to_device(home, p.device, after=None) for home in homes]
 
 
 def _on_host(moment: Tensor, p: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ def test_memory_of_weights_gradients_and_optimizer() -> None:
 
 
 def test_memory_of_a_frozen_base() -> None:
-    """8 bits a number of matrices and four bytes a row; N blocks fewer."""
+    """8 bits a number of matrices, and of the factor of a row; N blocks fewer."""
     model = WanConfig(name="wan2.1_t2v_14b", **WanConfig.sizes["wan2.1_t2v_14b"])
     config = replace(run_config(), model=model, lora=LoraConfig(rank=32))
     whole = memory(config, world_size=1).weights
@@ -128,7 +128,7 @@ def test_memory_of_a_frozen_base() -> None:
     assert numbers == 4 * width**2 + 4 * width**2 + 2 * width * wide
     assert rows == 4 * width + 4 * width + wide + width
     narrow = replace(config, lora=replace(config.lora, base_dtype=BaseType.FLOAT8_E4M3))
-    assert memory(narrow, world_size=1).weights == whole - 40 * (numbers - 4 * rows)
+    assert memory(narrow, world_size=1).weights == whole - 40 * (numbers - rows)
     swapped = replace(model, blocks_to_swap=30)
     away = memory(replace(config, model=swapped), world_size=1)
     assert away.weights == whole - 30 * 2 * numbers

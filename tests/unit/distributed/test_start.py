@@ -13,10 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dit.config import DatasetConfig, DdpConfig, LoraConfig, OptimizerConfig, RunConfig, Sharding
 from dit.distributed import cuda_environment, process_groups
 from dit.launched import FIVE
-from dit.models.dit.family import DitConfig
 from tests.launching import ROOT, run
+from tests.learning import tiny_run
+from tests.packs import tiny_model
 
 GROUPS = """
 import json
@@ -132,6 +134,13 @@ def environment(monkeypatch):
     return monkeypatch
 
 
+def _run(model: dict | None = None, **groups) -> RunConfig:
+    network = tiny_model(tensor_model_parallel_size=2, **(model or {}))
+    return RunConfig(model=network, dataset=DatasetConfig(mock=True), **groups)
+
+
+TENSOR = _run()
+SWAPPED = _run({"blocks_to_swap": 1}, lora=LoraConfig(rank=2))
 EXPANDABLE, ONE_QUEUE = (
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     "CUDA_DEVICE_MAX_CONNECTIONS=1",
@@ -139,26 +148,32 @@ EXPANDABLE, ONE_QUEUE = (
 
 
 @pytest.mark.parametrize(
-    ("capability", "tensor", "own", "made"),
+    ("capability", "config", "own", "made"),
     [
-        (9, 1, {}, [EXPANDABLE]),
-        (9, 2, {}, [EXPANDABLE, ONE_QUEUE]),
-        (8, 2, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, [EXPANDABLE]),
-        (10, 2, {}, [EXPANDABLE]),  # Blackwell needs no order
-        (9, 2, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, [ONE_QUEUE]),
-        (9, 1, {"PYTORCH_CUDA_ALLOC_CONF": ""}, []),
-        (None, 2, {}, []),
+        (9, tiny_run(), {}, [EXPANDABLE]),
+        (9, TENSOR, {}, [EXPANDABLE, ONE_QUEUE]),
+        (8, TENSOR, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, [EXPANDABLE]),
+        (10, TENSOR, {}, [EXPANDABLE]),  # Blackwell needs no order
+        (9, TENSOR, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, [ONE_QUEUE]),
+        (9, tiny_run(), {"PYTORCH_CUDA_ALLOC_CONF": ""}, []),
+        (None, TENSOR, {}, []),
+        # Gathers and copies would wait for kernels in the one queue.
+        (9, _run(ddp=DdpConfig(sharding=Sharding.WEIGHTS)), {}, [EXPANDABLE]),
+        (9, _run({"cpu_offloading_num_layers": 1}), {}, [EXPANDABLE]),
+        (9, _run(optimizer=OptimizerConfig(optimizer_cpu_offload=True)), {}, [EXPANDABLE]),
+        (9, SWAPPED, {}, [EXPANDABLE]),
+        (9, SWAPPED, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, [EXPANDABLE]),
     ],
 )
-def test_cuda_starts_with_what_the_layout_needs_and_the_user_has_not_set(
-    environment, capability, tensor, own, made
+def test_cuda_starts_with_what_the_run_needs_and_the_user_has_not_set(
+    environment, capability, config, own, made
 ):
     environment.setattr(cuda_environment, "_major_capability", lambda: capability)
     for name, value in own.items():
         environment.setenv(name, value)
     before = dict(os.environ)
-    for _ in range(2):
-        cuda_environment.set_cuda_environment(DitConfig(tensor_model_parallel_size=tensor))
+    for trained in (config, None):  # the recipe calls it, then `start_processes`
+        cuda_environment.set_cuda_environment(trained)
         assert cuda_environment.settings_made() == made
     assert os.environ == before | dict(line.split("=") for line in made)
 
@@ -166,7 +181,7 @@ def test_cuda_starts_with_what_the_layout_needs_and_the_user_has_not_set(
 def test_what_would_come_too_late_is_not_set(environment):
     environment.setattr(cuda_environment, "_major_capability", lambda: 9)
     environment.setattr(torch.cuda, "is_initialized", lambda: True)
-    cuda_environment.set_cuda_environment(DitConfig(tensor_model_parallel_size=2))
+    cuda_environment.set_cuda_environment(TENSOR)
     assert cuda_environment.settings_made() == []
 
 

@@ -27,11 +27,18 @@ from dit.config import Recompute
 from dit.lora.adapter import adapter_key, dropped
 from dit.models.attention.kernels import attend_by_runs
 from dit.models.dit.model import DiT
-from dit.models.kernels import across_heads, adapter_dropout, gated_norm, rotated_heads
+from dit.models.kernels import (
+    across_heads,
+    adapter_dropout,
+    gated_norm,
+    restored_rows,
+    rotated_heads,
+)
 from dit.models.kernels.gated_norm import RowChunks
 from dit.models.kernels.row_gradient import offer_of, taken
 from dit.models.kernels.traffic import OPERATOR_BYTES
 from dit.models.layers import packed_attention, per_sample
+from dit.models.stacks.frozen_blocks import ByteRows, restored
 from dit.train.model_and_optimizer import randomise
 from tests import fused_kernels
 from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AcrossCall, AdaLNCall, HeadsCall, errors
@@ -248,6 +255,24 @@ def test_dropout_has_the_bits_of_torch(rate, dtype, monkeypatch):
         assert torch.equal(mine, plain)
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_restored_matrices_have_the_bits_of_torch(dtype, monkeypatch):
+    """Of every number of 8 bits, by every factor, whether rows begin side by side or apart."""
+    monkeypatch.setattr(per_sample, "kernels_run_on", lambda device: True)
+    exponent_O = torch.arange(127 - 100, 127 + 101, 8, dtype=torch.uint8)
+    narrow_OI = torch.arange(256, dtype=torch.uint8).repeat(len(exponent_O), 3)[:, 7:]
+    rows = ByteRows(narrow_OI.shape[1], fused_kernels=True)
+    bytes_OB = torch.zeros(rows.shape(narrow_OI.shape), dtype=torch.uint8)
+    bytes_OB[:, : rows.width], bytes_OB[:, rows.width] = narrow_OI, exponent_O
+    given = narrow_OI.view(torch.float8_e4m3fn), exponent_O.view(torch.float8_e8m0fnu), dtype
+    plain = restored(*given)
+    bits = {BF16: torch.int16, FP32: torch.int32}[dtype]
+    for mine in (restored(*given, fused_kernels=True), rows.unpack(bytes_OB, dtype)):
+        assert torch.equal(mine.isnan(), plain.isnan()) and plain.isnan().any()
+        some = ~plain.isnan()
+        assert torch.equal(mine[some].view(bits), plain[some].view(bits))
+
+
 class _Operators(TorchDispatchMode):
     """Counts calls of our operators."""
 
@@ -435,6 +460,15 @@ def test_traffic_of_dropout_is_what_its_kernel_moves(moved):
     _check_traffic(moved, adapter_dropout.adapter_dropout_add, (x_TI.clone(), *arguments))
     check = {"test_utils": ("test_schema", "test_faketensor")}
     torch.library.opcheck(adapter_dropout.adapter_dropout, arguments, **check)
+
+
+def test_traffic_of_restored_matrices_is_a_byte_a_number_and_what_is_written(moved):
+    bytes_OB = torch.zeros(40, 1100, dtype=torch.uint8)
+    arguments = (bytes_OB[:, :1030], bytes_OB[:, 1030], BF16)
+    _check_traffic(moved, restored_rows.restored_rows, arguments)
+    assert moved[0] == 40 * (1030 * 3 + 3)  # exponents once for each tile of columns
+    check = {"test_utils": ("test_schema", "test_faketensor")}
+    torch.library.opcheck(restored_rows.restored_rows, arguments, **check)
 
 
 def test_operators_say_what_they_give():

@@ -27,6 +27,7 @@ from dit.config import (
 )
 from dit.lora.targets import attach_adapters, chosen_adapters
 from dit.models.dit.model import DiT
+from dit.models.layers import per_sample
 from dit.models.layers.adaptable import Adaptable, TensorSharing, is_adapter
 from dit.models.stacks import frozen_blocks
 from dit.models.stacks.frozen_blocks import (
@@ -46,7 +47,7 @@ from tests.late_copies import LateCopies
 from tests.packs import random_pack, run_config, tiny_model
 from tests.toy_networks import level_rows, toy_model, toy_pack
 
-CPU = torch.device("cpu")
+CPU, E8M0 = torch.device("cpu"), torch.float8_e8m0fnu
 PACK = ([(1, 8, 8), (2, 6, 6)], [9, 30])
 NETWORKS: dict[str, tuple[Callable[..., Any], Callable[..., ModelConfig]]] = {
     "dit": (DiT, tiny_model),
@@ -81,6 +82,29 @@ def test_a_matrix_is_rounded_row_by_row(scale: float) -> None:
     assert ((back - weight).norm() / weight.norm() < 0.03) == (scale > 1e-20)
     # What is rounded already stays.
     assert torch.equal(restored(*rounded(back), torch.float32), back)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("allowed", [False, True])
+def test_matrices_are_restored_by_our_kernel_where_it_runs(groups, monkeypatch, allowed, shares):
+    calls = []
+
+    def kernel(narrow, exponents, dtype):
+        calls.append((narrow.stride(0) % 16, narrow.stride(1), exponents.dtype))
+        return restored(narrow.view(frozen_blocks.ROUNDED), exponents.view(E8M0), dtype)
+
+    monkeypatch.setattr(frozen_blocks, "restored_rows", kernel)
+    monkeypatch.setattr(per_sample, "kernels_run_on", lambda _: True)
+    network = _network(groups, "dit", fused_kernels=allowed)
+    linear = next(frozen_blocks._linears(frozen_blocks._layers(network)[0]))
+    wanted = restored(*rounded(linear.weight.detach()), linear.weight.dtype)
+    if shares:
+        (_, rows), *_ = frozen_blocks.byte_rows(network)
+        linear.weight.data = rows.pack(linear.weight.detach())
+    else:
+        round_blocks(network, CPU)
+    assert torch.equal(linear.frozen(), wanted)
+    assert calls == [(0, 1, torch.uint8)] * allowed
 
 
 class _SplitOutputs(Adaptable):

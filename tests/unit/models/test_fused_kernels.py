@@ -17,7 +17,13 @@ import triton
 from torch import Tensor
 
 from dit.config import ModelConfig
-from dit.models.kernels import across_heads, adapter_dropout, gated_norm, rotated_heads
+from dit.models.kernels import (
+    across_heads,
+    adapter_dropout,
+    gated_norm,
+    restored_rows,
+    rotated_heads,
+)
 from dit.models.kernels.gated_norm import CHUNK, RowChunks, slots_of
 from dit.models.layers import per_sample
 from dit.models.layers.per_sample import PerSample
@@ -34,6 +40,7 @@ POINTERS = {
     torch.float32: "*fp32",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.uint8: "*u8",
 }
 OPTIONS = ("num_warps", "maxnreg")
 
@@ -111,7 +118,7 @@ def _compiled(
 def launches(monkeypatch, tmp_path) -> Launches:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     every = Launches(None)
-    for operators in (gated_norm, rotated_heads, across_heads, adapter_dropout):
+    for operators in (gated_norm, rotated_heads, across_heads, adapter_dropout, restored_rows):
         kernels = Launches(operators._kernels())
         kernels.made = every.made
         monkeypatch.setattr(operators, "_kernels", lambda kernels=kernels: kernels)
@@ -135,6 +142,8 @@ def test_every_kernel_compiles_for_hopper(launches, shape):
     x_TI = torch.zeros(2, width, dtype=bf16)
     adapter_dropout.adapter_dropout(x_TI, torch.arange(2), 0.1, 2**61 + 1, 0)
     adapter_dropout.adapter_dropout_add(x_TI, x_TI, torch.arange(2), 0.1, 2**61 + 1, 0)
+    rows = torch.zeros(2, width + 16, dtype=torch.uint8)
+    restored_rows.restored_rows(rows[:, :width], rows[:, width], bf16)
     found = launches.binaries()
     names = [name for name, _ in found]
     # Of adaLN with and without gate and norm, with no gradient from beside the norm, and after
@@ -150,12 +159,18 @@ def test_every_kernel_compiles_for_hopper(launches, shape):
         "across_heads_forward": 2,
         "across_heads_backward": 2,
         "adapter_dropout_masked": 2,
+        "restored_rows": 1,
     }
     for name, made in found:
         ptx = made.asm["ptx"]
         assert f".visible .entry {name}(" in ptx and ".target sm_90" in ptx
         # Sums in an order of chance would not resume bit for bit.
         assert not re.search(r"\b(atom|red)\.", ptx), name
+        # Two numbers at once, though the strides of gradients are not known.
+        assert name != "rotated_heads_backward" or "ld.global.b16" not in ptx
+        # The next tokens are loaded while some are computed, where registers suffice.
+        pipelined = name == "gated_norm_forward" or (name == "gated_norm_backward" and width < 2049)
+        assert ("cp.async" in ptx) == pipelined, name
 
 
 MOST_SPILLED = 24  # bytes of a thread; 16 but for Triton 3.7 on sm_100

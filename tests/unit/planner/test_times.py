@@ -134,6 +134,11 @@ def test_a_frozen_base_has_no_gradients_and_8_bits_are_restored_in_each_pass():
     saved, less = (memory(run, world_size=1).weights for run in runs)
     assert narrow.memory - plain.memory == pytest.approx(6 * (saved - less), rel=0.01)
     assert replace(narrow, memory=plain.memory) == plain
+    # Without our kernel they are written, read and written: 7 bytes where it moves 3.
+    torchs = [replace(run, model=replace(run.model, fused_kernels=False)) for run in runs]
+    by_torch = [times(run, LOAD, world_size=1, device=DEVICE, efficiency=HALF) for run in torchs]
+    more = (by_torch[1].memory - by_torch[0].memory) / (narrow.memory - plain.memory)
+    assert more == pytest.approx(7 / 3)
 
 
 def test_what_the_times_leave_out_is_said():

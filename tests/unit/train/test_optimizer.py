@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 import torch
@@ -29,10 +30,11 @@ from dit.distributed.full_sharding import over_rows
 from dit.models.dit.family import ExtraPosition
 from dit.models.layers import parallel_linear
 from dit.train.model_and_optimizer import build_model_and_optimizer, decay_at, power_exponent
-from dit.train.optimizer import foreach
+from dit.train.optimizer import adamw, foreach
 from dit.train.optimizer.adamw import GroupStepAdam
 from dit.train.optimizer.update import clip_and_step, learning_rate, set_learning_rate
 from dit.train.step import optimizer_step
+from tests.late_copies import LateCopies
 from tests.learning import tiny_run, train, weights_and_averages
 from tests.packs import run_config, tiny_model
 
@@ -61,6 +63,32 @@ def test_adam_equals_torch():
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
     assert mine.param_groups[0]["step"] == 50
+
+
+def test_moments_on_the_host_come_and_leave_beside_updates(monkeypatch):
+    """Copies are made as late as their streams allow: what waits for too little has NaN."""
+    copies = LateCopies()
+    monkeypatch.setattr(adamw, "copies_of", lambda _: copies)
+    both = [[torch.nn.Parameter(torch.ones(9, 5)) for _ in range(5)] for _ in range(2)]
+    plain, hosted = (GroupStepAdam(params, lr=0.1) for params in both)
+    hosted.keep_on_host()
+    for step in range(3):
+        for params in both:
+            for number, p in enumerate(params):
+                p.grad = torch.full_like(p, 1.0 + number + step)
+        copies.log.clear()
+        plain.step()
+        hosted.step()
+    for ours, theirs in zip(*both, strict=True):
+        assert torch.equal(ours, theirs)
+        for name, moment in plain.state[ours].items():
+            assert torch.equal(hosted.state[theirs][name], moment)
+    # Those of the next weight are on their way before anything waits for those of the first.
+    order = [(what, len(list(same))) for what, same in groupby(copies.log)]
+    between = [("wait", 2), ("leave", 2), ("overwrite", 2), ("wait", 4), ("leave", 2)]
+    assert order[:6] == [("overwrite", 4), *between]
+    # One weight's leave while the next is updated and a third's come.
+    assert max(copies.living) == 3 * 2 * both[0][0].nbytes and copies.living_bytes() == 0
 
 
 def test_decay_reaches_matrices_only(groups):

@@ -1,0 +1,50 @@
+"""Matrices in 8 bits as they are multiplied: one kernel, which moves 1 byte and 2 a number.
+
+`dit.models.stacks.frozen_blocks.restored` has the plain form, whose bits these are.
+"""
+
+# O rows, I numbers of a row
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+COLUMNS = 512
+_TILE = {"ROWS": 8, "BLOCK": COLUMNS, "num_warps": 4}
+"""Of a program, whose threads have 32 numbers each."""
+
+
+@torch.library.custom_op(
+    "dit::restored_rows",
+    mutates_args=(),
+    schema="(Tensor bytes, Tensor exponents, ScalarType dtype) -> Tensor",
+)
+def restored_rows(bytes_OI: Tensor, exponent_O: Tensor, dtype: torch.dtype) -> Tensor:
+    """The matrix [O, I]: float8_e4m3fn times float8_e8m0fnu of each row, both given as uint8.
+
+    Numbers of a row lie side by side; rows and exponents may lie apart.
+    """
+    rows, width = bytes_OI.shape
+    out_OI = bytes_OI.new_empty(rows, width, dtype=dtype)
+    if out_OI.numel():
+        _kernels().restored_rows[-(-rows // _TILE["ROWS"]), -(-width // COLUMNS)](
+            *(bytes_OI, exponent_O, out_OI, rows, width),
+            *(bytes_OI.stride(0), exponent_O.stride(0)),
+            **_TILE,
+        )
+    return out_OI
+
+
+@restored_rows.register_fake
+def _(bytes_OI: Tensor, exponent_O: Tensor, dtype: torch.dtype) -> Tensor:  # noqa: ARG001
+    return bytes_OI.new_empty(bytes_OI.shape, dtype=dtype)
+
+
+def _kernels() -> Any:
+    """The module that needs Triton."""
+    from dit.models.kernels import restored_rows_triton
+
+    return restored_rows_triton
