@@ -23,6 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from measuring.shapes import SHAPES, shape_keys
+
 from dit.config import RunConfig
 from dit.config_loading.cli import parse_arguments
 from dit.config_loading.describe import describe
@@ -42,6 +44,8 @@ _EPILOG = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     options, others = (parser := _parser()).parse_known_args(argv)
+    if options.shape:
+        others = [*shape_keys(options.shape), *others]
     if options.profile and options.beside:
         parser.error("--profile traces one run: leave out --beside")
     arguments = parse_arguments(others, recipes=RECIPES, program="benchmark.py", adapt=for_weights)
@@ -59,8 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         told = {"recipes": RECIPES, "program": "benchmark.py", "adapt": for_weights}
         other = only_steps(parse_arguments([*others, *options.beside], **told).config)
         return _compare(config, other, options)
-    around = _trace(options.json, rank()) if options.profile else nullcontext()
-    found, steps = measure(config, warm_up=options.warm_up, steps=options.steps, around=around)
+    count = {"warm_up": options.warm_up, "steps": options.steps}
+    trace = _trace(options.json, rank()) if options.profile else None
+    found, steps = measure(config, **count, around=trace or nullcontext())
+    if trace is not None:
+        from measuring.kernels import kernel_times, kernels_of
+
+        step_s = found["step_time_s"]["median"]
+        found |= kernel_times(kernels_of(trace), steps=options.steps, step_s=step_s)
     if rank() == 0:
         options.json.write_text(json.dumps(found | {"steps": steps}, indent=1) + "\n")
         _print(found)
@@ -124,6 +134,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--steps", type=_positive, default=20, help="measured ones (%(default)s)")
     add("--warm-up", type=_positive, default=3, help="steps before them (%(default)s)")
+    add("--shape", choices=SHAPES, help="a network and its packs, as `make gpu` measures them")
     add("--json", type=Path, default=Path("runs/benchmark.json"), help="(%(default)s)")
     add("--profile", action="store_true", help="a trace of each process, beside the JSON file")
     add("--beside", action="append", metavar="KEY=VALUE", help="a key of a second run, in turns")
@@ -146,7 +157,7 @@ def only_steps(config: RunConfig) -> RunConfig:
     )
 
 
-def _trace(file: Path, rank: int) -> AbstractContextManager:
+def _trace(file: Path, rank: int) -> Any:
     """A profile for chrome://tracing or Perfetto; it slows the steps down."""
     from torch.profiler import profile
 
@@ -172,6 +183,10 @@ def _print(found: dict[str, Any]) -> None:
     for kind, peak in found["peak_tflops"].items():
         table.add_row(f"MFU of {peak:.4g} TFLOP/s ({kind})", f"{found['mfu'][kind]:.1%}")
     table.add_row("peak_memory_gb, fullest process", f"{found['peak_memory_gb']:.3g}")
+    table.add_section()
+    for kind, seconds in found.get("by_kind_s", {}).items():
+        share = f"{seconds / found['kernels_s']:.1%}"
+        table.add_row(f"kernels: {kind}", f"{seconds:.4g}", "", "", share)
     Console().print(table)
 
 

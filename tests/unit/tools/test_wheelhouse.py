@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import wheelhouse
-from benchmarks.wheelhouse import read_present, requirements, resolve
 from tests.tiny_wheels import write_wheel
+from tools.gpu import wheelhouse
+from tools.gpu.wheelhouse import read_present, requirements, resolve
 
 EXAMPLE = "benchmarks/machines/cuda13_torch2.11_python3.12.txt"
 
@@ -45,8 +45,9 @@ def test_what_is_present_counts_and_torch_stays(tmp_path, index):
     found = resolve(present, ["alpha"], tmp_path, flags(index))
     # zeta 2.0 asks for a newer C library than machines have.
     versions = {"alpha": "1.0", "beta": "2.0", "gamma": "1.5", "zeta": "1.0"}
-    assert {one.name: one.version for one in found} == versions
-    wheels = wheelhouse.fetch(found, tmp_path, flags(index))
+    assert {name: version for name, (version, _) in found.items()} == versions
+    urls = [url for _, url in found.values()]
+    wheels = wheelhouse.fetch(urls, tmp_path, flags(index))
     assert [wheel.name.split("-")[0] for wheel in wheels] == [*versions]
 
 
@@ -70,6 +71,7 @@ def checkout(tmp_path, monkeypatch) -> Path:
     (root / "docker/requirements.txt").write_text("alpha==1.1\nmegatron-core-like==2\n")
     monkeypatch.setattr(wheelhouse, "ROOT", root)
     monkeypatch.setattr(wheelhouse, "EXTRAS", ("delta",))
+    monkeypatch.setattr(wheelhouse, "ALONE", ())
     return root
 
 

@@ -5,37 +5,32 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import tempfile
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import chdir, suppress
 from datetime import date
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-from gpu_run.install import ROOT
-from gpu_run.parts import Part
-from gpu_run.schedule import Outcome, State
+from tools.gpu.install import ROOT
+from tools.gpu.plan import Row
+from tools.gpu.results import Outcome, State
 
 MODULES = (
-    "triton",
-    "megatron.core",
-    "megatron.energon",
-    "dit.train.trainer",
-    "measuring.steps",
-    "measuring.padded",
-    "diffusers.models.transformers.transformer_cosmos",
-    "pytest",
-    "pytest_timeout",
-    "hypothesis",
+    *("triton", "megatron.core", "megatron.energon", "dit.train.trainer", "measuring.steps"),
+    *("measuring.padded", "diffusers.models.transformers.transformer_cosmos"),
+    *("pytest", "pytest_timeout", "hypothesis"),
 )
 """Each imports much more; the packages that are missing are named, not these."""
-_VERSIONS = ("torch", "triton", "megatron-core", "megatron-energon", "numpy", "diffusers")
+_VERSIONS = (
+    *("torch", "triton", "nvidia-cudnn-frontend", "megatron-core", "megatron-energon", "numpy"),
+    "diffusers",
+)
 
 
-def check_imports(_part: Part, *, torch_file: str, **settings: Any) -> Outcome:
+def check_imports(
+    _row: Row, *, torch_file: str, size: str, keys: Sequence[str], **_: Any
+) -> Outcome:
     """What cannot be imported, and what this machine is."""
     import torch
 
@@ -44,7 +39,7 @@ def check_imports(_part: Part, *, torch_file: str, **settings: Any) -> Outcome:
         return {"state": State.FAILED, "why": why, "about": {}}
     tests = [f"tests.gpu.{file.stem}" for file in sorted((ROOT / "tests/gpu").glob("test_*.py"))]
     found = {name: why for name in (*MODULES, *tests) if (why := _failure(name))}
-    outcome: Outcome = {"about": _about(**settings)}
+    outcome: Outcome = {"about": {"size": size, "keys": keys} | _about()}
     if found:
         listed = "; ".join(f"{name}: {why}" for name, why in found.items())
         outcome |= {"state": State.FAILED, "why": f"cannot be imported: {listed}"}
@@ -59,7 +54,7 @@ def _failure(module: str) -> str | None:
     return None
 
 
-def _about(*, size: str, keys: Sequence[str]) -> dict[str, Any]:
+def _about() -> dict[str, Any]:
     """What is measured, and on which device."""
     import torch
 
@@ -69,9 +64,7 @@ def _about(*, size: str, keys: Sequence[str]) -> dict[str, Any]:
             versions[name] = version(name)
     return {
         "date": date.today().isoformat(),
-        "commit": _commit(),
-        "size": size,
-        "keys": keys,
+        "commit": os.environ.get("COMMIT") or _commit(),
         "device": torch.cuda.get_device_name() if cuda else "CPU",
         "memory_gb": torch.cuda.get_device_properties(0).total_memory / 1e9 if cuda else None,
         "cuda": torch.version.cuda,
@@ -88,32 +81,35 @@ def _commit() -> str | None:
         return subprocess.run(asked, capture_output=True, text=True).stdout.strip() or None
 
 
-def run_tests(_part: Part, **_: Any) -> Outcome:
-    """How many of tests/gpu pass, and which fail why."""
+class _Reports:
+    """A plugin of pytest that keeps and hands on how each test ended, as soon as it has."""
+
+    def __init__(self, report: Callable[[Any], None]):
+        self.report, self.found = report, dict[str, str]()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when != "call" and report.passed:
+            return  # of its fixtures
+        said = report.longrepr[2] if report.skipped else report.longreprtext.strip()
+        why = "" if report.passed else f": {said.splitlines()[-1]}"
+        self.found[report.nodeid] = f"{report.outcome}{why}"
+        self.report(self.found)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.pytest_runtest_logreport(report)
+
+
+def run_tests(row: Row, *, report: Callable[[Any], None], **_: Any) -> Outcome:
+    """How each test ended, by its name; done if none failed."""
     import pytest
 
-    with tempfile.TemporaryDirectory() as folder, chdir(ROOT):
-        report = Path(folder) / "report.xml"
-        flags = ["-v", "--tb=short", "-p", "no:cacheprovider", f"--junitxml={report}"]
-        code = pytest.main(["tests/gpu", *flags])
-        if not report.is_file():
-            raise RuntimeError(f"pytest ended with exit code {code} and no report")
-        return counted(report)
-
-
-def counted(report: Path) -> Outcome:
-    """The outcome of a report in JUnit's XML; done if nothing failed."""
-    cases = list(ElementTree.parse(report).iter("testcase"))
-    failures = {
-        f"{case.get('classname')}::{case.get('name')}": fault.get("message") or ""
-        for case in cases
-        for fault in case
-        if fault.tag in ("failure", "error")
-    }
-    skipped = sum(case.find("skipped") is not None for case in cases)
-    counts = {"passed": len(cases) - len(failures) - skipped, "skipped": skipped}
-    found = {**counts, "failed": len(failures), "failures": failures}
-    if failures:
-        why = f"{len(failures)} tests failed: {', '.join(failures)}"
-        return {"state": State.FAILED, "why": why, "found": found}
-    return {"state": State.DONE, "found": found}
+    reports = _Reports(report)
+    flags = ["-v", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    with chdir(ROOT):
+        code = pytest.main([*row.keys, *flags], plugins=[reports])
+    failed = [name for name, said in reports.found.items() if said.startswith("failed")]
+    if code == pytest.ExitCode.OK:
+        return {"found": reports.found}
+    why = f"{len(failed)} tests failed: {', '.join(failed)}" if failed else f"pytest: exit {code}"
+    return {"state": State.FAILED, "why": why, "found": reports.found}

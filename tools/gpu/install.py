@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _STAMP = "wheels.txt"
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def machine_torch() -> tuple[str, str]:
@@ -69,8 +70,13 @@ def write_metadata(site: Path, name: str, number: str) -> None:
 
 
 def environment(site: Path | None) -> dict[str, str]:
-    """For processes of this run: the checkout first, then the wheels, then the machine's."""
+    """For processes of this run: the checkout first, then the wheels, then the machine's.
+
+    A run sets the allocator before CUDA starts; in one process for many runs it has started.
+    """
     places = [ROOT, ROOT / "benchmarks", site, os.environ.get("PYTHONPATH")]
     path = os.pathsep.join(str(place) for place in places if place)
     quiet = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}  # the log is for errors
+    if not any(name in os.environ for name in _ALLOCATOR):
+        quiet[_ALLOCATOR[0]] = "expandable_segments:True"
     return os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"} | quiet
