@@ -5,7 +5,7 @@
 3. peaks     FLOP/s of the data sheet, and measured on large matrix products
 4. figures   a table, and a JSON file with the figures of each step as well
 
-The weights are initialised anew, and nothing is saved. With `--beside`, the run and the same run
+The weights are random, and nothing is saved. With `--beside`, the run and the same run
 with other keys take turns in one launch, and the table has the ratios:
 
     python -m torch.distributed.run --standalone --nproc-per-node 8 benchmarks/benchmark.py \
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from measuring.shapes import SHAPES, shape_keys
 
@@ -32,9 +32,6 @@ from dit.distributed.entry import Parser, run
 from dit.launched import check_launch, rank, world_size
 from dit.streams import result
 from recipes.runs import RECIPES, for_weights, read_folder
-
-if TYPE_CHECKING:
-    from dit.train.model_and_optimizer import Initialise
 
 _EPILOG = (
     "All other arguments are those of pretrain_dit.py: --config-file FILE, --recipe NAME, --mock,"
@@ -106,20 +103,16 @@ def measure(
     warm_up: int,
     steps: int,
     around: AbstractContextManager[Any],
-    fill: Initialise | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Figures of `steps` steps inside `around`, and the values of each; called by all ranks.
-
-    `fill` gives the weights other values than those that training starts from.
-    """
-    from measuring.steps import step_summary, watched_processes
+    """Figures of `steps` steps inside `around`, and the values of each; called by all ranks."""
+    from measuring.steps import fill_on_device, step_summary, watched_processes
 
     with watched_processes(config):
         from dit.train.timers import synchronize_timers
         from dit.train.trainer import measure_steps
 
         synchronize_timers()
-        told = {"fill": fill, "read_folder": read_folder}
+        told = {"fill": fill_on_device, "read_folder": read_folder}
         found = measure_steps(config, warm_up=warm_up, steps=steps, around=around, **told)
         return step_summary(config, found), found
 

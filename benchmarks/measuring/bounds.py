@@ -50,7 +50,7 @@ def bounds(
 ) -> dict[str, float | str]:
     """Work a second by name, of one of TABLES; where it cannot be measured, the error.
 
-    `report` gets after each line what has been found so far.
+    `report` gets each line as soon as it is known.
     """
     found: dict[str, float | str] = {}
     for name, unit, work, make in TABLES[table](**_SIZES[size]):
@@ -58,8 +58,8 @@ def bounds(
             rate = work / call_seconds([make() for _ in range(_SETS)], device())
         except Exception as error:  # noqa: BLE001  # the other lines are worth having
             rate = f"{type(error).__name__}: {error}"
-        found[f"{name}, {unit}"] = rate
-        report(found)
+        report(line := {f"{name}, {unit}": rate})
+        found |= line
     return found
 
 

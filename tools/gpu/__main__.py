@@ -5,8 +5,6 @@
 3. rows      of the plan in the order of their worth, each with its limit
 4. results   after each row: OUTPUT/<device>.json and the page OUTPUT/<device>.md
 
-    make gpu WHEELHOUSE=runs/wheelhouse LIMIT=540
-
 A row that fails is recorded with its error, and the others go on; one that does not fit into the
 time is not begun, and is named with the command that goes on. This program itself imports nothing
 but the standard library.
@@ -19,7 +17,6 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from dit.command_line import OptionParser
@@ -29,8 +26,6 @@ from tools.gpu.page import page
 from tools.gpu.plan import IMPORTS, NAMES, SMOKE, Row, chosen
 from tools.gpu.results import Outcome, Results, State, run_rows
 from tools.gpu.worker import Worker
-
-SIZES = ("full", "tiny")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,13 +56,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--site", type=Path, default=Path("runs/gpu/site"), help="they go here (%(default)s)")
     add("--limit", type=float, default=float("inf"), help="seconds for all of it (none)")
     add("--parts", default="", help="names of rows, or `missing` for those not done (all)")
-    add("--size", choices=SIZES, default=SIZES[0], help="tiny is a trial (%(default)s)")
+    add("--size", choices=("full", "tiny"), default="full", help="tiny is a trial (%(default)s)")
     add("--keys", default="", help="KEY=VALUE ... for all configurations")
     add("--output", type=Path, default=Path("docs/benchmarks"), help="folder (%(default)s)")
     return parser
 
 
-def _start(options: argparse.Namespace) -> tuple[Worker, Worker]:
+def _start(options: argparse.Namespace) -> list[Worker]:
     """The process that measures, and the one of tests, which neither see nor leave what it has."""
     torch_file, torch_version = machine_torch()
     _say(f"torch {torch_version} of {torch_file}")
@@ -81,58 +76,41 @@ def _start(options: argparse.Namespace) -> tuple[Worker, Worker]:
     logs = [(options.output / f"{name}.log").resolve() for name in ("measuring", "tests")]
     for log in logs:
         log.unlink(missing_ok=True)
-    measuring, tests = (Worker(environment=place, log=log, settings=settings) for log in logs)
-    return measuring, tests
+    return [Worker(environment=place, log=log, settings=settings) for log in logs]
 
 
 def _measure(options: argparse.Namespace, worker: Worker, tests: Worker, ends_at: float) -> int:
-    began, asked = time.monotonic(), chosen(options.parts, done=())
-    with ThreadPoolExecutor(1) as beside:
-        smoke = beside.submit(tests.run, SMOKE, SMOKE.limit_s) if SMOKE in asked else None
-        imports = worker.run(IMPORTS, min(180, ends_at - began))
-        imports["took_s"] = round(time.monotonic() - began, 1)
-        _show(IMPORTS, imports)
-        if not imports.get("about"):
-            tests.close()
-            return 1  # torch itself cannot be imported, or is another one
-        about = imports.pop("about")
-        name = re.sub(r"\W+", "_", about["device"]).lower()  # NVIDIA H200 -> nvidia_h200
-        results = Results(options.output / f"{name}.json", about=about)
-        results.put(IMPORTS.name, imports)
-        return _run(options, results, (worker, tests), smoke, ends_at)
-
-
-def _run(
-    options: argparse.Namespace,
-    results: Results,
-    workers: tuple[Worker, Worker],
-    smoke: Future[Outcome] | None,
-    ends_at: float,
-) -> int:
-    worker, tests = workers
+    began = time.monotonic()
+    if SMOKE in chosen(options.parts, done=()):
+        tests.begin(SMOKE)
+    imports = worker.run(IMPORTS, min(IMPORTS.limit_s, ends_at - began))
+    imports["took_s"] = round(time.monotonic() - began, 1)
+    _show(IMPORTS, imports)
+    if not imports.get("about"):
+        return 1  # torch itself cannot be imported, or is another one
+    about = imports.pop("about")
+    name = re.sub(r"\W+", "_", about["device"]).lower()  # NVIDIA H200 -> nvidia_h200
+    results = Results(options.output / f"{name}.json", about=about)
 
     def run(row: Row, seconds: float) -> Outcome:
         if row.kind != "tests":
             return worker.run(row, seconds)
-        began_before, tested = row is SMOKE and smoke, None
-        try:
-            tested = began_before.result(seconds) if began_before else tests.run(row, seconds)
-        finally:
-            tests.close()
-        return tested
+        outcome = tests.run(row, seconds)
+        tests.close()
+        return outcome
 
     def keep(row: Row, outcome: Outcome) -> None:
         results.put(row.name, outcome)
         results.file.with_suffix(".md").write_text(page(results.content))
         _show(row, outcome)
 
-    rows = chosen(options.parts, done=results.done())
+    rows = chosen(options.parts, done=results.names(State.DONE))
+    results.put(IMPORTS.name, imports)
     left_out = run_rows(rows, run=run, keep=keep, ends_at=ends_at)
     _say(f"written: {results.file} and {results.file.with_suffix('.md').name}; log: {worker.log}")
     if left_out:
         _say(f'not begun; go on with: make gpu ... PARTS="{" ".join(left_out)}"')
-    bad = [one for one in results.rows.values() if one["state"] in (State.FAILED, State.ENDED)]
-    return 1 if bad else 0
+    return 1 if results.names(State.FAILED, State.ENDED) else 0
 
 
 def _show(row: Row, outcome: Outcome) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tools.gpu.plan import PLAN
@@ -20,8 +20,7 @@ def page(content: dict[str, Any]) -> str:
     about, rows = content["about"], content["rows"]
     lines = [f"# {about.get('device', 'Unknown device')}", "", _intro(about), ""]
     for section in (_steps, _bounds, _kernels, _padded, _tests, _others):
-        if found := list(section(rows)):
-            lines += [*found, ""]
+        lines += section(rows)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -36,9 +35,12 @@ def _intro(about: dict[str, Any]) -> str:
     return text
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield from ("", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
-    yield from (f"| {' | '.join(row)} |" for row in rows)
+def _table(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
+    """Rows of cells by their columns."""
+    shown = list(rows)
+    yield from (f"| {' | '.join(shown[0])} |", "|---" * len(shown[0]) + "|")
+    yield from (f"| {' | '.join(row.values())} |" for row in shown)
+    yield ""
 
 
 def _found(rows: dict[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
@@ -52,108 +54,103 @@ def _found(rows: dict[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
 
 def _steps(rows: dict[str, Any]) -> Iterator[str]:
     if measured := dict(_found(rows, "steps")):
-        columns = (
-            *("row", "attention", "step, s", "tokens/s", "TFLOP/s", "MFU, data sheet", "expected"),
-            *("MFU, measured", "forward", "backward", "optimizer", "data", "rest"),
-            *("peak memory, GB", "planned", "reserved"),
-        )
-        yield "## Steps"
-        yield from _table(columns, (_cells(*one) for one in measured.items()))
-        notes = [f"- `{name}`: {one['pack']}" for name, one in measured.items() if one["pack"]]
-        notes += [
-            f"- `{name}`: the whole network at as many TFLOP/s trains {rate:.3g} samples/s"
-            for name, one in measured.items()
-            if (rate := one.get("whole_samples_per_s"))
-        ]
-        if notes:
-            yield from ("", *notes)
+        yield from ("## Steps", "")
+        yield from _table(_cells(*one) for one in measured.items())
+        for name, one in measured.items():
+            if one["pack"]:
+                yield f"- `{name}`: {one['pack']}"
+            if rate := one["whole_samples_per_s"]:
+                yield f"- `{name}`: at this rate the whole network trains {rate:.3g} samples/s"
+        yield ""
 
 
-def _cells(name: str, found: dict[str, Any]) -> Sequence[str]:
-    shares, planned = found["shares"], found.get("expected")
+def _cells(name: str, found: dict[str, Any]) -> dict[str, str]:
+    shares, planned = found["shares"], found["expected"]
     mfu = {kind.split(",")[0]: f"{value:.1%}" for kind, value in found["mfu"].items()}
-    rest = shares["other_s"] + shares["communication_s"]
-    return (
-        *(name, found["attention_backend"], f"{found['step_time_s']['median']:.4g}"),
-        f"{found['tokens_per_s']['median']:,.0f}",
-        f"{found['model_tflops']['median']:.4g}",
-        *(mfu.get("data sheet", "-"), f"{planned['mfu']:.1%}" if planned else "-"),
-        mfu["measured"],
-        *(f"{shares[f'{one}_s']:.1%}" for one in ("forward", "backward", "optimizer", "data")),
-        *(f"{rest:.1%}", f"{found['peak_memory_gb']:.3g}"),
-        *(f"{planned['memory_gb']:.3g}" if planned else "-", f"{found['reserved_memory_gb']:.3g}"),
-    )
+    parts = ("forward", "backward", "optimizer", "data")
+    return {
+        **{"row": name, "attention": found["attention_backend"]},
+        "step, s": f"{found['step_time_s']['median']:.4g}",
+        "tokens/s": f"{found['tokens_per_s']['median']:,.0f}",
+        "TFLOP/s": f"{found['model_tflops']['median']:.4g}",
+        "MFU, data sheet": mfu.get("data sheet", "-"),
+        "expected": f"{planned['mfu']:.1%}" if planned else "-",
+        "MFU, measured": mfu["measured"],
+        **{part: f"{shares[f'{part}_s']:.1%}" for part in parts},
+        "rest": f"{shares['other_s'] + shares['communication_s']:.1%}",
+        "peak memory, GB": f"{found['peak_memory_gb']:.3g}",
+        "planned": f"{planned['memory_gb']:.3g}" if planned else "-",
+        "reserved": f"{found['reserved_memory_gb']:.3g}",
+    }
 
 
 def _bounds(rows: dict[str, Any]) -> Iterator[str]:
     for name, found in _found(rows, "bounds"):
-        yield f"## Bounds: {name}"
-        shown = ((row, one if isinstance(one, str) else f"{one:.4g}") for row, one in found.items())
-        yield from _table(("", "measured"), shown)
-        yield ""
+        yield from (f"## Bounds: {name}", "")
+        shown = {row: one if isinstance(one, str) else f"{one:.4g}" for row, one in found.items()}
+        yield from _table({"": row, "measured": text} for row, text in shown.items())
 
 
 def _kernels(rows: dict[str, Any]) -> Iterator[str]:
     for name, found in _found(rows, "profile"):
-        step, kernels = found["step_s"], found["kernels_s"]
+        step, kernels, expected = found["step_s"], found["kernels_s"], found["expected"]
         yield from (f"## Kernels of a step: {name}", "")
-        yield (
-            f"{kernels:.4g} s of kernels in a step of {step:.4g} s, while it was profiled;"
-            f" attention by {found['attention_backend']}."
+        yield f"{kernels:.4g} s of kernels in a step of {step:.4g} s, while it was profiled;"
+        yield from (f"attention by {found['attention_backend']}. {found['pack']}".rstrip(), "")
+        yield from _table(
+            {"kind": kind, "s": f"{time:.4g}", "of all kernels": f"{time / kernels:.1%}"}
+            for kind, time in sorted(found["by_kind_s"].items(), key=lambda one: -one[1])
         )
-        if found["pack"]:
-            yield from ("", f"{found['pack']}.")
-        by_kind = sorted(found["by_kind_s"].items(), key=lambda one: -one[1])
-        shown = ((kind, f"{time:.4g}", f"{time / kernels:.1%}") for kind, time in by_kind)
-        yield from _table(("kind", "s", "of all kernels"), shown)
-        if found.get("expected"):
-            yield from ("", f"Beside what the planner expects of {found['expected']['assumed']}:")
-            yield from _beside_expected(found)
+        if expected:
+            yield from (f"Beside what the planner expects of {expected['assumed']}:", "")
+            yield from _beside(found, expected)
         yield from _longest("longest", found["longest"], kernels)
-        if found.get("of_no_kind"):
-            yield from _longest("longest of everything else", found["of_no_kind"], kernels)
-        yield ""
+        yield from _longest("longest of everything else", found["of_no_kind"], kernels)
 
 
 def _longest(title: str, kernels: list[dict[str, Any]], whole_s: float) -> Iterator[str]:
-    shown = []
-    for one in kernels:
-        name, seconds = one["name"].replace("|", "\\|")[:100], one["seconds"]
-        share = f"{seconds / whole_s:.1%}"
-        shown.append((f"`{name}`", f"{1e3 * seconds:.4g}", f"{one['calls']:g}", share))
-    return _table((title, "ms a step", "calls a step", "of all kernels"), shown)
+    def cells(name: str, seconds: float, calls: float) -> dict[str, str]:
+        shown = {title: f"`{name}`", "ms a step": f"{1e3 * seconds:.4g}"}
+        return shown | {"calls a step": f"{calls:g}", "of all kernels": f"{seconds / whole_s:.1%}"}
+
+    if kernels:
+        named = [one | {"name": one["name"].replace("|", "\\|")[:100]} for one in kernels]
+        yield from _table(cells(**one) for one in named)
 
 
-def _beside_expected(found: dict[str, Any]) -> Iterator[str]:
+def _beside(found: dict[str, Any], planned: dict[str, Any]) -> Iterator[str]:
     """Kernels of no other kind move what layers and optimizer move."""
-    measured, expected = found["by_kind_s"], found["expected"]["by_kind_s"]
+    measured, expected = found["by_kind_s"], planned["by_kind_s"]
     rows = {name: (expected[name], measured.get(name, 0.0)) for name in _NAMED}
     rows["all other kernels: memory traffic of layers and optimizer"] = (
         expected["memory traffic"] + expected["optimizer"],
         found["kernels_s"] - sum(measured.get(name, 0.0) for name in _NAMED),
     )
     rows["between kernels"] = (expected["launches"], found["step_s"] - found["kernels_s"])
-    name, (planned, took) = max(rows.items(), key=lambda row: abs(row[1][1] - row[1][0]))
-    rows["step"] = (found["expected"]["step_s"], found["step_s"])
-    shown = ((name, *(f"{1e3 * seconds:.1f}" for seconds in pair)) for name, pair in rows.items())
-    yield from _table(("ms a step", "expected", "measured"), shown)
-    more = "more" if took > planned else "less"
+    name, (asked, took) = max(rows.items(), key=lambda row: abs(row[1][1] - row[1][0]))
+    rows["step"] = (planned["step_s"], found["step_s"])
+    yield from _table(
+        {"ms a step": kind, "expected": f"{1e3 * one:.1f}", "measured": f"{1e3 * two:.1f}"}
+        for kind, (one, two) in rows.items()
+    )
+    more = "more" if took > asked else "less"
+    yield f"Furthest off: {name}, {1e3 * abs(took - asked):.1f} ms {more} than expected."
     yield ""
-    yield f"Furthest off: {name}, {1e3 * abs(took - planned):.1f} ms {more} than expected."
 
 
 def _padded(rows: dict[str, Any]) -> Iterator[str]:
     for _, found in _found(rows, "padded"):
-        yield from ("## Against a padded loop", "", "Real tokens a second, and ours over theirs.")
-        names = list(found[0]["tokens_per_s"])
-        shown = [
-            (
-                one["samples"],
-                *(f"{one['tokens_per_s'][n]:,.0f} ({one['ratio'][n]:.2f}x)" for n in names),
-            )
+        yield from (
+            "## Against a padded loop",
+            "",
+            "Real tokens a second, and ours over theirs.",
+            "",
+        )
+        yield from _table(
+            {"samples": one["samples"]}
+            | {n: f"{t:,.0f} ({one['ratio'][n]:.2f}x)" for n, t in one["tokens_per_s"].items()}
             for one in found
-        ]
-        yield from _table(("samples", *names), shown)
+        )
 
 
 def _tests(rows: dict[str, Any]) -> Iterator[str]:
@@ -161,18 +158,15 @@ def _tests(rows: dict[str, Any]) -> Iterator[str]:
         counts = Counter(said.split(":")[0] for said in found.values())
         ended = ", ".join(f"{counts[how]} {how}" for how in ("passed", "skipped", "failed"))
         yield from (f"## Tests: {name}", "", f"{ended}.")
-        yield from (f"- `{n}`: {_line(said)}" for n, said in found.items() if "failed" in said[:6])
+        yield from (f"- `{n}`: {_line(said)}" for n, said in found.items() if said[:6] == "failed")
         yield ""
 
 
 def _others(rows: dict[str, Any]) -> Iterator[str]:
-    found = [
-        f"- `{name}`: {one['state']}: {_line(one.get('why', ''))}"
-        for name, one in rows.items()
-        if one["state"] != State.DONE
-    ]
-    if found:
-        yield from ("## Not measured", "", *found)
+    left = {name: one for name, one in rows.items() if one["state"] != State.DONE}
+    if left:
+        yield from ("## Not measured", "")
+        yield from (f"- `{n}`: {one['state']}: {_line(one['why'])}" for n, one in left.items())
 
 
 def _line(text: str) -> str:

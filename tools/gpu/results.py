@@ -42,8 +42,8 @@ class Results:
         temporary.write_text(json.dumps(self.content, indent=1) + "\n")
         os.replace(temporary, self.file)
 
-    def done(self) -> list[str]:
-        return [name for name, one in self.rows.items() if one["state"] == State.DONE]
+    def names(self, *states: State) -> list[str]:
+        return [name for name, one in self.rows.items() if one["state"] in states]
 
 
 def run_rows(
@@ -61,14 +61,10 @@ def run_rows(
     """
     left_out, stop = [], ""
     for row in rows:
-        began = clock()
-        left = max(ends_at - began, 0)
-        if left < row.expected_s:
-            short = f"{left:.0f} s were left, and it takes about {row.expected_s:.0f}"
-        else:
-            short = ""
-        if why := stop or short:
-            keep(row, {"state": State.NOT_BEGUN, "why": why})
+        left = max(ends_at - (began := clock()), 0)
+        why = f"{left:.0f} s were left, and it takes about {row.expected_s:.0f}"
+        if stop or left < row.expected_s:
+            keep(row, {"state": State.NOT_BEGUN, "why": stop or why})
             left_out.append(row.name)
             continue
         try:

@@ -11,13 +11,12 @@ from typing import Any
 
 import benchmark
 import compare_padded
-import measuring.bounds
 import torch
 from expected_step import expected_here, whole_samples_per_s
+from measuring.bounds import bounds
 from measuring.kernels import kernel_times, kernels_of
 from measuring.shapes import shape_keys
 from measuring.steps import watched_processes
-from torch.distributed.tensor import DTensor
 
 from dit.config import AttentionBackend, RunConfig
 from dit.config_loading import default_config, load_config
@@ -30,7 +29,6 @@ from tools.gpu.results import Outcome
 
 _STEPS = {"full": (3, 10), "tiny": (1, 2)}  # warm-up, measured
 _PROFILED = 3
-_TILE = 1 << 24
 _PACK = "dataset.task_encoder_seq_length="
 # Of DiT-XL so many layers that batches padded to 16k tokens fit.
 _PADDED = {
@@ -39,9 +37,9 @@ _PADDED = {
 }
 
 
-def bounds(row: Row, *, size: str, report: Callable[[Any], None], **_: Any) -> Outcome:
-    """The table of this name."""
-    return {"found": measuring.bounds.bounds(row.name, size=size, report=report)}
+def table(row: Row, *, size: str, report: Callable[[Any], None], **_: Any) -> Outcome:
+    """The bounds of a table."""
+    return {"found": bounds(row.name, size=size, report=report)}
 
 
 def padded_loop(_row: Row, *, size: str, **_: Any) -> Outcome:
@@ -76,9 +74,8 @@ def _measured(
     config, pack = fitting_config(row, size, keys)
     with watched_processes(config):  # the kernel that the run takes, for the planner, too
         config, _notes = with_attention(config, timed=False)
-    found, values = benchmark.measure(
-        config, warm_up=_STEPS[size][0], steps=count, around=around, fill=fill_on_device
-    )
+    warm_up, _ = _STEPS[size]
+    found, values = benchmark.measure(config, warm_up=warm_up, steps=count, around=around)
     backend = config.model.attention_backend
     if backend is AttentionBackend.AUTO:
         backend = AttentionBackend.SDPA  # nothing else is here
@@ -134,22 +131,3 @@ def _with_quarters(config: RunConfig, quarters: int) -> RunConfig:
         tokens // packs.sample_multiple * packs.sample_multiple, packs.task_encoder_seq_length
     )
     return replace(config, dataset=replace(packs, task_encoder_seq_length=tokens))
-
-
-def fill_on_device(model: torch.nn.Module, config: RunConfig) -> None:
-    """Random weights of moderate size where they lie: no step is faster for its zeros.
-
-    Matrices are parts of one tile of numbers, again and again: to draw those of 12B parameters on
-    a host, where frozen ones wait, takes minutes.
-    """
-    place = next(model.parameters()).device
-    generator = torch.Generator(place).manual_seed(config.rng.seed)
-    tile = torch.empty(_TILE, device=place).normal_(std=0.02, generator=generator)
-    with torch.no_grad():
-        for weight in model.parameters():
-            numbers = weight.to_local() if isinstance(weight, DTensor) else weight
-            if numbers.dim() == 1 or not numbers.is_floating_point():
-                numbers.fill_(1)
-                continue
-            drawn = tile.repeat(-(-numbers.numel() // _TILE))[: numbers.numel()]
-            numbers.copy_(drawn.view_as(numbers))

@@ -1,8 +1,8 @@
 """The process in which rows run one after the other, with one start of torch and of the device.
 
 A line of JSON on its standard input is a row. Lines on its standard output are what the row has
-found so far, and the last one, with a `state`, is the outcome. What the row itself prints goes to
-the standard error. A row that ends the process, or leaves the device unusable, costs its own result
+found, bit by bit; the last one, with a `state`, is the outcome. What the row prints goes to the
+standard error. A row that ends the process, or leaves the device unusable, costs its own result
 alone, from what it had found on: the next one gets a new process.
 """
 
@@ -31,7 +31,7 @@ from tools.gpu.results import Outcome, State
 _FUNCTIONS = {
     "imports": "tools.gpu.checks:check_imports",
     "tests": "tools.gpu.checks:run_tests",
-    "bounds": "tools.gpu.steps:bounds",
+    "bounds": "tools.gpu.steps:table",
     "steps": "tools.gpu.steps:steps",
     "profile": "tools.gpu.steps:profile",
     "padded": "tools.gpu.steps:padded_loop",
@@ -47,43 +47,50 @@ class Worker:
     def __init__(self, *, environment: dict[str, str], log: Path, settings: dict[str, Any]):
         self.environment, self.log, self.settings = environment, log, settings
         self.process: subprocess.Popen[bytes] | None = None
+        self.begun: tuple[str, int] | None = None  # a row, and the size of the log before it
+
+    def begin(self, row: Row) -> None:
+        """Lets the process begin with a row, whose outcome `run` takes later."""
+        self.begun = (row.name, self.log.stat().st_size if self.log.exists() else 0)
+        process = self.process = self.process or self._start()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # its log says more
+            process.stdin.write(json.dumps(self.settings | {"row": asdict(row)}).encode() + b"\n")
 
     def run(self, row: Row, seconds: float) -> Outcome:
         """The outcome of a row; after `seconds` the process is killed."""
-        size = self.log.stat().st_size if self.log.exists() else 0
-        outcome = self._answer(row, time.monotonic() + seconds, seconds)
+        if self.begun is None or self.begun[0] != row.name:
+            self.begin(row)
+        assert self.begun is not None
+        (_, size), self.begun = self.begun, None
+        outcome = self._answer(seconds)
         if outcome["state"] != State.DONE:
             outcome["log"] = self.log.read_bytes()[size:].decode(errors="replace")[-_TAIL:]
         return outcome
 
-    def _answer(self, row: Row, ends_at: float, seconds: float) -> Outcome:
-        process = self.process = self.process or self._start()
-        assert process.stdin is not None and process.stdout is not None
-        asked = self.settings | {"row": asdict(row)}
-        with suppress(BrokenPipeError):  # its log says more
-            process.stdin.write(json.dumps(asked).encode() + b"\n")
-        found: Outcome = {}
-        while True:
-            left = max(0, ends_at - time.monotonic())
-            ready, _, _ = select.select([process.stdout], [], [], left)
-            line = process.stdout.readline() if ready else b""
-            if not line:
+    def _answer(self, seconds: float) -> Outcome:
+        assert self.process is not None and self.process.stdout is not None
+        (out, process), ends_at = (self.process.stdout, self.process), time.monotonic() + seconds
+        found: dict[str, Any] = {}
+        while ready := select.select([out], [], [], max(0, ends_at - time.monotonic()))[0]:
+            if not (line := out.readline()):
                 break
-            found |= json.loads(line)
-            if "state" in found:
-                return found
+            if "state" in (said := json.loads(line)):
+                return said
+            found |= said
         self.close()
+        partly = {"found": found} if found else {}
         if not ready:
-            return found | {"state": State.ENDED, "why": f"took longer than {seconds:.0f} s"}
+            return partly | {"state": State.ENDED, "why": f"took longer than {seconds:.0f} s"}
         why = f"its process ended with exit code {process.returncode}"
-        return found | {"state": State.FAILED, "why": why}
+        return partly | {"state": State.FAILED, "why": why}
 
     def _start(self) -> subprocess.Popen[bytes]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with self.log.open("a") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "tools.gpu.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                **pipes,
                 stderr=log,
                 env=self.environment,
                 bufsize=0,  # a line that waits in a buffer would not be ready
@@ -96,7 +103,7 @@ class Worker:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-            self.process = None
+            self.process = self.begun = None
 
 
 def main() -> int:
@@ -104,15 +111,15 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def say(outcome: Outcome) -> None:
-        answers.write(json.dumps(outcome) + "\n")
+    def say(found: Any) -> None:
+        answers.write(json.dumps(found) + "\n")
         answers.flush()
 
     for line in sys.stdin:
         asked = json.loads(line)
         row = Row(**asked.pop("row"))
         sys.stderr.write(f"--- {row.name}\n")
-        say(_outcome(row, lambda found: say({"found": found}), asked))
+        say(_outcome(row, say, asked))
         if not _frees_device():
             return 1
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import expected_step as program
 import pytest
@@ -192,3 +192,15 @@ def test_the_page_shows_expected_beside_measured():
     assert "| step | 322.0 | 400.0 |" in text
     found["expected"] = None
     assert "expects" not in page(content)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [("wan14b", "wan2.1_t2v_14b"), ("flux", "flux1_schnell"), ("flux-512", "flux1_schnell")],
+)
+def test_shapes_are_those_of_their_networks(shape: str, name: str):
+    ours = load_config(default_config(), overrides=shape_keys(shape)).model
+    theirs = load_config(default_config(), overrides=[f"model.name={name}"]).model
+    others = {"num_layers", "num_single_layers", "name", "text_pad_to"}
+    for field in {one.name for one in fields(theirs)} - others:
+        assert getattr(ours, field) == getattr(theirs, field), field
