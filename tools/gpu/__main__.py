@@ -17,11 +17,12 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from dit.command_line import OptionParser
 from dit.streams import with_streams
-from tools.gpu.install import environment, install, machine_torch
+from tools.gpu.install import environment, install
 from tools.gpu.page import page
 from tools.gpu.plan import IMPORTS, NAMES, SMOKE, Row, chosen
 from tools.gpu.results import Outcome, Results, State, run_rows
@@ -64,15 +65,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _start(options: argparse.Namespace) -> list[Worker]:
     """The process that measures, and the one of tests, which neither see nor leave what it has."""
-    torch_file, torch_version = machine_torch()
-    _say(f"torch {torch_version} of {torch_file}")
+    if find_spec("torch") is None:
+        raise ValueError(
+            f"{sys.executable} has no torch; name the Python that has: make gpu PYTHON="
+        )
     if options.wheelhouse:
         began = time.monotonic()
         count = install(options.wheelhouse, options.site)
         _say(f"{count} wheels in {options.site} ({time.monotonic() - began:.0f} s)")
     options.output.mkdir(parents=True, exist_ok=True)
     place = environment(options.site.resolve() if options.wheelhouse else None)
-    settings = {"size": options.size, "keys": options.keys.split(), "torch_file": torch_file}
+    settings = {"size": options.size, "keys": options.keys.split()}
     logs = [(options.output / f"{name}.log").resolve() for name in ("measuring", "tests")]
     for log in logs:
         log.unlink(missing_ok=True)
@@ -87,7 +90,7 @@ def _measure(options: argparse.Namespace, worker: Worker, tests: Worker, ends_at
     imports["took_s"] = round(time.monotonic() - began, 1)
     _show(IMPORTS, imports)
     if not imports.get("about"):
-        return 1  # torch itself cannot be imported, or is another one
+        return 1  # torch itself cannot be imported
     about = imports.pop("about")
     name = re.sub(r"\W+", "_", about["device"]).lower()  # NVIDIA H200 -> nvidia_h200
     results = Results(options.output / f"{name}.json", about=about)

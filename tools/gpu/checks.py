@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import chdir, suppress
 from datetime import date
 from importlib import import_module
@@ -17,7 +17,7 @@ from tools.gpu.plan import Row
 from tools.gpu.results import Outcome, State
 
 MODULES = (
-    *("triton", "megatron.core", "megatron.energon", "dit.train.trainer", "measuring.steps"),
+    *("torch", "triton", "megatron.core", "megatron.energon", "dit.train.trainer"),
     *("measuring.padded", "diffusers.models.transformers.transformer_cosmos"),
     *("pytest", "pytest_timeout", "hypothesis"),
 )
@@ -26,43 +26,40 @@ _VERSIONS = ("torch", "triton", "nvidia-cudnn-frontend", "megatron-core", "megat
 _VERSIONS += ("numpy", "diffusers")
 
 
-def check_imports(
-    _row: Row, *, torch_file: str, size: str, keys: Sequence[str], **_: Any
-) -> Outcome:
+def check_imports(_row: Row, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
     """What cannot be imported, and what this machine is."""
-    import torch
-
-    if os.path.realpath(str(torch.__file__)) != os.path.realpath(torch_file):
-        why = f"torch is that of {torch.__file__}, and the machine's is {torch_file}"
-        return {"state": State.FAILED, "why": why, "about": {}}
     tests = [f"tests.gpu.{file.stem}" for file in sorted((ROOT / "tests/gpu").glob("test_*.py"))]
-    found = {name: why for name in (*MODULES, *tests) if (why := _failure(name))}
-    outcome: Outcome = {"about": {"size": size, "keys": keys} | _about()}
+    found = list(_failures([*MODULES, *tests]))
+    about = {"size": size, "keys": keys} | _about()
     if found:
-        listed = "; ".join(f"{name}: {why}" for name, why in found.items())
-        outcome |= {"state": State.FAILED, "why": f"cannot be imported: {listed}"}
-    return outcome
+        why = f"cannot be imported: {'; '.join(found)}"
+        return {"state": State.FAILED, "why": why, "about": about}
+    return {"about": about}
 
 
-def _failure(module: str) -> str | None:
-    try:
-        import_module(module)
-    except Exception as error:  # noqa: BLE001  # a library may raise anything
-        return f"{type(error).__name__}: {error}"
-    return None
+def _failures(modules: Iterable[str]) -> Iterator[str]:
+    for module in modules:
+        try:
+            import_module(module)
+        except Exception as error:  # noqa: BLE001  # a library may raise anything
+            yield f"{module}: {type(error).__name__}: {error}"
 
 
 def _about() -> dict[str, Any]:
-    """What is measured, and on which device."""
+    """What is measured, and on which device; the commit is None where there is no repository."""
     import torch
 
     cuda, versions = torch.cuda.is_available(), {}
     for name in _VERSIONS:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
+    commit = os.environ.get("COMMIT")
+    with suppress(FileNotFoundError):  # no git
+        asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+        commit = commit or subprocess.run(asked, capture_output=True, text=True).stdout.strip()
     return {
         "date": date.today().isoformat(),
-        "commit": os.environ.get("COMMIT") or _commit(),
+        "commit": commit or None,
         "device": torch.cuda.get_device_name() if cuda else "CPU",
         "memory_gb": torch.cuda.get_device_properties(0).total_memory / 1e9 if cuda else None,
         "cuda": torch.version.cuda,
@@ -70,13 +67,6 @@ def _about() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
     }
-
-
-def _commit() -> str | None:
-    """None where there is no git, or no repository."""
-    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    with suppress(FileNotFoundError):
-        return subprocess.run(asked, capture_output=True, text=True).stdout.strip() or None
 
 
 class _Reports:

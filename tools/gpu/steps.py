@@ -92,28 +92,23 @@ def fitting_config(row: Row, size: str, more: Sequence[str] = ()) -> tuple[RunCo
     in `more` stay.
     """
 
-    def of(one: Row) -> RunConfig:
-        return _config(one.shape, tuple(keys_of(one, size)), size, tuple(more))
+    def of(one: Row, quarters: int) -> RunConfig:
+        config = _config(one.shape, tuple(keys_of(one, size)), size, tuple(more))
+        return _with_quarters(config, quarters)
 
-    config, room = of(row), USABLE * (device_memory() or math.inf)
-    if any(one.startswith(_PACK) for one in more):
-        return config, ""
-    alike, quarters = [of(one) for one in PLAN if one.shape == row.shape], 4
-    needs = [_need(alike, quarters) for quarters in (4, 3, 2, 1)]
-    quarters = next((4 - i for i, need in enumerate(needs) if need <= room), 1)
-    fitting = _with_quarters(config, quarters)
-    tokens, asked = (one.dataset.task_encoder_seq_length for one in (fitting, config))
-    if tokens == asked:
-        return config, ""
+    def need(quarters: int) -> int:
+        alike = (of(one, quarters) for one in PLAN if one.shape == row.shape)
+        return max(memory(config, world_size=1).total for config in alike)
+
+    asked, room = of(row, 4), USABLE * (device_memory() or math.inf)
+    if any(one.startswith(_PACK) for one in more) or need(4) <= room:
+        return asked, ""
+    fitting = of(row, next((quarters for quarters in (3, 2) if need(quarters) <= room), 1))
+    tokens, wanted = (one.dataset.task_encoder_seq_length for one in (fitting, asked))
     return fitting, (
-        f"packs of {tokens:,} tokens; with {asked:,} a row of this shape needs about"
-        f" {needs[0] / 2**30:.0f} GiB of {room / 2**30:.0f}"
+        f"packs of {tokens:,} tokens; with {wanted:,} a row of this shape needs about"
+        f" {need(4) / 2**30:.0f} GiB of {room / 2**30:.0f}"
     )
-
-
-def _need(configs: Sequence[RunConfig], quarters: int) -> int:
-    """Bytes of the one that needs most."""
-    return max(memory(_with_quarters(one, quarters), world_size=1).total for one in configs)
 
 
 @cache

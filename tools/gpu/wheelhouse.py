@@ -22,7 +22,6 @@ import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dit.command_line import OptionParser
 from tools.gpu.install import ROOT, write_metadata
@@ -45,7 +44,12 @@ _LINE = re.compile(r"([A-Za-z0-9][\w.-]*)==(\S+)")
 def main(argv: Sequence[str] | None = None) -> int:
     options, pip_flags = _parser().parse_known_args(argv)
     try:
-        _check_python(options.python_version)
+        asked, mine = options.python_version, ".".join(map(str, sys.version_info[:2]))
+        if asked not in (None, mine):
+            raise ValueError(
+                f"Python {mine} runs this program, and the machine has {asked}: pip judges wheels"
+                f" by its own. Name one: make wheelhouse PYTHON=/path/python{asked}"
+            )
         present = read_present(options.present)
         with tempfile.TemporaryDirectory() as folder:
             needed = requirements(ROOT, options.also)
@@ -57,13 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     " the list of a machine that has them"
                 )
             found |= resolve(present, ALONE, Path(folder), ["--no-deps", *pip_flags])
-            wheels = fetch([url for _, url in found.values()], Path(folder), pip_flags)
+            wheels = _fetch([url for _, url in found.values()], Path(folder), pip_flags)
             _check_sizes(wheels, limit_mb=options.limit_mb)
-            options.output.mkdir(parents=True, exist_ok=True)
             for old in options.output.glob("*.whl"):
                 old.unlink()
-            for wheel in wheels:
-                shutil.move(wheel, options.output / wheel.name)
+            shutil.copytree(Path(folder) / "wheels", options.output, dirs_exist_ok=True)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -81,20 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--present", type=Path, required=True, help="pip list --format=freeze of that machine")
     add("--python-version", help="of that machine, such as 3.12; checked against this Python")
-    text = "also this optional dependency of the project (may be repeated), with all its needs"
-    add("--also", action="append", default=[], metavar="PACKAGE", help=text)
+    add(
+        "--also", action="append", default=[], metavar="PACKAGE", help="an optional dependency, too"
+    )
     add("--output", type=Path, default=Path("runs/wheelhouse"), help="folder (%(default)s)")
     add("--limit-mb", type=float, default=45.0, help="of all wheels (%(default)s)")
     return parser
-
-
-def _check_python(version: str | None) -> None:
-    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if version not in (None, mine):
-        raise ValueError(
-            f"Python {mine} runs this program, and the machine has {version}: pip judges wheels by"
-            f" the Python that it runs in. Name one: make wheelhouse PYTHON=/path/python{version}"
-        )
 
 
 def read_present(file: Path) -> dict[str, str]:
@@ -160,15 +154,12 @@ def resolve(
     fixed.write_text("".join(f"{n}=={v}\n" for n, v in present.items() if _FIXED.fullmatch(n)))
     asked = ["install", "--dry-run", "--report", str(report), "--constraint", str(fixed)]
     _pip(["--python", str(python), *asked, *pip_flags, *needed])
-    entries = json.loads(report.read_text())["install"]
-    return dict(sorted(map(_found, entries)))
-
-
-def _found(entry: dict[str, Any]) -> tuple[str, tuple[str, str]]:
-    source, metadata = entry["download_info"], entry["metadata"]
-    digest = source["archive_info"].get("hash", "")
-    url = f"{source['url']}#{digest}" if digest else source["url"]
-    return _normalised(metadata["name"]), (metadata["version"], url)
+    found = {}
+    for entry in json.loads(report.read_text())["install"]:
+        source, metadata = entry["download_info"], entry["metadata"]
+        url = f"{source['url']}#{source['archive_info'].get('hash', '')}".rstrip("#")
+        found[_normalised(metadata["name"])] = (metadata["version"], url)
+    return found
 
 
 def _stand_in(present: dict[str, str], folder: Path) -> Path:
@@ -195,10 +186,9 @@ def _pip(arguments: Sequence[str]) -> None:
         )
 
 
-def fetch(urls: Sequence[str], folder: Path, pip_flags: Sequence[str] = ()) -> list[Path]:
-    """The wheels in `folder`; those that are built here are pure Python."""
-    place = folder / "wheels"
-    place.mkdir()
+def _fetch(urls: Sequence[str], folder: Path, pip_flags: Sequence[str]) -> list[Path]:
+    """The wheels in a folder of `folder`; those that are built here are pure Python."""
+    (place := folder / "wheels").mkdir()
     if urls:
         _pip(["wheel", "--no-deps", "--wheel-dir", str(place), *pip_flags, *urls])
     wheels = sorted(place.glob("*.whl"))
