@@ -103,7 +103,7 @@ def _attention(*, tokens: int, heads: int, lengths: Sequence[int], **_: Any) -> 
 
 
 def _attention_passes(backend: Any, call: AttentionCall) -> _Passes:
-    return _Passes(lambda *qkv: (ATTEND[backend](*qkv, call.spans),), call.inputs()[:3])
+    return _Passes(lambda q, k, v: (ATTEND[backend](q, k, v, call.spans),), call.inputs()[:3])
 
 
 def _fused(*, tokens: int, fused: Sequence[tuple[int, int]], **_: Any) -> Iterator[Bound]:
@@ -133,7 +133,7 @@ def _gated_norm(tokens: int, width: int, _head: int, where: torch.device) -> _Pa
     chunks = RowChunks.of(level_row_T, rows=_LEVELS)
 
     def function(h: Tensor, y: Tensor, gate: Tensor, scale: Tensor, shift: Tensor) -> Any:
-        levels = {"gate_ND": gate, "scale_ND": scale, "shift_ND": shift}
+        levels: Any = {"gate_ND": gate, "scale_ND": scale, "shift_ND": shift}
         return gated_norm.add_and_modulate(h, y, **levels, chunks=chunks)
 
     shapes = [(tokens, width)] * 2 + [(_LEVELS, width)] * 3

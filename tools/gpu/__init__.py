@@ -15,7 +15,7 @@ there stays if its version satisfies everything; torch, Triton and CUDA are neve
 list that would need them is an error. No wheel needs a newer C library than glibc 2.28.
 nvidia-cudnn-frontend comes without the compilers that it declares, and S3 packages that no run
 imports do not come. More than 45 MB are refused (`--limit-mb`), since copying to such machines is
-often limited: for the list in benchmarks/machines it is SIZES. `PIP_FLAGS="--also flash-attn-4
+often limited: for the list in benchmarks/machines 36 come, 36.3 MB. `PIP_FLAGS="--also flash-attn-4
 --limit-mb 150"` adds FlashAttention 4 with what compiles its kernels, 102 MB; other PIP_FLAGS are
 pip's own. On the GPU machine they lie in runs/gpu/site, which only the processes of a run see.
 

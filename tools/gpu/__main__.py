@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"error: {error}")
         return 1
     try:
-        return _measure(options, *workers, ends_at)
+        return _measure(options, workers, ends_at)
     finally:
         for worker in workers:
             worker.close()
@@ -82,8 +82,8 @@ def _start(options: argparse.Namespace) -> list[Worker]:
     return [Worker(environment=place, log=log, settings=settings) for log in logs]
 
 
-def _measure(options: argparse.Namespace, worker: Worker, tests: Worker, ends_at: float) -> int:
-    began = time.monotonic()
+def _measure(options: argparse.Namespace, workers: list[Worker], ends_at: float) -> int:
+    (worker, tests), began = workers, time.monotonic()
     if SMOKE in chosen(options.parts, done=()):
         tests.begin(SMOKE)
     imports = worker.run(IMPORTS, min(IMPORTS.limit_s, ends_at - began))

@@ -86,11 +86,11 @@ class Worker:
         return partly | {"state": State.FAILED, "why": why}
 
     def _start(self) -> subprocess.Popen[bytes]:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with self.log.open("a") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "tools.gpu.worker"],
-                **pipes,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=log,
                 env=self.environment,
                 bufsize=0,  # a line that waits in a buffer would not be ready
