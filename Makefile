@@ -83,7 +83,7 @@ RESOLVER = $(if $(filter command line,$(origin PYTHON)),$(PYTHON),$(shell \
 
 wheelhouse: ## the wheels that a machine without internet lacks (PYTHON_VERSION=3.12 PRESENT=FILE)
 	$(if $(RESOLVER),,$(error no Python $(PYTHON_VERSION) found; name it: make wheelhouse PYTHON=/path/to/python))
-	$(RESOLVER) benchmarks/wheelhouse.py --python-version $(PYTHON_VERSION) --present $(PRESENT) \
+	$(RESOLVER) -m tools.gpu.wheelhouse --python-version $(PYTHON_VERSION) --present $(PRESENT) \
 		--output $(or $(WHEELHOUSE),runs/wheelhouse) $(PIP_FLAGS)
 
 # With wheels, the Python whose torch is measured is the machine's: the first one that has torch.
@@ -93,7 +93,7 @@ MEASURED = $(if $(WHEELHOUSE),$(if $(filter command line,$(origin PYTHON)),$(PYT
 
 gpu: $(if $(WHEELHOUSE),,$(VENV)/dev) ## test and measure on a GPU, write docs/benchmarks (WHEELHOUSE=DIR LIMIT=540)
 	$(if $(MEASURED),,$(error no Python with torch found; name it: make gpu PYTHON=/path/to/python))
-	$(MEASURED) benchmarks/first_gpu.py $(if $(WHEELHOUSE),--wheelhouse $(WHEELHOUSE)) \
+	$(MEASURED) -m tools.gpu $(if $(WHEELHOUSE),--wheelhouse $(WHEELHOUSE)) \
 		--limit $(LIMIT) --parts "$(PARTS)" --size $(SIZE) --keys "$(KEYS)" --output $(OUTPUT)
 
 clean: ## remove .venv, builds and caches; runs/ stays

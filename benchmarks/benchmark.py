@@ -5,7 +5,7 @@
 3. peaks     FLOP/s of the data sheet, and measured on large matrix products
 4. figures   a table, and a JSON file with the figures of each step as well
 
-The weights are initialised anew, and nothing is saved. With `--beside`, the run and the same run
+The weights are random, and nothing is saved. With `--beside`, the run and the same run
 with other keys take turns in one launch, and the table has the ratios:
 
     python -m torch.distributed.run --standalone --nproc-per-node 8 benchmarks/benchmark.py \
@@ -21,7 +21,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from measuring.shapes import SHAPES, shape_keys
 
 from dit.config import RunConfig
 from dit.config_loading.cli import parse_arguments
@@ -31,9 +33,6 @@ from dit.launched import check_launch, rank, world_size
 from dit.streams import result
 from recipes.runs import RECIPES, for_weights, read_folder
 
-if TYPE_CHECKING:
-    from dit.train.model_and_optimizer import Initialise
-
 _EPILOG = (
     "All other arguments are those of pretrain_dit.py: --config-file FILE, --recipe NAME, --mock,"
     " --dataset-path DIR, --dry-run, --print-config, --debug, KEY=VALUE ..."
@@ -42,6 +41,8 @@ _EPILOG = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     options, others = (parser := _parser()).parse_known_args(argv)
+    if options.shape:
+        others = [*shape_keys(options.shape), *others]
     if options.profile and options.beside:
         parser.error("--profile traces one run: leave out --beside")
     arguments = parse_arguments(others, recipes=RECIPES, program="benchmark.py", adapt=for_weights)
@@ -59,8 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         told = {"recipes": RECIPES, "program": "benchmark.py", "adapt": for_weights}
         other = only_steps(parse_arguments([*others, *options.beside], **told).config)
         return _compare(config, other, options)
-    around = _trace(options.json, rank()) if options.profile else nullcontext()
-    found, steps = measure(config, warm_up=options.warm_up, steps=options.steps, around=around)
+    count = {"warm_up": options.warm_up, "steps": options.steps}
+    trace = _trace(options.json, rank()) if options.profile else None
+    found, steps = measure(config, **count, around=trace or nullcontext())
+    if trace is not None:
+        from measuring.kernels import kernel_times, kernels_of
+
+        step_s = found["step_time_s"]["median"]
+        found |= kernel_times(kernels_of(trace), steps=options.steps, step_s=step_s)
     if rank() == 0:
         options.json.write_text(json.dumps(found | {"steps": steps}, indent=1) + "\n")
         _print(found)
@@ -96,20 +103,16 @@ def measure(
     warm_up: int,
     steps: int,
     around: AbstractContextManager[Any],
-    fill: Initialise | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Figures of `steps` steps inside `around`, and the values of each; called by all ranks.
-
-    `fill` gives the weights other values than those that training starts from.
-    """
-    from measuring.steps import step_summary, watched_processes
+    """Figures of `steps` steps inside `around`, and the values of each; called by all ranks."""
+    from measuring.steps import fill_on_device, step_summary, watched_processes
 
     with watched_processes(config):
         from dit.train.timers import synchronize_timers
         from dit.train.trainer import measure_steps
 
         synchronize_timers()
-        told = {"fill": fill, "read_folder": read_folder}
+        told = {"fill": fill_on_device, "read_folder": read_folder}
         found = measure_steps(config, warm_up=warm_up, steps=steps, around=around, **told)
         return step_summary(config, found), found
 
@@ -124,6 +127,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--steps", type=_positive, default=20, help="measured ones (%(default)s)")
     add("--warm-up", type=_positive, default=3, help="steps before them (%(default)s)")
+    add("--shape", choices=SHAPES, help="a network and its packs, as `make gpu` measures them")
     add("--json", type=Path, default=Path("runs/benchmark.json"), help="(%(default)s)")
     add("--profile", action="store_true", help="a trace of each process, beside the JSON file")
     add("--beside", action="append", metavar="KEY=VALUE", help="a key of a second run, in turns")
@@ -146,7 +150,7 @@ def only_steps(config: RunConfig) -> RunConfig:
     )
 
 
-def _trace(file: Path, rank: int) -> AbstractContextManager:
+def _trace(file: Path, rank: int) -> Any:
     """A profile for chrome://tracing or Perfetto; it slows the steps down."""
     from torch.profiler import profile
 
@@ -172,6 +176,10 @@ def _print(found: dict[str, Any]) -> None:
     for kind, peak in found["peak_tflops"].items():
         table.add_row(f"MFU of {peak:.4g} TFLOP/s ({kind})", f"{found['mfu'][kind]:.1%}")
     table.add_row("peak_memory_gb, fullest process", f"{found['peak_memory_gb']:.3g}")
+    table.add_section()
+    for kind, seconds in found.get("by_kind_s", {}).items():
+        share = f"{seconds / found['kernels_s']:.1%}"
+        table.add_row(f"kernels: {kind}", f"{seconds:.4g}", "", "", share)
     Console().print(table)
 
 

@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_run.expected import ExpectedStep, expected_step
-from gpu_run.parts import SHAPES, shape_keys
+from measuring.shapes import SHAPES, WHOLE, shape_keys
 
 from dit.command_line import OptionParser
 from dit.config import Recompute, RunConfig
 from dit.config_loading import default_config, load_config
-from dit.device_specs import DEVICES, Device
+from dit.device_specs import DEVICES, Device, device_named
+from dit.models.cost import memory
 from dit.models.recomputation import choose_recomputation
-from dit.planner.efficiency import EFFICIENCIES
+from dit.planner.efficiency import EFFICIENCIES, Efficiency, efficiency_of
 from dit.planner.tables import milliseconds, table_of, wide_console
+from dit.planner.times import Times, expected_load, times
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,12 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for shape in options.shapes:
             for config in _configurations(shape, overrides, device):
                 step = expected_step(config, device, efficiency)
-                rows.append(
-                    _PlannedStep(device=name, shape=shape, config=config, step=step, room=room)
-                )
+                row = {"device": name, "shape": shape, "config": config, "step": step}
+                rows.append(_PlannedStep(**row, room=room))
     console = wide_console()
     console.print("By arithmetic, not measured: milliseconds of a step, and shares")
     console.print(table_of("", [row.cells for row in rows]))
+    for row in rows:
+        if rate := whole_samples_per_s(row.shape, row.step.mfu * DEVICES[row.device].flops):
+            whole = f"{row.device}, {row.shape}, {row.kernels}: the whole network at this MFU"
+            console.print(f"{whole} trains {rate:.3g} samples/s")
     for name in options.devices:
         console.print(f"{name}: assumed are {efficiency.of(DEVICES[name])}")
     if options.json:
@@ -76,6 +80,62 @@ def _configurations(shape: str, overrides: Sequence[str], device: Device) -> Ite
     chosen = choose_recomputation(config, world_size=1, device_memory=device.memory).config
     if chosen.model.recompute_granularity is not Recompute.NONE:
         yield chosen
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectedStep:
+    """By arithmetic."""
+
+    times: Times
+    mfu: float
+    """Of the data sheet's dense bfloat16."""
+    memory: int
+    """Bytes."""
+
+
+def expected_step(config: RunConfig, device: Device, efficiency: Efficiency) -> ExpectedStep:
+    """Of full packs of the samples in `dataset.mock_samples`."""
+    load = expected_load(config, fill=1.0)
+    found = times(config, load, world_size=1, device=device, efficiency=efficiency)
+    flops = 3 * load.flops * config.train.global_batch_size
+    return ExpectedStep(
+        times=found,
+        mfu=flops / found.step / device.flops,
+        memory=memory(config, world_size=1).total,
+    )
+
+
+def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
+    """For the results of a step on the device of this name; None where its rates are not known.
+
+    `model.attention_backend` is the kernel that the step ran.
+    """
+    device = device_named(name)
+    if device is None:
+        return None
+    efficiency = efficiency_of(config)
+    step = expected_step(config, device, efficiency)
+    return {
+        "step_s": step.times.step,
+        "mfu": step.mfu,
+        "by_kind_s": step.times.by_kind,
+        "memory_gb": step.memory / 1e9,
+        "assumed": efficiency.of(device),
+    }
+
+
+def whole_samples_per_s(shape: str, flops: float) -> float | None:
+    """Samples a second of the network that a shape's few layers stand for; None without one.
+
+    It is taken to reach as many FLOP/s as they do; a pack is full of samples, and none is padded.
+    """
+    if shape not in WHOLE:
+        return None
+    config = load_config(default_config(), overrides=shape_keys(WHOLE[shape]))
+    (sample,) = config.dataset.mock_samples
+    taken = config.mock_tokens(sample) + sample.text_length  # in one attention
+    packs_per_s = flops / (3 * expected_load(config, fill=1.0).flops)
+    return packs_per_s * config.dataset.task_encoder_seq_length / taken
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

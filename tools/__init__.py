@@ -9,5 +9,6 @@ check_parallel  a network of somebody else on data and context ranks against one
 mutate          breaks the code in small ways and lists the changes that no test sees
 measure_house   figures of the tree (import_graph: circles and up arrows; opened_files: what three
                 runs open)
+gpu             the plan of `make gpu`, and the wheels that it takes along
 source_tree     the code as syntax trees, for these measures and for tests of the layout
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dit.lora.adapter import adapter_key, dropped
 from dit.models.layers.per_sample import kernels_run_on
 from tests.fused_kernels import CALLS, ROWS, AcrossCall, AdaLNCall, HeadsCall, errors
 
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 MOST = 1.1
 """Error over that of the plain form, which rounds more often; a tenth is for chance."""
-SHAPES = {"dit_xl": (1152, 16), "cosmos_7b": (4096, 32)}  # width and heads
+SHAPES = {"dit_xl": (1152, 16), "cosmos_7b": (4096, 32), "wan_14b": (5120, 40)}  # width, heads
 PACKS = ROWS | {"a pack": [row for row in range(6) for _ in range(700)]}
 CUDA = "cuda"
 
@@ -53,3 +54,12 @@ def test_queries_and_keys_err_no_more_than_torch(shape, tokens):
 def test_norms_across_heads_err_no_more_than_torch(lengths, angles):
     call = AcrossCall.of(lengths, (40, 128), dtype=torch.bfloat16, angles=angles, device=CUDA)
     _check(call, call.exact())
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_dropout_has_the_bits_of_torch(shape):
+    x_TI = torch.randn(900, shape[0], dtype=torch.bfloat16, device=CUDA)
+    where = {"rate": 0.1, "key": adapter_key(7, "a"), "first": 5 * shape[0]}
+    where["place_T"] = torch.randint(0, 2**31 - 1, (900,), device=CUDA)
+    (_, fused), (_, plain) = (dropped(x_TI, **where, fused_kernels=on) for on in (True, False))
+    assert torch.equal(fused, plain)

@@ -50,13 +50,13 @@ class Captured(Exception):  # noqa: N818 - it is no error
 def commands(root: Path) -> list[str]:
     """The modules that are run as programs."""
     found = []
-    for folder in ("data_prep", "dit", "recipes", "benchmarks"):
+    for folder in ("data_prep", "dit", "recipes", "benchmarks", "tools/gpu"):
         for file in sorted((root / folder).rglob("*.py")):
             text = file.read_text()
             if 'if __name__ == "__main__"' in text or file.name == "__main__.py":
                 name = ".".join(file.relative_to(root).with_suffix("").parts)
                 found.append(name.removeprefix("benchmarks."))
-    found.remove("gpu_run.worker")  # reads its work from its standard input
+    found.remove("tools.gpu.worker")  # reads its work from its standard input
     return found
 
 

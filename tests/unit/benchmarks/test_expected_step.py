@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import fields, replace
 
+import expected_step as program
 import pytest
-from gpu_run import steps
-from gpu_run.expected import expected_here, expected_step, with_fitting_pack
-from gpu_run.page import page
-from gpu_run.parts import PARTS
-from gpu_run.schedule import State
+from expected_step import expected_here, expected_step, whole_samples_per_s
+from measuring.kernels import kernel_times
+from measuring.shapes import shape_keys
 
-from benchmarks import expected_step as program
-from dit.config import RunConfig
+from dit.config import AttentionBackend, RunConfig
+from dit.config_loading import default_config, load_config
 from dit.device_specs import DEVICES
 from dit.models.cost import memory
 from dit.planner.efficiency import FUSED, PLAIN
+from tools.gpu import steps
+from tools.gpu.page import page
+from tools.gpu.plan import PLAN, Row
+from tools.gpu.results import State
 
 
-def config_of(name: str, size: str = "full"):
-    return steps._config(next(one for one in PARTS if one.name == name), size, ())[0]
+def row_of(name: str) -> Row:
+    return next(one for one in PLAN if one.name == name)
+
+
+def config_of(name: str, size: str = "full", *more: str) -> RunConfig:
+    return steps.fitting_config(row_of(name), size, more)[0]
+
+
+def named(config: RunConfig, backend: str) -> RunConfig:
+    model = replace(config.model, attention_backend=AttentionBackend(backend))
+    return replace(config, model=model)
 
 
 def test_the_program_prints_shapes_by_kind(tmp_path, capsys):
@@ -59,7 +71,7 @@ def test_keys_and_choices_of_the_program_count(tmp_path):
     assert deep["by_kind_s"]["attention"] == pytest.approx(plain["by_kind_s"]["attention"] / 2)
 
 
-def test_expected_here_goes_by_the_device(monkeypatch):
+def test_expected_here_goes_by_the_device_and_the_kernel():
     config = config_of("xl-fused")
     assert expected_here(config, "CPU") is None
     plain = expected_step(config, DEVICES["h200"], PLAIN)
@@ -71,12 +83,9 @@ def test_expected_here_goes_by_the_device(monkeypatch):
         "memory_gb": plain.memory / 1e9,
         "assumed": PLAIN.of(DEVICES["h200"]),
     }
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
-    assert expected_here(config, "NVIDIA H200") == found
-    installed = {"flash_attn_interface"}
-    monkeypatch.setattr("dit.models.attention.fit.find_spec", lambda name: name in installed)
-    assert expected_here(config, "NVIDIA H200") != found
+    assert expected_here(named(config, "flash_2"), "NVIDIA H200") == found
+    fused = expected_here(named(config, "cudnn"), "NVIDIA H200")
+    assert fused and fused["assumed"] == FUSED.of(DEVICES["h200"])
     # MFU by hand: packs are full, of 32 samples of 1,024 tokens.
     flops = 3 * 32 * (28 * 2 * (1024 * 1152**2 * (3 + 1 + 2 + 8)))
     assert plain.mfu == pytest.approx(flops / plain.times.step / 989.4e12, rel=0.25)
@@ -98,51 +107,73 @@ def test_eager_steps_are_expected_to_be_slower():
 
 
 @pytest.mark.parametrize(
-    ("name", "device", "tokens"),
-    [
-        ("xl-fused", "h100", 24576),
-        ("7b-fused", "h100", 16384),
-        ("7b-fused-recompute", "h100", 32768),
-        ("xl-fused", "h200", 32768),
-        ("7b-profile", "h200", 32768),
-        ("xl-eager", None, 32768),
-    ],
+    ("device", "shape", "tokens"),
+    [("h100", "xl", 16384), ("h100", "7b", 16384), ("h200", "xl", 32768), (None, "xl", 32768)],
 )
-def test_packs_fit_into_the_memory_of_the_device(name, device, tokens):
+def test_rows_of_a_shape_share_the_pack_of_the_neediest(device, shape, tokens, monkeypatch):
     size = DEVICES[device].memory if device else None
-    config, why = with_fitting_pack(config_of(name), size)
-    assert config.dataset.task_encoder_seq_length == tokens
-    assert why.startswith(f"packs of {tokens:,} tokens, for 32,768 need") == (tokens < 32768)
+    monkeypatch.setattr(steps, "device_memory", lambda: size)
+    found = [steps.fitting_config(one, "full") for one in PLAN if one.shape == shape]
+    assert {config.dataset.task_encoder_seq_length for config, _ in found} == {tokens}
+    said = f"packs of {tokens:,} tokens; with 32,768 a row of this shape needs"
+    assert all(why.startswith(said) == (tokens < 32768) for _, why in found)
     if size is not None:
-        assert memory(config, world_size=1).total <= 0.9 * size
-        more = replace(config.dataset, task_encoder_seq_length=tokens + 8192)
-        larger = memory(replace(config, dataset=more), world_size=1).total
+        needs = [memory(config, world_size=1).total for config, _ in found]
+        assert max(needs) <= 0.9 * size
+        more = [
+            replace(one, dataset=replace(one.dataset, task_encoder_seq_length=tokens + 8192))
+            for one, _ in found
+        ]
+        larger = max(memory(one, world_size=1).total for one in more)
         assert tokens == 32768 or larger > 0.9 * size
 
 
-def test_a_pack_that_never_fits_is_the_smallest_and_one_that_is_asked_for_stays(monkeypatch):
-    config, why = with_fitting_pack(config_of("xl-eager"), 1e9)
-    assert config.dataset.task_encoder_seq_length == 8192 and why
+def test_a_pack_that_never_fits_is_small_and_one_that_is_asked_for_stays(monkeypatch):
     monkeypatch.setattr(steps, "device_memory", lambda: 1e9)
-    (part,) = [one for one in PARTS if one.name == "xl-eager"]
     asked = "dataset.task_encoder_seq_length=16384"
     for keys, tokens in (((), 8192), ((asked,), 16384)):
-        config, why = steps._config(part, "full", keys)
+        config, why = steps.fitting_config(row_of("xl-eager"), "full", keys)
         assert config.dataset.task_encoder_seq_length == tokens and bool(why) == (not keys)
+    config = config_of("flux12b-lora-recompute")  # a pack holds a sample whatever fits
+    assert config.dataset.task_encoder_seq_length == 4608
 
 
-def test_a_part_hands_back_what_was_expected(monkeypatch):
-    """Tiny steps on this machine, which is taken for a device of the table."""
+def test_the_kernel_that_ran_is_told_and_the_planner_is_asked_for_it(monkeypatch):
+    """Tiny steps on this machine, which is taken for a device of the table with cuDNN."""
+    ran, keys = [], ("model.precision=bf16",)
 
-    def measured(_config: RunConfig, *, around: AbstractContextManager, **_: object) -> tuple:
+    def measured(config: RunConfig, *, around: AbstractContextManager, **_: object) -> tuple:
+        ran.append(config.model.attention_backend)
         with around:
-            return {"device": "NVIDIA H200", "step_time_s": {"median": 0.5}}, []
+            return {
+                "device": "NVIDIA H200",
+                **{"step_time_s": {"median": 0.5}, "model_tflops": {"median": 400.0}},
+            }, []
+
+    def chosen(config: RunConfig, *, timed: bool) -> tuple[RunConfig, list[str]]:
+        assert not timed
+        return named(config, "cudnn"), []
 
     monkeypatch.setattr("benchmark.measure", measured)
-    for name, run in (("xl-fused", steps.steps), ("xl-profile", steps.profile)):
-        part = next(one for one in PARTS if one.name == name)
-        found = run(part, size="tiny", keys=())["found"]
-        assert found["expected"] == expected_here(config_of(name, "tiny"), "NVIDIA H200")
+    monkeypatch.setattr(steps, "with_attention", chosen)
+    for name, run in (("flux-512-fused", steps.steps), ("xl-profile", steps.profile)):
+        found = run(row_of(name), size="tiny", keys=keys)["found"]
+        config = named(config_of(name, "tiny", *keys), "cudnn")
+        assert found["expected"] == expected_here(config, "NVIDIA H200")
+        assert found["attention_backend"] == ran.pop() == "cudnn"
+        whole = whole_samples_per_s("flux-512", 400e12)
+        assert found.get("whole_samples_per_s") == (whole if name[0] == "f" else None)
+
+
+def test_flux_of_512_tokens_stands_for_all_of_its_layers():
+    """MLPerf's 430 TFLOP/s and 21 samples/s on an H100 are one figure by our FLOPs."""
+    few, whole = (
+        load_config(default_config(), overrides=shape_keys(name)).model
+        for name in ("flux-512", "flux-512-whole")
+    )
+    assert (few.num_layers, whole.num_layers) == (2, 19)
+    assert whole_samples_per_s("flux-512", 430e12) == pytest.approx(21, rel=0.02)
+    assert whole_samples_per_s("xl", 430e12) is None
 
 
 def test_the_page_shows_expected_beside_measured():
@@ -151,8 +182,9 @@ def test_the_page_shows_expected_beside_measured():
     expected = {"step_s": 0.322, "mfu": 0.372, "by_kind_s": kinds, "memory_gb": 89.0}
     expected["assumed"] = "989 TFLOP/s"
     times = {"gemm": (0.2, 1), "flash": (0.1, 1), "triton": (0.05, 1), "adam": (0.02, 1)}
-    found = steps.kernel_times(times, steps=1, step_s=0.4) | {"expected": expected}
-    content = {"about": {}, "parts": {"xl-profile": {"state": State.DONE, "found": found}}}
+    found = kernel_times(times, steps=1, step_s=0.4) | {"expected": expected}
+    found |= {"attention_backend": "flash_2", "pack": ""}
+    content = {"about": {}, "rows": {"xl-profile": {"state": State.DONE, "found": found}}}
     text = page(content)
     assert "| matrix products | 170.0 | 200.0 |\n| attention | 98.0 | 100.0 |" in text
     assert "layers and optimizer | 52.0 | 70.0 |\n| between kernels | 2.0 | 30.0 |" in text
@@ -160,3 +192,15 @@ def test_the_page_shows_expected_beside_measured():
     assert "| step | 322.0 | 400.0 |" in text
     found["expected"] = None
     assert "expects" not in page(content)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [("wan14b", "wan2.1_t2v_14b"), ("flux", "flux1_schnell"), ("flux-512", "flux1_schnell")],
+)
+def test_shapes_are_those_of_their_networks(shape: str, name: str):
+    ours = load_config(default_config(), overrides=shape_keys(shape)).model
+    theirs = load_config(default_config(), overrides=[f"model.name={name}"]).model
+    others = {"num_layers", "num_single_layers", "name", "text_pad_to"}
+    for field in {one.name for one in fields(theirs)} - others:
+        assert getattr(ours, field) == getattr(theirs, field), field

@@ -54,6 +54,25 @@ def test_buckets_pad_nothing_and_hold_no_more_than_a_pack():
     assert all((one.weight_BCFHW == 2).all() for one in buckets)
 
 
+def test_large_samples_fill_a_gpu_and_are_padded_to_the_video(monkeypatch):
+    """A picture wider than the video's frames would be padded to more than either has."""
+    asked = []
+
+    def compared(config, options):
+        asked.append(config.dataset)
+        return {"tokens_per_s": {compare_padded.OURS: 1.0}, "ratio": {}}
+
+    monkeypatch.setattr(compare_padded, "_compare", compared)
+    compare_padded.compare(["--large"])
+    (dataset,) = asked
+    tokens = [one.frames * one.height * one.width // 4 for one in dataset.mock_samples]
+    assert tokens == [16_384, 4096, 2304, 1024] and dataset.task_encoder_seq_length == 32_768
+    video, *pictures = dataset.mock_samples
+    assert all((one.height, one.width) <= (video.height, video.width) for one in pictures)
+    packed = 2 * sum(one.weight * n for one, n in zip(dataset.mock_samples, tokens, strict=True))
+    assert packed > 3 * 32_768
+
+
 def test_every_family_has_tiny_sizes_here():
     assert OF_FAMILY.keys() == compare_padded.SMALL.keys()
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import benchmark
 import pytest
-from measuring.steps import step_summary
+import torch
+from measuring import steps as measuring_steps
+from measuring.steps import fill_on_device, step_summary
+from torch import nn
 
 from dit.config import Precision, RunConfig
 from dit.models.dit.family import DitConfig
@@ -26,3 +30,23 @@ def test_parts_and_the_rest_are_the_step(groups):
     assert kind == "measured, float32"
     assert found["mfu"][kind] == pytest.approx(0.05 / peak)
     assert found["peak_memory_gb"] == 3.0
+
+
+def test_weights_are_drawn_once_and_repeated(monkeypatch):
+    monkeypatch.setattr(measuring_steps, "_TILE", 8)
+    model = nn.Linear(5, 4)
+    model.bytes = nn.Parameter(torch.zeros(2, 3, dtype=torch.uint8), requires_grad=False)
+    fill_on_device(model, RunConfig(model=DitConfig()))
+    drawn = model.weight.flatten()
+    assert torch.equal(drawn[8:16], drawn[:8]) and torch.equal(drawn[16:], drawn[:4])
+    assert len(set(drawn.tolist())) == 8 and 0 < drawn.abs().max() < 0.1
+    assert (model.bias == 1).all() and (model.bytes == 1).all()
+
+
+def test_a_shape_of_the_plan_is_measured_by_its_name(capsys):
+    shape = ["--shape", "flux-512", "model.num_layers=1", "--print-config"]
+    assert benchmark.main(shape) == 0
+    said = capsys.readouterr().out
+    assert (
+        "num_single_layers: 4" in said and " num_layers: 1" in said and "text_length: 256" in said
+    )

@@ -23,7 +23,7 @@ from recipes.runs import dit_debug
 
 HEAVY = ("torch", "megatron", "diffusers", "transformers", "sklearn", "matplotlib", "webdataset")
 MAIN = '__name__ == "__main__"'
-INNER = {"benchmarks/gpu_run/worker.py", "tools/parity_packs.py"}
+INNER = {"tools/gpu/worker.py", "tools/parity_packs.py"}
 """Programs that others start, without options."""
 # Runs commands; its last line is JSON: [command, what it imported, its exit code, its output].
 PROBE = """

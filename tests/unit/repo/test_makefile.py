@@ -92,7 +92,7 @@ def test_the_machine_is_measured_with_its_own_python(repo_root: Path) -> None:
     """With wheels nothing is installed into .venv, and torch is that of the named Python."""
     options = ("WHEELHOUSE=wheels", "PYTHON=/its/python", "LIMIT=540", "PARTS=xl-eager tests")
     commands = make(repo_root, "--dry-run", "gpu", *options)
-    assert commands.startswith("/its/python benchmarks/first_gpu.py --wheelhouse wheels ")
+    assert commands.startswith("/its/python -m tools.gpu --wheelhouse wheels ")
     assert '--limit 540 --parts "xl-eager tests"' in commands
     assert "pip" not in commands and "-m venv" not in commands
 
@@ -100,7 +100,7 @@ def test_the_machine_is_measured_with_its_own_python(repo_root: Path) -> None:
 def test_wheels_are_chosen_by_the_python_of_the_other_machine(repo_root: Path) -> None:
     options = ("PYTHON_VERSION=3.12", "PYTHON=/some/python3.12", "PRESENT=list.txt")
     commands = make(repo_root, "--dry-run", "wheelhouse", *options)
-    assert commands.startswith("/some/python3.12 benchmarks/wheelhouse.py --python-version 3.12")
+    assert commands.startswith("/some/python3.12 -m tools.gpu.wheelhouse --python-version 3.12")
     assert "--present list.txt" in commands and "--output runs/wheelhouse" in commands
 
 

@@ -5,8 +5,6 @@
 3. fetch    these wheels and nothing else; what has no wheel is built here
 4. sizes    of the wheels, which are often carried over a narrow way
 
-    python3.12 benchmarks/wheelhouse.py --present FILE
-
 It runs under the Python version of that machine, because pip judges conditions such as
 `python_version >= "3.12"` by the Python that it runs in. Nothing but pip is needed.
 """
@@ -23,46 +21,51 @@ import tempfile
 import tomllib
 import venv
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from gpu_run.install import ROOT, write_metadata
-
-sys.path.append(str(ROOT))  # of this checkout; the module imports the standard library alone
 from dit.command_line import OptionParser
+from tools.gpu.install import ROOT, write_metadata
 
 EXTRAS = ("pytest", "pytest-timeout", "hypothesis", "diffusers", "accelerate")
 """Of the optional dependencies: what tests/gpu and compare_padded.py import."""
+ALONE = ("nvidia-cudnn-frontend>=1.32,<1.33",)
+"""Fetched without what they declare: 92 MB of compilers that attention by cuDNN's graphs, which the
+machine's torch brings the library for, does not import."""
+UNUSED = {"s3fs": "9999"}
+"""Taken to be there: what Megatron-Energon declares, and no run imports; S3 is read by others."""
 PINNED = ("megatron-core",)
 GLIBC = (2, 28)
 """Newest C library that a wheel may ask for."""
-_FIXED = re.compile(r"torch|(pytorch-)?triton|(nvidia|cuda)-(?!cutlass-).*")
-"""Packages that are never fetched: they belong to the driver of the machine. CUTLASS does not."""
+_FIXED = re.compile(r"torch|(pytorch-)?triton|(nvidia|cuda)-(?!cutlass-|cudnn-frontend).*")
+"""Packages that are never fetched: they belong to the driver of the machine."""
 _LINE = re.compile(r"([A-Za-z0-9][\w.-]*)==(\S+)")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """A package that the machine lacks."""
-
-    name: str
-    version: str
-    url: str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options, pip_flags = _parser().parse_known_args(argv)
     try:
-        _check_python(options.python_version)
+        asked, mine = options.python_version, ".".join(map(str, sys.version_info[:2]))
+        if asked not in (None, mine):
+            raise ValueError(
+                f"Python {mine} runs this program, and the machine has {asked}: pip judges wheels"
+                f" by its own. Name one: make wheelhouse PYTHON=/path/python{asked}"
+            )
         present = read_present(options.present)
         with tempfile.TemporaryDirectory() as folder:
             needed = requirements(ROOT, options.also)
-            found = resolve(present, needed, Path(folder), pip_flags)
-            _refuse_fixed(found, options.present)
-            wheels = fetch(found, Path(folder), pip_flags)
+            found = resolve(present | UNUSED, needed, Path(folder), pip_flags)
+            if fixed := [f"{n}=={v}" for n, (v, _) in found.items() if _FIXED.fullmatch(n)]:
+                raise ValueError(
+                    f"{', '.join(fixed)} would be fetched, and {options.present} does not list it:"
+                    " torch, Triton and CUDA are those of the machine; install them there, or give"
+                    " the list of a machine that has them"
+                )
+            found |= resolve(present, ALONE, Path(folder), ["--no-deps", *pip_flags])
+            wheels = _fetch([url for _, url in found.values()], Path(folder), pip_flags)
             _check_sizes(wheels, limit_mb=options.limit_mb)
-            _move(wheels, options.output)
+            for old in options.output.glob("*.whl"):
+                old.unlink()
+            shutil.copytree(Path(folder) / "wheels", options.output, dirs_exist_ok=True)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -72,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = OptionParser(
+        prog="python -m tools.gpu.wheelhouse",
         description=(__doc__ or "").splitlines()[0],
         epilog="All other arguments are those of pip install.",
         allow_abbrev=False,
@@ -79,23 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--present", type=Path, required=True, help="pip list --format=freeze of that machine")
     add("--python-version", help="of that machine, such as 3.12; checked against this Python")
-    text = (
-        "also this optional dependency of the project (may be repeated); flash-attn-4 takes all"
-        " together to 149 MB, which --limit-mb 150 allows"
+    add(
+        "--also", action="append", default=[], metavar="PACKAGE", help="an optional dependency, too"
     )
-    add("--also", action="append", default=[], metavar="PACKAGE", help=text)
     add("--output", type=Path, default=Path("runs/wheelhouse"), help="folder (%(default)s)")
-    add("--limit-mb", type=float, default=55.0, help="of all wheels (%(default)s)")
+    add("--limit-mb", type=float, default=45.0, help="of all wheels (%(default)s)")
     return parser
-
-
-def _check_python(version: str | None) -> None:
-    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if version not in (None, mine):
-        raise ValueError(
-            f"Python {mine} runs this program, and the machine has {version}: pip judges wheels by"
-            f" the Python that it runs in. Name one: make wheelhouse PYTHON=/path/python{version}"
-        )
 
 
 def read_present(file: Path) -> dict[str, str]:
@@ -115,13 +108,13 @@ def read_present(file: Path) -> dict[str, str]:
                 f"{file}:{number}: {text!r} is not name==version; the file is what"
                 " `pip list --format=freeze` prints on the machine"
             )
-        found[normalised(match[1])] = match[2]
+        found[_normalised(match[1])] = match[2]
     if "torch" not in found:
         raise ValueError(f"{file} lists no torch, and a wheelhouse never brings it")
     return found
 
 
-def normalised(name: str) -> str:
+def _normalised(name: str) -> str:
     """The one spelling of a package's name."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -137,7 +130,7 @@ def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
     project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
     pins = (checkout / "docker/requirements.txt").read_text().splitlines()
     optional = [one for extra in project["optional-dependencies"].values() for one in extra]
-    by_name = {normalised(re.split(r"[^\w.-]", one)[0]): one for one in optional}
+    by_name = {_normalised(re.split(r"[^\w.-]", one)[0]): one for one in optional}
     pinned = (pin for pin in pins if pin.partition("==")[0] in PINNED)
     if unknown := [name for name in also if name not in by_name]:
         raise ValueError(f"--also {unknown[0]}: pyproject.toml has {', '.join(sorted(by_name))}")
@@ -146,8 +139,8 @@ def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
 
 def resolve(
     present: dict[str, str], needed: Sequence[str], folder: Path, pip_flags: Sequence[str] = ()
-) -> list[Found]:
-    """What pip would add on a machine where `present` is installed.
+) -> dict[str, tuple[str, str]]:
+    """Package -> (version, address): what pip would add where `present` is installed.
 
     pip keeps what is there wherever that satisfies everything. A package of the machine that does
     not is in the result with another version; torch, Triton and CUDA never are.
@@ -155,24 +148,23 @@ def resolve(
     Raises:
         ValueError: there is no solution, with what pip says of it.
     """
+    if not needed:
+        return {}
     python, report, fixed = _stand_in(present, folder / "env"), folder / "report", folder / "fixed"
     fixed.write_text("".join(f"{n}=={v}\n" for n, v in present.items() if _FIXED.fullmatch(n)))
     asked = ["install", "--dry-run", "--report", str(report), "--constraint", str(fixed)]
     _pip(["--python", str(python), *asked, *pip_flags, *needed])
-    entries = json.loads(report.read_text())["install"]
-    return sorted((_found(entry) for entry in entries), key=lambda one: one.name)
-
-
-def _found(entry: dict[str, Any]) -> Found:
-    source, metadata = entry["download_info"], entry["metadata"]
-    digest = source["archive_info"].get("hash", "")
-    url = f"{source['url']}#{digest}" if digest else source["url"]
-    return Found(name=normalised(metadata["name"]), version=metadata["version"], url=url)
+    found = {}
+    for entry in json.loads(report.read_text())["install"]:
+        source, metadata = entry["download_info"], entry["metadata"]
+        url = f"{source['url']}#{source['archive_info'].get('hash', '')}".rstrip("#")
+        found[_normalised(metadata["name"])] = (metadata["version"], url)
+    return found
 
 
 def _stand_in(present: dict[str, str], folder: Path) -> Path:
     """The interpreter of an environment that says of itself that it has these packages."""
-    venv.create(folder, with_pip=False)
+    venv.create(folder, with_pip=False, clear=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     for name, version in present.items():
         write_metadata(packages, name, version)
@@ -194,21 +186,10 @@ def _pip(arguments: Sequence[str]) -> None:
         )
 
 
-def _refuse_fixed(found: Sequence[Found], file: Path) -> None:
-    if names := [f"{one.name}=={one.version}" for one in found if _FIXED.fullmatch(one.name)]:
-        raise ValueError(
-            f"{', '.join(names)} would be fetched, and {file} does not list it: torch, Triton and"
-            " CUDA are those of the machine; install them there, or give the list of a machine"
-            " that has them"
-        )
-
-
-def fetch(found: Sequence[Found], folder: Path, pip_flags: Sequence[str] = ()) -> list[Path]:
-    """The wheels in `folder`; those that are built here are pure Python."""
-    place = folder / "wheels"
-    place.mkdir()
-    if found:
-        urls = [one.url for one in found]
+def _fetch(urls: Sequence[str], folder: Path, pip_flags: Sequence[str]) -> list[Path]:
+    """The wheels in a folder of `folder`; those that are built here are pure Python."""
+    (place := folder / "wheels").mkdir()
+    if urls:
         _pip(["wheel", "--no-deps", "--wheel-dir", str(place), *pip_flags, *urls])
     wheels = sorted(place.glob("*.whl"))
     if built := [wheel.name for wheel in wheels if "-linux_" in wheel.name]:
@@ -232,15 +213,6 @@ def _check_sizes(wheels: Sequence[Path], *, limit_mb: float) -> None:
             " install the largest of the list above on the machine and add them to the file of"
             " present packages"
         )
-
-
-def _move(wheels: Sequence[Path], output: Path) -> None:
-    """Replaces the wheels of `output` by these."""
-    output.mkdir(parents=True, exist_ok=True)
-    for old in output.glob("*.whl"):
-        old.unlink()
-    for wheel in wheels:
-        shutil.move(wheel, output / wheel.name)
 
 
 if __name__ == "__main__":

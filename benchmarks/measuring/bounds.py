@@ -6,11 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from measuring.memory_traffic import OperationCounter
-from measuring.steps import call_seconds
 from torch import Tensor
 
 from dit.distributed.process_groups import device
@@ -22,8 +20,8 @@ from dit.models.kernels import across_heads, gated_norm, rotated_heads
 from dit.models.kernels.adapter_dropout import adapter_dropout
 from dit.models.kernels.gated_norm import RowChunks
 from dit.models.kernels.traffic import OPERATOR_BYTES
-from gpu_run.parts import Part
-from gpu_run.schedule import Outcome
+from measuring.memory_traffic import OperationCounter
+from measuring.steps import call_seconds
 
 _SETS = 2  # of operands, in turns, so that no call finds its own in a cache
 _LEVELS = 32
@@ -43,42 +41,38 @@ _SIZES: dict[str, dict[str, Any]] = {
 }
 _HEAD_WIDTHS = (72, 128)  # of DiT-XL, and of most others
 Call = Callable[[], object]
+Bound = tuple[str, str, float, Callable[[], Call]]
+"""Name, unit, work of a call in units times seconds, and what makes a call on new operands."""
 
 
-class MeasuredBound(NamedTuple):
-    """A row of a table: the work of a call, in units times seconds, and a call on new operands."""
+def bounds(
+    table: str, *, size: str, report: Callable[[dict[str, float | str]], None]
+) -> dict[str, float | str]:
+    """Work a second by name, of one of TABLES; where it cannot be measured, the error.
 
-    name: str
-    unit: str
-    work: float
-    make: Callable[[], Call]
-
-
-def bounds(part: Part, *, size: str, **_: Any) -> Outcome:
-    """Work a second by name; where it cannot be measured, the error."""
-    rows = _TABLES[part.name](**_SIZES[size])
-    return {"found": {f"{one.name}, {one.unit}": _rate(one) for one in rows}}
-
-
-def _rate(bound: MeasuredBound) -> float | str:
-    try:
-        return bound.work / call_seconds([bound.make() for _ in range(_SETS)], device())
-    except Exception as error:  # noqa: BLE001  # the other rows are worth having
-        return f"{type(error).__name__}: {error}"
+    `report` gets each line as soon as it is known.
+    """
+    found: dict[str, float | str] = {}
+    for name, unit, work, make in TABLES[table](**_SIZES[size]):
+        try:
+            rate = work / call_seconds([make() for _ in range(_SETS)], device())
+        except Exception as error:  # noqa: BLE001  # the other lines are worth having
+            rate = f"{type(error).__name__}: {error}"
+        report(line := {f"{name}, {unit}": rate})
+        found |= line
+    return found
 
 
 def _ceilings(
     *, tokens: int, square: int, copied: int, products: dict[str, int], **_: Any
-) -> Iterator[MeasuredBound]:
-    yield MeasuredBound("copy, read and written", "TB/s", 2 * copied / 1e12, partial(_copy, copied))
+) -> Iterator[Bound]:
+    yield "copy, read and written", "TB/s", 2 * copied / 1e12, partial(_copy, copied)
     shapes = {"square": (square, square, square)}
     for name, width in products.items():
         for outputs in (3 * width, 4 * width):
             shapes[f"{name}: {tokens} x {width} x {outputs}"] = (tokens, width, outputs)
     for name, (T, n, m) in shapes.items():
-        yield MeasuredBound(
-            f"product, {name}", "TFLOP/s", 2 * T * n * m / 1e12, partial(_product, T, n, m)
-        )
+        yield f"product, {name}", "TFLOP/s", 2 * T * n * m / 1e12, partial(_product, T, n, m)
 
 
 def _copy(size: int) -> Call:
@@ -91,9 +85,7 @@ def _product(rows: int, inputs: int, outputs: int) -> Call:
     return partial(torch.nn.functional.linear, _random(rows, inputs), _random(outputs, inputs))
 
 
-def _attention(
-    *, tokens: int, heads: int, lengths: Sequence[int], **_: Any
-) -> Iterator[MeasuredBound]:
+def _attention(*, tokens: int, heads: int, lengths: Sequence[int], **_: Any) -> Iterator[Bound]:
     """Both passes apart, counted as MFU counts them: backward twice forward."""
     half = device().type == "cuda"
     capability = torch.cuda.get_device_capability() if half else None
@@ -106,15 +98,19 @@ def _attention(
             work = 4 * tokens * length * heads * width / 1e12
             for backend in fitting(case):
                 name = f"{backend}: heads of {width}, samples of {length:,}"
-                make = partial(_Passes.of_attention, ATTEND[backend], call)
+                make = partial(_attention_passes, backend, call)
                 yield from _both(name, "TFLOP/s", (work, 2 * work), make)
 
 
-def _fused(*, tokens: int, fused: Sequence[tuple[int, int]], **_: Any) -> Iterator[MeasuredBound]:
+def _attention_passes(backend: Any, call: AttentionCall) -> _Passes:
+    return _Passes(lambda q, k, v: (ATTEND[backend](q, k, v, call.spans),), call.inputs()[:3])
+
+
+def _fused(*, tokens: int, fused: Sequence[tuple[int, int]], **_: Any) -> Iterator[Bound]:
     kinds = {
         "gated norm": _gated_norm,
-        "norm and rotation of heads": _rotated_heads,
-        "norm across heads and rotation": _across_heads,
+        "norm and rotation of heads": partial(_heads, _rotated),
+        "norm across heads and rotation": partial(_heads, _across),
     }
     for width, head in fused:
         for name, kind in kinds.items():
@@ -123,7 +119,7 @@ def _fused(*, tokens: int, fused: Sequence[tuple[int, int]], **_: Any) -> Iterat
             yield from _both(f"{name}, width {width}", "GB/s", [n / 1e9 for n in moved], make)
         drop = partial(_dropout, tokens, width)
         work = OPERATOR_BYTES["dit::adapter_dropout"](*drop(torch.device("meta")).args) / 1e9
-        yield MeasuredBound(f"dropout of adapters, width {width}", "GB/s", work, drop)
+        yield f"dropout of adapters, width {width}", "GB/s", work, drop
 
 
 def _dropout(tokens: int, width: int, where: torch.device | None = None) -> partial[Tensor]:
@@ -137,37 +133,37 @@ def _gated_norm(tokens: int, width: int, _head: int, where: torch.device) -> _Pa
     chunks = RowChunks.of(level_row_T, rows=_LEVELS)
 
     def function(h: Tensor, y: Tensor, gate: Tensor, scale: Tensor, shift: Tensor) -> Any:
-        return gated_norm.add_and_modulate(
-            h, y, gate_ND=gate, scale_ND=scale, shift_ND=shift, chunks=chunks
-        )
+        levels: Any = {"gate_ND": gate, "scale_ND": scale, "shift_ND": shift}
+        return gated_norm.add_and_modulate(h, y, **levels, chunks=chunks)
 
     shapes = [(tokens, width)] * 2 + [(_LEVELS, width)] * 3
     return _Passes(function, [_random(*shape, where=where) for shape in shapes])
 
 
-def _rotated_heads(tokens: int, width: int, head: int, where: torch.device) -> _Passes:
-    """Queries and keys of an attention that normalises each head: x [T, H, 3 * K], weights [K]."""
-    cos_TK, sin_TK = (_random(tokens, head, where=where) for _ in range(2))
-
-    def function(x: Tensor, *weights: Tensor) -> Any:
-        angles = cos_TK, sin_TK
-        return rotated_heads.queries_and_keys(x, weights, angles, eps=1e-6, others=(head,))  # type: ignore[arg-type]
-
-    shapes = (tokens, width // head, 3 * head), (head,), (head,)
+def _heads(kind: Any, tokens: int, width: int, head: int, where: torch.device) -> _Passes:
+    """Norm and rotation of queries and keys of x [T, H, 3 * K], with two weights."""
+    angles = _random(tokens, head, where=where), _random(tokens, head, where=where)
+    function, weight = kind(width, head, angles)
+    shapes = (tokens, width // head, 3 * head), (weight,), (weight,)
     return _Passes(function, [_random(*shape, where=where) for shape in shapes])
 
 
-def _across_heads(tokens: int, width: int, head: int, where: torch.device) -> _Passes:
-    """Those of an attention that normalises all heads together: x [T, H, 3 * K], weights [D]."""
-    angles = _random(tokens, head, where=where), _random(tokens, head, where=where)
+def _rotated(_width: int, head: int, angles: Any) -> tuple[Any, int]:
+    """An attention that normalises each head: weights [K]."""
+    return lambda x, *weights: rotated_heads.queries_and_keys(
+        x, weights, angles, eps=1e-6, others=(head,)
+    ), head
+
+
+def _across(width: int, head: int, angles: Any) -> tuple[Any, int]:
+    """An attention that normalises all heads together: weights [D]."""
     how = across_heads.Across(eps=1e-6, numbers=width, summed=lambda sums: sums)
 
     def function(x: Tensor, *weights: Tensor) -> Any:
         row = across_heads.NormedRow(x_THX=x, parts=2, widths=(head,))
         return across_heads.normalised([row], weights, angles, how)
 
-    shapes = (tokens, width // head, 3 * head), (width,), (width,)
-    return _Passes(function, [_random(*shape, where=where) for shape in shapes])
+    return function, width
 
 
 class _Passes:
@@ -175,10 +171,6 @@ class _Passes:
 
     def __init__(self, function: Any, inputs: Sequence[Tensor]):
         self.function, self.leaves = function, [x.requires_grad_() for x in inputs]
-
-    @classmethod
-    def of_attention(cls, attend: Any, call: AttentionCall) -> _Passes:
-        return cls(lambda *qkv: (attend(*qkv, call.spans),), call.inputs()[:3])
 
     def ready(self) -> _Passes:
         self.forward()
@@ -203,11 +195,9 @@ class _Passes:
 
 def _both(
     name: str, unit: str, work: Sequence[float], make: Callable[[], _Passes]
-) -> Iterator[MeasuredBound]:
+) -> Iterator[Bound]:
     for title, amount in zip(("forward", "backward"), work, strict=True):
-        yield MeasuredBound(
-            f"{name}, {title}", unit, amount, lambda pass_=title: getattr(make().ready(), pass_)
-        )
+        yield f"{name}, {title}", unit, amount, lambda title=title: getattr(make().ready(), title)
 
 
 def _random(*shape: int, where: torch.device | None = None) -> Tensor:
@@ -215,5 +205,4 @@ def _random(*shape: int, where: torch.device | None = None) -> Tensor:
     return torch.randn(*shape, device=where or device()).to(dtype)
 
 
-_TABLES = {"ceilings": _ceilings, "attention": _attention, "fused": _fused}
-"""By the name of a part."""
+TABLES = {"ceilings": _ceilings, "attention": _attention, "fused": _fused}

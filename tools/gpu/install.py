@@ -7,26 +7,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _STAMP = "wheels.txt"
-
-
-def machine_torch() -> tuple[str, str]:
-    """(file, version) of the torch that this machine has, without importing it.
-
-    Raises:
-        ValueError: it has none.
-    """
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise ValueError(
-            f"{sys.executable} has no torch; name the Python that has: make gpu PYTHON=/path/python"
-        )
-    return spec.origin, version("torch")
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def install(wheelhouse: Path, site: Path) -> int:
@@ -40,17 +25,9 @@ def install(wheelhouse: Path, site: Path) -> int:
         raise ValueError(f"{wheelhouse} has no wheels; `make wheelhouse` collects them elsewhere")
     listed = "".join(f"{wheel.name} {wheel.stat().st_size}\n" for wheel in wheels)
     stamp = site / _STAMP
-    if not stamp.is_file() or stamp.read_text() != listed:
-        shutil.rmtree(site, ignore_errors=True)
-        _unpack(wheels, site)
-        # This project is run from its checkout, and asks for its own version.
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        write_metadata(site, project["name"], project["version"])
-        stamp.write_text(listed)
-    return len(wheels)
-
-
-def _unpack(wheels: list[Path], site: Path) -> None:
+    if stamp.is_file() and stamp.read_text() == listed:
+        return len(wheels)
+    shutil.rmtree(site, ignore_errors=True)
     flags = ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--quiet"]
     command = [sys.executable, "-m", "pip", "install", *flags, "--target", str(site)]
     done = subprocess.run([*command, *map(str, wheels)], capture_output=True, text=True)
@@ -58,6 +35,11 @@ def _unpack(wheels: list[Path], site: Path) -> None:
         raise ValueError(f"pip did not install the wheels:\n{done.stderr.strip()}")
     if found := [name for name in ("torch", "triton") if (site / name).exists()]:
         raise ValueError(f"the wheels bring {' and '.join(found)}, which must be the machine's")
+    # This project is run from its checkout, and asks for its own version.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    write_metadata(site, project["name"], project["version"])
+    stamp.write_text(listed)
+    return len(wheels)
 
 
 def write_metadata(site: Path, name: str, number: str) -> None:
@@ -69,8 +51,13 @@ def write_metadata(site: Path, name: str, number: str) -> None:
 
 
 def environment(site: Path | None) -> dict[str, str]:
-    """For processes of this run: the checkout first, then the wheels, then the machine's."""
+    """For processes of this run: the checkout first, then the wheels, then the machine's.
+
+    A run sets the allocator before CUDA starts; in one process for many runs it has started.
+    """
     places = [ROOT, ROOT / "benchmarks", site, os.environ.get("PYTHONPATH")]
     path = os.pathsep.join(str(place) for place in places if place)
     quiet = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}  # the log is for errors
+    if not any(name in os.environ for name in _ALLOCATOR):
+        quiet[_ALLOCATOR[0]] = "expandable_segments:True"
     return os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"} | quiet

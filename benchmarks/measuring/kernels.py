@@ -1,0 +1,61 @@
+"""Kernels of a profile: the longest, and the time of all by their kind."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch.profiler import DeviceType
+
+_LONGEST = 10
+_KINDS = {
+    "communication": r"nccl|multimem",
+    "attention": r"flash|fmha|sdpa|attention|attn",
+    "matrix products": r"gemm|gemv|nvjet|cutlass|cublas|splitk|wgmma|\bmm\b|addmm|matmul",
+    "norms, rotation, dropout": r"gated_norm|rotated_heads|across_heads|adapter_dropout|"
+    r"layer_?norm|rms_?norm",
+    "optimizer": r"adam|multi_tensor",
+    "copies": r"memcpy|memset|copy",
+}
+"""Kernels by their names; the first that matches. Attention comes before products, since names of
+its kernels say CUTLASS as well."""
+OTHER = "everything else"
+
+
+def kernels_of(trace: torch.profiler.profile) -> dict[str, tuple[float, int]]:
+    """Name -> seconds and calls of all kernels of a GPU; without one, of the CPU's operations."""
+    on_gpu, times = torch.cuda.is_available(), dict[str, tuple[float, int]]()
+    wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
+    for event in trace.key_averages():
+        # Compared by ==, since `is` finds no two of torch's device types the same.
+        if event.device_type == wanted and not event.is_user_annotation:
+            seconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+            times[event.key] = (seconds / 1e6, event.count)
+    return times
+
+
+def kernel_times(
+    times: dict[str, tuple[float, int]], *, steps: int, step_s: float
+) -> dict[str, Any]:
+    """From seconds and calls of each kernel: the longest, and all by kind, of one step."""
+    by_kind: dict[str, float] = defaultdict(float)
+    for name, (seconds, _) in times.items():
+        by_kind[kind_of(name)] += seconds / steps
+    rows = [
+        {"name": name, "seconds": seconds / steps, "calls": calls / steps}
+        for name, (seconds, calls) in sorted(times.items(), key=lambda one: -one[1][0])
+    ]
+    return {
+        "step_s": step_s,
+        "kernels_s": sum(by_kind.values()),
+        "by_kind_s": dict(by_kind),
+        "longest": rows[:_LONGEST],
+        "of_no_kind": [row for row in rows if kind_of(row["name"]) == OTHER][:_LONGEST],
+    }
+
+
+def kind_of(kernel: str) -> str:
+    kinds = (kind for kind, names in _KINDS.items() if re.search(names, kernel, re.IGNORECASE))
+    return next(kinds, OTHER)

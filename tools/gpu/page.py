@@ -1,0 +1,174 @@
+"""Results of a run -> a page in Markdown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tools.gpu.plan import PLAN
+from tools.gpu.results import State
+
+_ABOUT = {"date": "{}", "commit": "commit {}", "python": "Python {}", "cuda": "CUDA {}"}
+_ABOUT |= {"memory_gb": "{:.0f} GB", "cores": "{} cores"}
+_NAMED = ("matrix products", "attention", "communication")
+"""Kinds of kernels that the planner has by the same names."""
+
+
+def page(content: dict[str, Any]) -> str:
+    """The page of the JSON file's content."""
+    about, rows = content["about"], content["rows"]
+    lines = [f"# {about.get('device', 'Unknown device')}", "", _intro(about), ""]
+    for section in (_steps, _bounds, _kernels, _padded, _tests, _others):
+        lines += section(rows)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _intro(about: dict[str, Any]) -> str:
+    said = [text.format(about[name]) for name, text in _ABOUT.items() if about.get(name)]
+    said += (f"{name} {version}" for name, version in about.get("versions", {}).items())
+    text = f"{'; '.join(said)}.\n\n`make gpu` wrote this page; all numbers are in its JSON file."
+    if about.get("size") != "full":
+        text += " **Tiny sizes: a trial of the way, no measurement.**"
+    if about.get("keys"):
+        text += f" Keys that were set: `{' '.join(about['keys'])}`."
+    return text
+
+
+def _table(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
+    """Rows of cells by their columns."""
+    shown = list(rows)
+    yield from (f"| {' | '.join(shown[0])} |", "|---" * len(shown[0]) + "|")
+    yield from (f"| {' | '.join(row.values())} |" for row in shown)
+    yield ""
+
+
+def _found(rows: dict[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
+    """(name, found) of the rows of a kind; of tables and tests also of those that were ended."""
+    partly = kind in ("bounds", "tests")
+    for row in PLAN:
+        outcome = rows.get(row.name, {})
+        if row.kind == kind and "found" in outcome and (partly or outcome["state"] == State.DONE):
+            yield row.name, outcome["found"]
+
+
+def _steps(rows: dict[str, Any]) -> Iterator[str]:
+    if measured := dict(_found(rows, "steps")):
+        yield from ("## Steps", "")
+        yield from _table(_cells(*one) for one in measured.items())
+        for name, one in measured.items():
+            if one["pack"]:
+                yield f"- `{name}`: {one['pack']}"
+            if rate := one["whole_samples_per_s"]:
+                yield f"- `{name}`: at this rate the whole network trains {rate:.3g} samples/s"
+        yield ""
+
+
+def _cells(name: str, found: dict[str, Any]) -> dict[str, str]:
+    shares, planned = found["shares"], found["expected"]
+    mfu = {kind.split(",")[0]: f"{value:.1%}" for kind, value in found["mfu"].items()}
+    parts = ("forward", "backward", "optimizer", "data")
+    return {
+        **{"row": name, "attention": found["attention_backend"]},
+        "step, s": f"{found['step_time_s']['median']:.4g}",
+        "tokens/s": f"{found['tokens_per_s']['median']:,.0f}",
+        "TFLOP/s": f"{found['model_tflops']['median']:.4g}",
+        "MFU, data sheet": mfu.get("data sheet", "-"),
+        "expected": f"{planned['mfu']:.1%}" if planned else "-",
+        "MFU, measured": mfu["measured"],
+        **{part: f"{shares[f'{part}_s']:.1%}" for part in parts},
+        "rest": f"{shares['other_s'] + shares['communication_s']:.1%}",
+        "peak memory, GB": f"{found['peak_memory_gb']:.3g}",
+        "planned": f"{planned['memory_gb']:.3g}" if planned else "-",
+        "reserved": f"{found['reserved_memory_gb']:.3g}",
+    }
+
+
+def _bounds(rows: dict[str, Any]) -> Iterator[str]:
+    for name, found in _found(rows, "bounds"):
+        yield from (f"## Bounds: {name}", "")
+        shown = {row: one if isinstance(one, str) else f"{one:.4g}" for row, one in found.items()}
+        yield from _table({"": row, "measured": text} for row, text in shown.items())
+
+
+def _kernels(rows: dict[str, Any]) -> Iterator[str]:
+    for name, found in _found(rows, "profile"):
+        step, kernels, expected = found["step_s"], found["kernels_s"], found["expected"]
+        yield from (f"## Kernels of a step: {name}", "")
+        yield f"{kernels:.4g} s of kernels in a step of {step:.4g} s, while it was profiled;"
+        yield from (f"attention by {found['attention_backend']}. {found['pack']}".rstrip(), "")
+        yield from _table(
+            {"kind": kind, "s": f"{time:.4g}", "of all kernels": f"{time / kernels:.1%}"}
+            for kind, time in sorted(found["by_kind_s"].items(), key=lambda one: -one[1])
+        )
+        if expected:
+            yield from (f"Beside what the planner expects of {expected['assumed']}:", "")
+            yield from _beside(found, expected)
+        yield from _longest("longest", found["longest"], kernels)
+        yield from _longest("longest of everything else", found["of_no_kind"], kernels)
+
+
+def _longest(title: str, kernels: list[dict[str, Any]], whole_s: float) -> Iterator[str]:
+    def cells(name: str, seconds: float, calls: float) -> dict[str, str]:
+        shown = {title: f"`{name}`", "ms a step": f"{1e3 * seconds:.4g}"}
+        return shown | {"calls a step": f"{calls:g}", "of all kernels": f"{seconds / whole_s:.1%}"}
+
+    if kernels:
+        named = [one | {"name": one["name"].replace("|", "\\|")[:100]} for one in kernels]
+        yield from _table(cells(**one) for one in named)
+
+
+def _beside(found: dict[str, Any], planned: dict[str, Any]) -> Iterator[str]:
+    """Kernels of no other kind move what layers and optimizer move."""
+    measured, expected = found["by_kind_s"], planned["by_kind_s"]
+    rows = {name: (expected[name], measured.get(name, 0.0)) for name in _NAMED}
+    rows["all other kernels: memory traffic of layers and optimizer"] = (
+        expected["memory traffic"] + expected["optimizer"],
+        found["kernels_s"] - sum(measured.get(name, 0.0) for name in _NAMED),
+    )
+    rows["between kernels"] = (expected["launches"], found["step_s"] - found["kernels_s"])
+    name, (asked, took) = max(rows.items(), key=lambda row: abs(row[1][1] - row[1][0]))
+    rows["step"] = (planned["step_s"], found["step_s"])
+    yield from _table(
+        {"ms a step": kind, "expected": f"{1e3 * one:.1f}", "measured": f"{1e3 * two:.1f}"}
+        for kind, (one, two) in rows.items()
+    )
+    more = "more" if took > asked else "less"
+    yield f"Furthest off: {name}, {1e3 * abs(took - asked):.1f} ms {more} than expected."
+    yield ""
+
+
+def _padded(rows: dict[str, Any]) -> Iterator[str]:
+    for _, found in _found(rows, "padded"):
+        yield from (
+            "## Against a padded loop",
+            "",
+            "Real tokens a second, and ours over theirs.",
+            "",
+        )
+        yield from _table(
+            {"samples": one["samples"]}
+            | {n: f"{t:,.0f} ({one['ratio'][n]:.2f}x)" for n, t in one["tokens_per_s"].items()}
+            for one in found
+        )
+
+
+def _tests(rows: dict[str, Any]) -> Iterator[str]:
+    for name, found in _found(rows, "tests"):
+        counts = Counter(said.split(":")[0] for said in found.values())
+        ended = ", ".join(f"{counts[how]} {how}" for how in ("passed", "skipped", "failed"))
+        yield from (f"## Tests: {name}", "", f"{ended}.")
+        yield from (f"- `{n}`: {_line(said)}" for n, said in found.items() if said[:6] == "failed")
+        yield ""
+
+
+def _others(rows: dict[str, Any]) -> Iterator[str]:
+    left = {name: one for name, one in rows.items() if one["state"] != State.DONE}
+    if left:
+        yield from ("## Not measured", "")
+        yield from (f"- `{n}`: {one['state']}: {_line(one['why'])}" for n, one in left.items())
+
+
+def _line(text: str) -> str:
+    """The first line, not too long."""
+    return (text.strip().splitlines() or [""])[0][:300]
