@@ -62,11 +62,10 @@ test-all: $(VENV)/dev ## every test
 	$(PYTEST)
 
 # Python 3.11 ends at Megatron-Core 0.16. Later releases ask for 3.12, and run on 3.11 all the same.
-# Of what families say of themselves, one test builds networks.
-DESCRIBED := test_every_tensor_of_a_checkpoint_is_named_once
-MEETING_MEGATRON := $(filter-out %/test_description.py,$(wildcard tests/contract/test_*.py)) \
-	tests/contract/test_description.py::$(DESCRIBED) \
-	$(addprefix tests/,distributed unit/distributed unit/models unit/train)
+# Of all families outputs, gradients and training; files of adapters and pipelines meet Diffusers alone.
+DESCRIBED := test_description.py::test_every_tensor_of_a_checkpoint_is_named_once
+MEETING_MEGATRON := $(addprefix tests/contract/test_,parity.py finetuning.py preferences.py) \
+	tests/contract/$(DESCRIBED) $(addprefix tests/,distributed unit/distributed unit/models unit/train)
 
 test-newer: $(VENV)/newer ## the tests of what meets Megatron-Core, with its newest release (TESTS="FILE ...")
 	PYTHONPATH=$(abspath $<) $(PYTEST) -m "not slow" $(or $(TESTS),$(MEETING_MEGATRON))

@@ -41,6 +41,7 @@ MODULES = (
     *("transformers", "diffusers", "diffusers.pipelines.pipeline_utils", "peft", "webdataset"),
     *("diffusers.models.modeling_utils", "rich.console", "rich.progress", "av", "scipy.optimize"),
     "pyarrow",  # Diffusers' pipelines bring it with older transformers
+    *("sklearn.datasets", "sklearn.model_selection", "sklearn.svm"),
 )
 LENGTH = struct.Struct("!I")
 STATUS = struct.Struct("!i")

@@ -39,7 +39,7 @@ MEANING = {
     "validation": "|a - b| / |a| before the first step, worst of all noise levels and kinds",
     "loss": "|a - b| / |a|, worst step",
     "grad_norm": "|a - b| / |a|, worst step",
-    "gradient": "|a - b| / (|a| + rms of a) at step 1, worst element (bf16: of norms)",
+    "gradient": "|a - b| / (|a| + rms of its tensor) at step 1, worst element (bf16: of norms)",
     "weight": "|a - b| after the last step / what gradients within their bound may do to that"
     " element, worst element (bf16: of norms)",
     "average": "the same of the EMA after the last step",
@@ -109,9 +109,9 @@ def training_name(config: RunConfig) -> str:
 
 def compare(b: Probe, a: Probe, *, layout: NamedLayout, config: RunConfig) -> Comparison:
     """Compares layout `b` of a run with one process `a`."""
-    from dit.layout_check.rounding import gradient_size
+    from dit.layout_check.rounding import gradient_sizes
 
-    sizes = {name: gradient_size(value) for name, value in a.gradients.items()}
+    sizes = dict(zip(a.gradients, gradient_sizes([*a.gradients.values()]), strict=True))
     tensors = {
         "gradient": _differences(a.gradients, b.gradients, sizes, norms=layout.bf16),
         "weight": _differences(a.weights, b.weights, a.reach, norms=layout.bf16),

@@ -8,6 +8,7 @@ sums decides. So a bound on weights follows from each element's gradients.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from megatron.core.optimizer import MegatronOptimizer
@@ -18,23 +19,34 @@ from dit.distributed.data_parallel import main_param_shards
 from dit.train.optimizer.muon import RMS, coefficients
 from dit.train.optimizer.states import state_of
 
+_SMALL = 1e-2
+"""Part of all gradients' root mean square below which no tensor's rounding is measured: that of
+queries with one key each differs by 2e-7 of all gradients, and has no other size."""
 
-def gradient_size(gradient: Tensor) -> Tensor:
-    """Returns what rounding of each element of a gradient is measured by: |g| + rms of g.
+
+def gradient_sizes(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Returns what rounding of each element is measured by, for all gradients of a network.
 
     Rounding of a sum is in proportion to its terms, not to the sum. The terms of an element are not
-    known; they are of the size of the others' sums, or of its own where that is larger.
+    known: they are of the size of its tensor's other elements, or of its own where that is larger.
+    A whole tensor may be rounding alone, as the norm of keys where there is one key.
     """
-    return gradient.abs() + gradient.double().square().mean().sqrt().to(gradient.dtype)
+    squares = [gradient.double().square() for gradient in gradients]
+    count = sum(square.numel() for square in squares)
+    least = _SMALL * math.sqrt(sum(float(square.sum()) for square in squares) / count)
+    return [
+        gradient.abs() + max(float(square.mean()) ** 0.5, least)
+        for gradient, square in zip(gradients, squares, strict=True)
+    ]
 
 
 class Reach:
     """What rounding may have done to each weight since the first update, for one process.
 
     Two layouts' gradients of an element differ by at most r, which is `rounding` times the largest
-    `gradient_size` of all updates so far. AdamW's update is u = m / (s + eps), with m the mean of
-    the gradients and s the root of their mean square, both without bias. Each changes by at most r
-    where each gradient does, so that u - u' = (m - m') / (s + eps) + u' (s' - s) / (s + eps). |u'|
+    of `gradient_sizes` of all updates so far. AdamW's update is u = m / (s + eps), with m the mean
+    of the gradients and s the root of their mean square, both without bias. Each changes by at most
+    r where each gradient does, so that u - u' = (m - m') / (s + eps) + u' (s' - s) / (s + eps). |u'|
     is at most 1 (1.01 after five updates with the usual betas), so that |u - u'| is at most
     2 r / (s + eps), and never more than 2. The bounds of all updates add up, each times its
     learning rate.
@@ -48,7 +60,7 @@ class Reach:
     ) -> None:
         self._optimizer, self._rounding = optimizer, rounding
         self._params = [shard.value for shard in main_param_shards(optimizer)]
-        self._gradients = [torch.zeros_like(p) for p in self._params]  # the largest `gradient_size`
+        self._gradients = [torch.zeros_like(p) for p in self._params]  # the largest size so far
         self._enlarged = math.prod(first for first, _, _ in coefficients(config))
         self.bounds = [torch.zeros_like(p) for p in self._params]
         """Largest |a - b| of each element, in the order of `main_param_shards`."""
@@ -57,9 +69,10 @@ class Reach:
     def add_update(self) -> None:
         """Adds the update that the optimizer has just made, whose gradients are still there."""
         group_of = {p: group for group in self._optimizer.param_groups for p in group["params"]}
-        for p, largest, bound in zip(self._params, self._gradients, self.bounds, strict=True):
-            assert p.grad is not None
-            largest.copy_(torch.maximum(largest, gradient_size(p.grad)))
+        sizes = gradient_sizes([p.grad for p in self._params if p.grad is not None])
+        each = zip(self._params, sizes, self._gradients, self.bounds, strict=True)
+        for p, size, largest, bound in each:
+            largest.copy_(torch.maximum(largest, size))
             group, state = group_of[p], state_of(self._optimizer, p)
             if "exp_avg_sq" in state:
                 mean_square = state["exp_avg_sq"] / (1 - group["betas"][1] ** group["step"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dit.config import OptimizerConfig
-from dit.layout_check.rounding import Reach, gradient_size
+from dit.layout_check.rounding import Reach, gradient_sizes
 from dit.train.optimizer.adamw import GroupStepAdam
 
 ROUNDING, RATE, STEPS = 1e-4, 1e-3, 5
@@ -49,7 +49,8 @@ def test_gradients_that_differ_by_rounding_stay_in_reach(eps):
         signs = [torch.randn(g.shape, generator=draw).sign() for g in gradients]
         signs = [signs[0] if seed % 2 else sign for sign in signs]  # some always in one direction
         moved = [
-            g + ROUNDING * gradient_size(g) * sign for g, sign in zip(gradients, signs, strict=True)
+            g + ROUNDING * gradient_sizes([g])[0] * sign
+            for g, sign in zip(gradients, signs, strict=True)
         ]
         other, _ = _train(moved, eps=eps)
         worst = torch.maximum(worst, (other - weights).abs() / bound)
