@@ -46,10 +46,10 @@ class Reach:
     Two layouts' gradients of an element differ by at most r, which is `rounding` times the largest
     of `gradient_sizes` of all updates so far. AdamW's update is u = m / (s + eps), with m the mean
     of the gradients and s the root of their mean square, both without bias. Each changes by at most
-    r where each gradient does, so that u - u' = (m - m') / (s + eps) + u' (s' - s) / (s + eps). |u'|
-    is at most 1 (1.01 after five updates with the usual betas), so that |u - u'| is at most
-    2 r / (s + eps), and never more than 2. The bounds of all updates add up, each times its
-    learning rate.
+    r where each gradient does, so that u - u' = (m - m') / (s + eps) + u' (s' - s) / (s + eps).
+    |u'| is at most 1 (1.01 after five updates with the usual betas), so that |u - u'| is at most 2
+    r / (s + eps), and never more than 2. The bounds of all updates add up, each times its learning
+    rate.
 
     Muon's update is of a matrix as a whole. Of its iterations, which begin with a matrix of norm 1,
     each enlarges a small difference by its first coefficient at most.
