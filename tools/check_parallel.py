@@ -13,9 +13,8 @@ What cp does is the affair of the three functions; usually a rank takes a part o
 returns their sum and count alone. `forward_loss` calls `module(...)`, which DistributedDataParallel
 wraps (ddp) or `fully_shard` divides (fsdp2), over all ranks. Processes are started here, with gloo.
 
-Five steps of Adam are compared with those of one process: losses, gradients of the first step,
-weights after the fifth, bits of all copies. Exit code 0: equal; 1: not equal; 2: not checked.
-"""
+Five steps of Adam are compared with those of one process: losses, first gradients, weights, bits of
+copies. Exit code 0: equal; 1: not equal; 2: not checked."""
 
 from __future__ import annotations
 
@@ -23,6 +22,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 DEFAULT = ("ddp+dp2", "fsdp2+dp2", "ddp+cp2", "fsdp2+cp2", "ddp+dp2+cp2")
@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     more = {"nargs": "+", "type": read_layout, "default": [*map(read_layout, DEFAULT)]}
     parser.add_argument("--layouts", help=f"default: {' '.join(DEFAULT)}", **more)
     arguments = parser.parse_args(argv)
+    if not __package__:  # started by its path
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from tools.parallel_runs import start  # late: --help answers without torch
 
     return start(arguments.modules, arguments.layouts)

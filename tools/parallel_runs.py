@@ -12,7 +12,6 @@ square of the tensor's gradient, or SMALL times that of all gradients: some are 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import get_context
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -93,10 +93,8 @@ def _work(rank: int, folder: str, modules: Any, layouts: Any, verdict: Any) -> N
 
 
 def _functions(name: str) -> tuple[Any, Any, Any]:
-    module, _, attribute = name.partition(":")
     try:
-        target = importlib.import_module(module)
-        target = getattr(target, attribute) if attribute else target
+        target = resolve_name(name if ":" in name else f"{name}:")
         return target.build, target.batches, target.forward_loss
     except Exception as error:  # whatever the module's own code raises
         raise RefusedModuleError(f"its functions cannot be imported: {error!r}") from error
