@@ -19,6 +19,7 @@ import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -224,8 +225,9 @@ def _enter(request: Request) -> None:
     installed = [place for place in sys.path[1:] if place not in ours]
     given = request.environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = ["", *(place for place in given if place), *installed]
-    # Programs that start others start them warm; multiprocessing has noted its own Python before.
-    sys.executable = str(Path(sys.argv[1]).with_name("python"))
+    client = str(Path(sys.argv[1]).with_name("python"))
+    if shutil.which("python", path=request.environment.get("PATH")) == client:
+        sys.executable = client  # what the program starts is warm, but for multiprocessing
     sys.orig_argv = [sys.executable, *request.arguments]
 
 

@@ -13,8 +13,8 @@ What cp does is the affair of the three functions; usually a rank takes a part o
 returns their sum and count alone. `forward_loss` calls `module(...)`, which DistributedDataParallel
 wraps (ddp) or `fully_shard` divides (fsdp2), over all ranks. Processes are started here, with gloo.
 
-Five steps of Adam are compared with those of one process: losses, first gradients, weights, bits of
-copies. Exit code 0: equal; 1: not equal; 2: not checked."""
+Five steps of Adam are compared with one process. Exit code 0: equal; 1: not equal; 2: not checked.
+"""
 
 from __future__ import annotations
 
