@@ -43,9 +43,8 @@ _FACTOR_BYTES = {Sharding.OPTIMIZER: 1, Sharding.WEIGHTS: 16}
 """Of a row of a matrix in 8 bits, with what fills it up."""
 _UNREAD_RANK = 32
 """Of the adapters of a file that is not here."""
-_CUBE_PAIR_BYTES = 12
-"""Of two cubes for each head: the weight of one for the other, float32, and a place in the lists of
-which it sees and which see it, int32."""
+_CUBE_PAIR_BYTES = 8
+"""Of two cubes for each head: a place in the lists of which it sees and which see it, int32."""
 MOST_BYTES = 2**44
 """16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
 
