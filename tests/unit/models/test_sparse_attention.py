@@ -94,8 +94,25 @@ def _random(total: int, *, seed: int, heads: int = 2, width: int = 8) -> list[Te
     return [torch.randn(total, heads, width, generator=generator) for _ in range(5)]
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 1.0])
-def test_a_pack_attends_as_each_sample_does_with_a_mask(share: float) -> None:
+def _of_blocks(q: Tensor, k: Tensor, v: Tensor, *, block_mask: BlockMask, **_: Any) -> Tensor:
+    """What FlexAttention computes [1, H, S, K], forward and backward."""
+    blocks, places = block_mask.to_dense().bool(), torch.arange(q.shape[2])
+    sees_1HSS = blocks.repeat_interleave(CUBE_TOKENS, 2).repeat_interleave(CUBE_TOKENS, 3)
+    zero = places[:1]
+    sees_1HSS &= block_mask.mask_mod(zero, zero, zero, places)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=sees_1HSS)
+
+
+@pytest.mark.parametrize(
+    ("share", "on_gpu"), [(0.1, False), (0.3, False), (0.3, True), (0.5, False), (1.0, False)]
+)
+def test_a_pack_attends_as_each_sample_does_with_a_mask(
+    share: float, on_gpu: bool, monkeypatch
+) -> None:
+    """`on_gpu`: all that is around the kernel of a GPU."""
+    if on_gpu:
+        monkeypatch.setattr(Tensor, "is_cuda", True)
+        monkeypatch.setattr(cube_kernel, "_compiled", lambda _: _of_blocks)
     with in_float64():
         spans = _spans(GRIDS, Fraction(repr(share)))
         *inputs, weight = _random(spans.total, seed=3)
