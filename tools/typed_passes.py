@@ -54,7 +54,7 @@ I, P, R, S, V, rules = spmd.I, spmd.P, spmd.R, spmd.S, spmd.V, spmd.rules  # noq
 
 LOCAL = {
     "dit.lora.adapter": ("_Narrowed", "_Widened", "_Dropped"),
-    "dit.models.attention.cubes": ("_Take",),
+    "dit.models.attention.cubes": ("_Take", "_PlacedWithMeans"),
     "dit.models.layers.context_parallel": ("_Permute",),
     "dit.models.layers.per_sample": ("_Rectangles", "_LookUp"),
     "dit.models.layers.queries_and_keys": ("_Normalised", "_Rotate"),

@@ -43,9 +43,8 @@ _FACTOR_BYTES = {Sharding.OPTIMIZER: 1, Sharding.WEIGHTS: 16}
 """Of a row of a matrix in 8 bits, with what fills it up."""
 _UNREAD_RANK = 32
 """Of the adapters of a file that is not here."""
-_CUBE_PAIR_BYTES = 12
-"""Of two cubes for each head: the weight of one for the other, float32, and a place in the lists of
-which it sees and which see it, int32."""
+_CUBE_PAIR_BYTES = 8
+"""Of two cubes for each head: a place in the lists of which it sees and which see it, int32."""
 MOST_BYTES = 2**44
 """16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
 
@@ -296,10 +295,10 @@ def _activations(config: RunConfig, *, accumulation: int) -> int:
     tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
     # What passes without gradients say of all packs of a step, float32, waits on the last stage.
     said = config.objective.predictions_kept * accumulation * 4 * model.output_features
-    scores, again = _cube_scores(config), model.recompute_granularity is Recompute.SELECTIVE
-    layers = _kept(model, text=text, more=0 if again else scores / _numbers(config))
+    pairs, again = _cube_pairs(config), model.recompute_granularity is Recompute.SELECTIVE
+    layers = _kept(model, text=text, more=0 if again else pairs / _numbers(config))
     texts = _kept_of_captions(config, accumulation=accumulation)
-    return int(layers * _numbers(config) * in_flight + scores * again + said * tokens + texts)
+    return int(layers * _numbers(config) * in_flight + pairs * again + said * tokens + texts)
 
 
 def _kept_of_captions(config: RunConfig, *, accumulation: int) -> float:
@@ -315,7 +314,7 @@ def _kept_of_captions(config: RunConfig, *, accumulation: int) -> float:
     return kept.eager.bytes(_size(model)) * rows * model.hidden_size * packs
 
 
-def _cube_scores(config: RunConfig) -> float:
+def _cube_pairs(config: RunConfig) -> float:
     """Bytes that a layer keeps of all pairs of cubes of a pack like `dataset.mock_samples`."""
     model, mixture, cost = config.model, config.dataset.mock_samples, network_cost(config.model)
     heads = sum(stack.count * stack.layer.cost.cube_heads for stack in cost.stacks) / cost.layers

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from dit.models.attention.cube_attention import attend_by_mask
+from dit.models.attention.cube_attention import attend_by_mask, chosen_cubes
 from dit.models.attention.cube_kernel import attend_in_blocks
 from dit.models.attention.cubes import Cubes
 from dit.models.attention.spans import Spans
@@ -36,10 +36,8 @@ def test_chosen_blocks_are_those_of_the_mask(width: int) -> None:
             torch.randn(shape, generator=generator, device=device).bfloat16() for _ in range(4)
         )
         leaves = [x.requires_grad_() for x in (q, k, v)]
-        score_HCC = torch.einsum("chk,dhk->hcd", *(cubes.mean(cubes.placed(x)) for x in (q, k)))
-        score_HCC = score_HCC.detach().masked_fill(cubes.apart_CC, -math.inf)
-        chosen = score_HCC.topk(max(cubes.chosen), dim=-1).indices
-        real_T11 = ~cubes.of_tokens.empty_XX1
+        chosen = chosen_cubes(*(cubes.with_means(x)[1] for x in (q, k)), cubes)
+        real_T11 = cubes.of_tokens.taken(q.new_ones(len(cubes.real_S), 1, 1))
         made = cubes.of_order(attend_in_blocks(tuple(map(cubes.placed, (q, k, v))), chosen, cubes))
         wanted = attend_by_mask((q, k, v), chosen, spans)
         results = []

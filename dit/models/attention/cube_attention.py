@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from dit.models.attention.cubes import Cubes
+from dit.models.attention.kernels import attend_by_runs
 from dit.models.attention.spans import Attend, Spans
 
 
@@ -32,21 +34,46 @@ def attend_cubes(
     """
     cubes = spans.cubes
     assert cubes is not None
-    q, k, v = map(cubes.placed, qkv)
-    means = tuple(map(cubes.mean, (q, k, v)))
-    score_HCC = torch.einsum("chk,dhk->hcd", *means[:2]) * gate_THK.shape[-1] ** -0.5
-    score_HCC = score_HCC.masked_fill(cubes.apart_CC, -math.inf)
-    coarse_CHK = torch.einsum("hcd,dhk->chk", score_HCC.softmax(-1), means[2])
-    gated_CBHK = cubes.placed(gate_THK) * coarse_CHK.to(gate_THK.dtype)[:, None]
+    (q, q_mean_CHK), (k, k_mean_CHK), (v, v_mean_CHK) = map(cubes.with_means, qkv)
+    # No kernel of a GPU keeps scores of all pairs of cubes for the backward pass then.
+    coarse_CHK = attend_by_runs(q_mean_CHK, k_mean_CHK, v_mean_CHK, _spans_of_cubes(spans))
+    gate_CBHK, coarse_C1HK = cubes.placed(gate_THK), coarse_CHK.to(gate_THK.dtype)[:, None]
     if cubes.all_chosen:
-        return attend(*qkv, spans) + cubes.of_order(gated_CBHK)
-    # The highest scores of a row, so that those of other samples, if any, are the last.
-    chosen_HCJ = score_HCC.detach().topk(max(cubes.chosen), dim=-1).indices
+        return attend(*qkv, spans) + cubes.of_order(gate_CBHK * coarse_C1HK)
+    chosen_HCJ = chosen_cubes(q_mean_CHK, k_mean_CHK, cubes)
     if gate_THK.is_cuda:
         from dit.models.attention.cube_kernel import attend_in_blocks  # it takes FlexAttention in
 
-        return cubes.of_order(attend_in_blocks((q, k, v), chosen_HCJ, cubes) + gated_CBHK)
-    return attend_by_mask(qkv, chosen_HCJ, spans) + cubes.of_order(gated_CBHK)
+        fine_CBHK = attend_in_blocks((q, k, v), chosen_HCJ, cubes)
+        return cubes.of_order(torch.addcmul(fine_CBHK, gate_CBHK, coarse_C1HK))
+    return attend_by_mask(qkv, chosen_HCJ, spans) + cubes.of_order(gate_CBHK * coarse_C1HK)
+
+
+def _spans_of_cubes(spans: Spans) -> Spans:
+    """Cubes attend to those of their sample; made once for all layers."""
+
+    def make() -> Spans:
+        assert spans.cubes is not None
+        counts = spans.cubes.counts
+        pairs = list(zip(accumulate(counts, initial=0), counts, strict=False))
+        return Spans.of(pairs, pairs, total=sum(counts), device=spans.device)
+
+    return spans.once("cubes", make)  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def chosen_cubes(q_CHK: Tensor, k_CHK: Tensor, cubes: Cubes) -> Tensor:
+    """The cubes [H, C, J] with the highest scores for each, of means of queries and keys, int64.
+
+    Scores descend, so that cubes of other samples, if any, are the last.
+    """
+    heads = zip(*(x.split(cubes.heads_at_once, dim=1) for x in (q_CHK, k_CHK)), strict=True)
+    chosen = []
+    for some_q, some_k in heads:
+        score_HCC = torch.einsum("chk,dhk->hcd", some_q, some_k)
+        score_HCC.masked_fill_(cubes.apart_CC, -math.inf)
+        chosen.append(score_HCC.topk(max(cubes.chosen), dim=-1).indices)
+    return torch.cat(chosen)
 
 
 def attend_by_mask(qkv: tuple[Tensor, Tensor, Tensor], chosen_HCJ: Tensor, spans: Spans) -> Tensor:
@@ -63,7 +90,7 @@ def attend_by_mask(qkv: tuple[Tensor, Tensor, Tensor], chosen_HCJ: Tensor, spans
             own_HCJ = chosen_HCJ[:, first : first + count, :most] - first
             sees_HCC = torch.zeros(len(own_HCJ), count, count, dtype=torch.bool)
             sees_HCC = sees_HCC.to(own_HCJ.device).scatter(2, own_HCJ, True)
-            cube_T = cubes.cube_T[mine] - first
+            cube_T = cubes.cube_of_tokens.index[mine] - first
             mask_HTT = sees_HCC[:, cube_T][:, :, cube_T]
         q, k, v = (x[mine].transpose(0, 1)[None] for x in qkv)
         out_HTK = scaled_dot_product_attention(q, k, v, attn_mask=mask_HTT)[0]

@@ -37,7 +37,7 @@ def attend_in_blocks(
     placed_CBHK: tuple[Tensor, Tensor, Tensor], chosen_HCJ: Tensor, cubes: Cubes
 ) -> Tensor:
     """Attention [C, B, H, K] of queries, keys and values by cubes; places without a token: any."""
-    q, k, v = (x.flatten(0, 1).transpose(0, 1)[None].contiguous() for x in placed_CBHK)
+    q, k, v = (x.flatten(0, 1).transpose(0, 1)[None] for x in placed_CBHK)  # it knows strides
     for x in (q, k, v):  # heads and their width are the network's
         torch._dynamo.mark_static(x, 1)
         torch._dynamo.mark_static(x, 3)
@@ -48,22 +48,55 @@ def attend_in_blocks(
         block_mask=block_mask(chosen_HCJ, cubes),
         kernel_options=_TILES if q.is_cuda else None,
     )
-    return out[0].transpose(0, 1).unflatten(0, (-1, CUBE_TOKENS))
+    # Not `out[0]`, whose gradient would be written into zeros.
+    return out.squeeze(0).transpose(0, 1).unflatten(0, (-1, CUBE_TOKENS))
 
 
 def block_mask(chosen_HCJ: Tensor, cubes: Cubes) -> BlockMask:
     """Which cubes see which, of the first that are chosen of each sample."""
-    heads, count, _ = chosen_HCJ.shape
-    index_HCC = chosen_HCJ.new_zeros(heads, count, count, dtype=torch.int32)
-    index_HCC[:, :, : chosen_HCJ.shape[-1]] = chosen_HCJ
-    empty_S = cubes.of_places.empty_XX1.flatten()
+    heads, count, most = chosen_HCJ.shape
+    seen_HCC = chosen_HCJ.new_zeros(heads, count, count, dtype=torch.int32)
+    seen_HCC[:, :, :most] = chosen_HCJ
+    by_num_HC, by_HCC = seen_by(chosen_HCJ, cubes)
 
     def is_real(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
-        return ~empty_S[key]
+        return cubes.real_S[key]
 
-    return BlockMask.from_kv_blocks(
-        cubes.chosen_C.expand(1, heads, count).contiguous(),
-        index_HCC[None],
-        BLOCK_SIZE=CUBE_TOKENS,
+    # Not `from_kv_blocks`, which makes the second list by sorting all pairs of cubes, as int64.
+    return BlockMask(
+        seq_lengths=(count * CUBE_TOKENS, count * CUBE_TOKENS),
+        kv_num_blocks=cubes.chosen_C.expand(1, heads, count).contiguous(),
+        kv_indices=seen_HCC[None],
+        full_kv_num_blocks=None,
+        full_kv_indices=None,
+        q_num_blocks=by_num_HC[None],
+        q_indices=by_HCC[None],
+        full_q_num_blocks=None,
+        full_q_indices=None,
+        BLOCK_SIZE=(CUBE_TOKENS, CUBE_TOKENS),
         mask_mod=is_real,
     )
+
+
+def seen_by(chosen_HCJ: Tensor, cubes: Cubes) -> tuple[Tensor, Tensor]:
+    """By how many cubes each is seen [H, C], and by which, in order, [H, C, C], int32.
+
+    Of each row the numbers beyond that count mean nothing.
+    """
+    heads, count, most = chosen_HCJ.shape
+    by_num_HC = chosen_HCJ.new_empty(heads, count, dtype=torch.int32)
+    by_HCC = chosen_HCJ.new_zeros(heads, count, count, dtype=torch.int32)
+    cube_C1 = torch.arange(count, device=chosen_HCJ.device)[:, None]
+    seen_CJ = torch.arange(most, device=chosen_HCJ.device) < cubes.chosen_C[:, None]
+    each = (x.split(cubes.heads_at_once) for x in (chosen_HCJ, by_num_HC, by_HCC))
+    for some_HCJ, num_HC, some_by_HCC in zip(*each, strict=True):
+        # Of how many cubes up to this one each is seen, by which the last of them finds its place.
+        upto_HCC = torch.zeros_like(some_by_HCC)
+        upto_HCC.scatter_(2, some_HCJ, seen_CJ.int().expand_as(some_HCJ)).cumsum_(1)
+        num_HC.copy_(upto_HCC[:, -1])
+        place_HCJ = upto_HCC.gather(2, some_HCJ).long() - 1
+        # A cube that one does not see has not count cubes that see it: its last place is free.
+        place_HCJ = torch.where(seen_CJ, place_HCJ, count - 1).add_(some_HCJ, alpha=count)
+        value_HCJ = (cube_C1 * seen_CJ).int().expand_as(some_HCJ)
+        some_by_HCC.flatten(1).scatter_(1, place_HCJ.flatten(1), value_HCJ.flatten(1))
+    return by_num_HC, by_HCC

@@ -20,23 +20,28 @@ from torch import Tensor
 from dit.config.sparsity import CUBE, CUBE_TOKENS, attended_cubes
 from dit.pack_wire import to_device
 
+_PAIRS_AT_ONCE = 2**25
+"""128 MiB of float32: 8 heads of 2,048 cubes."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenRows:
     """What to take of rows: their indices, and where there is nothing to take."""
 
-    index: Tensor  # int64; any row where `empty` is True
-    empty_XX1: Tensor  # bool [rows, 1, 1]
+    index: Tensor  # int64; 0 where there is nothing
+    empty: Tensor  # int64: the rows of the result that are zeros
 
     @classmethod
-    def of(cls, index: Tensor, empty: Tensor, device: torch.device) -> TakenRows:
-        """From the host."""
-        index, empty = index.masked_fill(empty, 0), empty[:, None, None]
-        return cls(index=to_device(index, device), empty_XX1=to_device(empty, device))
+    def of(cls, index: Tensor, device: torch.device) -> TakenRows:
+        """From the host; negative where there is nothing."""
+        empty = (index < 0).nonzero().flatten()
+        return cls(index=to_device(index.clamp(min=0), device), empty=to_device(empty, device))
 
     def taken(self, x_TXX: Tensor) -> Tensor:
         """The rows; zeros where there is nothing."""
-        return x_TXX.index_select(0, self.index).masked_fill_(self.empty_XX1, 0)
+        rows = x_TXX.index_select(0, self.index)
+        # Not by a mask, which would read and write all rows again.
+        return rows.index_fill_(0, self.empty, 0) if len(self.empty) else rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +52,8 @@ class Cubes:
     chosen: tuple[int, ...]  # how many of them each attends to in full
     of_places: TakenRows  # S rows of T: the token at each place of each cube
     of_tokens: TakenRows  # T rows of S: the place of each token; padding has none
-    cube_T: Tensor  # int64: the cube of each token, 0 of padding
+    cube_of_tokens: TakenRows  # T rows of C: the cube of each token; padding has none
+    real_S: Tensor  # bool: whether there is a token at a place
     tokens_C11: Tensor  # float32: real tokens of each cube
     chosen_C: Tensor  # int32: `chosen` of the sample of each cube
     apart_CC: Tensor  # bool: whether two cubes are of different samples
@@ -78,13 +84,19 @@ class Cubes:
         return cls(
             counts=counts,
             chosen=chosen,
-            of_places=TakenRows.of(token_S, ~real_S, device),
-            of_tokens=TakenRows.of(place_T, place_T < 0, device),
-            cube_T=to_device(place_T.clamp(min=0) // CUBE_TOKENS, device),
+            of_places=TakenRows.of(token_S, device),
+            of_tokens=TakenRows.of(place_T, device),
+            cube_of_tokens=TakenRows.of(place_T // CUBE_TOKENS, device),
+            real_S=to_device(real_S, device),
             tokens_C11=to_device(tokens_C.float()[:, None, None], device),
             chosen_C=to_device(torch.tensor(chosen, dtype=torch.int32)[owner_C], device),
             apart_CC=to_device(owner_C[:, None] != owner_C, device),
         )
+
+    @property
+    def heads_at_once(self) -> int:
+        """How many heads' numbers for all pairs of cubes are made together."""
+        return max(1, _PAIRS_AT_ONCE // sum(self.counts) ** 2)
 
     @property
     def all_chosen(self) -> bool:
@@ -99,9 +111,10 @@ class Cubes:
         """The way back; padding gets zeros."""
         return _taken(x_CBHK.flatten(0, 1), self.of_tokens, self.of_places)
 
-    def mean(self, x_CBHK: Tensor) -> Tensor:
-        """Of the real tokens of each cube [C, H, K], float32."""
-        return x_CBHK.sum(1, dtype=torch.float32) / self.tokens_C11
+    def with_means(self, x_THK: Tensor) -> tuple[Tensor, Tensor]:
+        """`placed`, and means of the real tokens of each cube [C, H, K], float32."""
+        x_CBHK, mean_CHK = _PlacedWithMeans.apply(x_THK, self)
+        return x_CBHK, mean_CHK
 
 
 def _places(grid: tuple[int, int, int], start: int) -> Tensor:
@@ -134,3 +147,25 @@ class _Take(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         return ctx.back.taken(gradients[0]), None, None
+
+
+class _PlacedWithMeans(torch.autograd.Function):
+    """`Cubes.with_means`. Both gradients are added by cubes, and taken back at once."""
+
+    @staticmethod
+    def forward(ctx: Any, x_THK: Tensor, cubes: Cubes) -> tuple[Tensor, Tensor]:
+        ctx.cubes, ctx.dtype = cubes, x_THK.dtype
+        ctx.set_materialize_grads(False)
+        x_CBHK = cubes.of_places.taken(x_THK).unflatten(0, (-1, CUBE_TOKENS))
+        return x_CBHK, x_CBHK.sum(1, dtype=torch.float32) / cubes.tokens_C11
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
+        placed_CBHK, mean_CHK = gradients
+        cubes: Cubes = ctx.cubes
+        each_CHK = None if mean_CHK is None else (mean_CHK / cubes.tokens_C11).to(ctx.dtype)
+        if placed_CBHK is None:
+            return None if each_CHK is None else cubes.cube_of_tokens.taken(each_CHK), None
+        if each_CHK is not None:
+            placed_CBHK = placed_CBHK + each_CHK[:, None]
+        return cubes.of_tokens.taken(placed_CBHK.flatten(0, 1)), None

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention.flex_attention import BlockMask
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dit.config import (
     ContextComm,
@@ -25,11 +30,12 @@ from dit.config import (
     Problems,
     Recompute,
 )
-from dit.config.sparsity import WHOLE, SparseSchedule, attended_cubes
+from dit.config.sparsity import CUBE_TOKENS, WHOLE, SparseSchedule, attended_cubes
 from dit.config_loading import load_config
 from dit.models.attention import cube_attention, cube_kernel
-from dit.models.attention.cube_attention import attend_cubes
-from dit.models.attention.cube_kernel import attend_in_blocks
+from dit.models.attention import cubes as cubes_module
+from dit.models.attention.cube_attention import attend_cubes, chosen_cubes
+from dit.models.attention.cube_kernel import attend_in_blocks, block_mask
 from dit.models.attention.cubes import Cubes
 from dit.models.attention.kernels import attend_by_runs
 from dit.models.attention.spans import Spans
@@ -88,8 +94,25 @@ def _random(total: int, *, seed: int, heads: int = 2, width: int = 8) -> list[Te
     return [torch.randn(total, heads, width, generator=generator) for _ in range(5)]
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 1.0])
-def test_a_pack_attends_as_each_sample_does_with_a_mask(share: float) -> None:
+def _of_blocks(q: Tensor, k: Tensor, v: Tensor, *, block_mask: BlockMask, **_: Any) -> Tensor:
+    """What FlexAttention computes [1, H, S, K], forward and backward."""
+    blocks, places = block_mask.to_dense().bool(), torch.arange(q.shape[2])
+    sees_1HSS = blocks.repeat_interleave(CUBE_TOKENS, 2).repeat_interleave(CUBE_TOKENS, 3)
+    zero = places[:1]
+    sees_1HSS &= block_mask.mask_mod(zero, zero, zero, places)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=sees_1HSS)
+
+
+@pytest.mark.parametrize(
+    ("share", "on_gpu"), [(0.1, False), (0.3, False), (0.3, True), (0.5, False), (1.0, False)]
+)
+def test_a_pack_attends_as_each_sample_does_with_a_mask(
+    share: float, on_gpu: bool, monkeypatch
+) -> None:
+    """`on_gpu`: all that is around the kernel of a GPU."""
+    if on_gpu:
+        monkeypatch.setattr(Tensor, "is_cuda", True)
+        monkeypatch.setattr(cube_kernel, "_compiled", lambda _: _of_blocks)
     with in_float64():
         spans = _spans(GRIDS, Fraction(repr(share)))
         *inputs, weight = _random(spans.total, seed=3)
@@ -139,6 +162,91 @@ def test_the_kernel_of_a_gpu_chooses_the_same_cubes(monkeypatch) -> None:
     with torch.no_grad():
         made = attend_cubes((q, k, v), gate, spans, attend=attend_by_runs)
     assert (made - wanted).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("heads_at_once", [1, 2, 3])
+def test_lists_of_cubes_are_those_of_all_scores(heads_at_once: int, monkeypatch) -> None:
+    """Of some heads at a time, against torch's scores of all, and its lists by a sort."""
+    cubes = _spans(GRIDS, Fraction(3, 10)).cubes
+    heads, count = 3, sum(cubes.counts)
+    q, k = (
+        torch.randn(count, heads, 8, generator=torch.Generator().manual_seed(n)) for n in (1, 2)
+    )
+    score_HCC = torch.einsum("chk,dhk->hcd", q, k) * 8**-0.5
+    most = score_HCC.masked_fill(cubes.apart_CC, -math.inf).topk(max(cubes.chosen)).indices
+    monkeypatch.setattr(cubes_module, "_PAIRS_AT_ONCE", heads_at_once * count**2)
+    chosen = chosen_cubes(q, k, cubes)
+    for first, cubes_here, seen in zip(
+        accumulate(cubes.counts, initial=0), cubes.counts, cubes.chosen, strict=False
+    ):
+        mine = slice(first, first + cubes_here)
+        assert torch.equal(chosen[:, mine, :seen], most[:, mine, :seen])
+    made = block_mask(chosen, cubes)
+    theirs = BlockMask.from_kv_blocks(made.kv_num_blocks, made.kv_indices, BLOCK_SIZE=CUBE_TOKENS)
+    assert made.seq_lengths == theirs.seq_lengths and made.BLOCK_SIZE == theirs.BLOCK_SIZE
+    assert torch.equal(made.q_num_blocks, theirs.q_num_blocks)
+    listed = torch.arange(count) < theirs.q_num_blocks[..., None]
+    assert made.q_indices.dtype == theirs.q_indices.dtype == torch.int32
+    assert torch.equal(made.q_indices[listed], theirs.q_indices[listed])
+
+
+class _Kernel(torch.autograd.Function):
+    """What FlexAttention keeps and makes."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
+        return tuple(map(torch.empty_like, ctx.saved_tensors[:3]))
+
+
+class _Moved(TorchDispatchMode):
+    """Bytes that operations read and write, views left out; of numbers of all pairs, by type."""
+
+    def __init__(self, pairs: tuple[int, int]):
+        super().__init__()
+        self.pairs, self.bytes, self.most = pairs, 0, Counter[torch.dtype]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and "empty" not in func.__name__:
+            made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+            read = {id(x): x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+            self.bytes += sum(x.numel() * x.element_size() for x in (*made, *read.values()))
+            for x in made:
+                if x.shape[-2:] == self.pairs:
+                    self.most[x.dtype] = max(self.most[x.dtype], x.nbytes)
+        return out
+
+
+def test_a_gpu_moves_tokens_once_and_keeps_no_scores(monkeypatch) -> None:
+    """Around the kernel, in units: a number for each token and unit of width, read or written."""
+    grid, heads, share = (8, 16, 16), 4, Fraction(1, 10)
+    spans = _spans([grid], share)
+    cubes = Cubes.of([grid], [0], total=math.prod(grid), share=share, device=CPU)
+    count = sum(cubes.counts)
+    monkeypatch.setattr(cubes_module, "_PAIRS_AT_ONCE", count**2)  # a head at a time
+    monkeypatch.setattr(cube_kernel, "_compiled", lambda _: lambda *qkv, **_: _Kernel.apply(*qkv))
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    *qkv, gate, weight = _random(math.prod(grid), seed=5, heads=heads, width=8)
+    for x in (*qkv, gate):
+        x.requires_grad_()
+    kept: list[Tensor] = []
+    forward, backward = _Moved((count, count)), _Moved((count, count))
+    with forward, saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        out = attend_cubes(tuple(qkv), gate, replace(spans, cubes=cubes), attend=attend_by_runs)
+    with backward:
+        out.backward(weight)
+    assert forward.bytes / gate.nbytes < 18.5, "4 * 2 to place, 3 to average, 3 to add, 2 back"
+    assert backward.bytes / gate.nbytes < 26, "5 * 2 taken, 3 * 2 to add, and 8 of the gate"
+    assert not [x for x in kept if x.shape[-2:] == (count, count)]
+    # Scores of some heads; of all which cubes each sees, and which see it, as the kernel wants.
+    assert forward.most == {torch.float32: 4 * count**2, torch.int32: 4 * heads * count**2}
+    assert not backward.most
 
 
 @pytest.fixture
@@ -278,7 +386,7 @@ def test_operations_follow_from_the_share() -> None:
 
 
 def test_memory_counts_pairs_of_cubes() -> None:
-    """12 bytes for each head and pair in each layer; heads are shared by ranks of two kinds."""
+    """8 bytes for each head and pair in each layer; heads are shared by ranks of two kinds."""
     (geometry,) = (MockGeometry(frames=21, height=90, width=160),)
     data = DatasetConfig(mock=True, mock_samples=(geometry,), task_encoder_seq_length=75_600)
 
@@ -287,7 +395,7 @@ def test_memory_counts_pairs_of_cubes() -> None:
         return memory(run_config(model=model, dataset=data), world_size=4).activations
 
     cubes, layers, heads = 6 * 12 * 20, 30, 12  # borders of 21 frames and 45 rows are cubes, too
-    pairs = 12 * heads * cubes**2
+    pairs = 8 * heads * cubes**2
     gates = 2 * 2 * 75_600 * 1536  # two numbers a token and unit of width (OF_CUBES)
 
     def more(**settings: Any) -> int:
