@@ -1,13 +1,11 @@
 """The first run on a GPU: `make gpu` measures row after row of a plan and writes what it finds.
 
 plan        rows in their order of worth, with their seconds and configurations
-install     wheels -> a folder that this run's processes see, and torch stays the machine's
-results     which rows still fit into the time; what is finished is on disk at once
 worker      the process in which rows run; it is started again where one has crashed
 checks      whether every module that the rows need can be imported, and tests by name
 steps       what rows measure: bounds, steps of a shape, their kernels, a padded loop
 page        results -> Markdown
-wheelhouse  the wheels that a machine without internet lacks: `make wheelhouse`
+wheelhouse  wheels that a machine without internet lacks: `make wheelhouse`, and their installation
 
 **Wheels.** pip resolves them under the Python version of the other machine, in an environment
 whose metadata claim the packages of PRESENT, what `pip list --format=freeze` prints there. What is

@@ -2,31 +2,30 @@
 
 1. install   wheels of a wheelhouse, without the network; torch stays the machine's
 2. imports   everything that the rows need, and what this machine is; beside it the smoke test
-3. rows      of the plan in the order of their worth, each with its limit
-4. results   after each row: OUTPUT/<device>.json and the page OUTPUT/<device>.md
+3. rows      of the plan; after each of them OUTPUT/<device>.json and the page OUTPUT/<device>.md
 
-A row that fails is recorded with its error, and the others go on; one that does not fit into the
-time is not begun, and is named with the command that goes on. This program itself imports nothing
-but the standard library.
+This program itself imports nothing but the standard library.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from dit.command_line import OptionParser
+from dit.safe_writing import write_atomically
 from dit.streams import with_streams
-from tools.gpu.install import environment, install
 from tools.gpu.page import page
-from tools.gpu.plan import IMPORTS, NAMES, SMOKE, Row, chosen
-from tools.gpu.results import Outcome, Results, State, run_rows
-from tools.gpu.worker import Worker
+from tools.gpu.plan import IMPORTS, NAMES, SMOKE, Outcome, Row, State, chosen
+from tools.gpu.wheelhouse import install
+from tools.gpu.worker import Worker, environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,64 +65,109 @@ def _parser() -> argparse.ArgumentParser:
 def _start(options: argparse.Namespace) -> list[Worker]:
     """The process that measures, and the one of tests, which neither see nor leave what it has."""
     if find_spec("torch") is None:
-        raise ValueError(
-            f"{sys.executable} has no torch; name the Python that has: make gpu PYTHON="
-        )
+        raise ValueError(f"{sys.executable} has no torch; name one that has: make gpu PYTHON=")
     if options.wheelhouse:
         began = time.monotonic()
         count = install(options.wheelhouse, options.site)
         _say(f"{count} wheels in {options.site} ({time.monotonic() - began:.0f} s)")
     options.output.mkdir(parents=True, exist_ok=True)
     place = environment(options.site.resolve() if options.wheelhouse else None)
-    settings = {"size": options.size, "keys": options.keys.split()}
+    settings = [options.size, *options.keys.split()]
     logs = [(options.output / f"{name}.log").resolve() for name in ("measuring", "tests")]
-    for log in logs:
-        log.unlink(missing_ok=True)
     return [Worker(environment=place, log=log, settings=settings) for log in logs]
 
 
 def _measure(options: argparse.Namespace, workers: list[Worker], ends_at: float) -> int:
-    (worker, tests), began = workers, time.monotonic()
+    worker, tests = workers
     if SMOKE in chosen(options.parts, done=()):
         tests.begin(SMOKE)
-    imports = worker.run(IMPORTS, min(IMPORTS.limit_s, ends_at - began))
-    imports["took_s"] = round(time.monotonic() - began, 1)
+    worker.begin(IMPORTS)
+    ((_, imports),) = run_rows([IMPORTS], run=worker.outcome, ends_at=ends_at)
     _show(IMPORTS, imports)
-    if not imports.get("about"):
+    if not (about := imports.pop("found", None)):
         return 1  # torch itself cannot be imported
-    about = imports.pop("about")
     name = re.sub(r"\W+", "_", about["device"]).lower()  # NVIDIA H200 -> nvidia_h200
     results = Results(options.output / f"{name}.json", about=about)
+    results.put(IMPORTS.name, imports)
+    rows = chosen(options.parts, done=results.names(State.DONE))
+    if SMOKE not in rows:
+        tests.close()  # done in an earlier run
 
     def run(row: Row, seconds: float) -> Outcome:
-        if row.kind != "tests":
-            return worker.run(row, seconds)
-        outcome = tests.run(row, seconds)
-        tests.close()
-        return outcome
+        asked = tests if row.kind == SMOKE.kind else worker
+        if row is not SMOKE:
+            asked.begin(row)
+        return asked.outcome(row, seconds)
 
-    def keep(row: Row, outcome: Outcome) -> None:
+    left_out = []
+    for row, outcome in run_rows(rows, run=run, ends_at=ends_at):
         results.put(row.name, outcome)
         results.file.with_suffix(".md").write_text(page(results.content))
         _show(row, outcome)
-
-    rows = chosen(options.parts, done=results.names(State.DONE))
-    results.put(IMPORTS.name, imports)
-    left_out = run_rows(rows, run=run, keep=keep, ends_at=ends_at)
+        if outcome["state"] == State.NOT_BEGUN:
+            left_out.append(row.name)
     _say(f"written: {results.file} and {results.file.with_suffix('.md').name}; log: {worker.log}")
     if left_out:
         _say(f'not begun; go on with: make gpu ... PARTS="{" ".join(left_out)}"')
     return 1 if results.names(State.FAILED, State.ENDED) else 0
 
 
+class Results:
+    """The results of all runs on one machine, in a file that is written again after each row."""
+
+    def __init__(self, file: Path, *, about: dict[str, Any]):
+        self.file = file
+        known = json.loads(file.read_text()) if file.is_file() else {}
+        self.rows: dict[str, Outcome] = known.get("rows", {})
+        self.content = {"about": known.get("about", {}) | about, "rows": self.rows}
+
+    def put(self, row: str, outcome: Outcome) -> None:
+        """Keeps the outcome; what was done before is not lost to a row that did not begin."""
+        if outcome["state"] == State.NOT_BEGUN and row in self.rows:
+            return
+        self.rows[row] = outcome
+        write_atomically(self.file, json.dumps(self.content, indent=1).encode() + b"\n")
+
+    def names(self, *states: State) -> list[str]:
+        return [name for name, one in self.rows.items() if one["state"] in states]
+
+
+def run_rows(
+    rows: Iterable[Row],
+    *,
+    run: Callable[[Row, float], Outcome],
+    ends_at: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[tuple[Row, Outcome]]:
+    """Runs the rows that fit before `ends_at`; yields each with its outcome.
+
+    `run` gets a row and the seconds that it may take, and is not trusted: its exceptions are
+    errors of the row. After a smoke test that fails, none begins.
+    """
+    stop = ""
+    for row in rows:
+        left = max(ends_at - (began := clock()), 0)
+        if stop or left < row.expected_s:
+            why = stop or f"{left:.0f} s were left, and it takes about {row.expected_s:.0f}"
+            yield row, {"state": State.NOT_BEGUN, "why": why}
+            continue
+        try:
+            outcome = run(row, min(3 * row.expected_s + 60, left))
+        except Exception as error:  # noqa: BLE001  # the other rows go on
+            outcome = {"state": State.FAILED, "why": f"{type(error).__name__}: {error}"}
+        yield row, outcome | {"took_s": round(clock() - began, 1)}
+        if row is SMOKE and outcome["state"] == State.FAILED:
+            stop = "a kernel gives wrong numbers, or none: read the smoke test first"
+
+
 def _show(row: Row, outcome: Outcome) -> None:
     """One line for a row; with an error the end of what it printed."""
-    took, note = f"{outcome.get('took_s', 0):7.1f} s", outcome.get("why", "")
-    if row.kind == "steps" and (found := outcome.get("found")):
+    took, note, found = outcome.get("took_s", 0), outcome.get("why", ""), outcome.get("found", {})
+    if "mfu" in found:
         mfu = ", ".join(f"{value:.1%} ({kind})" for kind, value in found["mfu"].items())
         step = f"step {found['step_time_s']['median']:.4g} s"
         note = f"{step}, attention by {found['attention_backend']}, MFU {mfu}"
-    _say(f"{took}  {row.name:24} {outcome['state']:10} {note}".rstrip())
+    _say(f"{took:7.1f} s  {row.name:24} {outcome['state']:10} {note}".rstrip())
     for line in outcome.get("log", "").splitlines()[-25:]:
         _say(f"    | {line}")
 

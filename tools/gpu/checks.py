@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import chdir, suppress
 from datetime import date
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tools.gpu.install import ROOT
-from tools.gpu.plan import Row
-from tools.gpu.results import Outcome, State
+from tools.gpu.plan import ROOT, Row
 
 MODULES = (
     *("torch", "triton", "megatron.core", "megatron.energon", "dit.train.trainer"),
@@ -26,23 +24,17 @@ _VERSIONS = ("torch", "triton", "nvidia-cudnn-frontend", "megatron-core", "megat
 _VERSIONS += ("numpy", "diffusers")
 
 
-def check_imports(_row: Row, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
-    """What cannot be imported, and what this machine is."""
+def check_imports(_row: Row, *, report: Callable[[Any], None], **settings: Any) -> str:
+    """Reports what this machine is; returns what cannot be imported."""
     tests = [f"tests.gpu.{file.stem}" for file in sorted((ROOT / "tests/gpu").glob("test_*.py"))]
-    found = list(_failures([*MODULES, *tests]))
-    about = {"size": size, "keys": keys} | _about()
-    if found:
-        why = f"cannot be imported: {'; '.join(found)}"
-        return {"state": State.FAILED, "why": why, "about": about}
-    return {"about": about}
-
-
-def _failures(modules: Iterable[str]) -> Iterator[str]:
-    for module in modules:
+    failed = []
+    for module in (*MODULES, *tests):
         try:
             import_module(module)
         except Exception as error:  # noqa: BLE001  # a library may raise anything
-            yield f"{module}: {type(error).__name__}: {error}"
+            failed.append(f"{module}: {type(error).__name__}: {error}")
+    report(settings | _about())
+    return f"cannot be imported: {'; '.join(failed)}" if failed else ""
 
 
 def _about() -> dict[str, Any]:
@@ -70,34 +62,31 @@ def _about() -> dict[str, Any]:
 
 
 class _Reports:
-    """A plugin of pytest that keeps and hands on how each test ended, as soon as it has."""
+    """A plugin of pytest that hands on how each test ended, as soon as it has."""
 
     def __init__(self, report: Callable[[Any], None]):
-        self.report, self.found = report, dict[str, str]()
+        self.report, self.failed = report, list[str]()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when != "call" and report.passed:
-            return  # of its fixtures
+            return  # of its fixtures, or of its file
         said = report.longrepr[2] if report.skipped else report.longreprtext.strip()
         why = "" if report.passed else f": {said.splitlines()[-1]}"
-        self.found[report.nodeid] = f"{report.outcome}{why}"
-        self.report({report.nodeid: self.found[report.nodeid]})
-
-    def pytest_collectreport(self, report: Any) -> None:
+        self.report({report.nodeid: f"{report.outcome}{why}"})
         if report.failed:
-            self.pytest_runtest_logreport(report)
+            self.failed.append(report.nodeid)
+
+    pytest_collectreport = pytest_runtest_logreport
 
 
-def run_tests(row: Row, *, report: Callable[[Any], None], **_: Any) -> Outcome:
-    """How each test ended, by its name; done if none failed."""
+def run_tests(row: Row, *, report: Callable[[Any], None], **_: Any) -> str:
+    """Reports how each test ended, by its name; returns which ones failed."""
     import pytest
 
     plugin = _Reports(report)
     flags = ["-v", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     with chdir(ROOT):
-        code = pytest.main([*row.keys, *flags], plugins=[plugin])
-    failed = [name for name, said in plugin.found.items() if said.startswith("failed")]
-    if code == pytest.ExitCode.OK:
-        return {"found": plugin.found}
-    why = f"{len(failed)} tests failed: {', '.join(failed)}" if failed else f"pytest: {code!r}"
-    return {"state": State.FAILED, "why": why, "found": plugin.found}
+        code = pytest.main(["tests/gpu", "-k", row.tests, *flags], plugins=[plugin])
+    if plugin.failed:
+        return f"{len(plugin.failed)} tests failed: {', '.join(plugin.failed)}"
+    return "" if code == pytest.ExitCode.OK else f"pytest: {code!r}"

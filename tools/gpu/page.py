@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tools.gpu.plan import PLAN
-from tools.gpu.results import State
+from tools.gpu.plan import PLAN, State
 
 _ABOUT = {"date": "{}", "commit": "commit {}", "python": "Python {}", "cuda": "CUDA {}"}
 _ABOUT |= {"memory_gb": "{:.0f} GB", "cores": "{} cores"}
@@ -19,8 +18,13 @@ def page(content: dict[str, Any]) -> str:
     """The page of the JSON file's content."""
     about, rows = content["about"], content["rows"]
     lines = [f"# {about.get('device', 'Unknown device')}", "", _intro(about), ""]
-    for section in (_steps, _bounds, _kernels, _padded, _tests, _others):
-        lines += section(rows)
+    lines += _steps(_found(rows, "steps:steps"))
+    for kind, (heading, section) in _SECTIONS.items():
+        for name, found in _found(rows, kind).items():
+            lines += [f"## {heading.format(name)}", "", *section(found)]
+    if left := {name: one for name, one in rows.items() if one["state"] != State.DONE}:
+        lines += ["## Not measured", ""]
+        lines += (f"- `{n}`: {one['state']}: {_line(one['why'])}" for n, one in left.items())
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -36,24 +40,21 @@ def _intro(about: dict[str, Any]) -> str:
 
 
 def _table(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
-    """Rows of cells by their columns."""
-    shown = list(rows)
-    yield from (f"| {' | '.join(shown[0])} |", "|---" * len(shown[0]) + "|")
-    yield from (f"| {' | '.join(row.values())} |" for row in shown)
-    yield ""
+    """Rows of cells by their columns; nothing without rows."""
+    if shown := list(rows):
+        yield from (f"| {' | '.join(shown[0])} |", "|---" * len(shown[0]) + "|")
+        yield from (f"| {' | '.join(row.values())} |" for row in shown)
+        yield ""
 
 
-def _found(rows: dict[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
-    """(name, found) of the rows of a kind; of tables and tests also of those that were ended."""
-    partly = kind in ("bounds", "tests")
-    for row in PLAN:
-        outcome = rows.get(row.name, {})
-        if row.kind == kind and "found" in outcome and (partly or outcome["state"] == State.DONE):
-            yield row.name, outcome["found"]
+def _found(rows: dict[str, Any], kind: str) -> dict[str, Any]:
+    """What was found, by row of a kind; of one that was ended, what it had found by then."""
+    named = {row.name: rows.get(row.name, {}) for row in PLAN if row.kind == kind}
+    return {name: one["found"] for name, one in named.items() if one.get("found")}
 
 
-def _steps(rows: dict[str, Any]) -> Iterator[str]:
-    if measured := dict(_found(rows, "steps")):
+def _steps(measured: dict[str, Any]) -> Iterator[str]:
+    if measured:
         yield from ("## Steps", "")
         yield from _table(_cells(*one) for one in measured.items())
         for name, one in measured.items():
@@ -84,38 +85,33 @@ def _cells(name: str, found: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _bounds(rows: dict[str, Any]) -> Iterator[str]:
-    for name, found in _found(rows, "bounds"):
-        yield from (f"## Bounds: {name}", "")
-        shown = {row: one if isinstance(one, str) else f"{one:.4g}" for row, one in found.items()}
-        yield from _table({"": row, "measured": text} for row, text in shown.items())
+def _bounds(found: dict[str, Any]) -> Iterator[str]:
+    shown = {row: one if isinstance(one, str) else f"{one:.4g}" for row, one in found.items()}
+    return _table({"": row, "measured": text} for row, text in shown.items())
 
 
-def _kernels(rows: dict[str, Any]) -> Iterator[str]:
-    for name, found in _found(rows, "profile"):
-        step, kernels, expected = found["step_s"], found["kernels_s"], found["expected"]
-        yield from (f"## Kernels of a step: {name}", "")
-        yield f"{kernels:.4g} s of kernels in a step of {step:.4g} s, while it was profiled;"
-        yield from (f"attention by {found['attention_backend']}. {found['pack']}".rstrip(), "")
-        yield from _table(
-            {"kind": kind, "s": f"{time:.4g}", "of all kernels": f"{time / kernels:.1%}"}
-            for kind, time in sorted(found["by_kind_s"].items(), key=lambda one: -one[1])
-        )
-        if expected:
-            yield from (f"Beside what the planner expects of {expected['assumed']}:", "")
-            yield from _beside(found, expected)
-        yield from _longest("longest", found["longest"], kernels)
-        yield from _longest("longest of everything else", found["of_no_kind"], kernels)
+def _kernels(found: dict[str, Any]) -> Iterator[str]:
+    step, kernels, expected = found["step_s"], found["kernels_s"], found["expected"]
+    yield f"{kernels:.4g} s of kernels in a step of {step:.4g} s, while it was profiled;"
+    yield from (f"attention by {found['attention_backend']}. {found['pack']}".rstrip(), "")
+    yield from _table(
+        {"kind": kind, "s": f"{time:.4g}", "of all kernels": f"{time / kernels:.1%}"}
+        for kind, time in sorted(found["by_kind_s"].items(), key=lambda one: -one[1])
+    )
+    if expected:
+        yield from (f"Beside what the planner expects of {expected['assumed']}:", "")
+        yield from _beside(found, expected)
+    yield from _table(_kernel("longest", kernels, **one) for one in found["longest"])
+    other = "longest of everything else"
+    yield from _table(_kernel(other, kernels, **one) for one in found["of_no_kind"])
 
 
-def _longest(title: str, kernels: list[dict[str, Any]], whole_s: float) -> Iterator[str]:
-    def cells(name: str, seconds: float, calls: float) -> dict[str, str]:
-        shown = {title: f"`{name}`", "ms a step": f"{1e3 * seconds:.4g}"}
-        return shown | {"calls a step": f"{calls:g}", "of all kernels": f"{seconds / whole_s:.1%}"}
-
-    if kernels:
-        named = [one | {"name": one["name"].replace("|", "\\|")[:100]} for one in kernels]
-        yield from _table(cells(**one) for one in named)
+def _kernel(title: str, whole_s: float, name: str, seconds: float, calls: float) -> dict[str, str]:
+    shown = name.replace("|", "\\|")[:100]
+    return {
+        **{title: f"`{shown}`", "ms a step": f"{1e3 * seconds:.4g}"},
+        **{"calls a step": f"{calls:g}", "of all kernels": f"{seconds / whole_s:.1%}"},
+    }
 
 
 def _beside(found: dict[str, Any], planned: dict[str, Any]) -> Iterator[str]:
@@ -138,37 +134,31 @@ def _beside(found: dict[str, Any], planned: dict[str, Any]) -> Iterator[str]:
     yield ""
 
 
-def _padded(rows: dict[str, Any]) -> Iterator[str]:
-    for _, found in _found(rows, "padded"):
-        yield from (
-            "## Against a padded loop",
-            "",
-            "Real tokens a second, and ours over theirs.",
-            "",
-        )
-        yield from _table(
-            {"samples": one["samples"]}
-            | {n: f"{t:,.0f} ({one['ratio'][n]:.2f}x)" for n, t in one["tokens_per_s"].items()}
-            for one in found
-        )
+def _padded(found: dict[str, Any]) -> Iterator[str]:
+    yield from ("Real tokens a second, and ours over theirs.", "")
+    yield from _table(
+        {"samples": samples}
+        | {n: f"{t:,.0f} ({one['ratio'][n]:.2f}x)" for n, t in one["tokens_per_s"].items()}
+        for samples, one in found.items()
+    )
 
 
-def _tests(rows: dict[str, Any]) -> Iterator[str]:
-    for name, found in _found(rows, "tests"):
-        counts = Counter(said.split(":")[0] for said in found.values())
-        ended = ", ".join(f"{counts[how]} {how}" for how in ("passed", "skipped", "failed"))
-        yield from (f"## Tests: {name}", "", f"{ended}.")
-        yield from (f"- `{n}`: {_line(said)}" for n, said in found.items() if said[:6] == "failed")
-        yield ""
-
-
-def _others(rows: dict[str, Any]) -> Iterator[str]:
-    left = {name: one for name, one in rows.items() if one["state"] != State.DONE}
-    if left:
-        yield from ("## Not measured", "")
-        yield from (f"- `{n}`: {one['state']}: {_line(one['why'])}" for n, one in left.items())
+def _tests(found: dict[str, Any]) -> Iterator[str]:
+    counts = Counter(said.split(":")[0] for said in found.values())
+    yield f"{', '.join(f'{counts[how]} {how}' for how in ('passed', 'skipped', 'failed'))}."
+    yield from (f"- `{n}`: {_line(said)}" for n, said in found.items() if said[:6] == "failed")
+    yield ""
 
 
 def _line(text: str) -> str:
     """The first line, not too long."""
     return (text.strip().splitlines() or [""])[0][:300]
+
+
+_SECTIONS = {
+    "steps:table": ("Bounds: {}", _bounds),
+    "steps:profile": ("Kernels of a step: {}", _kernels),
+    "steps:padded_loop": ("Against a padded loop", _padded),
+    "checks:run_tests": ("Tests: {}", _tests),
+}
+"""Kind of row -> the heading of each, and the lines below it."""

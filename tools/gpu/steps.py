@@ -24,8 +24,7 @@ from dit.distributed.process_groups import device_memory
 from dit.models.cost import memory
 from dit.models.recomputation import USABLE
 from dit.train.attention_choice import with_attention
-from tools.gpu.plan import PLAN, Row, keys_of
-from tools.gpu.results import Outcome
+from tools.gpu.plan import PLAN, Row
 
 _STEPS = {"full": (3, 10), "tiny": (1, 2)}  # warm-up, measured
 _PROFILED = 3
@@ -37,51 +36,48 @@ _PADDED = {
 }
 
 
-def table(row: Row, *, size: str, report: Callable[[Any], None], **_: Any) -> Outcome:
-    """The bounds of a table."""
-    return {"found": bounds(row.name, size=size, report=report)}
+def table(row: Row, *, size: str, report: Callable[[Any], None], **_: Any) -> None:
+    """Reports the bounds of a table."""
+    bounds(row.name, size=size, report=report)
 
 
-def padded_loop(_row: Row, *, size: str, **_: Any) -> Outcome:
-    """What compare_padded.py finds."""
-    return {"found": compare_padded.compare(_PADDED[size].split())}
+def padded_loop(_row: Row, *, size: str, report: Callable[[Any], None], **_: Any) -> None:
+    """Reports what compare_padded.py finds, by the mixture of samples."""
+    report({one["samples"]: one for one in compare_padded.compare(_PADDED[size].split())})
 
 
-def steps(row: Row, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
-    """Medians and shares of the steps, as benchmark.py writes them, and what was expected."""
-    found, losses = _measured(row, size, keys, count=_STEPS[size][1], around=nullcontext())
-    tflops = found["model_tflops"]["median"]
-    whole = whole_samples_per_s(row.shape, 1e12 * tflops)
-    reserved = torch.cuda.max_memory_reserved() / 1e9 if torch.cuda.is_available() else 0.0
-    more = {"reserved_memory_gb": reserved, "whole_samples_per_s": whole}
-    return {"found": found | {"losses": losses} | more}
+def steps(row: Row, *, size: str, keys: Sequence[str], report: Callable[[Any], None]) -> None:
+    """Reports medians and shares of steps, as benchmark.py writes them, and what was expected."""
+    found = _measured(row, size, keys, count=_STEPS[size][1], around=nullcontext())
+    on_gpu, tflops = torch.cuda.is_available(), found["model_tflops"]["median"]
+    found["reserved_memory_gb"] = torch.cuda.max_memory_reserved() / 1e9 if on_gpu else 0.0
+    found["whole_samples_per_s"] = whole_samples_per_s(row.shape, 1e12 * tflops)
+    report(found)
 
 
-def profile(row: Row, *, size: str, keys: Sequence[str], **_: Any) -> Outcome:
-    """The longest kernels of a few steps, the time of all by their kind, and what was expected."""
+def profile(row: Row, *, size: str, keys: Sequence[str], report: Callable[[Any], None]) -> None:
+    """Reports the longest kernels of some steps, the time of all by kind, and what was expected."""
     trace = torch.profiler.profile()
-    found, _losses = _measured(row, size, keys, count=_PROFILED, around=trace)
+    found = _measured(row, size, keys, count=_PROFILED, around=trace)
     step_s = found["step_time_s"]["median"]
     told = {name: found[name] for name in ("attention_backend", "pack", "expected")}
-    return {"found": kernel_times(kernels_of(trace), steps=_PROFILED, step_s=step_s) | told}
+    report(kernel_times(kernels_of(trace), steps=_PROFILED, step_s=step_s) | told)
 
 
 def _measured(
     row: Row, size: str, keys: Sequence[str], *, count: int, around: AbstractContextManager[Any]
-) -> tuple[dict[str, Any], list[float]]:
-    """What benchmark.py finds, with the kernel that ran, the pack and what was expected; losses."""
+) -> dict[str, Any]:
+    """What benchmark.py finds, the losses, the kernel that ran, the pack and what was expected."""
     torch.compiler.reset()
     config, pack = fitting_config(row, size, keys)
     with watched_processes(config):  # the kernel that the run takes, for the planner, too
         config, _notes = with_attention(config, timed=False)
-    warm_up, _ = _STEPS[size]
-    found, values = benchmark.measure(config, warm_up=warm_up, steps=count, around=around)
+    found, values = benchmark.measure(config, warm_up=_STEPS[size][0], steps=count, around=around)
     backend = config.model.attention_backend
     if backend is AttentionBackend.AUTO:
         backend = AttentionBackend.SDPA  # nothing else is here
-    found |= {"attention_backend": str(backend), "pack": pack}
-    found["expected"] = expected_here(config, found["device"])
-    return found, [one["loss"] for one in values]
+    found |= {"losses": [one["loss"] for one in values], "attention_backend": str(backend)}
+    return found | {"pack": pack, "expected": expected_here(config, found["device"])}
 
 
 def fitting_config(row: Row, size: str, more: Sequence[str] = ()) -> tuple[RunConfig, str]:
@@ -92,18 +88,15 @@ def fitting_config(row: Row, size: str, more: Sequence[str] = ()) -> tuple[RunCo
     in `more` stay.
     """
 
-    def of(one: Row, quarters: int) -> RunConfig:
-        config = _config(one.shape, tuple(keys_of(one, size)), size, tuple(more))
-        return _with_quarters(config, quarters)
-
     def need(quarters: int) -> int:
-        alike = (of(one, quarters) for one in PLAN if one.shape == row.shape)
+        alike = (_config(one, size, quarters, *more) for one in PLAN if one.shape == row.shape)
         return max(memory(config, world_size=1).total for config in alike)
 
-    asked, room = of(row, 4), USABLE * (device_memory() or math.inf)
+    asked, room = _config(row, size, 4, *more), USABLE * (device_memory() or math.inf)
     if any(one.startswith(_PACK) for one in more) or need(4) <= room:
         return asked, ""
-    fitting = of(row, next((quarters for quarters in (3, 2) if need(quarters) <= room), 1))
+    quarters = next((some for some in (3, 2) if need(some) <= room), 1)
+    fitting = _config(row, size, quarters, *more)
     tokens, wanted = (one.dataset.task_encoder_seq_length for one in (fitting, asked))
     return fitting, (
         f"packs of {tokens:,} tokens; with {wanted:,} a row of this shape needs about"
@@ -112,17 +105,12 @@ def fitting_config(row: Row, size: str, more: Sequence[str] = ()) -> tuple[RunCo
 
 
 @cache
-def _config(shape: str, keys: tuple[str, ...], size: str, more: tuple[str, ...]) -> RunConfig:
-    overrides = [*shape_keys(shape, size), *more, *keys]
-    return benchmark.only_steps(load_config(default_config(), overrides=overrides))
-
-
-def _with_quarters(config: RunConfig, quarters: int) -> RunConfig:
-    """With packs of so many quarters, which still hold a sample."""
+def _config(row: Row, size: str, quarters: int, *more: str) -> RunConfig:
+    """With so many quarters of the packs, which still hold a sample."""
+    overrides = [*shape_keys(row.shape, size), *more, *row.keys(size)]
+    config = benchmark.only_steps(load_config(default_config(), overrides=overrides))
     packs = config.dataset
+    whole, step = packs.task_encoder_seq_length, packs.sample_multiple
     least = max(config.mock_tokens(one) + one.text_length for one in packs.mock_samples)
-    tokens = max(packs.task_encoder_seq_length * quarters // 4, least)
-    tokens = min(
-        tokens // packs.sample_multiple * packs.sample_multiple, packs.task_encoder_seq_length
-    )
+    tokens = min(max(whole * quarters // 4, least) // step * step, whole)
     return replace(config, dataset=replace(packs, task_encoder_seq_length=tokens))

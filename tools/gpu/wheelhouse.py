@@ -1,11 +1,6 @@
-"""Collects the wheels that a machine without internet lacks.
+"""Collects the wheels that a machine without internet lacks, and installs them there.
 
-1. present  its `pip list --format=freeze` becomes an environment in which pip finds the same
-2. resolve  pip says what it would add there for training, benchmarks and tests/gpu
-3. fetch    these wheels and nothing else; what has no wheel is built here
-4. sizes    of the wheels, which are often carried over a narrow way
-
-It runs under the Python version of that machine, because pip judges conditions such as
+Collecting runs under the Python version of that machine, because pip judges conditions such as
 `python_version >= "3.12"` by the Python that it runs in. Nothing but pip is needed.
 """
 
@@ -21,51 +16,50 @@ import tempfile
 import tomllib
 import venv
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from dit.command_line import OptionParser
-from tools.gpu.install import ROOT, write_metadata
+from tools.gpu.plan import ROOT
 
 EXTRAS = ("pytest", "pytest-timeout", "hypothesis", "diffusers", "accelerate")
 """Of the optional dependencies: what tests/gpu and compare_padded.py import."""
 ALONE = ("nvidia-cudnn-frontend>=1.32,<1.33",)
-"""Fetched without what they declare: 92 MB of compilers that attention by cuDNN's graphs, which the
-machine's torch brings the library for, does not import."""
+"""Fetched without what they declare: 92 MB of compilers, which attention by cuDNN's graphs does not
+import; the library is that of torch."""
 UNUSED = {"s3fs": "9999"}
 """Taken to be there: what Megatron-Energon declares, and no run imports; S3 is read by others."""
-PINNED = ("megatron-core",)
+MINE = ".".join(map(str, sys.version_info[:2]))
 GLIBC = (2, 28)
 """Newest C library that a wheel may ask for."""
 _FIXED = re.compile(r"torch|(pytorch-)?triton|(nvidia|cuda)-(?!cutlass-|cudnn-frontend).*")
 """Packages that are never fetched: they belong to the driver of the machine."""
-_LINE = re.compile(r"([A-Za-z0-9][\w.-]*)==(\S+)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options, pip_flags = _parser().parse_known_args(argv)
     try:
-        asked, mine = options.python_version, ".".join(map(str, sys.version_info[:2]))
-        if asked not in (None, mine):
+        if (asked := options.python_version) != MINE:
             raise ValueError(
-                f"Python {mine} runs this program, and the machine has {asked}: pip judges wheels"
+                f"Python {MINE} runs this program, and the machine has {asked}: pip judges wheels"
                 f" by its own. Name one: make wheelhouse PYTHON=/path/python{asked}"
             )
         present = read_present(options.present)
         with tempfile.TemporaryDirectory() as folder:
-            needed = requirements(ROOT, options.also)
-            found = resolve(present | UNUSED, needed, Path(folder), pip_flags)
-            if fixed := [f"{n}=={v}" for n, (v, _) in found.items() if _FIXED.fullmatch(n)]:
+            machine = StandIn(present | UNUSED, Path(folder), pip_flags)
+            found = machine.resolve(*requirements(ROOT, options.also))
+            if fixed := [f"{n}=={v}" for n, v in found.items() if _FIXED.fullmatch(n)]:
                 raise ValueError(
-                    f"{', '.join(fixed)} would be fetched, and {options.present} does not list it:"
-                    " torch, Triton and CUDA are those of the machine; install them there, or give"
-                    " the list of a machine that has them"
+                    f"{', '.join(fixed)} would be fetched, but torch, Triton and CUDA are those of"
+                    f" the machine: install it there, or list it in {options.present}"
                 )
-            found |= resolve(present, ALONE, Path(folder), ["--no-deps", *pip_flags])
-            wheels = _fetch([url for _, url in found.values()], Path(folder), pip_flags)
+            wheels = machine.fetch(found | machine.resolve("--no-deps", *ALONE))
             _check_sizes(wheels, limit_mb=options.limit_mb)
+            options.output.mkdir(parents=True, exist_ok=True)
             for old in options.output.glob("*.whl"):
                 old.unlink()
-            shutil.copytree(Path(folder) / "wheels", options.output, dirs_exist_ok=True)
+            for wheel in wheels:
+                shutil.copy(wheel, options.output)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -82,10 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--present", type=Path, required=True, help="pip list --format=freeze of that machine")
-    add("--python-version", help="of that machine, such as 3.12; checked against this Python")
     add(
-        "--also", action="append", default=[], metavar="PACKAGE", help="an optional dependency, too"
+        "--python-version",
+        default=MINE,
+        help="of that machine, such as 3.12; checked against this Python",
     )
+    add("--also", action="append", default=[], metavar="NAME", help="an optional dependency, too")
     add("--output", type=Path, default=Path("runs/wheelhouse"), help="folder (%(default)s)")
     add("--limit-mb", type=float, default=45.0, help="of all wheels (%(default)s)")
     return parser
@@ -99,16 +95,14 @@ def read_present(file: Path) -> dict[str, str]:
     """
     found = {}
     for number, line in enumerate(file.read_text().splitlines(), 1):
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
-        match = _LINE.fullmatch(text)
-        if match is None:
+        name, equals, version = line.partition("#")[0].strip().partition("==")
+        if name and not equals:
             raise ValueError(
-                f"{file}:{number}: {text!r} is not name==version; the file is what"
+                f"{file}:{number}: {line!r} is not name==version; the file is what"
                 " `pip list --format=freeze` prints on the machine"
             )
-        found[_normalised(match[1])] = match[2]
+        if name:
+            found[_normalised(name)] = version
     if "torch" not in found:
         raise ValueError(f"{file} lists no torch, and a wheelhouse never brings it")
     return found
@@ -122,60 +116,69 @@ def _normalised(name: str) -> str:
 def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
     """What the project needs to train, and of its optional dependencies EXTRAS and `also`.
 
-    Packages of PINNED have the version that the image has, so that both measure one program.
+    Megatron-Core has the version that the image has, so that both measure one program.
 
     Raises:
         ValueError: one of `also` is no optional dependency.
     """
     project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
-    pins = (checkout / "docker/requirements.txt").read_text().splitlines()
+    image = (checkout / "docker/requirements.txt").read_text()
     optional = [one for extra in project["optional-dependencies"].values() for one in extra]
     by_name = {_normalised(re.split(r"[^\w.-]", one)[0]): one for one in optional}
-    pinned = (pin for pin in pins if pin.partition("==")[0] in PINNED)
     if unknown := [name for name in also if name not in by_name]:
         raise ValueError(f"--also {unknown[0]}: pyproject.toml has {', '.join(sorted(by_name))}")
+    pinned = re.findall(r"^megatron-core==.+", image, re.MULTILINE)
     return [*project["dependencies"], *(by_name[name] for name in (*EXTRAS, *also)), *pinned]
 
 
-def resolve(
-    present: dict[str, str], needed: Sequence[str], folder: Path, pip_flags: Sequence[str] = ()
-) -> dict[str, tuple[str, str]]:
-    """Package -> (version, address): what pip would add where `present` is installed.
-
-    pip keeps what is there wherever that satisfies everything. A package of the machine that does
-    not is in the result with another version; torch, Triton and CUDA never are.
+class StandIn:
+    """An environment that says of itself that it has the packages `present`, for pip to judge by.
 
     Raises:
-        ValueError: there is no solution, with what pip says of it.
+        ValueError: from each of its methods, with what pip says.
     """
-    if not needed:
-        return {}
-    python, report, fixed = _stand_in(present, folder / "env"), folder / "report", folder / "fixed"
-    fixed.write_text("".join(f"{n}=={v}\n" for n, v in present.items() if _FIXED.fullmatch(n)))
-    asked = ["install", "--dry-run", "--report", str(report), "--constraint", str(fixed)]
-    _pip(["--python", str(python), *asked, *pip_flags, *needed])
-    found = {}
-    for entry in json.loads(report.read_text())["install"]:
-        source, metadata = entry["download_info"], entry["metadata"]
-        url = f"{source['url']}#{source['archive_info'].get('hash', '')}".rstrip("#")
-        found[_normalised(metadata["name"])] = (metadata["version"], url)
-    return found
+
+    def __init__(self, present: dict[str, str], folder: Path, pip_flags: Sequence[str] = ()):
+        self.folder, fixed = folder, folder / "fixed"
+        self.pip = partial(_pip, "--python", str(folder / "env/bin/python"))
+        self.flags = [f"--constraint={fixed}", *pip_flags]
+        fixed.write_text("".join(f"{n}=={v}\n" for n, v in present.items() if _FIXED.fullmatch(n)))
+        venv.create(folder / "env", with_pip=False)
+        (packages,) = folder.glob("env/lib/python*/site-packages")
+        for name, version in present.items():
+            write_metadata(packages, name, version)
+        # The file by which a distribution tells pip what C library it has (PEP 600).
+        (packages / "_manylinux.py").write_text(
+            f"def manylinux_compatible(*wanted):\n    return wanted[:2] <= {GLIBC}\n"
+        )
+
+    def resolve(self, *needed: str) -> dict[str, str]:
+        """Package -> version: what pip would add.
+
+        pip keeps what is there wherever that satisfies everything. A package of the machine that
+        does not is in the result with another version; torch, Triton and CUDA never are.
+        """
+        report = self.folder / "report"
+        self.pip("install", "--dry-run", f"--report={report}", *self.flags, *needed)
+        found = (entry["metadata"] for entry in json.loads(report.read_text())["install"])
+        return {_normalised(one["name"]): one["version"] for one in found}
+
+    def fetch(self, versions: dict[str, str]) -> list[Path]:
+        """The wheels, in a folder of their own; those that are built here are pure Python."""
+        if versions:
+            exact = (f"{name}=={version}" for name, version in versions.items())
+            place = f"--wheel-dir={self.folder / 'wheels'}"
+            self.pip("wheel", "--no-deps", place, *self.flags, *exact)
+        wheels = sorted(self.folder.glob("wheels/*.whl"))
+        if built := [wheel.name for wheel in wheels if "-linux_" in wheel.name]:
+            raise ValueError(
+                f"{', '.join(built)}: was compiled here, as there is no wheel of it, and may need a"
+                " newer C library than the machine has; choose a version with a wheel"
+            )
+        return wheels
 
 
-def _stand_in(present: dict[str, str], folder: Path) -> Path:
-    """The interpreter of an environment that says of itself that it has these packages."""
-    venv.create(folder, with_pip=False, clear=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    for name, version in present.items():
-        write_metadata(packages, name, version)
-    # The file by which a distribution tells pip what C library it has (PEP 600).
-    (packages / "_manylinux.py").write_text(
-        f"def manylinux_compatible(*wanted):\n    return wanted[:2] <= {GLIBC}\n"
-    )
-    return folder / "bin/python"
-
-
-def _pip(arguments: Sequence[str]) -> None:
+def _pip(*arguments: str) -> None:
     done = subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True, text=True)
     if done.returncode:
         _, why, details = done.stdout.partition("The conflict is caused by:")
@@ -184,20 +187,6 @@ def _pip(arguments: Sequence[str]) -> None:
             f"pip found no way:\n{said}\nIf torch, Triton or CUDA of the machine is in the way, the"
             " project does not run there as it is"
         )
-
-
-def _fetch(urls: Sequence[str], folder: Path, pip_flags: Sequence[str]) -> list[Path]:
-    """The wheels in a folder of `folder`; those that are built here are pure Python."""
-    (place := folder / "wheels").mkdir()
-    if urls:
-        _pip(["wheel", "--no-deps", "--wheel-dir", str(place), *pip_flags, *urls])
-    wheels = sorted(place.glob("*.whl"))
-    if built := [wheel.name for wheel in wheels if "-linux_" in wheel.name]:
-        raise ValueError(
-            f"{', '.join(built)}: was compiled here, as there is no wheel of it, and may need a"
-            " newer C library than the machine has; choose a version with a wheel"
-        )
-    return wheels
 
 
 def _check_sizes(wheels: Sequence[Path], *, limit_mb: float) -> None:
@@ -210,9 +199,41 @@ def _check_sizes(wheels: Sequence[Path], *, limit_mb: float) -> None:
     if total > limit_mb:
         raise ValueError(
             f"the wheels are {total:.1f} MB, and {limit_mb:.1f} MB may be carried (--limit-mb);"
-            " install the largest of the list above on the machine and add them to the file of"
-            " present packages"
+            " install the largest of these on the machine, and add them to its list of packages"
         )
+
+
+def install(wheelhouse: Path, site: Path) -> int:
+    """Unpacks the wheels into `site`, unless these very wheels are there; their number.
+
+    Raises:
+        ValueError: there are none, pip fails, or one would replace the machine's torch.
+    """
+    wheels = sorted(wheelhouse.glob("*.whl"))
+    if not wheels:
+        raise ValueError(f"{wheelhouse} has no wheels; `make wheelhouse` collects them elsewhere")
+    listed = "".join(f"{wheel.name} {wheel.stat().st_size}\n" for wheel in wheels)
+    stamp = site / "wheels.txt"
+    if stamp.is_file() and stamp.read_text() == listed:
+        return len(wheels)
+    shutil.rmtree(site, ignore_errors=True)
+    flags = ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--quiet"]
+    _pip("install", *flags, "--target", str(site), *map(str, wheels))
+    if found := [name for name in ("torch", "triton") if (site / name).exists()]:
+        raise ValueError(f"the wheels bring {' and '.join(found)}, which must be the machine's")
+    # This project is run from its checkout, and asks for its own version.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    write_metadata(site, project["name"], project["version"])
+    stamp.write_text(listed)
+    return len(wheels)
+
+
+def write_metadata(site: Path, name: str, number: str) -> None:
+    """What says to pip, and to `importlib.metadata`, that a package of this version is there."""
+    folder = site / f"{name.replace('-', '_')}-{number}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    (folder / "RECORD").touch()
 
 
 if __name__ == "__main__":

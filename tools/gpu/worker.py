@@ -1,9 +1,10 @@
 """The process in which rows run one after the other, with one start of torch and of the device.
 
-A line of JSON on its standard input is a row. Lines on its standard output are what the row has
-found, bit by bit; the last one, with a `state`, is the outcome. What the row prints goes to the
-standard error. A row that ends the process, or leaves the device unusable, costs its own result
-alone, from what it had found on: the next one gets a new process.
+A line on its standard input is the name of a row. Lines of JSON on its standard output are what the
+row finds, bit by bit; the last one, with a `state`, is how it ended, and whether the process can be
+used `again`. What the row prints goes to the standard error. A row that ends the process, or leaves
+the device unusable, costs its own result alone, from what it had found on: the next one gets a new
+process, as after tests, whose modules and settings would stay.
 """
 
 from __future__ import annotations
@@ -17,121 +18,116 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from dit.streams import with_streams
-from tools.gpu.plan import Row
-from tools.gpu.results import Outcome, State
+from tools.gpu.plan import IMPORTS, PLAN, ROOT, SMOKE, Outcome, Row, State
 
-_FUNCTIONS = {
-    "imports": "tools.gpu.checks:check_imports",
-    "tests": "tools.gpu.checks:run_tests",
-    "bounds": "tools.gpu.steps:table",
-    "steps": "tools.gpu.steps:steps",
-    "profile": "tools.gpu.steps:profile",
-    "padded": "tools.gpu.steps:padded_loop",
-}
-"""Of the kinds of rows; a module that cannot be imported is an error of its row."""
-_TAIL = 3000
-"""Characters of the log that are kept with an error."""
+_HEADING = "--- {}\n"
+"""The line of the log before what a row prints."""
+
+
+def environment(site: Path | None) -> dict[str, str]:
+    """For processes of this run: the checkout first, then the wheels, then the machine's.
+
+    A run sets the allocator before CUDA starts; in one process for many runs it has started.
+    """
+    places = [ROOT, ROOT / "benchmarks", site, os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(str(place) for place in places if place)
+    set_here = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    set_here["PYTHONWARNINGS"] = "ignore"  # the log is for errors
+    if not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & {*os.environ}:
+        set_here["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    return os.environ | set_here
 
 
 class Worker:
-    """The process that asks; `log` gets all that rows print."""
+    """The process that asks; a new `log` gets what rows print, and each of them the `settings`."""
 
-    def __init__(self, *, environment: dict[str, str], log: Path, settings: dict[str, Any]):
+    def __init__(self, *, environment: dict[str, str], log: Path, settings: Sequence[str]):
         self.environment, self.log, self.settings = environment, log, settings
         self.process: subprocess.Popen[bytes] | None = None
-        self.begun: tuple[str, int] | None = None  # a row, and the size of the log before it
+        log.unlink(missing_ok=True)
 
     def begin(self, row: Row) -> None:
-        """Lets the process begin with a row, whose outcome `run` takes later."""
-        self.begun = (row.name, self.log.stat().st_size if self.log.exists() else 0)
-        process = self.process = self.process or self._start()
-        assert process.stdin is not None
+        """Lets the process begin with a row, whose `outcome` is asked for next."""
+        if self.process is None:
+            with self.log.open("a") as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "tools.gpu.worker", *self.settings],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=self.environment,
+                    bufsize=0,  # a line that waits in a buffer would not be ready
+                    start_new_session=True,  # with its loaders and compilers it is one group
+                )
+        assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # its log says more
-            process.stdin.write(json.dumps(self.settings | {"row": asdict(row)}).encode() + b"\n")
+            self.process.stdin.write(f"{row.name}\n".encode())
 
-    def run(self, row: Row, seconds: float) -> Outcome:
-        """The outcome of a row; after `seconds` the process is killed."""
-        if self.begun is None or self.begun[0] != row.name:
-            self.begin(row)
-        assert self.begun is not None
-        (_, size), self.begun = self.begun, None
-        outcome = self._answer(seconds)
-        if outcome["state"] != State.DONE:
-            outcome["log"] = self.log.read_bytes()[size:].decode(errors="replace")[-_TAIL:]
-        return outcome
-
-    def _answer(self, seconds: float) -> Outcome:
+    def outcome(self, row: Row, seconds: float) -> Outcome:
+        """What the row has found and how it ended; after `seconds` the process is killed."""
         assert self.process is not None and self.process.stdout is not None
-        (out, process), ends_at = (self.process.stdout, self.process), time.monotonic() + seconds
-        found: dict[str, Any] = {}
-        while ready := select.select([out], [], [], max(0, ends_at - time.monotonic()))[0]:
-            if not (line := out.readline()):
-                break
-            if "state" in (said := json.loads(line)):
-                return said
+        out, ends_at = self.process.stdout, time.monotonic() + seconds
+        found, said = dict[str, Any](), dict[str, Any]()
+        while "state" not in said:
             found |= said
-        self.close()
-        partly = {"found": found} if found else {}
-        if not ready:
-            return partly | {"state": State.ENDED, "why": f"took longer than {seconds:.0f} s"}
-        why = f"its process ended with exit code {process.returncode}"
-        return partly | {"state": State.FAILED, "why": why}
+            if not select.select([out], [], [], max(0, ends_at - time.monotonic()))[0]:
+                said = {"state": State.ENDED, "why": f"took longer than {seconds:.0f} s"}
+                self.close()
+            elif line := out.readline():
+                said = json.loads(line)
+            else:
+                why = f"its process ended with exit code {self.close()}"
+                said = {"state": State.FAILED, "why": why}
+        if not said.pop("again", True):
+            self.close()
+        if said["state"] != State.DONE:
+            printed = self.log.read_bytes().decode(errors="replace")
+            said["log"] = printed.rpartition(_HEADING.format(row.name))[2][-3000:]
+        return said | {"found": found}
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self.log.open("a") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tools.gpu.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=self.environment,
-                bufsize=0,  # a line that waits in a buffer would not be ready
-                start_new_session=True,  # with its loader and compiler processes it is one group
-            )
-
-    def close(self) -> None:
-        """Ends the process and all that it has started."""
-        if self.process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = self.begun = None
+    def close(self) -> int | None:
+        """Ends the process and all that it has started; its exit code."""
+        if (process := self.process) is None:
+            return None
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        self.process = None
+        return process.wait()
 
 
 def main() -> int:
     """The process itself: answers until its standard input ends."""
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    _, size, *keys = sys.argv
+    rows = {row.name: row for row in (IMPORTS, *PLAN)}
 
     def say(found: Any) -> None:
         answers.write(json.dumps(found) + "\n")
-        answers.flush()
 
     for line in sys.stdin:
-        asked = json.loads(line)
-        row = Row(**asked.pop("row"))
-        sys.stderr.write(f"--- {row.name}\n")
-        say(_outcome(row, say, asked))
-        if not _frees_device():
-            return 1
+        row = rows[line.strip()]
+        sys.stderr.write(_HEADING.format(row.name))
+        said = _end(row, report=say, size=size, keys=keys)
+        say(said | {"again": row.kind != SMOKE.kind and _frees_device()})
     return 0
 
 
-def _outcome(row: Row, report: Callable[[Any], None], settings: dict[str, Any]) -> Outcome:
+def _end(row: Row, **settings: Any) -> Outcome:
+    """How a row ended, whose function returns what is wrong, or nothing."""
     try:
-        found = resolve_name(_FUNCTIONS[row.kind])(row, report=report, **settings)
-        return {"state": State.DONE} | found
+        why = resolve_name(f"tools.gpu.{row.kind}")(row, **settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the row's result
         traceback.print_exc()
-        return {"state": State.FAILED, "why": f"{type(error).__name__}: {error}"}
+        why = f"{type(error).__name__}: {error}"
+    return {"state": State.FAILED, "why": why} if why else {"state": State.DONE}
 
 
 def _frees_device() -> bool:

@@ -19,8 +19,7 @@ from dit.models.cost import memory
 from dit.planner.efficiency import FUSED, PLAIN
 from tools.gpu import steps
 from tools.gpu.page import page
-from tools.gpu.plan import PLAN, Row
-from tools.gpu.results import State
+from tools.gpu.plan import PLAN, Row, State
 
 
 def row_of(name: str) -> Row:
@@ -157,7 +156,8 @@ def test_the_kernel_that_ran_is_told_and_the_planner_is_asked_for_it(monkeypatch
     monkeypatch.setattr("benchmark.measure", measured)
     monkeypatch.setattr(steps, "with_attention", chosen)
     for name, run in (("flux-512-fused", steps.steps), ("xl-profile", steps.profile)):
-        found = run(row_of(name), size="tiny", keys=keys)["found"]
+        found = {}
+        run(row_of(name), size="tiny", keys=keys, report=found.update)
         config = named(config_of(name, "tiny", *keys), "cudnn")
         assert found["expected"] == expected_here(config, "NVIDIA H200")
         assert found["attention_backend"] == ran.pop() == "cudnn"
@@ -189,6 +189,7 @@ def test_the_page_shows_expected_beside_measured():
     assert "| matrix products | 170.0 | 200.0 |\n| attention | 98.0 | 100.0 |" in text
     assert "layers and optimizer | 52.0 | 70.0 |\n| between kernels | 2.0 | 30.0 |" in text
     assert "expects of 989 TFLOP/s:" in text
+    assert "Furthest off: matrix products, 30.0 ms more than expected." in text
     assert "| step | 322.0 | 400.0 |" in text
     found["expected"] = None
     assert "expects" not in page(content)

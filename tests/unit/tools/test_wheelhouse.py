@@ -9,7 +9,7 @@ import pytest
 
 from tests.tiny_wheels import write_wheel
 from tools.gpu import wheelhouse
-from tools.gpu.wheelhouse import read_present, requirements, resolve
+from tools.gpu.wheelhouse import StandIn, install, read_present, requirements
 
 EXAMPLE = "benchmarks/machines/cuda13_torch2.11_python3.12.txt"
 
@@ -37,12 +37,15 @@ def flags(index: Path) -> list[str]:
 
 def test_what_is_present_counts_and_torch_stays(tmp_path, index):
     present = {"torch": "2.6+cu130", "gamma": "3.0", "delta": "1.1", "delta-name": "1.0"}
-    found = resolve(present, ["alpha"], tmp_path, flags(index))
+    (tmp_path / "old").mkdir()
     # zeta 2.0 asks for a newer C library than machines have.
     versions = {"alpha": "1.0", "beta": "2.0", "gamma": "1.5", "zeta": "1.0"}
-    assert {name: version for name, (version, _) in found.items()} == versions
+    machine = StandIn(present, tmp_path, flags(index))
+    assert machine.resolve("alpha") == versions
+    fetched = [file.name for file in machine.fetch({"zeta": "1.0"})]
+    assert fetched == [f"zeta-1.0-py3-none-manylinux_2_17_{platform.machine()}.whl"]
     with pytest.raises(ValueError, match=r"(?s)alpha 1.0 depends on torch>=2.5.*does not run"):
-        resolve({"torch": "2.1"}, ["alpha"], tmp_path, flags(index))
+        StandIn({"torch": "2.1"}, tmp_path / "old", flags(index)).resolve("alpha")
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def checkout(tmp_path, monkeypatch) -> Path:
     (root / "docker/requirements.txt").write_text("alpha==1.1\nmegatron-core-like==2\n")
     monkeypatch.setattr(wheelhouse, "ROOT", root)
     monkeypatch.setattr(wheelhouse, "EXTRAS", ("delta",))
-    monkeypatch.setattr(wheelhouse, "ALONE", ())
+    monkeypatch.setattr(wheelhouse, "ALONE", ("front>=1",))
     return root
 
 
@@ -68,12 +71,11 @@ def run(folder: Path, index: Path, present: str, *arguments: str) -> int:
 
 
 @pytest.mark.slow
-def test_sizes_are_said_and_too_much_is_refused(tmp_path, index, checkout, monkeypatch, capsys):
+def test_sizes_are_said_and_too_much_is_refused(tmp_path, index, checkout, capsys):
     """Also: what no run imports is not fetched, and neither are the needs of ALONE."""
     write_wheel(index, "alpha", "1.1", fill=1_500_000, needs=["s3fs"])
     write_wheel(index, "s3fs", "2026.9")
     write_wheel(index, "front", "1.32", needs=["gamma"])
-    monkeypatch.setattr(wheelhouse, "ALONE", ("front>=1",))
     assert run(tmp_path, index, "torch==2.6\n", "--limit-mb", "1") == 1
     assert "1.5 MB, and 1.0 MB may be carried" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -118,3 +120,21 @@ def test_the_project_asks_for_what_the_run_imports(repo_root):
     assert present["torch"] == "2.11.0" and present["triton"] == "3.6.0"
     assert {"numpy", "safetensors", "transformers", "scikit-learn", "rich"} <= present.keys()
     assert "megatron-core" not in present
+
+
+def test_wheels_are_installed_once_and_never_torch(tmp_path, repo_root):
+    wheels, site = tmp_path / "wheels", tmp_path / "site"
+    write_wheel(wheels, "alpha", "1.0", needs=["beta"])
+    assert install(wheels, site) == 1
+    (metadata,) = site.glob("megatron_dit-*.dist-info/METADATA")
+    version = metadata.read_text().split("Version: ")[-1].strip()
+    assert f'version = "{version}"' in (repo_root / "pyproject.toml").read_text()
+    mark = site / "alpha/mark"
+    mark.touch()
+    assert install(wheels, site) == 1 and mark.exists()
+    write_wheel(wheels, "torch", "2.6")
+    with pytest.raises(ValueError, match="the wheels bring torch"):
+        install(wheels, site)
+    assert not mark.exists() and (site / "alpha/__init__.py").is_file()
+    with pytest.raises(ValueError, match="has no wheels"):
+        install(tmp_path / "none", site)
