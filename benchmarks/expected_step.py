@@ -88,13 +88,13 @@ class ExpectedStep:
 
     times: Times
     mfu: float
-    """Of the data sheet's dense bfloat16."""
+    """FLOP/s of the model over the peak of dense bfloat16 in the device's data sheet."""
     memory: int
     """Bytes."""
 
 
 def expected_step(config: RunConfig, device: Device, efficiency: Efficiency) -> ExpectedStep:
-    """Of full packs of the samples in `dataset.mock_samples`."""
+    """Returns what the planner expects of a step of full packs of `dataset.mock_samples`."""
     load = expected_load(config, fill=1.0)
     found = times(config, load, world_size=1, device=device, efficiency=efficiency)
     flops = 3 * load.flops * config.train.global_batch_size

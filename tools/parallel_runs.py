@@ -1,12 +1,8 @@
 """Five steps of somebody's network on one process and on layouts, and their differences.
 
-Weights may differ by what rounding does to steps of Adam (arXiv:1412.6980, Algorithm 1), the rate
-times u = m / (s + eps): m is the mean of gradients, s the root of the mean of their squares. Where
-gradients differ by up to r, so does m, whose weights add up to 1, and so does s, a norm. From
-u - u' = (m - m') / (s + eps) + u' (s' - s) / (s + eps), with |u'| <= 1.02 for up to five steps by
-Cauchy and Schwarz, |u - u'| is at most 2.02 r / (s + eps), and 2.04: an element whose gradient is
-rounding takes whole steps in a direction that the layout decides. r is ROUNDING times the root mean
-square of the tensor's gradient, or SMALL times that of all gradients: some are only rounding.
+Gradients may differ by r: ROUNDING times the root mean square of the tensor's gradient, or SMALL
+times that of all gradients, since some are only rounding. Weights may differ by what r does to
+steps of Adam.
 """
 
 from __future__ import annotations
@@ -33,6 +29,7 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from dit.layout_check.adam_gaps import update_gaps
 from tools.check_parallel import RankLayout
 
 SEED, STEPS, RATE, BETAS, EPS = 1, 5, 1e-3, (0.9, 0.999), 1e-8  # the last three are Adam's
@@ -205,8 +202,8 @@ def _allow(run: Run, module: nn.Module, optimizer: torch.optim.Adam, step: int) 
     rounding = _rounding(_gradients(module))
     for name, weight in module.named_parameters():
         squares = optimizer.state[weight].get("exp_avg_sq", torch.zeros_like(weight))
-        root = (squares / (1 - BETAS[1] ** step)).sqrt()
-        moves = RATE * (2.02 * rounding[name] / (root + EPS)).clamp(max=2.04)
+        mean_square = squares / (1 - BETAS[1] ** step)
+        moves = RATE * update_gaps(rounding[name], mean_square, eps=EPS)
         kept = torch.finfo(torch.float32).eps * weight.detach().abs()  # of a sum in float32
         run.allowed[name] = run.allowed.get(name, 0) + moves + kept
 

@@ -1,9 +1,4 @@
-"""How far apart rounding of gradients may bring the weights of two layouts.
-
-AdamW divides a gradient by its own size: where the gradient of an element is rounding alone, as
-where contributions cancel, the update is a step of full length in a direction that the order of
-sums decides. So a bound on weights follows from each element's gradients.
-"""
+"""How far apart rounding of gradients may bring the weights of two layouts."""
 
 from __future__ import annotations
 
@@ -16,6 +11,7 @@ from torch import Tensor
 
 from dit.config import OptimizerConfig
 from dit.distributed.data_parallel import main_param_shards
+from dit.layout_check.adam_gaps import update_gaps
 from dit.train.optimizer.muon import RMS, coefficients
 from dit.train.optimizer.states import state_of
 
@@ -43,13 +39,9 @@ def gradient_sizes(gradients: Sequence[Tensor]) -> list[Tensor]:
 class Reach:
     """What rounding may have done to each weight since the first update, for one process.
 
-    Two layouts' gradients of an element differ by at most r, which is `rounding` times the largest
-    of `gradient_sizes` of all updates so far. AdamW's update is u = m / (s + eps), with m the mean
-    of the gradients and s the root of their mean square, both without bias. Each changes by at most
-    r where each gradient does, so that u - u' = (m - m') / (s + eps) + u' (s' - s) / (s + eps).
-    |u'| is at most 1 (1.01 after five updates with the usual betas), so that |u - u'| is at most 2
-    r / (s + eps), and never more than 2. The bounds of all updates add up, each times its learning
-    rate.
+    Two layouts' gradients of an element differ by at most `rounding` times the largest of
+    `gradient_sizes` of all updates so far, and their updates by AdamW by at most `update_gaps`. The
+    bounds of all updates add up, each times its learning rate.
 
     Muon's update is of a matrix as a whole. Of its iterations, which begin with a matrix of norm 1,
     each enlarges a small difference by its first coefficient at most.
@@ -76,8 +68,8 @@ class Reach:
             group, state = group_of[p], state_of(self._optimizer, p)
             if "exp_avg_sq" in state:
                 mean_square = state["exp_avg_sq"] / (1 - group["betas"][1] ** group["step"])
-                gaps = 2 * self._rounding * largest / (mean_square.sqrt() + group["eps"])
+                gaps = update_gaps(self._rounding * largest, mean_square, eps=group["eps"])
             else:
                 gaps = torch.full_like(p, self._rounding * self._enlarged * RMS)
             # Both sums of weight and update are rounded, to half a unit in the last place.
-            bound += group["lr"] * gaps.clamp(max=2) + torch.finfo(p.dtype).eps * p.abs()
+            bound += group["lr"] * gaps + torch.finfo(p.dtype).eps * p.abs()

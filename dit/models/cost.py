@@ -40,11 +40,12 @@ _BACKWARD = 7
 kept, at most: counted at the peak, 3 of most layers, 5 of single-stream ones, 7 of Wan without the
 fused kernels."""
 _FACTOR_BYTES = {Sharding.OPTIMIZER: 1, Sharding.WEIGHTS: 16}
-"""Of a row of a matrix in 8 bits, with what fills it up."""
+"""Bytes of the factor of a row of a matrix in 8 bits, with what fills the row up."""
 _UNREAD_RANK = 32
 """Of the adapters of a file that is not here."""
 _CUBE_PAIR_BYTES = 8
-"""Of two cubes for each head: a place in the lists of which it sees and which see it, int32."""
+"""Bytes that a pair of cubes takes for each head: a place, int32, in the list of cubes that one
+sees, and one in the list of cubes that see it."""
 MOST_BYTES = 2**44
 """16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
 

@@ -32,8 +32,8 @@ from dit.train.checkpoint.starting_point import goes_on_from
 _MOST_TOKENS = 32_768
 """Of the pack that is timed; attention to longer samples takes seconds a layer."""
 _MOST_SHAPES = 4
-"""Of the calls of SDPA in a pack, so that it is timed: cuDNN, which torch takes for it on Hopper,
-makes a graph for each, and a pack of many sizes is a call for each."""
+"""SDPA is timed where its calls for a pack have so few shapes at most: cuDNN, which torch takes for
+it on Hopper, makes a graph for each, and a pack of many sizes is a call for each."""
 
 
 def with_attention(config: RunConfig, *, timed: bool) -> tuple[RunConfig, list[str]]:

@@ -100,7 +100,10 @@ class _Tensors:
         self.made: dict[Any, Any] = {}
 
     def given(self, name: str, strides: Strides, *, rows: str = "q", width: int = 0) -> Any:
-        """An input [T, H, K], or [S, H, K] where `rows` are those of keys."""
+        """An input [T, H, K], or [S, H, K] where `rows` are those of keys.
+
+        It is float32 where it has a `width` of its own.
+        """
         dim, stride = self._layout(strides, rows, width or self.key.width)
         self.made[name] = self.graph.tensor(
             dim=dim,
@@ -114,7 +117,10 @@ class _Tensors:
     def result(
         self, name: str, tensor: Any, strides: Strides, *, rows: str = "q", width: int = 0
     ) -> None:
-        """Likewise an output, float32 where it has a `width` of its own."""
+        """An output [T, H, K], or [S, H, K] where `rows` are those of keys.
+
+        It is float32 where it has a `width` of its own.
+        """
         dim, stride = self._layout(strides, rows, width or self.key.width)
         tensor.set_output(True).set_dim(dim).set_stride(stride)
         tensor.set_data_type(self.dtype if not width else self.types.FLOAT)

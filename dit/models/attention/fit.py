@@ -65,17 +65,6 @@ def _head_width(model: ModelConfig) -> int:
     return model.hidden_size // model.num_attention_heads
 
 
-def planned_backend(config: RunConfig, capability: tuple[int, int] | None) -> AttentionBackend:
-    """The kernel that a run takes on such a device with the packages of this machine.
-
-    A training without `train.deterministic` times those that fit, and may take another one.
-    """
-    named = config.model.attention_backend
-    if named is not AttentionBackend.AUTO:
-        return named
-    return fitting(AttentionCase.of(config, capability))[0]
-
-
 def fitting(case: AttentionCase) -> list[AttentionBackend]:
     """What `auto` chooses from, the likely fastest first; never empty."""
     candidates = _DETERMINISTIC if case.deterministic else _BY_CHOICE

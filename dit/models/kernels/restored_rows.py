@@ -14,7 +14,7 @@ from torch import Tensor
 
 COLUMNS = 512
 _TILE = {"ROWS": 8, "BLOCK": COLUMNS, "num_warps": 4}
-"""Of a program, whose threads have 32 numbers each."""
+"""The tile that a program of the kernel restores; each of its threads has 32 numbers."""
 
 
 @torch.library.custom_op(

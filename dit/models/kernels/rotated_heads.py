@@ -75,9 +75,8 @@ class _RotatedHeads(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """`gradients` are [T, H, K] of queries and of keys, then [T, H, width] of the others."""
         to_q_THK, to_k_THK, *to_others = gradients
-        x_THX, *weights_and_angles = (
-            ctx.saved_tensors
-        )  # once: a recomputed layer has them no longer
+        # Asked for once: a recomputed layer has them no longer.
+        x_THX, *weights_and_angles = ctx.saved_tensors
         to_x_THX, left, begin = row_to_fill(ctx.place, to_others, x_THX)
         to_weights_2K = rotated_heads_backward(
             *(to_q_THK, to_k_THK, left, begin, to_x_THX, x_THX), *weights_and_angles, ctx.eps

@@ -31,7 +31,7 @@ EPS = 1e-5
 INSIDE_OF_TOLD = 1024
 """Width between the two linears of the level; fixed in Diffusers."""
 THETA = 256.0
-"""Of the angles of places in the text, rows and columns."""
+"""Base of the rotary angles of places in the text, of rows and of columns."""
 MLP_RATIO = 8 / 3
 """Of Diffusers' class, which has no key for it."""
 AXES_LENS = (1536, 512, 512)

@@ -12,10 +12,9 @@ import torch
 import torch.nn.attention as nn_attention
 
 from dit.config import AttentionBackend, ContextComm, Precision
-from dit.config_loading import load_config
 from dit.models.attention import choice, fit
 from dit.models.attention.choice import attention_calls, fault, first_working, milliseconds
-from dit.models.attention.fit import AttentionCase, fitting, planned_backend, refusal
+from dit.models.attention.fit import AttentionCase, fitting, refusal
 from dit.models.attention.kernels import ATTEND, attend_by_runs, attend_packed
 from dit.models.layers import packed_attention
 from dit.train.model_and_optimizer import randomise
@@ -114,16 +113,6 @@ def test_packages_that_are_missing_or_too_old(installed):
             assert said in refusal(backend, HOPPER)
             assert f"the extra `{extra}`" in refusal(backend, HOPPER)
     assert fitting(HOPPER) == [FLASH_2, SDPA]
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_plan_takes_the_likely_fastest_or_the_named_one(installed, deterministic):
-    settings = ["model.precision=bf16", f"train.deterministic={deterministic}"]
-    settings += ["model.hidden_size=128"]
-    config = load_config(tiny_run(), overrides=[s.lower() for s in settings])
-    assert planned_backend(config, (9, 0)) is (FLASH_2 if deterministic else FLASH_4)
-    named = load_config(config, overrides=["model.attention_backend=flash_3"])
-    assert planned_backend(named, (9, 0)) is FLASH_3
 
 
 def _broken(error):
