@@ -20,6 +20,7 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from measuring.shapes import SHAPES, shape_keys
 
 from dit.config import RunConfig
 from dit.config_loading.cli import parse_arguments
-from dit.config_loading.describe import describe
+from dit.config_loading.load import to_yaml
 from dit.distributed.entry import Parser, run
 from dit.launched import check_launch, rank, world_size
+from dit.sizing.describe import describe
 from dit.streams import result
 from recipes.runs import RECIPES, for_weights, read_folder
 
@@ -76,11 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _describe(config: RunConfig, *, world_size: int, check: bool) -> None:
-    sys.stdout.write(describe(config, world_size=world_size))
-    if check:
-        from dit.data import data_lines
+    config.data_parallel_size(world_size)
+    if not check:
+        sys.stdout.write(to_yaml(config))
+        return
+    from dit.sizing.passes import data_lines
 
-        sys.stdout.write(data_lines(config))
+    sys.stdout.write(describe(config, world_size=world_size))
+    sys.stdout.write(data_lines(config))
 
 
 def _compare(config: RunConfig, other: RunConfig, options: Namespace) -> int:
@@ -112,9 +117,10 @@ def measure(
         from dit.train.trainer import measure_steps
 
         synchronize_timers()
-        told = {"fill": fill_on_device, "read_folder": read_folder}
+        fill = partial(fill_on_device, seed=config.rng.seed)
+        told = {"fill": fill, "read_folder": read_folder}
         found = measure_steps(config, warm_up=warm_up, steps=steps, around=around, **told)
-        return step_summary(config, found), found
+        return step_summary(config.model, found), found
 
 
 def _parser() -> Parser:
@@ -142,7 +148,7 @@ def _positive(text: str) -> int:
 
 
 def only_steps(config: RunConfig) -> RunConfig:
-    """The same steps, without saving, loading and validating."""
+    """The configuration of the same steps, without saving, loading and validating."""
     return replace(
         config,
         checkpoint=replace(config.checkpoint, save=None, load=None, load_hf=None),

@@ -18,6 +18,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         model=config.model,
         dp_replicate_size=config.ddp.dp_replicate_size,
     )
-    fill = lambda model, _: randomise(model, seed=1)  # noqa: E731
+    fill = partial(randomise, seed=1)
     model = build_model_and_optimizer(config, process_groups(), fill=fill)
     places: list[Any] = [tempfile.mkdtemp(dir=options.folder) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(places)

@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """What is printed, of each mixture of samples."""
+    """The lines that are printed for each mixture of samples."""
     options, overrides = _parser().parse_known_args(argv)
     small = load_config(_base(large=options.large), overrides=SMALL[options.family])
     base = load_config(small, config_file=options.config_file, overrides=overrides)
@@ -169,16 +169,14 @@ def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], f
 
     logging.getLogger("diffusers").setLevel(logging.ERROR)  # it warns of parts that are not there
     start_processes(seed=config.rng.seed, model=config.model)
-    model = build_model_and_optimizer(
-        config, process_groups(), fill=lambda model, _: randomise(model, seed=1)
-    )
+    model = build_model_and_optimizer(config, process_groups(), fill=partial(randomise, seed=1))
     items = _items(config)
     network: Any = model.chunks[0].module
     weights = diffusers_weights(network, config.model)
     real = sum(batch.real_tokens for batch, _ in items)
 
     def ours() -> float:
-        report = forward_backward(model, items, config=config)
+        report = forward_backward(model, items, objective=config.objective)
         loss = report.total / report.count
         optimizer_step(model, config=config, number=1, loss=loss)
         return loss

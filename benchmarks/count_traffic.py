@@ -70,6 +70,11 @@ LAYERS: Mapping[str, tuple[str, Mapping[str, int], Mapping[str, int]]] = {
         {"num_layers": 1, "num_single_layers": 1},
         {"num_layers": 1, "num_single_layers": 2},
     ),
+    "parallel, gated": (
+        "flux3_klein_base",
+        {"num_layers": 1, "num_single_layers": 1},
+        {"num_layers": 1, "num_single_layers": 2},
+    ),
     "single, gated": (
         "flux2_klein_4b",
         {"num_layers": 1, "num_single_layers": 1},
@@ -136,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def write_table(file: Path, groups: ProcessGroupCollection) -> None:
-    """What the planner reads, one line for each layer."""
+    """The table that the planner reads, one line for each layer."""
     lines = []
     for name in LAYERS:
         columns = {kind: layer_columns(name, kind, groups) for kind in ("eager", "fused")}

@@ -21,11 +21,11 @@ from dit.command_line import OptionParser
 from dit.config import Recompute, RunConfig
 from dit.config_loading import default_config, load_config
 from dit.device_specs import DEVICES, Device, device_named
-from dit.models.cost import memory
-from dit.models.recomputation import choose_recomputation
 from dit.planner.efficiency import EFFICIENCIES, Efficiency, efficiency_of
 from dit.planner.tables import milliseconds, table_of, wide_console
 from dit.planner.times import Times, expected_load, times
+from dit.sizing.memory import memory
+from dit.sizing.recomputation import choose_recomputation
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -60,7 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--devices", nargs="+", choices=DEVICES, default=["h100", "h200"], help="(%(default)s)")
-    add("--shapes", nargs="+", choices=SHAPES, default=["xl", "7b"], help="(%(default)s)")
+    shapes = ["xl", "7b", "flux-512"]
+    add("--shapes", nargs="+", choices=SHAPES, default=shapes, help="(%(default)s)")
     add(
         "--attention",
         choices=EFFICIENCIES,
@@ -84,7 +85,7 @@ def _configurations(shape: str, overrides: Sequence[str], device: Device) -> Ite
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedStep:
-    """By arithmetic."""
+    """The step as arithmetic expects it."""
 
     times: Times
     mfu: float
@@ -113,7 +114,7 @@ def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
     device = device_named(name)
     if device is None:
         return None
-    efficiency = efficiency_of(config)
+    efficiency = efficiency_of(config.model, config.train)
     step = expected_step(config, device, efficiency)
     return {
         "step_s": step.times.step,

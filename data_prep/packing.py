@@ -55,7 +55,6 @@ from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.text import TextEncoder
 from dit.codecs.text.encoder import vocabulary
 from dit.codecs.vae import Codec
-from dit.codecs.vae.codec import LATENT_DTYPE
 from dit.progress import Track, no_progress
 from dit.safe_writing import write_atomically
 
@@ -85,7 +84,7 @@ class Packing:
     gentler: Mapping[str, Sizing] = field(default_factory=dict)
     """Options that may crop less, and the rule for sizes that each of them makes."""
     notify: Callable[[str], None] = lambda _: None
-    """Called with each notice for the user before the encoding begins."""
+    """Function that gets each notice for the user before the encoding begins."""
     decoded: list[DecodedSample | None] = field(default_factory=list)
     """What the samples of a decoded plan look like, in its order; None of refused ones."""
     cropped: Mapping[str, Any] = field(default_factory=dict)
@@ -294,8 +293,8 @@ class Packing:
                 self.folder,
                 shards=summary.shards,
                 card=self._card(summary) | vocabulary(self._captions(plan, summary), self.text),
-                # Where the encoder sees pictures, each sample has a null text of its own.
-                null_text={} if self.text.most_pictures else self.text.encode_all(""),
+                # Where the encoder needs pictures, each sample has a null text of its own.
+                null_text=self.text.encode_all("") if self.text.reads_alone else {},
                 made=MadeBy(command=self.command, pictures=self._pictures(plan, summary)),
             )
             remove_earlier(self.folder)
@@ -314,7 +313,7 @@ class Packing:
         return tuple(found)
 
     def _captions(self, plan: PackingPlan, summary: Summary) -> Iterator[str]:
-        """Those of the samples that are trained on."""
+        """Captions of the packed samples of the train split."""
         split_of, packed = self.options.split.split_of, self._packed(plan, summary)
         return (entry.caption for entry in packed if split_of(entry.group) is Split.TRAIN)
 
@@ -332,7 +331,7 @@ class Packing:
                 "channels": codec.channels,
                 "stride": codec.stride,
                 "temporal_stride": codec.temporal_stride,
-                "dtype": str(LATENT_DTYPE).removeprefix("torch."),
+                "dtype": str(codec.latent_dtype).removeprefix("torch."),
                 "mean": whitening.mean,
                 "std": whitening.std,
                 "measured": summary.measured,

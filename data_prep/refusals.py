@@ -16,7 +16,7 @@ _FEW = 5  # refused files that a message names, each with its reason
 
 
 class PrepError(ValueError):
-    """The user must change something; the message says what."""
+    """An error that the user must correct; its message says how."""
 
 
 class Reason(StrEnum):
@@ -51,7 +51,7 @@ class Reason(StrEnum):
 
 
 class RefusedError(Exception):
-    """A sample cannot be packed."""
+    """An error of one sample, which cannot be packed."""
 
     def __init__(self, reason: Reason, detail: str):
         self.reason, self.detail = reason, printable(detail)
@@ -89,7 +89,7 @@ class Refusals:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Refused samples by reason, most frequent first."""
+        """Number of refused samples by reason, most frequent first."""
         return dict(Counter({reason: len(of) for reason, of in self._found.items()}).most_common())
 
     @property
@@ -104,11 +104,11 @@ class Refusals:
 
     @property
     def sources(self) -> set[str]:
-        """The files of the refused samples."""
+        """Paths of the files whose samples were refused."""
         return {source for of in self._found.values() for source, _ in of}
 
     def write(self, path: Path) -> None:
-        """One JSON object a line: source, reason, detail."""
+        """Writes a line of JSON for each refused sample: source, reason, detail."""
         found = sorted((s, r, d) for r, of in self._found.items() for s, d in of)
         lines = (json.dumps({"source": s, "reason": r, "detail": d}) + "\n" for s, r, d in found)
         write_atomically(path, "".join(lines).encode())

@@ -7,6 +7,7 @@ bin_packing   which samples share a pack, and which pack is next
 pack_wire     a pack as one row of bytes, for other processes and devices
 config        one tree of options, with every check
 config_loading  recipe, YAML file and command line -> the tree
+foreign       configurations of other tools -> ours
 codecs        VAEs and text encoders: pixels and captions <-> latents and text
 data          shards -> packs
 objectives    pack -> regression problem
@@ -21,6 +22,7 @@ convert       checkpoints to and from Hugging Face Diffusers
 report        one HTML page about runs
 playground    a page to try prompts on
 fitting       train.yaml beside shards: a run for the data, the time and the machine at hand
+sizing        a network on the meta device says its parameters and linears
 planner       memory, communication and time of a run on other machines
 layout_check  the same numbers on every layout?
 

@@ -23,13 +23,13 @@ from torch import Tensor
 TEXT = "text"
 """The main text input of every family, by its name in a shard."""
 NULL_TEXT = "null_text"
-"""What stands for it where a caption is dropped, in samples whose text encoder sees pictures."""
+"""A sample's own replacement of `text` for a dropped caption; its text encoder sees pictures."""
 REJECTED_LATENT = "rejected_latent"
-"""In a shard: a latent of the same shape that people like less than `latent`."""
+"""The latent that people like less than `latent`, of the same shape, by its name in a shard."""
 NullInputs = Mapping[str, Tensor]
-"""What stands for the inputs of a sample whose caption is dropped, by name.
+"""Inputs by name that replace those of a sample whose caption is dropped.
 
-An input that is absent here keeps the sample's own value.
+An input that is absent keeps the sample's own value.
 """
 Grid = tuple[int, int, int]
 """Frames, rows and columns, in patches."""
@@ -47,6 +47,10 @@ class LatentSample:
     source: str = ""  # name of the dataset in a blend
     loss_weight: float = 1.0  # multiplies the loss of the sample; at least 0
     loss_mask_1FHW: Tensor | None = None  # float, at least 0: multiplies that of each latent cell
+    # Log variance of each number of the latent, whose mean `latent_CFHW` is; None: there is no draw
+    latent_logvar_CFHW: Tensor | None = None
+    # Of validation with a fixed level for each sample: k of the level k / 8; None: it has none
+    level_index: int | None = None
     # What the family reads beside latent and text, by name, as far as the sample has it
     others: Mapping[str, Tensor] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()  # names of tensors in its record that the family does not read
@@ -64,9 +68,9 @@ class LatentSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceShard:
-    """The tokens, padding included, that one context-parallel rank has.
+    """Which tokens of a pack, padding included, one context-parallel rank has.
 
-    An equal part of every sample, unless it says otherwise.
+    By default they are an equal part of every sample: `count` parts, of which this is `index`.
     """
 
     index: int = 0  # of this part
@@ -76,9 +80,9 @@ class SequenceShard:
     contiguous: bool = False  # one piece of the pack, whatever it has of a sample
 
     def pieces(self, start: int, stop: int, *, total: int) -> tuple[tuple[int, int], ...]:
-        """(first token, number of tokens) of each piece of the sample that has [start, stop).
+        """(first token, number of tokens) of each piece of a sample that this share has.
 
-        They are tokens of the whole pack, which has `total`.
+        Tokens are numbered in the whole pack, of `total` tokens; the sample is [start, stop).
         """
         if self.contiguous:
             size = total // self.count
@@ -105,11 +109,14 @@ class PackedBatch:
 
     # bfloat16 or float32, whitened to std 1; C = channels * patch volume, order (c, t, h, w)
     latent_TC: Tensor
+    # Log variance of each number of the latent, float, -inf for none; `latent_TC` holds means then,
+    # of which a step draws its latents. None: those are the latents
+    latent_logvar_TC: Tensor | None = None
     position_TA: Tensor  # float32, such as (frame at 24 fps, row, column), inside the owning sample
     segment_T: Tensor  # int64 in [0, N): the sample that owns each token
     is_real_T: Tensor  # bool, False on alignment padding
     is_target_T: Tensor  # bool, True on tokens with noise and loss
-    level_row_T: Tensor  # int64 in [0, M): the row of the noise level that each token is told
+    level_row_T: Tensor  # int64 in [0, M): the row of the noise level that each token gets
     # float32, at least 0: multiplies the loss of each target token, and means nothing elsewhere.
     # What a loss is divided by stays the number of target tokens. None: all are 1
     weight_T: Tensor | None = None
@@ -132,27 +139,29 @@ class PackedBatch:
     # Noise level (t of flow matching) of clean tokens. Where there are any, or some may be drawn, N
     # rows of it follow the N rows of the samples' levels
     clean_level: float | None = None
-    # Rows of levels behind these, which generation tells of pictures at frames of a video
+    # Level rows after these, which generation uses for pictures that a video shows at its frames
     more_levels: int = 0
     starts: tuple[int, ...]  # N + 1 offsets of the samples in T, each a multiple of sample_multiple
     keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none
     captions: tuple[str, ...] = ()  # of the N samples, where they are known; for people alone
-    # Of a partial pack, which lacks some tokens of the grids: those that each sample has; `starts`
-    # are of what there is, and what is said of `grids` and of given tokens holds for the whole pack
+    # `LatentSample.level_index` of the N samples; () where one of them has none
+    level_indices: tuple[int, ...] = ()
+    # Tokens that each sample of a partial pack has, which lacks some of its grid. `starts` count
+    # these alone; `grids` and `clean_tokens` still describe the whole pack. None: the pack is whole
     kept_tokens: tuple[int, ...] | None = None
-    # Of samples that are parts of the samples of a pack as it was read, each with a level and texts
-    # of its own: the number of that sample, and the tokens of its target that each part has, which
-    # come first in it. `clean_tokens` are those of a part, then
+    # Where samples are cut into parts with a level and texts of their own, each part is a sample of
+    # this pack: the number of the sample that it was cut from, and its number of target tokens,
+    # which come first in it. `clean_tokens` are those of a part, then
     parts_of: tuple[int, ...] | None = None
     kept_targets: tuple[int, ...] | None = None
-    # int64: what to add to the place of each token, so that each run of neighbours of a token route
-    # has those first that its layers see. None: all layers see all tokens
+    # int64, added to the index of each token: sorts each run of neighbours of a token route, those
+    # that its layers see before the others. None: all layers see all tokens
     route_T: Tensor | None = None
     # Whether samples 2 i and 2 i + 1 are a pair of a preferred and a rejected latent with the same
     # text, which share all random draws
     in_pairs: bool = False
     pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
-    guidance: float | None = None  # what a guidance embedding is told; None: the network has none
+    guidance: float | None = None  # guidance scale to embed; None: the network embeds none
     # float32: the level at the end of a sampler's step, for networks of mean flow; None in training
     step_end_N: Tensor | None = None
     # Texts that are made of a given picture: a sample without it has no rows of them
@@ -171,14 +180,17 @@ class PackedBatch:
 
     @property
     def samples_read(self) -> tuple[int, ...]:
-        """For each sample of the shards its first one here, of a pair or of its parts."""
+        """Number in this pack of the first sample that each sample of the shards became.
+
+        A sample of a shard becomes two where it is a pair, or several where it is cut into parts.
+        """
         if self.parts_of is None:
             return tuple(range(0, self.num_samples, self.copies))
         return tuple(self.parts_of.index(n) for n in range(self.parts_of[-1] + 1))
 
     @property
     def num_levels(self) -> int:
-        """M: one row for each sample, another one where tokens may be clean, and further ones."""
+        """M: a level row for each sample, another if tokens may be clean, and `more_levels`."""
         return self.num_samples * (1 if self.clean_level is None else 2) + self.more_levels
 
     @property
@@ -201,12 +213,12 @@ class PackedBatch:
 
     @property
     def latent_tokens(self) -> tuple[int, ...]:
-        """Tokens of each target, clean ones included, and those that a partial pack lacks."""
+        """Number of tokens of each sample's target, also where the pack has a part of them."""
         return tuple(math.prod(grid) for grid in self.grids)
 
     @property
     def num_tokens(self) -> tuple[int, ...]:
-        """Real tokens of each sample, those of reference latents included."""
+        """Tokens of each sample without padding, of target and references together."""
         if self.kept_tokens is not None:
             return self.kept_tokens
         if not self.references:
@@ -226,7 +238,7 @@ class PackedBatch:
 
     @property
     def _targets(self) -> tuple[int, ...]:
-        """Tokens of each target that the pack has."""
+        """Tokens of each target that this pack has; a partial pack lacks some."""
         return self.latent_tokens if self.kept_targets is None else self.kept_targets
 
     @property
@@ -236,12 +248,12 @@ class PackedBatch:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by the names of their fields; of a mapping as `field.name`."""
+        """All tensors by the names of their fields, those inside mappings as `field.name`."""
         return dict(_tensors_of(self))
 
     @property
     def token_tensors(self) -> dict[str, Tensor]:
-        """Those of the tensors that have a row for each token."""
+        """Tensors with a row for each token (names that end in `_T...`), by field."""
         tensors = ((one.name, getattr(self, one.name)) for one in fields(self))
         return {
             name: value
@@ -252,17 +264,17 @@ class PackedBatch:
     def partial(
         self, rows_T: Tensor, *, starts: tuple[int, ...], kept_tokens: tuple[int, ...]
     ) -> PackedBatch:
-        """The pack of the tokens `rows_T` alone, whose positions and levels they keep.
+        """A pack of the tokens `rows_T` alone, with their positions and level rows.
 
-        `starts` and `kept_tokens` are those of all ranks together; in each sample, real tokens come
-        first. A pack of a share keeps a share of the same kind.
+        `starts` and `kept_tokens` count tokens of all context ranks; in each sample, real tokens
+        come before padding. `share` stays as it is.
         """
         tensors = {name: tensor[rows_T] for name, tensor in self.token_tensors.items()}
         changes: dict[str, Any] = {**tensors, "route_T": None}
         return replace(self, starts=starts, kept_tokens=kept_tokens, **changes)
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> PackedBatch:
-        """The same pack with other tensors, named as `tensors` names them."""
+        """A copy of the pack in which `tensors` replace those of the same names."""
         changes: dict[str, Any] = {}
         for name, tensor in tensors.items():
             outer, _, inner = name.partition(".")
@@ -273,7 +285,7 @@ class PackedBatch:
         return replace(self, **changes)
 
     def with_text(self, name: str, rows_LE: Tensor, starts: tuple[int, ...]) -> PackedBatch:
-        """The same pack with other rows of one text input."""
+        """A copy of the pack with `rows_LE` and offsets `starts` for the text input `name`."""
         return replace(
             self,
             texts={**self.texts, name: rows_LE},
@@ -282,7 +294,7 @@ class PackedBatch:
 
     @property
     def shared_spans(self) -> tuple[tuple[int, int], ...]:
-        """For each sample, its first token in the tensors and how many of its tokens are real."""
+        """(first token, number of real tokens) of each sample, in the tensors of this share."""
         # Real tokens come first in a sample, and therefore in its pieces as well.
         here = self._tokens_here([(0, real) for real in self.num_tokens])
         sizes = (sum(size for _, size in pieces) for pieces in self._pieces(self.share))
@@ -290,12 +302,12 @@ class PackedBatch:
 
     @property
     def shared_loss_tokens(self) -> tuple[int, ...]:
-        """How many tokens of each sample in the tensors have a loss."""
+        """Tokens with a loss of each sample, counted in this share alone."""
         ends = zip(self._targets, self.loss_tokens, strict=True)
         return self._tokens_here([(stop - count, stop) for stop, count in ends])
 
     def _tokens_here(self, spans: list[tuple[int, int]]) -> tuple[int, ...]:
-        """How many of the tokens [first, stop) of each sample `share` has."""
+        """Tokens of each sample's span [first, stop) that this share has."""
         counts = []
         samples = zip(self.starts, self._pieces(self.share), spans, strict=False)
         for start, pieces, (first, stop) in samples:
@@ -306,12 +318,12 @@ class PackedBatch:
         return tuple(counts)
 
     def _pieces(self, share: SequenceShard) -> list[tuple[tuple[int, int], ...]]:
-        """Those of each sample."""
+        """(first token, number of tokens) of the pieces of each sample that `share` has."""
         total = self.starts[-1]
         return [share.pieces(*sample, total=total) for sample in pairwise(self.starts)]
 
     def rows(self, share: SequenceShard) -> Tensor:
-        """Indices of the tokens of the whole pack that `share` has, in its order."""
+        """Indices in the whole pack of the tokens that `share` has, in the order of its tensors."""
         pieces = (piece for sample in self._pieces(share) for piece in sample)
         return torch.cat([torch.arange(first, first + size) for first, size in pieces])
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from dit.config import RunConfig
 from dit.config_loading import read_config
 from dit.distributed.collective_errors import RankError, error_in_words, on_all_ranks
-from dit.parsing import parse_json
+from dit.parsing import has_aliases, parse_json
 from dit.system_errors import explained
 
 if TYPE_CHECKING:
@@ -291,8 +291,11 @@ def saved_config(path: Path) -> RunConfig:
     """
     file = path / "config.yaml"
     manifest = manifest_of(path)
-    if not saved_bytes(path, file.name).strip():
+    content = saved_bytes(path, file.name)
+    if not content.strip():
         raise damaged(file, ValueError("it is empty"))
+    if has_aliases(content):  # nested ones stand for more values than any memory holds
+        raise damaged(file, ValueError("it has aliases, which no run writes"))
     try:
         return read_config(file)
     except (ValueError, OSError, RecursionError) as error:

@@ -35,12 +35,42 @@ class OptionParser(argparse.ArgumentParser):
     """The parser of every command.
 
     Dashes and underscores are the same in the names of its options; those of type `Path` are read
-    by `local_path`.
+    by `local_path`. `--help` shows the options that `first` names by their fields, or every one if
+    it names none; `--help=all` shows every one.
     """
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         self.register("type", Path, local_path)
+        self.first: tuple[str, ...] = ()
+        if self.add_help:
+            self.add_argument("--help=all", action=_HelpOfAll, nargs=0, help=argparse.SUPPRESS)
+
+    def format_help(self) -> str:
+        """The text of `--help`."""
+        every = self._option_string_actions.get("--help=all")
+        named = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        rest = [a for a in named if a.option_strings and a.dest not in (*self.first, "help")]
+        if every is None or not self.first or not rest:
+            return super().format_help()
+        shown = {every: f"show all options: {len(rest)} more"}
+        groups = {group: group.description for group in self._action_groups}
+        texts = {action: action.help for action in (*rest, every)}
+        try:
+            for action in texts:
+                action.help = shown.get(action, argparse.SUPPRESS)
+            for group in groups:
+                group.description = None
+            return super().format_help()
+        finally:
+            for action, text in texts.items():
+                action.help = text
+            for group, text in groups.items():
+                group.description = text
+
+    def format_all(self) -> str:
+        """The text of `--help=all`."""
+        return super().format_help()
 
     def spelled(self, word: str) -> str:
         """A word of a command line, whose option is spelled as the parser has it."""
@@ -65,6 +95,15 @@ class OptionParser(argparse.ArgumentParser):
 
     def _parse_optional(self, arg_string: str) -> Any:
         return super()._parse_optional(self.spelled(arg_string))
+
+
+class _HelpOfAll(argparse.Action):
+    """Prints every option and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        assert isinstance(parser, OptionParser)
+        parser._print_message(parser.format_all(), sys.stdout)
+        parser.exit()
 
 
 def option(default: Any = MISSING, /, *also: str, **words: Any) -> Any:
@@ -219,7 +258,7 @@ def python() -> str:
 
 
 def recipe_command(name: str, *words: str) -> str:
-    """What to type here to start a script of `recipes/`: of a checkout, else the installed one."""
+    """Command line that starts the script `name` of `recipes/`: in a checkout, or installed."""
     in_checkout = Path(f"recipes/{name}.py").is_file() or find_spec("recipes") is None
     script = [f"recipes/{name}.py"] if in_checkout else ["-m", f"recipes.{name}"]
     return shlex.join([python(), *script, *words])

@@ -51,7 +51,7 @@ _STRATEGY: dict[str, Any] = {"async_strategy": "mcore"} if _HAS_STRATEGIES else 
 
 @dataclass(frozen=True, slots=True)
 class DistcpFile:
-    """One file with its tensors and objects."""
+    """A file of a sharded checkpoint, with its tensors and objects."""
 
     path: Path
     items: Sequence[tuple[Any, Any]]
@@ -126,7 +126,7 @@ def load(state: dict[str, Any], folder: Path) -> Any:
 
 
 def common_values(folder: Path) -> dict[str, Any]:
-    """What is stored beside the tensors."""
+    """Values in the checkpoint `folder` that are no tensors, by name."""
     return dist_checkpointing.load_common_state_dict(str(folder))
 
 

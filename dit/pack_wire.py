@@ -51,7 +51,7 @@ def unflatten_pack(outline: PackedBatch, row: Tensor) -> PackedBatch:
 
 
 def pack_to(pack: PackedBatch, device: torch.device) -> PackedBatch:
-    """The same pack with its tensors on `device`: one copy of all, not one for each tensor."""
+    """`pack` with its tensors on `device`: one copy of all, not one for each tensor."""
     outline, row = flatten_pack(pack)
     return unflatten_pack(outline, row.to(device, non_blocking=True))
 
@@ -71,7 +71,7 @@ def num_bytes(pack: PackedBatch) -> int:
 
 
 def pin_pack(pack: PackedBatch) -> PackedBatch:
-    """The same pack in pinned memory: copies from there to a GPU overlap with its work."""
+    """`pack` in pinned memory: copies from there to a GPU overlap with its work."""
     outline, row = flatten_pack(pack)
     return unflatten_pack(outline, row.pin_memory())
 
@@ -158,7 +158,9 @@ class PackBuffers:
         return private_bytes(size)
 
     def placed(self, pack: PackedBatch) -> tuple[PackedBatch, BufferSlot | None]:
-        """In a worker: the outline of a pack that lies in a row here, which is taken from now on.
+        """In a worker: the outline of a pack that lies in a row of the shared memory, and the row.
+
+        The row is taken from now on.
 
         A pack that lies elsewhere is given back whole, with None.
         """
@@ -175,7 +177,7 @@ class PackBuffers:
         return unflatten_pack(outline, row), None
 
     def received(self, outline: PackedBatch, slot: BufferSlot) -> PackedBatch:
-        """In the trainer: the pack in its row, which is free again when the tensors are gone."""
+        """The pack that a worker left in `slot`, which is free again when its tensors are gone."""
         process, number = slot
         memory = self._slots[process][number]
         numbers: Any = memory.numpy()  # numpy's types do not say that it is a buffer

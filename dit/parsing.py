@@ -1,8 +1,9 @@
-"""JSON, YAML and TOML of unknown origin -> plain values; for YAML the line of each key, too.
+"""JSON, YAML and TOML -> plain values; for YAML the line of each key, too.
 
-Of YAML and TOML only what a configuration needs is read: mappings, lists, text, numbers,
-true, false and null. No tag makes another type of a value, dates stay text, and numbers are those
-of YAML 1.2: 1e-4 is a number, 1:30 is not. 0100, which is 64 in YAML 1.1, is an error.
+JSON may be of unknown origin; YAML and TOML are a person's own configuration, of which only what a
+configuration needs is read: mappings, lists, text, numbers, true, false and null. No tag makes
+another type of a value, dates stay text, and numbers are those of YAML 1.2: 1e-4 is a number, 1:30
+is not. 0100, which is 64 in YAML 1.1, is an error.
 """
 
 from __future__ import annotations
@@ -19,16 +20,11 @@ import yaml
 from dit.system_errors import explained, system_number
 
 MOST_BYTES = 256 * 1024
-MOST_NODES = 50_000
-"""Keys, values and list items; an alias counts as often as it is used."""
-MOST_LEVELS = 32
-_MOST_BITS = 1024
-"""Bits of an integer. Python refuses to print very long ones, and no key takes them."""
+_TOO_DEEP = "is nested too deeply"
 
 _TAGS = ("str", "int", "float", "bool", "null", "seq", "map", "merge", "value")
 _LEADING_ZERO = "!leading-zero"
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 
 
 class YamlError(ValueError):
@@ -114,6 +110,14 @@ def parse_json(
     return value
 
 
+def has_aliases(text: bytes) -> bool:
+    """Whether a YAML text has an alias; not where it is no YAML, of which its reader says why."""
+    try:
+        return any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return False
+
+
 def parse_yaml(text: str | bytes) -> Document:
     """The values of a YAML text, with one kind of error for any bytes.
 
@@ -127,8 +131,9 @@ def parse_yaml(text: str | bytes) -> Document:
         node = loader.get_single_node()
         if node is None:
             return Document(values=None, lines={})
-        _measure(node, {})
-        values = loader.construct_document(node)
+        for part in _nodes(node, set()):
+            _check_node(part)
+        values, lines = loader.construct_document(node), dict(_lines(node))
     except UnicodeDecodeError as error:
         raise YamlError(f"is no text in UTF-8 ({error.reason})") from None
     except yaml.MarkedYAMLError as error:
@@ -138,7 +143,7 @@ def parse_yaml(text: str | bytes) -> Document:
     except yaml.YAMLError as error:
         raise YamlError(" ".join(str(error).split())) from None
     except RecursionError:
-        raise YamlError(f"is nested more than {MOST_LEVELS} levels deep") from None
+        raise YamlError(_TOO_DEEP) from None
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, YamlError):
             raise
@@ -146,8 +151,7 @@ def parse_yaml(text: str | bytes) -> Document:
         raise YamlError(
             "a value is not what its tag says, or a number of thousands of digits"
         ) from None
-    _check_values(values)
-    return Document(values=values, lines=dict(_lines(node)))
+    return Document(values=values, lines=lines)
 
 
 def parse_toml(text: bytes) -> Document:
@@ -164,25 +168,27 @@ def parse_toml(text: bytes) -> Document:
     except UnicodeDecodeError as error:
         raise YamlError(f"is no text in UTF-8 ({error.reason})") from None
     except RecursionError:
-        raise YamlError(f"is nested more than {MOST_LEVELS} levels deep") from None
+        raise YamlError(_TOO_DEEP) from None
     except ValueError as error:
         raise YamlError(" ".join(str(error).split())) from None
-    _check_values(values)
     return Document(values=values, lines={})
 
 
-def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Number of nodes in a node, with repeated aliases, and of its levels.
+def _nodes(
+    node: yaml.Node, seen: set[int], above: frozenset[int] = frozenset()
+) -> Iterator[yaml.Node]:
+    """Every node, once; `above` are those in which it stands."""
+    if id(node) in above:
+        raise YamlError("an alias stands inside its own anchor", node.start_mark.line + 1)
+    if id(node) not in seen:
+        seen.add(id(node))
+        yield node
+        for child in _children(node):
+            yield from _nodes(child, seen, above | {id(node)})
 
-    Raises:
-        YamlError: too many of them, an unknown tag, a key given twice, or a cycle.
-    """
-    if id(node) in known:
-        found = known[id(node)]
-        if found is None:
-            raise YamlError("an alias stands inside its own anchor", node.start_mark.line + 1)
-        return found
-    known[id(node)] = None
+
+def _check_node(node: yaml.Node) -> None:
+    """Raises `YamlError` for an octal number, an unknown tag, or a key that is given twice."""
     if node.tag == _LEADING_ZERO:
         decimal = int(node.value.replace("_", ""))
         raise YamlError(
@@ -199,17 +205,6 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple
             node.start_mark.line + 1,
         )
     _check_keys(node)
-    inside = [_measure(child, known) for child in _children(node)]
-    nodes = 1 + sum(count for count, _ in inside)
-    levels = 1 + max((level for _, level in inside), default=0)
-    if nodes > MOST_NODES or levels > MOST_LEVELS:
-        much = f"{nodes:,} values, aliases repeated" if nodes > MOST_NODES else f"{levels} levels"
-        raise YamlError(
-            f"holds {much}: no configuration has more than {MOST_NODES:,} in {MOST_LEVELS} levels",
-            node.start_mark.line + 1,
-        )
-    known[id(node)] = nodes, levels
-    return nodes, levels
 
 
 def _children(node: yaml.Node) -> list[yaml.Node]:
@@ -232,23 +227,8 @@ def _check_keys(node: yaml.Node) -> None:
         seen.add(key.value)
 
 
-def _check_values(value: object) -> None:
-    """Raises `YamlError` for text that no file can hold, and for integers of hundreds of digits."""
-    if isinstance(value, str) and _NO_TEXT.search(value):
-        raise YamlError(f"{value!r:.60} holds a NUL or half of a surrogate pair, which is no text")
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        raise YamlError(f"a number of {value.bit_length():,} bits; no key takes any such")
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _check_values(key)
-            _check_values(item)
-    elif isinstance(value, list):
-        for item in value:
-            _check_values(item)
-
-
 def _lines(node: yaml.Node, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Dotted key and line number of everything in a YAML document."""
+    """(key with dots, line number) of everything in a YAML document."""
     if isinstance(node, yaml.MappingNode):
         children = [(key.value, key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):

@@ -1,4 +1,4 @@
-"""Writing that neither a crash nor a second program can spoil.
+"""Files and folders that neither a crash nor a second program can spoil.
 
 1. Atomic writes: a file appears with all of its content, or not at all.
 2. A lock on a folder, so that one program at a time writes to it.

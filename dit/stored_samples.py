@@ -3,16 +3,22 @@
 - tensors in the shapes that we use, with or without axes of length 1 before them
 - the cache of NeMo AutoModel: a file for each sample in `WxH/`, and an index of all samples
 - the texts of NVIDIA's DFM
+- the shards of MLPerf Training's FLUX.1: parts of a record in bfloat16, null texts beside them
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
 
 from __future__ import annotations
 
+import io
+import math
 import stat
-from collections.abc import Mapping
+import tarfile
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -29,6 +35,30 @@ AUTOMODEL: Mapping[str, str] = {
     "image_embed": "image_embeds",
 }
 """Our names of tensors beside latent and text, and those of AutoModel's caches."""
+MLPERF: Mapping[str, str] = {
+    "text": "t5.bytes",
+    "pooled_text": "clip.bytes",
+    "latent": "mean.bytes",
+    "latent_logvar": "logvar.bytes",
+}
+"""Our names of tensors, and the parts of a record in shards of MLPerf."""
+MLPERF_NULL: Mapping[str, str] = {"text": "t5_empty.npy", "pooled_text": "clip_empty.npy"}
+"""The files that hold the embeddings of an empty caption."""
+LEVELS = 8
+"""Number of fixed noise levels k / 8 of validation; the `.json` of a sample may name k."""
+MLPERF_AXES: Mapping[str, str] = {
+    "text": "LE",
+    "pooled_text": "E",
+    "latent": "CHW",
+    "latent_logvar": "CHW",
+}
+MLPERF_SHIFT, MLPERF_SCALE = 0.1159, 0.3611
+MLPERF_WIDTHS = {"text": 4096, "pooled_text": 768, "latent": 16, "latent_logvar": 16}
+_STRIDE = 8  # pixels along a side of a latent cell
+"""Latents of training are (latent - shift) * scale, by the autoencoder of FLUX.1."""
+MLPERF_HEAD = 256
+"""Bytes of a part that say its shape."""
+_NPY = b"\x93NUMPY"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -169,7 +199,7 @@ def _size(row: Mapping[str, Any], name: str) -> tuple[int, int]:
 
 
 def automodel_tensors(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file of a sample has, by our names; None for what it has not."""
+    """Values of `content`, a sample's file of AutoModel, by our names; None for those it lacks."""
     latent = content.get("video_latents")
     return {
         "latent": content.get("latent") if latent is None else latent,
@@ -184,3 +214,142 @@ def dfm_texts(found: Any) -> dict[str, Any]:
         return {"text": found}
     pooled = found.get("pooled_prompt_embeds", found.get("clip_embeds"))
     return {"text": found.get("prompt_embeds", found.get("t5_embeds")), "pooled_text": pooled}
+
+
+def is_mlperf(parts: Container[str]) -> bool:
+    """Whether a record, of which `parts` are the extensions, is of MLPerf's FLUX.1."""
+    return MLPERF["text"] in parts or MLPERF["latent"] in parts
+
+
+def tar_of_mlperf(file: BinaryIO) -> bool:
+    """Whether the first sample of a tar is of MLPerf's FLUX.1; not where it cannot be read."""
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            names = [member.name for member in islice(tar, len(MLPERF) + 1)]
+    except (OSError, tarfile.TarError):
+        return False
+    return is_mlperf({name.rpartition("/")[2].partition(".")[2] for name in names})
+
+
+def level_index(about: Any) -> int | None:
+    """The whole number k of a sample that is validated at the level k / 8 alone; None for none.
+
+    Raises:
+        UnusableError: it is no whole number from 0 to 7.
+    """
+    index = about.get("timestep") if isinstance(about, dict) else None
+    if index is not None and (type(index) is not int or not 0 <= index < LEVELS):
+        raise UnusableError(f".json: timestep={index!r} is no whole number from 0 to {LEVELS - 1}")
+    return index
+
+
+def uneven_levels(levels: Iterable[int | None]) -> str:
+    """The counts of `levels`, each the `level_index` of a sample, in words; empty if they are even.
+
+    None is a sample without a level; all of them may be so, or none.
+    """
+    found = Counter(levels)
+    counts, without = [found[k] for k in range(LEVELS)], found[None]
+    if not any(counts) or (len(set(counts)) == 1 and not without):
+        return ""
+    said = [f"{count} of {k}/{LEVELS}" for k, count in enumerate(counts)]
+    said += [f"{without} without one"] if without else []
+    return (
+        "the samples are not equally many of each noise level by their `timestep`"
+        f" ({', '.join(said)}), so that their mean loss is that of no benchmark"
+    )
+
+
+def mlperf_outline(head: bytes, size: int, *, name: str, width: int | None) -> tuple[Any, int]:
+    """Shape of the numbers of a part, and its first byte of them.
+
+    `head` are its first bytes, `size` all of them. A part without a header of NumPy has the shape
+    that follows from `width`, of the rows, the vector or the channels of a square latent.
+
+    Raises:
+        UnusableError: it holds something else than uint16, or another number of bytes.
+    """
+    part, axes, start = f".{MLPERF[name]}", MLPERF_AXES[name], 0
+    if head.startswith(_NPY):
+        stream = io.BytesIO(head)
+        try:
+            version = np.lib.format.read_magic(stream)
+            header = np.lib.format
+            read = (
+                header.read_array_header_1_0 if version == (1, 0) else header.read_array_header_2_0
+            )
+            shape, by_columns, dtype = read(stream)
+        except ValueError as error:
+            raise UnusableError(f"{part} has a damaged header of NumPy: {error}") from error
+        start = stream.tell()
+        if dtype != np.uint16 or by_columns:
+            raise UnusableError(f"{part} is {dtype}, not uint16 by rows, the bits of bfloat16")
+    elif width is None:
+        raise UnusableError(f"{part} has no header of NumPy, which says its shape")
+    else:
+        count = size // 2
+        side = math.isqrt(count // width)
+        shape = {"LE": (count // width, width), "E": (width,), "CHW": (width, side, side)}[axes]
+    if len(shape) != len(axes) or 2 * math.prod(shape) != size - start:
+        raise UnusableError(
+            f"{part} has {size - start:,} bytes of numbers, not those of [{', '.join(axes)}] in"
+            f" bfloat16, {list(shape)}"
+        )
+    return shape, start
+
+
+def mlperf_tensor(part: bytes | memoryview, *, name: str, width: int | None = None) -> Tensor:
+    """The bfloat16 numbers of a whole part; a view of memory that can be written.
+
+    Raises:
+        UnusableError: as for `mlperf_outline`.
+    """
+    outline = mlperf_outline(bytes(part[:MLPERF_HEAD]), len(part), name=name, width=width)
+    (shape, start), count = outline, math.prod(outline[0])
+    if count == 0:
+        raise UnusableError(f".{MLPERF[name]} has no numbers")
+    memory = bytearray(part) if isinstance(part, bytes) else part
+    return torch.frombuffer(memory, dtype=torch.bfloat16, count=count, offset=start).view(shape)
+
+
+def mlperf_tensors(parts: Mapping[str, bytes]) -> dict[str, Tensor]:
+    """Tensors of a sample by our names: texts [L, E] and [E], mean and log variance [C, 1, H, W].
+
+    Parts without a header of NumPy have the widths of the benchmark.
+
+    Raises:
+        KeyError: a part is missing.
+        UnusableError: as for `mlperf_outline`.
+    """
+    tensors = {
+        ours: mlperf_tensor(parts[theirs], name=ours, width=MLPERF_WIDTHS[ours])
+        for ours, theirs in MLPERF.items()
+    }
+    return tensors | mlperf_latent(tensors["latent"], tensors["latent_logvar"])
+
+
+def mlperf_sizes(latent_CFHW: Tensor) -> dict[str, int]:
+    """Frames and pixels of the picture of a latent, by their names in a `.json`."""
+    _, _, rows, columns = latent_CFHW.shape
+    return {"num_frames": 1, "height": _STRIDE * rows, "width": _STRIDE * columns}
+
+
+def mlperf_latent(mean_CHW: Tensor, logvar_CHW: Tensor) -> dict[str, Tensor]:
+    """Mean and log variance [C, 1, H, W] of the normalised latent, float32."""
+    return {
+        "latent": ((mean_CHW.float() - MLPERF_SHIFT) * MLPERF_SCALE)[:, None],
+        "latent_logvar": (logvar_CHW.float() + 2 * math.log(MLPERF_SCALE))[:, None],
+    }
+
+
+def mlperf_null(content: bytes, *, name: str) -> Tensor:
+    """Embedding of an empty caption from its file: rows [L, E], or a vector [E].
+
+    Raises:
+        UnusableError: the file holds something else.
+    """
+    try:
+        value = np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise UnusableError(f"it is no array of NumPy: {error}") from error
+    return with_axes(value, MLPERF_AXES[name], what="it")

@@ -25,7 +25,7 @@ _NAMES = {1: "standard output", 2: "standard error"}
 
 
 class ResultError(ValueError):
-    """What a command was asked to print cannot be written; the message says why."""
+    """An error of printing what a command was asked for; its message says why."""
 
 
 def with_streams(main: Callable[[], int]) -> int:
@@ -53,7 +53,7 @@ def keep_streams() -> None:
 
 @contextmanager
 def result() -> Iterator[None]:
-    """Inside, a command prints to standard output what it was asked for.
+    """A context in which a command prints to standard output what it was asked for.
 
     A reader that ends early, as `head`, has had enough.
 

@@ -120,7 +120,7 @@ def explained(error: BaseException, file: object = "") -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What is wrong, and what to do, for a message that names the file: `explained` without it."""
+    """Words for `error`: what is wrong and what to do, without the file's name."""
     return _place_and_reason(error, "")[1]
 
 
@@ -152,7 +152,7 @@ def system_number(error: BaseException) -> int:
 
 @contextmanager
 def writing(file: Path) -> Iterator[None]:
-    """Inside, an error of a write gets the name of `file` if it has none."""
+    """A context in which an error of a write gets the name of `file` if it has none."""
     try:
         yield
     except OSError as error:
@@ -200,7 +200,7 @@ def _open_file(error: OSError) -> str:
 
 
 def _full_place(number: int) -> str:
-    """Shared memory if it is full: semaphores lie there, and their errors name no file."""
+    """Path of shared memory if it is full, else "": errors of semaphores there name no file."""
     if number != errno.ENOSPC or not os.path.isdir(SHARED_MEMORY):
         return ""
     found = os.statvfs(SHARED_MEMORY)

@@ -4,7 +4,7 @@ runs                the runs to start from, one function each; `--recipe NAME` c
 pretrain_dit        trains
 generate_dit        prompts -> pictures and videos, from a checkpoint
 decode_latents      latents that were saved -> pictures and videos
-evaluate_digits     the part of generated handwritten digits that a classifier recognises
+evaluate_digits     the part of handwritten digits that a classifier recognises; in a checkout alone
 evaluate_pictures   whether captions give the pictures they stood with, and how clean they are
 compare_trainings   variants of a configuration trained with several seeds, and judged
 fit_run             writes train.yaml beside shards, for the time and the machine at hand

@@ -37,16 +37,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         others, recipes=RECIPES, program="plan_run.py", adapt=for_weights
     ).config
     load, gpus, name = expected_load(config), options.gpus, options.device
-    efficiency = EFFICIENCIES.get(options.kernels) or efficiency_of(config)
+    efficiency = EFFICIENCIES.get(options.kernels) or efficiency_of(config.model, config.train)
     track = progress_on(Console(stderr=True), quiet_s=2.0)
     machine: dict[str, Any] = {"world_size": gpus, "device": DEVICES[name]}
     machine |= {"efficiency": efficiency, "track": track}
     good, bad = plans(config, load, **machine)
     batches = batch_plans(config, load, **machine)
     title = f"{gpus} x {name}, {config.model.name}, packs of {load.tokens:,.0f} real tokens,"
-    title += f" {config.train.global_batch_size} a step. An estimate: see docs/throughput.md"
+    title += (
+        f" {config.train.global_batch_size} a step. An estimate: see docs/throughput_reference.md"
+    )
     title += f"\nAssumed: {efficiency.of(DEVICES[name])}"
-    if left := not_modelled(config):
+    if left := not_modelled(config.lora):
         title += f"\nNot in the times: {'; '.join(left)}"
     del machine["track"]
     title += "\n".join(["", recommended(good), break_even(config, **machine)])

@@ -12,7 +12,7 @@ from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import run, say_once
 from dit.distributed.megatron_import import import_megatron
 from dit.launched import check_launch, rank, world_size
-from dit.models.cost import check_memory
+from dit.sizing.memory import check_memory
 from dit.streams import result
 from recipes.runs import RECIPES, for_weights, read_folder
 
@@ -30,12 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_launch()
     set_cuda_environment(config)  # before an import starts CUDA
     # What is wrong is said before any process waits.
-    check_trainable(config)
-    check_memory(config, world_size=world_size())
+    check_trainable(config.model)
     if arguments.print_config:
-        _print(config, world_size=world_size())
+        _print(config)
         return 0
     import_megatron()
+    check_memory(config, world_size=world_size())
     start = export = None
     if config.checkpoint.load_hf is not None:
         from dit.convert.load_hf.start import hf_start
@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         limit_s=limit_s,
     )
     with watchdog(limit_s=limit_s, say=say_once):
-        from dit.data import steps_of_epochs
-        from dit.train.checkpoint.resume import next_commands
+        from dit.sizing.passes import steps_of_epochs
+        from dit.train.checkpoint.saving import next_commands
         from dit.train.trainer import ExitCode, pretrain
 
         config = from_first_rank(lambda: steps_of_epochs(config))
@@ -79,32 +79,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(code)
 
 
-def _print(config: RunConfig, *, world_size: int) -> None:
-    """Prints the configuration; raises what the start would raise, as far as no data are read.
+def _print(config: RunConfig) -> None:
+    """Prints the configuration; raises what the start would raise, but for data and memory.
 
     It imports no torch.
     """
-    from dit.config_loading.describe import describe
+    from dit.config_loading.load import to_yaml
     from dit.convert.diffusers_config import check_also_saved
     from dit.convert.load_hf.settings import weights_of_run
 
+    config.data_parallel_size(world_size())
     weights_of_run(config)
     if config.checkpoint.also_save_hf:
         check_also_saved(config)
-    text = describe(config, world_size=world_size)
-    if (epochs := config.train.epochs) is not None:
-        text += f"# {'steps':<14}not train.train_iters, but those of train.epochs={epochs:g}:"
-        text += " --dry-run counts them in the data\n"
     if rank() == 0:
         with result():
-            sys.stdout.write(text)
+            sys.stdout.write(to_yaml(config))
 
 
 def _check(config: RunConfig, *, world_size: int, notes: Sequence[str]) -> None:
     """Prints what would run; raises what the start would raise."""
-    from dit.config_loading.describe import describe
-    from dit.data import data_lines, steps_of_epochs
-    from dit.train.start_checks import start_lines
+    from dit.sizing.describe import describe
+    from dit.sizing.passes import data_lines, steps_of_epochs
+    from dit.train.opening.checks import start_lines
 
     config = steps_of_epochs(config)
     sys.stdout.write(describe(config, world_size=world_size))

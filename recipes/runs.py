@@ -15,6 +15,7 @@ from dit.config import (
     CheckpointConfig,
     DatasetConfig,
     MockGeometry,
+    ModelConfig,
     Precision,
     RunConfig,
     TrainConfig,
@@ -104,7 +105,7 @@ def for_weights(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | No
     return settings_of_folder(recipe, given)
 
 
-def read_folder(folder: Path, config: RunConfig) -> Any:
+def read_folder(folder: Path, model: ModelConfig) -> Any:
     """The Diffusers folder of frozen weights, for a run of adapters: its `ReadFolder`.
 
     Raises:
@@ -112,7 +113,7 @@ def read_folder(folder: Path, config: RunConfig) -> Any:
     """
     from dit.convert.load_hf.start import weights_of_folder
 
-    return weights_of_folder(folder, config)
+    return weights_of_folder(folder, model)
 
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {

@@ -25,10 +25,9 @@ from dit.models.layer_spec import (
     AttentionSpec,
     DoubleLayerSpec,
     FeedForwardSpec,
-    NetworkCost,
+    NetworkSpec,
     SingleLayerSpec,
     StackSpec,
-    replicated,
 )
 
 PLACE = "odd=tests.odd_family:FAMILY"
@@ -58,19 +57,17 @@ class OddConfig(ModelConfig):
         return at_least_one(self, "num_single_layers", "pooled_size")
 
 
-def _cost(model: OddConfig) -> NetworkCost:
+def _spec(model: OddConfig) -> NetworkSpec:
     width, heads = model.hidden_size, model.num_attention_heads
     parts = {
         "attention": AttentionSpec(width=width, heads=heads, bias=True),
         "feed_forward": FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, bias=True),
     }
-    return NetworkCost(
-        before=replicated(model.patch_features, width),
+    return NetworkSpec(
         stacks=(
             StackSpec(name="double", count=model.num_layers, layer=DoubleLayerSpec(**parts)),
             StackSpec(name="single", count=model.num_single_layers, layer=SingleLayerSpec(**parts)),
         ),
-        after=replicated(width, model.output_features),
     )
 
 
@@ -102,7 +99,7 @@ FAMILY = Family(
     name="odd",
     config=OddConfig,
     network=_network,
-    cost=_cost,
+    spec=_spec,
     parts={"double": "double", "single": "single"},
     diffusers=_diffusers,
     inputs=_inputs,

@@ -61,7 +61,8 @@ def random_samples(
         for i, ((f, h, w), length) in enumerate(zip(grids, texts, strict=True))
     ]
     inputs = (family or family_of(model)).inputs(model)
-    return [replace(one, others=_others(one, inputs, (tall, wide), generator)) for one in samples]
+    sides = (tall, model.side_cells)
+    return [replace(one, others=_others(one, inputs, sides, generator)) for one in samples]
 
 
 def random_pack(

@@ -22,7 +22,7 @@ from recipes import pretrain_dit
 def watch(file: Path) -> None:
     """Wraps what the loop calls, so that each tells that it begins."""
     from dit.train import trainer, validation
-    from dit.train.checkpoint import resume
+    from dit.train.checkpoint import saving
 
     partial = file.with_suffix(".new")
     run: list[Any] = []
@@ -50,7 +50,7 @@ def watch(file: Path) -> None:
     trainer._step = telling("step", trainer._step)
     validation.validate = telling("validation", validation.validate)
     trainer.save = telling("gather", trainer.save)
-    trainer.finish_save = resume.finish_save = telling("publish", trainer.finish_save)
+    trainer.finish_save = saving.finish_save = telling("publish", trainer.finish_save)
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ def built(config: RunConfig, groups) -> ModelAndOptimizer:
     """A model with random weights; all are trained, or adapters beside them."""
     adapters = chosen_adapters(config.model, config.lora) if config.lora.enabled else None
     return build_model_and_optimizer(
-        config, groups, fill=lambda model, _: randomise(model, seed=2), adapters=adapters
+        config, groups, fill=partial(randomise, seed=2), adapters=adapters
     )
 
 
@@ -45,7 +46,7 @@ def step(model: ModelAndOptimizer, config: RunConfig, number: int) -> None:
         options=config.objective,
         route=config.model.token_route,
     )
-    losses = forward_backward(model, [item], config=config)
+    losses = forward_backward(model, [item], objective=config.objective)
     update = optimizer_step(model, config=config, number=number, loss=losses.total)
     assert not update.skipped
 

@@ -22,12 +22,10 @@ from dit.models.layer_spec import (
     AttentionSpec,
     DoubleLayerSpec,
     FeedForwardSpec,
-    NetworkCost,
+    NetworkSpec,
     PerBlockModulation,
-    RowKind,
     SingleLayerSpec,
     StackSpec,
-    replicated,
 )
 from dit.models.layers.modulation import PerBlockAdaLN, sinusoid
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
@@ -114,20 +112,11 @@ class ToyNetwork(JointTransformer):
         }
 
 
-def _cost(model: ToyConfig) -> NetworkCost:
-    width, one_row = model.hidden_size, {"rows": RowKind.SAMPLES, "bias": True}
-    before = replicated(model.patch_features, width, bias=True)
-    before += replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
-    before += replicated(width, width, **one_row) + replicated(model.pooled_size, width, **one_row)
-    after = PerBlockModulation().cost(width, 2) + replicated(width, model.patch_features, bias=True)
-    return NetworkCost(before=before, stacks=model.stacks, after=after)
-
-
 FAMILY = Family(
     name="toy",
     config=ToyConfig,
     network=lambda: ToyNetwork,
-    cost=_cost,
+    spec=lambda model: NetworkSpec(stacks=model.stacks),
     parts={"text": "text", "attention": "attention", "mlp": "mlp", "proj_out": "head"},
     inputs=lambda model: (
         SampleInput(

@@ -3,7 +3,8 @@
 Importing them costs a process four seconds, ten times what most tests compute. A server imports
 them once and forks for each program that it is asked to run; our own modules are imported by each
 process itself, as ever. What stands for `python` in a command is a client: it hands its arguments,
-environment, folder and files to the server, passes signals on, and exits as the program does.
+environment, folder, files and their limit (`ulimit -f`) to the server, passes signals on, and exits
+as the program does.
 
 Tests of processes themselves (of those that are killed, of what their parent is) and of what a
 process imports start Python as users do.
@@ -17,6 +18,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import selectors
 import shutil
@@ -37,22 +39,25 @@ MODULES = (
     *("torch", "torch.distributed.run", "torch.distributed.checkpoint", "torch.utils.data"),
     *("torch._inductor.compile_fx", "torch.utils.tensorboard", "numpy", "PIL.Image", "yaml"),
     *("megatron.core", "megatron.core.distributed", "megatron.core.optimizer", "megatron.energon"),
-    *("megatron.core.transformer.transformer_layer", "megatron.core.models.common"),
-    *("megatron.core.dist_checkpointing", "megatron.core.pipeline_parallel", "safetensors.torch"),
+    *("megatron.core.transformer.transformer_block", "megatron.core.models.backends"),
+    *("megatron.core.dist_checkpointing.strategies.torch", "megatron.core.models.common"),
+    *("megatron.core.pipeline_parallel", "safetensors.torch", "omegaconf", "pydantic"),
     *("transformers", "diffusers", "diffusers.pipelines.pipeline_utils", "peft", "webdataset"),
     *("diffusers.models.modeling_utils", "rich.console", "rich.progress", "av", "scipy.optimize"),
     "pyarrow",  # Diffusers' pipelines bring it with older transformers
+    *("matplotlib.figure", "matplotlib.font_manager", "ftfy"),
     *("sklearn.datasets", "sklearn.model_selection", "sklearn.svm"),
 )
 LENGTH = struct.Struct("!I")
 STATUS = struct.Struct("!i")
 
 CLIENT = """#!{python} -IS
-import json, os, signal, socket, struct, sys
+import json, os, resource, signal, socket, struct, sys
 
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-asked = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+asked = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), limits]).encode()
 socket.send_fds(server, [struct.pack("!I", len(asked))], [0, 1, 2])
 server.sendall(asked)
 for number in (signal.SIGTERM, signal.SIGINT):
@@ -106,6 +111,8 @@ class Request:
     arguments: list[str]
     environment: dict[str, str]
     folder: str
+    file_size: list[int]
+    """Limits in bytes, soft and hard."""
     files: list[int]
     """Standard input, output and error."""
 
@@ -116,8 +123,8 @@ class Request:
         asked = b""
         while len(asked) < length:
             asked += client.recv(length - len(asked))
-        arguments, environment, folder = json.loads(asked)
-        return cls(arguments, environment, folder, files)
+        arguments, environment, folder, limits = json.loads(asked)
+        return cls(arguments, environment, folder, limits, files)
 
 
 class Server:
@@ -222,6 +229,7 @@ def _enter(request: Request) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.folder)
+    resource.setrlimit(resource.RLIMIT_FSIZE, request.file_size)
     installed = [place for place in sys.path[1:] if place not in ours]
     given = request.environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = ["", *(place for place in given if place), *installed]

@@ -11,4 +11,5 @@ measure_house   figures of the tree (import_graph: circles and up arrows; opened
                 runs open)
 gpu             the plan of `make gpu`, and the wheels that it takes along
 source_tree     the code as syntax trees, for these measures and for tests of the layout
+docstring_form  docstrings that cannot be understood alone, as far as a linter sees it
 """

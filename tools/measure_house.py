@@ -29,12 +29,23 @@ Figures, of the Python files of dit/, data_prep/, recipes/ and benchmarks/
     exceptions          entries of that test's SPLIT without which it would refuse an up arrow: a
                         part of a folder that has a floor of its own, such as dit.convert.cards
     late_imports        import statements inside functions, without benchmarks/
+    of_run_config       functions and methods with RunConfig in the annotation of an argument
+    any_arguments       arguments annotated Any, *args and **kwargs included; any_models: those of
+                        them that are named model, module or network
+    opening             the longest function of dit/train/opening/, in lines, and the most local
+                        names of one, arguments included and those of functions inside not
+    trainer             lines of dit/train/trainer.py
+    over_400            files of more than 400 lines
+    family_names        names that a family's family.py, model.py and diffusers.py import from our
+                        other modules, late imports included, each once: the median of all families
 
 Lists
     short_files         files of fewer than 60 lines, apart from __init__.py and __main__.py
     files_per_folder    Python files directly in a folder, apart from those two; full_folders has
                         those with more than 12
     long_functions      those of more than 60 lines
+    long_files          those of more than 400 lines
+    names_of_families   what family_names is the median of
     circles_of, arrows_of, exceptions_of    what the three figures count
     classes_twice       classes of one name in two places
     functions_twice     public functions of one name at the top level of two modules, without main
@@ -64,11 +75,12 @@ import io
 import json
 import random
 import re
+import symtable
 import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any
 
 from tools.import_graph import arrows, circles, late_imports
@@ -87,7 +99,7 @@ from tools.source_tree import (
     unlisted,
 )
 
-FULL, SHORT, LONG = 12, 60, 60
+FULL, SHORT, LONG, LONG_FILE = 12, 60, 60, 400
 RIDDLES = re.compile(
     r"\b(?:of (?:now|then|which|whom)|whoever|whose is|who (?:has|is|reads|asks)|as if"
     r"|(?:that|which) they belong to|those of \w+ are|has more by now|of which the|such as has"
@@ -97,6 +109,8 @@ RIDDLES = re.compile(
 )
 _SHAPE = re.compile(r"[a-z0-9]_[A-Z][A-Z0-9]*$")
 _BRACKETS = re.compile(r"\[[^\]\[]*\b[A-Z][A-Z0-9]?\b[^\]\[]*\]")
+OPENING, TRAINER = "dit/train/opening/", "dit/train/trainer.py"
+PAGES = ("family.py", "model.py", "diffusers.py")
 _RUNS = ("mock_run", "lora_run", "convert_import")
 
 
@@ -116,6 +130,8 @@ def measure(tree: Path) -> dict[str, Any]:
     return {
         "figures": {**figures(sources), **others, **imports, "late_imports": late_imports(sources)},
         "long_functions": long_functions(sources),
+        "long_files": [f"{s.path} {s.lines}" for s in sources if s.lines > LONG_FILE],
+        "names_of_families": names_of_families(sources),
         "circles_of": [", ".join(ring) for ring in rings],
         "arrows_of": edges,
         "exceptions_of": excuses,
@@ -141,6 +157,8 @@ def figures(sources: list[Source]) -> dict[str, Any]:
     functions = [f for s in sources for f in s.nodes(ast.FunctionDef, ast.AsyncFunctionDef)]
     given = [argument for function in functions for argument in arguments(function)]
     public = [f for f in functions if not f.name.startswith("_")]
+    loose = [one.arg for one in given if hint_of(one) == "Any"]
+    steps = functions_of_opening(sources)
     code = sum(map(code_lines, sources))
     return {
         "files": len(sources),
@@ -155,7 +173,47 @@ def figures(sources: list[Source]) -> dict[str, Any]:
         "public_docstrings": percent([ast.get_docstring(f) is not None for f in public]),
         "shaped_tensors": percent([is_shaped(one) for one in given if is_tensor(one)]),
         "with_legends": percent([is_shaped for _, is_shaped in with_legends(sources)]),
+        "of_run_config": sum(takes_run_config(function) for function in functions),
+        "any_arguments": len(loose),
+        "any_models": sum(name in ("model", "module", "network") for name in loose),
+        "opening": [max(map(of, steps), default=0) for of in (length, local_names)],
+        "trainer": sum(s.lines for s in sources if s.path == TRAINER),
+        "over_400": sum(source.lines > LONG_FILE for source in sources),
+        "family_names": median(names_of_families(sources).values()),
     }
+
+
+def functions_of_opening(sources: list[Source]) -> list[ast.FunctionDef]:
+    return [f for s in sources if s.path.startswith(OPENING) for f in s.nodes(ast.FunctionDef)]
+
+
+def hint_of(argument: ast.arg) -> str:
+    return ast.unparse(argument.annotation) if argument.annotation is not None else ""
+
+
+def takes_run_config(function: Function) -> bool:
+    return any("RunConfig" in hint_of(one) for one in arguments(function))
+
+
+def local_names(function: Function) -> int:
+    """Arguments and names that are bound, without those of functions inside and comprehensions."""
+    table = symtable.symtable(ast.unparse(function), function.name, "exec").get_children()
+    # Before a generic function its type parameters have a table of their own.
+    return len(next(one for one in table if isinstance(one, symtable.Function)).get_locals())
+
+
+def names_of_families(sources: list[Source]) -> dict[str, int]:
+    """Family -> names that its pages import from modules outside of its folder."""
+    found = {family: set[tuple[str, str]]() for family in families(sources)}
+    for source in sources:
+        family, _, page = source.path.rpartition("/")
+        if family in found and page in PAGES:
+            own = family.replace("/", ".")
+            for node in source.nodes(ast.ImportFrom):
+                module = node.module or ""
+                if module.startswith("dit.") and not f"{module}.".startswith(f"{own}."):
+                    found[family] |= {(module, one.name) for one in node.names}
+    return {family: len(names) for family, names in found.items()}
 
 
 def lines_in(folder: Path, kind: str = "py") -> int:
@@ -226,7 +284,7 @@ def arguments(function: Function) -> list[ast.arg]:
 
 
 def spread(values: list[int]) -> str:
-    """Median/p90/max."""
+    """The numbers as a text median/p90/max."""
     tenths = quantiles(values, n=10, method="inclusive")
     return f"{tenths[4]:.0f}/{tenths[8]:.0f}/{max(values)}"
 

@@ -53,7 +53,7 @@ DRAWN = (
         "dit/bin_packing",
         "dit/objectives/",
         "dit/models/attention/",
-        "dit/models/cost",
+        "dit/sizing/",
     ),
     *("dit/models/kernels/", "dit/models/layer_spec/", "dit/models/layers/", "dit/models/stacks/"),
     *("dit/models/positions", "dit/data/", "dit/distributed/", "dit/train/"),

@@ -1,7 +1,7 @@
 """Our source as syntax trees, and what the tree's tests and measures ask of them.
 
-Read are the Python files of dit/, data_prep/, recipes/ and benchmarks/, as far as they exist, on
-any checkout: nothing is imported.
+Read are the Python files of dit/, data_prep/, recipes/, benchmarks/ and examples/, as far as they
+exist, on any checkout: nothing is imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-TOPS = ("dit", "data_prep", "recipes", "benchmarks")
+TOPS = ("dit", "data_prep", "recipes", "benchmarks", "examples")
 SPECIAL = ("__init__", "__main__")
 MODELS = "dit/models"  # the folder of the model families
 NO_FAMILY = {
@@ -30,9 +30,11 @@ NO_FAMILY = {
 }  # shared
 # Members that others do not promise to keep. A new use is added here, under its owner.
 PRIVATE = {
-    "argparse": {"_ActionsContainer", "_AppendAction", "_actions", "_option_string_actions"},
+    "argparse": {"_ActionsContainer", "_AppendAction", "_action_groups", "_actions"}
+    | {"_option_string_actions"},
     "datasets": {"_fingerprint"},
-    "diffusers": {"_get_byt5_prompt_embeds", "_get_mllm_prompt_embeds", "_get_prompt_embeds"},
+    "diffusers": {"_get_byt5_prompt_embeds", "_get_mllm_prompt_embeds", "_get_prompt_embeds"}
+    | {"_get_qwen3_vl_prompt_embeds", "_drop_idx"},
     "megatron.core": {"_copy_main_params_to_model_params", "_get_model_param_range_map"}
     | {"_get_cuda_rng_state", "_set_cuda_rng_state", "_results_queue", "_p2p_ops"},
     "megatron.energon": {"_worker_sample_counters", "_worker_command", "_iterator"}
@@ -177,13 +179,15 @@ def family_leaks(sources: list[Source]) -> list[str]:
 def _leaks_of(folder: str, outside: list[Source], within: list[Source]) -> list[str]:
     """Imports of the folder, beside one of the registry, and names of its classes."""
     module = folder.replace("/", ".")
-    imports = [(s.folder == MODELS, f"{s.path}:{n}") for s in outside for n in _imports(s, module)]
+    own = [s for s in outside if Path(folder).name in s.text]
+    imports = [(s.folder == MODELS, f"{s.path}:{n}") for s in own for n in _imports(s, module)]
     registry = [place for is_registry, place in imports if is_registry]
     wrong = [place for is_registry, place in imports if not is_registry] + registry[1:]
     named = {name for name, _ in classes(within)}
     return [f"{place}: imports {module}" for place in wrong] + [
         f"{s.path}:{node.lineno}: names {_name(node)} of {module}"
         for s in outside
+        if any(name in s.text for name in named)  # few files: walking them all takes seconds
         for node in s.nodes(ast.Name, ast.Attribute)
         if _name(node) in named
     ]
@@ -205,11 +209,11 @@ def _comparisons(source: Source) -> list[int]:
 
 def _imports(source: Source, module: str) -> list[int]:
     """Lines that import a module or what lies in it, by a statement or by its name as a text."""
-    lines = set()
+    lines, inside = set(), re.compile(rf"{re.escape(module)}(?:[.:]\w|$)")
     for node in source.nodes(ast.Import, ast.ImportFrom, ast.Constant):
         names = [str(getattr(node, "value", "")), str(getattr(node, "module", ""))]
         names += [alias.name for alias in getattr(node, "names", ())]
         names += [f"{names[1]}.{name}" for name in names[2:]]
-        if any(re.match(rf"{re.escape(module)}(?:[.:]\w|$)", name) for name in names):
+        if any(name.startswith(module) and inside.match(name) for name in names):
             lines.add(node.lineno)
     return sorted(lines)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -175,7 +175,7 @@ def trial(size: str, name: str, overrides: Sequence[str] = ()) -> Trial:
     groups = process_groups()
     adapters = chosen_adapters(config.model, config.lora) if config.lora.enabled else None
     (chunk,) = build_model(
-        config, groups, fill=lambda model, c: randomise(model, seed=c.rng.seed), adapters=adapters
+        config, groups, fill=partial(randomise, seed=config.rng.seed), adapters=adapters
     )
     loader = build_train_loader(config, rank=0, world_size=1)
     (pack,) = islice(loader, 1)

@@ -58,7 +58,7 @@ _ATTENTION = {"_varlen_attn", "_varlen_attn_backward"}
 
 
 class OperationCounter(TorchDispatchMode):
-    """Inside, counts operations and their bytes by name."""
+    """A context that counts operations and their bytes by name."""
 
     def __init__(self, operator_bytes: OperatorBytes):
         super().__init__()
@@ -104,7 +104,7 @@ def _storage(x: Tensor) -> StorageWeakRef:
 
 
 class CudaKernels(TorchFunctionMode):
-    """Inside, operations that torch composes of many on `meta` are the one kernel of CUDA."""
+    """A context in which operations that torch composes on `meta` are one kernel, as on CUDA."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -167,7 +167,7 @@ class PackShape:
         return replace(self, grid=(frames, rows - 1, columns - 1))
 
     def pack(self, model: ModelConfig) -> PackedBatch:
-        """On `meta`, from samples of zeros."""
+        """A pack of samples of zeros for `model`, on the device `meta`."""
         frames, rows, columns = self.grid
         tall, wide = model.patch_temporal, model.patch_spatial
         size = (model.in_channels, frames * tall, rows * wide, columns * wide)
@@ -200,7 +200,7 @@ class LayerTraffic:
 
     @classmethod
     def between(cls, less: OperationCounter, more: OperationCounter, *, unit: int) -> LayerTraffic:
-        """Of two networks, the second of which has one layer more."""
+        """The traffic of a layer, from two networks: `more` has one layer more than `less`."""
         names = more.count.keys()
         return cls(
             count={name: more.count[name] - less.count[name] for name in names},

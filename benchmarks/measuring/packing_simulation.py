@@ -20,7 +20,7 @@ import numpy as np
 
 from dit.bin_packing import RECENT, best_fit_decreasing, full_packs, nearest_in_cost, turn
 from dit.config import Balance, ModelConfig
-from dit.models.flops import forward_flops
+from dit.sizing.flops import forward_flops
 
 _ASPECTS = np.array([1, 4 / 3, 3 / 4, 3 / 2, 2 / 3, 16 / 9, 9 / 16])
 _PICTURES = (256, 384, 512, 768, 1024)

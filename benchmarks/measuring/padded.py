@@ -131,12 +131,16 @@ def rectangles(
 
 
 class PlainLoop:
-    """A training step as one writes it without any of our parts."""
+    """A training step as one writes it without any of our parts.
+
+    Raises:
+        ValueError: the family is not compared.
+    """
 
     def __init__(self, network: nn.Module, config: RunConfig):
         self.network = network.train()
         self.config, c = config, config.optimizer
-        self.run = _form(config).run_stacked
+        self.form = _form(config.model)
         self.clip = c.clip_grad
         self.optimizer = torch.optim.AdamW(
             network.parameters(),
@@ -159,30 +163,28 @@ class PlainLoop:
         return total
 
     def _error(self, batch: PaddedBatch) -> Tensor:
-        assert self.run is not None
-        prediction = self.run(self.network, batch.samples, self.config)
+        model, guidance = self.config.model, self.config.objective.guidance
+        prediction = self.form.run_side_by_side(
+            self.network, batch.samples, model, guidance=guidance
+        )
         error = (prediction.float() - batch.target_BCFHW).square()
         return (error * batch.weight_BCFHW).sum()
 
 
 def diffusers_network(config: RunConfig) -> nn.Module:
-    """Diffusers' model of these sizes.
-
-    Raises:
-        ValueError: its family is not compared.
-    """
+    """Diffusers' model of these sizes."""
     import diffusers
 
     content = diffusers_transformer_config(config)
-    network = getattr(diffusers, _form(config).class_name)
+    network = getattr(diffusers, diffusers_form(config.model).class_name)
     return network(**{key: value for key, value in content.items() if key[0] != "_"})
 
 
-def _form(config: RunConfig) -> DiffusersForm:
-    form = diffusers_form(config.model)
+def _form(model: ModelConfig) -> DiffusersForm:
+    form = diffusers_form(model)
     if form.run_stacked is None:
         raise ValueError(
-            f"model.family={config.model.family} is not compared: its Diffusers form has no"
+            f"model.family={model.family} is not compared: its Diffusers form has no"
             " run_stacked (dit/models/family.py)"
         )
     return form

@@ -34,13 +34,13 @@ class RankBytes:
     """What one process did."""
 
     sent: int = 0
-    """Of tensors, to other ranks."""
+    """Bytes of tensors that were sent to other ranks."""
     metadata: int = 0
-    """Of Python objects, to other ranks."""
+    """Bytes of Python objects that were sent to other ranks."""
     held: int = 0
     """Most memory of tensors that were made meanwhile and still lived."""
     read: int = 0
-    """Of the files of a checkpoint."""
+    """Bytes that were read of the files of a checkpoint."""
 
 
 @contextmanager

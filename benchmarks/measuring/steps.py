@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from dit.config import RunConfig
+from dit.config import ModelConfig, RunConfig
 from dit.device_specs import peak_flops
 from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import say_once
@@ -30,7 +30,7 @@ _SPREAD = ("tokens_per_s", "samples_per_s", "pack_fill", "model_tflops")
 
 @contextmanager
 def watched_processes(config: RunConfig) -> Iterator[None]:
-    """Inside, the processes and groups of a layout, and the watchdog; entered by all ranks."""
+    """A context with the processes and groups of a layout, and the watchdog; all ranks enter it."""
     limit_s = 60 * config.dist.distributed_timeout_minutes
     set_cuda_environment(config)
     start_processes(
@@ -43,14 +43,14 @@ def watched_processes(config: RunConfig) -> Iterator[None]:
         yield
 
 
-def fill_on_device(model: torch.nn.Module, config: RunConfig) -> None:
+def fill_on_device(model: torch.nn.Module, seed: int) -> None:
     """Random weights of moderate size where they lie: no step is faster for its zeros.
 
     Matrices are parts of one tile of numbers, again and again: to draw those of 12B parameters on
     a host, where frozen ones wait, takes minutes.
     """
     place = next(model.parameters()).device
-    generator = torch.Generator(place).manual_seed(config.rng.seed)
+    generator = torch.Generator(place).manual_seed(seed)
     tile = torch.empty(_TILE, device=place).normal_(std=0.02, generator=generator)
     with torch.no_grad():
         for weight in model.parameters():
@@ -62,7 +62,7 @@ def fill_on_device(model: torch.nn.Module, config: RunConfig) -> None:
             numbers.copy_(drawn.view_as(numbers))
 
 
-def step_summary(config: RunConfig, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def step_summary(model: ModelConfig, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians, 5th and 95th percentiles under the names of metrics.jsonl; called by all ranks.
 
     `shares` are parts of the sum of all steps, because shares of medians do not add up to 1.
@@ -74,7 +74,7 @@ def step_summary(config: RunConfig, steps: Sequence[dict[str, Any]]) -> dict[str
     found: dict[str, Any] = {name: spread_of(numbers) for name, numbers in values.items()}
     whole = fmean(values["step_time_s"])
     found["shares"] = {part: fmean(values[part]) / whole for part in (*parts, "other_s")}
-    found["peak_tflops"] = _peaks(config)
+    found["peak_tflops"] = _peaks(model)
     tflops = found["model_tflops"]["median"]
     found["mfu"] = {kind: tflops / peak for kind, peak in found["peak_tflops"].items()}
     found["peak_memory_gb"] = _of_fullest(steps[-1]["peak_memory_gb"])
@@ -86,9 +86,9 @@ def spread_of(numbers: Sequence[float]) -> dict[str, float]:
     return {"median": middle, "p5": p5, "p95": p95}
 
 
-def _peaks(config: RunConfig) -> dict[str, float]:
+def _peaks(model: ModelConfig) -> dict[str, float]:
     """TFLOP/s of one device: from its data sheet, if the table has it, and measured."""
-    kind = dtype(config.model)
+    kind = dtype(model)
     measured = measured_flops(device(), kind)
     promised = peak_flops(_name())
     found = {"data sheet, bfloat16": promised} if promised else {}

@@ -134,6 +134,11 @@ def run_digits(args: argparse.Namespace) -> int:
     if args.side != SIDE and (args.moving or args.edits):
         kind = "--moving" if args.moving else "--edits"
         raise PrepError(f"--side {args.side}: digits of {kind} have {SIDE} pixels; leave one out")
+    if args.pixel_block and (args.moving or args.edits or args.side % args.pixel_block):
+        raise PrepError(
+            f"--pixel_block {args.pixel_block}: it divides --side {args.side} of plain digits;"
+            " give a divisor of it, or leave it out"
+        )
     encoder = text.text_encoder_named(args.text_encoder or Pixel.text_encoder).from_arguments(args)
     source, config = partial(Digits, side=args.side), "conf/dit_digits.yaml"
     if args.moving and args.edits:
@@ -145,14 +150,17 @@ def run_digits(args: argparse.Namespace) -> int:
     elif args.invert:
         config = "conf/dit_digits_lora.yaml"
     elif args.pooled_text:
-        config = "conf/flux_digits.yaml"
+        config = "conf/mlperf_digits.yaml" if args.pixel_block else "conf/flux_digits.yaml"
     codec = Pixel.of(
-        block=args.side // 4, colours=1, image_conditioning=args.moving and not args.edits
+        block=args.pixel_block or args.side // 4,
+        colours=1,
+        image_conditioning=args.moving and not args.edits,
     )
     # Plain digits have no such keys.
     kinds = {name: True for name in ("moving", "edits", "invert") if getattr(args, name)}
     large = {"side": args.side} if args.side != SIDE else {}
-    asked = [*(f"--{kind}" for kind in kinds), *(f"--side {side}" for side in large.values())]
+    large |= {"pixel_block": args.pixel_block} if args.pixel_block else {}
+    asked = [*(f"--{kind}" for kind in kinds), *(f"--{key} {n}" for key, n in large.items())]
     with locked_folder(args.output_dir):
         summary = pack_dataset(
             source(num_samples=args.num_samples, inverted=args.invert),

@@ -19,7 +19,7 @@ from dit.local_path import LocalPath
 
 
 def minutes(text: str) -> float:
-    """Minutes, from 0 to a million."""
+    """A number of minutes from 0 to a million, as a type of argparse."""
     try:
         number = float(text)
     except ValueError:
@@ -35,7 +35,7 @@ def sample_kind(text: str) -> str:
 
 
 def opaque(text: str) -> str:
-    """A colour without transparency."""
+    """An opaque colour by its name or numbers, as a type of argparse."""
     try:
         return colour(text)
     except ValueError:
@@ -46,14 +46,14 @@ def opaque(text: str) -> str:
 
 
 def at_least_one(text: str) -> int:
-    """A whole number above zero."""
+    """A whole number above zero, as a type of argparse."""
     if (number := whole(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
     return number
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them."""
+    """Whole numbers with commas between them, such as 17,33,65, as a type of argparse."""
     try:
         return tuple(whole(part) for part in text.split(","))
     except ValueError:
@@ -68,7 +68,7 @@ Positive = Annotated[int, at_least_one]
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
-    """Where the media are."""
+    """Options that name folders, tables and datasets of media."""
 
     image_dir: Path | None = option(None, metavar="DIR")
     """Folder of images; it may have subfolders and uncompressed .tar files. Hidden files and linked
@@ -113,7 +113,7 @@ class InputOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeOptions:
-    """The size of samples."""
+    """Options that decide the size of samples in pixels."""
 
     bucketing: Literal["native", "aspect"] = "native"
     """native keeps the size of each file, cropped to --size_multiple; aspect chooses the bucket
@@ -147,7 +147,7 @@ class SizeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FrameOptions:
-    """Which frames of a video are kept."""
+    """Options that decide which frames of a video are kept."""
 
     mode: Annotated[str, sample_kind] = option("video", choices=("video", "frames"))
     """video (or preprocess, FastVideo's word): a clip is a sample; frames: --num_frames evenly
@@ -170,7 +170,7 @@ class FrameOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderOptions:
-    """What reads videos."""
+    """The option that chooses the library which decodes videos."""
 
     video_loader_type: Literal["pyav", "torchcodec", "torchvision"] = "pyav"
     """Video decoder: PyAV, which has its own FFmpeg, or torchcodec if it is installed; torchvision
@@ -179,7 +179,7 @@ class DecoderOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionTextOptions:
-    """Where captions are looked for."""
+    """Options that say where captions are looked for."""
 
     caption_field: str = option("caption", metavar="FIELD")
     """Field of the caption in .json files and tables; '' ignores .json files beside media.
@@ -198,7 +198,7 @@ class CaptionTextOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Where codecs and text encoders with weights are, and how they run."""
+    """Options of codecs and text encoders with weights: where they are, and how they run."""
 
     model_name: LocalPath | None = option(None, "--model_path", metavar="NAME|DIR")
     """Hub name or folder, in the layout of Diffusers. (default: that of the processor)"""
@@ -213,6 +213,9 @@ class ModelOptions:
     stochastic: bool = False
     """Draw latents from the codec's distribution, seeded by the sample's key. (default: its
     mean)"""
+    latent_distribution: bool = False
+    """Store mean and log variance of latents, bfloat16, so that training draws each latent anew at
+    each visit of its sample. (default: one latent, float16)"""
     workload_type: Literal["t2v", "i2v", "flf2v"] | None = None
     """i2v adds the inputs of image-to-video models: first_frame_latent; condition_latent for Wan
     2.1 and 2.2 A14B; image_embed if the model has an image encoder. flf2v (Wan) is the same for
@@ -242,14 +245,14 @@ SETTINGS = tuple(name for name in option_names(*_OF_SAMPLES) if name not in LATE
 
 
 def add_media(parser: ArgumentParser) -> None:
-    """Options of sizes, frames and captions."""
+    """Adds the options of sizes, frames and captions to a parser."""
     add_options(parser.add_argument_group("size"), SizeOptions)
     add_options(parser.add_argument_group("frames of videos"), FrameOptions, DecoderOptions)
     add_options(parser.add_argument_group("captions", PRECEDENCE), CaptionTextOptions)
 
 
 def add_models(parser: ArgumentParser) -> None:
-    """Options of codecs and text encoders with weights."""
+    """Adds the options of codecs and text encoders with weights to a parser."""
     group = parser.add_argument_group("models of processors and text encoders that have weights")
     add_options(group, ModelOptions)
     group.add_argument(

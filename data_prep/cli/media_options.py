@@ -38,7 +38,7 @@ def source_of(args: Namespace, codec: Codec) -> MediaSource:
         PrepError: they contradict each other, or a file that they name cannot be used.
     """
     if args.size_multiple is None:
-        args.size_multiple = codec.patch * codec.stride
+        args.size_multiple = (codec.side_cells or codec.patch) * codec.stride
     if args.size_multiple % codec.stride:
         raise PrepError(
             f"--size_multiple {args.size_multiple} must be a multiple of the {codec.stride}"
@@ -156,7 +156,7 @@ def _collections(args: Namespace) -> list[Collection]:
 
 
 def _overlapping(inputs: list[Input]) -> list[Input]:
-    """The same inputs; of folders that overlap, each knows which files the other one packs."""
+    """`inputs`, each with the files that other inputs pack, where folders overlap."""
     folders = {
         number: given.collection
         for number, given in enumerate(inputs)
@@ -171,7 +171,7 @@ def _overlapping(inputs: list[Input]) -> list[Input]:
 
 
 def _prefixed(inputs: list[Input]) -> Iterator[Input]:
-    """The same inputs; where there are several, each has its own prefix for source paths."""
+    """`inputs`, each with its own prefix for source paths if there are several."""
     seen = Counter[str]()
     for given in inputs:
         name = given.collection.name
@@ -181,7 +181,7 @@ def _prefixed(inputs: list[Input]) -> Iterator[Input]:
 
 
 def sizing_of(args: Namespace) -> Sizing:
-    """The rule for sizes.
+    """The rule for sizes that the options describe.
 
     Raises:
         PrepError: its parts contradict each other.
@@ -235,7 +235,7 @@ def gentler_sizings(args: Namespace, codec: Codec, text: TextEncoder) -> dict[st
 
 
 def frame_rule_of(args: Namespace, stride: int) -> FrameRule:
-    """The rule for frames.
+    """The rule for frames that the options describe; `stride` is the codec's in time.
 
     Raises:
         PrepError: the codec does not take that number of frames.

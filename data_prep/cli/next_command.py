@@ -60,7 +60,10 @@ def _quoted(text: str) -> str:
 
 
 def from_scratch(kind: str, codec: Codec, text: TextEncoder) -> tuple[str, dict[str, Any]]:
-    """Configuration and keys of a new network for such samples of a `kind`, image or video."""
+    """Configuration file and keys of a new network for samples of a codec and text encoder.
+
+    `kind` is image or video.
+    """
     config = f"conf/dit_xl_{kind}.yaml"
     keys: dict[str, Any] = {"model.in_channels": codec.channels}
     keys["model.crossattn_emb_size"] = text.width
@@ -78,12 +81,12 @@ def is_published(codec: Codec, text: TextEncoder) -> bool:
 
 
 def keys_of(words: Sequence[str]) -> dict[str, str]:
-    """The keys and values of words KEY=VALUE."""
+    """The keys and values of words such as `model.num_layers=2`."""
     return dict(word.split("=") for word in words)
 
 
 def edit_keys(codec: Codec, references: int) -> dict[str, str]:
-    """Keys that tune a network which edits, with so many references in each sample, or more."""
+    """Keys that tune a network for edits, with at least `references` references a sample."""
     keys = keys_of(codec.tuning_of_edits)
     if most := keys.get("model.reference_latents"):
         keys["model.reference_latents"] = str(max(int(most), references))
@@ -91,9 +94,9 @@ def edit_keys(codec: Codec, references: int) -> dict[str, str]:
 
 
 def tuning_of(codec: Codec, text: TextEncoder) -> tuple[str, dict[str, str], str | None] | None:
-    """Configuration and keys that tune the network such samples are for, and its download.
+    """Configuration file, keys and download of the published network that such samples are for.
 
-    None where they are for no published one, or its folder was copied without the network.
+    None where they are for no published one. The download is None where its folder has no network.
     """
     if not (isinstance(codec, Autoencoder) and is_published(codec, text)):
         return None

@@ -94,7 +94,7 @@ class _CommandParser(OptionParser):
     """Ends with one line that names option, value and remedy; argparse lists all options first."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; {self.prog} --help lists the options\n")
+        self.exit(2, f"error: {message}; {self.prog} --help=all lists the options\n")
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] - it is overloaded
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -155,8 +155,11 @@ class _DigitKinds:
     """Pack pairs for editing networks: each digit as a reference picture, and as its target the
     same digit `with a frame` or `mirrored`. With --moving: each clip, and its mirror image."""
     side: int = option(8, choices=(8, 16, 32))
-    """Pixels along a side; above 8 digits are scaled up. Each is 16 latent cells. Without --moving
-    and --edits."""
+    """Pixels along a side; above 8 digits are scaled up. Each is 16 latent cells, or as many as
+    --pixel_block makes. Without --moving and --edits."""
+    pixel_block: int | None = option(None, choices=(1, 2, 4, 8))
+    """Pixels along a side of a latent cell. (default: a quarter of --side; 2 with --side 32 makes
+    256 cells, for conf/mlperf_digits.yaml) Without --moving and --edits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +207,7 @@ class _RunningOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _CodecOptions:
-    """What encodes."""
+    """Options that choose what encodes."""
 
     processor: str = option("pixel", metavar="NAME")
     """Codec that encodes latents. (default: %(default)s)"""
@@ -223,6 +226,9 @@ class _CacheOptions:
     """raw: latents as the codec encodes them (FastVideo, DFM's FLUX and DiT); they are then
     normalised for the processor. (default: raw for FastVideo's Parquet, except that of Cosmos 2.5,
     which has no default; else normalised)"""
+    link: bool = False
+    """For shards of MLPerf's FLUX.1: write links to them, with what training reads beside them, in
+    the place of copies. They stay where they are and as they are."""
     max_bad_fraction: float = option(0.05, metavar="FRACTION")
     """As for image."""
 
@@ -237,12 +243,20 @@ def _add(commands: Any, name: str, about: str) -> Any:
 def _add_digits(commands: Any) -> None:
     about = "Packs the 1,797 handwritten digits, 8 x 8 pixels, that come with scikit-learn."
     parser = _add(commands, "digits", about)
+    parser.first = ("output_dir", "split", "pooled_text", "overwrite")
+    parser.first += ("moving", "edits", "side", "num_samples", "invert", "whitening_from")
     _add_output(parser)
     add_options(parser, _DigitKinds, _DigitOptions, _WhiteningOptions)
 
 
+_FIRST = ("dataset_config", "output_dir", "split", "plan", "max_pixels", "processor", "model_name")
+"""Options that people use first, whatever they pack."""
+
+
 def _add_media(commands: Any, name: str, about: str) -> None:
     parser = _add(commands, name, about)
+    own = ("pixel_block", "list_processors") if name == "image" else ("train_fps", "target_frames")
+    parser.first = (*_FIRST, f"{name}_dir", *own)
     add_options(parser.add_argument_group("what to pack (one of these at least)"), InputOptions)
     _add_output(parser)
     add_options(parser.add_argument_group("running"), _RunningOptions, WorkOptions)
@@ -272,8 +286,10 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def _add_readers(commands: Any) -> None:
     """The commands that read a folder."""
-    about = "Turns a cache of AutoModel, FastVideo or DFM into shards."
+    about = "Turns a cache of AutoModel, FastVideo, DFM or MLPerf into shards."
     parser = _add(commands, "convert", about)
+    parser.first = ("output_dir", "split", "overwrite", "license", "processor", "latents", "link")
+    parser.first += ("model_name", "text_padding", "max_bad_fraction")
     _add_folder(parser, "Folder that the other tool wrote.")
     _add_output(parser)
     add_options(parser, _CacheOptions)

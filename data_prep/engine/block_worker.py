@@ -28,7 +28,7 @@ from data_prep.inspect.html_pages import (
     with_controls,
 )
 from data_prep.media.clips import REJECTED_LATENT, Clip, Entry, Source
-from data_prep.media.images import to_levels
+from data_prep.media.images import to_levels, to_rgb
 from data_prep.refusals import Reason, RefusedError
 from data_prep.writing.tar_shards import sample_parts
 from dit.codecs.dataset_card import FORMAT_VERSION
@@ -53,7 +53,7 @@ class EncodedSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefusedResult:
-    """Why a sample cannot be packed."""
+    """Reason and details of a sample that cannot be packed."""
 
     reason: str
     detail: str
@@ -61,7 +61,7 @@ class RefusedResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedSample:
-    """What a sample looks like as it is encoded, and the notes on it."""
+    """The looks and thumbnail of a decoded sample, and the notes on it."""
 
     looks: Looks | None  # None of one without structure
     thumbnail: Thumbnail | None  # None where the page has no room for more
@@ -69,7 +69,7 @@ class DecodedSample:
 
 
 class Task(StrEnum):
-    """What is done with a block; the value is shown as its progress."""
+    """What workers do with a block of samples; the value is shown beside their progress."""
 
     DECODE = "decoding"
     MEASURE = "reading"
@@ -94,13 +94,13 @@ class BlockWorker:
     """Pixels of the thumbnails of decoded samples."""
 
     def on(self, device: str) -> Self:
-        """The same worker with its models on `device`; decoding alone needs no models."""
+        """A copy of this worker with its models on `device`; without models if it only decodes."""
         if self.task is Task.DECODE:
             return self
         return replace(self, codec=self.codec.on(device), text=self.text.on(device))
 
     def run(self, blocks: Iterable[Block]) -> Iterator[list[Any]]:
-        """A list for each block, with a result for each line.
+        """For each of `blocks` a list of results, one for each line of the block.
 
         A result is a `RefusedResult`, or by task an `EncodedSample`, the `Moments` of a latent, or
         a `DecodedSample`. The next block is requested before the current one is finished, so that
@@ -220,20 +220,21 @@ class BlockWorker:
         if self.text.sees_first_frame:
             return self.text.encode_beside(clip.caption, [picture_of(clip.video_CFHW[:, 0])])
         most, found = self.text.most_pictures, len(entry.references)
-        if not most:
+        if not most or (not found and self.text.reads_alone):
             return self.text.encode_all(clip.caption)
         named = f"text encoder {self.text.name} reads a caption with"
         if not found:
             raise RefusedError(Reason.NO_REFERENCE, f"{named} a control picture, and it has none")
         if found > most:
             raise RefusedError(Reason.BAD_REFERENCE, f"{named} {most}, and it has {found}")
-        return self.text.encode_beside(clip.caption, clip.originals)
+        shown = clip.originals if self.text.sees_alpha else [*map(to_rgb, clip.originals)]
+        return self.text.encode_beside(clip.caption, shown)
 
     def _psnr(self, latent_CFHW: torch.Tensor, clip: Clip) -> float:
         """Peak signal-to-noise ratio in dB, over 255 levels; at most 99."""
         found_FHWC = self.codec.decode(latent_CFHW).float()
-        source_FHWC = (clip.video_CFHW.permute(1, 2, 3, 0) + 1) * 127.5
-        error = (found_FHWC - source_FHWC.round()).square().mean().item()
+        source_FHWC = torch.from_numpy(to_levels(clip.video_CFHW)).float()
+        error = (found_FHWC - source_FHWC).square().mean().item()
         return round(10 * math.log10(255**2 / error), 2) if error > 1e-4 else 99.0
 
     def _description(self, entry: Entry, clip: Clip) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class _Job:
 
 
 class Processes:
-    """Worker processes on this machine."""
+    """Runs blocks in worker processes on this machine."""
 
     def __init__(self, *, workers: int, devices: tuple[str, ...] = ("cpu",), few: int = 0):
         """Fewer blocks than `few` are done in this process: starting workers takes seconds."""
@@ -75,7 +75,7 @@ class Processes:
         self._context = multiprocessing.get_context("spawn")
 
     def run(self, work: BlockWorker, blocks: Iterable[Block]) -> Iterator[list[Any]]:
-        """Results block by block; the workers end with the iterator."""
+        """The results of each block, in order; the workers end with the iterator."""
         blocks = iter(blocks)
         first = list(islice(blocks, self._few))
         if len(first) < self._few:
@@ -215,7 +215,7 @@ def _one_by_one(work: BlockWorker, block: Block, pipe: Connection) -> Iterator[A
 
 
 class RayWorkers:
-    """Actors of the cluster at RAY_ADDRESS, or of one that is started on this machine."""
+    """Runs blocks in actors of the cluster at RAY_ADDRESS, or of one started on this machine."""
 
     def __init__(self, *, workers: int | None):
         """One worker for each GPU of the cluster, or each core, where `workers` is None.
@@ -238,7 +238,7 @@ class RayWorkers:
         self._workers = workers or self._gpus or int(resources.get("CPU", 1))
 
     def run(self, work: BlockWorker, blocks: Iterable[Block]) -> Iterator[list[Any]]:
-        """Results block by block; the actors end with the iterator."""
+        """The results of each block, in order; the actors end with the iterator."""
         ray = self._ray
         device = {"num_gpus": 1} if self._gpus else {"num_cpus": 1}
         # -1 is unlimited: a lost machine is not the fault of the block that was on it.

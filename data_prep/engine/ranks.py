@@ -16,7 +16,7 @@ _PATIENCE = timedelta(days=30)  # a slow rank may take long; a dead one ends all
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """The rank of this process, and the number of ranks."""
+    """Rank of this process, number of all ranks, and rank on this machine."""
 
     rank: int = 0
     world: int = 1

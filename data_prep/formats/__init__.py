@@ -4,5 +4,6 @@ cached_samples  a sample of any format, with checks of its content; reads our sh
 automodel       NeMo AutoModel: `WxH/<hash>.meta` and `metadata.json`
 parquet         FastVideo: Parquet with bytes, shape and type of each tensor
 dfm             NVIDIA DFM: shards of `.pth`, `.pickle` and `.json`
+mlperf          MLPerf Training's FLUX.1: shards of parts in bfloat16, read or linked
 convert         each of these formats -> our shards, and back
 """

@@ -114,7 +114,7 @@ def _is_picture(record: CachedSample, model: str) -> bool:
 
 
 def held_by(record: CachedSample, *, model: str) -> set[str]:
-    """Tensors of a sample that its file has a place for."""
+    """Names of the tensors that a file of AutoModel's cache has a place for."""
     if _is_picture(record, model):
         return {"latent", "text", "pooled_text"}
     return {"latent", "text", "text_2", *_OF_IMAGES}
@@ -144,7 +144,7 @@ def _pictures(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
 
 
 def _videos(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
-    """Likewise, all with a batch axis; `given` are latents [C, F, H, W] and rows [L, E]."""
+    """AutoModel's tensors of a video with a batch axis; `given` has latents and text rows."""
     found = {"video_latents": given["latent"][None]}
     found["text_embeddings"] = _filled(given["text"], text_length)
     if "text_2" in given:
@@ -184,7 +184,7 @@ def relocate(folder: Path) -> int:
 
 
 def read_automodel(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
-    """Every sample in the index.
+    """Every sample that the index of a cache lists.
 
     Raises:
         PrepError: there is no index that can be read.
@@ -193,7 +193,7 @@ def read_automodel(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
 
 
 def index_of(folder: Path) -> Any:
-    """The content of the index of a cache, which is an object if nobody has changed it.
+    """The content of a cache's index: an object, unless somebody has changed it.
 
     Raises:
         PrepError: it cannot be read.

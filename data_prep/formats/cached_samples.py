@@ -9,6 +9,7 @@ import pickle
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,14 @@ from data_prep.refusals import PrepError, Reason, RefusedError, printable
 from dit import safe_pickle
 from dit.parsing import cause, parse_json
 from dit.stored_samples import UnusableError, check_regular, trim_padding, with_axes
+from dit.system_errors import explained
 
 _SIZES = ("width", "height", "original_width", "original_height", "num_frames")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedSample:
-    """One sample: tensors named as in our shards, and the content of its `.json`."""
+    """A sample of another tool's cache: tensors under our names, and the content of its `.json`."""
 
     key: str
     tensors: dict[str, Tensor]  # latent [C, F, H, W], text [L, E], ...
@@ -60,6 +62,21 @@ def read_or_refuse(source: str, read: Callable[[], CachedSample]) -> CachedSampl
     ) as error:
         detail = f"{type(error).__name__}: {error}"
         return RefusedRecord(source=source, reason=Reason.UNREADABLE, detail=detail)
+
+
+def read_tars(
+    folder: Path, record: Callable[[str, str, dict[str, bytes]], CachedSample]
+) -> Iterator[CachedSample | RefusedRecord]:
+    """Every sample of every tar below `folder`, made by `record` of its name, key and parts."""
+    for path in sorted(folder.rglob("*.tar")):
+        try:
+            check_regular(path)
+            for _, key, parts in read_samples(path):
+                name = f"{path.stem}/{key}"
+                yield read_or_refuse(name, partial(record, name, key, parts))
+        except (tarfile.TarError, OSError) as error:
+            detail = f"the rest of it: {type(error).__name__}: {explained(error)}"
+            yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
 
 
 def read_shards(folder: Path) -> Iterator[CachedSample]:
@@ -102,7 +119,7 @@ def load_untrusted(content: Path | bytes) -> Any:
 
 
 def checked_description(about: Any) -> dict[str, Any]:
-    """The content of a sample's `.json`, checked.
+    """The content `about` of a sample's `.json`, after its types are checked.
 
     Raises:
         RefusedError: a value is missing or of a wrong type.
@@ -129,19 +146,20 @@ def _odd(name: str, about: Mapping[str, Any], wanted: str) -> RefusedError:
 
 
 def padded(text_LE: Tensor, rows: int) -> Tensor:
-    """Text with zero vectors behind it up to so many rows; longer ones as they are."""
+    """`text_LE` followed by zero vectors up to `rows` rows; a longer text as it is."""
     return pad(text_LE, (0, 0, 0, max(0, rows - len(text_LE))))
 
 
 def to_text(value: Any) -> Tensor:
-    """A text [L, E] without padding; raises as `numbers` does."""
+    """A text [L, E] without its padding, from the `value` of a cache; raises as `numbers` does."""
     return trim_padding(numbers(value, "LE", what="text"))
 
 
 def numbers(value: Any, axes: str, *, what: str) -> Tensor:
-    """A tensor with these axes: a latent CFHW, rows LE of an encoder, or a pooled text E.
+    """The tensor in a `value` of a cache, in the order of `axes`.
 
-    `value` may have a batch axis, and a latent no frame axis.
+    These are CFHW of a latent, LE of an encoder's rows, E of a pooled text. `value` may have a
+    batch axis, and a latent no frame axis.
 
     Raises:
         UnusableError: it has another form.

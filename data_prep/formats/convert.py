@@ -18,6 +18,13 @@ import torch
 from data_prep.formats.automodel import INDEX, held_by, index_of, read_automodel, write_automodel
 from data_prep.formats.cached_samples import CachedSample, RefusedRecord, read_shards
 from data_prep.formats.dfm import HELD, form_of, holds_raw_latents, is_raw, read_dfm, write_dfm
+from data_prep.formats.mlperf import (
+    holds_mlperf,
+    link_shards,
+    null_texts,
+    read_mlperf,
+)
+from data_prep.formats.mlperf import whitening as whitening_of_mlperf
 from data_prep.formats.parquet import HELD as OF_PARQUET
 from data_prep.formats.parquet import read_parquet, write_parquet
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions, all_in_train_notice
@@ -31,13 +38,15 @@ from dit.codecs.encoder_options import EncoderPadding
 from dit.codecs.normalization import Whitening
 from dit.codecs.text.pretrained_encoder import UnmaskedTextEncoder
 from dit.codecs.vae import codec_named
-from dit.codecs.vae.codec import LATENT_DTYPE, Codec
+from dit.codecs.vae.codec import DISTRIBUTION_DTYPE, LATENT_DTYPE, Codec
+from dit.stored_samples import uneven_levels
 from dit.token_ids import TOKEN_IDS
 
 _ROWS_IN_FILE = 64
 # FastVideo stores their latents normalised (Cosmos25WanVAEWrapper) or not (its overfit script).
 _OF_BOTH_KINDS = ("cosmos_predict25",)
 _OF_LOSS = ("loss_weight",)  # beside the tensors
+_DISTRIBUTION = ("latent", "latent_logvar")
 _IN_HALF = ("latent", "first_frame_latent", "condition_latent", "image_embed")
 
 
@@ -104,7 +113,7 @@ def _counted(
     held: Container[str] | Callable[[CachedSample], Container[str]],
     left_out: Counter[str],
 ) -> Iterator[CachedSample]:
-    """The same samples; `left_out` counts what of each is not `held`.
+    """`records` unchanged, while `left_out` counts their tensors that are not `held`.
 
     Raises:
         PrepError: a text means nothing without what would be left out.
@@ -143,11 +152,13 @@ def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
         return read_automodel(folder)
     if _is_parquet(folder):
         return read_parquet(folder)
+    if holds_mlperf(folder):
+        return read_mlperf(folder)
     if next(folder.rglob("*.tar"), None) is not None:
         return read_dfm(folder)
     raise PrepError(
         f"{folder} holds no cache that is known: metadata.json of AutoModel, *.parquet of"
-        " FastVideo, or *.tar of DFM"
+        " FastVideo, or *.tar of DFM or MLPerf"
     )
 
 
@@ -161,6 +172,13 @@ def _latents(args: Namespace, codec: Codec | None) -> str:
     Raises:
         PrepError: they are, and --processor does not say how; or nothing tells.
     """
+    if holds_mlperf(args.folder):
+        if args.latents == "raw":
+            raise PrepError(
+                "--latents raw: latents of MLPerf are normalised by the benchmark's constants;"
+                " leave it out"
+            )
+        return "normalised"
     measured = codec is not None and codec.whitens_by_dataset
     if not args.latents and _is_parquet(args.folder) and codec and codec.name in _OF_BOTH_KINDS:
         raise PrepError(
@@ -190,7 +208,11 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
     Raises:
         PrepError: it cannot be read, or too much of it was refused.
     """
-    split = SplitFractions.parse(args.split or DEFAULT_SPLIT)
+    of_mlperf = holds_mlperf(args.folder)
+    if args.link and not of_mlperf:
+        raise PrepError(f"--link: {args.folder} holds no shards of MLPerf; leave it out")
+    # Samples of MLPerf's validation say so themselves.
+    split = SplitFractions.parse(args.split or ("1,0,0" if of_mlperf else DEFAULT_SPLIT))
     codec = codec_named(args.processor).from_arguments(args) if args.processor else None
     encoder = (
         text.text_encoder_named(args.text_encoder).from_arguments(args)
@@ -199,31 +221,27 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
     )
     records = records_of(args.folder)  # first: an error must come before anything is removed
     args.latents = _latents(args, codec)  # stored in the dataset card
-    begun = args.output_dir / LEDGER / "conversion"  # exists until all is written
-    prepare_folder(args.output_dir, overwrite=args.overwrite or begun.exists())
-    if begun.parent.exists():
-        raise PrepError(
-            f"--output_dir {args.output_dir} holds a dataset that was packed; give another folder,"
-            " or replace the dataset in it with --overwrite"
-        )
-    begun.parent.mkdir()
-    begun.touch()
+    null_text = null_texts(args.folder) if of_mlperf else {}
+    begun = _begun(args)
     checked = _CheckedRows()
-    shards, refusals = _written(map(checked, records), args, codec, split)
+    shards, refusals = (_linked if args.link else _written)(records, checked, args, codec, split)
     refusals.write(args.output_dir / REFUSED_NAME)
     if not checked.total:
         raise PrepError(f"{args.folder} holds no samples")
     refusals.check(total=checked.total, max_fraction=args.max_bad_fraction, kept=False)
+    if uneven := uneven_levels(checked.levels.elements()):
+        raise PrepError(f"{uneven}; convert the whole validation set")
     counts = Counter({part: sum(found.values()) for part, found in shards.items()})
     notices = _missing_conditions(args.folder, checked.names)
-    if args.split is None and split.empty(counts):
+    empty = () if of_mlperf else split.empty(counts)  # MLPerf publishes each split by itself
+    if empty and args.split is None:
         shards = {Split.TRAIN: _moved_to_train(args.output_dir, shards)}
         counts = Counter({Split.TRAIN: counts.total()})
         notices.append(all_in_train_notice(counts))
-    elif empty := split.empty(counts):
+    elif empty:
         notices.append(f"--split {args.split} leaves {' and '.join(empty)} without a sample")
-    card = _card(args, codec, checked.widths, shards, refusals)
-    null_text = checked.null_text
+    card = _card(args, codec, checked, shards, refusals)
+    null_text = null_text or checked.null_text
     if encoder is not None:
         encoder = _as_stored(encoder, checked.text_rows)
         card["text_encoder"], null_text = encoder.settings, encoder.encode_all("")
@@ -233,8 +251,41 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
     return counts, refusals, notices
 
 
+def _begun(args: Namespace) -> Path:
+    """Empties the output folder, and makes a file in it that exists until all is written.
+
+    Raises:
+        PrepError: the folder holds something else than a conversion.
+    """
+    begun = args.output_dir / LEDGER / "conversion"
+    prepare_folder(args.output_dir, overwrite=args.overwrite or begun.exists())
+    if begun.parent.exists():
+        raise PrepError(
+            f"--output_dir {args.output_dir} holds a dataset that was packed; give another folder,"
+            " or replace the dataset in it with --overwrite"
+        )
+    begun.parent.mkdir()
+    begun.touch()
+    return begun
+
+
+def _linked(
+    records: Iterator[CachedSample | RefusedRecord],
+    checked: _CheckedRows,
+    args: Namespace,
+    *_: Any,
+) -> tuple[dict[Split, dict[str, int]], Refusals]:
+    """Links the tars of MLPerf, of which the first sample alone is read whole."""
+    first = checked(next(records))
+    if isinstance(first, RefusedRecord):
+        raise PrepError(f"{first.source}: {first.detail}; restore it")
+    checked.levels.clear()  # of the first sample, which is linked as well
+    return link_shards(args.folder, args.output_dir, checked.levels), Refusals()
+
+
 def _written(
-    records: Iterable[CachedSample | RefusedRecord],
+    records: Iterator[CachedSample | RefusedRecord],
+    checked: _CheckedRows,
     args: Namespace,
     codec: Codec | None,
     split: SplitFractions,
@@ -252,14 +303,15 @@ def _written(
             )
             for part in Split
         }
-        for record in records:
+        for record in map(checked, records):
             if isinstance(record, CachedSample):
                 record = _converted(record, codec if args.latents == "raw" else None)
             if isinstance(record, RefusedRecord):
                 refusals.add(record.source, str(record.reason), record.detail)
                 continue
             parts = sample_parts(record.tensors, record.about)
-            series[split.split_of(record.key)].write(record.key, parts)
+            part = Split.VAL if "timestep" in record.about else split.split_of(record.key)
+            series[part].write(record.key, parts)
     return {part: one.counts for part, one in series.items() if one.counts}, refusals
 
 
@@ -297,7 +349,7 @@ class _CheckedRows:
 
     def __init__(self) -> None:
         self.total, self.widths, self.names = 0, dict[str, int](), set[str]()
-        self.text_rows = set[int]()
+        self.text_rows, self.levels = set[int](), Counter[int]()
         self._widths_of_null = dict[str, int]()
         self._keys, self._seen = set[str](), Counter[str]()
 
@@ -312,6 +364,7 @@ class _CheckedRows:
             found = f"{widths}, and the samples before it have {self.widths}"
             return RefusedRecord(source=record.file, reason=Reason.OTHER_MODEL, detail=found)
         self.names |= tensors.keys()
+        self.levels.update([record.about["timestep"]] if "timestep" in record.about else [])
         self.text_rows.add(len(tensors["text"]))
         for name in tensors.keys() & {"text_2", "pooled_text"}:
             self._widths_of_null[name] = tensors[name].shape[-1]
@@ -347,7 +400,10 @@ def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample 
             return RefusedRecord(source=record.file, reason=Reason.OTHER_MODEL, detail=detail)
         latent_CFHW = whitened_by.whitening.apply(latent_CFHW)
     tensors = {**record.tensors, "latent": latent_CFHW}
-    tensors |= {k: tensors[k].to(LATENT_DTYPE) for k in _IN_HALF if k in tensors}
+    distribution = _DISTRIBUTION if "latent_logvar" in tensors else ()
+    tensors |= {k: tensors[k].to(DISTRIBUTION_DTYPE) for k in distribution}
+    half = [k for k in _IN_HALF if k in tensors and k not in distribution]
+    tensors |= {k: tensors[k].to(LATENT_DTYPE) for k in half}
     texts = tensors.keys() & {"text", "text_2", "pooled_text"}
     tensors |= {name: tensors[name].to(torch.bfloat16) for name in texts}
     for name, tensor in tensors.items():
@@ -362,20 +418,24 @@ def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample 
 def _card(
     args: Namespace,
     codec: Codec | None,
-    widths: dict[str, int],
+    checked: _CheckedRows,
     shards: dict[Split, dict[str, int]],
     refusals: Refusals,
 ) -> dict[str, Any]:
     """The dataset card; without --processor the codec is unknown, and latents cannot be decoded."""
     about_codec = {"name": codec.name, **codec.settings} if codec else {"name": "unknown"}
-    whitening = codec.whitening if codec else None
+    whitening, widths, dtype = codec.whitening if codec else None, checked.widths, LATENT_DTYPE
+    text_encoder: dict[str, Any] = {"name": "unknown", "width": widths["text"]}
+    if "latent_logvar" in checked.names:
+        dtype, whitening = DISTRIBUTION_DTYPE, whitening_of_mlperf(widths["channels"])
+        text_encoder["padding"] = str(EncoderPadding.KEEP)
     return {
         "format_version": FORMAT_VERSION,
         "processor": about_codec,
-        "text_encoder": {"name": "unknown", "width": widths["text"]},
+        "text_encoder": text_encoder,
         "latent": {
             "channels": widths["channels"],
-            "dtype": str(LATENT_DTYPE).removeprefix("torch."),
+            "dtype": str(dtype).removeprefix("torch."),
             "mean": whitening.mean if whitening else [],
             "std": whitening.std if whitening else [],
         },

@@ -17,7 +17,6 @@ import io
 import json
 import pickle
 import re
-import tarfile
 from collections.abc import Container, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -33,18 +32,16 @@ from data_prep.formats.cached_samples import (
     load_untrusted,
     numbers,
     padded,
-    read_or_refuse,
+    read_tars,
     to_text,
 )
-from data_prep.inspect.read_shards import read_samples
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError
 from data_prep.writing.tar_shards import ShardSeries
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae.codec import Codec
 from dit.parsing import parse_json
-from dit.stored_samples import check_regular, dfm_texts
-from dit.system_errors import explained
+from dit.stored_samples import dfm_texts
 
 FOLDER = "dfm_shards"
 
@@ -69,7 +66,7 @@ _RAW_CODECS = ("cosmos",)
 
 
 def form_of(codec: type[Codec], names: Container[str]) -> Form:
-    """The network of DFM that reads such samples; `names` are those of their tensors.
+    """The network of DFM that reads samples of `codec` with tensors `names`.
 
     Samples of networks that DFM lacks are written for the one whose reader takes the same parts.
     """
@@ -147,15 +144,7 @@ def _saved(tensor: Tensor) -> bytes:
 
 def read_dfm(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
     """Every sample of every tar below `folder`."""
-    for path in sorted(folder.rglob("*.tar")):
-        try:
-            check_regular(path)
-            for _, key, parts in read_samples(path):
-                name = f"{path.stem}/{key}"
-                yield read_or_refuse(name, lambda n=name, k=key, p=parts: _record(n, k, p))
-        except (tarfile.TarError, OSError) as error:
-            detail = f"the rest of it: {type(error).__name__}: {explained(error)}"
-            yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
+    return read_tars(folder, _record)
 
 
 def _record(name: str, key: str, parts: dict[str, bytes]) -> CachedSample:

@@ -44,7 +44,7 @@ _LIST = 6  # longer lists of numbers are shown by their range
 
 
 def duplicates_in(reports: Sequence[ShardReport], by: ComparedBy) -> Duplicates:
-    """What comes more than once in a dataset."""
+    """Samples that occur more than once in the shards of `reports`, compared `by` these."""
     found = Duplicates(by=by)
     for report in reports:
         for one in report.seen:
@@ -136,7 +136,7 @@ def _facts(card: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]
 
 
 def _refused(folder: Path) -> Iterator[Row]:
-    """Those that packing refused; none where there is no such list."""
+    """Rows of the page for samples that packing refused, from the list in `folder`, if any."""
     path = folder / REFUSED_NAME
     for line in path.read_bytes().splitlines() if path.exists() else ():
         about: Any = parse_json(line)

@@ -34,7 +34,7 @@ _BITS = np.array([value.bit_count() for value in range(256)], np.uint8)
 
 
 class ComparedBy(StrEnum):
-    """What was at hand of each sample."""
+    """What duplicates were found by, as far as samples had it."""
 
     PIXELS = "pixels"
     LATENTS = "latents; --plan compares pixels, and may find others"
@@ -46,9 +46,10 @@ Looks = tuple[int, int]
 
 
 def looks_of(grey_FHW: Tensor) -> Looks | None:
-    """What a clip looks like; None where a frame shows no structure, as one of a single colour.
+    """Hashes of the first and last frame of a clip, which are near for clips that look alike.
 
-    Frames are those of a picture in grey, or of a latent, averaged over its channels.
+    None where a frame shows no structure, such as a single colour. Frames are those of a picture in
+    grey, or of a latent, averaged over its channels.
     """
     first, last = (_hash(grey_FHW[index]) for index in (0, -1))
     return None if first is None or last is None else (first, last)
@@ -153,16 +154,16 @@ class Duplicates:
 
     @property
     def repeated(self) -> list[tuple[str, int]]:
-        """Captions of several files, and how many samples have them."""
+        """Captions that several files have, with the number of samples."""
         return [found for found in self.captions.most_common() if found[0] in self._shared]
 
     def repeats_of(self, caption: str) -> int:
-        """Samples with this caption, if several files have it; else 1."""
+        """Number of samples with this caption if several files have it; else 1."""
         return self.captions[caption] if caption in self._shared else 1
 
     @property
     def summary(self) -> dict[str, int]:
-        """Counts as JSON values."""
+        """The counts of duplicates as JSON values."""
         counts = {
             "repeated_captions": len(self.repeated),
             "samples_with_repeated_captions": sum(count for _, count in self.repeated),
@@ -176,7 +177,7 @@ class Duplicates:
 
     @property
     def lines(self) -> list[str]:
-        """The counts in words."""
+        """The counts of duplicates as sentences."""
         found, said = self.summary, list[str]()
         if self.repeated:
             said.append(

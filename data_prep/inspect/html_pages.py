@@ -30,7 +30,7 @@ Row = dict[str, Any]
 detail, group (of near duplicates), repeats (of its caption), picture and clip (data URIs), file (a
 path relative to the page)."""
 PAGE_BYTES = 36_000_000
-"""Of all pictures of a page, and as many of all clips; as text they take a third more."""
+"""Bytes of all pictures of a page, and as many of all clips; as text they take a third more."""
 # Pixels -> bytes of a photograph of foliage; drawings take a third.
 _SIDES = {128: 3_400, 96: 2_100, 64: 1_200, 48: 750, 32: 480, 24: 340}
 _LOSSLESS = 64 * 64  # pixels of a picture that is shown as it is
@@ -52,7 +52,10 @@ def write_html(path: Path, title: str, parts: Iterable[str], rows: Sequence[Row]
 
 
 def listed(rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows of a page, in their order; of too many, those that people look for stay."""
+    """The rows that a page shows, in their order.
+
+    If they are too many, refused samples and duplicates stay.
+    """
     if len(rows) <= MOST_ROWS:
         return rows
     wanted = sorted(range(len(rows)), key=lambda n: not (rows[n].get("refused") or
@@ -74,15 +77,15 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thumbnail:
-    """A sample on a page, as WebP files."""
+    """The picture and the clip of a sample on a page, as WebP files."""
 
     picture: bytes
     clip: bytes = b""
-    """Of some frames, for a sample with several."""
+    """A clip of some frames, for a sample with several."""
 
     @property
     def row(self) -> Row:
-        """What the page's row of the sample holds of it: `data:` addresses of picture and clip."""
+        """Picture and clip as `data:` addresses, for the page's row of the sample."""
         found = {"picture": self.picture, "clip": self.clip}
         return {
             name: f"data:image/webp;base64,{base64.b64encode(content).decode()}"
@@ -92,20 +95,23 @@ class Thumbnail:
 
 
 def side_for(samples: int) -> int:
-    """Pixels of the longer side of thumbnails with which a page has room for so many."""
+    """The longer side, in pixels, of thumbnails on a page of `samples` samples.
+
+    It is the largest with which a page has room for all.
+    """
     samples = min(samples, MOST_ROWS)
     return next((s for s, size in _SIDES.items() if samples * size <= PAGE_BYTES), min(_SIDES))
 
 
 def frames_shown(count: int) -> np.ndarray:
-    """Which of so many frames are in a thumbnail, evenly spread."""
+    """Indices of the frames out of `count` that a thumbnail shows, evenly spread."""
     return np.linspace(0, count - 1, min(count, _FRAMES)).round().astype(int)
 
 
 def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.ndarray:
-    """Frames of a sample, with its control pictures and videos [F, H, W, 3] at their left.
+    """Frames [F, H, W, 3] of a sample, with its control pictures and videos at their left.
 
-    Those of another height are left out.
+    Controls of another height are left out.
     """
     frames, height = shown_FHW3.shape[:2]
     of_same = (one[frames_shown(len(one))] for one in controls if one.shape[1] == height)
@@ -114,9 +120,9 @@ def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.
 
 
 def beside_rejected(shown_FHW3: np.ndarray, rejected_FHW3: np.ndarray) -> np.ndarray:
-    """Frames of a sample, as `with_controls` gives them, and its rejected partner at their right.
+    """Frames that `with_controls` made, with the rejected partner at their right.
 
-    A partner whose frames do not go with them is left out.
+    A partner whose frames have other sizes is left out.
     """
     other_FHW3 = rejected_FHW3[frames_shown(len(rejected_FHW3))][: len(shown_FHW3)]
     if other_FHW3.shape[:2] != shown_FHW3.shape[:2]:
@@ -125,7 +131,7 @@ def beside_rejected(shown_FHW3: np.ndarray, rejected_FHW3: np.ndarray) -> np.nda
 
 
 def thumbnail(frames_FHW3: np.ndarray, *, side: int, seconds: float) -> Thumbnail:
-    """Of the frames that are shown, uint8; a clip takes `seconds`.
+    """Thumbnail of `frames_FHW3`, uint8, at most `side` pixels wide; a clip takes `seconds`.
 
     Small pictures keep every pixel.
     """
@@ -139,12 +145,12 @@ def thumbnail(frames_FHW3: np.ndarray, *, side: int, seconds: float) -> Thumbnai
 
 
 def seconds_of(frames: int, fps: float | None) -> float:
-    """How long so many frames are shown."""
+    """Seconds for which `frames` frames are shown, at `fps` or the usual rate."""
     return frames / (fps or _FPS)
 
 
 def _webp(frames_FHW3: np.ndarray, side: int, **options: Any) -> bytes:
-    """Scaled down to `side`; several frames are a moving picture, which needs no FFmpeg."""
+    """WebP file of frames, scaled down to `side`; several are a moving picture, without FFmpeg."""
     images = [Image.fromarray(frame_HW3) for frame_HW3 in frames_FHW3]
     for image in images:
         image.thumbnail((side, side))
@@ -157,14 +163,14 @@ def _webp(frames_FHW3: np.ndarray, side: int, **options: Any) -> bytes:
 
 @dataclass
 class PageRoom:
-    """What a page still has room for."""
+    """How many bytes of pictures and clips a page still has room for."""
 
     pictures: int = PAGE_BYTES
     clips: int = PAGE_BYTES
     shown: int = 0  # samples with a picture
 
     def take(self, one: Thumbnail | None) -> Thumbnail | None:
-        """As much of a thumbnail as there is room for."""
+        """The thumbnail `one` as far as there is room: whole, without its clip, or None."""
         if one is None or len(one.picture) > self.pictures:
             return None
         if len(one.clip) > self.clips:

@@ -28,6 +28,7 @@ from dit.codecs.normalization import Moments
 from dit.codecs.text.encoder import WORDS
 from dit.codecs.vae import Codec
 from dit.parsing import cause, parse_json
+from dit.stored_samples import is_mlperf, mlperf_sizes, mlperf_tensors
 
 # Errors of tarfile at damaged headers, which may claim a name of terabytes.
 _DAMAGE = (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError, MemoryError)
@@ -35,7 +36,7 @@ _DAMAGE = (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InspectedSample:
-    """What is told of a sample."""
+    """What `inspect` shows of a sample: source, caption, size, looks."""
 
     key: str
     source: str
@@ -47,7 +48,7 @@ class InspectedSample:
 
 @dataclass
 class ShardReport:
-    """What a shard holds, and its defects."""
+    """What a shard holds: its samples, sizes and defects."""
 
     name: str  # relative to the dataset folder
     samples: int = 0
@@ -60,12 +61,12 @@ class ShardReport:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """[C, F, H, W] of each latent."""
+        """The shape [C, F, H, W] of each latent."""
         return [one.shape for one in self.seen]
 
 
 def shard_counts(folder: Path) -> dict[str, int]:
-    """Samples of each shard, as `.nv-meta` lists them.
+    """Number of samples of each shard, as `.nv-meta` lists them.
 
     Raises:
         PrepError: there is no readable `.nv-meta`.
@@ -102,13 +103,13 @@ def _is_inside(name: str) -> bool:
 
 
 def check_encoders(folder: Path) -> list[str]:
-    """Errors that would keep generation from rebuilding text encoder and codec of a dataset."""
+    """Errors in a dataset's card that keep generation from making its codec or text encoder."""
     path = folder / NULL_TEXT_NAME
     try:
         card = read_card(folder)
         vae.codec_of_card(card)
         encoder = text.text_encoder_of_card(card)
-        if encoder.most_pictures:  # each sample has its own null text
+        if not encoder.reads_alone:  # each sample has its own null text
             return []
         stored = safetensors.torch.load(path.read_bytes())
         made = encoder.encode_all("")
@@ -126,7 +127,7 @@ def check_encoders(folder: Path) -> list[str]:
 
 
 def exact_codec(folder: Path) -> Codec | None:
-    """The codec of a dataset that gives back its pixels; None where it has another, or none."""
+    """The dataset's codec if it gives back the very pixels; else None."""
     try:
         codec = vae.codec_of_card(read_card(folder))
     except CodecError:  # `check_encoders` says why
@@ -135,7 +136,7 @@ def exact_codec(folder: Path) -> Codec | None:
 
 
 def words_of(folder: Path) -> dict[str, Any]:
-    """The words of the captions, from the card of a dataset; empty without a list or a card."""
+    """How often words occur in the captions, by the dataset's card; empty if it does not say."""
     try:
         return read_card(folder).get(WORDS) or {}
     except CodecError:  # which `check_encoders` reports
@@ -170,7 +171,7 @@ def inspect_shard(
 
 
 def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
-    """Offset, key and files of each sample.
+    """(offset, key, files by name) of each sample of a tar.
 
     Raises:
         tarfile.TarError: the archive is damaged; samples before the damage have been yielded.
@@ -244,16 +245,15 @@ def _check_sample(
 ) -> None:
     where = f"{report.name}, key {key}"
     try:
-        payload = parts["safetensors"]
         about = parse_json(parts["json"])
-        wanted = about["crc32"]["safetensors"]
-        found = f"{zlib.crc32(payload):08x}"
-        if found != wanted:
-            report.problems.append(
-                f"{where}: checksum of .safetensors is {found}, .json says {wanted}"
-            )
+        if is_mlperf(parts):
+            tensors = mlperf_tensors(parts)
+            about = {"source": about.get("key", key), **mlperf_sizes(tensors["latent"])}
+        elif wrong := _wrong_sum(parts["safetensors"], about["crc32"]["safetensors"]):
+            report.problems.append(f"{where}: {wrong}")
             return
-        tensors = safetensors.torch.load(payload)
+        else:
+            tensors = safetensors.torch.load(parts["safetensors"])
         if REJECTED_LATENT in tensors:
             _add_pair(report, where, tensors["latent"], tensors[REJECTED_LATENT])
         if _add(report, where, tensors["latent"], tensors["text"]):
@@ -262,6 +262,12 @@ def _check_sample(
         report.problems.append(f"{where}: {missing} is missing")
     except (ValueError, TypeError, SafetensorError) as error:
         report.problems.append(f"{where}: cannot be read: {cause(error)}")
+
+
+def _wrong_sum(payload: bytes, wanted: str) -> str:
+    """What is wrong with the checksum of a `.safetensors`; empty if nothing is."""
+    found = f"{zlib.crc32(payload):08x}"
+    return "" if found == wanted else f"checksum of .safetensors is {found}, .json says {wanted}"
 
 
 def _seen(

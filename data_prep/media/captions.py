@@ -40,7 +40,7 @@ UTF-8. Caption files and rows that belong to no medium are counted, and the firs
 
 
 class MissingCaption(StrEnum):
-    """What a medium without a caption gets."""
+    """What becomes of a medium without a caption."""
 
     FILENAME = "filename"
     EMPTY = "empty"
@@ -48,7 +48,7 @@ class MissingCaption(StrEnum):
 
 
 class CaptionFormat(StrEnum):
-    """Where captions are looked for."""
+    """Which files captions are read from."""
 
     AUTO = "auto"
     SIDECAR = "sidecar"
@@ -58,7 +58,9 @@ class CaptionFormat(StrEnum):
 
 
 class JsonObject(dict[str, Any]):
-    """A JSON object or a row of CSV, which knows how many values a later one of its name replaces.
+    """A JSON object, or a row of a CSV file, that knows how many of its values were lost.
+
+    A value is lost where a later one has the same name.
 
     Spreadsheets leave columns without a name.
     """
@@ -87,7 +89,7 @@ class ControlPicture(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """A text, and the file, column or rule that it is from."""
+    """A caption, the file, column or rule that it is from, and what else stands there."""
 
     text: str
     origin: str
@@ -108,7 +110,7 @@ class TagShuffle:
     delimiter: str  # between tags
 
     def of(self, captions: Iterable[Caption], *, key: str) -> list[Caption]:
-        """The captions in other orders, which are drawn by `key`: the same in every run."""
+        """Captions with their tags in other orders; `key` decides which, the same in every run."""
         return [
             replace(caption, text=self._ordered(caption.text, f"{key} {number} {order}"))
             for number, caption in enumerate(captions)
@@ -190,7 +192,7 @@ class Captions:
 
 
 def substitute(source: str, missing: MissingCaption) -> Caption:
-    """The caption of a medium that has none.
+    """The caption that a medium without one gets: its file name, or the empty caption.
 
     Raises:
         RefusedError: `missing` is refuse.

@@ -19,7 +19,7 @@ REJECTED_LATENT = "rejected_latent"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedMask:
-    """The mask of the loss of a sample."""
+    """The file of a sample's loss mask, and which of its frames are read."""
 
     path: str  # in the folder of masks
     stamp: str  # changes when the file changes
@@ -45,17 +45,17 @@ class PlannedReference:
 
     @property
     def frames(self) -> int:
-        """Frames that are encoded."""
+        """Number of frames that are encoded."""
         return max(1, len(self.keep))
 
     def written(self) -> dict[str, Any]:
-        """Its fields for a plan, without those that have their default value."""
+        """The fields for a plan, without those that have their default value."""
         defaults = {f.name: f.default for f in fields(self)}
         return {name: value for name, value in asdict(self).items() if value != defaults[name]}
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:
-        """The inverse of `written`."""
+        """The inverse of `written`: a reference from the fields in a plan."""
         values: dict[str, Any] = {}
         values |= {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
         return cls(**values)
@@ -63,7 +63,7 @@ class PlannedReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One sample as planned before anything is decoded, or why it is refused.
+    """A sample as planned before anything is decoded, or the reason why it is refused.
 
     It is a line of `plan.jsonl`. A file makes several samples where it has several windows,
     captions or resolutions.
@@ -101,11 +101,11 @@ class Entry:
 
     @property
     def group(self) -> str:
-        """The key that decides order and split."""
+        """The key that decides the order and the split: samples of one file stay together."""
         return self.file_key or self.key
 
     def to_line(self) -> str:
-        """One line of JSON, without fields that have their default value."""
+        """The entry as a line of JSON, without fields that have their default value."""
         given = {
             f.name: getattr(self, f.name)
             for f in fields(self)
@@ -153,16 +153,19 @@ class Clip:
 
 
 class Source(Protocol):
-    """Where clips come from. It is pickled for worker processes, which only call `read`."""
+    """A source of clips: folders, a table, a Hugging Face dataset.
+
+    It is pickled for worker processes, which only call `read`.
+    """
 
     @property
     def name(self) -> str:
-        """Name in the dataset card."""
+        """Name of the source for the dataset's card."""
         ...
 
     @property
     def entries(self) -> Iterable[Entry]:
-        """Every planned sample, refused ones as well; each iteration looks at all files again."""
+        """Every planned sample, refused ones too; each iteration looks at all files again."""
         ...
 
     @property
@@ -171,11 +174,11 @@ class Source(Protocol):
         ...
 
     def file_of(self, entry: Entry) -> Path | None:
-        """The file that a browser can open; None where it lies in an archive or nowhere."""
+        """The file of a sample that a browser can open; None in archives and datasets."""
         ...
 
     def read(self, entry: Entry) -> Clip:
-        """The clip of `entry`.
+        """The decoded clip of `entry`.
 
         Raises:
             RefusedError: it cannot be packed.

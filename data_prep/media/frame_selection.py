@@ -28,7 +28,7 @@ class Window(StrEnum):
 
 
 class KeptFrames(NamedTuple):
-    """Frames of one sample, by presentation time."""
+    """The frames of a clip that a sample has, in the order of their times."""
 
     shown: tuple[int, ...]
     fps: float | None  # None for a single picture
@@ -46,7 +46,7 @@ class FrameRule:
     fps: float | None = None
     """Frames a second that are kept; None keeps those of the file."""
     buckets: tuple[int, ...] = ()
-    """Allowed numbers of frames; a clip gets the largest that it can fill."""
+    """Numbers of frames that clips may have; each gets the largest that it can fill."""
     window: Window = Window.FIRST
     drop_short: bool = False
     """Whether clips with fewer than `count` frames are refused; otherwise they stay shorter."""

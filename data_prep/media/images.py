@@ -75,7 +75,7 @@ def image_endings() -> frozenset[str]:
 
 
 class ProbedImage(NamedTuple):
-    """What the header of a file says."""
+    """Size and kind of a picture, as the header of its file says."""
 
     size: tuple[int, int]  # width, height, upright
     is_animated: bool
@@ -185,7 +185,7 @@ def _decode(stream: BinaryIO) -> Image.Image:
 
 
 def _refusing(convert: Callable[P, Image.Image]) -> Callable[P, Image.Image]:
-    """The same of `dit.codecs.rgb`; RefusedError for numbers of an unknown range, or a mode."""
+    """`convert` of `dit.codecs.rgb`, whose ValueError (unknown range or mode) refuses the file."""
 
     def converted(*args: P.args, **kwargs: P.kwargs) -> Image.Image:
         try:
@@ -196,24 +196,31 @@ def _refusing(convert: Callable[P, Image.Image]) -> Callable[P, Image.Image]:
     return converted
 
 
-to_rgb, to_8_bits = _refusing(rgb.to_rgb), _refusing(rgb.to_8_bits)
+to_rgb, to_rgba = _refusing(rgb.to_rgb), _refusing(rgb.to_rgba)
+to_8_bits = _refusing(rgb.to_8_bits)
 
 
 def to_video(image: Image.Image, *, colours: int) -> Tensor:
-    """An RGB picture as a video [colours, 1, H, W], float32 in [-1, 1]."""
-    image = image if colours == 3 else image.convert("L")
+    """An RGB or RGBA picture as a video [colours, 1, H, W], float32 in [-1, 1]."""
+    mode = {1: "L", 3: "RGB", 4: "RGBA"}[colours]
+    image = image if image.mode == mode else image.convert(mode)
     levels_HWC = np.array(image).reshape(image.height, image.width, colours)
     return torch.from_numpy(levels_HWC).permute(2, 0, 1)[:, None].float() / 127.5 - 1
 
 
 def to_levels(video_CFHW: Tensor) -> np.ndarray:
-    """Uint8 [F, H, W, 3] of a video in [-1, 1]: the inverse of `to_video`; grey is repeated."""
+    """A video in [-1, 1] as uint8 [F, H, W, 3]: the inverse of `to_video`.
+
+    Grey is repeated for the three colours, and what is transparent is put on white.
+    """
     levels_FHWC = ((video_CFHW.permute(1, 2, 3, 0) + 1) * 127.5).round().to(torch.uint8)
+    if levels_FHWC.shape[-1] == 4:
+        return rgb.on_white(levels_FHWC.numpy())
     return levels_FHWC.expand(-1, -1, -1, 3).numpy()
 
 
 def what_it_is(head: bytes) -> str | None:
-    """What a file with these first bytes is, and what to do with it; None if it is not known."""
+    """Kind of a file that begins with `head`, and what to do with it, in words; None if unknown."""
     for pattern, words in _KINDS:
         if re.match(pattern, head, re.DOTALL):
             return words

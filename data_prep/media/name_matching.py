@@ -19,16 +19,16 @@ UNCLEAR = "whose name stands for several, if é is one character or two"
 
 
 def composed(name: str) -> str:
-    """The form in which all spellings of a name are one."""
+    """`name` in Unicode's composed form, in which all spellings of a name are equal."""
     return unicodedata.normalize("NFC", name)
 
 
 def respelled(
     spare: Iterable[str], left: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, str], set[str]]:
-    """Spare name -> the name in another spelling that is left for it; and the unclear names.
+    """Spare names -> those of `left` that are the same in another spelling; and unclear ones.
 
-    `left` has the names without a partner by their composed form.
+    `left` has the names without a partner, by their composed form.
     """
     forms: dict[str, list[str]] = {}
     for name in spare:
@@ -45,16 +45,19 @@ def respelled(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matched(Generic[T]):
-    """Files by names in the spelling of the media."""
+    """Files matched to media by name, and the files and names that were left over."""
 
     by_name: Mapping[str, T]
     spare: Collection[T]
-    """Those that no medium has."""
+    """The offered files whose name no medium has."""
     unclear: Collection[T]
 
 
 def match(offered: Mapping[str, T], wanted: Callable[[], Iterable[Sequence[str]]]) -> Matched[T]:
-    """Files by name, and the names that would do for each medium, the best first."""
+    """Matches the files `offered` to media.
+
+    `wanted` yields for each medium the names that would do, the best first.
+    """
     spare = set(offered)
     for names in wanted():
         spare.discard(next((name for name in names if name in offered), ""))

@@ -39,7 +39,7 @@ class ResizeMode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """Pictures keep their size, cropped to whole patches; those over a budget are scaled down.
+    """The rule that keeps sizes, cropped to whole patches, and scales down those over a budget.
 
     They are scaled to the size next to the budget whose whole patches lose the least area.
     """
@@ -59,7 +59,7 @@ class Fit:
             )
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
-        """Size with the same ratio and at most `max_pixels` pixels."""
+        """The size with the ratio of `width` and `height` and at most `max_pixels` pixels."""
         if self.max_pixels is None or width * height <= self.max_pixels:
             return width, height
         # floor(sqrt(P w / h)): a product of floats falls one short where the root is whole.
@@ -67,7 +67,7 @@ class Fit:
         return math.isqrt(budget * width // height), math.isqrt(budget * height // width)
 
     def place(self, width: int, height: int) -> Placement:
-        """Scaled, then cropped to whole patches.
+        """Placement of a picture of `width` x `height`: scaled, then cropped to whole patches.
 
         Raises:
             RefusedError: a side is shorter than `size_multiple`.
@@ -113,7 +113,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buckets:
-    """Sizes to choose from; a picture gets the one of the nearest aspect ratio, by its log."""
+    """The rule that gives a picture the size with the nearest aspect ratio, by its log."""
 
     sizes: tuple[tuple[int, int], ...]  # width, height
     center_crop: bool = True

@@ -16,7 +16,10 @@ _TS = 188  # bytes of a packet
 
 
 def missing_bytes(stream: BinaryIO) -> int | None:
-    """Bytes missing at the end, at least; None where the format does not tell. Rewinds."""
+    """Number of bytes, at least, that are missing at the end of a video file.
+
+    None where the format does not tell. Rewinds the stream.
+    """
     size = stream.seek(0, io.SEEK_END)
     stream.seek(0)
     # So that 4 packets of a transport stream begin in it, even where the first one is cut.

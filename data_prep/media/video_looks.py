@@ -59,7 +59,7 @@ def without_leading(container: Any, video: Any) -> Iterator[Any]:
 
 
 class VideoStart(NamedTuple):
-    """What the first frame tells of all."""
+    """Size, colours, alpha and flaws of a video, by its first frame."""
 
     size: tuple[int, int]  # upright
     look: Look  # without its pixel aspect
@@ -68,14 +68,14 @@ class VideoStart(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The first frame whose picture has another shape than those before."""
+    """The first frame of a video that looks otherwise than those before, and how."""
 
     at: int  # its number; of `KeyFrames`, its presentation time in units of the stream
     words: str  # from what to what
 
 
 class Decoded(NamedTuple):
-    """What decoding the frames of a video tells."""
+    """What was found while the frames of a video were decoded."""
 
     first: VideoStart
     times: list[int | None]
@@ -83,7 +83,7 @@ class Decoded(NamedTuple):
 
 
 def frames_decoded(file: Path | BinaryIO, decode: Decode, most: int | None = None) -> Decoded:
-    """The first frame, times of `most` frames, and the first of them with another look.
+    """The first frame, the times of at most `most` frames, and where their look changes.
 
     Raises:
         RefusedError: one of them cannot be decoded, or there is none.

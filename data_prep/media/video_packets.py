@@ -24,7 +24,7 @@ _VP8_SHOWN = 0x10  # bit show_frame in the first byte of a frame (RFC 6386, 9.1)
 
 
 class PacketInfo(NamedTuple):
-    """What a packet tells about its frame."""
+    """Times and kind of the frame in a packet."""
 
     at: int | None  # presentation time, in units of the stream
     decode_time: int | None  # decoding time
@@ -186,7 +186,7 @@ def _promised_end(container: Any, video: Any, *, is_whole: bool) -> float | None
 
 
 def from_start(container: Any, video: Any, *, drop_leading: bool) -> Iterator[Any]:
-    """Packets from the first key frame on.
+    """Packets of a video from its first key frame on.
 
     Leading frames, decoded after it but shown before it, may need frames that the file lacks:
     `drop_leading` leaves them out.
@@ -208,7 +208,7 @@ def from_start(container: Any, video: Any, *, drop_leading: bool) -> Iterator[An
 
 
 def near(container: Any, video: Any, wanted: int) -> Iterator[Any]:
-    """Packets from the last key frame shown at `wanted` or before, without leading frames.
+    """Packets from the last key frame that is shown at `wanted` or before.
 
     Yields nothing where there is no such key frame, or a packet has no time.
     """

@@ -80,7 +80,7 @@ class Timeline:
 
     @property
     def fps(self) -> float:
-        """Mean frames a second."""
+        """Mean number of frames a second."""
         return len(self.shown) / self.duration
 
     @property
@@ -92,7 +92,7 @@ class Timeline:
 
     @property
     def rounding(self) -> float:
-        """Ticks by which its times may be rounded up; none where a tick is a frame, as in AVI."""
+        """Ticks by which times may be rounded up; 0 where a tick is a frame, as in AVI."""
         gap = (self.shown[-1] - self.shown[0]) / max(1, len(self.shown) - 1)
         return 0.5 if gap > 2 else 0.0
 
@@ -110,7 +110,7 @@ class Timeline:
 
 
 def timeline(file: Path | BinaryIO) -> Timeline:
-    """Presentation times: from the packets if they tell them, else from decoding all frames.
+    """Size and frame times of a video, from its packets or, if they lack times, by decoding.
 
     Raises:
         RefusedError: it is no video, holds no frame, or ends before it should.
@@ -150,7 +150,7 @@ def timeline(file: Path | BinaryIO) -> Timeline:
 
 
 def packet_times(file: Path | BinaryIO) -> list[int]:
-    """Presentation times of all packets, rising, also of frames that cannot be decoded."""
+    """Presentation times of all packets, rising, also of those that cannot be decoded."""
     with open_video(file) as (container, video):
         return scan(container, video, is_whole=True).times
 
@@ -293,7 +293,7 @@ def _pictures(
 
 
 class VideoDecoder(StrEnum):
-    """Values of `--video_loader_type` that can decode."""
+    """Libraries that decode videos, as values of `--video_loader_type`."""
 
     PYAV = "pyav"
     TORCHCODEC = "torchcodec"

@@ -25,7 +25,7 @@ from dit.safe_writing import TEMPORARY, AtomicFile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingPlan:
-    """A finished `plan.jsonl`."""
+    """A finished `plan.jsonl`: its path, digest and number of samples."""
 
     path: Path
     digest: str
@@ -33,11 +33,14 @@ class PackingPlan:
 
     @property
     def entries(self) -> Iterator[Entry]:
-        """All samples, in packing order."""
+        """All samples of the plan, in packing order."""
         return (Entry.from_line(line) for (line,) in self.blocks(1))
 
     def blocks(self, size: int, *, rank: int = 0, world: int = 1) -> Iterator[tuple[bytes, ...]]:
-        """Blocks of `size` lines, the last one perhaps shorter: every `world`-th, from `rank`."""
+        """Blocks of `size` lines of the plan for one rank: every `world`-th, from `rank` on.
+
+        The last block may be shorter.
+        """
         with self.path.open("rb") as lines:
             number = 0
             while block := tuple(islice(lines, size)):
@@ -47,7 +50,7 @@ class PackingPlan:
 
 
 def read_plan(path: Path) -> PackingPlan:
-    """A plan that an earlier run wrote."""
+    """The plan that an earlier run has written to `path`."""
     digest, total = hashlib.blake2b(digest_size=16), 0
     with path.open("rb") as lines:
         for line in lines:
@@ -79,7 +82,10 @@ def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | Non
 
 
 def refuse(plan: PackingPlan, outcomes: Iterable[tuple[str, str] | None]) -> PackingPlan:
-    """The plan with more refusals: (reason, detail) for each sample, None if it is fine."""
+    """The plan after more refusals.
+
+    `outcomes` has (reason, detail) for each sample, or None if it is fine.
+    """
     with AtomicFile(plan.path) as file:
         for (line,), refusal in zip(plan.blocks(1), outcomes, strict=True):
             if refusal is not None:

@@ -64,7 +64,7 @@ class SplitFractions:
 
     @classmethod
     def parse(cls, text: str) -> SplitFractions:
-        """From `train,val,test`, such as `0.9,0.1,0`.
+        """Fractions from `text`, `train,val,test` such as `0.9,0.1,0`.
 
         Raises:
             PrepError: not three numbers in [0, 1] that sum to 1.
@@ -83,7 +83,7 @@ class SplitFractions:
         return tuple(split for split in Split if getattr(self, split) > 0)
 
     def split_of(self, key: str) -> Split:
-        """The same key gives the same split, whatever else is packed."""
+        """Split of the sample `key`: always the same, whatever else is packed."""
         position, end = position_of(key), 0.0
         for split in self.wanted:
             end += getattr(self, split)

@@ -26,7 +26,7 @@ _BUFFER = 100  # samples that wait for a pack, as `dataset.packing_buffer_size`
 
 
 class Judged(StrEnum):
-    """How the files of a plan were checked."""
+    """How the files of a plan were checked: by headers or by decoding."""
 
     DECODING = "decoding"
     HEADERS = "headers alone; damage further inside shows when they are packed"
@@ -87,7 +87,7 @@ class PlanStatistics:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The counts as JSON values."""
+        """The counts of the plan as JSON values."""
         return {
             "judged_by": str(self.judged_by),
             "samples": self.samples,
@@ -102,7 +102,7 @@ class PlanStatistics:
 
     @property
     def token(self) -> str:
-        """The size of a token, on which all counts of tokens depend, in words."""
+        """The size of a token in pixels, as words; all counts of tokens depend on it."""
         side = self.patch * self.stride
         return f"each of {side} x {side} pixels (model.patch_spatial={self.patch})"
 
@@ -112,7 +112,7 @@ class PlanStatistics:
         return mean_fill(fitting, capacity=capacity, buffer=_BUFFER) if fitting else 0.0
 
     def too_long(self, capacity: int) -> int:
-        """Samples that are longer than a pack of this capacity."""
+        """Number of samples that are longer than a pack of `capacity` tokens."""
         return sum(count for n, count in self.lengths.items() if n > capacity)
 
 
@@ -155,7 +155,7 @@ class CropStatistics:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """For the card; empty where nothing is cropped."""
+        """The crops for the dataset's card; empty where nothing is cropped."""
         if not self.cropped:
             return {}
         mean = self.lost / self.total
@@ -172,7 +172,7 @@ class CropStatistics:
 
 
 def crop_line(summary: Mapping[str, Any]) -> str:
-    """The `summary` of CropStatistics in words; empty where nothing is cropped."""
+    """`summary` of `CropStatistics` as a sentence; empty where nothing is cropped."""
     if not summary:
         return ""
     less = (f"{name} would take {lost:.1%}" for name, lost in summary["less_with"].items())
@@ -185,7 +185,7 @@ def crop_line(summary: Mapping[str, Any]) -> str:
 
 
 def crop_line_of(folder: Path) -> str:
-    """The same of a packed dataset; empty where its card does not say it."""
+    """`crop_line` of the packed dataset in `folder`; empty if its card does not say it."""
     with suppress(CodecError, LookupError, TypeError, ValueError):  # others name a damaged card
         return crop_line(read_card(folder)["cropped"])
     return ""

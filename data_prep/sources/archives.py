@@ -40,7 +40,7 @@ def parse_location(where: str) -> tuple[str, int, int] | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """The files of an archive, by paths in which the archive stands like a folder."""
+    """The files of a tar archive, by paths in which the archive stands like a folder."""
 
     archive: str
     places: dict[str, str] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def _normal(name: str) -> str:
 
 
 def read_archive(root: Path, archive: str) -> Contents:
-    """The members of the tar archive at the relative path `archive`.
+    """The members of the tar at the path `archive` below `root`.
 
     Raises:
         RefusedError: it is compressed, damaged, cut short or no regular file.

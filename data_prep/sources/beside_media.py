@@ -29,7 +29,7 @@ from torch import Tensor
 from data_prep.media.captions import ControlPicture
 from data_prep.media.clips import Entry, PlannedMask, PlannedReference
 from data_prep.media.frame_selection import KeptFrames
-from data_prep.media.images import open_image, probe_image, to_8_bits, to_rgb
+from data_prep.media.images import open_image, probe_image, to_8_bits, to_rgb, to_rgba
 from data_prep.media.resizing import Buckets, Fit, Placement, ResizeMode
 from data_prep.media.videos import Timeline, VideoDecoder, timeline
 from data_prep.refusals import Reason, RefusedError
@@ -43,7 +43,7 @@ FOLDER = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceRule:
-    """Size of a control picture -> size that is encoded."""
+    """The rule for the size at which control pictures are encoded."""
 
     kind: ReferenceFit = ReferenceFit.TARGET
     own: Fit = Fit(size_multiple=1, max_pixels=None)  # noqa: RUF009  # it is frozen
@@ -55,7 +55,7 @@ class ReferenceRule:
     center_crop: bool = True
 
     def place(self, size: tuple[int, int], target: tuple[int, int]) -> Placement:
-        """Where a picture of `size` (width, height) comes beside a target of the size `target`.
+        """Scaling and crop of a control picture of `size` (width, height) beside a `target`.
 
         Raises:
             RefusedError: it is smaller than a patch.
@@ -75,9 +75,9 @@ class ReferenceRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlFolder:
-    """A folder of controls at the relative paths of their media, whatever the endings.
+    """A folder of control pictures or videos, with the relative paths of their media.
 
-    They are pictures, or videos beside videos.
+    Endings may differ. Controls of pictures are pictures; videos may have either.
     """
 
     root: Path
@@ -87,7 +87,7 @@ class ControlFolder:
     missing: ClassVar[Reason] = Reason.NO_REFERENCE
 
     def picture(self, path: str | None, source: str) -> ControlPicture:
-        """The picture or video at `path`, which belongs to the medium `source`.
+        """The control at `path`, which belongs to the medium `source`.
 
         Raises:
             RefusedError: there is none.
@@ -101,7 +101,7 @@ class ControlFolder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectedFolder(ControlFolder):
-    """A folder of what people like less, at the relative paths of the media that they prefer."""
+    """A folder of rejected samples, at the relative paths of the preferred ones."""
 
     option: str = "--rejected_dir"
     what: ClassVar[str] = "rejected picture or video"
@@ -110,7 +110,7 @@ class RejectedFolder(ControlFolder):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundReference:
-    """A control picture or video whose size is known."""
+    """A control picture or video that was opened, with its size."""
 
     folder: int
     picture: ControlPicture
@@ -122,7 +122,7 @@ class FoundReference:
     def planned(
         self, rule: ReferenceRule, target: tuple[int, int], clip: Timeline | None, kept: KeptFrames
     ) -> PlannedReference:
-        """How it is encoded beside a target of this size, which keeps the frames `kept` of `clip`.
+        """The plan to encode it beside a target of this size, with the frames `kept` of `clip`.
 
         Raises:
             RefusedError: it is smaller than a patch, or a video that does not go with the target.
@@ -133,7 +133,7 @@ class FoundReference:
             raise _refused(Reason.BAD_REFERENCE, self.picture.name, error) from error
 
     def placed(self, place: Placement, clip: Timeline | None, kept: KeptFrames) -> PlannedReference:
-        """How it is encoded at `place`, with the frames `kept` of `clip`.
+        """The plan to encode it scaled and cropped as `place`, with the frames `kept` of `clip`.
 
         Raises:
             RefusedError: it is a video that does not go with the clip.
@@ -184,7 +184,7 @@ class FoundReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundPartner:
-    """What people like less than a medium of its size and kind."""
+    """The rejected partner of a medium, which has the same size and kind."""
 
     found: FoundReference
 
@@ -197,7 +197,7 @@ class FoundPartner:
         size: tuple[int, int],
         line: Timeline | None,
     ) -> Self:
-        """The partner `picture` of a medium of a size (width, height); `line` of a clip.
+        """The rejected partner `picture` of a medium of `size` (width, height); `line` for clips.
 
         Raises:
             RefusedError: it is not there, cannot be read, or is of another size or kind.
@@ -222,7 +222,7 @@ class FoundPartner:
     def planned(
         self, place: Placement, clip: Timeline | None, kept: KeptFrames
     ) -> PlannedReference:
-        """How it is encoded: as its medium, which keeps the frames `kept` of `clip`.
+        """The plan to encode it as its medium is encoded, which keeps the frames `kept` of `clip`.
 
         Raises:
             RefusedError: it ends before the clip does.
@@ -236,7 +236,7 @@ class FoundPartner:
 def find_reference(
     folder: int, picture: ControlPicture, open_file: Callable[[str], Path | BinaryIO]
 ) -> FoundReference:
-    """The picture with its size, from its header, or the video with the times of its frames.
+    """`picture` with its size, from its header, or a video with the times of its frames.
 
     Raises:
         RefusedError: it is not there, or neither can be read.
@@ -259,9 +259,9 @@ def find_reference(
 
 
 class ReadReference(NamedTuple):
-    """A control picture or video, RGB."""
+    """A decoded control picture or video: scaled, and its first frame at full size."""
 
-    placed: list[Image.Image]  # its frames as they are encoded
+    placed: list[Image.Image]  # its frames as they are encoded, RGB or RGBA
     original: Image.Image  # the first one, upright, before it is scaled and cropped
     is_transparent: bool  # in its file
 
@@ -270,10 +270,10 @@ def read_reference(
     planned: PlannedReference,
     file: Path | BinaryIO,
     mode: ResizeMode,
-    background: str,
+    background: str | None,
     decoder: VideoDecoder,
 ) -> ReadReference:
-    """The picture or video, on `background` where it is transparent.
+    """The decoded control, on `background` where it is transparent; with None it is RGBA.
 
     Raises:
         RefusedError: it cannot be decoded.
@@ -281,7 +281,7 @@ def read_reference(
     place, placed, first, is_clear = Placement(planned.resized, planned.size), [], None, False
     try:
         for found in _frames_of(planned, file, decoder):
-            original = to_rgb(found, background)
+            original = to_rgba(found) if background is None else to_rgb(found, background)
             first = original if first is None else first
             placed.append(place.apply(original, mode.filter))
             is_clear |= is_transparent(found)
@@ -303,7 +303,7 @@ def _frames_of(
 
 
 class CellSize(NamedTuple):
-    """Pixels of a latent's cell."""
+    """Size of a latent cell in pixels: side, and frames."""
 
     side: int
     frames: int  # in each latent frame but the first, which has one
@@ -311,14 +311,14 @@ class CellSize(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundMask:
-    """The mask of a medium."""
+    """The loss mask of a medium, which was opened."""
 
     path: str  # in its folder
     stamp: str  # changes when the file changes
     line: Timeline | None  # of a video
 
     def planned(self, line: Timeline | None, window: KeptFrames) -> PlannedMask:
-        """What is read of it for a sample that keeps the frames `window` of its medium."""
+        """The plan to read the mask for a sample that keeps the frames `window` of its medium."""
         mask = PlannedMask(path=self.path, stamp=self.stamp)
         if self.line is None or line is None:
             return mask
@@ -341,7 +341,7 @@ class MaskFolder:
     kinds: ClassVar[frozenset[str]] = BOTH
 
     def find(self, path: str, size: tuple[int, int], line: Timeline | None) -> FoundMask:
-        """The mask at `path`, of a medium of this size (width, height); `line` of a video.
+        """The mask at `path` of a medium of `size` (width, height); `line` for videos.
 
         Raises:
             RefusedError: it cannot be read, or has another size or number of frames.

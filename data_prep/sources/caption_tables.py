@@ -30,7 +30,7 @@ from data_prep.sources.table_rows import OUTSIDE, Rows, TableRow, rows_of
 from dit.system_errors import reason
 
 _OF_KOHYA = ("meta_cap.json", "meta_clean.json", "meta_lat.json")
-"""Of sd-scripts, which names files without their endings, unless it was told --full_path."""
+"""Tables of sd-scripts: files without their endings, unless --full_path was given to it."""
 _JSON_NAMES = ("meta.json", "captions.json", "videos2caption.json", "metadata.json", *_OF_KOHYA)
 # Fields for captions, in this order, where --caption_field is not given.
 CAPTION_FIELDS = ("caption", "cap", "internvl", "usr", "text", "prompt", "captions")
@@ -40,7 +40,7 @@ _LINES_SUFFIXES = ("_internvl.json", "_usr.json")  # JSON lines, despite their e
 
 
 def table_format(path: str) -> str | None:
-    """`meta_json`, `jsonl` or `csv` where `path` describes many media, else None."""
+    """Kind of the caption table at `path`: `meta_json`, `jsonl` or `csv`; None if it is none."""
     name = PurePosixPath(path).name.lower()
     if name.endswith((".jsonl", *_LINES_SUFFIXES)):
         return "jsonl"
@@ -71,7 +71,7 @@ class CaptionTables:
     _parsed: dict[str, Rows] = field(default_factory=dict)
 
     def of(self, source: str) -> list[Caption] | None:
-        """Captions of the medium `source`; None where no table has the medium.
+        """Captions of the medium `source`; None where no table has a row for it.
 
         Tables in the nearest folder come first, in the order of their names.
 
@@ -108,7 +108,7 @@ class CaptionTables:
         return counts
 
     def only_beside(self) -> frozenset[str]:
-        """Paths of what a table names as a control or as rejected, and none as a medium."""
+        """Paths that tables name as controls or rejected samples, and never as media."""
         named, media = set[str](), set[str]()
         for path in self.paths:
             folder = str(PurePosixPath(path).parent)
@@ -215,7 +215,7 @@ class CaptionTables:
         return path if path in found or len(found) != 1 else next(iter(found))
 
     def _with_slashes(self, name: str, folder: str = ".") -> str:
-        """A path in `folder` as Windows writes it, as others do; not where a file is called so."""
+        """Path `name`, with / for backslashes unless a medium in `folder` has this very name."""
         if "\\" not in name or posixpath.normpath(posixpath.join(folder, name)) in self._media:
             return name
         return posixpath.normpath(name.replace("\\", "/"))

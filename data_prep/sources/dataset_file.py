@@ -54,7 +54,9 @@ def is_of_diffusion_pipe(path: Path) -> bool:
 
 
 def inputs_of(args: Namespace, basis: Input) -> list[Input]:
-    """One input for each folder: `basis` with the settings in the file.
+    """One input for each folder of the file for --dataset_config, with its settings.
+
+    Settings that a folder lacks are those of `basis`.
 
     Raises:
         PrepError: the file cannot be read, or a key or value in it is unknown.

@@ -66,7 +66,7 @@ class Digits:
         )
 
     def picture(self, index: int) -> Tensor:
-        """The picture [side, side] of that number, float32 in [-1, 1]."""
+        """The picture number `index`, [side, side], float32 in [-1, 1]."""
         small_HW = torch.from_numpy(self._images_NHW[index]).float() / (LEVELS / 2) - 1
         if self._side == SIDE:
             return self._ink * small_HW

@@ -47,7 +47,7 @@ _LINES_REMEDY = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Medium:
-    """A file that was found and is not opened yet."""
+    """A picture or video that was found and is not opened yet."""
 
     source: str  # relative path
     where: str  # argument of `Collection.open`
@@ -61,24 +61,27 @@ class Medium:
 
 
 class Collection(Protocol):
-    """Media of one folder or dataset. It is pickled for workers, which only call `open`."""
+    """The media of one folder or dataset.
+
+    It is pickled for workers, which only call `open`.
+    """
 
     @property
     def name(self) -> str: ...
 
     @property
     def masks(self) -> MaskFolder | None:
-        """Where masks of the loss lie."""
+        """The folder of loss masks; None if there is none."""
         ...
 
     @property
     def controls(self) -> tuple[ControlFolder, ...]:
-        """Where control pictures lie: the first of each sample, the second, and so on."""
+        """Folders of control pictures: of the first of each sample, the second, and so on."""
         ...
 
     @property
     def rejected(self) -> RejectedFolder | None:
-        """Where what people like less lies."""
+        """The folder of rejected samples; None if there is none."""
         ...
 
     def media(self, ignored: Ignored) -> Iterator[Medium]:
@@ -96,7 +99,7 @@ class Collection(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionOptions:
-    """How captions are found."""
+    """Options that decide how captions are found."""
 
     field: str = "caption"
     format: CaptionFormat = CaptionFormat.AUTO
@@ -167,11 +170,14 @@ class FolderCollection:
 
     @property
     def beside(self) -> list[ControlFolder | MaskFolder | RejectedFolder]:
-        """All folders with files that belong to media of this one."""
+        """Folders of controls, masks and rejected samples that belong to these media."""
         return [*self.controls, *(one for one in (self.masks, self.rejected) if one is not None)]
 
     def next_to(self, other: FolderCollection, *, is_later: bool) -> FolderCollection:
-        """This input where `other` is one as well; of equal folders the later is not counted."""
+        """This folder where `other` is an input, too.
+
+        Of two equal folders the later one is not counted.
+        """
         mine, its = self.root.resolve(), other.root.resolve()
         is_inside = _is_visible(mine, below=its)
         if not is_inside and not _is_visible(its, below=mine):

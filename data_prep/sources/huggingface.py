@@ -39,7 +39,7 @@ _TRIES, _FIRST_WAIT, _TIMEOUT = 4, 0.5, 30  # seconds; each wait is twice as lon
 
 
 def huggingface_rows(args: Namespace, captions: CaptionOptions) -> RowsCollection:
-    """The dataset that the options name.
+    """The Hugging Face dataset that the options name.
 
     Raises:
         PrepError: it cannot be opened, or lacks a column.
@@ -102,7 +102,7 @@ def _dataset(name: str, split: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsCollection:
-    """One medium for each row of a dataset."""
+    """The media of a Hugging Face dataset: one for each row."""
 
     dataset: str
     split: str

@@ -34,12 +34,12 @@ _REMEDIES = {
 OF_SYSTEMS = frozenset(("@eaDir", "#recycle", "@Recycle", "$RECYCLE.BIN", "__MACOSX"))
 """Folders that file servers and systems add: thumbnails, deleted files, attributes of files."""
 _REMEDY = {ending: why for why, endings in _REMEDIES.items() for ending in endings.split()}
-"""Of files that are ignored, by their ending."""
+"""What to do with files that are ignored, by their ending."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Ignored:
-    """Files that become no sample of any input: their kinds, with counts."""
+    """Counts of files that become no sample of any input, by their kind."""
 
     counts: Counter[str] = field(default_factory=Counter)
     _unused: dict[tuple[str, Path], set[str]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Ignored:
             self.counts[f"{what}, the first {printable(min(files))}"] += len(files)
 
     def add_unused(self, what: str, folder: Path, files: Collection[str]) -> None:
-        """Files of a folder that an input does not use; others may."""
+        """Counts files of a folder that one input does not use, unless another input does."""
         key = what, folder
         self._unused[key] = self._unused.get(key, set(files)).intersection(files)
 
@@ -63,7 +63,7 @@ class Ignored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """The files of a folder, by relative path."""
+    """The files of a folder by their relative paths: media, archives, sidecars, tables, others."""
 
     media: list[str] = field(default_factory=list)
     archives: list[str] = field(default_factory=list)
@@ -104,7 +104,7 @@ def media_kind_of(path: str) -> str | None:
 
 
 def stamp_of(path: Path) -> str:
-    """What changes when the file changes.
+    """Size and time of the file at `path` as a text, which changes when the file changes.
 
     Raises:
         OSError: it is not there.
@@ -114,7 +114,7 @@ def stamp_of(path: Path) -> str:
 
 
 def name_of(path: str) -> str:
-    """A path without its ending: what a medium and its mask have in common."""
+    """`path` without its ending, which a medium and its mask have in common."""
     return str(PurePosixPath(path).with_suffix(""))
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from data_prep.media.captions import Caption, ControlPicture, SeveralCaptions, TagShuffle
 from data_prep.media.clips import Clip, Entry, PlannedReference
 from data_prep.media.frame_selection import FrameRule, KeptFrames
-from data_prep.media.images import open_image, probe_image, to_rgb, to_video
+from data_prep.media.images import open_image, probe_image, to_rgb, to_rgba, to_video
 from data_prep.media.resizing import Placement, ResizeMode, Sizing
 from data_prep.media.videos import Timeline, VideoDecoder, timeline
 from data_prep.planning.splits import key_of
@@ -77,7 +77,7 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenGrid:
-    """How pixels become tokens."""
+    """How pixels become tokens: sides of a latent cell in space and time, and patch."""
 
     spatial: int  # pixels along one side of a latent cell
     temporal: int  # frames in a latent frame, after the first
@@ -90,7 +90,7 @@ class TokenGrid:
 
 @dataclass(frozen=True, kw_only=True)
 class MediaSource:
-    """Every medium of every input."""
+    """The source of all clips: every medium of every input."""
 
     inputs: tuple[Input, ...]
     grid: TokenGrid
@@ -133,7 +133,7 @@ class MediaSource:
         return entries
 
     def plan(self, number: int, medium: Medium) -> list[Entry]:
-        """The samples of a medium, or one sample with its refusal."""
+        """The planned samples of a medium, or one entry with its refusal."""
         given = self.inputs[number]
         source = f"{given.prefix}{medium.source}"
         key = key_of(source)
@@ -224,15 +224,22 @@ class MediaSource:
 
     @property
     def on_background(self) -> str:
-        """The note on a sample with transparency: in a plan by its header, then by its pixels."""
+        """The note on a sample with transparency, in plans and in shards."""
+        if self.keeps_alpha:
+            return "transparent, and encoded so"
         return f"transparent, on {self.background} (--background)"
 
+    @property
+    def keeps_alpha(self) -> bool:
+        """Whether the codec encodes transparency."""
+        return self.colours == 4
+
     def file_of(self, entry: Entry) -> Path | None:
-        """Its file, where that is no member of an archive or row of a dataset."""
+        """The file of a sample; None if it lies in an archive or a dataset."""
         return _path_of(self.inputs[entry.folder].collection, entry.where)
 
     def read(self, entry: Entry) -> Clip:
-        """The pixels of a planned sample.
+        """The decoded clip of a planned sample.
 
         Raises:
             RefusedError: the file or its caption cannot be used.
@@ -270,7 +277,8 @@ class MediaSource:
         """The pixels of what lies in one of these folders, or in that of the media."""
         folder = None if one.folder == FOLDER else folders[one.folder]
         file = given.collection.open(one.where) if folder is None else folder.root / one.where
-        return read_reference(one, file, self.resize_mode, self.background, self.decoder)
+        background = None if self.keeps_alpha else self.background
+        return read_reference(one, file, self.resize_mode, background, self.decoder)
 
     def _video(self, read: ReadReference) -> Tensor:
         return torch.cat([to_video(frame, colours=self.colours) for frame in read.placed], dim=1)
@@ -290,7 +298,8 @@ class MediaSource:
             pictures = iter([image])
         frames, mode = list[Tensor](), self.resize_mode.filter
         for picture in pictures:
-            fitted = place.apply(to_rgb(picture, self.background), mode)
+            clear = to_rgba(picture) if self.keeps_alpha else to_rgb(picture, self.background)
+            fitted = place.apply(clear, mode)
             frames.append(to_video(fitted, colours=self.colours))
             notes += [self.on_background] * is_transparent(picture)
         return torch.cat(frames, dim=1), notes

@@ -37,7 +37,7 @@ class TableRow(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Rows:
-    """The rows of a table."""
+    """The rows of a caption table, by the names of media."""
 
     path: str
     folders: tuple[str, ...] = ()
@@ -65,13 +65,13 @@ class Rows:
         self._put(self._relative(posixpath.normpath(name)), TableRow(content, number))
 
     def _put(self, name: str, row: TableRow) -> None:
-        """Of two rows of a name the later one is kept."""
+        """Adds `row` under `name`; of two rows of a name the later one is kept."""
         former = self.by_name.pop(name, row)
         self.repeated += former is not row
         self.by_name[name] = max(former, row, key=lambda one: one.number)
 
     def rename(self, name: str, new: str) -> None:
-        """Another spelling of a name, which another row may have, too."""
+        """Gives the row of `name` the spelling `new`, which another row may have, too."""
         self._put(new, self.by_name.pop(name))
 
     def _relative(self, name: str) -> str:

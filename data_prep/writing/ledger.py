@@ -56,7 +56,7 @@ def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 @dataclass
 class LedgerProgress:
-    """How far the ledger of one rank goes."""
+    """Samples and valid bytes of the ledger of one rank."""
 
     samples: int = 0  # lines of the plan that are done
     size: int = 0  # valid bytes of the ledger
@@ -74,7 +74,7 @@ class LedgerProgress:
 
 
 def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
-    """How far a rank came, in whole blocks of the plan; all its blocks have `total` samples."""
+    """The whole blocks of the plan that a rank has packed; all its blocks have `total` samples."""
     if not path.exists():
         return LedgerProgress()
     size, folder = cache(_size), path.parent.parent

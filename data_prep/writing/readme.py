@@ -36,10 +36,10 @@ _PACKAGES = ("megatron-dit", "torch", "diffusers", "transformers", "av", "pillow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeBy:
-    """How a dataset was made, as far as its card does not say it."""
+    """Facts about how a dataset was made that its card does not have."""
 
     command: str = ""
-    """Without paths, which differ between machines, and what does not change the samples."""
+    """Command line, but for paths and options that do not change the samples."""
     pictures: tuple[tuple[str, bytes], ...] = ()
     """Captions and PNG files of some samples."""
 

@@ -36,7 +36,7 @@ class RankBlocks:
 
     @property
     def total(self) -> int:
-        """Samples."""
+        """Number of samples of this rank."""
         return sum(len(block) for block in self.after(0))
 
     def after(self, samples: int) -> Iterator[tuple[bytes, ...]]:
@@ -61,7 +61,7 @@ class Writer:
         return self.folder / LEDGER / ledger_name(self.ranks.rank, self.ranks.world)
 
     def progress(self, share: RankBlocks) -> LedgerProgress:
-        """How much an earlier run has written."""
+        """The samples that an earlier run has written."""
         return read_progress(self._path, block=share.size, total=share.total)
 
     @contextmanager

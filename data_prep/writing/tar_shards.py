@@ -45,7 +45,7 @@ def tar_members(key: str, parts: dict[str, bytes]) -> bytes:
 
 
 class SampleEnd(NamedTuple):
-    """Where a sample ends."""
+    """The shard of a sample, and its byte at which the sample ends."""
 
     shard: str  # file name
     end: int  # bytes

@@ -14,11 +14,11 @@ NULL_TEXT_NAME = "null_text.safetensors"
 
 
 class CodecError(ValueError):
-    """A codec or text encoder cannot be used; the message says what the user must change."""
+    """An error of a codec or text encoder; its message says what the user must change."""
 
 
 def part_of_card(card: dict[str, Any], part: str) -> dict[str, Any]:
-    """The settings under the key `part` of a card.
+    """The settings in a dataset card under the key `part`.
 
     Raises:
         CodecError: it is missing, or written by a newer version.

@@ -25,25 +25,25 @@ class DatasetEncoder(ABC):
     @classmethod
     @abstractmethod
     def from_arguments(cls, args: Namespace) -> Self:
-        """The encoder that the options ask for."""
+        """The encoder that the options of the command line ask for."""
 
     @classmethod
     @abstractmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
-        """The encoder whose `settings` stand in a dataset card."""
+        """The encoder with the `settings` of a dataset card."""
 
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """All that `from_settings` needs, as JSON values."""
+        """Everything that `from_settings` needs, as JSON values for the card."""
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What the user should know before anything is encoded."""
+        """Sentences that the user should read before anything is encoded."""
         return ()
 
     def on(self, device: str) -> Self:
-        """The same encoder with its network on `device`; one without weights is unchanged."""
+        """A copy of this encoder with its network on `device`; itself if it has no weights."""
         del device
         return self
 
@@ -60,7 +60,7 @@ class Registry(dict[str, type[E]], Generic[E]):
         self._interface, self._known = interface, known
 
     def named(self, name: str) -> type[E]:
-        """The class called `name`.
+        """The class of the codec or text encoder called `name`.
 
         Raises:
             CodecError: there is none; the message lists all names.

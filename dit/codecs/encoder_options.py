@@ -42,6 +42,11 @@ TEXT_ENCODER_NAMES = (
     "anima_states",
     "hidream",
     "omnigen2",
+    "ernie_image",
+    "krea2",
+    "flux3_klein",
+    "ideogram4",
+    "qwen_image21",
 )
 """The keys of `dit.codecs.text.TEXT_ENCODERS`."""
 

@@ -23,7 +23,7 @@ ENDINGS = frozenset((
     ".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts",
     ".3gp", ".flv", ".ogv", ".wmv",
 ))  # fmt: skip
-"""Of files of videos, in lower case."""
+"""Suffixes of video files, in lower case."""
 LARGEST = 2 * (Image.MAX_IMAGE_PIXELS or 2**27)
 """Pixels; Pillow refuses larger pictures as decompression bombs."""
 # Without these, damage is concealed, and a few bytes can ask for all memory.
@@ -48,12 +48,12 @@ _CROOKED = 0.02  # part of the largest element that an element of a quarter turn
 
 
 def first_film(container: Any) -> Any:
-    """The first of its films; None where there is none."""
+    """The first video stream of a container that is no cover picture; None if there is none."""
     return next(iter(films_of(container)), None)
 
 
 def films_of(container: Any) -> list[Any]:
-    """The video streams that are no cover pictures."""
+    """The video streams of a container that are no cover pictures."""
     from av.stream import Disposition
 
     each = container.streams.video
@@ -61,14 +61,17 @@ def films_of(container: Any) -> list[Any]:
 
 
 def stored_packets(container: Any, film: Any) -> Iterator[Any]:
-    """Packets with content, then an empty one, which flushes the decoder."""
+    """The packets of a video stream that have content, then an empty one.
+
+    The empty one flushes the decoder.
+    """
     for packet in container.demux(film):
         if packet.size or packet.dts is None:  # an empty one in between would flush too early
             yield packet
 
 
 def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
-    """Decoded frames in the order in which they are shown.
+    """The decoded frames of `packets`, in the order in which they are shown.
 
     The transparency of a WebM video is a stream of its own: `opaque` of a frame, which FFmpeg
     leaves to its user, is then a frame that has it.
@@ -126,7 +129,7 @@ def _alpha_decoder(video: Any) -> Any:
 
 
 def picture_of(frame: Any, video: Any) -> Image.Image:
-    """The frame of the stream `video`, not turned: RGB, or RGBA where it has transparency.
+    """A decoded frame as a picture that is not turned yet: RGB, or RGBA if transparent.
 
     Raises:
         ValueError: it is suspiciously large.
@@ -139,7 +142,7 @@ def picture_of(frame: Any, video: Any) -> Image.Image:
 
 
 def upright_size(frame: Any, video: Any) -> tuple[int, int]:
-    """Width and height of its picture.
+    """Width and height of a frame after it was turned upright.
 
     Raises:
         ValueError: it is suspiciously large.
@@ -150,7 +153,9 @@ def upright_size(frame: Any, video: Any) -> tuple[int, int]:
 
 
 def turn_of(frame: Any) -> Image.Transpose | None:
-    """What makes it upright, by its display matrix (ISO/IEC 14496-12, 6.2.2); None for nothing.
+    """The turn that makes `frame` upright, by its display matrix; None for none.
+
+    The matrix is that of ISO/IEC 14496-12, 6.2.2.
 
     A pixel in column p and row q is shown in column a p + c q and row b p + d q. The nearest of the
     eight ways to turn and mirror a picture is taken.
@@ -162,7 +167,7 @@ def turn_of(frame: Any) -> Image.Transpose | None:
 
 
 class Look(NamedTuple):
-    """What gives the picture of a frame its shape: pictures of others would be stretched."""
+    """Size, aspect and turn of a frame; a picture of another look would be stretched."""
 
     size: tuple[int, int]  # width, height as stored
     aspect: Fraction  # of a pixel, width to height
@@ -182,7 +187,10 @@ class Look(NamedTuple):
 
 
 def look_of(frame: Any, aspect: Fraction = Fraction(1)) -> Look:
-    """The look of a frame with pixels of this aspect, which frames do not tell, but decoders do."""
+    """The look of a frame.
+
+    Its pixels have the aspect `aspect`, which decoders know and frames do not say.
+    """
     is_told = frame.side_data.get("DISPLAYMATRIX") is not None
     return Look((frame.width, frame.height), aspect, turn_of(frame), is_told)
 
@@ -229,7 +237,7 @@ def _square(frame: Any, video: Any) -> tuple[int, int]:
 
 
 def upright_pictures(container: Any, video: Any) -> Iterator[Image.Image]:
-    """All frames of the stream `video`, RGB, on white where they are transparent.
+    """All frames of a video stream as upright RGB pictures, on white where transparent.
 
     Raises:
         ValueError: a frame is damaged or suspiciously large, or its look changes.

@@ -64,7 +64,9 @@ _FITTING = {  # mode that a profile is of -> modes of pictures to which it appli
 
 
 def coded_profile(primaries: int, transfer: int) -> bytes | None:
-    """An ICC profile of the primaries and the transfer of H.273; None where one is not known.
+    """The ICC profile of primaries and a transfer by their numbers in H.273.
+
+    None where a number is not known.
 
     Curves are those that a display has: BT.709 is shown with the gamma of BT.1886, 2.4.
     """
@@ -74,7 +76,9 @@ def coded_profile(primaries: int, transfer: int) -> bytes | None:
 
 
 def gamma_profile(xy: Sequence[float], exponent: float) -> bytes:
-    """An ICC profile: light is the `exponent`-th power; x and y of red, green, blue and white.
+    """The ICC profile of a display whose light is the `exponent`-th power of the number.
+
+    `xy` are x and y of red, green, blue and white.
 
     Raises:
         ValueError: there are no such primaries.
@@ -83,7 +87,7 @@ def gamma_profile(xy: Sequence[float], exponent: float) -> bytes:
 
 
 def coded_of(profile: bytes) -> tuple[int, int] | None:
-    """Primaries and transfer of its tag `cicp` (ICC.1:2022, 9.2.17), if it has one."""
+    """The numbers of primaries and transfer in a profile's tag `cicp`; None if it has none."""
     (count,) = struct.unpack(">I", profile[128:132].rjust(4, b"\0"))
     for at in range(132, min(132 + 12 * count, len(profile) - 11), 12):
         name, place, _ = struct.unpack(">4sII", profile[at : at + 12])
@@ -195,7 +199,7 @@ def _moves(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
 
 
 def transformed(image: Image.Image, profile: bytes) -> Image.Image:
-    """A picture without transparency in sRGB, RGB; as it is, where the profile is that of sRGB.
+    """An opaque picture, converted from the colours of `profile` to sRGB.
 
     Raises:
         ValueError: the profile cannot be read.
@@ -217,7 +221,9 @@ def _applied(transform: ImageCms.ImageCmsTransform, image: Image.Image) -> Image
 
 
 def transformed_numbers(levels: np.ndarray, profile: bytes) -> np.ndarray:
-    """uint8 sRGB [H, W, 3] of numbers in [0, 255], finer than bytes: grey [H, W] or RGB [H, W, 3].
+    """Numbers in [0, 255], converted from the colours of `profile` to uint8 sRGB [H, W, 3].
+
+    `levels` are grey [H, W] or RGB [H, W, 3], finer than bytes.
 
     Between bytes, which Little CMS takes here, colours are interpolated: dark levels of linear
     light would become one.

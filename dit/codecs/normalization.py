@@ -26,8 +26,12 @@ class Whitening:
         return cls(mean=(0.0,) * channels, std=(1.0,) * channels)
 
     def apply(self, latent_CFHW: Tensor) -> Tensor:
-        """(latent - mean) / std, float32."""
+        """The whitened latent, (latent - mean) / std, in float32."""
         return (latent_CFHW.float() - _like(self.mean, latent_CFHW)) / _like(self.std, latent_CFHW)
+
+    def apply_to_logvar(self, logvar_CFHW: Tensor) -> Tensor:
+        """The log variance of a whitened latent, from that of the latent; float32."""
+        return logvar_CFHW.float() - 2 * _like(self.std, logvar_CFHW).log()
 
     def undo(self, latent_CFHW: Tensor) -> Tensor:
         """The inverse of `apply`, float32, on the latent's device."""
@@ -76,7 +80,7 @@ class Moments:
         self.count = total
 
     def whitening(self) -> Whitening:
-        """Mean and deviation, rounded to float32 as they are applied."""
+        """The whitening with these moments: mean and deviation, rounded to float32."""
         std_C = np.sqrt(self._centred_C / self.count).clip(STD_MIN)
         return Whitening(mean=_rounded(self._mean_C), std=_rounded(std_C))
 

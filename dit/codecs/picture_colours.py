@@ -34,7 +34,7 @@ _NEAR = 0.05  # a gamma alone this near to `_GAMMA`, as part of it, is that of s
 
 
 class ToldColours(NamedTuple):
-    """What a file tells about its colours."""
+    """The colour profile that a picture's file states, and what is wrong with its statement."""
 
     profile: bytes | None = None  # ICC; None for sRGB, and for what is read as sRGB
     flaws: tuple[str, ...] = ()  # why it does not look as it should
@@ -53,7 +53,7 @@ _Ways = Iterator[_Told | None]
 
 
 def told_colours(opened: ImageFile.ImageFile) -> ToldColours:
-    """The colours of a picture that was opened and not loaded."""
+    """The colours that the file of an opened picture states; its pixels are not read yet."""
     ways, flaws = _WAYS.get(opened.format or "", _profile_alone)(opened), list[str]()
     for told in filter(None, ways):
         flaws += [told.flaw] * bool(told.flaw)
@@ -194,7 +194,10 @@ def _by_tiff(opened: ImageFile.ImageFile) -> list[str]:
 
 
 def from_start(opened: ImageFile.ImageFile, reader: Callable[[IO[bytes]], Found]) -> Found:
-    """What `reader` finds in the file from its start; decoding goes on where it was."""
+    """What `reader` finds in the picture's file from its start.
+
+    Decoding goes on where it was.
+    """
     stream = opened.fp
     assert stream is not None, "the file is open until its pixels are decoded"
     at = stream.tell()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,11 +16,12 @@ from dit.system_errors import explained
 PRECISIONS = ("float32", "bfloat16", "float16")
 _INDEX = "model_index.json"
 _WEIGHTS = "diffusion_pytorch_model.safetensors"
+_MODEL, _SCALE = "model.safetensors", ".weight_scale"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineComponent:
-    """A component in the folder of a Diffusers pipeline."""
+    """A component of a Diffusers pipeline, such as its VAE: its class and where it lies."""
 
     library: str  # diffusers or transformers
     kind: str  # class name
@@ -34,7 +35,7 @@ class PipelineComponent:
 
     @classmethod
     def of(cls, encoder: Any, library: str, kind: str, subfolder: str) -> Self:
-        """A component of the pipeline whose codec or text encoder `encoder` is."""
+        """A component of the pipeline that `encoder`, a codec or text encoder, belongs to."""
         return cls(
             library=library,
             kind=kind,
@@ -46,12 +47,12 @@ class PipelineComponent:
 
     @property
     def place(self) -> str:
-        """Hub name without the revision, or folder."""
+        """Hub name without its revision, or the folder."""
         return self.model if Path(self.model).is_dir() else self.model.partition("@")[0]
 
     @property
     def download(self) -> dict[str, Any]:
-        """Options that say what may be downloaded, and to where."""
+        """Arguments of `from_pretrained` that say what may be downloaded, and where to."""
         local: dict[str, Any] = {"local_files_only": True} if self.local_only else {}
         if self.place != self.model:
             local["revision"] = self.model.partition("@")[2]
@@ -59,13 +60,13 @@ class PipelineComponent:
 
     @property
     def where(self) -> dict[str, Any]:
-        """`download`, and the folder of the component."""
+        """Arguments of `from_pretrained`: those of `download`, and the component's folder."""
         return {"subfolder": self.subfolder, **self.download}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelLocation:
-    """Where the models of a dataset card are, if not where the card says."""
+    """Where the models of a dataset card are, if not at the place in the card."""
 
     model: str | None = None  # hub name or folder; None for the one in the card
     cache: str | None = None  # Hugging Face cache, or the folder of the pipeline itself
@@ -73,7 +74,7 @@ class ModelLocation:
     local_only: bool = False  # whether nothing may be downloaded
 
     def settings(self, *, subfolder: str) -> dict[str, Any]:
-        """Settings that replace those of a card; every model here has the folder `subfolder`."""
+        """Settings that replace those of a card, for models in the folder `subfolder`."""
         found: dict[str, Any] = {"local_only": self.local_only}
         model = self.model
         if self.cache and model is None and (Path(self.cache) / subfolder).is_dir():
@@ -115,7 +116,7 @@ def _unusable(part: PipelineComponent, error: Exception) -> CodecError:
 
 @lru_cache
 def model_config_of(part: PipelineComponent) -> Any:
-    """The configuration alone, without the weights.
+    """The configuration of a component, without its weights.
 
     Raises:
         CodecError: there is none, or it is that of another class of Diffusers.
@@ -151,7 +152,9 @@ def _index_of(part: PipelineComponent) -> dict[str, Any]:
 
 @lru_cache
 def has_component(part: PipelineComponent) -> bool:
-    """Whether the pipeline has it; where there is no model_index.json, its folder tells.
+    """Whether the pipeline has the component.
+
+    Where there is no model_index.json, its folder tells.
 
     Raises:
         CodecError: the model cannot be reached.
@@ -164,7 +167,7 @@ def has_component(part: PipelineComponent) -> bool:
 
 @lru_cache
 def pipeline_class(part: PipelineComponent) -> str | None:
-    """The class of the pipeline that a component lies in; None where no index tells it.
+    """The class of the pipeline in which a component lies; None if no index says it.
 
     Raises:
         CodecError: the index cannot be read.
@@ -177,7 +180,7 @@ def pipeline_class(part: PipelineComponent) -> str | None:
 
 @lru_cache
 def tensors_of(part: PipelineComponent, names: tuple[str, ...]) -> dict[str, Any]:
-    """Single tensors of the weights of a network of Diffusers; the others are not read.
+    """The tensors `names` of a network's weights; no others are read.
 
     Raises:
         CodecError: the file is not there, or lacks one.
@@ -204,9 +207,10 @@ _visitors: dict[str, list[Any]] = {}
 
 @contextmanager
 def visits(device: str) -> Iterator[None]:
-    """Inside, networks that are loaded for `device` are the host's; after it they are back there.
+    """A context in which networks for `device` are loaded to the host and moved there on demand.
 
-    So they leave the memory of a GPU to others, and are read from disk once.
+    After it they are back on the host, so that they leave the memory of a GPU to others, and are
+    read from disk once.
     """
     import torch
 
@@ -221,7 +225,7 @@ def visits(device: str) -> Iterator[None]:
 
 
 def load(part: PipelineComponent) -> Any:
-    """The component itself; a network has no gradients and is on its device.
+    """The loaded component; a network has no gradients and is on its device.
 
     Raises:
         CodecError: it cannot be loaded.
@@ -247,16 +251,60 @@ def _loaded(part: PipelineComponent) -> Any:
         if part.precision is None:
             return kind.from_pretrained(part.place, **part.where)
         dtype = getattr(torch, part.precision)
-        name = "torch_dtype" if part.library == "diffusers" else "dtype"
-        model = kind.from_pretrained(part.place, **part.where, **{name: dtype})
+        if part.library == "diffusers":
+            model = kind.from_pretrained(part.place, **part.where, torch_dtype=dtype)
+        else:
+            told = {"dtype": dtype, "output_loading_info": True}
+            model, info = kind.from_pretrained(part.place, **part.where, **told)
+            _multiply_out(model, info["unexpected_keys"], part)
     except (OSError, ValueError, ImportError) as error:  # some processors need other packages
         raise _unusable(part, error) from None
     _tie(model)
     return model.requires_grad_(False).eval().to(part.device)
 
 
+def _multiply_out(model: Any, unexpected: Iterable[str], part: PipelineComponent) -> None:
+    """Multiplies weights that were stored in 8-bit floats by the scales of their rows (Ideogram 4).
+
+    Transformers has taken the numbers over as they are, and the scales are in no module.
+
+    Raises:
+        CodecError: scales belong to no weight.
+    """
+    import torch
+    from safetensors import safe_open
+    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+    scales = [name for name in unexpected if name.endswith(_SCALE)]
+    if not scales:
+        return
+    single = cached_file(
+        part.place, _MODEL, **part.where, _raise_exceptions_for_missing_entries=False
+    )
+    files: Any = [single]
+    if single is None:
+        index = cached_file(part.place, f"{_MODEL}.index.json", **part.where)
+        files, _ = get_checkpoint_shard_files(part.place, index, **part.where)
+    weights, found = dict(model.named_parameters()), set[str]()
+    for file in files:
+        with safe_open(file, "pt") as opened, torch.no_grad():
+            for name in {*scales} & {*opened.keys()}:
+                module = name.removesuffix(_SCALE)
+                weight = weights.get(f"{module}.weight")
+                if weight is None:
+                    continue
+                scale = opened.get_tensor(name).float().flatten()
+                weight.copy_(weight.float() * scale.view(-1, *[1] * (weight.dim() - 1)))
+                found.add(name)
+    if lost := sorted({*scales} - found):
+        raise CodecError(
+            f"--model_name {part.model}: {part.subfolder}/ has 8-bit weights whose scales, such as"
+            f" {lost[0]}, belong to no weight of {part.kind}; give one in bfloat16"
+        )
+
+
 def forget() -> None:
-    """Frees the memory of every network that was loaded here."""
+    """Frees the memory of all networks that `load` has loaded."""
     _loaded.cache_clear()
 
 

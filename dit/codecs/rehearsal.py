@@ -61,7 +61,7 @@ def write_wan(folder: Path) -> None:
 
 
 def write_flux2(folder: Path) -> None:
-    """The same of FLUX.2 dev.
+    """Writes a random text encoder and VAE of FLUX.2 dev to `folder`.
 
     Raises:
         FileExistsError, ImportError: as above.
@@ -81,7 +81,7 @@ def write_flux2(folder: Path) -> None:
 
 
 def write_flux2_klein(folder: Path) -> None:
-    """The same of FLUX.2 klein base 4B.
+    """Writes a random text encoder and VAE of FLUX.2 klein base 4B to `folder`.
 
     Raises:
         FileExistsError, ImportError: as above.

@@ -22,7 +22,7 @@ _BITS = {"1": 1, "L;2": 2, "L;4": 4}
 
 
 class ReferenceFit(StrEnum):
-    """Size at which a reference picture is encoded."""
+    """The rule for the size at which a reference picture is encoded."""
 
     OWN = "own"  # its own in whole patches, in packing within the pixel budget of the media
     TARGET = "target"  # that of its target; in packing scaled to cover it and cropped
@@ -30,20 +30,23 @@ class ReferenceFit(StrEnum):
 
 
 class Placement(NamedTuple):
-    """A picture is scaled to `resized` and cropped to its centre `size`; both (width, height)."""
+    """How a picture is encoded: scaled to `resized`, and cropped to its centre `size`.
+
+    Both are (width, height).
+    """
 
     resized: tuple[int, int]
     size: tuple[int, int]
 
     @property
     def lost(self) -> float:
-        """Part of the area of the picture that the crop takes away."""
+        """The part of a picture's area that the crop takes away, from 0 to 1."""
         return 1 - math.prod(self.size) / math.prod(self.resized)
 
     def apply(
         self, image: Image.Image, mode: Image.Resampling = Image.Resampling.LANCZOS
     ) -> Image.Image:
-        """The part of `image` that is encoded."""
+        """`image`, scaled and cropped."""
         if self.resized != image.size:
             image = image.resize(self.resized, mode)
         left, upper = ((a - b) // 2 for a, b in zip(self.resized, self.size, strict=True))
@@ -51,7 +54,7 @@ class Placement(NamedTuple):
 
 
 def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
-    """The smallest size that covers `size`, with about the ratio `width` to `height`."""
+    """The smallest size that covers `size` and has about the ratio `width` to `height`."""
     wide, high = size
     if wide * height >= high * width:
         return wide, max(high, (2 * wide * height + width) // (2 * width))
@@ -74,7 +77,7 @@ def colour(text: str) -> str:
 
 
 def upright(opened: ImageFile.ImageFile) -> Image.Image:
-    """All pixels of a picture that was just opened, turned and mirrored as its EXIF says.
+    """The decoded picture, turned and mirrored as its EXIF says.
 
     Its `info["icc_profile"]` is what `told_colours` finds, for `to_rgb`: colours are still those of
     the file, but for 16-bit RGB with a profile, which is sRGB then.
@@ -103,6 +106,32 @@ def to_rgb(image: Image.Image, background: str = WHITE) -> Image.Image:
     Raises:
         ValueError: numbers of an unknown range, or a mode that cannot be converted to RGB.
     """
+    coloured = _with_transparency(image)
+    if coloured.mode == "RGB":
+        return coloured
+    paper = Image.new("RGBA", image.size, background)
+    return Image.alpha_composite(paper, coloured).convert("RGB")
+
+
+def to_rgba(image: Image.Image) -> Image.Image:
+    """An image of any mode as sRGB with transparency; opaque where it has none.
+
+    Raises:
+        ValueError: as of `to_rgb`.
+    """
+    return _with_transparency(image).convert("RGBA")
+
+
+def on_white(levels_FHW4: np.ndarray) -> np.ndarray:
+    """RGBA frames [F, H, W, 4], uint8, as RGB [F, H, W, 3] on white; RGB stays as it is."""
+    if levels_FHW4.shape[-1] != 4:
+        return levels_FHW4
+    clear, alpha = levels_FHW4[..., :3].astype(np.float32), levels_FHW4[..., 3:] / np.float32(255)
+    return np.rint(255 + alpha * (clear - 255)).astype(np.uint8)
+
+
+def _with_transparency(image: Image.Image) -> Image.Image:
+    """An image as sRGB: RGB where nothing is transparent, else RGBA."""
     is_wide, profile = _is_wide(image), image.info.get("icc_profile")
     image = _from_numbers(image, profile) if is_wide else image
     try:
@@ -113,8 +142,7 @@ def to_rgb(image: Image.Image, background: str = WHITE) -> Image.Image:
         opaque = image.getchannel("L") if image.mode == "LA" else clear.convert("RGB")
         coloured = _in_srgb(opaque).convert("RGB")
         coloured.putalpha(clear.getchannel("A"))
-        paper = Image.new("RGBA", image.size, background)
-        return Image.alpha_composite(paper, coloured).convert("RGB")
+        return coloured
     except ValueError as error:
         raise ValueError(f"mode {image.mode}: {error}") from error
 
@@ -143,7 +171,7 @@ def _in_srgb(image: Image.Image) -> Image.Image:
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
-    """The same picture, or 8-bit grey of one with numbers that are no bytes.
+    """`image` itself, or 8-bit grey of an image whose numbers are no bytes.
 
     Raises:
         ValueError: numbers of an unknown range.

@@ -1,7 +1,7 @@
 """One tree of dataclasses describes a run; every group checks itself in its `__post_init__`.
 
     run        RunConfig, the whole tree, and the rules between its groups
-    groups     checkpoints and logs; all groups side by side, and what follows from several
+    groups     checkpoints, distillation, logs; all groups side by side, and what follows from them
     model      what the networks of all families share; a family adds fields in its own folder
     sparsity   parts of the tokens of a sample and of its keys: token routing, two noise levels,
                sparse attention
@@ -23,10 +23,12 @@ from dit.config.checks import Problems
 from dit.config.choices import (
     AttentionBackend,
     ContextComm,
+    DistillMethod,
     FlowPrediction,
     Fp8,
     Fp8Recipe,
     Implementation,
+    InitMethod,
     LevelDensity,
     LevelSpacing,
     LossKind,
@@ -36,15 +38,17 @@ from dit.config.choices import (
     Preference,
     Recompute,
     RecomputeMethod,
+    Rollout,
     Sampler,
     SamplingLevels,
+    StudentSampler,
     TargetSchedule,
     TextPadding,
     TimeShift,
     Weighting,
 )
 from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
-from dit.config.groups import CheckpointConfig, LoggerConfig, WandbMode, Weights
+from dit.config.groups import CheckpointConfig, DistillConfig, LoggerConfig, WandbMode, Weights
 from dit.config.lora import BaseType, LoraConfig, LoraTargets
 from dit.config.model import CUSTOM_SIZE, OTHER_NETWORKS, ModelConfig
 from dit.config.objective import MODE_SCALES, OBJECTIVES, EdmConfig, FlowConfig, ObjectiveConfig

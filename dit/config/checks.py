@@ -15,7 +15,7 @@ Rule = tuple[bool, str]  # whether it holds, and the error message for when it d
 
 
 class Problems(ValueError):  # noqa: N818 - it is what it holds
-    """Every contradiction found in a configuration, one line each."""
+    """An error with every contradiction found in a configuration, one line each."""
 
     def __init__(self, problems: list[str]):
         self.problems = problems
@@ -97,17 +97,17 @@ def at_least_one(group: object, *names: str) -> list[Rule]:
     ]
 
 
-def bounded(default: Any, *, most: float, at_least_one: bool = True) -> Any:
-    """A field of a dataclass whose numbers are at most `most`, and mostly at least 1.
+def bounded(default: Any, *, most: float, least: int | None = 1) -> Any:
+    """A field of a dataclass whose numbers are at most `most`, and at least `least`: 1, 0 or any.
 
     A subclass that declares it anew with another default keeps the bounds.
     """
-    return field(default=default, metadata={"most": most, "at_least_one": at_least_one})
+    return field(default=default, metadata={"most": most, "least": least})
 
 
 @cache
 def bounds(kind: type) -> dict[str, Mapping[str, Any]]:
-    """Field -> what `bounded` says of it, of a dataclass."""
+    """Bounds of each field of a dataclass, as `bounded` has set them."""
     bases = (getattr(base, "__dataclass_fields__", {}) for base in reversed(kind.__mro__))
     marked = (one for of_base in bases for one in of_base.values() if "most" in one.metadata)
     return {one.name: one.metadata for one in marked}

@@ -28,6 +28,13 @@ class RecomputeMethod(StrEnum):
     BLOCK = "block"
 
 
+class InitMethod(StrEnum):
+    """How matrices are drawn that do not start at zero."""
+
+    NORMAL = "normal"
+    XAVIER = "xavier"
+
+
 class Implementation(StrEnum):
     """Library whose linear layers are used."""
 
@@ -129,6 +136,9 @@ class SamplingLevels(StrEnum):
     # Half of the steps from 1 to 0.975, then quadratic ones to 0, without a shift: what
     # LTXConditionPipeline hands to Diffusers' scheduler.
     LINEAR_QUADRATIC = "linear_quadratic"
+    # Even quantiles of the density of training, shifted, from 0.9999 to 0.0006 at most, then 0:
+    # what Ideogram4Pipeline hands to Diffusers' scheduler.
+    QUANTILES = "quantiles"
     # As linear, for networks whose steps end in new noise: what FlowMatchLCMScheduler visits
     LCM = "lcm"
 
@@ -146,6 +156,13 @@ class TimeShift(StrEnum):
 
     EXPONENTIAL = "exponential"  # exp(mu)
     LINEAR = "linear"  # mu
+
+
+class ValidationLatents(StrEnum):
+    """Latents that are validated, of a dataset that holds distributions of them."""
+
+    MEAN = "mean"
+    DRAWN = "drawn"
 
 
 class Sampler(StrEnum):
@@ -181,6 +198,29 @@ class Preference(StrEnum):
     """What is learned of pairs of a preferred and a rejected latent."""
 
     DPO = "dpo"
+
+
+class DistillMethod(StrEnum):
+    """How a network learns to generate in few steps."""
+
+    OPD = "opd"  # the teacher's mean velocity over each step of the network's own trajectory
+    DMD = (
+        "dmd"  # DMD2 (arXiv:2405.14867): a critic learns what it makes, and it follows the teacher
+    )
+
+
+class Rollout(StrEnum):
+    """Where the states come from at which a student learns."""
+
+    SIMULATE = "simulate"  # its own steps from noise
+    DATA = "data"  # latents of the data, with noise
+
+
+class StudentSampler(StrEnum):
+    """How a student goes from one of its steps to the next."""
+
+    ODE = "ode"  # along its velocity, by Euler's method
+    SDE = "sde"  # the predicted latent, with new noise: LCM
 
 
 class TargetSchedule(StrEnum):

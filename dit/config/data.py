@@ -10,7 +10,7 @@ from dit.config.resume import Live, OfData
 from dit.local_path import DataPath
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class MockGeometry:
     """One kind of synthetic sample, in latent units."""
 
@@ -37,7 +37,7 @@ class MockGeometry:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class BlendEntry:
     """One dataset of a blend."""
 
@@ -60,7 +60,7 @@ class Balance(StrEnum):
     """Samples are chosen so that most packs cost the same; the order does the rest."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
     """Where samples come from and how they share a pack."""
 
@@ -70,7 +70,7 @@ class DatasetConfig:
     blend: OfData[tuple[BlendEntry, ...]] = ()
     """Several datasets with weights, instead of `path`."""
     mock: OfData[bool] = False
-    """Seeded synthetic samples instead of files (`--mock`)."""
+    """Synthetic samples from a seed instead of files (`--mock`)."""
     mock_samples: OfData[tuple[MockGeometry, ...]] = (MockGeometry(),)
     """The mixture of geometries that mock data draws from."""
     task_encoder_seq_length: OfData[int] = 15360

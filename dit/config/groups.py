@@ -1,4 +1,4 @@
-"""Checkpoints and logs; the groups of a run side by side, and what follows from several."""
+"""Checkpoints, distillation, logs; the groups of a run, and what follows from several."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dit.config.checks import at_least_one, check, not_negative, numbers, positive
+from dit.config.checks import at_least_one, check, not_negative, numbers, positive, within
+from dit.config.choices import DistillMethod, Rollout, Sampler, StudentSampler
 from dit.config.data import DatasetConfig, MockGeometry
 from dit.config.lora import LoraConfig
 from dit.config.model import ModelConfig
 from dit.config.objective import ObjectiveConfig
-from dit.config.resume import AtStart, Live
+from dit.config.resume import AtStart, Live, Refused
 from dit.config.training import (
     DdpConfig,
     DistConfig,
@@ -21,7 +22,7 @@ from dit.config.training import (
     SchedulerConfig,
     TrainConfig,
 )
-from dit.config.validation import ValidationConfig
+from dit.config.validation import MOST_GUIDANCE, ValidationConfig
 from dit.local_path import LocalPath, StoreAddress
 
 GUIDANCE = 2.5
@@ -35,7 +36,7 @@ class Weights(StrEnum):
     EMA = "ema"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When and where checkpoints are saved, and from which checkpoint the run starts."""
 
@@ -90,6 +91,69 @@ class CheckpointConfig:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """A student learns from a teacher to generate in few steps, without guidance."""
+
+    method: Refused[DistillMethod | None] = None
+    """opd: in a drawn step of the student's own Euler trajectory, the target is the mean velocity
+    of the teacher over this step. dmd: DMD2, where a critic learns what the student makes, and the
+    student moves to what the teacher finds likelier than the critic; null: no distillation."""
+    steps: Refused[int] = 4
+    """Steps of the student, from noise to the latent, at the levels of Euler in so many steps."""
+    teacher: Live[LocalPath | None] = None
+    """Run folder, checkpoint or Diffusers folder of the teacher, which has the student's network;
+    null: the base, of a student that is adapters beside it."""
+    teacher_weights: Refused[Weights] = Weights.EMA
+    """Weights of a teacher that is a checkpoint: the trained ones (model), or their average."""
+    teacher_guidance: Refused[float | None] = None
+    """Guidance of the teacher, which the student learns; null: 2.5, or 1 where the network has a
+    guidance embedding."""
+    teacher_steps: Refused[int] = 8
+    """Euler steps of the teacher in one of the student; 1 learns guidance alone, and no steps."""
+    rollout: Refused[Rollout] = Rollout.SIMULATE
+    """Where dmd's student predicts from: states of its own steps (simulate), or latents of the data
+    with noise (data)."""
+    student_sampler: Refused[StudentSampler] = StudentSampler.SDE
+    """How dmd's student goes on between its steps, in training and later: sde (new noise, sampler
+    lcm), or ode (euler)."""
+    levels: Refused[tuple[float, float]] = (0.02, 0.98)
+    """Lowest and highest noise level at which teacher and critic judge what dmd's student makes;
+    drawn by objective.density between them."""
+    critic_lr: Live[float | None] = None
+    """Learning rate of dmd's critic, with the schedule of optimizer.lr; null: that one."""
+    student_every: Refused[int] = 5
+    """dmd's critic learns in each step, the student in every so-manieth one, too."""
+    critic_alone: Refused[bool] = False
+    """dmd's critic does not learn in steps of the student."""
+    gan_weight: Live[float] = 0.0
+    """Weight of a GAN loss, of which there is none: other tools' key, refused above 0."""
+
+    def __post_init__(self) -> None:
+        low, high = self.levels
+        check(
+            *at_least_one(self, "steps", "teacher_steps", "student_every"),
+            *positive(self, "critic_lr"),
+            within(self, "teacher_guidance", -MOST_GUIDANCE, MOST_GUIDANCE),
+            (
+                0 < low < high <= 1,
+                f"levels={[low, high]} must be two noise levels, 0 < lowest < highest <= 1; [0.02,"
+                " 0.98] is usual",
+            ),
+            (
+                self.gan_weight == 0,
+                f"gan_weight={self.gan_weight:g}: DMD2 has no GAN loss here; leave it out",
+            ),
+            *numbers(self, steps=1000, teacher_steps=1000, student_every=2**30, critic_lr=1000),
+        )
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler that the student learns to generate with."""
+        noisy = self.method is DistillMethod.DMD and self.student_sampler is StudentSampler.SDE
+        return Sampler.LCM if noisy else Sampler.EULER
+
+
 class WandbMode(StrEnum):
     """Whether W&B is logged to directly, into the run folder for `wandb sync`, or not at all."""
 
@@ -98,7 +162,14 @@ class WandbMode(StrEnum):
     DISABLED = "disabled"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+class MlperfDivision(StrEnum):
+    """Rules that an MLPerf log is checked by."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoggerConfig:
     """Logging of metrics: terminal, metrics.jsonl, TensorBoard, W&B."""
 
@@ -114,6 +185,10 @@ class LoggerConfig:
     """User or team in W&B; null is the account's own."""
     wandb_mode: Live[WandbMode | None] = None
     """online, offline (kept in the run folder), or disabled; null is $WANDB_MODE, else online."""
+    mlperf_division: Live[MlperfDivision | None] = None
+    """closed or open: write RUN/mlperf.log, lines of MLPerf Training's FLUX.1; null writes none."""
+    mlperf_org: Live[str] = "not a submission"
+    """Name of who submits, for the lines of MLPerf."""
     price_per_gpu_hour: Live[float | None] = None
     """Price of one device for an hour; a run ends with what it cost since its start."""
     watts_per_gpu: Live[float | None] = None
@@ -123,11 +198,12 @@ class LoggerConfig:
         check(
             *at_least_one(self, "log_interval"),
             *positive(self, "price_per_gpu_hour", "watts_per_gpu"),
+            (self.mlperf_org != "", "mlperf_org='' names nobody; say who runs it"),
             *numbers(self, price_per_gpu_hour=2**30, watts_per_gpu=2**30),
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RunGroups:
     """Each has checked itself; `RunConfig` checks them against each other."""
 
@@ -142,6 +218,7 @@ class RunGroups:
     lora: LoraConfig = field(default_factory=LoraConfig)
     ddp: DdpConfig = field(default_factory=DdpConfig)
     dist: DistConfig = field(default_factory=DistConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     rng: RngConfig = field(default_factory=RngConfig)
@@ -158,7 +235,35 @@ class RunGroups:
         """Scale g in uncond + g (cond - uncond) of what is generated, if none is asked for."""
         if self.validation.guidance is not None:
             return self.validation.guidance
-        return GUIDANCE if self.objective.guidance is None else 1.0
+        return 1.0 if self.distill.method is not None else self._usual_guidance
+
+    @property
+    def teacher_guidance(self) -> float:
+        """Guidance of the teacher of a distillation."""
+        told = self.distill.teacher_guidance
+        return self._usual_guidance if told is None else told
+
+    @property
+    def student_sampling(self) -> str | None:
+        """How a distilled network generates, in words; None of any other."""
+        c = self.distill
+        return None if c.method is None else f"{c.steps} steps of {c.sampler}, guidance 1"
+
+    @property
+    def _usual_guidance(self) -> float:
+        told = self.objective.guidance is not None or self.model.unguided_by is not None
+        return 1.0 if told else GUIDANCE
+
+    @property
+    def passes_without_gradient(self) -> int:
+        """Passes over each pack of a step, at most, before the one that learns."""
+        c, guided = self.distill, 1 if self.teacher_guidance == 1 else 2
+        if c.method is None:
+            return self.objective.passes_without_gradient
+        if c.method is DistillMethod.OPD:
+            return c.steps - 1 + c.teacher_steps * guided
+        made = c.steps if c.rollout is Rollout.SIMULATE else 1
+        return made * (1 if c.critic_alone else 2) + 1 + guided
 
     @property
     def decay_iters(self) -> int:

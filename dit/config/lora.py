@@ -25,7 +25,7 @@ class LoraTargets(StrEnum):
     MODULATION = "modulation"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class LoraConfig:
     """Adapters that are trained instead of the weights, which are frozen."""
 

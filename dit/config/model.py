@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
-from dit.config.checks import Rule, at_least_one, bounds, check, numbers, positive
+from dit.config.checks import Rule, at_least_one, bounds, check, not_negative, numbers, positive
 from dit.config.choices import (
     AttentionBackend,
     ContextComm,
     Fp8,
     Fp8Recipe,
     Implementation,
+    InitMethod,
     Precision,
     Recompute,
     RecomputeMethod,
@@ -46,7 +47,7 @@ OTHER_NETWORKS = "docs/families.md says what networks that are not trained here 
 """The end of errors about unknown networks."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The network: sizes, positions, precision and how it is spread over devices."""
 
@@ -108,8 +109,11 @@ class ModelConfig:
     """First layers of each stage whose activations (inputs, if recomputed) are kept on the host."""
     blocks_to_swap: Live[int] = 0
     """Blocks of each stage whose frozen matrices need no GPU memory: they wait on the host."""
+    init_method: AtStart[InitMethod] = InitMethod.NORMAL
+    """Initial matrices: normal, or xavier, uniform in ±sqrt(6 / (inputs + outputs))."""
     init_method_std: AtStart[float | None] = None
-    """Standard deviation of the initial weights; null is 1 / sqrt(inputs) for each matrix."""
+    """Standard deviation of normal matrices, and beside xavier of those that embed the noise level
+    and pooled text; null is 1 / sqrt(inputs) for each."""
     transformer_impl: Live[Implementation] = Implementation.LOCAL
     """Linear layers of torch and Megatron-Core (local), or of transformer_engine."""
     attention_backend: Live[AttentionBackend] = AttentionBackend.AUTO
@@ -119,7 +123,7 @@ class ModelConfig:
     fp8_recipe: Live[Fp8Recipe] = Fp8Recipe.TENSORWISE
     """Scaling: tensorwise, blockwise or mxfp8. All use current scaling, so no state is stored."""
     gradient_accumulation_fusion: Live[bool] = False
-    """Weight gradients accumulated inside the product, by Transformer Engine's layers or Apex."""
+    """Add weight gradients inside the matrix product, by Transformer Engine's layers or Apex."""
     compile: Live[bool] = False
     """Fuse norms, modulation and rotary positions with torch.compile."""
     fused_kernels: Live[bool] = True
@@ -153,7 +157,7 @@ class ModelConfig:
         whole += ("tensor_model_parallel_size", "context_parallel_size", "recompute_num_layers")
         whole += ("pipeline_model_parallel_size",)
         names, own = (*self.sizes, CUSTOM_SIZE), bounds(type(self))
-        whole_of_family = [name for name, bound in own.items() if bound["at_least_one"]]
+        at_least = {n: [name for name, b in own.items() if b["least"] == n] for n in (0, 1)}
         most = {name: bound["most"] for name, bound in own.items()}
         return [
             (
@@ -168,7 +172,8 @@ class ModelConfig:
             *route_rules(self.route_from, self.route_to, self.route_rate, layers=self.all_layers),
             *self._engine(),
             *positive(self, "mlp_ratio", "init_method_std"),
-            *at_least_one(self, *whole_of_family),
+            *at_least_one(self, *at_least[1]),
+            *not_negative(self, *at_least[0]),
             *self.own_sizes(),
             *numbers(self, **_MOST | most),
         ]
@@ -334,6 +339,11 @@ class ModelConfig:
         """The texts of a sample take a multiple of so many tokens of a pack."""
         return self.attended_multiple
 
+    @property
+    def side_cells(self) -> int:
+        """Latent cells that the sides of pictures are multiples of: patches, or several of them."""
+        return self.patch_spatial
+
     def attended(self, grid: tuple[int, int, int], tokens: int) -> int:  # noqa: ARG002
         """Tokens that attention sees of a sample of `tokens` with a target of `grid`."""
         return -(-tokens // self.attended_multiple) * self.attended_multiple
@@ -345,7 +355,7 @@ class ModelConfig:
         return self.attended(grid, grid[0] * grid[1] * grid[2])
 
     def attended_in(self, batch: Any) -> list[int]:
-        """The same of each sample of a pack."""
+        """Tokens that attention sees of each sample of the pack `batch`."""
         pairs = zip(batch.grids, batch.num_tokens, strict=True)
         return [self.attended(grid, tokens) for grid, tokens in pairs]
 
@@ -402,16 +412,21 @@ class ModelConfig:
         """The setting with which layers need all tokens of a sample at once, if there is one."""
         return None
 
+    @property
+    def unguided_by(self) -> str | None:
+        """The setting by which the network takes no classifier-free guidance, if there is one."""
+        return None
+
     def at_step(self, step: int) -> Self:  # noqa: ARG002
-        """The same model as all of a run's later steps were this training step."""
+        """The model with which training computes `step`; a family may change it with steps."""
         return self
 
     def with_all_tokens(self) -> Self:
-        """The same model without a token route."""
+        """This configuration without a token route."""
         return replace(self, route_from=None, route_to=None)
 
     def on_one_rank(self) -> Self:
-        """The same model without parallelism, token routing, and what another machine may lack."""
+        """This configuration without parallelism, token routing, and what a machine may lack."""
         return replace(
             self,
             transformer_impl=Implementation.LOCAL,

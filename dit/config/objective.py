@@ -25,6 +25,8 @@ from dit.config.choices import (
 from dit.config.resume import Live, Refused
 from dit.config.sparsity import TokenShare
 
+_WITH_SHIFTS = (SamplingLevels.LINEAR_QUADRATIC, SamplingLevels.QUANTILES)
+"""Sampling levels beside even steps that go with any law of the shift."""
 MODE_SCALES = (-1.0, 2 / (math.pi - 2))
 """Values of s for which the `mode` map is monotone (arXiv:2403.03206, Sec. 3.1)."""
 
@@ -103,7 +105,8 @@ class FlowConfig:
     """Flow: the timestep input of the network is timestep_scale * t."""
     sampling_levels: Live[SamplingLevels] = SamplingLevels.LINEAR
     """Flow: levels of samplers: linear, even (FLUX.1), empirical (FLUX.2), unipc (Wan),
-    linear_quadratic (LTX-Video), karras, karras_to_sigma_min, lcm (HiDream-I1 Dev)."""
+    linear_quadratic (LTX-Video), karras, karras_to_sigma_min, lcm (HiDream-I1 Dev), quantiles of
+    the density (Ideogram 4)."""
     sampling_timesteps: Live[tuple[float, ...] | None] = None
     """Flow: falling timesteps of a distilled network's steps, in place of sampling_levels."""
     level_spacing: Live[LevelSpacing | None] = None
@@ -178,8 +181,8 @@ class FlowConfig:
                 " set one of them to null",
             ),
             (
-                self.steps_evenly or self.sampling_levels is SamplingLevels.LINEAR_QUADRATIC,
-                f"{said} needs sampling_levels=linear or even, which it shifts, or"
+                self.steps_evenly or self.sampling_levels in _WITH_SHIFTS,
+                f"{said} needs sampling_levels=linear, even or quantiles, which it shifts, or"
                 " linear_quadratic or empirical, which it leaves alone, and not"
                 f" {self.sampling_levels}",
             ),
@@ -385,12 +388,12 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
 
     @property
     def passes_without_gradient(self) -> int:
-        """Of each pack at a step, before the one that learns."""
+        """Number of passes over each pack of a step before the one that learns."""
         return self.predictions_kept + (self.preference is not None)
 
     @property
     def predictions_kept(self) -> int:
-        """Those of these passes whose predictions wait for the one that learns."""
+        """Number of those passes whose predictions are kept for the one that learns."""
         return (self.cfg_target is not None) + (self.drift_weight > 0)
 
     @property

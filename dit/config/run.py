@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dit.config.checks import Rule, check
-from dit.config.choices import ContextComm, Implementation, Precision
+from dit.config.choices import (
+    ContextComm,
+    DistillMethod,
+    Implementation,
+    LossKind,
+    ObjectiveName,
+    Precision,
+    Sampler,
+    SamplingLevels,
+)
 from dit.config.data import MockGeometry
 from dit.config.groups import RunGroups
-from dit.config.training import EmaKind, OptimizerKind, Sharding
+from dit.config.training import EmaConfig, EmaKind, OptimizerKind, Sharding
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig(RunGroups):
     """A whole run. Its network is of one family, so that `model` has no default."""
 
     def __post_init__(self) -> None:
         check(*_rules(self))
+
+    @property
+    def of_critic(self) -> RunConfig:
+        """The run as the critic of a distillation needs it: its learning rate, and no average."""
+        optimizer, rate = self.optimizer, self.distill.critic_lr
+        if rate is not None:
+            floor = optimizer.min_lr * rate / optimizer.lr
+            optimizer = replace(optimizer, lr=rate, min_lr=floor)
+        train = replace(self.train, warm_start_ema=False)
+        return replace(self, optimizer=optimizer, ema=EmaConfig(kind=EmaKind.NONE), train=train)
 
     def data_parallel_size(self, world_size: int) -> int:
         """Replicas of the model on `world_size` processes.
@@ -65,9 +84,12 @@ class RunConfig(RunGroups):
 def _rules(run: RunGroups) -> Iterator[Rule]:
     """All that concern several groups."""
     yield from _steps(run)
+    yield from _validation(run)
+    yield _guidance(run)
     yield from _tokens(run)
     yield from _memory(run)
     yield from _adapters(run)
+    yield from _distillation(run)
     yield from _warm_start(run)
     yield from _weights_in_shares(run)
     yield from _mock_data(run)
@@ -91,6 +113,39 @@ def _steps(run: RunGroups) -> list[Rule]:
             " validation.prompts_file and validation.num_captions unset",
         ),
     ]
+
+
+def _validation(run: RunGroups) -> list[Rule]:
+    """What fixed levels and a target of the validation loss need."""
+    target, train = run.validation.target, run.train
+    return [
+        (
+            not run.validation.fixed_levels or run.objective.name == "flow",
+            "validation.fixed_levels=true has shares of noise in flow matching, and"
+            f" objective.name={run.objective.name}; set objective.name=flow, or leave it out",
+        ),
+        (
+            target is None or (train.eval_interval > 0 and train.eval_iters > 0),
+            f"validation.target={target} is a validation loss, and"
+            f" train.eval_interval={train.eval_interval} with train.eval_iters={train.eval_iters}"
+            " never validates; set both above 0, or leave it null",
+        ),
+        (
+            run.logger.mlperf_division is None or target is not None,
+            f"logger.mlperf_division={run.logger.mlperf_division} logs the way to a target; set"
+            " validation.target, or leave it null",
+        ),
+    ]
+
+
+def _guidance(run: RunGroups) -> Rule:
+    """Networks that were distilled to steps without guidance have none in validations."""
+    scale, unguided = run.validation.guidance, run.model.unguided_by
+    return (
+        scale in (None, 1) or unguided is None,
+        f"validation.guidance={scale}: the network was distilled to steps without guidance"
+        f" ({unguided}); set it to 1 or null",
+    )
 
 
 def _tokens(run: RunGroups) -> list[Rule]:
@@ -216,6 +271,78 @@ def _adapters(run: RunGroups) -> list[Rule]:
     ]
 
 
+def _distillation(run: RunGroups) -> list[Rule]:
+    """What a student and its teacher need, and other methods that do not go with them."""
+    c, objective = run.distill, run.objective
+    if c.method is None:
+        return []
+    said = f"distill.method={c.method}"
+    listed = objective.sampling_timesteps
+    others = [  # whether it is set, its key, and what to do
+        (objective.preference is not None, f"objective.preference={objective.preference}"),
+        (objective.cfg_target is not None, f"objective.cfg_target={objective.cfg_target}"),
+        (objective.drift_weight > 0, f"objective.drift_weight={objective.drift_weight:g}"),
+        (objective.level_share is not None, "objective.second_level_rate"),
+        (objective.level_range is not None, "objective.level_range"),
+        (run.model.token_route is not None, "model.route_from"),
+        (run.lora.frozen_adapter is not None, "lora.frozen_adapter"),
+    ]
+    if c.method is DistillMethod.DMD:
+        others += [
+            (objective.loss is LossKind.HUBER, f"objective.loss={objective.loss}"),
+            (run.lora.dropout > 0, f"lora.dropout={run.lora.dropout:g}"),
+            (run.model.blocks_to_swap > 0, f"model.blocks_to_swap={run.model.blocks_to_swap}"),
+        ]
+    return [
+        (
+            objective.name == ObjectiveName.FLOW,
+            f"{said} is of flow matching, and objective.name={objective.name}; distil a network of"
+            " objective.name=flow",
+        ),
+        (
+            c.teacher is not None or run.lora.enabled,
+            f"{said} with all weights trained needs a teacher beside the student; set"
+            " distill.teacher to its run folder, checkpoint or Diffusers folder, or set lora.rank:"
+            " then the base is the teacher",
+        ),
+        *_levels_of_student(run),
+        (
+            listed is None or len(listed) == c.steps,
+            f"distill.steps={c.steps}: objective.sampling_timesteps lists {len(listed or ())}"
+            " timesteps, one for each step; make them equal",
+        ),
+        *(
+            (
+                not wanted,
+                f"{key} does not go with {said}, whose targets are the teacher's; leave it out",
+            )
+            for wanted, key in others
+        ),
+    ]
+
+
+def _levels_of_student(run: RunGroups) -> list[Rule]:
+    """Levels that the sampler of a student visits."""
+    c, levels = run.distill, run.objective.sampling_levels
+    lcm, noisy = levels is SamplingLevels.LCM, c.sampler is Sampler.LCM
+    by_euler = run.objective.steps_evenly or levels is SamplingLevels.LINEAR_QUADRATIC
+    return [
+        (
+            by_euler and (noisy or not lcm),
+            f"distill.method={c.method} has Euler's steps, and objective.sampling_levels={levels}"
+            " is of another sampler; set objective.sampling_levels=linear, or even where the"
+            " pipeline hands its own levels to the scheduler (FLUX, Qwen-Image)",
+        ),
+        (
+            not noisy or lcm,
+            f"distill.student_sampler={c.student_sampler} makes new noise at each level, as"
+            f" FlowMatchLCMScheduler does, and objective.sampling_levels={levels} is exported as"
+            " another scheduler; set objective.sampling_levels=lcm, or"
+            " distill.student_sampler=ode",
+        ),
+    ]
+
+
 def _warm_start(run: RunGroups) -> list[Rule]:
     """What `train.warm_start_ema` needs."""
     if not run.train.warm_start_ema:
@@ -327,6 +454,10 @@ def _mock_problem(run: RunGroups, geometry: MockGeometry) -> str:
         return (
             f"{shape} does not divide into patches of model.patch_temporal={patch[0]} and"
             f" model.patch_spatial={patch[1]}"
+        )
+    if any(side % model.side_cells for side in size[1:]):
+        return (
+            f"{shape}: model.family={model.family} takes sides of multiples of {model.side_cells}"
         )
     most = model.largest_latent
     if most and any(side > end for side, end in zip(size, most, strict=True)):

@@ -32,7 +32,7 @@ def _exact(number: float) -> Fraction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenShare:
-    """`kept` of each run of `run` neighbouring tokens.
+    """A share of the tokens of a sample: `kept` of each `run` neighbouring ones.
 
     As many of each run, so that each piece of whole runs keeps the same share, whichever rank
     holds it. Published methods draw a subset from all tokens of a sample.
@@ -43,22 +43,22 @@ class TokenShare:
 
     @classmethod
     def of_rate(cls, rate: float, **more: int) -> Self:
-        """Without the share `rate`, in the shortest run of which it is a whole number of tokens."""
+        """A share that leaves out `rate`, in the shortest run with whole numbers of tokens."""
         share = _exact(rate)
         run = share.denominator
         return cls(run=run, kept=run - share.numerator, **more)
 
     def rows(self, rows: int) -> int:
-        """Those that are kept of whole runs."""
+        """Number of rows that are kept of `rows`; only whole runs count."""
         return rows // self.run * self.kept
 
     def tokens(self, real: int) -> int:
-        """Real tokens that are kept of a sample; its last run may be filled up with padding."""
+        """Number of a sample's real tokens that are kept; padding may fill up its last run."""
         return self.rows(real) + min(real % self.run, self.kept)
 
 
 def trained_as(tokens: int, text: int, share: TokenShare | None) -> list[tuple[int, int]]:
-    """The samples that one of `tokens` and `text` rows is trained as, with a level for each share.
+    """(tokens, text rows) of the samples that one sample is trained as, if it has two levels.
 
     Each has all of the text; a sample of fewer tokens than a run stays whole.
     """
@@ -70,17 +70,17 @@ def trained_as(tokens: int, text: int, share: TokenShare | None) -> list[tuple[i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRoute(TokenShare):
-    """Layers `first` to `last` see the tokens that are kept, the others wait."""
+    """The layers `first` to `last`, which see a share of the tokens while the others wait."""
 
     first: int  # layer, counted from 0 over all stacks
     last: int  # layer, likewise; it is in the route
 
     def holds(self, layer: int) -> bool:
-        """Whether what goes into `layer` is a part of the tokens, and what comes before, too."""
+        """Whether `layer` gets a part of the tokens, and so does the layer before it."""
         return self.first < layer <= self.last
 
     def parts(self, first: int, stop: int) -> list[tuple[int, int, bool]]:
-        """Layers [first, stop) as parts [first, stop) that are in the route or not."""
+        """Layers [first, stop) as parts (first, stop, whether they are in the route)."""
         inside = [border for border in (self.first, self.last + 1) if first < border < stop]
         borders = pairwise([first, *inside, stop])
         return [(a, b, self.first <= a <= self.last) for a, b in borders]
@@ -113,7 +113,10 @@ def route_rules(first: int | None, last: int | None, rate: float, *, layers: int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseSchedule:
-    """From all cubes down to `last` of them, `step` less after each `interval` training steps."""
+    """Share of the cubes that are attended to, which falls during training.
+
+    It is 1 at first, and `step` less after each `interval` training steps, down to `last`.
+    """
 
     last: Fraction
     step: Fraction
@@ -132,5 +135,5 @@ class SparseSchedule:
 
 
 def attended_cubes(share: Fraction, cubes: int) -> int:
-    """How many of the cubes of a sample each of them attends to: at least one."""
+    """Number of a sample's cubes that each cube attends to: at least one."""
     return max(1, math.ceil(share * cubes))

@@ -11,7 +11,7 @@ from dit.config.checks import Rule, at_least_one, check, not_negative, numbers, 
 from dit.config.resume import AtStart, Live, OfData, Refused
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Length of the run and size of its steps."""
 
@@ -59,7 +59,7 @@ class OptimizerKind(StrEnum):
     MUON = "muon"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
     """Weights with settings of their own; the last group whose pattern matches a weight rules."""
 
@@ -68,7 +68,7 @@ class ParameterGroup:
     lr: Refused[float | None] = None
     """Largest learning rate of these weights; it follows the same schedule as the others."""
     lr_factor: Refused[float | None] = None
-    """The same as a multiple of `optimizer.lr`."""
+    """Largest learning rate of these weights, as a multiple of `optimizer.lr`."""
     weight_decay: Refused[float | None] = None
     """Weight decay of these matrices; norms, biases and embeddings have none."""
     kind: Refused[OptimizerKind | None] = None
@@ -146,12 +146,12 @@ class OptimizerStates:
     names: tuple[str, ...]
     """As in a checkpoint, which holds each of them in float32."""
     bytes: int
-    """Of a number, all states together, while they wait for the next update."""
+    """Bytes of each trained number, all states together, between two updates."""
     of_matrices: tuple[str, ...] | None = None
-    """Those of the matrices that Muon updates; None where AdamW updates all weights."""
+    """Names of the states of matrices that Muon updates; None if AdamW updates all weights."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW with decoupled weight decay (arXiv:1711.05101), or Muon with AdamW beside it."""
 
@@ -170,7 +170,7 @@ class OptimizerConfig:
     adam_beta2: Live[float] = 0.95
     """Decay per step of the mean squared gradient."""
     adam_eps: Live[float] = 1e-8
-    """Added to the root of the mean squared gradient."""
+    """Small number that is added to the root of the mean squared gradient."""
     clip_grad: Live[float] = 1.0
     """Largest norm of the whole gradient; 0 does not clip."""
     optimizer_cpu_offload: Live[bool] = False
@@ -264,7 +264,7 @@ class Decay(StrEnum):
     LINEAR = "linear"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """Learning rate as a function of the update; a skipped step is not an update."""
 
@@ -291,7 +291,7 @@ class EmaKind(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class EmaConfig:
     """Average of the weights over the steps (EMA), in float32; generation uses it."""
 
@@ -326,7 +326,7 @@ WHEN_GATHERED: dict[str, Any] = {
 """Keys of `DdpConfig` for weights in shares alone, and their defaults."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class DdpConfig:
     """Data parallelism of Megatron-Core."""
 
@@ -404,7 +404,7 @@ class DdpConfig:
         ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class DistConfig:
     """The processes of a run."""
 
@@ -422,7 +422,7 @@ class DistConfig:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RngConfig:
     """The one seed from which initial weights, data order, noise and dropout follow."""
 

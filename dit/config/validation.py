@@ -6,8 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from dit.config.checks import Rule, at_least_one, check, numbers, within
-from dit.config.choices import Sampler
+from dit.config.checks import Rule, at_least_one, check, numbers, positive, within
+from dit.config.choices import Sampler, ValidationLatents
 from dit.config.resume import AtStart, Live
 from dit.local_path import DataPath, LocalPath
 
@@ -15,7 +15,7 @@ MOST_GUIDANCE = 1000
 """Largest guidance, and the lowest one below zero."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ValidationSet:
     """A held-out dataset."""
 
@@ -33,14 +33,25 @@ class ValidationSet:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ValidationConfig:
     """Validation every `train.eval_interval` steps, on `train.eval_iters` packs, with samples."""
 
     quantiles: Live[int] = 5
     """Noise levels at which each pack is evaluated: midpoints of equal quantile ranges."""
+    fixed_levels: Live[bool] = False
+    """Evaluate each sample once instead, at one noise level k / 8 of flow matching. k is the
+    `timestep` of its shard, or where samples have none its place in the set modulo 8."""
+    text_dropout: Live[float] = 0.0
+    """Fraction of the samples evaluated without caption: the same ones at every validation."""
+    target: Live[float | None] = None
+    """End the run, with a checkpoint, at a validation loss at or below this; of the average of the
+    weights, where there is one."""
     sets: Live[tuple[ValidationSet, ...]] = ()
     """Held-out datasets to evaluate in addition; their names are part of their losses' names."""
+    latents: Live[ValidationLatents] = ValidationLatents.MEAN
+    """Latents of shards that hold distributions (`data_prep --latent_distribution`): mean, or drawn
+    by rng.seed and sample, the same at each validation. Training draws anew at each visit."""
     at_start: AtStart[bool] = False
     """Evaluate before the first step, too."""
     prompts_file: Live[LocalPath | None] = None
@@ -78,11 +89,14 @@ class ValidationConfig:
         names = [one.name for one in self.sets]
         check(
             *at_least_one(self, "quantiles", "height", "width", "num_video_frames"),
+            *positive(self, "target"),
+            within(self, "text_dropout", 0, 1),
             (len(set(names)) == len(names), f"sets={names} has a name twice; choose other names"),
             *self._sampling(),
             *numbers(
                 self,
                 quantiles=1000,
+                target=2**30,
                 height=2**16,
                 width=2**16,
                 num_video_frames=2**16,

@@ -3,15 +3,13 @@
 Precedence, weakest first: recipe function, `--config-file`, command line. Everything that is wrong
 is one `ConfigError`, raised before any work starts. Nothing here imports torch.
 
-    cli        `parse_arguments` of the entry scripts, and `--help`
+    cli        `parse_arguments` of the entry scripts, `--help` and `--help=all`
     load       `load_config`, `to_yaml`, `read_config`, `changes`: the steps below together
     settings   YAML and tokens -> settings, each with its place, laid over a recipe; named sizes;
                interpolation
     schema     keys, types and sentences of the dataclasses; those of `model` are a family's
-    foreign    keys of other tools: what each is read as, or why it is not used
     validate   types, contradictions, what a network refuses of its run
     dependencies  keys that have an effect beside certain settings alone, as Muon's beside Muon
-    describe   what `--print-config` prints; imported where it is asked for
     reference_page  `docs/configuration.md`; likewise
 """
 

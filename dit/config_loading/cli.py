@@ -2,26 +2,31 @@
 
 1. split   flags (`--mock`) from overrides (`a.b=c`, `--a.b c`, `~a.b`)
 2. parse   flags with argparse
-3. load    recipe, file and overrides
+3. load    recipe, file and overrides; a file of another tool by way of `dit.foreign`
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from dit.command_line import OptionParser
-from dit.config import RunConfig
+from dit.command_line import OptionParser, python
+from dit.config import Problems, RunConfig
 from dit.config_loading.load import NO_GUESS, Adapt, ConfigError, load_config
 from dit.config_loading.schema import Schema, schema_of
-from dit.config_loading.settings import COMMAND_LINE
+from dit.config_loading.settings import COMMAND_LINE, legible, read_file, read_tokens
 from dit.local_path import data_place
+
+logger = logging.getLogger(__name__)
 
 _OVERRIDES = """\
 overrides; they replace values of the file, which replace those of the recipe:
@@ -32,10 +37,23 @@ overrides; they replace values of the file, which replace those of the recipe:
 In a file, ${other.key} and ${oc.env:VARIABLE,default} refer to other values.
 To write ${ or a lone ??? as text, put a backslash before it. In paths, ~/ and ~user/ are expanded.
 
+"""
+_EVERY = """\
 keys, with the default of the recipe and the possible values (of model those of the DiT;
 docs/configuration.md has those of all families):
 
 """
+_SOME = """\
+keys that people set first, with the default of the recipe and the possible values; --help=all and
+docs/configuration.md have every key:
+
+"""
+_FIRST = (
+    *("model.name", "dataset.path", "dataset.task_encoder_seq_length", "checkpoint.load_hf"),
+    *("checkpoint.save", "train.train_iters", "train.global_batch_size", "optimizer.lr"),
+    *("lora.rank", "validation.prompts_file"),
+)
+_HELP = ("--help", "-h", "--help=all")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,30 +83,59 @@ def parse_arguments(
     """Flags and overrides of a command line, as one checked configuration.
 
     `recipes` names the functions that `--recipe` chooses from, and `adapt` fits the chosen one
-    to weights to start from (`load_config`). `--help` prints and exits.
+    to weights to start from (`load_config`). `--help` prints the keys that people set first,
+    `--help=all` every key; both exit.
 
     Raises:
         ConfigError: with every problem of flags, file and overrides.
     """
     flags, overrides = _split(argv)
     parser = _parser(recipes, default, program)
+    if {*_HELP} & {*flags}:  # each start would pay for it
+        start, every = recipes[default](), "--help=all" in flags
+        keys = schema_of(start).reference(start, None if every else _FIRST)
+        parser.epilog = _OVERRIDES + (_EVERY if every else _SOME) + keys
     known, problems = _parse_flags(parser, flags, schema_of(recipes[default]()))
     shortcuts = ["dataset.mock=true"] if known.mock else []
     if known.dataset_path is not None:
         # In JSON quotes, so that a folder called 2024 stays text.
         shortcuts.append(f"dataset.path={json.dumps(known.dataset_path)}")
     try:
-        config = load_config(
-            recipes[known.recipe](),
-            config_file=known.config_file,
-            overrides=[*shortcuts, *overrides],
-            adapt=adapt,
-        )
-    except ConfigError as error:
+        config = _load(recipes[known.recipe](), known.config_file, [*shortcuts, *overrides], adapt)
+    except Problems as error:
         raise ConfigError(problems + error.problems) from None
     if problems:
         raise ConfigError(problems)
     return Arguments(config=config, dry_run=known.dry_run, print_config=known.print_config)
+
+
+def _load(
+    recipe: RunConfig, path: Path | None, overrides: list[str], adapt: Adapt | None
+) -> RunConfig:
+    """The run of a file in our keys, or in those of another tool, whose notes are logged.
+
+    Raises:
+        Problems: with all that is wrong with file and overrides.
+    """
+    load = partial(load_config, recipe, overrides=overrides, adapt=adapt)
+    try:
+        settings = [] if path is None else read_file(path).settings()
+    except Problems:
+        return load(config_file=path)  # with all other problems
+    keys, schema = {one.key for one in settings}, schema_of(recipe)
+    # A file in our keys needs no table of other tools.
+    if {"model.family", "model.name"} & keys or all(schema.is_known(key) for key in keys):
+        return load(settings=settings)
+    from dit.foreign.translate import fitted, is_theirs, translate
+
+    if not is_theirs(settings):
+        return load(settings=settings)
+    config, translation = fitted(translate(settings), lambda ours: load(settings=ours))
+    command = shlex.join([python(), "-m", "dit.foreign", str(path), *overrides])
+    for note in translation.notes:
+        logger.warning(legible(note))
+    logger.warning(legible(f"{path} has the keys of another tool; in ours: {command} > ours.yaml"))
+    return config
 
 
 _NEGATIVE = re.compile(r"-\.?[0-9]")
@@ -113,10 +160,6 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         has_value = bool(waiting) and not equals and not waiting[0].startswith("--")
         if name.startswith("--") and "." in name:
             overrides += [token, waiting.pop(0)] if has_value else [token]
-        elif _is_foreign_flag(name):
-            takes = has_value and _belongs_to_unknown(name, waiting[0])
-            value = waiting.pop(0) if takes else "true"
-            overrides.append(token[2:] if equals else f"{name[2:]}={value}")
         elif not token.startswith("-"):
             overrides.append(token)
         elif has_value and (name in _WITH_VALUE or _belongs_to_unknown(name, waiting[0])):
@@ -127,29 +170,16 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _spelled(token: str) -> str:
-    """A token whose flag is spelled as here or by another tool: dashes are underscores."""
+    """A token whose flag is spelled as here: underscores are dashes."""
     name, equals, value = token.partition("=")
-    if not name.startswith("--") or "." in name:
-        return token
-    ours, theirs = (f"--{name[2:].replace(*pair)}" for pair in (("_", "-"), ("-", "_")))
-    if ours in (*_WITH_VALUE, *_SWITCHES):
-        return ours + equals + value
-    return theirs + equals + value if _is_foreign_flag(theirs) else token
-
-
-def _is_foreign_flag(name: str) -> bool:
-    """Whether the command line of another tool has it; their tables are read for unknown flags."""
-    if not name.startswith("--") or name in (*_WITH_VALUE, *_SWITCHES, "--help"):
-        return False
-    from dit.config_loading.foreign import FLAGS
-
-    return name[2:] in FLAGS
+    ours = f"--{name[2:].replace('_', '-')}"
+    return ours + equals + value if ours in (*_WITH_VALUE, *_SWITCHES) else token
 
 
 def _belongs_to_unknown(flag: str, token: str) -> bool:
     """Whether a token looks like the value of a flag that does not exist."""
     return (
-        flag not in (*_SWITCHES, "--help", "-h")
+        flag not in (*_SWITCHES, *_HELP)
         and "=" not in token
         and (not token.startswith(("~", "+", "-")) or bool(_NEGATIVE.match(token)))
     )
@@ -162,7 +192,6 @@ def _parser(
         prog=program,
         usage="%(prog)s [flags] [KEY=VALUE ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=_OVERRIDES + schema_of(recipes[default]()).reference(recipes[default]()),
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -196,11 +225,22 @@ def _parse_flags(
 
 
 def _unknown_flag(token: str, names: Sequence[str], schema: Schema) -> str:
-    name = token.partition("=")[0].lstrip("-").replace("_", "-")
+    name, equals, value = token.lstrip("-").partition("=")
+    name = name.replace("_", "-")
     if name.startswith(_OF_LAUNCHER):
         return f"{token} ({COMMAND_LINE}): belongs to torch.distributed.run, before the script"
+    if token.startswith("--") and (told := _of_another_tool(name, value if equals else "true")):
+        return f"{token} ({COMMAND_LINE}): is an option of other tools; {told}"
     # Without dashes, which make short names alike.
     close = get_close_matches(name, [one.lstrip("-") for one in names], n=1)
     guess = close[0] if close else schema.nearest(name.replace("-", "_"))
     advice = f"did you mean --{guess}?" if guess else NO_GUESS
     return f"{token} ({COMMAND_LINE}): unknown flag; {advice}"
+
+
+def _of_another_tool(name: str, value: str) -> str:
+    """What to write for an argument of another tool's command line, if one has it."""
+    from dit.foreign.translate import advice
+
+    (setting,) = read_tokens([f"{name}={value}"])[0] or [None]
+    return "" if setting is None else advice(setting)

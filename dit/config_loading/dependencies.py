@@ -25,6 +25,8 @@ _FULL = {"model.recompute_granularity": "full"}
 _SPARSE = {"model.sparse_attention": True}
 _ADAPTERS = {"lora.rank": SET}  # or lora.init_from
 _SIGMAS = {"objective.sampling_levels": ("karras", "karras_to_sigma_min")}  # or EDM
+_DISTILL = {"distill.method": SET}
+_OPD, _DMD = {"distill.method": "opd"}, {"distill.method": "dmd"}
 _DECAY = {"scheduler.lr_decay_style": ("cosine", "linear")}
 
 NEEDS: Mapping[str, Mapping[str, Any]] = {
@@ -80,6 +82,17 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {
     "lora.dtype": _ADAPTERS,
     "lora.ignore_text_encoder": _ADAPTERS,
     "lora.base": _ADAPTERS,
+    "distill.steps": _DISTILL,
+    "distill.teacher": _DISTILL,
+    "distill.teacher_weights": _DISTILL | {"distill.teacher": SET},
+    "distill.teacher_guidance": _DISTILL,
+    "distill.teacher_steps": _OPD,
+    **{
+        f"distill.{key}": _DMD
+        for key in ("rollout", "student_sampler", "levels", "critic_lr", "student_every")
+    },
+    "distill.critic_alone": _DMD,
+    "distill.gan_weight": _DMD,
     "checkpoint.finetune_weights": {"checkpoint.finetune": True},
     "logger.wandb_exp_name": {"logger.wandb_project": SET},
     "logger.wandb_entity": {"logger.wandb_project": SET},

@@ -26,7 +26,7 @@ _INTRODUCTION = """\
 
 Every key of a run. In a YAML file it stands below its group; on the command line it is
 `group.key=value`. The last column names the files of `conf/` that set it.
-`python recipes/pretrain_dit.py --help` says the same in the terminal for the family `dit`, and
+`python recipes/pretrain_dit.py --help=all` says the same in the terminal for the family `dit`, and
 `--print-config` shows the values of a run. [Objectives](objectives.md), [launching](launching.md),
 [validation](validation.md), [throughput](throughput.md) and [fine-tuning](fine_tuning.md) say what
 to choose. In paths `~/` and `~user/` are expanded, and `null` stands for none. This page is made
@@ -37,21 +37,21 @@ python -m dit.config_loading.reference_page conf --output docs/configuration.md
 ```
 
 The column *resume* says what another value does to a run that
-[continues](launching.md#other-settings-in-the-middle-of-a-run) from a checkpoint:
+[continues](launching_reference.md#other-settings-in-the-middle-of-a-run) from a checkpoint:
 
 """
 
 
 def files_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """What each YAML file of a folder sets."""
+    """Keys and values of each YAML file of a folder, by the file's name."""
     return {
-        path.stem: {setting.key: setting.value for setting in read_file(path)}
+        path.stem: {setting.key: setting.value for setting in read_file(path).settings()}
         for path in sorted(folder.glob("*.yaml"))
     }
 
 
 def reference_page(files: Files) -> str:
-    """The page as Markdown."""
+    """The page of all keys as Markdown; `files` name the files that set each."""
     defaults = default_config()
     classes = "".join(f"- `{one}`: {text}\n" for one, text in RESUMED.items())
     parts = [_INTRODUCTION + classes, *_models(files)]
@@ -117,7 +117,7 @@ def _row(group: Any, name: str, key: str, default: str, files: Files) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Writes the page of all keys."""
     parser = OptionParser(description="Writes every key of a run as a page.")
     parser.add_argument("folder", type=Path, help="folder of YAML files that set them")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="Markdown")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -38,7 +38,7 @@ def hints(group: Any) -> dict[str, Any]:
 
 
 def item_type(kind: object, index: int) -> Any:
-    """Type of one item of a tuple type, or of one that may be null; None: it has no such item."""
+    """Type of item `index` of a tuple type, or of one that may be null; None if it has none."""
     lists = [one for one in (kind, *get_args(kind)) if get_origin(one) is tuple]
     items = get_args(lists[0]) if lists else ()
     if len(items) == 2 and items[1] is Ellipsis:
@@ -48,7 +48,7 @@ def item_type(kind: object, index: int) -> Any:
 
 @cache
 def path_keys(group: Any) -> dict[str, Callable[[str], str]]:
-    """The keys of a dataclass that are paths, with the function of `dit.local_path` of each."""
+    """The keys of a dataclass that are paths, each with the function that reads it."""
     found = {}
     for name, kind in get_type_hints(group, include_extras=True).items():
         found.update((name, mark) for mark in _marks(kind) if callable(mark))
@@ -66,20 +66,20 @@ def _marks(kind: Any) -> Iterator[Any]:
 
 
 def record_type(kind: object) -> type | None:
-    """The dataclass that a list of records holds, such as MockGeometry."""
+    """The dataclass of the records in a list, such as MockGeometry; None for other types."""
     item = item_type(kind, 0)
     return item if is_group(item) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The keys of a run whose network is described by `model`."""
+    """All keys of a run whose network is described by `model`."""
 
     model: type[ModelConfig]
 
     @property
     def family(self) -> str:
-        """The family that `model` describes."""
+        """Name of the family that `model` describes."""
         (one,) = [one for one in fields(self.model) if one.name == "family"]
         return str(one.default)
 
@@ -151,26 +151,32 @@ class Schema:
         kind = self.type_of(parent) if self.is_known(parent) else None
         return {name: f"{parent}.{name}" for name in hints(kind)} if is_group(kind) else {}
 
-    def reference(self, defaults: RunConfig) -> str:
-        """Every group and key with its type, default and sentence, for `--help`."""
+    def reference(self, defaults: RunConfig, keys: Collection[str] | None = None) -> str:
+        """Every group and key with its type, default and sentence, for `--help=all`.
+
+        Only those of `keys`, such as `optimizer.lr`, where they are given, for `--help`.
+        """
         parts = []
         for name, kind in self.groups.items():
-            summary = inspect.getdoc(kind) or ""
-            body = _reference_of(kind, getattr(defaults, name), f"{name}.", width=100)
-            parts.append(f"{name}: {summary.splitlines()[0]}\n{body}")
+            chosen = [key for key in hints(kind) if keys is None or f"{name}.{key}" in keys]
+            if chosen:
+                summary = inspect.getdoc(kind) or ""
+                body = _reference_of(kind, getattr(defaults, name), f"{name}.", chosen)
+                parts.append(f"{name}: {summary.splitlines()[0]}\n{body}")
         return "\n\n".join(parts)
 
 
 _WIDEST = 120  # letters of a line of `--help` with the values of a key
+_WIDTH = 100  # of a line of its sentence
 
 
 def schema_of(config: RunConfig) -> Schema:
-    """The keys of a configuration."""
+    """All keys of a configuration."""
     return Schema(type(config.model))
 
 
 def expected(kind: Any) -> str:
-    """What a value of this type looks like, in words: `an integer or null`."""
+    """Values of a type in words, such as `an integer or null`."""
     simple = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
     if kind in simple:
         return simple[kind]
@@ -194,21 +200,22 @@ def _expected_list(items: tuple[Any, ...]) -> str:
     return f"a list of {several.get(items[0]) or f'values, each {expected(items[0])}'}"
 
 
-def _reference_of(group: type, values: object, prefix: str, width: int) -> str:
-    lines = []
-    for name, kind in hints(group).items():
+def _reference_of(group: type, values: object, prefix: str, chosen: Iterable[str]) -> str:
+    lines, kinds = [], hints(group)
+    for name in chosen:
+        kind = kinds[name]
         head = f"  {prefix}{name}"
         if record_type(kind) is None:
             head += f" = {as_typed(getattr(values, name))}"
         line = f"{head}    [{expected(kind)}]"
         lines += textwrap.wrap(line, _WIDEST, subsequent_indent=" " * 8, break_on_hyphens=False)
         sentence = sentences(group).get(name, "")
-        lines += textwrap.wrap(sentence, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
-        lines += _record_lines(kind, f"{prefix}{name}", width)
+        lines += textwrap.wrap(sentence, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        lines += _record_lines(kind, f"{prefix}{name}")
     return "\n".join(lines)
 
 
-def _record_lines(kind: object, key: str, width: int) -> list[str]:
+def _record_lines(kind: object, key: str) -> list[str]:
     """The keys of one record below the key of a list of them."""
     record = record_type(kind)
     if record is None:
@@ -219,7 +226,7 @@ def _record_lines(kind: object, key: str, width: int) -> list[str]:
         for name in hints(record)
         for line in textwrap.wrap(
             f"{key}.N.{name}: {texts.get(name, '')}",
-            width,
+            _WIDTH,
             initial_indent=" " * 8,
             subsequent_indent=" " * 12,
         )
@@ -227,7 +234,7 @@ def _record_lines(kind: object, key: str, width: int) -> list[str]:
 
 
 def as_typed(value: object) -> str:
-    """A default as a person would type it."""
+    """A value as a person would type it."""
     if isinstance(value, tuple):
         return "[" + ", ".join(as_typed(item) for item in value) + "]"
     if value is None or isinstance(value, bool):

@@ -14,6 +14,7 @@ meant word for word.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -39,13 +40,14 @@ MOST_REFERENCES = 16
 # One interpolation without another inside: a key of this configuration, or a variable of the shell.
 _ALLOWED = re.compile(r"\$\{\s*(?:oc\.env\s*:[^${}]*|[A-Za-z_.][\w.\[\]]*)\s*\}")
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
+_SECRET = re.compile("api_key|secret|password|token$")
 _NAME = re.compile(r"\$\{(\w+)\}")
 # What stands for `${`: an odd number of backslashes before it, as OmegaConf reads them.
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
 
 
 class Level(IntEnum):
-    """Strength of a setting; the recipe function lies below both."""
+    """Strength of a setting, by its place; the recipe function is weaker than both."""
 
     FILE = 0
     COMMAND_LINE = 1
@@ -53,7 +55,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One key as a person wrote it."""
+    """A key and its value as a person wrote them, with the place."""
 
     key: str  # dotted, as in model.num_layers
     value: Any  # as YAML reads it, interpolations still unresolved
@@ -62,11 +64,30 @@ class Setting:
     remove: bool = False  # `~key`: forget what weaker or earlier settings say
 
 
-def read_file(path: Path) -> list[Setting]:
-    """Settings of a YAML file, or of diffusion-pipe's TOML, in its order.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class File:
+    """The values of a YAML or TOML file, with the line of each."""
 
-    Top-level keys that begin with `x-` hold anchors for other lines, and are no settings. A file
-    such as conf/dit_xl_image.yaml that is not here is that of the installed package.
+    path: Path
+    values: dict[str, Any]
+    lines: dict[str, int]  # dotted key -> line, from 1; TOML has none
+
+    def origin(self, key: str) -> str:
+        """Place of a dotted key as `FILE:LINE`, or `FILE`."""
+        return f"{self.path}:{self.lines[key]}" if key in self.lines else str(self.path)
+
+    def settings(self) -> list[Setting]:
+        """A setting for each key, in the order of the file."""
+        return [
+            Setting(key=key, value=value, origin=self.origin(key), level=Level.FILE)
+            for key, value in _flatten(self.values)
+        ]
+
+
+def read_file(path: Path) -> File:
+    """A YAML or TOML file, whose top-level keys that begin with `x-` hold anchors and are left out.
+
+    A file such as conf/dit_xl_image.yaml that is not here is that of the installed package.
 
     Raises:
         Problems: the file is missing, is no YAML, or is no mapping of keys to values.
@@ -87,11 +108,7 @@ def read_file(path: Path) -> list[Setting]:
     if not isinstance(values, dict):
         raise Problems([f"{path}: must be a mapping such as `train: {{train_iters: 10}}`"])
     values = {key: value for key, value in values.items() if not str(key).startswith("x-")}
-    lines = {key: f"{path}:{line}" for key, line in document.lines.items()}
-    return [
-        Setting(key=key, value=value, origin=lines.get(key, str(path)), level=Level.FILE)
-        for key, value in _flatten(values)
-    ]
+    return File(path=path, values=values, lines=document.lines)
 
 
 def _bundled(path: Path) -> Path:
@@ -104,23 +121,15 @@ def _bundled(path: Path) -> Path:
 
 
 def _flatten(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Descends as far as the configuration has groups; a list of records stays one value."""
+    """Descends into groups, and into whatever is none of our keys; a known key has one value."""
+    ours = Schema(default_family().config)  # families have the same groups
     for name, value in values.items():
         key = f"{prefix}{name}"
-        if isinstance(value, dict) and _is_group(key):
+        is_group = ours.is_known_group(key)
+        if isinstance(value, dict) and (is_group or (value and not ours.is_known(key))):
             yield from _flatten(value, f"{key}.")
-        elif value is not None or not _is_group(key):  # `optimizer:` above comments is no setting
+        elif value is not None or not is_group:  # `optimizer:` above comments is no setting
             yield key, value
-
-
-def _is_group(key: str) -> bool:
-    """Whether keys lie below this one, here or in another stack; families have the same groups."""
-    ours = Schema(default_family().config)
-    if ours.is_known(key):
-        return ours.is_known_group(key)
-    from dit.config_loading.foreign import is_foreign_group
-
-    return is_foreign_group(key)
 
 
 def read_tokens(tokens: Sequence[str]) -> tuple[list[Setting], list[str]]:
@@ -179,7 +188,7 @@ def _normal(key: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merged:
-    """The tree of plain values, where each came from, and what went wrong on the way."""
+    """Values of a recipe with settings laid over them, the origin of each, and problems."""
 
     tree: dict[str, Any]
     origins: dict[str, str]  # dotted key -> `FILE:LINE` or `command line`
@@ -190,26 +199,29 @@ class Merged:
 def merge(
     base: dict[str, Any], settings: list[Setting], sizes: Mapping[str, Mapping[str, Any]]
 ) -> Merged:
-    """Lays settings, weakest first, over the plain values of a recipe, which hold no interpolation.
+    """Lays `settings`, the weakest first, over the plain values of a recipe.
 
     `sizes` has the dotted keys of each `model.name`. A value that cannot be resolved is a problem,
     and the recipe's stands in for it.
     """
     problems: list[str] = []
-    base, settings = escaped(base), _bounded(without_removed(settings), problems)
-    settings, notices = _with_named_size(base, settings, sizes)
+    settings = _bounded(without_removed(settings), problems)
+    settings, notices = _with_named_size(escaped(base), settings, sizes)
     notices += _from_environment(settings)
+    origins = {setting.key: setting.origin for setting in settings}
+    if (laid := _laid_plainly(base, settings)) is not None:
+        return Merged(tree=laid, origins=origins, problems=problems, notices=notices)
+    base = escaped(base)
     whole = _overlaid(base, settings, problems)
     # The last one of a key is in force; those that it replaces are not at fault.
     for setting in {setting.key: setting for setting in settings}.values():
         _resolve(whole, base, setting, problems)
     tree: Any = OmegaConf.to_container(whole, resolve=True)
-    origins = {setting.key: setting.origin for setting in settings}
     return Merged(tree=tree, origins=origins, problems=problems, notices=notices)
 
 
 def value_of(key: str, base: dict[str, Any], settings: list[Setting]) -> Setting | None:
-    """The strongest setting of a key with its value resolved, or None if no setting has the key."""
+    """The strongest setting of a key, with its value resolved; None if no setting has the key."""
     settings = _bounded(without_removed(settings), [])
     named = [setting for setting in settings if setting.key == key]
     if not named:
@@ -231,11 +243,31 @@ def _stands_alone(value: object) -> bool:
     """Whether it reads as it is, without the other settings: to resolve all of them takes 50 ms."""
     if isinstance(value, str):
         return not any(mark in value for mark in ("${", "\\", "???"))
+    if isinstance(value, list):
+        return all(map(_stands_alone, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(
+            map(_stands_alone, (*value, *value.values()))
+        )
     return value is None or isinstance(value, bool | int | float)
 
 
+def _laid_plainly(base: dict[str, Any], settings: list[Setting]) -> dict[str, Any] | None:
+    """`base` with the settings, without OmegaConf, where each is a key of a group and stands alone.
+
+    That is as good as every configuration; None where one is not so.
+    """
+    tree = {name: dict(group) for name, group in base.items() if isinstance(group, dict)}
+    for setting in settings:
+        group, _, name = setting.key.partition(".")
+        if group not in tree or not name.isidentifier() or not _stands_alone(setting.value):
+            return None
+        tree[group][name] = setting.value
+    return copy.deepcopy(base | tree)
+
+
 def escaped(value: Any) -> Any:
-    """A plain value, however nested, with every text written so that it reads back as itself."""
+    """`value` with every text written so that it reads back as itself."""
     if isinstance(value, dict):
         return {name: escaped(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -247,14 +279,21 @@ def escaped(value: Any) -> Any:
     return f"\\{text}" if re.fullmatch(r"\\*\?\?\?", text) else text
 
 
+def named(setting: Setting) -> str:
+    """A setting for messages, as `key=value (origin)`."""
+    value = '"***"' if _SECRET.search(setting.key) and setting.value else shown(setting.value)
+    text = f"~{setting.key}" if setting.remove else f"{setting.key}={value}"
+    return f"{text} ({setting.origin})"
+
+
 def shown(value: object) -> str:
-    """A value as JSON, shortened."""
+    """A value as JSON, cut to 80 characters."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def legible(text: str) -> str:
-    """A message on one line, with what a terminal would not show, or would obey, as escapes."""
+    """A message on one line, with characters that a terminal hides or obeys as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -287,7 +326,7 @@ def _from_environment(settings: list[Setting]) -> list[str]:
 
 
 def without_removed(settings: list[Setting]) -> list[Setting]:
-    """The settings without `~key`, and without what these take back."""
+    """`settings` without those that a later `~key` takes back, and without `~key` itself."""
     kept: list[Setting] = []
     for setting in settings:
         if setting.remove:

@@ -22,7 +22,14 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from dit.config import OptimizerKind, Problems, RunConfig
+from dit.config import (
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerKind,
+    Problems,
+    RunConfig,
+    ValidationConfig,
+)
 from dit.config.checks import Rule, check
 from dit.config_loading.dependencies import missing
 from dit.config_loading.schema import (
@@ -248,15 +255,16 @@ def _contradiction(place: KeyPath, text: str, origins: dict[str, str], schema: S
     return f"{text} [{where}]" if where else text
 
 
-def check_trainable(config: RunConfig) -> None:
+def check_trainable(model: ModelConfig) -> None:
     """Refuses networks that only generate.
 
     Raises:
         Problems: names the key.
     """
+    family = family_of(model)
     check(
         (
-            not family_of(config.model).tells_step_end(config.model),
+            family.trains_step_end or not family.tells_step_end(model),
             "model.use_meanflow=true: the network was distilled to predict the mean velocity of"
             " whole steps (mean flow), which no objective here teaches; train the network that it"
             " was distilled from, and generate with this one",
@@ -284,8 +292,8 @@ def check_objective_inputs(config: RunConfig) -> None:
     p, counts = wanted.image_condition_probability, wanted.given_frames
     usual, told = family.guidance(config.model), wanted.guidance
     check(
-        _steps_of_samples(config),
-        _scale_of_references(config),
+        _steps_of_samples(config.validation, config.objective),
+        _scale_of_references(config.validation, config.model),
         (
             usual is None or told is not None,
             f"objective.guidance=null: {which} is told a guidance scale; set it to {usual}, or to"
@@ -308,9 +316,9 @@ def check_objective_inputs(config: RunConfig) -> None:
     )
 
 
-def _steps_of_samples(config: RunConfig) -> Rule:
+def _steps_of_samples(validation: ValidationConfig, objective: ObjectiveConfig) -> Rule:
     """Samples of a validation take all timesteps of a list."""
-    wanted, drawn = config.objective.sampling_timesteps, config.validation
+    wanted, drawn = objective.sampling_timesteps, validation
     count = drawn.sampling_steps if wanted is None else len(wanted)
     draws = drawn.prompts_file is not None or drawn.num_captions > 0
     return (
@@ -320,10 +328,10 @@ def _steps_of_samples(config: RunConfig) -> Rule:
     )
 
 
-def _scale_of_references(config: RunConfig) -> Rule:
+def _scale_of_references(validation: ValidationConfig, model: ModelConfig) -> Rule:
     """Guidance of validation pictures leads away from references where the network has any."""
-    scale = config.validation.reference_guidance
-    unused = family_of(config.model).unguided_by_references(config.model)
+    scale = validation.reference_guidance
+    unused = family_of(model).unguided_by_references(model)
     return (
         scale == 1 or not unused,
         f"validation.reference_guidance={scale:g}: {unused}; leave it out",

@@ -195,11 +195,12 @@ class NetworkProvider(TransformerConfig, ModelProviderMixin):
         model = family.network()(self.configured(), process_groups(), vp_stage)
         if not next(model.parameters()).is_meta:
             model.to(device())
-            std, rules = self.network.init_method_std, family.weights
+            rules = family.weights
             initialise(
                 model,
                 seed=self.seed,
-                std=std,
+                std=self.network.init_method_std,
+                method=self.network.init_method,
                 zero=rules.starts_at_zero,
                 chosen=lambda name: name not in rules.fixed,
             )

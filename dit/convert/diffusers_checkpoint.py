@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -17,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 from dit.convert.errors import ConvertError, check_shapes, listed
 from dit.models.diffusers.form import Companion
 from dit.models.diffusers.names import Pair
+from dit.models.registry import NETWORKS as FAMILY_OF_CLASS
+from dit.models.registry import family_named
 from dit.parsing import parse_json
 from dit.system_errors import explained
 
@@ -31,7 +35,7 @@ _Checked = TypeVar("_Checked", bound=BaseModel)
 
 
 class PrivateKeys(BaseModel):
-    """The keys of a config.json that begin with an underscore, as far as they are used here."""
+    """Keys of a config.json that begin with an underscore, as far as they are read here."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -40,7 +44,7 @@ class PrivateKeys(BaseModel):
 
 
 class WeightIndex(BaseModel):
-    """The index of weights in several files."""
+    """The index of weights that lie in several files."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -107,28 +111,50 @@ WEIGHTS = "diffusion_pytorch_model"
 INDEX = f"{WEIGHTS}.safetensors.index.json"
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Name of a type in a file -> in torch."""
+_EIGHT_BITS = ("F8_E4M3", "F8_E5M2")
+"""Types of weights that are read with scales, and multiplied out to bfloat16."""
+_NF4 = ".quant_state.bitsandbytes__nf4"
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Location, shape and type of a stored tensor."""
+    """File, shape and type of a stored tensor."""
 
     file: Path | None  # None: it is not stored, and stands for zeros
     shape: tuple[int, ...]
     kind: str  # its type, as the file calls it
     name: str = ""  # in the file, where it is another than the one that it is found by
+    # Its first row there, of a tensor that has several linears one below the other
+    first: int | None = None
+    scales: tuple[Path, str] | None = None  # file and name of what its rows are multiplied by
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that torch has for it."""
+        """The tensor's type as torch's."""
         import torch  # imported late: what a folder says of a network is told without torch
 
-        return getattr(torch, _TYPES[self.kind])
+        return torch.bfloat16 if self.scales else getattr(torch, _TYPES[self.kind])
+
+    def read(self, stored: str, part: tuple[slice, ...]) -> Tensor:
+        """A `part` of the tensor, which its file has under the name `stored`."""
+        rows, *others = part
+        start, stop, _ = rows.indices(self.shape[0])
+        first = self.first or 0
+        rows = slice(first + start, first + stop)
+        assert self.file is not None
+        with safe_open(self.file, framework="pt") as file:
+            values = file.get_slice(stored)[(rows, *others)]
+        if self.scales is None:
+            return values
+        with safe_open(self.scales[0], framework="pt") as file:
+            scale = file.get_tensor(self.scales[1]).float().flatten()
+        scale = scale if len(scale) == 1 else scale[rows]
+        return (values.float() * scale.view(-1, *[1] * (values.dim() - 1))).bfloat16()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiffusersFolder:
-    """A transformer that is read one tensor at a time."""
+    """A transformer in Diffusers' format, of which single tensors are read."""
 
     path: Path  # of config.json and the weights
     config: dict[str, Any]
@@ -137,11 +163,12 @@ class DiffusersFolder:
     pipeline: str | None  # class of the pipeline that the transformer lies in, if its index says it
     # Levels t that it denoises, where the pipeline has another transformer for the others
     level_range: tuple[float, float] | None
-    is_distilled: bool  # to few steps, as the index of the pipeline says
+    # To few steps, as the index of the pipeline says, be it by the levels that it visits
+    is_distilled: bool
     headers: dict[str, Header]  # by name of the tensor
 
     def read(self, name: str, part: tuple[slice, ...] | None = None) -> Tensor:
-        """One tensor, or a `part` of it, copied out of the file.
+        """The tensor `name`, or a `part` of it, copied out of its file.
 
         Raises:
             ConvertError: the file has become unreadable since it was opened first.
@@ -155,6 +182,8 @@ class DiffusersFolder:
             zeros = torch.zeros(header.shape, dtype=header.dtype)
             return zeros if part is None else zeros[part]
         try:
+            if header.scales is not None or header.first is not None:
+                return header.read(name, part or (slice(None),))
             with safe_open(place, framework="pt") as file:
                 if part is not None:
                     return file.get_slice(name)[part]
@@ -164,11 +193,22 @@ class DiffusersFolder:
 
     @property
     def of_few_steps(self) -> str:
-        """The notice of weights that were distilled."""
+        """A sentence for the log about weights that were distilled to few steps."""
         return (
             f"{self.path} was distilled to few steps, which plain tuning undoes: tune the network"
             " that it was distilled from, whose adapters fit this one, or adapters beside a"
             " training adapter (lora.frozen_adapter=FILE, docs/distilled.md)"
+        )
+
+    @property
+    def multiplied_out(self) -> str | None:
+        """A sentence for the log about weights in 8-bit floats; None: there are none."""
+        scaled = sum(header.scales is not None for header in self.headers.values())
+        if not scaled:
+            return None
+        return (
+            f"{self.path} has {scaled} weights in 8-bit floats with scales, which are multiplied"
+            " out to bfloat16 once; exports have them in bfloat16"
         )
 
     @property
@@ -178,6 +218,7 @@ class DiffusersFolder:
         They are relative to `path`.
         """
         stored = {one.file for one in self.headers.values() if one.file is not None}
+        stored |= {one.scales[0] for one in self.headers.values() if one.scales is not None}
         folders = {self.path, *(file.parent for file in stored)}
         beside = {folder / name for folder in folders for name in (CONFIG, INDEX)}
         paths = stored | {file for file in beside if file.is_file()}
@@ -189,13 +230,13 @@ class DiffusersFolder:
         return [name for name, header in self.headers.items() if header.file is None]
 
     def companion_path(self, companion: Companion) -> Path | None:
-        """Folder of a second network, in this one or in the pipeline around it; None: none."""
+        """Folder of a second network, here or in the pipeline around; None if there is none."""
         inside, beside = (at / companion.folder for at in (self.path, self.path.parent))
         places = [inside, beside] if self.path.name in NETWORKS else [inside]
         return next((place for place in places if (place / CONFIG).is_file()), None)
 
     def companion_config(self, companion: Companion) -> dict[str, Any] | None:
-        """config.json of a second network; None: it is not there.
+        """config.json of a second network; None if there is none.
 
         Raises:
             ConvertError: it cannot be read.
@@ -215,7 +256,7 @@ class DiffusersFolder:
         self.headers.update(names)
 
     def fill_up(self, wanted: list[Pair], *, added: Collection[str]) -> None:
-        """Tensors of `wanted` that match a pattern of `added` are zeros, if none is here."""
+        """Adds zeros for tensors of `wanted` that match a pattern of `added`, if none is here."""
         kind = next(iter(self.headers.values())).kind
         new = {
             name: Header(None, shape, kind)
@@ -269,20 +310,73 @@ def open_folder(path: Path, *, option: str = "--hf-path") -> DiffusersFolder:
     index = pipeline_index(path)
     about = read_json(index) if pipeline and index.exists() else {}
     told = about.get("_class_name")
+    config, stored = read_json(place / CONFIG), _headers(place)
+    headers = _renamed(_with_scales(stored), _stored_names(config))
+    if any(header.scales is not None for header in headers.values()):
+        config.pop("quantization_config", None)
     return DiffusersFolder(
         path=place,
-        config=read_json(place / CONFIG),
+        config=config,
         scheduler=read_json(scheduler) if scheduler.exists() else None,
         scheduler_file=scheduler,
         pipeline=None if told is None else str(told),
         level_range=level_range(about, index, second=place.name == SECOND),
-        is_distilled=about.get("is_distilled") is True,
-        headers=_headers(place),
+        is_distilled=about.get("is_distilled") is True or bool(about.get("sample_sigmas")),
+        headers=headers,
     )
 
 
+def _stored_names(config: Mapping[str, Any]) -> Mapping[str, str]:
+    """`DiffusersForm.stored_names` of the family that a config.json is of."""
+    family = FAMILY_OF_CLASS.get(str(config.get("_class_name")))
+    form = None if family is None else family_named(family).diffusers
+    return {} if form is None else form().stored_names
+
+
+def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
+    """`found`, where scales of the rows of 8-bit weights are no tensors of their own.
+
+    Raises:
+        ConvertError: such a weight has no scales, or not one for each row.
+    """
+    made = dict(found)
+    for name, header in found.items():
+        if header.kind not in _EIGHT_BITS:
+            continue
+        scales = made.pop(f"{name}_scale", None)
+        counts = (1, header.shape[0]) if header.shape else (1,)
+        if scales is None or scales.file is None or math.prod(scales.shape) not in counts:
+            raise ConvertError(
+                f"{header.file} has {name} of type {header.kind}, and no {name}_scale with a number"
+                " for each of its rows: download it again, or give the weights in bfloat16"
+            )
+        made[name] = replace(header, scales=(scales.file, f"{name}_scale"))
+    return made
+
+
+def _renamed(found: Mapping[str, Header], names: Mapping[str, str]) -> dict[str, Header]:
+    """`found` by Diffusers' names, of folders with others (`DiffusersForm.stored_names`)."""
+    made: dict[str, Header] = {}
+    for key, header in found.items():
+        module, _, kind = key.rpartition(".")
+        number = re.search(r"(?<=\.)\d+(?=\.)", module)
+        at = "" if number is None else number.group()
+        theirs = names.get(module if number is None else module.replace(f".{at}.", ".*.", 1))
+        if theirs is None or not header.shape:
+            made[key] = header
+            continue
+        modules, first = theirs.replace("*", at).split(), 0
+        for index, one in enumerate(modules, 1):
+            rows = header.shape[0] - first if index == len(modules) else header.shape[-1]
+            begin = None if len(modules) == 1 else first
+            shape = (rows, *header.shape[1:])
+            made[f"{one}.{kind}"] = replace(header, shape=shape, name=key, first=begin)
+            first += rows
+    return made
+
+
 def pipeline_index(folder: Path) -> Path:
-    """The index of a pipeline; that of a modular one, where the folder has no other."""
+    """Path of a pipeline's index, or of a modular pipeline's if it has no other."""
     plain, modular = folder / PIPELINE_INDEX, folder / MODULAR_INDEX
     return plain if plain.is_file() or not modular.is_file() else modular
 
@@ -290,7 +384,7 @@ def pipeline_index(folder: Path) -> Path:
 def level_range(
     index: Mapping[str, Any], place: Path, *, second: bool
 ) -> tuple[float, float] | None:
-    """Levels t of one of a pipeline's two transformers, of its `index`; None where it has one.
+    """The noise levels t of one of a pipeline's two transformers; None if it has one.
 
     The second one has those below the boundary.
 
@@ -339,7 +433,13 @@ def _headers(place: Path) -> dict[str, Header]:
 def _of_file(file: Path) -> dict[str, Header]:
     try:
         with safe_open(file, framework="numpy") as opened:
-            found = {name: _header(file, name, opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118
+            names = list(opened.keys())
+            if any(name.endswith(_NF4) for name in names):
+                raise ConvertError(
+                    f"{file} has weights in nf4, the 4-bit numbers of bitsandbytes, which are not"
+                    " read: give the weights in 8-bit floats or in bfloat16"
+                )
+            found = {name: _header(file, name, opened.get_slice(name)) for name in names}
     except (SafetensorError, OSError) as error:
         raise ConvertError(
             f"{file} is damaged ({explained(error)}); download it or export it again"
@@ -351,7 +451,7 @@ def _of_file(file: Path) -> dict[str, Header]:
 
 def _header(file: Path, name: str, part: Any) -> Header:
     stored = part.get_dtype()
-    if stored not in _TYPES:
+    if stored not in (*_TYPES, *_EIGHT_BITS):
         raise ConvertError(
             f"{file} has {name} of type {stored}; only {', '.join(_TYPES)} are read: give the"
             " weights in one of them"
@@ -361,7 +461,7 @@ def _header(file: Path, name: str, part: Any) -> Header:
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """Which pairs go into which file."""
+    """Which tensors of an export go into which file."""
 
     files: list[str]
     pairs: list[list[Pair]]  # of each file

@@ -173,14 +173,15 @@ def diffusers_transformer_config(config: RunConfig) -> dict[str, Any]:
     Raises:
         ConvertError: Diffusers cannot express the model.
     """
-    form = diffusers_form(config.model)
-    if wrong := form.inexpressible(config):
+    form, d = diffusers_form(config.model), config.dataset
+    longest = d.task_encoder_seq_length if d.path or d.blend or d.mock else None
+    if wrong := form.inexpressible(config.model):
         raise ConvertError("; ".join(wrong))
     return {
         "_class_name": form.class_name,
         "_diffusers_version": "0.35.0",
         OUR_KEY: form.keys.private(config.model),
-        **form.content(config),
+        **form.keys.content(config.model, longest=longest),
     }
 
 
@@ -219,7 +220,7 @@ def check_also_saved(config: RunConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FoundObjective:
-    """What a scheduler says of training."""
+    """The objective that a scheduler_config.json describes, with a note for the log."""
 
     objective: ObjectiveConfig
     note: str

@@ -19,7 +19,7 @@ from dit.checkpoint_paths import (
     saved_config,
     verify,
 )
-from dit.config import RunConfig, Weights
+from dit.config import ModelConfig, RunConfig, Weights
 from dit.convert.atomic_folder import new_folder, split_work
 from dit.convert.cards import DATA_CARD, HUB, NetworkCard, PictureCode, RunFacts, write_card
 from dit.convert.diffusers_checkpoint import (
@@ -49,10 +49,10 @@ from dit.convert.pipeline import (
 )
 from dit.distributed.collective_errors import on_first_rank
 from dit.distributed.watchdog import heartbeat
-from dit.models.cost import parameter_count
 from dit.models.diffusers.names import Pair, their_tensors
 from dit.models.registry import diffusers_form, pairs
 from dit.progress import Track, no_progress
+from dit.sizing.memory import parameter_count
 from dit.train.checkpoint.starting_point import named_checkpoint
 from dit.train.checkpoint.state_dict import saved_step
 
@@ -126,21 +126,23 @@ def open_stored(
     stored = StoredWeights(path, averaged=chosen is Weights.EMA)
     config = saved_config(path)
     stored.check(pairs(config.model))
-    source = _projection_folder(path, config, text_projection)
+    source = _projection_folder(path, config.model, text_projection)
     if source is None:
         return stored, config, chosen
     return *_with_projection(stored, config, source), chosen
 
 
-def _projection_folder(path: Path, config: RunConfig, given: Path | None) -> DiffusersFolder | None:
+def _projection_folder(
+    path: Path, model: ModelConfig, given: Path | None
+) -> DiffusersFolder | None:
     """The transformer with the text projection of a run; None where it needs none.
 
     Raises:
         ConvertError: it is needed and cannot be opened, or it was given and is not needed.
     """
-    form, about = diffusers_form(config.model), (saved_card(path) or {}).get("text_encoder", {})
+    form, about = diffusers_form(model), (saved_card(path) or {}).get("text_encoder", {})
     part = form.text_projection
-    if part is None or part.is_part(config.model):
+    if part is None or part.is_part(model):
         if given is not None:
             raise ConvertError(f"--text-projection {given}: {path} needs none; leave it out")
         return None
@@ -188,7 +190,7 @@ def check_expressible(config: RunConfig, options: ExportOptions) -> None:
         ConvertError: the message names the setting.
     """
     diffusers_transformer_config(config)
-    if options.scheduler and not keeps_scheduler(options.pipeline_from, config):
+    if options.scheduler and not keeps_scheduler(options.pipeline_from, config.model):
         scheduler_config(config.objective)
     if options.pipeline_from is not None:
         check_pipeline(options.pipeline_from, config)
@@ -252,7 +254,7 @@ def _plans(
 ) -> dict[str, FilePlan]:
     """The files of the network, and of a companion that is a part of it, by folder."""
     pipeline, most = options.pipeline_from, options.max_shard_size
-    own = "." if pipeline is None else network_folder(pipeline, config)
+    own = "." if pipeline is None else network_folder(pipeline, config.objective)
     second = diffusers_form(config.model).companion_of(config.model)
 
     def plan(*, of_second: bool) -> FilePlan:
@@ -272,11 +274,14 @@ def _describe(
     """Writes everything but the weights; in a pipeline each component has a folder."""
     inner = outer = folder
     scheduler = None
-    if options.scheduler and not keeps_scheduler(options.pipeline_from, config):
+    if options.scheduler and not keeps_scheduler(options.pipeline_from, config.model):
         scheduler = scheduler_config(config.objective)
     if options.pipeline_from is not None:
         copy_components(options.pipeline_from, folder, config, scheduler=scheduler)
-        inner, outer = folder / network_folder(options.pipeline_from, config), folder / SCHEDULER
+        inner, outer = (
+            folder / network_folder(options.pipeline_from, config.objective),
+            folder / SCHEDULER,
+        )
         inner.mkdir(exist_ok=True)
         outer.mkdir(exist_ok=True)
     write_json(inner / CONFIG, diffusers_transformer_config(config))
@@ -284,7 +289,7 @@ def _describe(
         write_json(outer / SCHEDULER_CONFIG, scheduler)
     if (second := diffusers_form(config.model).companion_of(config.model)) is not None:
         (folder / second.folder).mkdir()
-        write_json(folder / second.folder / CONFIG, second.content(config))
+        write_json(folder / second.folder / CONFIG, second.content(config.model))
     for place, plan in plans.items():
         if len(plan.files) > 1:
             (folder / place / INDEX).write_text(plan.index())

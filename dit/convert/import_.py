@@ -83,9 +83,12 @@ def import_weights(
     found = found_objective(source, model, objective)
     table = checked_table(source, model, left_out=left_out)
     config = RunConfig(model=model, objective=found.objective)
-    notices = (source.of_few_steps,) if source.is_distilled or is_distilled(config) else ()
-    if notices:  # its pipeline takes no guidance
+    notices: tuple[str, ...] = ()
+    if source.is_distilled or is_distilled(config):  # its pipeline takes no guidance
+        notices = (source.of_few_steps,)
         config = replace(config, validation=replace(config.validation, guidance=1.0))
+    if (said := source.multiplied_out) is not None:
+        notices = (*notices, said)
     _write_checkpoint(source, table, target, config, track)
     count = len(source.headers) - len(source.absent) - len(left_out)
     return Imported(target, config, count, found.note, stored.note, notices)

@@ -167,7 +167,7 @@ class MergedWeights:
         return self.base.dtype(pair)
 
     def read(self, pair: Pair) -> Tensor:
-        """One whole tensor of ours."""
+        """The whole tensor of `pair` in our network, with the adapters added."""
         stored = self.base.read(pair)
         names = their_modules(pair)
         if stored.ndim != 2 or not any(name in self.factors for name in names):
@@ -220,7 +220,7 @@ def _stored_base(base: FrozenBase, opened: StoredAdapters) -> StoredWeights | _D
             " no checkpoint; `python -m dit.convert export-lora` takes the adapters alone"
         )
     if base.diffusers:
-        folder = weights_of_folder(base.path, opened.config)
+        folder = weights_of_folder(base.path, opened.config.model)
         checked_base(base, folder.origin().digest)
         return _DiffusersBase(folder.weights.source)
     stored = StoredWeights(base.path, averaged=base.averaged)

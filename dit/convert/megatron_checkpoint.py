@@ -130,7 +130,7 @@ class StoredWeights:
         return self._entry(pair).properties.dtype
 
     def read(self, pair: Pair) -> Tensor:
-        """One whole tensor."""
+        """The whole tensor of `pair` in our network, as the checkpoint has it."""
         chunk = _whole(pair.shape) if self._is_apart(pair) else _chunk(pair)
         return self._read(self._name(pair), self._entry(pair), chunk).view(pair.shape)
 

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dit.config import FlowPrediction, RunConfig
+from dit.config import FlowPrediction, ModelConfig, ObjectiveConfig, RunConfig
 from dit.convert.diffusers_checkpoint import (
     CONFIG,
     PIPELINE_INDEX,
@@ -47,7 +47,7 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
         )
     if lost := [name for name in _components(pipeline, config) if not (pipeline / name).is_dir()]:
         raise ConvertError(f"--pipeline-from {pipeline} has no {listed(lost)}")
-    if problems := _misfits(pipeline, kind, config):
+    if problems := _misfits(pipeline, kind, config.model, config.objective):
         raise ConvertError(
             f"--pipeline-from {pipeline} does not fit the run: {'; '.join(problems)}. Export"
             " without it, and run transformer and scheduler in your own loop"
@@ -68,7 +68,7 @@ def _pipeline_class(pipeline: Path) -> str:
     return str(read_json(index).get("_class_name"))
 
 
-def keeps_scheduler(pipeline: Path | None, config: RunConfig) -> bool:
+def keeps_scheduler(pipeline: Path | None, model: ModelConfig) -> bool:
     """Whether a pipeline is exported with its own scheduler, which it only takes levels from.
 
     Raises:
@@ -76,13 +76,13 @@ def keeps_scheduler(pipeline: Path | None, config: RunConfig) -> bool:
     """
     if pipeline is None:
         return False
-    known = diffusers_form(config.model).pipelines.get(_pipeline_class(pipeline))
+    known = diffusers_form(model).pipelines.get(_pipeline_class(pipeline))
     return known is not None and bool(known.objective)
 
 
-def network_folder(pipeline: Path, config: RunConfig) -> str:
+def network_folder(pipeline: Path, objective: ObjectiveConfig) -> str:
     """Folder that the network of a run has in a pipeline: of two, by the levels that it is for."""
-    return _networks(pipeline).get(config.objective.level_range, TRANSFORMER)
+    return _networks(pipeline).get(objective.level_range, TRANSFORMER)
 
 
 def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
@@ -95,41 +95,45 @@ def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
 
 def _components(pipeline: Path, config: RunConfig) -> list[str]:
     """What is to be copied, by the pipeline's index: not what an export writes itself."""
-    own = {network_folder(pipeline, config), _INSTALLED}
+    own = {network_folder(pipeline, config.objective), _INSTALLED}
     if (second := diffusers_form(config.model).companion_of(config.model)) is not None:
         own.add(second.folder)
-    if not keeps_scheduler(pipeline, config):
+    if not keeps_scheduler(pipeline, config.model):
         own.add(SCHEDULER)
     index = read_json(pipeline_index(pipeline))
-    present = [name for name, what in index.items() if isinstance(what, list) and what[0]]
+    # Library and class; other lists are numbers, such as those of Krea 2's text layers.
+    pairs = {name: what for name, what in index.items() if isinstance(what, list)}
+    present = [name for name, what in pairs.items() if what and isinstance(what[0], str)]
     return [name for name in present if name not in own]
 
 
-def _misfits(pipeline: Path, kind: str, config: RunConfig) -> list[str]:
-    m, runs = config.model, diffusers_form(config.model).pipelines[kind]
+def _misfits(
+    pipeline: Path, kind: str, model: ModelConfig, objective: ObjectiveConfig
+) -> list[str]:
+    m, runs = model, diffusers_form(model).pipelines[kind]
     latent = _latent_channels(pipeline / "vae" / CONFIG)
     text = _setting(pipeline / "text_encoder" / CONFIG, "d_model")
     rules = [
         (
-            REGISTRY[config.objective.name].scheduler is REGISTRY[runs.samples].scheduler,
-            f"objective.name={config.objective.name}, and {kind} samples {runs.samples.upper()}",
+            REGISTRY[objective.name].scheduler is REGISTRY[runs.samples].scheduler,
+            f"objective.name={objective.name}, and {kind} samples {runs.samples.upper()}",
         ),
         (
-            config.objective.prediction is FlowPrediction.VELOCITY,
-            f"objective.prediction={config.objective.prediction}, and {kind} takes velocities",
+            objective.prediction is FlowPrediction.VELOCITY,
+            f"objective.prediction={objective.prediction}, and {kind} takes velocities",
         ),
         # The keys of `objective` that the pipeline's loop fixes; its name has been compared.
         *(
             (
-                getattr(config.objective, key) == wanted,
-                f"objective.{key}={getattr(config.objective, key)}, and {kind} has {wanted}",
+                getattr(objective, key) == wanted,
+                f"objective.{key}={getattr(objective, key)}, and {kind} has {wanted}",
             )
             for key, wanted in runs.fixed(_content(pipeline / SCHEDULER / SCHEDULER_CONFIG)).items()
             if key != "name"
         ),
         (
-            config.objective.level_range in _networks(pipeline),
-            f"objective.level_range={_shown(config.objective.level_range)}, and its networks"
+            objective.level_range in _networks(pipeline),
+            f"objective.level_range={_shown(objective.level_range)}, and its networks"
             f" are for {' and '.join(map(_shown, _networks(pipeline)))}",
         ),
         *((False, message) for message in runs.misfits(m)),
@@ -180,7 +184,7 @@ def copy_components(
         write_json(own, read_json(own) | keys)
     place = pipeline_index(pipeline)
     shutil.copyfile(place, folder / place.name)
-    own = network_folder(pipeline, config)
+    own = network_folder(pipeline, config.objective)
     for code in (pipeline / own).glob("*.py"):  # of classes that Diffusers has not
         (folder / own).mkdir(exist_ok=True)
         shutil.copyfile(code, folder / own / code.name)

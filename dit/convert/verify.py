@@ -135,7 +135,7 @@ def _given_frames(sample: LatentSample, model: ModelConfig) -> int:
 
 def _sample(index: int, model: ModelConfig) -> LatentSample:
     rng = torch.Generator().manual_seed(index)
-    patch = (model.patch_temporal, model.patch_spatial, model.patch_spatial)
+    patch = (model.patch_temporal, model.side_cells, model.side_cells)
     most = diffusers_form(model).largest_latent(model)
     ends = (end // p for end, p in zip(most, patch, strict=True))
     grid = [min(side, end) for side, end in zip(_GRIDS[index], ends, strict=True)]
@@ -184,11 +184,15 @@ def _diffusers_outputs(
 ) -> list[Tensor]:
     # A setting that Diffusers cannot express is an error here, and not a difference of outputs.
     diffusers_transformer_config(config)
-    form, run = diffusers_form(model), replace(config, model=model)
+    form, guidance = diffusers_form(model), config.objective.guidance
     try:
         second = form.companion_of(model)
         beside = None if second is None else source.companion_path(second)
-        network = form.open_network(source.path, beside)
+        if source.multiplied_out is None:
+            network = form.open_network(source.path, beside)
+        else:  # Diffusers reads no scales
+            weights = {name: source.read(name).float() for name in source.headers}
+            network = form.filled_network(source.config, weights)
     except ImportError as error:
         raise ConvertError(
             "comparing what the networks compute needs Diffusers: pip install"
@@ -199,7 +203,8 @@ def _diffusers_outputs(
             f"{error}, so that no outputs can be compared: compare with --tensors-only"
         ) from error
     return [
-        form.run_network(network, s, level, run) for s, level in zip(samples, _LEVELS, strict=True)
+        form.run(network, s, level, model, guidance=guidance)
+        for s, level in zip(samples, _LEVELS, strict=True)
     ]
 
 
@@ -219,7 +224,9 @@ def _our_outputs(
     level_M = torch.tensor(_LEVELS)
     if batch.clean_level is not None:
         level_M = torch.cat((level_M, torch.full_like(level_M, batch.clean_level)))
-    if family_of(model).tells_step_end(model):  # at the data, as `run_network` has it
+    family = family_of(model)
+    if family.tells_step_end(model) and not family.trains_step_end:
+        # At the data, as `DiffusersForm.run` has it.
         batch = replace(batch, step_end_N=torch.zeros(batch.num_samples))
     made_TC = network(batch.latent_TC, level_M, batch)
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}

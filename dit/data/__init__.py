@@ -3,7 +3,6 @@
     loader        build_train_loader, validation_groups, build_val_packs; PackLoader
     datasets      folders, splits and the inputs of a sample without caption
     preflight     what can be checked before the first step: shards, indices, the dataset card
-    passes        how many packs a pass through the data makes: `train.epochs`
     tar_reader    where the files of a sample lie in a shard, and how they are read
     records       the two layouts of a record in a shard: ours and DFM's
     cook          head of a record -> its length; record -> LatentSample, or the reason why not
@@ -23,14 +22,5 @@ from dit.data.energon.resumable_loader import deaths_in_words
 from dit.data.energon.validation_groups import ValidationGroups, ValidationPacks
 from dit.data.loader import PackLoader, build_train_loader, build_val_packs, validation_groups
 from dit.data.loader_state import LoaderLayout, places_of
-from dit.data.passes import (
-    data_lines,
-    fill_line,
-    forecast_packs,
-    length_shares,
-    passes_line,
-    route_lines,
-    steps_of_epochs,
-)
 from dit.data.preflight import check_data, dataset_card
 from dit.data.rejections import DataError, Reject, RejectCounts, sum_counts

@@ -23,10 +23,13 @@ from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig
 from dit.data.pack import SampleSize, references
 from dit.data.records import (
+    LATENT,
+    LATENT_LOGVAR,
     MOST_WEIGHT,
     Kinds,
     RecordHeader,
     ShardRecord,
+    Widths,
     head_length,
     is_dfm,
     read_outline,
@@ -35,12 +38,13 @@ from dit.data.records import (
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.family import InputKind, SampleInput
 from dit.models.patch_layout import PatchLayout
+from dit.stored_samples import is_mlperf
 from dit.token_ids import are_ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What a sample must be to fit the model and the pack."""
+    """What samples must have to fit the model and the pack: channels, widths, lengths, inputs."""
 
     layout: PatchLayout
     family: str
@@ -53,7 +57,10 @@ class Expected:
 
     @property
     def pack_bytes(self) -> int:
-        """Enough bytes for a pack, unless its texts have twice as many tokens as its latents."""
+        """A number of bytes that holds any pack.
+
+        It may be too small where texts have more than twice as many tokens as latents.
+        """
         features, each = self.channels * math.prod(self.layout.patch), 64
         for one in self.layout.inputs:
             match one.kind:
@@ -69,17 +76,23 @@ class Expected:
 
     @cached_property
     def kinds(self) -> Kinds:
-        """What is read of a record beside its latent."""
+        """Kinds of the tensors that are read beside the latent, by name."""
         return {one.name: one.kind for one in self.layout.inputs}
+
+    @cached_property
+    def widths(self) -> Widths:
+        """Widths of these tensors, and the channels of a latent, by name."""
+        of_inputs = {one.name: one.width for one in self.layout.inputs}
+        return {**of_inputs, **dict.fromkeys((LATENT, LATENT_LOGVAR), self.channels)}
 
     @classmethod
     def of(cls, config: RunConfig) -> Expected:
-        """Of samples of validation and generation."""
+        """Expectations of samples of validation and generation."""
         return cls._of(config, PatchLayout.of(config))
 
     @classmethod
     def of_training(cls, config: RunConfig) -> Expected:
-        """Of samples of training, which may be pairs."""
+        """Expectations of samples of training, which may be pairs."""
         return cls._of(config, PatchLayout.of_training(config))
 
     @classmethod
@@ -96,6 +109,7 @@ class Expected:
 
 _INFINITY = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # as bits; NaN has larger ones
 _FEW = 2**13  # numbers; for fewer, a sum is faster than integer views
+_MOST_LOGVAR = 40  # a deviation of 5e8; autoencoders of Diffusers clamp theirs to 20
 SMALL = 8192
 """Bytes of a sample that is decoded when it is read: for so few, that is faster than two reads."""
 
@@ -107,10 +121,11 @@ def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize |
     something is wrong with it. A damaged head can say anything, so `cook` finds the reason.
     """
     payload = parts.get("safetensors")
-    if payload is None or is_dfm(parts):
-        return None
-    if not isinstance(payload, RecordHeader) and len(payload) <= SMALL:
-        return None
+    if not is_mlperf(parts):
+        if payload is None or is_dfm(parts):
+            return None
+        if not isinstance(payload, RecordHeader) and len(payload) <= SMALL:
+            return None
     try:
         return size_in_pack(parts, expected)
     except SampleRefused:
@@ -124,11 +139,13 @@ def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
         SampleRefused: the sample does not fit the model or the pack, or its head is damaged.
     """
     payload = parts.get("safetensors")
-    if payload is None or is_dfm(parts):
-        return SampleSize.of(cook(parts, expected, key=""), expected.layout)
-    if not isinstance(payload, RecordHeader):
-        payload = RecordHeader(data=payload[: head_length(payload)], size=len(payload))
-    outline = read_outline({**parts, "safetensors": payload}, expected.kinds)
+    if not is_mlperf(parts):
+        if payload is None or is_dfm(parts):
+            return SampleSize.of(cook(parts, expected, key=""), expected.layout)
+        if not isinstance(payload, RecordHeader):
+            payload = RecordHeader(data=payload[: head_length(payload)], size=len(payload))
+        parts = {**parts, "safetensors": payload}
+    outline = read_outline(parts, expected.kinds, expected.widths)
     return SampleSize.of(_checked(outline, expected, key=""), expected.layout)
 
 
@@ -140,7 +157,8 @@ def cook(
     Raises:
         SampleRefused: the record is damaged, or the sample does not fit the model or the pack.
     """
-    sample = _checked(read_record(parts, expected.kinds), expected, key=key, source=source)
+    record = read_record(parts, expected.kinds, expected.widths)
+    sample = _checked(record, expected, key=key, source=source)
     # Last, because only this looks at every number.
     if not _all_finite(sample.latent_CFHW):
         raise SampleRefused(Reject.NOT_FINITE, _count_bad(sample.latent_CFHW))
@@ -151,6 +169,7 @@ def cook(
             raise SampleRefused(Reject.INPUT_NOT_FINITE, f"`{name}`: {_count_bad(values)}")
     _check_tokens(sample, expected)
     _check_mask_numbers(sample.loss_mask_1FHW)
+    _check_logvar_numbers(sample.latent_logvar_CFHW)
     return sample
 
 
@@ -177,6 +196,8 @@ def _checked(
         source=source,
         loss_weight=record.loss_weight,
         loss_mask_1FHW=_checked_mask(record.loss_mask_1FHW, latent_CFHW),
+        latent_logvar_CFHW=_checked_logvar(record.latent_logvar_CFHW, latent_CFHW, expected),
+        level_index=record.level_index,
         others=others,
         unknown=record.unknown,
     )
@@ -227,6 +248,34 @@ def _check_mask_numbers(mask_1FHW: Tensor | None) -> None:
         )
 
 
+def _checked_logvar(
+    logvar_CFHW: Tensor | None, latent_CFHW: Tensor, expected: Expected
+) -> Tensor | None:
+    """Log variances [C, F, H, W] of the latent's numbers."""
+    if logvar_CFHW is None:
+        return None
+    if logvar_CFHW.shape != latent_CFHW.shape:
+        shape, wanted = list(logvar_CFHW.shape), list(latent_CFHW.shape)
+        detail = f"`{LATENT_LOGVAR}` has shape {shape}, and the latent needs {wanted}"
+        raise SampleRefused(Reject.LOGVAR, detail)
+    if expected.layout.in_pairs:
+        raise SampleRefused(
+            Reject.LOGVAR,
+            f"`{LATENT_LOGVAR}` draws one latent of a pair, and objective.preference compares both",
+        )
+    return _as_trained(logvar_CFHW).contiguous()
+
+
+def _check_logvar_numbers(logvar_CFHW: Tensor | None) -> None:
+    """Refuses log variances [C, F, H, W] beyond those of any autoencoder, or NaN."""
+    if logvar_CFHW is not None and not logvar_CFHW.max().item() <= _MOST_LOGVAR:
+        raise SampleRefused(
+            Reject.LOGVAR,
+            f"`{LATENT_LOGVAR}` has NaN or numbers above {_MOST_LOGVAR}, up to"
+            f" {logvar_CFHW.max().item():g}",
+        )
+
+
 def check_inputs(sample: LatentSample, expected: Expected) -> None:
     """Checks the inputs of a sample that comes from elsewhere than a shard.
 
@@ -266,9 +315,9 @@ def _check_room(sample: LatentSample, expected: Expected) -> None:
 def _checked_input(
     value: Tensor, one: SampleInput, latent_CFHW: Tensor, expected: Expected
 ) -> Tensor:
-    """An input beside the text, of the shape that its kind has beside this latent.
+    """The input `value`, checked for the shape that its kind has with this latent.
 
-    That is [L, E] for rows of text, [E] for a vector, and [C, F, H, W] for all others.
+    The shape is [L, E] for rows of text, [E] for a vector, and [C, F, H, W] for all others.
     """
     shape, layout = list(value.shape), expected.layout
     channels, frames, *sides = latent_CFHW.shape
@@ -291,9 +340,10 @@ def _checked_input(
         case InputKind.REJECTED:
             wanted, fits = list(latent_CFHW.shape), shape == list(latent_CFHW.shape)
         case InputKind.REFERENCE:
-            wanted = f"[{channels}, F, H, W] that divides into patches of {list(layout.patch)}"
+            parts = [layout.patch_temporal, *[max(layout.side_cells, layout.patch_spatial)] * 2]
+            wanted = f"[{channels}, F, H, W] of multiples of {parts}"
             fits = shape[0] == channels
-            fits = fits and not any(n % p for n, p in zip(shape[1:], layout.patch, strict=True))
+            fits = fits and not any(n % p for n, p in zip(shape[1:], parts, strict=True))
     if not fits:
         whose = f"model.family={expected.family}"
         if one.kind is InputKind.REJECTED:
@@ -323,6 +373,12 @@ def check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
             Reject.NOT_PATCHABLE,
             f"latent {shape} does not divide by model.patch_temporal={layout.patch_temporal}"
             f" and model.patch_spatial={layout.patch_spatial}",
+        )
+    if any(side % layout.side_cells for side in size[1:]):
+        raise SampleRefused(
+            Reject.NOT_PATCHABLE,
+            f"latent {shape}: model.family={expected.family} takes sides of multiples of"
+            f" {layout.side_cells}; prepare the pictures with the --processor of the family",
         )
     tokens = layout.copies * layout.padded_tokens(latent_CFHW)
     if tokens > expected.capacity:

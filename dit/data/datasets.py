@@ -31,6 +31,7 @@ from dit.data.rejections import DataError
 from dit.models.family import InputKind, NullInput, SampleInput
 from dit.models.registry import family_of
 from dit.parsing import cause
+from dit.stored_samples import MLPERF_NULL, UnusableError, mlperf_null, tar_of_mlperf
 from dit.token_ids import are_ids
 
 META = ".nv-meta"
@@ -48,7 +49,7 @@ _PREPARE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetSplit:
-    """One dataset folder, and the split of it that is read."""
+    """One split of a dataset folder."""
 
     path: EPath
     split: str
@@ -58,36 +59,36 @@ class DatasetSplit:
         return self.path.name
 
 
-def train_leaves(config: RunConfig) -> tuple[DatasetSplit, ...]:
+def train_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
     """Folders that training reads; none for mock data.
 
     Raises:
         DataError: a path is missing, is no prepared dataset, or lacks the split.
     """
-    return _leaves(config.dataset, split="train")
+    return _leaves(dataset, split="train")
 
 
-def val_leaves(config: RunConfig) -> tuple[DatasetSplit, ...]:
+def val_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
     """Folders that validation reads: split `val`, or `train` with use_train_split_for_val.
 
     Raises:
         DataError: as for training; without a `val` split the message says what to do.
     """
-    return _leaves(config.dataset, split=val_split(config.dataset))
+    return _leaves(dataset, split=val_split(dataset))
 
 
 def val_split(dataset: DatasetConfig) -> str:
     return "train" if dataset.use_train_split_for_val else "val"
 
 
-def data_paths(config: RunConfig) -> list[str]:
-    """The folders, or the metadataset, that are read in training if it is not on mock data."""
-    data = config.dataset
+def data_paths(dataset: DatasetConfig) -> list[str]:
+    """The folders, or the metadataset, that training reads; none on mock data."""
+    data = dataset
     return [entry.path for entry in data.blend] or ([data.path] if data.path else [])
 
 
 def energon_source(dataset: DatasetConfig, *, split: str) -> str | dict[str, Any]:
-    """The `path` for Energon's loaders; a blend becomes a metadataset in memory."""
+    """The `path` argument of Energon's loaders; a blend becomes a metadataset in memory."""
     if not dataset.blend:
         assert dataset.path is not None
         return dataset.path
@@ -112,7 +113,7 @@ def count_samples(leaf: DatasetSplit) -> int:
 
 
 def shards_of(leaf: DatasetSplit) -> list[ShardInfo]:
-    """The shards of the split of one folder; none where there is no such split.
+    """The shards of one split of a folder; none where it has no such split.
 
     Raises:
         DataError: `.nv-meta` is damaged.
@@ -138,7 +139,9 @@ def shards_of(leaf: DatasetSplit) -> list[ShardInfo]:
 
 
 def _check_ranges(meta: EPath) -> None:
-    """Energon writes out every name of a pattern: one wrong digit would take all of the memory.
+    """Checks that patterns of names in `meta` stand for a bounded number of shards.
+
+    Energon writes out every name: one wrong digit would take all of the memory.
 
     Raises:
         ValueError: a pattern such as {000000..000009} has too many names.
@@ -166,12 +169,12 @@ def key_prefixes(leaves: tuple[DatasetSplit, ...]) -> dict[str, str]:
     }
 
 
-def dataset_sizes(config: RunConfig) -> dict[str, int]:
-    """Samples of each dataset that training reads, by the prefix of its keys.
+def dataset_sizes(dataset: DatasetConfig) -> dict[str, int]:
+    """Number of samples of each dataset that training reads, by the prefix of its keys.
 
     A single dataset has the prefix "". Mock data have no entry.
     """
-    leaves = train_leaves(config)
+    leaves = train_leaves(dataset)
     prefixes = key_prefixes(leaves)
     return {prefixes.get(str(leaf.path), ""): count_samples(leaf) for leaf in leaves}
 
@@ -188,7 +191,7 @@ def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[s
         DataError: the datasets of a blend disagree, or an input is missing or has another shape.
     """
     inputs = family_of(config.model).inputs(config.model)
-    leaves = train_leaves(config)
+    leaves = train_leaves(config.dataset)
     if any(one.kind is InputKind.NULL_TEXT for one in inputs):
         leaves = tuple(leaf for leaf in leaves if (leaf.path / NULL_TEXT).is_file())
     found = [_null_inputs(leaf, inputs) for leaf in leaves] or [_null_inputs(None, inputs)]
@@ -230,11 +233,39 @@ def _null_inputs(leaf: DatasetSplit | None, inputs: Sequence[SampleInput]) -> di
 def _stored_null_inputs(leaf: DatasetSplit) -> dict[str, Tensor] | None:
     path = leaf.path / NULL_TEXT
     if not path.is_file():
-        return None
+        return _null_of_mlperf(leaf) if _holds_mlperf(leaf) else None
     try:
         return safetensors.torch.load(path.read_bytes())
     except Exception as error:
         raise DataError(f"{path} cannot be read ({cause(error)}); {_how(leaf)}") from error
+
+
+def _null_of_mlperf(leaf: DatasetSplit) -> dict[str, Tensor]:
+    """The null texts beside shards of MLPerf: their files, which are never taken for zeros."""
+    found = {}
+    for name, file in MLPERF_NULL.items():
+        path = leaf.path / file
+        try:
+            found[name] = mlperf_null(path.read_bytes(), name=name)
+        except OSError as error:
+            raise DataError(
+                f"{path} is missing: it holds what stands for a dropped caption of MLPerf's shards;"
+                " put the benchmark's file there"
+            ) from error
+        except UnusableError as error:
+            raise DataError(f"{path}: {error}; restore it") from error
+    return found
+
+
+def _holds_mlperf(leaf: DatasetSplit) -> bool:
+    """Whether the first shard has MLPerf's layout; not where it cannot be read."""
+    try:
+        for shard in shards_of(leaf)[:1]:
+            with shard.path.open("rb") as file:
+                return tar_of_mlperf(file)
+    except OSError:  # the reader of samples says why
+        pass
+    return False
 
 
 def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetSplit) -> Tensor:
@@ -297,12 +328,23 @@ def check_folder(path: EPath) -> None:
     if not path.is_dir() and not (path / META / ".info.json").is_file():
         raise DataError(f"dataset {path} does not exist; correct the path, or {how}")
     known = [(path / META / name).is_file() for name in (".info.json", ".info.yaml")]
+    if not any(known) and _is_mlperf_folder(path):
+        raise DataError(
+            f"{path} has no {META}/.info.json, and shards of MLPerf's FLUX.1: prepare them in a"
+            f" folder of their own by `python -m data_prep convert {path} --link --output_dir"
+            f" {path}-linked`"
+        )
     if not any(known):
         raise DataError(f"{path} has no {META}/.info.json: it is no prepared dataset; {how}")
     settings = path / META / "dataset.yaml"
     if not settings.is_file():
         raise DataError(f"{settings} is missing; {how}")
     _check_class(_read_yaml(settings), settings, allowed=_CRUDE)
+
+
+def _is_mlperf_folder(path: EPath) -> bool:
+    """Whether NVIDIA's converter wrote the folder, or those of its splits."""
+    return any((path / name / "index.txt").is_file() for name in ("", "train", "val"))
 
 
 def _read_yaml(path: EPath) -> Any:
@@ -317,7 +359,9 @@ def _read_yaml(path: EPath) -> Any:
 
 
 def metadataset_files(path: EPath, *, outer: tuple[str, ...] = ()) -> Iterator[EPath]:
-    """A metadataset, and the files that it names: other ones, and settings of its datasets.
+    """Paths of a metadataset and of the files that it names.
+
+    These are other metadatasets, and settings of its datasets.
 
     Raises:
         DataError: one of them cannot be read here, or names code.

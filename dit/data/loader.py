@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from dit.batch import PackedBatch
-from dit.config import RunConfig
+from dit.config import DatasetConfig, RunConfig
 from dit.data.datasets import DatasetSplit, count_samples, train_leaves, val_leaves
 from dit.data.energon.resumable_loader import ResumableLoader, Snapshot, deaths_in_words
 from dit.data.energon.stages import WorkerBatch
@@ -49,50 +49,58 @@ from dit.data.rejections import (
     RejectCounts,
     sum_counts,
 )
+from dit.models.pass_work import PassWork
 
 
-def build_train_loader(config: RunConfig, *, rank: int, world_size: int) -> PackLoader:
+def build_train_loader(
+    config: RunConfig, *, rank: int, world_size: int, work: PassWork | None = None
+) -> PackLoader:
     """Endless shuffled packs of one data-parallel rank.
 
     Layouts with an equal product `world_size` x `dataset.num_workers` have equal global batches.
+    `work` weighs packs; without it, `dataset.balance` must be none.
 
     Raises:
         DataError: the data are missing, not prepared, or too few for the readers.
     """
-    leaves = train_leaves(config)
-    bound = _bound(config, leaves, ranks=world_size)
+    leaves = train_leaves(config.dataset)
+    bound = _bound(config.dataset, leaves, ranks=world_size)
     return PackLoader(
-        open_training(config, leaves, bound, rank=rank, world_size=world_size),
+        open_training(config, leaves, bound, rank=rank, world_size=world_size, work=work),
         identity=loader_identity(config),
         bound=bound,
         places=places_of(config.dataset),
     )
 
 
-def validation_groups(config: RunConfig) -> ValidationGroups:
-    """Which validation samples share a pack, and the packs.
+def validation_groups(config: RunConfig, *, work: PassWork | None = None) -> ValidationGroups:
+    """Groups of validation samples that share a pack, by the `val` splits of `config`.
+
+    `work` is as for training.
 
     Raises:
         DataError: there is no `val` split (the message says what to do), or as for training.
     """
-    leaves = val_leaves(config)
-    return ValidationGroups(config, leaves, _bound(config, leaves, ranks=1))
+    leaves = val_leaves(config.dataset)
+    return ValidationGroups(config, leaves, _bound(config.dataset, leaves, ranks=1), work)
 
 
-def build_val_packs(config: RunConfig, *, indices: Sequence[int]) -> ValidationPacks:
+def build_val_packs(
+    config: RunConfig, *, indices: Sequence[int], work: PassWork | None = None
+) -> ValidationPacks:
     """Packs `indices` of the fixed list of validation packs, which starts over at its end.
 
     Raises:
         DataError: as `validation_groups`, or too many samples cannot be used.
     """
-    groups = validation_groups(config)
+    groups = validation_groups(config, work=work)
     plan = groups.plan(max(indices, default=-1) + 1)
     return plan.packs(list(groups.read(plan.of(indices))), late=groups.late)
 
 
-def _bound(config: RunConfig, leaves: Sequence[DatasetSplit], *, ranks: int) -> Bound:
+def _bound(dataset: DatasetConfig, leaves: Sequence[DatasetSplit], *, ranks: int) -> Bound:
     samples = sum(map(count_samples, leaves)) // ranks
-    return Bound(fraction=config.dataset.max_bad_fraction, samples=samples)
+    return Bound(fraction=dataset.max_bad_fraction, samples=samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,11 +57,11 @@ class WorkerState:
         return self.left[dataset] if self.left else Remaining()
 
     def waiting(self) -> list[tuple[Any, ...]]:
-        """Restore keys of the samples that have been read and wait in buffers."""
+        """Restore keys of samples that were read and wait in buffers."""
         return [] if self.chain is None else buffered_keys(self.chain)
 
     def counts(self) -> RejectCounts:
-        """The counts at the snapshot."""
+        """The counts of refused samples at the snapshot."""
         counts = RejectCounts()
         if self.chain is not None:
             counts.restore_state(self.chain["tally"])
@@ -84,7 +84,7 @@ _FORMER_DATASETS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderLayout:
-    """How many ranks and workers read the data."""
+    """Number of ranks and of workers that read the data."""
 
     ranks: int
     workers: int
@@ -104,7 +104,7 @@ class LoaderLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderState:
-    """Where the loader of one data-parallel rank stands."""
+    """The position in the data of one data-parallel rank."""
 
     identity: dict[str, Any]
     """The settings that its samples and packs depend on."""
@@ -112,7 +112,7 @@ class LoaderState:
     rank: int
     workers: int
     readers: bytes
-    """Pickled WorkerStates, by worker. They are bytes, so that no two loaders share their lists."""
+    """WorkerStates by worker, pickled. They are bytes, so that no two loaders share their lists."""
     packs: int = 0
     """Packs given since these readers began."""
     dealt: int = 0
@@ -126,7 +126,7 @@ class LoaderState:
 
     @classmethod
     def start(cls, layout: LoaderLayout, *, rank: int, identity: dict[str, Any]) -> Self:
-        """The state before the first pack."""
+        """The position before the first pack."""
         return cls(
             identity=identity,
             ranks=layout.ranks,
@@ -142,16 +142,16 @@ class LoaderState:
 
     @property
     def next_worker(self) -> int:
-        """The worker that gives the next pack."""
+        """Number of the worker that gives the next pack."""
         return self.packs % self.layout.readers_per_rank
 
     @property
     def seed(self) -> tuple[int, int]:
-        """Readers draw other random numbers after each resharding."""
+        """Returns the seed of the readers; resharding changes its second number, `dealt`."""
         return self.identity["rng.seed"], self.dealt
 
     def unpickled(self) -> list[WorkerState]:
-        """The states of the workers, those of older versions of the program included."""
+        """The states of the workers, also of a checkpoint of an older version of the program."""
         # Imported here, because only a run that resumes reads pickles.
         from megatron.energon.flavors.webdataset.sample_loader import SliceState
 
@@ -166,7 +166,7 @@ class LoaderState:
 
     @property
     def packs_differ_now(self) -> bool:
-        """Whether this version would not make the packs again that were given since a snapshot."""
+        """Whether this version would pack otherwise what was given since a snapshot."""
         if self.format != _CAPPED:
             return False
         most = min(self.identity["dataset.packing_buffer_size"], CANDIDATES)
@@ -178,7 +178,7 @@ class LoaderState:
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Self:
-        """The inverse of `plain`.
+        """The loader state from the `plain` values of a file: the inverse of `plain`.
 
         Raises:
             DataError: another version of the program has written it, or it is damaged.
@@ -266,7 +266,7 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
 def check_identity(
     saved: Mapping[str, Any], current: Mapping[str, Any], *, places: tuple[str, str]
 ) -> None:
-    """Refuses a loader state of another run; `places` names the saved and the present dataset.
+    """Raises for a loader state of another run; `places` names the saved and present dataset.
 
     Raises:
         DataError: names every item that differs, with both values.
@@ -298,7 +298,7 @@ def _differing(name: str, saved: Any, current: Any, places: tuple[str, str]) -> 
 
 
 def places_of(data: DatasetConfig) -> str:
-    """The paths of a dataset, for messages."""
+    """The paths of a dataset, or `mock data`, for messages."""
     if data.mock:
         return "mock data"
     return ", ".join(entry.path for entry in data.blend) or str(data.path)
@@ -310,9 +310,10 @@ def _fingerprints(config: RunConfig) -> list[str]:
     And one for each metadataset and file that it names.
     """
     hashes = [
-        _hash_files([leaf.path / META / name for name in _INDEX]) for leaf in train_leaves(config)
+        _hash_files([leaf.path / META / name for name in _INDEX])
+        for leaf in train_leaves(config.dataset)
     ]
-    for path in map(EPath, [] if config.dataset.mock else data_paths(config)):
+    for path in map(EPath, [] if config.dataset.mock else data_paths(config.dataset)):
         if path.is_file():
             hashes += [_hash_files([file]) for file in metadataset_files(path)]
     return hashes

@@ -24,7 +24,7 @@ from megatron.energon.source_info import SourceInfo
 from megatron.energon.state import FlexState
 from torch import Tensor
 
-from dit.config import MockGeometry, RunConfig
+from dit.config import MockGeometry, ModelConfig, RunConfig
 from dit.data.energon.worker_shards import ReadCounts, ReaderConfig, Remaining, WorkerShard
 from dit.models.family import InputKind, SampleInput
 from dit.models.patch_layout import PatchLayout
@@ -49,7 +49,7 @@ def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]
     for one in PatchLayout.of_training(config).inputs:
         if one.required or mixed & 1:
             rows = 0 if one.may_be_empty and mixed & 6 == 0 else geometry.text_length
-            shape = _shape(one, config, geometry, rows=rows)
+            shape = _shape(one, config.model, geometry, rows=rows)
             tensors[one.name] = _drawn(one, shape, rng).bfloat16()
     payload = safetensors.torch.save(tensors)
     about = {
@@ -70,9 +70,9 @@ def _drawn(one: SampleInput, shape: tuple[int, ...], rng: torch.Generator) -> Te
 
 
 def _shape(
-    one: SampleInput, config: RunConfig, geometry: MockGeometry, *, rows: int
+    one: SampleInput, model: ModelConfig, geometry: MockGeometry, *, rows: int
 ) -> tuple[int, ...]:
-    sides, channels = (geometry.height, geometry.width), config.model.in_channels
+    sides, channels = (geometry.height, geometry.width), model.in_channels
     match one.kind:
         case InputKind.TEXT:
             return one.rows or rows, one.width
@@ -85,7 +85,7 @@ def _shape(
         case InputKind.REFERENCE | InputKind.REJECTED:
             return channels, geometry.frames, *sides
         case InputKind.FRAMES | InputKind.FRAME_CHANNELS:
-            return channels, config.model.patch_temporal, *sides
+            return channels, model.patch_temporal, *sides
 
 
 def _pick(geometries: tuple[MockGeometry, ...], position: float) -> MockGeometry:
@@ -122,7 +122,7 @@ class MockDataset(BaseCoreDatasetFactory[CrudeSample]):
 
 
 class MockReader(SavableDataset[CrudeSample]):
-    """One reader: samples r, r + R, r + 2R, ... for R readers over all ranks."""
+    """The mock samples of one reader: r, r + R, r + 2R, ... for R readers over all ranks."""
 
     _savable_fields = ("_drawn",)
 
@@ -175,7 +175,7 @@ class MockReader(SavableDataset[CrudeSample]):
 
 
 class MockShard(WorkerShard):
-    """What one reader reads of the mock samples, which have no end."""
+    """The bottom stage of mock data, which have no end."""
 
     def read(self, index: int) -> Any:
         return self.dataset.restore_sample(("Mock", index))

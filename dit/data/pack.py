@@ -45,6 +45,10 @@ class SampleSize(NamedTuple):
     """Names of tensors of the sample that the family does not read."""
     is_weighted: bool = False
     """Whether the losses of its tokens have weights of their own."""
+    logvar_dtype: torch.dtype | None = None
+    """Type of the log variance of its latent; None for none."""
+    level_index: int | None = None
+    """The k of its level of validation, k / 8; None for none."""
 
     @classmethod
     def of(cls, sample: LatentSample, layout: PatchLayout) -> SampleSize:
@@ -65,6 +69,7 @@ class SampleSize(NamedTuple):
             elif one.kind is InputKind.NULL_TEXT and value is not None:
                 null_rows = value.shape[0]
         rows, text = layout.padded(grid, tokens), sum(texts)
+        logvar_CFHW = sample.latent_logvar_CFHW
         return cls(
             tokens=layout.copies * (rows + layout.text_room(text)),
             rows=rows,
@@ -74,11 +79,13 @@ class SampleSize(NamedTuple):
             dtypes=tuple(dtypes),
             unknown=sample.unknown,
             is_weighted=sample.is_weighted,
+            logvar_dtype=None if logvar_CFHW is None else logvar_CFHW.dtype,
+            level_index=sample.level_index,
         )
 
 
 NULL_ROWS = "null_text_LE"
-"""Of the tensors of a pack: rows in the place of dropped captions."""
+"""Tensor of a pack with rows in the place of dropped captions."""
 
 
 def references(sample: LatentSample, layout: PatchLayout) -> list[Tensor]:
@@ -142,10 +149,19 @@ def _outlines(
         "level_row_T": (torch.int64, rows),
         "fps_N": (torch.float32, count),
     }
-    if any(size.is_weighted for size in sizes):
-        shapes["weight_T"] = (torch.float32, rows)
+    shapes |= _of_some(sizes, rows, width=channels * volume)
     outlines = {n: torch.empty(size, dtype=d, device="meta") for n, (d, *size) in shapes.items()}
     return widest_first(outlines)
+
+
+def _of_some(sizes: Sequence[SampleSize], rows: int, *, width: int) -> dict[str, tuple[Any, ...]]:
+    """Types and shapes of the tensors that only packs of certain samples have."""
+    shapes: dict[str, tuple[Any, ...]] = {}
+    if any(of_logvar := [size.logvar_dtype for size in sizes]):
+        shapes["latent_logvar_TC"] = (common_dtype(of_logvar), rows, width)
+    if any(size.is_weighted for size in sizes):
+        shapes["weight_T"] = (torch.float32, rows)
+    return shapes
 
 
 class PackWriter:
@@ -193,6 +209,8 @@ class PackWriter:
         if at < self._start:
             latent_TC[at : self._start] = 0
         clean = self._write_given_frames(sample, grids[0], first)
+        if "latent_logvar_TC" in self._tensors:
+            self._write_logvar(sample, grids[0], first, clean)
         if "weight_T" in self._tensors:
             self._write_weights(sample, grids[0], first)
         if "condition_TC" in self._tensors:
@@ -206,6 +224,7 @@ class PackWriter:
                 grids=grids,
                 padded=self._start - first,
                 clean=clean,
+                level_index=sample.level_index,
             )
         )
 
@@ -247,6 +266,14 @@ class PackWriter:
                     write_patches(own_TC, given_CFHW, given, self._layout.patch)
                     return len(own_TC)
         return 0
+
+    def _write_logvar(self, sample: LatentSample, grid: Grid, first: int, clean: int) -> None:
+        """Writes the log variance of the target; -inf, a variance of 0, where nothing is drawn."""
+        own_TC = self._tensors["latent_logvar_TC"][first : self._start].fill_(-math.inf)
+        if sample.latent_logvar_CFHW is not None:
+            target_TC = own_TC[: math.prod(grid)]
+            write_patches(target_TC, sample.latent_logvar_CFHW, grid, self._layout.patch)
+            target_TC[:clean] = -math.inf
 
     def _write_weights(self, sample: LatentSample, grid: Grid, first: int) -> None:
         """The weight of the sample; of a target's token, times the mean of its patch's mask."""
@@ -313,11 +340,12 @@ class PackWriter:
             keys=keys,
             in_pairs=layout.in_pairs,
             captions=tuple(a.caption for a in added),
+            level_indices=_of_all(a.level_index for a in added),
             pack_id=pack_identity(keys),
         )
 
     def _mark_given(self, tensors: dict[str, Tensor]) -> bool:
-        """Writes which tokens are targets and which level they are told; whether any is clean."""
+        """Writes which tokens are targets, and their level rows; returns whether any is clean."""
         is_target_T, level_row_T = tensors["is_target_T"], tensors["level_row_T"]
         is_target_T.copy_(tensors["is_real_T"])
         level_row_T.copy_(tensors["segment_T"])
@@ -340,6 +368,12 @@ def _or_none(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(values) if any(values) else ()
 
 
+def _of_all(values: Iterable[int | None]) -> tuple[int, ...]:
+    """The values, and none where one is missing."""
+    every = tuple(values)
+    return tuple(value for value in every if value is not None) if None not in every else ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Added:
     """What a pack keeps of a sample beside its tensors."""
@@ -348,8 +382,9 @@ class _Added:
     caption: str
     fps: float
     grids: tuple[Grid, ...]
-    """Of the target, then of its references."""
+    """Grid of the target, then those of its references."""
     padded: int
     """Tokens of all of them, with padding."""
     clean: int
     """Tokens at the beginning of the target that are given."""
+    level_index: int | None

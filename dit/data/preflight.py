@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from dit.config import RunConfig, TextPadding
+from dit.config import CheckpointConfig, ModelConfig, RunConfig, TextPadding
 from dit.data.cook import Expected, check_latent
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves, val_leaves
 from dit.data.rejections import REMEDIES, DataError, Reject, SampleRefused
@@ -39,7 +39,7 @@ _SENSIBLE = 2**40  # more than any count in a card; torch cannot multiply larger
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """What was checked, and has no fault."""
+    """Counts of samples and shards that were checked and have no fault, with notes."""
 
     samples: int
     shards: int
@@ -57,8 +57,10 @@ def check_data(config: RunConfig) -> Checked:
         DataError: a folder, shard or index is missing or damaged, or the data do not fit the
             model; the message has the first faults of all that were found.
     """
-    leaves, faults, notes = train_leaves(config), [], dict[str, None]()
-    held_out = [leaf for one in validation_sets(config).values() for leaf in val_leaves(one)]
+    leaves, faults, notes = train_leaves(config.dataset), [], dict[str, None]()
+    held_out = [
+        leaf for one in validation_sets(config).values() for leaf in val_leaves(one.dataset)
+    ]
     first = dataset_card(config) or {}
     for leaf in dict.fromkeys([*leaves, *held_out]):
         card = read_data_card(leaf)
@@ -69,8 +71,8 @@ def check_data(config: RunConfig) -> Checked:
             ] = None
         if card:
             faults += [f"{leaf.path / CARD}: {fault}" for fault in card_faults(card, config)]
-        notes |= dict.fromkeys(_about_padding(leaf, card or {}, config))
-        notes |= dict.fromkeys(_about_encoder(card or {}, config))
+        notes |= dict.fromkeys(_about_padding(leaf, card or {}, config.model))
+        notes |= dict.fromkeys(_about_encoder(card or {}, config.model, config.checkpoint))
         faults += _shard_faults(leaf)
     if faults := list(dict.fromkeys(faults)):  # two splits of a folder have one card
         raise DataError("\n  ".join([_head(len(faults)), *faults[:_SHOWN]]))
@@ -80,7 +82,10 @@ def check_data(config: RunConfig) -> Checked:
 
 
 def validation_sets(config: RunConfig) -> dict[str, RunConfig]:
-    """The configuration of the data of each validation loss; none where nothing is validated."""
+    """The run's `config` with the data of each validation loss, by the loss's name.
+
+    Empty where nothing is validated.
+    """
     if not (config.train.eval_interval and config.train.eval_iters):
         return {}
     found = {"val_loss": config}
@@ -138,17 +143,17 @@ def _head(count: int) -> str:
 
 
 def dataset_card(config: RunConfig) -> dict[str, Any] | None:
-    """The card of the first dataset: how to rebuild its encoders; None where absent.
+    """The card of the first dataset, which says how to rebuild its encoders; None if absent.
 
     Raises:
         DataError: it is no JSON object.
     """
-    leaves = train_leaves(config)
+    leaves = train_leaves(config.dataset)
     return read_data_card(leaves[0]) if leaves else None
 
 
 def read_data_card(leaf: DatasetSplit) -> dict[str, Any] | None:
-    """The card of a dataset folder, None where absent.
+    """The card of a dataset folder; None if absent.
 
     Raises:
         DataError: it is no JSON object.
@@ -170,7 +175,7 @@ _MADE_BY = {"processor": ("name",), "latent": ("mean", "std"), "text_encoder": (
 
 
 def made_otherwise(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """Entries that differ between the cards of two datasets, if one network cannot learn both.
+    """Entries of two datasets' cards that differ, if one network cannot learn both; else empty.
 
     Empty where there are none; what a card does not say is not compared.
     """
@@ -186,7 +191,7 @@ def made_otherwise(one: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def card_faults(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
-    """Why the samples of a dataset do not fit the model, or the card is not in our format.
+    """Reasons why a dataset does not fit the model, by its card, or why the card cannot be read.
 
     Entries that a card lacks are not checked: other tools write no card, or a shorter one.
     """
@@ -209,13 +214,13 @@ def card_faults(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
             yield f"its {part}.{name} is {stored!r}, no whole number above 0; {_RESTORE}"
         elif stored not in (None, value):
             yield f"its {part}.{name} is {stored}, and {key}={value}; set {key}={stored}"
-    yield from _encoder_faults(parts["text_encoder"], config)
-    yield from _padding_faults(parts["text_encoder"], config)
+    yield from _encoder_faults(parts["text_encoder"], config.model)
+    yield from _padding_faults(parts["text_encoder"], config.model)
     yield from _sizes(card, config)
 
 
-def _encoder_faults(encoder: dict[str, Any], config: RunConfig) -> Iterator[str]:
-    (text, *_), name = family_of(config.model).inputs(config.model), encoder.get("name")
+def _encoder_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str]:
+    (text, *_), name = family_of(model).inputs(model), encoder.get("name")
     if (setting := text.refused_encoders.get(str(name))) is not None:
         yield (
             f"its texts are of the encoder {name}, which {setting} reads, and the network reads"
@@ -235,8 +240,8 @@ def _stored_padding(encoder: dict[str, Any]) -> bool | None:
     return padding == _KEPT
 
 
-def _padding_faults(encoder: dict[str, Any], config: RunConfig) -> Iterator[str]:
-    wanted = config.model.text_pad_to
+def _padding_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str]:
+    wanted = model.text_pad_to
     if encoder.get("padding") not in (None, _KEPT):
         yield f"its text_encoder.padding is {encoder['padding']!r}, not {_KEPT!r}; {_RESTORE}"
     elif wanted is TextPadding.STORED and _stored_padding(encoder) is False:
@@ -246,9 +251,9 @@ def _padding_faults(encoder: dict[str, Any], config: RunConfig) -> Iterator[str]
             " with --text_padding keep, or for your own network set model.text_pad_to=null"
         )
     elif wanted is not TextPadding.STORED and _stored_padding(encoder):
-        shown, family = "null" if wanted is None else wanted, config.model.family
+        shown, family = "null" if wanted is None else wanted, model.family
         here = f"set model.text_pad_to={TextPadding.STORED}"
-        if not config.model.takes_stored_padding:
+        if not model.takes_stored_padding:
             here = f"train a network of the encoder's pipeline, for those of {family} do not see it"
         yield (
             "its texts have the padding of their encoder (text_encoder.padding=keep), and"
@@ -257,10 +262,10 @@ def _padding_faults(encoder: dict[str, Any], config: RunConfig) -> Iterator[str]
         )
 
 
-def _about_padding(leaf: DatasetSplit, card: dict[str, Any], config: RunConfig) -> Iterator[str]:
+def _about_padding(leaf: DatasetSplit, card: dict[str, Any], model: ModelConfig) -> Iterator[str]:
     """A line on what the network attends to behind the captions of a dataset."""
-    if config.model.text_pad_to is not TextPadding.STORED:
-        if config.model.takes_stored_padding:
+    if model.text_pad_to is not TextPadding.STORED:
+        if model.takes_stored_padding:
             yield (
                 "captions without the padding of their encoder, as model.text_pad_to=null says;"
                 " published weights attend to it"
@@ -279,14 +284,16 @@ def _about_padding(leaf: DatasetSplit, card: dict[str, Any], config: RunConfig) 
         )
 
 
-def _about_encoder(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
+def _about_encoder(
+    card: dict[str, Any], model: ModelConfig, checkpoint: CheckpointConfig
+) -> Iterator[str]:
     """A line on texts of another encoder than that of the published weights that are tuned."""
-    (text, *_) = family_of(config.model).inputs(config.model)
+    (text, *_) = family_of(model).inputs(model)
     encoder = card.get("text_encoder", {})
     found = encoder.get("name", "unknown") if isinstance(encoder, dict) else "unknown"
-    if config.checkpoint.load_hf and text.encoder and found not in ("unknown", text.encoder):
+    if checkpoint.load_hf and text.encoder and found not in ("unknown", text.encoder):
         yield (
-            f"texts of the encoder {found}, and the published weights of {config.model.name} read"
+            f"texts of the encoder {found}, and the published weights of {model.name} read"
             f" those of {text.encoder}: pack the data with it, for what its pipeline shows"
         )
 

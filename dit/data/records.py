@@ -1,7 +1,8 @@
-"""The layouts of a record in a shard, read into tensors: ours and DFM's.
+"""The layouts of a record in a shard, read into tensors: ours, DFM's and MLPerf's.
 
 Ours: `.safetensors` (`latent`, `text`, further inputs) and `.json`; DFM's: `.pth` (latent),
-`.pickle` (text, for FLUX the pooled text too) and `.json`. Reading runs no code of the files.
+`.pickle` (text, for FLUX the pooled text too) and `.json`; MLPerf's: a part of bfloat16 for each
+tensor, and `.json`. Reading runs no code of the files.
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -23,18 +24,32 @@ from dit.batch import TEXT
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.family import InputKind
 from dit.parsing import cause, parse_json
-from dit.stored_samples import UnusableError, dfm_texts, trim_padding, with_axes
+from dit.stored_samples import (
+    MLPERF,
+    UnusableError,
+    dfm_texts,
+    is_mlperf,
+    level_index,
+    mlperf_latent,
+    mlperf_outline,
+    mlperf_tensor,
+    trim_padding,
+    with_axes,
+)
 
 FORMAT_VERSION = 1
-LATENT, LOSS_MASK = "latent", "loss_mask"
+LATENT, LOSS_MASK, LATENT_LOGVAR = "latent", "loss_mask", "latent_logvar"
 Kinds = Mapping[str, InputKind]
 """What is read beside the latent: name in the shard -> kind of input."""
+Widths = Mapping[str, int]
+"""Name of a tensor in the shard -> width of its rows, or channels of a latent."""
+NO_WIDTHS: Widths = {}
 TEXT_ALONE: Kinds = {TEXT: InputKind.TEXT}
 PLACE = "__place__"
 """Part of a record whose `.safetensors` is a RecordHeader: the SampleLocation of the whole."""
 UNREADABLE = "__unreadable__"
 """Part of a record whose shard cannot be read: the text of the error."""
-_ALWAYS = (LATENT, LOSS_MASK)
+_ALWAYS = (LATENT, LOSS_MASK, LATENT_LOGVAR)
 """What is read of every record, whatever the family."""
 MOST_WEIGHT = 1e6
 """Largest weight of a loss; beyond, squares in float32 are not far from infinite."""
@@ -49,15 +64,17 @@ _DTYPES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRecord:
-    """One sample as stored, in tensors."""
+    """A sample as a shard stores it: latent, inputs, caption, frame rate, weights of the loss."""
 
     latent_CFHW: Tensor
     inputs: Mapping[str, Tensor]
-    """Those that are read and that the sample has, in the shape of their kind."""
+    """Inputs that the family reads and the sample has, each in the shape of its kind."""
     fps: float
     caption: str
     loss_weight: float = 1.0
     loss_mask_1FHW: Tensor | None = None
+    latent_logvar_CFHW: Tensor | None = None
+    level_index: int | None = None
     unknown: tuple[str, ...] = field(default=(), compare=False)
     """Names of the tensors that the sample has and nothing reads."""
 
@@ -68,7 +85,7 @@ class ShardRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordHeader:
-    """The beginning of a `.safetensors`, which has the types and shapes of its tensors."""
+    """The beginning of a `.safetensors`, with the types and shapes of its tensors."""
 
     data: bytes
     size: int
@@ -84,21 +101,31 @@ def is_dfm(parts: Mapping[str, Any]) -> bool:
     return "pth" in parts or "pickle" in parts
 
 
-def read_record(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRecord:
+def read_record(
+    parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE, widths: Widths = NO_WIDTHS
+) -> ShardRecord:
     """Decodes the parts (extension -> bytes) of one sample.
+
+    `widths` are those that tensors must have; only layouts without shapes of their own ask for it.
 
     Raises:
         SampleRefused: a part is missing, does not match its checksum or cannot be decoded.
     """
+    if is_mlperf(parts):
+        return _read_mlperf(parts, kinds, widths)
     return _read_dfm(parts, kinds) if is_dfm(parts) else _read_ours(parts, kinds)
 
 
-def read_outline(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRecord:
-    """A record of our layout, read up to its RecordHeader; its tensors are on device `meta`.
+def read_outline(
+    parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE, widths: Widths = NO_WIDTHS
+) -> ShardRecord:
+    """A record of our layout or MLPerf's; tensors whose part is a RecordHeader are on `meta`.
 
     Raises:
         SampleRefused: the record is damaged, or only the whole record can tell.
     """
+    if is_mlperf(parts):
+        return _read_mlperf(parts, kinds, widths)
     head, about = _part(parts, "safetensors"), _read_json(_part(parts, "json"))
     _check_version(about)
     return _ours(_outlined(head, kinds), about, kinds)
@@ -203,21 +230,25 @@ def _ours(tensors: Mapping[str, Tensor | None], about: dict[str, Any], kinds: Ki
         raise SampleRefused(
             Reject.MISSING_PART, f".safetensors holds {sorted(tensors)}, no `latent`"
         )
-    inputs, mask = shaped(tensors, kinds), tensors.get(LOSS_MASK)
-    every = len(tensors) == 1 + len(inputs) + (mask is not None)
+    inputs = shaped(tensors, kinds)
+    more = {name: InputKind.CHANNELS for name in (LOSS_MASK, LATENT_LOGVAR)}
+    of_latent = shaped(tensors, more)
+    every = len(tensors) == 1 + len(inputs) + len(of_latent)
     return ShardRecord(
         latent_CFHW=in_shape(tensors[LATENT], InputKind.CHANNELS, what=LATENT),
         inputs=inputs,
         fps=fps_of(about),
         caption=str(about.get("caption", "")),
         loss_weight=_loss_weight(about),
-        loss_mask_1FHW=None if mask is None else in_shape(mask, InputKind.CHANNELS, what=LOSS_MASK),
+        level_index=_level_index(about),
+        loss_mask_1FHW=of_latent.get(LOSS_MASK),
+        latent_logvar_CFHW=of_latent.get(LATENT_LOGVAR),
         unknown=() if every else tuple(sorted(tensors.keys() - {*_ALWAYS, *kinds})),
     )
 
 
 def shaped(tensors: Mapping[str, Tensor | None], kinds: Kinds) -> dict[str, Tensor]:
-    """The tensors that are read and present, in the shape of their kind.
+    """The tensors of `kinds` that are present, in the shape of their kind.
 
     Raises:
         SampleRefused: one has another form.
@@ -237,6 +268,23 @@ def _read_dfm(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
     if TEXT in found and TEXT in kinds:
         found[TEXT] = trim_padding(in_shape(found[TEXT], kinds[TEXT], what=TEXT))
     return _ours({LATENT: latent, **found}, about, kinds)
+
+
+def _read_mlperf(parts: Mapping[str, Any], kinds: Kinds, widths: Widths) -> ShardRecord:
+    """A record whose parts may be RecordHeaders; its tensors are on `meta` then."""
+    about, tensors = _read_json(_part(parts, "json")), dict[str, Tensor]()
+    for name, extension in MLPERF.items():
+        part, width = _part(parts, extension), widths.get(name)
+        try:
+            if isinstance(part, RecordHeader):
+                shape, _ = mlperf_outline(part.data, part.size, name=name, width=width)
+                tensors[name] = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+            else:
+                tensors[name] = mlperf_tensor(part, name=name, width=width)
+        except UnusableError as error:
+            raise SampleRefused(Reject.UNDECODABLE, str(error)) from error
+    latents = mlperf_latent(tensors[LATENT], tensors[LATENT_LOGVAR])
+    return _ours({**tensors, **latents}, about, kinds)
 
 
 def _unpickled(part: Any, name: str) -> Any:
@@ -300,7 +348,7 @@ _AXES = {
 
 
 def in_shape(value: Any, kind: InputKind, *, what: str) -> Tensor:
-    """A tensor with the axes of its kind, without a batch axis.
+    """`value` as a tensor with the axes of its kind, without a batch axis.
 
     Raises:
         SampleRefused: it has another form.
@@ -312,13 +360,20 @@ def in_shape(value: Any, kind: InputKind, *, what: str) -> Tensor:
 
 
 def fps_of(about: dict[str, Any]) -> float:
-    """Frames per second, NaN for none."""
+    """Frames per second in the `.json` of a sample; NaN if it has none."""
     fps = about.get("fps")
     if fps is None:
         return math.nan
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
         raise SampleRefused(Reject.UNDECODABLE, f".json: fps={fps!r} is not a positive number")
     return float(fps)
+
+
+def _level_index(about: Mapping[str, Any]) -> int | None:
+    try:
+        return level_index(about)
+    except UnusableError as error:
+        raise SampleRefused(Reject.LEVEL_INDEX, str(error)) from error
 
 
 def _loss_weight(about: dict[str, Any]) -> float:

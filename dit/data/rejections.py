@@ -22,7 +22,7 @@ BEGIN_ANEW = (
 
 
 class DataError(ValueError):
-    """The data cannot be used as they are; the message says what, where and what to do."""
+    """An error of the data: its message says what is wrong, where, and what to do."""
 
 
 class Reject(StrEnum):
@@ -49,6 +49,8 @@ class Reject(StrEnum):
     TOKENS = "an input is no number of a token that the network has"
     LOSS_WEIGHT = "loss_weight is no number that is at least 0"
     LOSS_MASK = "loss_mask does not fit the latent, or is no weight"
+    LOGVAR = "latent_logvar does not fit the latent, or is no log variance"
+    LEVEL_INDEX = "timestep is no whole number of a fixed noise level"
 
 
 REMEDIES = {
@@ -72,6 +74,8 @@ REMEDIES = {
     Reject.INPUT_NOT_FINITE: "pack the source again, or leave it out",
     Reject.TOKENS: "pack the data again with the encoders of the weights that are trained",
     Reject.LOSS_MASK: "pack the data again with --mask_dir, or without",
+    Reject.LOGVAR: "pack the source again, or without --latent_distribution",
+    Reject.LEVEL_INDEX: "correct it in the .json, or leave it out there: 0 to 7 are k of level k/8",
     Reject.LOSS_WEIGHT: "correct it in the .json, or leave it out there: 1 is the default",
 }
 """What to do where too many samples have a reason."""
@@ -85,7 +89,7 @@ MOST_NAMED = 10_000
 
 
 class SampleRefused(Exception):  # noqa: N818 - a verdict on one sample, not a failure of the program
-    """Raised while a sample is cooked; carries the reason and the values that led to it."""
+    """An error of one sample, with the reason and the values that led to it."""
 
     def __init__(self, reason: Reject, detail: str):
         super().__init__(reason, detail)
@@ -95,7 +99,7 @@ class SampleRefused(Exception):  # noqa: N818 - a verdict on one sample, not a f
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefusedSample:
-    """A sample that was left out, as a run names it."""
+    """A refused sample, as the log and `refused_samples.jsonl` name it."""
 
     key: str
     shard: str
@@ -106,7 +110,7 @@ class RefusedSample:
 
     @property
     def place(self) -> str:
-        """Shard and key, for messages."""
+        """Dataset, shard and key of the sample, for messages."""
         return f"{self.dataset}/{self.shard}, key {self.key}"
 
 
@@ -127,11 +131,11 @@ class RejectCounts(Savable):
         self.newest[sample.reason] = f"{sample.place}: {sample.detail}"
 
     def report(self) -> str:
-        """One line for each reason."""
+        """A line for each reason, for messages."""
         return "".join(f"\n  {self.line(reason)}" for reason in sorted(self.refused))
 
     def line(self, reason: str) -> str:
-        """How many samples had the reason, which was the newest, and what to do."""
+        """Number of samples with this reason, the newest of them, and the remedy."""
         return (
             f"{self.refused[reason]} x {reason}; the last one: {self.newest[reason]};"
             f" {REMEDIES[Reject(reason)]}"
@@ -139,7 +143,7 @@ class RejectCounts(Savable):
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Inside, a DataError is raised with these counts in its message."""
+        """A context in which a DataError gets these counts into its message."""
         try:
             yield
         except DataError as error:
@@ -161,7 +165,7 @@ class RejectCounts(Savable):
 
 
 def sum_counts(parts: Iterable[RejectCounts]) -> RejectCounts:
-    """The counts of several readers together."""
+    """The counts of several readers, added up."""
     total = RejectCounts()
     for part in parts:
         total.read += part.read
@@ -174,7 +178,7 @@ def sum_counts(parts: Iterable[RejectCounts]) -> RejectCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """How many samples may be refused, over all reasons, before the run ends."""
+    """The number of samples that may be refused, over all reasons, before the run ends."""
 
     fraction: float
     """`dataset.max_bad_fraction`."""
@@ -182,7 +186,10 @@ class Bound:
     """Samples of one pass of the rank."""
 
     def check(self, counts: RejectCounts, *, readers: int = 1) -> None:
-        """Judges the counts of a rank, or of one of its `readers`, taking all to have read as much.
+        """Raises if too many samples were refused.
+
+        `counts` are those of a rank, or of one of its `readers`, of which all are taken to have
+        read as much.
 
         Raises:
             DataError: too many were refused.
@@ -235,6 +242,6 @@ class ReaderCounts:
             self._bound.check(self.counts, readers=self._readers)
 
     def take_fresh(self) -> tuple[RefusedSample, ...]:
-        """The samples refused since the last call."""
+        """Samples that were refused since the last call."""
         fresh, self._fresh = tuple(self._fresh), []
         return fresh

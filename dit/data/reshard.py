@@ -1,4 +1,4 @@
-"""Saved loader states on another number of ranks or workers.
+"""Loader states of a checkpoint on another number of ranks or workers.
 
 1. as many readers    each continues where it stood, on the rank that its packs now belong to
 2. more or fewer      what they had left of their passes is divided anew; then a new pass begins.
@@ -19,7 +19,7 @@ from dit.data.rejections import BEGIN_ANEW, DataError, RejectCounts, sum_counts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resharded:
-    """A loader state on the present ranks and workers."""
+    """A loader state for the present ranks and workers, and what to say about it."""
 
     state: LoaderState
     said: str
@@ -29,7 +29,9 @@ class Resharded:
 def reshard(
     saved: Sequence[LoaderState], layout: LoaderLayout, *, rank: int, shards: Sequence[WorkerShard]
 ) -> Resharded:
-    """Where `rank` continues; `saved` are the states of all ranks that saved, in their order.
+    """The loader state with which `rank` continues.
+
+    `saved` are the states of all ranks that saved, in their order.
 
     `shards` has one for each dataset of this rank's chain; it is empty where the passes of the
     datasets cannot be told apart.
@@ -69,7 +71,7 @@ def reshard(
 
 
 def packs_of_worker(given: int, *, rank: int, ranks: int) -> int:
-    """How many of the first `given` packs of a run belong to one rank."""
+    """Number of the first `given` packs of a run that belong to one rank."""
     return -((rank - given) // ranks)
 
 

@@ -38,11 +38,11 @@ Data = TypeVar("Data", bytes, memoryview)
 
 
 class NotPlain(Exception):  # noqa: N818 - a case for Energon's reader, not a failure
-    """Raised for a sample that only a complete tar reader can read, or find the fault of."""
+    """An error of a sample that only a complete tar reader can read."""
 
 
 class ShardError(ValueError):
-    """A shard or its index is damaged; the message names the file."""
+    """An error of a shard or its index; the message names the file."""
 
 
 REINDEX = "restore it, or write it anew with `energon prepare --tar-index-only {folder}`"
@@ -50,7 +50,7 @@ REINDEX = "restore it, or write it anew with `energon prepare --tar-index-only {
 
 
 def index_fault(offsets: bytes) -> str:
-    """What is wrong with the bytes of an index; empty if nothing is.
+    """What is wrong with an index whose bytes are `offsets`; empty if nothing is.
 
     Each number says where a sample begins and the one before it ends, so an index that does not
     ascend would give some bytes twice, or none.
@@ -68,10 +68,10 @@ def index_fault(offsets: bytes) -> str:
 
 
 class OpenShard:
-    """A shard and its index."""
+    """A shard and its index, both open."""
 
     def __init__(self, path: str):
-        """Opens both.
+        """Opens the shard and its index.
 
         Raises:
             OSError: one of them is not there.
@@ -89,7 +89,7 @@ class OpenShard:
             raise ShardError(f"{path}.idx is damaged: {fault}")
 
     def size_now(self) -> int | None:
-        """Bytes of the shard; None if another file has its name by now.
+        """Size of the shard in bytes; None if another file has its name by now.
 
         Raises:
             OSError: it has gone. Open files outlive their names, and a run that went on would not
@@ -102,7 +102,7 @@ class OpenShard:
         return self._size
 
     def span(self, sample: int) -> tuple[int, int]:
-        """Start and end of a sample in bytes.
+        """First byte and end of a sample in the shard.
 
         Raises:
             ShardError: the index has no such sample.
@@ -116,14 +116,14 @@ class OpenShard:
 
 
 class OpenShards:
-    """The shards that a loader has read last, held open."""
+    """The shards that a loader has read last, kept open."""
 
     def __init__(self) -> None:
         self._open: dict[str, OpenShard] = {}
         self._memory = bytearray()
 
     def span(self, path: str, sample: int) -> tuple[int, int]:
-        """Start and size in bytes of a sample of the shard."""
+        """First byte and size of a sample in the shard at `path`."""
         shard, size = self._checked(path)
         start, stop = shard.span(sample)
         if stop > size:
@@ -138,7 +138,7 @@ class OpenShards:
         return os.pread(self._open[path].number, size, start)
 
     def read_again(self, path: str, start: int, size: int) -> memoryview:
-        """As `read`, at any later time, into memory that the next call overwrites.
+        """Bytes of a shard, as `read` gives them, in memory that the next call overwrites.
 
         New memory would take as long to allocate as to fill, and is in no cache.
         """
@@ -171,7 +171,7 @@ class OpenShards:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleLocation:
-    """Where a sample lies."""
+    """Where a sample lies: shard, first byte and size."""
 
     shards: OpenShards
     path: str
@@ -179,7 +179,7 @@ class SampleLocation:
     size: int
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes of the sample.
+        """`size` bytes of the sample, from its byte `offset` on.
 
         Raises:
             NotPlain: the shard or the sample ends before that.
@@ -196,7 +196,7 @@ class SampleLocation:
         data = self._whole(self.shards.read_again, 0, self.size)
         found = sample_members(lambda at, size: bytes(data[at : at + size]), self.size)
         parts = {split_name(name)[1]: data[at : at + size] for name, at, size in found}
-        return {n: part if n == "safetensors" else bytes(part) for n, part in parts.items()}
+        return {n: part if has_tensors(n) else bytes(part) for n, part in parts.items()}
 
     def _whole(self, read: Callable[[str, int, int], Data], offset: int, size: int) -> Data:
         data = read(self.path, self.start + offset, min(size, self.size - offset))
@@ -206,7 +206,9 @@ class SampleLocation:
 
 
 def sample_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str, int, int]]:
-    """(name, start, size) of the files of a sample of `size` bytes; `read(start, size)` gives them.
+    """(name, first byte, size) of each file of a sample.
+
+    `read(start, size)` gives bytes of the sample, which has `size` bytes.
 
     Raises:
         NotPlain: a header is damaged or not plain.
@@ -257,8 +259,13 @@ def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode()
 
 
+def has_tensors(extension: str) -> bool:
+    """Whether the part of a record holds tensors behind a head that says their shapes."""
+    return extension == "safetensors" or extension.endswith(".bytes")
+
+
 def split_name(name: str) -> tuple[str, str]:
-    """Key and extension: the parts before and after the first dot of the file's name."""
+    """Key and extension of a file in a shard: its name before and after the first dot."""
     folder, slash, file = name.rpartition("/")
     base, dot, extension = file.partition(".")
     if not base or not dot:

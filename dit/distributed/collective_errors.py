@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class RankError(RuntimeError):
-    """An error of one rank, in words; it is raised on all of them."""
+    """An error that happened on one rank and is raised on all of them."""
 
 
 def on_all_ranks(work: Callable[[], T]) -> list[T]:
@@ -71,7 +71,10 @@ def from_first_rank(work: Callable[[], T]) -> T:
 
 
 def error_in_words(error: BaseException) -> str:
-    """An error on one line; torch hides a full disk behind an error about offsets."""
+    """An error on one line.
+
+    Where torch hides a full disk behind an error about offsets, the line says so.
+    """
     known = error.__context__ if isinstance(error.__context__, OSError) else error
     text = str(known) if isinstance(known, RankError) else cause(known)
     return shorten(text, width=400, placeholder="...")

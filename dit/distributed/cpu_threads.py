@@ -33,9 +33,10 @@ def choose_threads(environment: MutableMapping[str, str], cgroup: Path, *, cores
 
 
 def about_threads(cgroup: Path, *, threads: int, cores: int, load: float) -> str | None:
-    """One line where a container limits the threads, or where they share their cores.
+    """A line for the log where a container limits the threads, or programs share their cores.
 
-    `load` is how many processes wanted a core before the start (the first of `os.getloadavg`).
+    None where neither is so. `load` is how many processes wanted a core before the start (the first
+    of `os.getloadavg`).
     """
     quota = cpu_quota(cgroup)
     if quota is not None and quota < cores:

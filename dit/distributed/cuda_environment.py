@@ -55,7 +55,7 @@ def _hides_collectives(config: RunConfig) -> bool:
 
 
 def settings_made() -> list[str]:
-    """The variables that `set_cuda_environment` has set, as NAME=VALUE."""
+    """The environment variables that `set_cuda_environment` has set, as NAME=VALUE."""
     return [f"{name}={value}" for name, value in _made.items()]
 
 

@@ -22,7 +22,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from dit.config import RunConfig, Sharding
+from dit.config import DdpConfig, Sharding
 from dit.distributed.full_sharding import ShardedChunk
 from dit.distributed.row_shares import rows_of
 
@@ -34,25 +34,25 @@ ModelChunk = DistributedDataParallel | ShardedChunk
 
 
 def wrap(
-    models: Sequence[MegatronModule], config: RunConfig, groups: ProcessGroupCollection
+    models: Sequence[MegatronModule], ddp: DdpConfig, groups: ProcessGroupCollection
 ) -> list[ModelChunk]:
     """Wraps the parts of the model on this rank, so that gradients are summed over data ranks."""
-    ddp = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=config.ddp.grad_reduce_in_fp32,
-        overlap_grad_reduce=config.ddp.overlap_grad_reduce,
-        overlap_param_gather=config.ddp.overlap_param_gather,
-        use_distributed_optimizer=config.ddp.use_distributed_optimizer,
-        num_distributed_optimizer_instances=config.ddp.dp_replicate_size,
-        bucket_size=config.ddp.bucket_size,
+    wrapped = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=ddp.grad_reduce_in_fp32,
+        overlap_grad_reduce=ddp.overlap_grad_reduce,
+        overlap_param_gather=ddp.overlap_param_gather,
+        use_distributed_optimizer=ddp.use_distributed_optimizer,
+        num_distributed_optimizer_instances=ddp.dp_replicate_size,
+        bucket_size=ddp.bucket_size,
         average_in_collective=False,  # gradients are sums until divided by the global token count
         check_for_nan_in_grad=False,  # it raises on one rank only; the step looks at the norm
     )
-    if config.ddp.sharding is Sharding.WEIGHTS:
-        return [ShardedChunk(model, ddp, groups, config.ddp) for model in models]
+    if ddp.sharding is Sharding.WEIGHTS:
+        return [ShardedChunk(model, wrapped, groups, ddp) for model in models]
     chunks: list[Any] = [
         DistributedDataParallel(
             config=model.config,
-            ddp_config=ddp,
+            ddp_config=wrapped,
             module=model,
             pg_collection=groups,
             # Later chunks have no work left behind which a gather of their weights could hide.
@@ -60,7 +60,7 @@ def wrap(
         )
         for index, model in enumerate(models)
     ]
-    if config.ddp.overlap_grad_reduce:
+    if wrapped.overlap_grad_reduce:
         no_syncs: Any = [chunk.no_sync for chunk in chunks]
         # Megatron-Core's schedules look at the first chunk's configuration.
         chunks[0].config.no_sync_func = no_syncs if len(chunks) > 1 else no_syncs[0]
@@ -68,7 +68,7 @@ def wrap(
 
 
 def named_weights(chunk: ModelChunk) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The weights of a part of the model by their names in the network; rows of those in shares."""
+    """The weights of a part of the model by name; of weights in shares, this rank's rows."""
     return ((name.removeprefix("module."), weight) for name, weight in chunk.named_parameters())
 
 
@@ -91,7 +91,7 @@ def gradient_buffers(chunks: Sequence[ModelChunk]) -> list[Tensor]:
 
 
 def types_of(chunks: Sequence[ModelChunk]) -> tuple[set[torch.dtype], set[torch.dtype]]:
-    """Types of the weights in a pass, and of gradients, as they are accumulated and reduced."""
+    """Types of the weights in a pass, and of the gradients that ranks add up."""
     weights, gradients = set(), {buffer.dtype for buffer in gradient_buffers(chunks)}
     for chunk in chunks:
         for weight in chunk.parameters():
@@ -108,7 +108,7 @@ def is_sharded(chunks: Sequence[ModelChunk]) -> bool:
 
 
 def state_copy(chunks: Sequence[ModelChunk], groups: ProcessGroupCollection) -> int:
-    """Which copy of the optimizer state this rank has a part of; ranks with equal numbers share it.
+    """Number of the copy of the optimizer state of which this rank of `groups` has a part.
 
     Each data rank has a copy of its own without the distributed optimizer.
     """
@@ -117,13 +117,13 @@ def state_copy(chunks: Sequence[ModelChunk], groups: ProcessGroupCollection) -> 
 
 @contextmanager
 def gathered_weights(chunks: Sequence[ModelChunk]) -> Iterator[None]:
-    """Inside, the weights are complete on every rank and no gather of them is under way.
+    """Context in which the weights of `chunks` are complete on every rank, and no gather runs.
 
     With `ddp.overlap_param_gather` each forward pass gathers the weights that the last step updated
     on other ranks. Ranks that save, or that validate fewer packs than others, must not wait for a
     gather that the others never begin. Weights in shares stay there.
     """
-    overlapped: list[Any] = [*chunks] if chunks[0].ddp_config.overlap_param_gather else []
+    overlapped: list[Any] = [one for one in chunks if one.ddp_config.overlap_param_gather]
     for chunk in overlapped:
         chunk.disable_forward_pre_hook(param_sync=True)
     yield
@@ -133,10 +133,10 @@ def gathered_weights(chunks: Sequence[ModelChunk]) -> Iterator[None]:
 
 @contextmanager
 def own_passes(chunks: Sequence[ModelChunk]) -> Iterator[None]:
-    """Inside, each data rank makes as many passes without gradients as it wants; all enter.
+    """A context in which each data rank makes as many passes without gradients as it wants.
 
-    The weights must not change inside: where they are in shares, a rank that leaves has taken part
-    in the passes of all others.
+    All ranks enter it. The weights must not change inside: where they are in shares, a rank that
+    leaves has taken part in the passes of all others.
     """
     with ExitStack() as inside:
         for chunk in chunks:
@@ -185,7 +185,7 @@ def main_param_shards(optimizer: MegatronOptimizer) -> list[MainParamShard]:
 
 
 def main_param_shards_of(inner: MegatronOptimizer) -> Iterator[MainParamShard]:
-    """Those of one of the chained optimizers."""
+    """Shards of main parameters of `inner`, one of the chained optimizers."""
     if isinstance(inner, DistributedOptimizer):
         groups = inner.optimizer.param_groups
         for weight, (group, order) in inner.model_param_group_index_map.items():
@@ -205,7 +205,7 @@ def main_param_shards_of(inner: MegatronOptimizer) -> Iterator[MainParamShard]:
 
 
 class Holding(NamedTuple):
-    """A part of a weight, and the data rank that updates it, or has it where it is in shares."""
+    """A part of a weight, and the data rank that updates or stores it."""
 
     rank: int
     copy: int  # of the optimizer state; there are several with ddp.dp_replicate_size
@@ -221,7 +221,7 @@ def holdings(
     groups: ProcessGroupCollection,
     weights: Iterable[Tensor],
 ) -> dict[Tensor, list[Holding]]:
-    """Who updates which part of each trained weight; no holdings where each data rank updates all.
+    """For each trained weight the parts of it that data ranks update; none if each updates all.
 
     Of weights in shares, frozen ones too: who has which part.
 

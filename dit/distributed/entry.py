@@ -64,10 +64,13 @@ _at_stake: list[str] = []
 
 
 class Parser(OptionParser):
-    """A parser that raises its errors for `run`; argparse would print them in every process."""
+    """The parser of programs with several processes: it raises its errors for `run`.
+
+    argparse would print them in every process.
+    """
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; --help lists the options")
+        raise ValueError(f"{message}; --help=all lists the options")
 
     def parse_args(  # pyright: ignore[reportIncompatibleMethodOverride] - it is overloaded
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -115,10 +118,10 @@ def _run(main: Callable[[], int]) -> int:
 
 @contextmanager
 def shown_at_once() -> Iterator[None]:
-    """Inside, an error is shown where it comes up: what is then closed may wait for other ranks.
+    """A context in which an error is shown where it is raised.
 
-    For that there is a limit, after which the process leaves. Without `run`, which ends it in any
-    case, there is none, and nothing is shown.
+    What is closed afterwards may wait for other ranks. There is a limit for that, after which the
+    process leaves. Without `run`, which ends it in any case, there is none, and nothing is shown.
     """
     try:
         yield
@@ -213,7 +216,7 @@ def _stop(code: int) -> None:
 
 
 class StopSignals:
-    """Inside the context, signals to stop set `received` instead of ending the process.
+    """A context in which signals to stop set `received` instead of ending the process.
 
     They are SIGTERM, Ctrl-C and the loss of the terminal (SIGHUP), which `nohup` has ignored; but
     the launcher then stops its processes nonetheless.
@@ -231,7 +234,10 @@ class StopSignals:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """After an error they stay: the launcher stops the others before they can say why."""
+        """Restores the former signal handlers, but not after an error.
+
+        The launcher then stops the other ranks, which still have to say why they end.
+        """
         for s, handler in self.former_handlers.items() if kind is None else ():
             signal.signal(s, handler)
 
@@ -244,7 +250,7 @@ class StopSignals:
 
 
 def started_with() -> str:
-    """The command that started this run, ready for a shell: that of the launcher, if there is one.
+    """The command that started this run, ready for a shell; with a launcher, the launcher's.
 
     On several machines it is the command of this one.
     """
@@ -350,7 +356,7 @@ def _ask_store(*, otherwise: bool) -> bool:
 
 @contextmanager
 def at_stake(what: str, *, say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, something is finished after an error; it is named as lost where that fails."""
+    """Context that finishes `what` after an error; if that fails, `say` gets that it is lost."""
     _at_stake.append(what)
     try:
         yield
@@ -366,7 +372,7 @@ def time_to_close() -> float:
 
 
 def leave_after(seconds: float, code: int, *, say: Callable[[str], None]) -> threading.Timer:
-    """Lets this process leave after a while, whatever it waits for then; cancel it to stay."""
+    """Makes this process leave after `seconds`, whatever it waits for; cancel the timer to stay."""
 
     def give_up() -> None:
         for what in _at_stake:

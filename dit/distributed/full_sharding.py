@@ -40,7 +40,7 @@ _STORED = "stored_in_shares"
 
 
 def stored_of(module: Any) -> list[Any] | None:
-    """What Megatron-Core stores of a network in shares, with rows for data; None of any other.
+    """The weights of a network in shares, as they are stored: rows. None for other networks.
 
     Megatron-Core's own answer would take the rows for whole weights.
     """
@@ -48,7 +48,7 @@ def stored_of(module: Any) -> list[Any] | None:
 
 
 class RowsOptimizer(FP32Optimizer):
-    """Megatron-Core's optimizer of float32 weights, over the rows that this rank has."""
+    """Megatron-Core's optimizer of float32 weights, for the rows that this rank has."""
 
 
 def over_rows(optimizer: MegatronOptimizer, groups: ProcessGroupCollection) -> None:
@@ -65,7 +65,7 @@ def over_rows(optimizer: MegatronOptimizer, groups: ProcessGroupCollection) -> N
 
 
 class ShardedChunk(MegatronModule):
-    """A part of the model on this rank whose weights are shared out over the data ranks."""
+    """A part of the model whose weights are in shares over the data ranks (FSDP2)."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class ShardedChunk(MegatronModule):
     # What Megatron-Core's optimizer and `finalize_model_grads` ask.
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """The rows that this rank has of each weight."""
+        """The rows that this rank has of each weight, by name."""
         return ((f"module.{name}", own) for name, own in self._rows.items())
 
     def parameters(self, *_: Any, **__: Any) -> Iterator[nn.Parameter]:
@@ -128,19 +128,19 @@ class ShardedChunk(MegatronModule):
         return ((self._weights[n], own) for n, own in self._rows.items() if own.requires_grad)
 
     def finish_grad_sync(self, **_: Any) -> None:
-        """Hands the gradients, which each pass has summed over the ranks, to the rows."""
+        """Gives the rows their gradients, which each pass has summed over the ranks."""
         for weight, own in self._trained():
             own.grad = torch.zeros_like(own) if weight.grad is None else _local(weight.grad)
             if own in self._kept:
                 own.grad *= self._kept[own]
 
     def gradients(self) -> list[Tensor]:
-        """Of the rows, as far as there are any now."""
+        """Gradients of this rank's rows, as far as there are any now."""
         return [own.grad for _, own in self._trained() if own.grad is not None]
 
     @property
     def gradient_types(self) -> set[torch.dtype]:
-        """Of their sums, which are rows, and of what the ranks send each other."""
+        """Types of the summed gradients and of those that ranks send each other."""
         return {torch.float32, self._reduced}
 
     def scale_gradients(self, scaling_factor: float) -> None:
@@ -152,14 +152,17 @@ class ShardedChunk(MegatronModule):
             own.grad = weight.grad = None
 
     def start_param_sync(self, **_: Any) -> None:
-        """Frees what a pass without gradients has left gathered: the rows have changed since."""
+        """Frees weights that a pass without gradients has left gathered.
+
+        Their rows have changed since.
+        """
         self.module.reshard()
 
     # Passes that not all data ranks make.
 
     @contextmanager
     def in_company(self) -> Iterator[None]:
-        """Inside, data ranks may make passes without gradients, each as many as it wants.
+        """A context in which each data rank makes as many passes without gradients as it wants.
 
         Who has no more of them takes part in the gathers of the others until nobody has. All data
         ranks enter, with the same weights. Not after an error, with which one rank is alone.
@@ -191,7 +194,7 @@ class _WithoutMemory(TorchFunctionMode):
 
 
 def without_memory() -> TorchFunctionMode:
-    """Inside, weights of new modules take no memory; `ShardedChunk` gives them theirs."""
+    """A context in which weights of new modules take no memory; `ShardedChunk` allocates it."""
     return _WithoutMemory()
 
 

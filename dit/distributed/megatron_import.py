@@ -36,7 +36,7 @@ def import_megatron() -> None:
 
 
 def compiled_when_called(compiler: Callable[..., Any]) -> Callable[..., Any]:
-    """In place of `torch.compile`: a function is compiled at its first call, all else at once."""
+    """A form of `compiler` (`torch.compile`) that compiles each function at its first call."""
 
     def compile_later(model: Any = None, **options: Any) -> Any:
         if model is None:

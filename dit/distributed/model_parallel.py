@@ -2,7 +2,8 @@
 
 1. rank_part       each context rank takes its part of every sample
 2. run_pipeline    the stages work on several packs by Megatron-Core's schedule
-3. FullForward     both, and the outputs of all ranks joined again, for sampling
+3. whole_outputs   both, and the outputs of all ranks joined again, for distillation
+4. FullForward     the same as a network of one pack, for sampling
 
 Tensor parallelism is a matter of the model's linear layers alone.
 """
@@ -168,6 +169,38 @@ def received_shapes(
     )
 
 
+@torch.no_grad()
+def whole_outputs(
+    chunks: Sequence[nn.Module], items: Sequence[Item], *, doing: str = "sampling"
+) -> list[Tensor]:
+    """The outputs of all tokens of whole packs, float32 [T, C] each, on all ranks of a replica.
+
+    All tensor, context and pipeline ranks call it with the same packs. `doing` is what a rank that
+    hangs is said to do.
+    """
+    module: Any = getattr(chunks[0], "module", chunks[0])
+    mine, stages = [rank_part(module, item) for item in items], module.groups.pp
+
+    def forward_step(waiting: Iterator[Item], model: nn.Module) -> tuple[Tensor, None]:
+        heartbeat(doing)
+        batch, problem = next(waiting)
+        return model(problem.input_TC, problem.level_M, batch), None
+
+    if stages.size() == 1:
+        parts = [forward_step(iter([item]), chunks[0])[0] for item in mine]
+    else:
+        parts = run_pipeline([*chunks], mine, forward_step, forward_only=True)
+    outputs = []
+    for index, (batch, problem) in enumerate(mine):
+        shape = (len(batch.segment_T), module.model.output_features)
+        out_TC = parts[index].float() if parts else problem.input_TC.new_empty(shape)
+        if stages.size() > 1:  # the last stage sends its output to all
+            out_TC = out_TC.contiguous()
+            dist.broadcast(out_TC, group=stages, group_src=stages.size() - 1)
+        outputs.append(join_tokens(out_TC, items[index][0], module))
+    return outputs
+
+
 class FullForward(nn.Module):
     """The model as one function on every layout: a whole pack in, the output of all its tokens out.
 
@@ -184,7 +217,6 @@ class FullForward(nn.Module):
 
     @torch.no_grad()
     def forward(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
-        heartbeat("sampling")
         problem = Problem(
             input_TC=input_TC,
             level_M=level_M,
@@ -192,24 +224,4 @@ class FullForward(nn.Module):
             weight_N=level_M,
             noise_N=level_M,
         )
-        mine, problem = rank_part(self.first, (batch, problem))
-        if self.groups.pp.size() == 1:
-            out_TC = self.chunks[0](problem.input_TC, level_M, mine)
-        else:
-            out_TC = self._through_stages((mine, problem))
-        return join_tokens(out_TC, batch, self.first)
-
-    def _through_stages(self, item: Item) -> Tensor:
-        """One pass through the pipeline; the last stage sends its output to all."""
-
-        def forward_step(items: Iterator[Item], model: nn.Module) -> tuple[Tensor, None]:
-            batch, problem = next(items)
-            return model(problem.input_TC, problem.level_M, batch), None
-
-        batch, problem = item
-        outputs = run_pipeline([*self.chunks], [item], forward_step, forward_only=True)
-        shape = (len(batch.segment_T), self.first.model.output_features)
-        out_TC = outputs[0].float() if outputs else problem.input_TC.new_empty(shape)
-        out_TC = out_TC.contiguous()
-        dist.broadcast(out_TC, group=self.groups.pp, group_src=self.groups.pp.size() - 1)
-        return out_TC
+        return whole_outputs([*self.chunks], [(batch, problem)])[0]

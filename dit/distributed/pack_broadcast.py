@@ -26,7 +26,7 @@ from dit.pack_wire import flatten_pack, num_bytes, pack_to, unflatten_pack
 T = TypeVar("T")
 
 _TIMEOUT = timedelta(days=1)
-"""Of a wait for packs. The watchdog finds the process that keeps the others waiting much sooner."""
+"""Longest wait for packs. The watchdog finds a process that keeps others waiting much sooner."""
 _CLOSE_S = 5.0
 """Wait for packs that are under way when a run ends."""
 

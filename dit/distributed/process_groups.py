@@ -3,7 +3,9 @@
 Where there is no CUDA, Megatron-Core is made to run on the CPU first (`run_megatron_on_cpu`):
 
 1. `torch.cuda` calls that Megatron-Core makes unconditionally answer for the CPU.
-2. A TorchFunctionMode rewrites `device="cuda"`, `.cuda()` and `tensor.type()`.
+2. `torch.tensor`, `zeros`, `ones` and `full` take `device="cuda"` for the CPU; `.cuda()` returns
+   the tensor, and `tensor.type()` names CUDA. (A TorchFunctionMode would see all that Megatron-Core
+   may ever ask, and makes each function of torch three times as dear: 20% of a small run.)
 3. The random-number tracker keeps torch's CPU generator.
 
 Everywhere, Megatron-Core's sum over tensor ranks is replaced by `_sum_over_tensor_ranks`.
@@ -21,14 +23,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store, _get_default_store
-from torch.overrides import TorchFunctionMode
 
 from dit.config import ModelConfig
 from dit.distributed.cpu_threads import BY_USER, CGROUP, about_threads, usable_cores
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
 
 
 _CPU = torch.device("cpu")
-_CUDA_NAMES = {"cuda", "cuda:0"}
+_CUDA_NAMES = ("cuda", "cuda:0")
+_MADE_ON_CUDA = ("tensor", "zeros", "ones", "full")
+"""Functions of torch that Megatron-Core calls with device="cuda", whatever the machine."""
 _UNUSED = {
     "DATA_PARALLEL_GROUP",  # its ranks are counted; sums go over the group with context ranks
     "EMBEDDING_GROUP",
@@ -80,7 +83,7 @@ def broadcast(tensor: Tensor, group: dist.ProcessGroup, *, source: int) -> None:
 
 
 def device_memory() -> int | None:
-    """Bytes of the accelerator of this process; None without one."""
+    """Memory of this process's accelerator in bytes; None without one."""
     if not torch.cuda.is_available():
         return None
     return torch.cuda.get_device_properties(device()).total_memory
@@ -181,7 +184,9 @@ def make_groups(model: ModelConfig, *, dp_replicate_size: int = 1, timeout: time
 
 @contextmanager
 def sharing_unused_groups() -> Iterator[None]:
-    """Inside, Megatron-Core makes one group for all unused ones and one used one of the same ranks.
+    """A context in which Megatron-Core makes fewer process groups.
+
+    All unused groups with the same ranks become one, which one used group of these ranks shares.
 
     Used groups keep communicators of their own: two that send at the same time must not wait for
     each other. Of one rank, which sends nothing, there is a single group, which it makes by itself:
@@ -227,7 +232,7 @@ def _say_threads() -> None:
 
 
 def process_groups() -> ProcessGroupCollection:
-    """All groups of this layout, in the form that Megatron-Core takes."""
+    """All process groups of this layout, as Megatron-Core takes them."""
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     return ProcessGroupCollection.use_mpu_process_groups()
@@ -249,20 +254,29 @@ class _NoStream:
         pass
 
 
-class _OnCpu(TorchFunctionMode):
-    """Rewrites every request for CUDA to the CPU."""
+def _on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`make`, a function of torch that makes a tensor, for which CUDA is the CPU."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.Tensor.cuda:
-            return args[0]
+    @wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Tensor:
         if str(kwargs.get("device")) in _CUDA_NAMES:
-            kwargs = {**kwargs, "device": _CPU}
-        result = func(*args, **kwargs)
-        # Megatron-Core sorts parameters by this name and does not know "torch.FloatTensor".
-        if func is torch.Tensor.type and isinstance(result, str):
-            return result.replace("torch.", "torch.cuda.", 1)
-        return result
+            kwargs["device"] = _CPU
+        return make(*args, **kwargs)
+
+    return made
+
+
+def _named_cuda(type_of: Callable[..., Any]) -> Callable[..., Any]:
+    """`Tensor.type` with names of CUDA's types, by which Megatron-Core sorts parameters."""
+
+    @wraps(type_of)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        found = type_of(*args, **kwargs)
+        # A TorchFunctionMode calls this function once more, since torch looks it up by its name.
+        on_cpu = isinstance(found, str) and not found.startswith("torch.cuda.")
+        return found.replace("torch.", "torch.cuda.", 1) if on_cpu else found
+
+    return named
 
 
 def _get_state(*_: Any, **__: Any) -> torch.Tensor:
@@ -287,7 +301,13 @@ def run_megatron_on_cpu() -> None:
     torch.cuda.current_stream = lambda *_: None  # type: ignore[assignment, return-value]
     torch.cuda.get_rng_state = _get_state
     torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
-    _OnCpu().__enter__()
+    # `with torch.device(...)` knows functions by identity, and looks them up as it is used first.
+    with _CPU:
+        torch.empty(0)
+    for name in _MADE_ON_CUDA:
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
+    torch.Tensor.type = _named_cuda(torch.Tensor.type)  # type: ignore[method-assign]
 
     # Megatron-Core compiles fused functions where it declares them, used or not. Without that, the
     # compiler is not imported: two seconds of each start.

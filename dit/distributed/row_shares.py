@@ -32,24 +32,24 @@ class RowShares:
     rank: int
 
     def part_of(self, rank: int) -> slice:
-        """The part of a data rank, of the flattened weight."""
+        """The numbers of the flattened weight that data rank `rank` has."""
         rows, width = self.shape[0], self.shape[1:].numel()
         size = -(-rows // self.ranks)
         return slice(min(rank * size, rows) * width, min((rank + 1) * size, rows) * width)
 
     @property
     def part(self) -> slice:
-        """The part of this rank."""
+        """The numbers of the flattened weight that this rank has."""
         return self.part_of(self.rank)
 
     def parts(self) -> list[tuple[int, slice]]:
-        """Rank and part of all that have one."""
+        """(rank, part of the flattened weight) of all ranks that have one."""
         every = ((rank, self.part_of(rank)) for rank in range(self.ranks))
         return [(rank, part) for rank, part in every if part.stop > part.start]
 
 
 def rows_of(weight: Tensor) -> RowShares | None:
-    """Which rows of a weight a parameter is; None of one that is whole."""
+    """How a weight is cut into the rows that this parameter holds; None for a whole weight."""
     return getattr(weight, _ROWS, None)
 
 
@@ -59,31 +59,31 @@ def mark_rows(own: nn.Parameter, rows: RowShares) -> None:
 
 
 class PackedRows(Protocol):
-    """How the rows of a frozen weight are kept as bytes: uint8 with as many rows.
+    """A form in which the rows of a frozen weight are kept as bytes: uint8 with as many rows.
 
     So they are cut, sent and gathered as any others; what computes with them unpacks them.
     """
 
     def shape(self, whole: torch.Size, /) -> torch.Size:
-        """Of the bytes of a weight."""
+        """Shape of the bytes that store a weight of shape `whole`."""
         ...
 
     def pack(self, rows: Tensor, /) -> Tensor:
-        """The bytes of rows; tensor ranks may make them together."""
+        """The bytes of `rows`; tensor ranks may have to make them together."""
         ...
 
     def unpack(self, rows: Tensor, /, dtype: torch.dtype) -> Tensor:
-        """The rows of bytes."""
+        """The rows in `dtype`, from their bytes."""
         ...
 
 
 def keep_packed(weight: nn.Parameter, packed: PackedRows) -> None:
-    """From the wrap on, the rows of a weight without memory are bytes."""
+    """Makes the rows of a weight without memory be kept as bytes, once it is in shares."""
     setattr(weight, _PACKED, packed)
 
 
 def numbers_of(own: Tensor) -> Tensor:
-    """The numbers of a parameter, or of its rows, flat; not to be written to."""
+    """The numbers of a parameter, or of its rows, as a flat tensor that must not be written to."""
     packed, rows = packing_of(own), rows_of(own)
     if packed is None or rows is None:
         return own.detach().view(-1)
@@ -100,5 +100,5 @@ def put_rows(own: Tensor, values: Tensor) -> None:
 
 
 def packing_of(weight: Tensor) -> PackedRows | None:
-    """How the rows of a weight are kept; None as numbers."""
+    """The form in which rows of a weight are kept as bytes; None if they are plain numbers."""
     return getattr(weight, _PACKED, None)

@@ -21,7 +21,10 @@ from dit.distributed.process_groups import device
 
 
 def shares_mesh(groups: ProcessGroupCollection) -> DeviceMesh:
-    """The data ranks, context ranks included; `ddp.dp_replicate_size` adds an axis of copies."""
+    """The mesh of data and context ranks that share weights.
+
+    `ddp.dp_replicate_size` adds an axis of copies.
+    """
     shares, every, kind = groups.intra_dp_cp, groups.dp_cp, device().type
     if shares.size() == every.size():
         return DeviceMesh.from_group(every, kind, mesh_dim_names=("shares",))
@@ -54,7 +57,7 @@ def leave_bytes(fsdp_param: Any = _fsdp_param) -> None:
 
 
 class ShareSchedule:
-    """When the units of a network gather their weights, and when gradients are summed."""
+    """When the layers of a network in shares gather their weights and sum their gradients."""
 
     def __init__(self, module: Any, layers: Sequence[Any], options: DdpConfig):
         """`module` has been through `fully_shard`, and so have its `layers`, in their order."""
@@ -86,7 +89,7 @@ class ShareSchedule:
             unit.set_modules_to_forward_prefetch([*self.units[number + 1 : number + 1 + count]])
 
     def gather_once(self) -> None:
-        """The gathers of a pass without gradients, in their order."""
+        """Makes the gathers of a pass without gradients, without the pass."""
         self.module.unshard()
         for layer in self.layers:
             layer.unshard()
@@ -94,14 +97,14 @@ class ShareSchedule:
 
     @contextmanager
     def equal_passes(self) -> Iterator[None]:
-        """Inside, each pass gathers all layers anew, as `gather_once` does."""
+        """A context in which each pass gathers all layers anew, as `gather_once` does."""
         self._reshard(True)
         yield
         self._reshard(self.options.reshard_after_forward)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, gradients are not summed over copies yet; nor over ranks, if once a step.
+        """A context in which gradients are not summed over copies, or ranks if once a step.
 
         The backward pass behind it sums those of all packs.
         """

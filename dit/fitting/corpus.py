@@ -17,7 +17,10 @@ _LOOKED_AT = 256  # samples of the training split, evenly spread
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """The training split of a dataset. Captions and texts are judged by some of its samples."""
+    """Facts about the training split of a dataset: sizes, captions, lengths of texts.
+
+    Captions and texts are judged by some of its samples.
+    """
 
     folder: Path
     samples: int
@@ -29,13 +32,13 @@ class Corpus:
     shapes: tuple[tuple[int, int, int], ...]
     """Frames, rows and columns of each latent."""
     held_out: tuple[tuple[int, int, int], ...] = ()
-    """Those of the sizes in the validation split, which the network must take as well."""
+    """Sizes of latents in the validation split, which the network must take as well."""
     captions: float
     """The part of them with a caption that no other one has."""
     side: float
     """Pixels: the root of the mean area."""
     colours: int | None
-    """Of the codec without weights; None for latents of a VAE."""
+    """Colours of the codec without weights; None for latents of a VAE."""
     basis: str
     """What its cells hold."""
 
@@ -46,7 +49,7 @@ class Corpus:
 
     @property
     def sizes(self) -> set[tuple[int, int, int]]:
-        """Of all latents: a rare size that the run does not take would be refused in training."""
+        """Sizes of all latents, those held out too: a run must take every one."""
         return {*self.shapes, *self.held_out}
 
     @property
@@ -56,11 +59,11 @@ class Corpus:
         return max(frames), max(rows), max(columns)
 
     def lengths(self, patch: int) -> set[int]:
-        """Tokens of a sample of each size."""
+        """Number of tokens of a sample, for each size."""
         return {_tokens(size, patch) for size in self.sizes}
 
     def mean_length(self, patch: int) -> float:
-        """Tokens of a training sample, on average."""
+        """Mean number of tokens of a training sample."""
         return sum(_tokens(shape, patch) for shape in self.shapes) / len(self.shapes)
 
     def divides(self, patch: int) -> bool:
@@ -74,7 +77,7 @@ def _tokens(shape: tuple[int, int, int], patch: int) -> int:
 
 
 def read_corpus(folder: Path) -> Corpus:
-    """What the shards in `folder` hold.
+    """The facts about the dataset in `folder`.
 
     Raises:
         DataError: it is no dataset, or its training split has no captions.

@@ -15,9 +15,9 @@ from dit.fitting.proposal import Draft, Proposal, by_samples, choose, drafts
 from dit.fitting.rules import MINUTES
 from dit.fitting.step_time import measured_seconds, planned_seconds
 from dit.fitting.train_yaml import NAME, file_text, put_aside, settings, tokens
-from dit.models.cost import parameter_count
 from dit.progress import brief
 from dit.safe_writing import write_atomically
+from dit.sizing.memory import parameter_count
 
 MeasuredSeconds = Callable[[RunConfig], float]
 

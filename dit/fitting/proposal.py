@@ -32,37 +32,37 @@ _MULTIPLES = (16, 8, 4, 2, 1)  # to which samples are padded
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A run without its number of steps."""
+    """A proposed run without its number of steps."""
 
     size: Size
     by: Optimization
     patch: int
     tokens: float
-    """Of a sample, on average, padding included."""
+    """Mean tokens of a sample, padding included."""
     multiple: int
     capacity: int
     """Tokens in a pack."""
 
     @property
     def samples(self) -> float:
-        """Of a pack, on average."""
+        """Mean number of samples in a pack."""
         return self.capacity / self.tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A run, how long it takes, and what can come of it."""
+    """A proposed run: steps, time, how often samples are seen, and warnings."""
 
     draft: Draft
     steps: int
     passes: float
     """How often each sample is seen."""
     minutes: float
-    """Expected in all, with validations and checkpoints."""
+    """Minutes that the run is expected to take, with validations and checkpoints."""
     seconds: float
-    """Of a step."""
+    """Seconds of a step."""
     why: str
-    """Of the network."""
+    """Reason for the size of the network."""
     warnings: tuple[str, ...]
 
 
@@ -146,7 +146,7 @@ def propose(corpus: Corpus, draft: Draft, *, steps: int, seconds: float, why: st
 
 
 def warnings(corpus: Corpus, *, passes: float) -> list[str]:
-    """What will not come of the run, with the figures behind it."""
+    """Sentences about what `passes` over the corpus are too few for, with figures."""
     seen, needed = passes * corpus.samples, ""
     if passes < WANTED_PASSES:
         minutes = WANTED_PASSES / max(passes, 1e-9)

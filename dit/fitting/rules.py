@@ -35,14 +35,14 @@ The same drawings: .023 with 1, .030 with 1.5 and .054 with 2.5 (from sigma 2). 
 guidance, which is 2.5 unless it is set.
 """
 MINUTES = 30.0
-"""Of training, where there is no GPU and nothing is said."""
+"""Minutes of training, where there is no GPU and nothing is said."""
 PART_TRAINING = 0.9
-"""Of the minutes; the rest goes to the start, validations with their pictures, and checkpoints."""
+"""Part of the minutes that trains; start, validations and checkpoints take the rest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """A network of the family `dit`."""
+    """A size of the family `dit`: layers, width and heads."""
 
     name: str
     """A named size, or `custom`."""
@@ -77,7 +77,7 @@ NAMED_FROM = (0, 20_000, 200_000, 1_000_000)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimization:
-    """How a network of one ladder is trained."""
+    """Learning rate and other settings of training for a ladder of networks."""
 
     precision: str
     lr: float
@@ -120,7 +120,7 @@ ON_GPU = Optimization(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseLevels:
-    """ln sigma of EDM in training."""
+    """Mean and deviation of ln sigma in EDM training, with the reason."""
 
     mean: float
     std: float

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from dit.config import MockGeometry, RunConfig
+from dit.config import DatasetConfig, MockGeometry, ModelConfig, RunConfig
 from dit.device_specs import device_named
-from dit.models.cost import geometry_tokens, memory
-from dit.models.flops import forward_flops
 from dit.planner.efficiency import EFFICIENCIES
 from dit.planner.times import expected_load, times
+from dit.sizing.flops import forward_flops
+from dit.sizing.memory import geometry_tokens, memory
 
 _WARM_UP, _STEPS = 2, 4
 _MOST_TOKENS = 8192  # of a pack that is measured; longer ones are reckoned from a short one
@@ -38,7 +38,9 @@ def measured_seconds(config: RunConfig, *, clock: Clock = time.perf_counter) -> 
 
     _start(short)
     measure_steps(_only_steps(short), warm_up=_WARM_UP, steps=_STEPS, around=around())
-    return taken[0] / _STEPS * _work(config) / _work(short)
+    return (
+        taken[0] / _STEPS * _work(config.model, config.dataset) / _work(short.model, short.dataset)
+    )
 
 
 def _start(config: RunConfig) -> None:
@@ -48,7 +50,7 @@ def _start(config: RunConfig) -> None:
 
 
 def _short(config: RunConfig) -> RunConfig:
-    """The same network on packs that are short enough to measure."""
+    """`config` with packs that are short enough to measure."""
     if config.dataset.task_encoder_seq_length <= _MOST_TOKENS:
         return config
     side, rows = 32 * config.model.patch_spatial, config.dataset.mock_samples[0].text_length
@@ -73,11 +75,11 @@ def _only_steps(config: RunConfig) -> RunConfig:
     )
 
 
-def _work(config: RunConfig) -> float:
+def _work(model: ModelConfig, dataset: DatasetConfig) -> float:
     """Operations of a pack of the first mock sample."""
-    (sample, *_), model = config.dataset.mock_samples, config.model
+    (sample, *_), model = dataset.mock_samples, model
     tokens = geometry_tokens(model, sample)
-    count = max(1, config.dataset.task_encoder_seq_length // tokens)
+    count = max(1, dataset.task_encoder_seq_length // tokens)
     return forward_flops(model, tokens=[tokens] * count, text=[sample.text_length] * count)
 
 

@@ -31,12 +31,15 @@ Line = tuple[str, Any, str]
 
 
 def run_folder(folder: Path) -> Path:
-    """The run of a dataset stands beside it, where packing again with --overwrite leaves it."""
+    """Folder of the run on a dataset, beside the dataset's.
+
+    Packing again with --overwrite leaves it alone.
+    """
     return folder.with_name(f"{folder.name}_run")
 
 
 def settings(corpus: Corpus, draft: Draft, *, steps: int) -> dict[str, list[Line]]:
-    """Group -> its keys."""
+    """The keys of train.yaml with values and reasons, by group."""
     by, every = draft.by, max(1, steps // _VALIDATIONS)
     return {
         "model": list(_model(corpus, draft)),
@@ -141,7 +144,7 @@ def _is_named_by_captions(corpus: Corpus) -> bool:
 
 
 def tokens(groups: dict[str, list[Line]]) -> list[str]:
-    """The same as words of a command line."""
+    """Settings of `groups` as words of a command line, GROUP.KEY=VALUE."""
     return [
         f"{group}.{key}={_shown(value)}" for group, keys in groups.items() for key, value, _ in keys
     ]
@@ -157,7 +160,7 @@ def _shown(value: Any) -> str:
 
 
 def file_text(corpus: Corpus, proposal: Proposal, *, machine: str) -> str:
-    """What stands in train.yaml; by its last line `put_aside` knows it."""
+    """Text of train.yaml for `proposal`; by its last line `put_aside` knows it."""
     draft = proposal.draft
     head = [
         f"Trains on {corpus.folder.name}: {brief(corpus.samples)} samples, each seen about"

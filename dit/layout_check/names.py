@@ -16,6 +16,8 @@ from dit.config import (
     BaseType,
     ContextComm,
     DdpConfig,
+    DistillConfig,
+    DistillMethod,
     LoraConfig,
     MockGeometry,
     ModelConfig,
@@ -27,6 +29,7 @@ from dit.config import (
     Recompute,
     RecomputeMethod,
     RunConfig,
+    SamplingLevels,
     Sharding,
 )
 from dit.models.family import Family
@@ -63,6 +66,8 @@ WORDS = {
     "cfg": "targets moved along the guidance of the network itself",
     "drift": "with adapters: held to what the network says without them",
     "dpo": "with adapters: pairs of a preferred and a rejected latent",
+    "opd": "a student learns a teacher's mean velocity: the base's, with adapters, else another's",
+    "dmd": "a student and its critic learn by DMD2, both as adapters or both whole",
     "drop": "the input of adapters is dropped at a rate of 0.1",
     "frozen": "the first layer of each stack is frozen, and MLPs learn at half the rate",
     "lora": "adapters on every linear of the layers are trained, and no other weight",
@@ -106,8 +111,10 @@ _FROZEN = (
     ParameterGroup(pattern="*.mlp.*", lr_factor=0.5),
     ParameterGroup(pattern="*layers.0.*", frozen=True),
 )
-_UNKEYED = ("route", "sparse", "levels", "cfg", "drift", "dpo", "drop", "frozen", "fp8base")
-_UNKEYED += _ADAPTERS
+_PATCH = 2
+"""Latent cells along one side of a token, as sizes of mock samples have them."""
+_UNKEYED = ("route", "sparse", "levels", "cfg", "drift", "dpo", "opd", "dmd", "drop", "frozen")
+_UNKEYED += ("fp8base", *_ADAPTERS)
 _OTHER_NUMBERS = ("bf16", "muon", *_UNKEYED)
 """Words of other mathematics: one process is compared with them, too."""
 ONE = "one"
@@ -134,7 +141,7 @@ MATRIX = (
     *("full", "tp2+sp", "tp4", "cp2", "cp2+ag", "cp4", "cp4+ag", "pp2", "pp2+vpp2", "dp2"),
     *("tp2+cp2+pp2", "tp2+sp+cp2+pp2"),
 )
-"""Those that every kind of network is checked on with `--family`."""
+"""Layouts on which `--family` checks every kind of network."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,6 +189,8 @@ class NamedLayout:
         passes |= {"drift_weight": 0.5} if "drift" in self.words else {}
         # With a small factor: a large one multiplies what rounding does to the margin.
         passes |= {"dpo_beta": 1.0} if self.pairs else {}
+        # Of which the noise between the student's steps is.
+        passes |= {"sampling_levels": SamplingLevels.LCM} if "dmd" in self.words else {}
         passes["preference"] = Preference.DPO if self.pairs else None
         passes["second_level_rate"] = 0.5 if "levels" in self.words else 0.0
         optimizer = {
@@ -196,11 +205,27 @@ class NamedLayout:
             config,
             dataset=replace(config.dataset, task_encoder_seq_length=length),
             ddp=DdpConfig(**self.settings["ddp"]),
+            distill=self._distill(),
             lora=self._lora(model),
             model=model,
             objective=replace(config.objective, **passes),
             optimizer=replace(config.optimizer, **optimizer),
             train=replace(config.train, **self.settings["train"]),
+        )
+
+    def _distill(self) -> DistillConfig:
+        """A teacher that is not the base beneath adapters is random, whatever its path."""
+        word = next((word for word in self.words if word in [*DistillMethod]), None)
+        if word is None:
+            return DistillConfig()
+        teacher = "random" if self.adapters is None else None
+        return DistillConfig(
+            method=DistillMethod(word),
+            steps=3,
+            teacher=teacher,
+            teacher_guidance=2.0,
+            teacher_steps=2,
+            student_every=2,
         )
 
     def _model(self, model: ModelConfig) -> ModelConfig:
@@ -316,13 +341,23 @@ def chosen_sizes(words: Sequence[str]) -> list[str]:
 def kind_settings(size: str, mixture: Sequence[MockGeometry]) -> list[str]:
     """The tiny network of a named size as KEY=VALUE, which has the size's other settings.
 
-    For a network that knows no place of further frames, the samples of `mixture` have fewer.
+    For a network that knows no place of further frames, the samples of `mixture` have fewer; for
+    one whose sides are multiples of several tokens, they have about as many of its tokens, or less.
     """
     family: Family = next(one for one in families() if size in one.tiny)
     settings: dict[str, Any] = {"family": family.name, "name": size, **family.tiny[size]}
     lines = [f"model.{key}={json.dumps(value)}" for key, value in settings.items()]
-    most = family.config(**{**family.sizes[size], **settings}).largest_latent
-    if most is None or max(one.frames for one in mixture) <= most[0]:
+    model = family.config(**{**family.sizes[size], **settings})
+    most, samples = model.largest_latent, list(mixture)
+    if most is not None and max(one.frames for one in mixture) > most[0]:
+        samples = [replace(one, frames=min(one.frames, most[0]), fps=None) for one in mixture]
+    if (cells := model.side_cells) > (patch := model.patch_spatial):
+        step = _PATCH * cells // patch  # in cells of `mixture`
+        sides = [[max(side // step, 1) * cells for side in (s.height, s.width)] for s in samples]
+        samples = [
+            replace(one, height=height, width=width)
+            for one, (height, width) in zip(samples, sides, strict=True)
+        ]
+    if samples == [*mixture]:
         return lines
-    samples = [replace(one, frames=min(one.frames, most[0]), fps=None) for one in mixture]
     return [*lines, f"dataset.mock_samples={json.dumps([asdict(one) for one in samples])}"]

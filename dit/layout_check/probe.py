@@ -4,39 +4,44 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.config import RunConfig
+from dit.config import DistillMethod, RunConfig, Sharding
 from dit.data import null_inputs
-from dit.distributed.data_parallel import gathered_weights, main_param_shards
-from dit.distributed.model_parallel import Item
+from dit.distributed.data_parallel import ModelChunk, gathered_weights, main_param_shards
 from dit.distributed.pack_broadcast import Replica
 from dit.distributed.process_groups import device, process_groups
 from dit.distributed.row_shares import rows_of
 from dit.distributed.watchdog import heartbeat
 from dit.layout_check.rounding import Reach
 from dit.lora.targets import Adapters, chosen_adapters
+from dit.models.layers.adaptable import is_adapter
 from dit.objectives.registry import training_objective
-from dit.objectives.training_target import training_problem
 from dit.train.checkpoint.exchange import StateExchange
 from dit.train.checkpoint.shares import data_of, entries_of
+from dit.train.checkpoint.state_dict import CRITIC, TrainProgress
 from dit.train.metrics.step_metrics import sum_over_ranks
 from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer, randomise
-from dit.train.reference_passes import reference_passes
+from dit.train.reference_passes import NetworkTurn, turns
 from dit.train.step import forward_backward, optimizer_step
 from dit.train.validation import validate
 
 Tensors = dict[str, Tensor]
-Piece = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]  # name, whole shape, offset, values
+Piece = tuple[
+    str, tuple[int, ...], tuple[int, ...], np.ndarray
+]  # name, whole shape, offset, values
 
 
 @dataclass(kw_only=True, slots=True)
@@ -76,13 +81,18 @@ def probe(
     groups = process_groups()
     adapters = chosen_adapters(config.model, config.lora) if config.lora.enabled else None
     beside = {"adapters": adapters, "frozen": frozen}
-    model = build_model_and_optimizer(config, groups, fill=_random, **beside)
-    before = _digests(model)
+    fill = partial(_random, seed=config.rng.seed)
+    model = build_model_and_optimizer(config, groups, fill=fill, **beside)
+    critic = _critic(config, model)
+    networks = {"": model} | ({} if critic is None else {f"{CRITIC}.": critic})
+    before = {name: _digests(one) for name, one in networks.items()}
     replica, objective = Replica(groups), training_objective(config.objective)
     null, result = null_inputs(config, device()), Probe()
-    reach = Reach(model.optimizer, config.optimizer, rounding=rounding)
+    options = {"rounding": rounding}
+    reaches = {n: Reach(one.optimizer, config.optimizer, **options) for n, one in networks.items()}
     alone = dist.get_world_size() == 1
-    run: Any = SimpleNamespace(config=config, model=model, objective=objective, null=null)
+    told = {"config": config, "objective": objective, "null": null, "progress": TrainProgress()}
+    run: Any = SimpleNamespace(**told, model=model, critic=critic, teacher=_teacher(config, groups))
 
     def packs_of(step: int) -> list[PackedBatch]:
         batch = config.train.global_batch_size
@@ -92,39 +102,83 @@ def probe(
         return replica.broadcast(mine, device())
 
     result.validation = validate(model, packs_of(1), objective=objective, config=config)
+    began = set[str]()
     for step in range(1, steps + 1):
         heartbeat("read of packs", step=step)
         packs = packs_of(step)
-        items = _problems(run, packs, step)
-        references = reference_passes(run, packs, items, step=step)
-        rank_loss = forward_backward(model, items, config=config, references=references)
-        sums = sum_over_ranks({"error": rank_loss.total, "count": rank_loss.count})
-        result.losses.append(sums["error"] / sums["count"])
-        update = optimizer_step(model, config=config, number=step, loss=result.losses[-1])
-        result.grad_norms.append(update.grad_norm)
-        if alone:
-            reach.add_update()
-        if step == 1:
-            result.gradients = _gather(model, [_gradient(v) for v in _main_params(model)])
-    result.weights = _gather(model, _main_params(model))
-    if model.ema is not None:
-        result.averages = _gather(model, model.ema.averages)
-    if alone:
-        result.reach = _gather(model, reach.bounds)
-    result.torn, result.thawed = _torn(model), _thawed(model, before)
+        for turn in turns(run, packs, step=step):
+            name = f"{CRITIC}." if turn.critic else ""
+            _learn(turn, result, name, first=name not in began)
+            if alone:
+                reaches[name].add_update()
+            began.add(name)
+        run.progress = replace(run.progress, step=step)
+    _record(result, networks, before, reaches if alone else {})
     return result
 
 
-def _problems(run: Any, packs: Sequence[PackedBatch], step: int) -> list[Item]:
-    c = run.config
-    more: Any = {"null": run.null, "options": c.objective, "route": c.model.token_route}
-    return [
-        training_problem(run.objective, pack, seed=c.rng.seed, step=step, **more) for pack in packs
-    ]
+def _record(
+    result: Probe,
+    networks: Mapping[str, ModelAndOptimizer],
+    before: Mapping[str, Mapping[_Place, str]],
+    reaches: Mapping[str, Reach],
+) -> None:
+    """What the steps did to the weights of the networks, whose names begin those of weights."""
+    for name, one in networks.items():
+        result.weights |= _gather(one, _main_params(one), name)
+        if one.ema is not None:
+            result.averages |= _gather(one, one.ema.averages, name)
+        if name in reaches:
+            result.reach |= _gather(one, reaches[name].bounds, name)
+        result.torn += [f"{name}{weight}" for weight in _torn(one)]
+        result.thawed += [f"{name}{weight}" for weight in _thawed(one, before[name])]
 
 
-def _random(model: MegatronModule, config: RunConfig) -> None:
-    randomise(model, seed=config.rng.seed)
+def _learn(turn: NetworkTurn, result: Probe, name: str, *, first: bool) -> None:
+    """One update of a network; `name` begins the names of its gradients, of the `first` one."""
+    rank_loss = forward_backward(
+        turn.model, turn.items, objective=turn.config.objective, references=turn.references
+    )
+    sums = sum_over_ranks({"error": rank_loss.total, "count": rank_loss.count})
+    result.losses.append(sums["error"] / sums["count"])
+    number = {"number": turn.number, "averaged": turn.averaged}
+    update = optimizer_step(turn.model, config=turn.config, loss=result.losses[-1], **number)
+    result.grad_norms.append(update.grad_norm)
+    if first:
+        gradients = [_gradient(value) for value in _main_params(turn.model)]
+        result.gradients |= _gather(turn.model, gradients, name)
+
+
+def _critic(config: RunConfig, student: ModelAndOptimizer) -> ModelAndOptimizer | None:
+    """A critic with other random weights, or with other adapters beside the same ones."""
+    if config.distill.method is not DistillMethod.DMD:
+        return None
+    adapted, own = student.adapters is not None, config.of_critic
+    shared = adapted and config.ddp.sharding is not Sharding.WEIGHTS
+
+    def fill(model: MegatronModule) -> None:
+        if adapted and not shared:
+            randomise(model, seed=config.rng.seed)
+        chosen = {"chosen": is_adapter} if adapted else {}
+        randomise(model, seed=config.rng.seed + 2, **chosen)
+
+    base = student.modules if shared else None
+    told = {"adapters": student.adapters, "base": base}
+    return build_model_and_optimizer(own, student.groups, fill=fill, **told)
+
+
+def _teacher(config: RunConfig, groups: ProcessGroupCollection) -> list[ModelChunk]:
+    """A teacher of other random weights, where it is not the base beneath adapters."""
+    if config.distill.teacher is None:
+        return []
+    from dit.train.distill.teacher import build_teacher
+
+    fill = partial(_random, seed=config.rng.seed + 1)
+    return build_teacher(config, groups, None, fill=fill)
+
+
+def _random(model: MegatronModule, seed: int) -> None:
+    randomise(model, seed=seed)
 
 
 def _main_params(model: ModelAndOptimizer) -> list[Tensor]:
@@ -139,8 +193,11 @@ def _gradient(value: Tensor) -> Tensor:
 _PROBED = "probed."
 
 
-def _gather(model: ModelAndOptimizer, values: Sequence[Tensor]) -> Tensors:
-    """Full tensors by name, on the first rank, from values in the order of the main parameters."""
+def _gather(model: ModelAndOptimizer, values: Sequence[Tensor], prefix: str = "") -> Tensors:
+    """Full tensors by name, on the first rank, from values in the order of the main parameters.
+
+    Names begin with `prefix`.
+    """
     exchange = StateExchange(
         model.modules, model.groups, optimizer=model.optimizer, values={_PROBED: values}
     )
@@ -149,8 +206,10 @@ def _gather(model: ModelAndOptimizer, values: Sequence[Tensor]) -> Tensors:
         if entry.key.startswith(_PROBED):
             axes = entry.prepend_axis_num
             whole, offset = entry.global_shape[axes:], entry.global_offset[axes:]
-            name = _name(entry).removeprefix(_PROBED)
-            pieces.append((name, tuple(whole), tuple(offset), data_of(entry)))
+            name = f"{prefix}{_name(entry).removeprefix(_PROBED)}"
+            # An array: pickle writes and reads a tensor ten times as long.
+            local = data_of(entry).detach().float().cpu().numpy()
+            pieces.append((name, tuple(whole), tuple(offset), local))
     every: list[list[Piece]] = [[]] * dist.get_world_size()
     dist.gather_object(pieces, every if dist.get_rank() == 0 else None)
     tensors: Tensors = {}
@@ -158,7 +217,7 @@ def _gather(model: ModelAndOptimizer, values: Sequence[Tensor]) -> Tensors:
         # NaN stays where no rank has a piece, and counts as an infinite difference.
         whole = tensors.setdefault(name, torch.full(shape, torch.nan))
         at = zip(offset, local.shape, strict=True)
-        whole[tuple(slice(first, first + size) for first, size in at)] = local
+        whole[tuple(slice(first, first + size) for first, size in at)] = torch.from_numpy(local)
     return tensors
 
 

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dit.config import OBJECTIVES, RunConfig
+from dit.config import OBJECTIVES, DistConfig, RunConfig
 from dit.config.checks import Problems
 from dit.config_loading import load_config
 from dit.distributed.entry import Parser, say_once
@@ -169,7 +169,7 @@ def _check(
 ) -> int:
     references = dict.fromkeys([ONE, *(layout.reference for layout in layouts)])
     every = [parse_layout(name) for name in references] + list(layouts)
-    store = meet(timedelta(seconds=_limit_s(trainings[0])))
+    store = meet(timedelta(seconds=_limit_s(trainings[0].dist)))
     # By name of the network, and whether samples are pairs
     read: dict[tuple[str, bool], Callable[[], list[PackedBatch]]] = {}
     probes: dict[tuple[str, int], Probe] = {}
@@ -218,7 +218,7 @@ def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int
 
     from dit.distributed.process_groups import start_processes
 
-    mine, limit_s = PrefixStore(f"layout {number}", store), _limit_s(config)
+    mine, limit_s = PrefixStore(f"layout {number}", store), _limit_s(config.dist)
     if rank() == 0:
         mine.set("begins", "")
     mine.wait(["begins"], _TURN)
@@ -244,13 +244,15 @@ def _watching(layout: NamedLayout, config: RunConfig) -> AbstractContextManager[
     from dit.distributed.watchdog.monitor import watchdog
 
     def say(message: str) -> None:
-        say_once(f"layout {layout.name}, {training_name(config)}: {message}")
+        say_once(
+            f"layout {layout.name}, {training_name(config.model, config.objective)}: {message}"
+        )
 
-    return watchdog(limit_s=_limit_s(config), say=say, again="")
+    return watchdog(limit_s=_limit_s(config.dist), say=say, again="")
 
 
-def _limit_s(config: RunConfig) -> float:
-    return 60 * config.dist.distributed_timeout_minutes
+def _limit_s(dist: DistConfig) -> float:
+    return 60 * dist.distributed_timeout_minutes
 
 
 def _packs(
@@ -258,9 +260,12 @@ def _packs(
 ) -> list[PackedBatch]:
     """Packs for all steps of the layout that needs most; equal on all ranks of all layouts."""
     from dit.data import build_train_loader
+    from dit.sizing.flops import work_of_packs
 
     reader, count = reading(config, layout, steps_of=steps_of)
-    loader = build_train_loader(reader, rank=0, world_size=1)
+    loader = build_train_loader(
+        reader, rank=0, world_size=1, work=work_of_packs(reader.model, reader.dataset)
+    )
     packs = list(islice(loader, count))
     loader.close()
     return packs

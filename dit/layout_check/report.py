@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from dit.config import CUSTOM_SIZE, RunConfig
+from dit.config import CUSTOM_SIZE, ModelConfig, ObjectiveConfig, RunConfig
 from dit.console import Console
 from dit.layout_check.names import ONE, NamedLayout
 
@@ -31,7 +31,7 @@ BF16_BOUNDS = {**BOUNDS, "validation": 5e-3, "loss": 5e-3, "grad_norm": 1e-2, "g
 
 
 def bounds_of(*, bf16: bool) -> Mapping[str, float]:
-    """The largest difference allowed of each kind, of layouts in bfloat16 or in float32."""
+    """The largest difference that is allowed of each kind, by type of the layouts."""
     return BF16_BOUNDS if bf16 else BOUNDS
 
 
@@ -48,7 +48,7 @@ MEANING = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """One layout, network and objective compared with one process."""
+    """A layout, network and objective that were compared with one process."""
 
     layout: str
     processes: int
@@ -68,7 +68,7 @@ class Comparison:
         return bounds_of(bf16=self.bf16)
 
     def worst(self, kind: str) -> tuple[float, str]:
-        """The largest difference and its tensor."""
+        """The largest difference of a kind, and the name of its tensor."""
         if kind in self.steps:
             return self.steps[kind], ""
         return max(((d, name) for name, d in self.tensors[kind].items()), default=(0.0, ""))
@@ -101,10 +101,10 @@ class Comparison:
         return asdict(self) | {"bounds": dict(self.bounds), "faults": self.faults}
 
 
-def training_name(config: RunConfig) -> str:
-    """Network and objective; a network without a name is that of the recipe."""
-    name, objective = config.model.name, str(config.objective.name)
-    return objective if name == CUSTOM_SIZE else f"{name} {objective}"
+def training_name(model: ModelConfig, objective: ObjectiveConfig) -> str:
+    """Name of network and objective; the recipe's own network has none."""
+    name, learned = model.name, str(objective.name)
+    return learned if name == CUSTOM_SIZE else f"{name} {learned}"
 
 
 def compare(b: Probe, a: Probe, *, layout: NamedLayout, config: RunConfig) -> Comparison:
@@ -120,7 +120,7 @@ def compare(b: Probe, a: Probe, *, layout: NamedLayout, config: RunConfig) -> Co
     return Comparison(
         layout=layout.name,
         processes=layout.size,
-        training=training_name(config),
+        training=training_name(config.model, config.objective),
         network=config.model.name,
         objective=config.objective.name,
         bf16=layout.bf16,
@@ -170,7 +170,7 @@ def _worst_step(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def print_report(comparisons: Sequence[Comparison]) -> None:
-    """Tables of steps, tensors and layouts; the verdicts come last."""
+    """Prints tables of steps, tensors and layouts, with the verdicts at the end."""
     console = Console()
     # Of many networks, every number would be a book: --output has them.
     if len({c.network for c in comparisons}) == 1:

@@ -47,7 +47,7 @@ from dit.models.layers.adaptable import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterShape:
-    """One adapter, as PEFT counts them."""
+    """Rank and alpha of one adapter, as PEFT counts them."""
 
     rank: PositiveInt
     alpha: PositiveFloat
@@ -59,14 +59,14 @@ class AdapterShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputParts:
-    """The outputs of a linear that is made of several of Diffusers'."""
+    """Widths of the outputs of a linear that is made of several linears of Diffusers."""
 
     parts: Sequence[int]  # outputs of each, on all tensor ranks together
     groups: int  # on this rank, as heads are: each has some outputs of every part; 1 of one part
 
 
 class Factors(nn.Module):
-    """A [R, I] and B [O, R] of one adapter."""
+    """The matrices A [R, I] and B [O, R] of one adapter."""
 
     def __init__(self, shape: AdapterShape, *, inputs: int, outputs: int, dtype: torch.dtype):
         super().__init__()
@@ -75,15 +75,16 @@ class Factors(nn.Module):
         self.scale = shape.scale
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """A and B, asked for by a call: Megatron-Core's DDP waits there for weights on their way.
+        """A and B.
 
-        Without it, ddp.overlap_param_gather would compute with those of the step before.
+        They must be asked for by a call, at which Megatron-Core's DDP waits for weights on their
+        way. Without it, ddp.overlap_param_gather would compute with those of the step before.
         """
         return self.A, self.B
 
 
 class Adapter(nn.Module):
-    """The adapters of the parts of one linear."""
+    """The adapters of one linear: one for each part of its output."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Adapter(nn.Module):
 
     @property
     def factors(self) -> list[Factors]:
-        """Of the parts that have an adapter."""
+        """Factors of those parts that have an adapter."""
         return [one for _, one in self._named()]
 
     def _mark(self, factors: Factors, weight: Tensor) -> None:
@@ -141,7 +142,7 @@ class Adapter(nn.Module):
             up.sequence_parallel = sharing.sequence
 
     def forward(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """The output of the linear, which is `product` of the input, with what adapters add."""
+        """The output of the linear `product` for `x_TI`, with what the adapters add."""
         downs, ups = zip(*(one() for one in self.factors), strict=True)
         x_TI, h_TR = self._down(x_TI, downs)
         out_TO = product(x_TI)
@@ -211,7 +212,7 @@ class Adapter(nn.Module):
 
 
 def freeze(network: nn.Module, *, trained: Callable[[str], bool] = is_adapter) -> None:
-    """Leaves only the weights that `trained` accepts by name to be trained."""
+    """Freezes all weights of `network` but those that `trained` accepts by name."""
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(trained(name))
 
@@ -225,7 +226,7 @@ def narrowed(x_TI: Tensor, down_RI: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def widened(out_TO: Tensor, h_TR: Tensor, up_OR: Tensor, *, scale: float) -> Tensor:
-    """`out_TO` + scale · B h, in its memory: of a linear's output that nothing else has."""
+    """`out_TO` + scale · B h, written into the memory of `out_TO`, which nothing else may use."""
     out = _Widened.apply(out_TO, h_TR, up_OR, scale)
     assert isinstance(out, Tensor)
     return out
@@ -274,7 +275,7 @@ _ROWS = 4096
 def dropped(
     x_TI: Tensor, *, rate: float, key: int, place_T: Tensor, first: int, fused_kernels: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The input for one other use, and with each number set to 0, or else divided by 1 - rate.
+    """`x_TI` as it is, and after dropout: numbers set to 0 or divided by 1 - rate.
 
     As PEFT has it, with the same numbers on every layout: whether a number is dropped is a hash of
     (seed of the pack at this step, name of the adapter, place of the token in the pack, channel),
@@ -297,7 +298,7 @@ def dropped(
 
 
 def adapter_key(seed: int, name: str) -> int:
-    """62 bits for an adapter in a pack."""
+    """A number of 62 bits for an adapter in a pack, by which its dropout is hashed."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2
 

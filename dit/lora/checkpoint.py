@@ -32,7 +32,7 @@ from dit.checkpoint_paths import (
     manifest_of,
     saved_config,
 )
-from dit.config import Problems, RunConfig, Weights
+from dit.config import LoraConfig, ModelConfig, Problems, RunConfig, Weights
 from dit.lora.factors import LoraFactors, check_fits, shapes_of
 from dit.lora.targets import Adapters, chosen_adapters
 
@@ -129,29 +129,33 @@ def _check_drawn_alike(start: Path, config: RunConfig) -> None:
     Raises:
         CheckpointError: the checkpoint has adapters beside weights that are in no file.
     """
-    drawn = [(c.rng.seed, c.model.init_method_std) for c in (saved_config(start), config)]
-    if drawn[0] != drawn[1]:
-        (seed, std), (seed_here, std_here) = drawn
+    before, here = (
+        f"rng.seed={c.rng.seed}, model.init_method={c.model.init_method} and"
+        f" model.init_method_std={c.model.init_method_std}"
+        for c in (saved_config(start), config)
+    )
+    if before != here:
         raise CheckpointError(
             f"{start} holds adapters beside weights that are in no file but drawn anew at each"
-            f" start: by rng.seed={seed} and model.init_method_std={std}, and here by"
-            f" rng.seed={seed_here} and model.init_method_std={std_here}; set them back"
+            f" start: by {before}, and here by {here}; set them back"
         )
 
 
-def factors_of_file(config: RunConfig, say: Say = lambda _: None) -> dict[str, LoraFactors]:
+def factors_of_file(
+    lora: LoraConfig, model: ModelConfig, say: Say = lambda _: None
+) -> dict[str, LoraFactors]:
     """The adapters of `lora.init_from`.
 
     Raises:
         LoraFileError: the file cannot be read, or is of another network.
     """
-    assert config.lora.init_from is not None
+    assert lora.init_from is not None
     from dit.lora.files import read_lora  # which most runs of adapters do not open
 
-    place = Path(config.lora.init_from)
-    ignored = say if config.lora.ignore_text_encoder else None
-    read = read_lora(place, config.model, without_text_encoder=ignored)
-    check_fits(read, config.model, place=f"lora.init_from={place}")
+    place = Path(lora.init_from)
+    ignored = say if lora.ignore_text_encoder else None
+    read = read_lora(place, model, without_text_encoder=ignored)
+    check_fits(read, model, place=f"lora.init_from={place}")
     return read
 
 
@@ -162,7 +166,7 @@ def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
         LoraFileError: the file cannot be read, or is of another network.
         Problems: `lora.rank` or `lora.alpha` says otherwise.
     """
-    shapes = shapes_of(factors_of_file(config, say))
+    shapes = shapes_of(factors_of_file(config.lora, config.model, say))
     for key, told in (("rank", config.lora.rank), ("alpha", config.lora.alpha)):
         here = sorted({getattr(shape, key) for shape in shapes.values()})
         if told is not None and here != [told]:
@@ -220,7 +224,7 @@ def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
 
 
 def found_base(base: FrozenBase, *, moved_to: str | None) -> FrozenBase:
-    """The same base where it is now.
+    """`base` with the path where it is now, `moved_to` if it was moved.
 
     Raises:
         CheckpointError: it is not there, or its files have other checksums.
@@ -263,7 +267,7 @@ def _other_base(path: Path, digest: str, base: FrozenBase) -> CheckpointError:
 
 
 def digest_of(checkpoint: Path) -> str:
-    """Of the checksums in a manifest, of the files with weights; the files are not read.
+    """Digest of the checksums of weights in the manifest of `checkpoint`; reads no weights.
 
     Raises:
         CheckpointError: the checkpoint has no manifest.

@@ -29,7 +29,7 @@ from dit.models.linears import matrices_of_linears, their_modules
 
 
 class LoraFileError(ValueError):
-    """A file of adapters cannot be used; the message names the file and the key, and the remedy."""
+    """An error of a file of adapters; its message names the file, the key and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,16 +49,16 @@ class LoraFactors:
         return AdapterShape(rank=self.rank, alpha=self.alpha)
 
     def folded(self) -> LoraFactors:
-        """The same adapter with alpha = r."""
+        """This adapter with alpha = r: the scale is in `up`."""
         up_OR = self.shape.scale * self.up
         return LoraFactors(down=self.down, up=up_OR, alpha=float(self.rank))
 
     def product(self) -> Tensor:
-        """What is added to the weight, [O, I]."""
+        """The matrix [O, I] that the adapter adds to the weight."""
         return self.shape.scale * (self.up @ self.down)
 
     def swapped(self) -> LoraFactors:
-        """Scale and shift for shift and scale, if these are all that the linear makes."""
+        """The adapter with the outputs for shift and scale exchanged, if it has no others."""
         if self.up.shape[0] != 2 * self.down.shape[1]:
             return self
         return replace(self, up=torch.cat(self.up.chunk(2)[::-1]))
@@ -69,21 +69,22 @@ FactorsByModule = Mapping[str, LoraFactors]
 
 
 def shapes_of(factors: FactorsByModule) -> dict[str, AdapterShape]:
-    """Rank and alpha of each adapter."""
+    """Rank and alpha of each adapter, by the name of its linear."""
     return {name: one.shape for name, one in factors.items()}
 
 
 def side_by_side(parts: Sequence[LoraFactors]) -> LoraFactors:
-    """The adapter of one linear whose outputs are those of all parts, one after the other."""
+    """The adapter of a linear whose outputs are those of all `parts`, one after the other."""
     down_RI = torch.cat([one.down for one in parts])
     up_OR = torch.block_diag(*(one.folded().up for one in parts))
     return LoraFactors(down=down_RI, up=up_OR, alpha=float(len(down_RI)))
 
 
 def summed(adapters: Sequence[tuple[FactorsByModule, float]]) -> dict[str, LoraFactors]:
-    """The sum of several, each with its strength: A above each other, B side by side.
+    """The sum of several sets of adapters, each times its strength.
 
-    All strengths are in B, so that alpha is the rank.
+    For each linear the A lie above each other and the B side by side; strengths are in B, so that
+    alpha is the rank.
     """
     names = dict.fromkeys(name for factors, _ in adapters for name in factors)
     found = {}
@@ -96,7 +97,7 @@ def summed(adapters: Sequence[tuple[FactorsByModule, float]]) -> dict[str, LoraF
 
 
 def in_order(factors: FactorsByModule) -> dict[str, LoraFactors]:
-    """By name, with blocks.2 before blocks.10."""
+    """`factors` sorted by name, with blocks.2 before blocks.10."""
 
     def place(item: tuple[str, LoraFactors]) -> list[tuple[int, int, str]]:
         parts = item[0].split(".")
@@ -153,7 +154,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 def to_stored(
     factors: FactorsByModule, model: ModelConfig, *, adapter: str = CHILD
 ) -> dict[str, Tensor]:
-    """Adapters by Diffusers' modules -> tensors by their names in a checkpoint."""
+    """Tensors of a checkpoint by name, made of adapters by Diffusers' modules."""
     found: dict[str, Tensor] = {}
     for pair in matrices_of_linears(model):
         for part, module in enumerate(their_modules(pair)):
@@ -167,7 +168,7 @@ def to_stored(
 def from_stored(
     adapters: Adapters, model: ModelConfig, read: Callable[[str], Tensor]
 ) -> dict[str, LoraFactors]:
-    """The inverse for `adapters`.
+    """Factors of `adapters` by the names of their linears, from tensors of a checkpoint.
 
     `read` gives a tensor of a checkpoint by its name: A [R, I] or B [O, R], of any float type.
     """

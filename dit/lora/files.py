@@ -56,7 +56,7 @@ _PEFT = "base_model.model."
 _COMFYUI = "diffusion_model."
 _TYPES = {"F32", "BF16", "F16"}
 _ALPHA_TYPES = {"F64", "I64", "I32"}
-"""Of alphas alone: some scripts store the number as Python has it."""
+"""Types of alphas alone: some scripts store the number as Python has it."""
 _MOST_JSON = 4 * 2**20  # bytes
 
 

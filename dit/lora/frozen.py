@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dit.checkpoint_paths import CheckpointError
-from dit.config import RunConfig
+from dit.config import LoraConfig, ModelConfig, RunConfig
 from dit.lora.checkpoint import FrozenFile, Say, adapters_of
 from dit.lora.factors import LoraFactors, LoraFileError, check_fits
 
@@ -31,7 +31,7 @@ KEY = "lora.frozen_adapter"
 def frozen_adapter(
     config: RunConfig, goes_on_from: Path | None, say: Say = lambda _: None
 ) -> tuple[FrozenFile | None, dict[str, LoraFactors]]:
-    """The file of `lora.frozen_adapter` and its adapters; None and none where it is not set.
+    """The file of `lora.frozen_adapter` and its adapters; None and {} where it is not set.
 
     `goes_on_from` is the checkpoint whose steps a run goes on with.
 
@@ -42,7 +42,7 @@ def frozen_adapter(
     file, factors = None, dict[str, LoraFactors]()
     if config.lora.frozen_adapter is not None:
         path = Path(config.lora.frozen_adapter)
-        factors = _read(path, config, say)
+        factors = _read(path, config.lora, config.model, say)
         file = FrozenFile(path=path.resolve(), digest=_digest(factors))
         say(
             f"{KEY}={path}: adapters of {len(factors)} linears are added in training and in"
@@ -53,20 +53,20 @@ def frozen_adapter(
     return file, factors
 
 
-def _read(path: Path, config: RunConfig, say: Say) -> dict[str, LoraFactors]:
+def _read(path: Path, lora: LoraConfig, model: ModelConfig, say: Say) -> dict[str, LoraFactors]:
     from dit.lora.files import read_lora  # which most runs of adapters do not open
 
-    ignored = say if config.lora.ignore_text_encoder else None
+    ignored = say if lora.ignore_text_encoder else None
     try:
-        read = read_lora(path, config.model, without_text_encoder=ignored)
+        read = read_lora(path, model, without_text_encoder=ignored)
     except LoraFileError as error:
         raise LoraFileError(f"{KEY}={path}: {error}") from error
-    check_fits(read, config.model, place=f"{KEY}={path}")
+    check_fits(read, model, place=f"{KEY}={path}")
     return read
 
 
 def _digest(factors: Mapping[str, LoraFactors]) -> str:
-    """Of names and numbers: another form of the same file is the same."""
+    """Digest of names and numbers, equal for all forms of the same file."""
     found = hashlib.sha256()
     for name, one in sorted(factors.items()):
         found.update(f"{name} {one.alpha!r} {one.rank}".encode())

@@ -17,6 +17,7 @@ with spaces.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from dit.models.registry import diffusers_form, families
 
 
 class Factor(StrEnum):
-    """What a tensor is to its module."""
+    """The role of a tensor in an adapter: A, B, alpha and others."""
 
     DOWN = "lora_A"
     UP = "lora_B"
@@ -39,7 +40,7 @@ class Factor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoraKey:
-    """One key of a file."""
+    """A key of a file of adapters, read: its module in Diffusers, and its role."""
 
     key: str
     module: str  # as Diffusers names it; with spaces, several that the file has as one
@@ -48,6 +49,7 @@ class LoraKey:
 
 
 _PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.")
+_PREFIXES += ("conditional_transformer.",)  # of Ideogram 4, whose other network sees no captions
 _INNER = "net."  # of Cosmos' own checkpoints
 _FLAT = ("lora_unet__", "lora_unet_", "lora_transformer_", "lycoris_")
 # Modules of XLabs and of Diffusers' former processors end in lora themselves:
@@ -93,7 +95,9 @@ _REFUSED = (
 def parse_keys(
     names: Iterable[str], *, model: ModelConfig | None = None, place: object
 ) -> list[LoraKey]:
-    """What each key of a file is; `model` is the network that it is for, where that is known.
+    """The module and role of each key of a file.
+
+    `model` is the network that the file is for, where that is known.
 
     Raises:
         LoraFileError: names a key that is not read, with the reason.
@@ -125,7 +129,7 @@ def parse_keys(
 
 
 def companion_with(module: str) -> Companion | None:
-    """The second network of a pipeline that a module is of; None: it is of the transformer."""
+    """The second network of a pipeline that has this module; None if the transformer has it."""
     forms = (family.diffusers() for family in families() if family.diffusers is not None)
     every = (form.companion for form in forms if form.companion is not None)
     return next((one for one in every if module.startswith(f"{one.folder}.")), None)
@@ -194,7 +198,7 @@ other way round."""
 
 
 def tables_of(modules: Sequence[str], model: ModelConfig | None) -> list[_Names]:
-    """The tables of all families that Diffusers has, in the order in which a file's modules ask.
+    """The tables of names of all families, in the order in which `modules` are looked up.
 
     Some projects have the same name for linears that Diffusers names differently (`time_in` of all
     Hunyuan models). The family of `model` is asked first, then the one that knows most modules.
@@ -229,7 +233,7 @@ class _Names(NamedTuple):
         return cls(_compiled(dotted), _compiled(flat.items()))
 
     def knows(self, modules: Sequence[str]) -> int:
-        """How many of the modules it has."""
+        """Number of `modules` that the project has."""
         tables = (self.dotted, self.flat)
         return sum(any(_translated(one, table) for table in tables) for one in modules)
 
@@ -245,7 +249,7 @@ def to_original(modules: Iterable[str], table: Mapping[str, str]) -> dict[str, s
 def in_original_names(
     factors: FactorsByModule, table: Mapping[str, str]
 ) -> dict[str, LoraFactors] | None:
-    """Adapters by the names of an original project; None where it lacks one of them.
+    """Adapters under the names of an original project; None where it lacks one of them.
 
     Those of modules that it has as one linear become one, of all their ranks together; None where
     one of them has none.
@@ -273,9 +277,13 @@ _Table = list[tuple[re.Pattern[str], str]]
 
 
 def _compiled(names: Iterable[tuple[str, str]]) -> _Table:
-    return [
-        (re.compile(re.escape(theirs).replace(r"\*", r"(\d+)")), ours) for theirs, ours in names
-    ]
+    return [(_pattern(theirs), ours) for theirs, ours in names]
+
+
+@functools.cache  # of 1,600 names, asked for by each file; `re` itself keeps 512
+def _pattern(name: str) -> re.Pattern[str]:
+    """A name whose star stands for the number of a block."""
+    return re.compile(re.escape(name).replace(r"\*", r"(\d+)"))
 
 
 def _translated(module: str, table: _Table) -> str | None:

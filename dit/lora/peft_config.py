@@ -44,7 +44,7 @@ _MOST_TEXT, _MOST_LOOPS = 1000, 4
 
 
 class PeftConfig(BaseModel):
-    """What of a `LoraConfig` decides the products; `lora_dropout` is training's."""
+    """The fields of peft's `LoraConfig` that decide what adapters compute."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
@@ -59,7 +59,10 @@ class PeftConfig(BaseModel):
         return _by_pattern(self.rank_pattern, module, self.r)
 
     def alpha(self, module: str) -> float:
-        """Rank times what peft multiplies by: alpha / r, or alpha / sqrt(r) (arXiv:2312.03732)."""
+        """The alpha of a module, so that alpha / rank is the factor by which peft multiplies.
+
+        That is alpha / r, or alpha / sqrt(r) (arXiv:2312.03732).
+        """
         alpha = _by_pattern(self.alpha_pattern, module, self.lora_alpha)
         return alpha * math.sqrt(self.rank(module)) if self.use_rslora else alpha
 
@@ -73,7 +76,7 @@ def _by_pattern(patterns: Mapping[str, _Number], module: str, default: _Number) 
 
 
 def peft_config(content: Mapping[str, Any], *, place: object) -> PeftConfig:
-    """The checked content of a file; `place` is where it stands, for messages.
+    """The checked content of an adapter_config.json; `place` is its path, for messages.
 
     Raises:
         LoraFileError: names a key that is not supported or has a wrong value.
@@ -126,7 +129,7 @@ def _check_pattern(pattern: str, place: object) -> None:
 
 
 def config_content(factors: FactorsByModule, base: str | None) -> dict[str, Any]:
-    """adapter_config.json: the commonest rank, and the others by pattern; alpha is the rank.
+    """The content of adapter_config.json for `factors`: ranks by pattern, alpha as the rank.
 
     peft matches names by their ends, so that `proj_out` alone would be every `*.proj_out`, too:
     `^` holds a pattern to the whole name, and one regular expression holds all targets where one of

@@ -2,11 +2,12 @@
 
 1. chosen_adapters  those that `lora.targets` names, with rank and alpha
 2. attach_adapters  the adapters into a network, whose other weights are frozen
+3. share_base       two networks with adapters of their own, and one base in memory
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 from dit.config import LoraConfig, LoraTargets, ModelConfig, Precision, Problems
 from dit.lora.adapter import Adapter, AdapterShape, OutputParts, freeze
 from dit.models.diffusers.names import Pair
-from dit.models.layers.adaptable import CHILD, Adaptable
+from dit.models.layers.adaptable import CHILD, Adaptable, is_adapter
 from dit.models.linears import is_target, matrices_of_linears, their_modules
 
 Adapters = Mapping[str, AdapterShape]
@@ -26,19 +27,22 @@ _WORDS = [*LoraTargets]
 
 
 def linear_name(pair: Pair) -> str:
-    """Ours, with the number of the layer."""
+    """Name of a linear in our network, with the number of its layer."""
     name = pair.ours.removesuffix(_WEIGHT)
     return name if pair.layer is None else name.replace("layers.", f"layers.{pair.layer}.", 1)
 
 
 def stored_name(pair: Pair, part: int, letter: str, *, adapter: str = CHILD) -> str:
-    """Name in a checkpoint of the A or B of one part of a linear; `adapter` is its own name."""
+    """Name in a checkpoint of A or B of one part of a linear.
+
+    `adapter` is the name of the module of adapters.
+    """
     layer = "" if pair.layer is None else f"{pair.layer}."
     return f"{pair.ours.removesuffix(_WEIGHT)}.{adapter}.{layer}{part}.{letter}"
 
 
 def chosen_adapters(model: ModelConfig, lora: LoraConfig) -> dict[str, AdapterShape]:
-    """The adapters that `lora` asks for, all of one rank and alpha.
+    """Rank and alpha of each adapter that `lora` asks for, by the name of its linear.
 
     Raises:
         Problems: a target matches no linear.
@@ -70,7 +74,7 @@ def _nothing_matches(target: str, names: list[str]) -> str:
 def adapters_by_linear(
     model: ModelConfig, adapters: Adapters
 ) -> dict[str, tuple[Pair, list[AdapterShape | None]]]:
-    """Name of a linear of ours -> what it is made of, and the adapter of each of its parts.
+    """For each of our linears the tensors it is made of, and the adapters of its parts.
 
     Raises:
         Problems: an adapter is of a module that the network has not, or that is no linear.
@@ -119,6 +123,33 @@ def attach_adapters(
     if dropout:
         network.adapter_dropout = dropout
     freeze(network)
+
+
+def share_base(modules: Sequence[Any], base: Sequence[Any]) -> None:
+    """Puts the frozen weights of `base` in the place of those of `modules`, of the same parts.
+
+    Adapters get memory of their own, without values.
+    """
+    for module, owner in zip(modules, base, strict=True):
+        of_base = dict(owner.named_modules())
+        for name, own in module.named_modules():
+            _share(own, of_base[name], prefix=f"{name}.")
+
+
+def _share(own: nn.Module, other: nn.Module, *, prefix: str) -> None:
+    if isinstance(own, Adaptable):
+        own.frozen = other.frozen
+    for name, weight in [*own.named_parameters(recurse=False)]:
+        if is_adapter(f".{prefix}{name}"):
+            made = nn.Parameter(torch.empty_like(weight, device=_device(other)))
+            vars(made).update(vars(weight))
+            setattr(own, name, made)
+        else:
+            setattr(own, name, getattr(other, name))
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
 
 
 def _linears(network: nn.Module) -> dict[str, Adaptable]:

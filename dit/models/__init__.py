@@ -8,24 +8,21 @@ registry         the table of all families
 diffusers/       the networks of a family as Diffusers has them; names of tensors, config.json
 positions        latents <-> tokens, one sample at a time; rules that give tokens their positions
 patch_layout     what a sample of a run becomes in a pack, from its family and the run
-layer_spec/      sizes and choices of layers and stacks, and what each layer costs
+layer_spec/      sizes and choices of layers and stacks
 kernels/         fused kernels for GPUs, of what lies between matrix products
 attention/       attention inside each sample of a pack, and which kernel computes it
 layers/          parts: linears, norms, positions, modulation, attention
 stacks/          layers made of parts, stacks made of layers, networks made of stacks
 joint/           what families with joint attention have in common
-cost             parameters and memory of a network, from its description
-recomputation    what a device of so much memory has to compute again in the backward pass
-flops            operations of a pass, from the same description
-pack_traffic     what weights in shares send in each pack
+compilation      torch.compile with kernels of this processor alone
+pass_work        operations of a pass, by the lengths of samples, once `dit/sizing` has counted them
 linears          matrices of linears by words, and the work of orthogonalising them
 parameter_groups weights with settings of their own, or frozen, by patterns of names
 
 Each other folder is a family, with the same four files; `registry.FAMILIES` lists them. To add one,
 copy the folder of the nearest: docs/developing.md, "A model family, file by file".
 
-family     fields of `model`, named sizes, rules; inputs of a sample; layers, from which parameters
-           and operations follow; no torch
+family     fields of `model`, named sizes, rules; inputs of a sample; layers; no torch
 model      the network
 diffusers  the same network in Diffusers: names of tensors, config.json, pipelines
 """

@@ -16,13 +16,15 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dit.config import ModelConfig, Precision
+from dit.config.checks import bounded
+from dit.config.resume import OfInputs, Refused
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dit.batch import Grid
     from dit.models.diffusers.form import DiffusersForm
-    from dit.models.layer_spec import NetworkCost
+    from dit.models.layer_spec import NetworkSpec
     from dit.models.positions import PositionRule
 
 
@@ -83,9 +85,9 @@ class SampleInput:
     vocabulary: int | None = None
     """Rows are numbers of tokens below this (`dit.token_ids`); None: of an encoder, of any size."""
     clean: bool = True
-    """Whether a reference latent is told the clean level; FLUX Kontext's is told the sample's."""
+    """Whether a reference latent has the clean level; FLUX Kontext's has the sample's."""
     null: NullInput = NullInput.ENCODED
-    """Of texts and vectors; a sample keeps its inputs of the other kinds."""
+    """Value of texts and vectors for a dropped caption; inputs of other kinds stay."""
     pictures: int = 0
     """Given pictures that the codec makes it of: 1, the first frame; 2, the last one, too."""
     encoder: str | None = None
@@ -109,13 +111,33 @@ def text_input(
     )
 
 
-def pooled_input(model: Any, *, encoder: str) -> SampleInput:
+class _ReadsPooledText(Protocol):
+    @property
+    def pooled_size(self) -> int: ...
+
+
+def pooled_input(model: _ReadsPooledText, *, encoder: str) -> SampleInput:
     """A second text encoder's output for the caption."""
     width = model.pooled_size
     return SampleInput(name=POOLED, kind=InputKind.VECTOR, width=width, encoder=encoder)
 
 
-def reference_inputs(model: Any, *, clean: bool) -> list[SampleInput]:
+@dataclass(frozen=True, kw_only=True)
+class HasReferences:
+    """The field of networks whose samples may have references, before `ModelConfig` as a base."""
+
+    reference_latents: OfInputs[int] = bounded(0, most=64, least=0)
+    """Reference pictures that a sample may have, as tokens beside its own."""
+
+
+class _TakesReferences(Protocol):
+    @property
+    def in_channels(self) -> int: ...
+    @property
+    def reference_latents(self) -> int: ...
+
+
+def reference_inputs(model: _TakesReferences, *, clean: bool) -> list[SampleInput]:
     """Pictures that a sample may bring beside its own, told the clean level or the sample's."""
     kind, width = InputKind.REFERENCE, model.in_channels
     return [
@@ -125,9 +147,26 @@ def reference_inputs(model: Any, *, clean: bool) -> list[SampleInput]:
 
 
 def null_text_inputs(model: ModelConfig) -> tuple[SampleInput, ...]:
-    """What the empty caption is beside the pictures of a sample, where the encoder sees them."""
+    """Input for the empty caption with a sample's pictures, if the encoder of `model` sees them."""
     null: Any = {"kind": InputKind.NULL_TEXT, "required": False, "may_be_empty": True}
     return (SampleInput(name="null_text", width=model.crossattn_emb_size, **null),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HasGuidance:
+    """The field of networks that may be told a guidance scale, before `ModelConfig` as a base."""
+
+    guidance_embed: Refused[bool] = True
+    """Whether the network gets a guidance scale, `objective.guidance`."""
+
+
+GUIDANCE = 1.0
+"""What networks with a guidance embedding are told in training: to predict without guidance."""
+
+
+def guidance_told(scale: float = GUIDANCE) -> Callable[[HasGuidance], float | None]:
+    """`Family.guidance` of networks with a guidance embedding, which has its default from here."""
+    return lambda model: scale if model.guidance_embed else None
 
 
 def grid_positions(_: ModelConfig) -> PositionRule:
@@ -138,6 +177,16 @@ def grid_positions(_: ModelConfig) -> PositionRule:
 def time_offset_positions(_: ModelConfig) -> PositionRule:
     """`Family.positions`: (time, row, column, place in the text); references have other times."""
     return resolve_name("dit.models.positions:TimeOffsetPositions")()
+
+
+def half_step_positions(_: ModelConfig) -> PositionRule:
+    """`Family.positions`: (frame, row / 2, column / 2, place); references have places below 0."""
+    return resolve_name("dit.models.positions:HalfStepPositions")()
+
+
+def far_picture_positions(_: ModelConfig) -> PositionRule:
+    """`Family.positions`: (place, row, column); pictures stand beyond all places of texts."""
+    return resolve_name("dit.models.positions:FarPicturePositions")()
 
 
 def references_first_positions(_: ModelConfig) -> PositionRule:
@@ -183,7 +232,7 @@ class ObjectiveConventions:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `objective` that choosing the family sets, below all explicit ones."""
     of_size: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Those that choosing a named size sets over them, such as `level_range` of an expert."""
+    """Keys of `objective` that a named size sets over them, such as `level_range` of an expert."""
     sign: int = 1
     """1: the velocity that flow matching learns is noise - data; -1: data - noise (Lumina 2)."""
     tells_data_part: bool = False
@@ -206,7 +255,7 @@ class WeightRules:
     zero: tuple[str, ...] = ()
     """Matrices that start at zero, as all biases do."""
     no_decay: tuple[str, ...] = ()
-    """Without weight decay, beside biases and norms: embeddings, tables."""
+    """Embeddings and tables that have no weight decay, as biases and norms."""
     fixed: tuple[str, ...] = ()
     """Names of tables that checkpoints hold and nothing trains: buffers, filled by their module."""
 
@@ -225,8 +274,8 @@ class Family:
     """Its configuration, with its own fields, their rules and its named sizes."""
     network: Callable[[], Callable[..., Any]]
     """Imports the network, which is built with (configuration, process groups, virtual stage)."""
-    cost: Callable[[Any], NetworkCost]
-    """Describes the layers: parameters, operations and memory are sums over the description."""
+    spec: Callable[[Any], NetworkSpec]
+    """The layers of a configuration, which its network is built of."""
     parts: Mapping[str, str]
     """A word in the names of its weights -> the part of the model whose gradient norm is logged."""
     diffusers: Callable[[], DiffusersForm] | None = None
@@ -242,7 +291,10 @@ class Family:
     guidance: Callable[[Any], float | None] = lambda _: None
     """The usual `objective.guidance` of a configuration; None: it has no guidance embedding."""
     tells_step_end: Callable[[Any], bool] = lambda _: False
-    """Whether the end of a step is told, too (mean flow): it generates, and is not trained."""
+    """Whether the end of a step is told, too (mean flow, flow maps)."""
+    trains_step_end: bool = False
+    """Whether training tells the sample's own level as that end; else such networks generate, and
+    are not trained."""
     vae: Callable[[Any], str]
     """Codec (`dit.codecs.vae`) whose latents the published weights read, of a configuration."""
     distilled: Collection[str] = ()
@@ -258,7 +310,7 @@ class Family:
         """The default network: every field of `config` has a default."""
         return self.config()  # type: ignore[call-arg]
 
-    def unguided_by_references(self, model: Any) -> str:
+    def unguided_by_references(self, model: ModelConfig) -> str:
         """Why a scale of `objective.guides_by_references` has no use; empty where it has one."""
         if not self.objective.guides_by_references:
             return f"guidance of model.family={self.name} leads away from no references"
@@ -273,7 +325,7 @@ class Family:
 
     @property
     def keys_of_sizes(self) -> dict[str, dict[str, Any]]:
-        """The same by dotted keys of a run, with those of `objective`."""
+        """Settings of each named size, by keys such as `model.num_layers` and `objective.name`."""
         return {
             size: {f"model.{key}": value for key, value in values.items()}
             | {f"objective.{k}": v for k, v in self.objective.of_size.get(size, {}).items()}

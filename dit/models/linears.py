@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dit.models.diffusers.names import Pair
 
 _WEIGHT = ".weight"
-_NO_LINEARS = (".router.weight", "conditioner.embed.weight")
+_NO_LINEARS = (".router.weight", "conditioner.embed.weight", "row_kind.weight")
 """Matrices that are no linears in Diffusers, so that no adapter can have them."""
 _CONDITIONER = "conditioner."
 _FUSED = "*.linear_in*.to_qkv*"
@@ -30,7 +30,7 @@ same parts. In single-stream layers one matrix makes both, and another one takes
 
 
 def matrices_of_linears(model: ModelConfig) -> list[Pair]:
-    """The matrices of linears, in the order of the table.
+    """The matrices of all linears of a network, in the order of its table of names.
 
     Raises:
         Problems: Diffusers has no such network.
@@ -63,17 +63,17 @@ def is_in_layers(word: LoraTargets, module: str, pair: Pair) -> bool:
 def _orthogonalised_shapes(
     model: ModelConfig, optimizer: OptimizerConfig
 ) -> tuple[tuple[int, int], ...]:
-    """Those of all linears that Muon updates; `model` is on one rank."""
+    """Shapes of all linears that Muon updates; `model` is on one rank."""
     return tuple(s for pair in _orthogonalised(model, optimizer) for s in linear_shapes(pair))
 
 
 def linear_shapes(pair: Pair) -> list[tuple[int, int]]:
-    """Outputs and inputs of the linears of a matrix, also of those that Diffusers fuses."""
+    """(outputs, inputs) of each linear of a matrix, also of those that Diffusers fuses."""
     inputs = pair.shape[1]
     return [(rows, inputs) for each in pair.linears for rows in each]
 
 
-def orthogonalised(config: RunConfig) -> list[Pair]:
+def orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair]:
     """The matrices that Muon updates: attention and feed-forward of the layers, unless frozen.
 
     `optimizer.groups` leave others to AdamW.
@@ -81,7 +81,7 @@ def orthogonalised(config: RunConfig) -> list[Pair]:
     Raises:
         Problems: Diffusers has no such network; or as `group_of_weights` of `parameter_groups`.
     """
-    return _orthogonalised(config.model, config.optimizer)
+    return _orthogonalised(model, optimizer)
 
 
 def _orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair]:
@@ -116,8 +116,8 @@ def is_target(target: str, module: str, pair: Pair) -> bool:
     return module == target or module.endswith(f".{target}") or fnmatchcase(module, target)
 
 
-def conditioner_learns(config: RunConfig) -> bool:
-    """Whether a weight of the network's conditioner is trained, or has an adapter.
+def part_learns(config: RunConfig, part: str = _CONDITIONER) -> bool:
+    """Whether a weight whose name begins with `part` is trained, or has an adapter.
 
     Of a file of adapters, `lora.targets` are taken to tell.
 
@@ -127,16 +127,16 @@ def conditioner_learns(config: RunConfig) -> bool:
     model, lora = config.model, config.lora
     if not lora.enabled:
         frozen = frozen_weights(config).alone
-        own = [pair for pair in pairs(model) if pair.ours.startswith(_CONDITIONER)]
+        own = [pair for pair in pairs(model) if pair.ours.startswith(part)]
         return any((pair.ours, pair.layer) not in frozen for pair in own)
-    own = [one for one in matrices_of_linears(model) if one.ours.startswith(_CONDITIONER)]
+    own = [one for one in matrices_of_linears(model) if one.ours.startswith(part)]
     modules = [(name, pair) for pair in own for name in their_modules(pair)]
     return any(is_target(target, *one) for target in lora.targets for one in modules)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orthogonalisation:
-    """What Muon updates, over all ranks."""
+    """The work of Muon in one update, over all ranks: matrices, numbers and operations."""
 
     matrices: int
     """Linears, each by itself."""
@@ -145,31 +145,34 @@ class Orthogonalisation:
     numbers_here: int
     """On one of the tensor ranks of a pipeline stage."""
     flops: int
-    """Of the iterations of one update of all of them."""
+    """FLOPs of the iterations of one update of all of them."""
 
 
-def orthogonalisation(config: RunConfig) -> Orthogonalisation:
-    """The work of `optimizer.kind=muon`; none of another kind.
+def orthogonalisation(model: ModelConfig, optimizer: OptimizerConfig) -> Orthogonalisation:
+    """The work of `optimizer.kind=muon` in one update; zeros for another optimizer.
 
     An iteration of a matrix of m x n numbers, m <= n, has 4 m^2 n + 2 m^3 operations.
 
     Raises:
         Problems: as `orthogonalised`.
     """
-    shapes = _orthogonalised_shapes(config.model.on_one_rank(), config.optimizer)
+    shapes = _orthogonalised_shapes(model.on_one_rank(), optimizer)
     each = sum(4 * m * m * n + 2 * m**3 for m, n in map(sorted, shapes))
-    model, numbers = config.model, sum(math.prod(shape) for shape in shapes)
+    numbers = sum(math.prod(shape) for shape in shapes)
     split = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
     return Orthogonalisation(
         matrices=len(shapes),
         numbers=numbers,
         numbers_here=numbers // split,
-        flops=config.optimizer.muon_steps * each // config.optimizer.muon_period,
+        flops=optimizer.muon_steps * each // optimizer.muon_period,
     )
 
 
 def orthogonalising_ranks(config: RunConfig, replicas: int) -> int:
-    """Ranks that share out the matrices of Muon: those with one copy of the optimizer state."""
+    """Number of ranks that share out the matrices of Muon.
+
+    They hold one copy of the optimizer state together.
+    """
     model = config.model
     stages, tensor = model.pipeline_model_parallel_size, model.tensor_model_parallel_size
     return stages * tensor * config.optimizer_ranks(replicas)

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from dit.config import ModelConfig, ParameterGroup, Problems, RunConfig
+from dit.config import ModelConfig, OptimizerConfig, ParameterGroup, Problems, RunConfig
 from dit.models.registry import family_of, pairs
 
 if TYPE_CHECKING:
@@ -23,19 +23,21 @@ Weight = tuple[str, int | None]
 """Name of a weight as a checkpoint has it, and its layer."""
 
 
-def group_of_weights(config: RunConfig) -> Mapping[Weight, ParameterGroup]:
-    """The group of each weight that has one.
+def group_of_weights(
+    model: ModelConfig, optimizer: OptimizerConfig
+) -> Mapping[Weight, ParameterGroup]:
+    """The group of `optimizer.groups` for each weight that has one.
 
     Raises:
         Problems: a pattern matches nothing, or a part of a weight; or a group has no effect.
     """
-    return matched_weights(config.model, config.optimizer.groups)
+    return matched_weights(model, optimizer.groups)
 
 
 def matched_weights(
     model: ModelConfig, groups: Sequence[ParameterGroup]
 ) -> Mapping[Weight, ParameterGroup]:
-    """As `group_of_weights`, of a network and groups alone."""
+    """`group_of_weights` for a network and groups without a whole configuration."""
     found: dict[Weight, ParameterGroup] = {}
     if not groups:
         return found
@@ -88,7 +90,7 @@ def _table(model: ModelConfig) -> list[Pair]:
 
 
 def own_name(weight: Weight) -> str:
-    """Our name of a weight, with the number of its layer."""
+    """The name of a weight in our network, with the number of its layer."""
     name, layer = weight
     return name.replace("layers.", f"layers.{layer}.", 1)
 
@@ -125,7 +127,7 @@ def _nothing_matches(pattern: str, table: list[Pair]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenWeights:
-    """What `optimizer.groups` freezes, and tables that nothing trains."""
+    """The weights that a run does not train: frozen groups, and tables that nothing trains."""
 
     pairs: tuple[Pair, ...] = ()  # of groups
     alone: frozenset[Weight] = frozenset()  # stored without state; their average is themselves
@@ -136,12 +138,14 @@ NOTHING_FROZEN = FrozenWeights()
 
 
 def frozen_weights(config: RunConfig) -> FrozenWeights:
-    """The weights of frozen groups, and tables that nothing trains.
+    """The weights that a run does not train: frozen groups, and tables that nothing trains.
 
     Raises:
         Problems: as `group_of_weights`.
     """
-    alone = frozenset(w for w, group in group_of_weights(config).items() if group.frozen)
+    alone = frozenset(
+        w for w, group in group_of_weights(config.model, config.optimizer).items() if group.frozen
+    )
     fixed = frozenset((name, None) for name in family_of(config.model).weights.fixed)
     if not alone:
         return FrozenWeights(alone=fixed)

@@ -13,10 +13,9 @@ from torch import Tensor
 from dit.batch import REJECTED_LATENT, Grid
 from dit.config import RunConfig
 from dit.config.sparsity import TokenShare, trained_as
-from dit.models.cost import network_cost
 from dit.models.family import InputKind, SampleInput
 from dit.models.positions import PositionRule
-from dit.models.registry import family_of
+from dit.models.registry import family_of, network_spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +28,8 @@ class PatchLayout:
     """Each sample is padded to a multiple of this many tokens."""
     positions: PositionRule
     """Where the tokens of a sample stand, as its network's family has it."""
+    side_cells: int = 1
+    """Latent cells that sides are multiples of."""
     inputs: tuple[SampleInput, ...]
     """What a sample has beside its latent."""
     counts_text: bool = False
@@ -68,8 +69,9 @@ class PatchLayout:
             patch_spatial=config.model.patch_spatial,
             sample_multiple=config.sample_multiple,
             positions=family.positions(config.model),
+            side_cells=config.model.side_cells,
             inputs=family.inputs(config.model),
-            counts_text=network_cost(config.model).attends_jointly,
+            counts_text=network_spec(config.model).attends_jointly,
             attended=config.model.attended,
             text_multiple=config.model.text_multiple,
             clean_level=family.objective.clean_level,

@@ -139,6 +139,50 @@ class TimeOffsetPositions:
 
 
 @dataclass(frozen=True, slots=True)
+class HalfStepPositions:
+    """(frame, row / 2, column / 2, place): the target has place 0, reference j, from 1, place -j.
+
+    Tokens of the text have the places 0, 1, 2, ... (`TimeOffsetPositions.of_text`). Source: the
+    modular pipelines of FLUX.3 in Diffusers.
+    """
+
+    @property
+    def axes(self) -> int:
+        return 4
+
+    def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:  # noqa: ARG002
+        parts = []
+        for number, (frames, *sides) in enumerate(grids):
+            time, place = torch.arange(float(frames)), torch.tensor([-float(number)])
+            halves = (torch.arange(side) / 2 for side in sides)
+            parts.append(torch.cartesian_prod(time, *halves, place))
+        return torch.cat(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class FarPicturePositions:
+    """(place, row, column), of a picture all counted from `first`: beyond the places of any text.
+
+    Source: `Ideogram4Pipeline` of Diffusers.
+    """
+
+    first: int = 65536
+
+    @property
+    def axes(self) -> int:
+        return 3
+
+    def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
+        return GridPositions()(grids, fps=fps) + self.first
+
+    @staticmethod
+    def of_text(lengths: Sequence[int]) -> Tensor:
+        """Positions [L, 3] float32 of texts of so many tokens: the place, on all axes."""
+        places = [torch.arange(length) for length in lengths]
+        return torch.cat(places).float()[:, None].repeat(1, 3)
+
+
+@dataclass(frozen=True, slots=True)
 class ReferencesFirstPositions:
     """(place, row, column, number): each picture stands behind those before it, the target last.
 
@@ -197,6 +241,9 @@ class CentredPositions:
     with `scale_rope` in Diffusers.
     """
 
+    counts_frames: bool = True
+    """Whether each frame of a clip counts as a picture more."""
+
     @property
     def axes(self) -> int:
         return 3
@@ -205,7 +252,8 @@ class CentredPositions:
         parts = []
         for number, (frames, height, width) in enumerate(grids):
             sides = (torch.arange(side // 2 - side, side // 2) for side in (height, width))
-            parts.append(torch.cartesian_prod(torch.arange(number, number + frames), *sides))
+            numbers = torch.arange(frames) * self.counts_frames + number
+            parts.append(torch.cartesian_prod(numbers, *sides))
         return torch.cat(parts).float()
 
 
@@ -232,11 +280,11 @@ class PixelPositions:
         return self.corners(grids, fps=fps) / torch.tensor(_LARGEST)
 
     def of_condition(self, grid: Grid, *, frame: int, fps: float) -> Tensor:
-        """Of a picture or clip that begins at a pixel frame of the video."""
+        """Positions of a picture or clip that begins at pixel `frame` of the video."""
         return self.corners((grid,), fps=fps, frame=frame) / torch.tensor(_LARGEST)
 
     def corners(self, grids: tuple[Grid, ...], *, fps: float, frame: int = 0) -> Tensor:
-        """The same in seconds and pixels: Diffusers' `video_coords`, transposed.
+        """Positions in seconds and pixels: Diffusers' `video_coords`, transposed.
 
         `frame` is the pixel frame at which causal ones begin.
         """

@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from dit.config import CUSTOM_SIZE, OTHER_NETWORKS, ModelConfig, Problems, RunConfig
+from dit.config import (
+    CUSTOM_SIZE,
+    OTHER_NETWORKS,
+    ModelConfig,
+    ObjectiveConfig,
+    Problems,
+    RunConfig,
+)
 from dit.models.family import Family
 
 if TYPE_CHECKING:
     from dit.models.diffusers.form import DiffusersForm
     from dit.models.diffusers.names import Pair
+    from dit.models.layer_spec import NetworkSpec
 
 FAMILIES = {
     # The DiT, with the arithmetic of Diffusers' `CosmosTransformer3DModel`
@@ -42,6 +50,8 @@ FAMILIES = {
     "ltx": "dit.models.ltx.family:FAMILY",
     # FLUX.2: text and reference pictures to image
     "flux2": "dit.models.flux2.family:FAMILY",
+    # FLUX.3 klein: text and reference pictures to image
+    "flux3": "dit.models.flux3.family:FAMILY",
     # Lumina Image 2.0: text to image
     "lumina2": "dit.models.lumina2.family:FAMILY",
     # LongCat-Image and its editing form: text and a picture to picture
@@ -52,6 +62,14 @@ FAMILIES = {
     "omnigen2": "dit.models.omnigen2.family:FAMILY",
     # HiDream-I1: text to image
     "hidream": "dit.models.hidream.family:FAMILY",
+    # ERNIE-Image and ERNIE-Image-Turbo: text to image
+    "ernie_image": "dit.models.ernie_image.family:FAMILY",
+    # Krea 2, Raw and Turbo: text to image
+    "krea2": "dit.models.krea2.family:FAMILY",
+    # Ideogram 4: text to image
+    "ideogram4": "dit.models.ideogram4.family:FAMILY",
+    # Qwen-Image-2.1 and its Turbo: text and reference pictures to picture
+    "qwen_image21": "dit.models.qwen_image21.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
 NETWORKS = {
@@ -66,11 +84,16 @@ NETWORKS = {
     "ChromaTransformer2DModel": "chroma",
     "LTXVideoTransformer3DModel": "ltx",
     "Flux2Transformer2DModel": "flux2",
+    "Flux3Transformer2DModel": "flux3",
     "Lumina2Transformer2DModel": "lumina2",
     "LongCatImageTransformer2DModel": "longcat",
     "ZImageTransformer2DModel": "zimage",
     "OmniGen2Transformer2DModel": "omnigen2",
     "HiDreamImageTransformer2DModel": "hidream",
+    "ErnieImageTransformer2DModel": "ernie_image",
+    "Krea2Transformer2DModel": "krea2",
+    "Ideogram4Transformer2DModel": "ideogram4",
+    "QwenImage21Transformer2DModel": "qwen_image21",
 }
 """Class of Diffusers' network -> family, so that a folder's network alone is imported."""
 VARIABLE = "DIT_FAMILIES"
@@ -130,23 +153,33 @@ def family_of(model: ModelConfig) -> Family:
     return family_named(model.family)
 
 
+@lru_cache(maxsize=64)  # of a plan's layouts
+def network_spec(model: ModelConfig) -> NetworkSpec:
+    """The layers of a network, as its family describes them."""
+    return family_of(model).spec(model)
+
+
 def is_distilled(config: RunConfig) -> bool:
     """Whether published weights of such a network and such noise levels take few steps.
 
-    Its size need not be named: a folder of Diffusers does not do that.
+    Its size need not be named, because a folder of Diffusers does not do that, but where networks
+    that are not distilled have the same levels (ERNIE-Image).
     """
     family = family_of(config.model)
-    return any(
-        size == config.model.name or _is_of(size, family, config) for size in family.distilled
-    )
+    if family.trains_step_end and family.tells_step_end(config.model):
+        return True
+    alike = [size for size in family.sizes if _is_of(size, family, config.model, config.objective)]
+    unnamed = bool(alike) and all(size in family.distilled for size in alike)
+    return config.model.name in family.distilled or unnamed
 
 
-def _is_of(size: str, family: Family, config: RunConfig) -> bool:
+def _is_of(size: str, family: Family, model: ModelConfig, objective: ObjectiveConfig) -> bool:
     """Whether a network has the layers and the width, and the noise levels, of a named size."""
-    named, told = family.config(name=size, **family.sizes[size]), family.objective.of_size[size]
+    named = family.config(name=size, **family.sizes[size])
+    told = family.objective.of_size.get(size, {})
     shape = ("all_layers", "hidden_size")
-    alike = [getattr(config.model, key) == getattr(named, key) for key in shape]
-    alike += [getattr(config.objective, key) == value for key, value in told.items()]
+    alike = [getattr(model, key) == getattr(named, key) for key in shape]
+    alike += [getattr(objective, key) == value for key, value in told.items()]
     return all(alike)
 
 

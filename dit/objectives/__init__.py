@@ -5,11 +5,13 @@ This folder is pure torch: it knows no network, no ranks, no framework.
 1. objective             the protocols TrainingObjective and SamplingPath
 2. timestep_sampling     quantiles -> noise levels: densities of sigma and t, and the shift of t
 3. edm, flow_matching    the two objectives, each of which implements both protocols
-4. training_target       all random draws of a pack, and its problem, for training and validation;
-                         which frames of a sample are given, as its shard says or drawn
+4. noise                 noise of the tokens of a pack, and latents of their distributions
 5. token_draws           parts of the tokens of each sample: of a token route, of two levels
-6. diffusers_schedulers  options of an objective <-> scheduler_config.json of Diffusers
-7. registry              `objective.name` -> training side, sampling side, scheduler
+6. pack_draws            what is drawn for a pack in training: the list `TRAINING_DRAWS`
+7. training_target       the problem of a pack, for training and validation
+8. trajectory            packs on their way from noise to latents, as distillation makes them
+9. diffusers_schedulers  options of an objective <-> scheduler_config.json of Diffusers
+10. registry              `objective.name` -> training side, sampling side, scheduler
 
 To add an objective: in dit/config/objective.py a dataclass of its options and a line of
 `OBJECTIVES`; here a file with a class that has `levels`, `problem_at` and `network_level`, and the

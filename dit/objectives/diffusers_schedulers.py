@@ -40,7 +40,7 @@ _UNIPC = {
     "final_sigmas_type": "zero",
 }
 _OF_TRAINING = {"prediction_type", "use_flow_sigmas", "num_train_timesteps", "use_dynamic_shifting"}
-"""Those that say what the network learned; the others are of sampling alone."""
+"""Keys that say what the network learned; the others concern sampling alone."""
 
 
 class SchedulerFile(BaseModel, ABC):

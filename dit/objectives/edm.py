@@ -46,7 +46,9 @@ def mixing(sigma: Tensor, *, sigma_data: float) -> Mixing:
 
 
 def karras_levels(num_steps: int, *, sigma_min: float, sigma_max: float, rho: float) -> Tensor:
-    """Falling levels [S + 1] that end with 0: arXiv:2206.00364, Eq. 5, float64.
+    """Noise levels sigma [S + 1] from `sigma_max` down to `sigma_min`, then 0, float64.
+
+    Equation 5 of arXiv:2206.00364, with S = `num_steps`.
 
     They are equal to those of Diffusers' EDMEulerScheduler.
     """

@@ -33,6 +33,7 @@ RHO = 7.0  # Diffusers: fixed in _convert_to_karras
 BETA = 0.6  # Diffusers: alpha and beta of _convert_to_beta
 NEAR_ONE = 1e-6  # Diffusers: eps of UniPCMultistepScheduler.set_timesteps
 NEAR_NOISE = 0.025  # Diffusers: threshold_noise of linear_quadratic_schedule
+LOGITS = (-7.5, 9.0)  # Diffusers: half of logsnr_min and logsnr_max of _logit_normal_sigmas
 # Below it errors of a predicted latent grow no further; as in arXiv:2511.13720's code.
 NEAR_CLEAN = 0.05
 # Quantiles near 1 are 1e-16 apart, so that a range with this share of all levels has 1e7 of them.
@@ -132,7 +133,7 @@ class FlowMatching:
         )
 
     def levels(self, quantile_N: Tensor, num_tokens: Sequence[int], /) -> Tensor:
-        """As in the protocol; with `level_range`, quantiles of the levels inside of it alone.
+        """Levels t [N] at `quantile_N` of the training density, inside `level_range` if it is set.
 
         Raises:
             ValueError: the density has next to no levels inside of `level_range`.
@@ -226,11 +227,25 @@ class FlowMatching:
             return unipc_levels(self.shift(num_tokens), num_steps=num_steps)
         if self.config.sampling_levels is SamplingLevels.LINEAR_QUADRATIC:
             return linear_quadratic_levels(num_steps)[:, None].expand(-1, len(num_tokens))
+        if self.config.sampling_levels is SamplingLevels.QUANTILES:
+            return self._quantile_levels(self.shift(num_tokens), num_steps)
         c = self.karras
         sigma_S = karras_levels(num_steps, sigma_min=c.sigma_min, sigma_max=c.sigma_max, rho=c.rho)
         if self._keeps_last_noise:
             sigma_S[-1] = sigma_S[-2]
         return (sigma_S / (1 + sigma_S))[:, None].expand(-1, len(num_tokens))
+
+    def _quantile_levels(self, factor_N: Tensor, num_steps: int) -> Tensor:
+        """Levels [S + 1, N] at even quantiles of the training density, from the highest; then 0.
+
+        Source: `_logit_normal_sigmas` of Diffusers' Ideogram4Pipeline.
+        """
+        quantile_S1 = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)[:-1, None]
+        low, high = torch.tensor(LOGITS, dtype=torch.float64).sigmoid()
+        t_SN = timestep_sampling.shifted(self._unshifted(quantile_S1), factor_N).clamp(low, high)
+        # Rounded as there, because Ideogram 4 tells the last bit of a level from the next.
+        t_SN = t_SN.float().to(t_SN)
+        return torch.cat([t_SN, torch.zeros_like(t_SN[:1])])
 
     def sampling_shift(self, num_tokens: Sequence[int], num_steps: int) -> Tensor:
         """Shift of the even steps of each sample [N], float64."""
@@ -266,7 +281,7 @@ class FlowMatching:
         return state_TC
 
     def network_level(self, noise_N: Tensor) -> Tensor:
-        """As in training; samplers at the levels of UniPC tell the whole number below."""
+        """Timestep [N] for the levels t `noise_N`, as in training; with UniPC, rounded down."""
         told_N = self.config.timestep_scale * noise_N
         return told_N.floor() if self._is_unipc else told_N
 

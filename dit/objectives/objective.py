@@ -67,7 +67,7 @@ class SamplingPath(Protocol):
         ...
 
     def network_level(self, noise_N: Tensor) -> Tensor:
-        """The number [N] that tells the network the level, as in training."""
+        """Timestep [N] that the network embeds for the noise levels `noise_N`, as in training."""
         ...
 
     def predict(self, state_TC: Tensor, raw_TC: Tensor, noise_T1: Tensor) -> Prediction:
@@ -82,12 +82,12 @@ class SamplingPath(Protocol):
         ...
 
     def finish(self, state_TC: Tensor) -> Tensor:
-        """Whitened latent from the state at level 0."""
+        """The latent, whitened, from the state at level 0."""
         ...
 
 
 def real_only(values_TC: Tensor, batch: PackedBatch) -> Tensor:
-    """The same values with zeros on padding, also where padding held NaN."""
+    """`values_TC` with zeros on padding, also where padding held NaN."""
     return values_TC.masked_fill(~batch.is_real_T[:, None], 0)
 
 

@@ -27,10 +27,11 @@ def draw_route(batch: PackedBatch, route: TokenRoute, rng: torch.Generator) -> P
 
 
 def _draw(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> Tensor:
-    """Rows of the pack [T], on the CPU, in each run of neighbours those first that are kept.
+    """Order [T] of the tokens of a pack, on the CPU, that sorts each run by whether it is kept.
 
-    They are as many of each run; of one that padding fills up, real tokens first. The draw of a
-    sample follows from the real tokens before it.
+    Of each run of `share.run` neighbours, `share.kept` drawn tokens come first, then the others.
+    A run that padding fills up keeps real tokens first. What is drawn for a sample depends on the
+    number of real tokens before it.
     """
     assert batch.share.count == 1, "draws are made before a pack is split"
     rows = []
@@ -87,7 +88,7 @@ def _of_parts(
     chosen = to_device(torch.tensor([*sources]), where)
     each: dict[str, Any] = {
         name: tuple(getattr(batch, name)[sample] for sample in sources)
-        for name in ("grids", "references", "keys", "captions")
+        for name in ("grids", "references", "keys", "captions", "level_indices")
         if getattr(batch, name)
     }
     for name, rows_LE in batch.texts.items():

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dit.config import AttentionBackend, Implementation, RunConfig
+from dit.config import AttentionBackend, Implementation, ModelConfig, TrainConfig
 from dit.device_specs import Device
-from dit.models.recomputation import USABLE
+from dit.sizing.recomputation import USABLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,25 +18,25 @@ class Efficiency:
     """Parts of a peak that software reaches."""
 
     matrices: float = 0.62
-    """Of dense bfloat16: linear layers. The best of all shapes reaches 0.77 to 0.79 on the H100s of
-    an AWS p5 node (`mamf-finder.py` of stas00/ml-engineering). Four fifths of that are left for
-    shapes that are not the best one and for clocks under a load that lasts (assumed)."""
+    """Part of dense bfloat16 that linear layers reach. The best of all shapes reaches 0.77 to 0.79
+    on the H100s of an AWS p5 node (`mamf-finder.py` of stas00/ml-engineering). Four fifths of that
+    are left for other shapes, and for clocks under a load that lasts (assumed)."""
     attention_forward: float = 0.66
-    """Of dense bfloat16: 650 TFLOP/s of FlashAttention-3 on an H100, head width 128, 16k tokens
-    (published: arXiv:2407.08608, Fig. 5)."""
+    """Part of dense bfloat16: 650 TFLOP/s of FlashAttention-3 on an H100, head width 128, 16k
+    tokens (published: arXiv:2407.08608, Fig. 5)."""
     attention_backward: float = 0.40
-    """Of dense bfloat16: likewise 500 TFLOP/s; four fifths of them count here. The kernels compute
+    """Part of dense bfloat16: 500 TFLOP/s, of which four fifths count here. The kernels compute
     the scores a second time in the backward pass, five products where two passes of the forward
     one's two are counted."""
     bandwidth: float = 0.80
-    """Of memory bandwidth: reads and writes of large tensors; assumed."""
+    """Part of memory bandwidth: reads and writes of large tensors; assumed."""
     links: float = 0.70
-    """Of links and network: large NCCL collectives; assumed."""
+    """Part of links and network: large NCCL collectives; assumed."""
     gap_s: float = 1e-6
     """Between one kernel and the next, where the host is ahead of the device: 0.9 us on a V100
     (https://developer.nvidia.com/blog/cuda-graphs)."""
     memory: float = USABLE
-    """Of memory size: libraries' buffers and fragmentation take the rest."""
+    """Part of memory size: libraries' buffers and fragmentation take the rest."""
 
     def of(self, device: Device) -> str:
         """The rates that are assumed for a device, in a line."""
@@ -67,16 +67,16 @@ _NEWER = (
 
 
 def efficiency_with(backend: AttentionBackend) -> Efficiency:
-    """What a run with this kernel of attention reaches."""
+    """Efficiency of a run with the attention kernel `backend`."""
     return FUSED if backend in _NEWER else PLAIN
 
 
-def efficiency_of(config: RunConfig) -> Efficiency:
-    """What a run reaches where only the packages are installed that its configuration names."""
-    model, backend = config.model, config.model.attention_backend
+def efficiency_of(model: ModelConfig, train: TrainConfig) -> Efficiency:
+    """Efficiency of a run, if only the packages are installed that `config` names."""
+    backend = model.attention_backend
     if backend is AttentionBackend.AUTO:
         engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
-        engine = engine and not config.train.deterministic
+        engine = engine and not train.deterministic
         backend = AttentionBackend.TRANSFORMER_ENGINE if engine else AttentionBackend.FLASH_2
     return efficiency_with(backend)
 

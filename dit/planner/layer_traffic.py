@@ -30,8 +30,8 @@ from dit.models.layer_spec import (
 )
 
 KERNELS = {False: 190, True: 90}
-"""Of a layer in a step, eager or fused: the 144 or 43 operations that the counter finds in DiT-XL,
-three for each of its 13 products, and 8 of attention."""
+"""Kernels of a layer in a step, eager or fused: the 144 or 43 operations that the counter finds in
+DiT-XL, three for each of its 13 products, and 8 of attention."""
 _BETWEEN = 0.5  # part of the units between matrices: norms, modulation and sums (0.4 to 0.6)
 
 
@@ -64,7 +64,7 @@ class LayerLoad:
 
 
 def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
-    """Of one layer on one tensor rank."""
+    """Units that one layer moves on one tensor rank."""
     own, kernels = layer.feed_forward, "fused" if load.fused else "eager"
     alone = isinstance(layer, CrossLayerSpec)  # text does not pass the feed-forward
     rows = layer.rows if isinstance(layer, SequentialLayerSpec) else RowKind.JOINT
@@ -98,6 +98,8 @@ def row_of(layer: LayerSpec) -> str:
             return "cross"
         case DoubleLayerSpec():
             return _double_row(layer)
+        case SequentialLayerSpec(parallel=True):
+            return "parallel, gated"
         case SequentialLayerSpec() if _prepared_together(layer.attention):
             return "sequential"
         case SequentialLayerSpec():
@@ -122,7 +124,8 @@ def _is_gated(feed_forward: FeedForwardSpec | ExpertsSpec) -> bool:
 
 def _prepared_together(attention: AttentionSpec) -> bool:
     """Whether one of the kernels normalises and rotates queries and keys."""
-    return attention.norm is QkNorm.PER_HEAD and attention.key_heads == attention.heads
+    alike = attention.key_heads == attention.heads and not attention.twisted
+    return attention.norm is QkNorm.PER_HEAD and alike
 
 
 @cache

@@ -10,12 +10,12 @@ from typing import Any
 from dit.config import ContextComm, Problems, Recompute, RunConfig, Sharding
 from dit.config.training import WHEN_GATHERED
 from dit.device_specs import Device
-from dit.models.cost import Memory, memory
-from dit.models.pack_traffic import break_even_tokens
 from dit.planner.efficiency import Efficiency
 from dit.planner.times import PackLoad, Times, times
 from dit.planner.traffic import CheckpointBytes, Traffic, checkpoint_bytes, passes_before, traffic
 from dit.progress import Track, no_progress, tracked
+from dit.sizing.memory import Memory, memory
+from dit.sizing.pack_traffic import break_even_tokens
 
 _RECOMPUTE = tuple(one for one in Recompute if one is not Recompute.AUTO)
 BATCHES = (1, 2, 4, 8)
@@ -36,7 +36,7 @@ class ParallelLayout:
     recompute: Recompute
     sharding: Sharding = Sharding.OPTIMIZER
     copies: int = 1
-    """Of weights in shares; of the optimizer alone there are as many as the run has."""
+    """Copies of weights in shares; those of optimizer states alone follow the run's keys."""
 
     def __str__(self) -> str:
         stages = f"PP {self.pipeline}" + (f" x {self.virtual}" if self.virtual > 1 else "")
@@ -119,7 +119,7 @@ def plans(
 
 
 def recommended(good: list[LayoutPlan]) -> str:
-    """Which `ddp.sharding` the best layout has, and what the other would take, in a line."""
+    """Line with the `ddp.sharding` of the best of `good`, and what the other would take."""
     best: dict[Sharding, LayoutPlan] = {}
     for plan in good:
         best.setdefault(plan.layout.sharding, plan)
@@ -133,7 +133,7 @@ def recommended(good: list[LayoutPlan]) -> str:
 def break_even(
     config: RunConfig, *, world_size: int, device: Device, efficiency: Efficiency
 ) -> str:
-    """From how many tokens on a pack hides what weights in shares send, by link, in a line."""
+    """Line with the least tokens of a pack that hide the traffic of weights in shares, by link."""
     links = {"inside of a server": (device.link, device.together)}
     if world_size > device.together:
         links["between servers"] = (device.network, world_size)

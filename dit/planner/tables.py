@@ -106,7 +106,7 @@ def _speed(plan: LayoutPlan, tokens: float) -> dict[str, str]:
 
 
 def milliseconds(times: Times) -> dict[str, str]:
-    """Of each kind of cost, with its share of the step, and of all."""
+    """Milliseconds of each kind of cost, with its share of the step, and of the step."""
     cells = {
         kind: f"{1e3 * seconds:.1f} {seconds / times.step:.0%}" if seconds else "-"
         for kind, seconds in times.by_kind.items()

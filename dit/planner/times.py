@@ -6,24 +6,35 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from dit.bin_packing import mean_fill
-from dit.config import ContextComm, EmaKind, ModelConfig, Precision, Recompute, RunConfig, Sharding
+from dit.config import (
+    ContextComm,
+    DdpConfig,
+    EmaKind,
+    LoraConfig,
+    ModelConfig,
+    Precision,
+    Recompute,
+    RunConfig,
+    Sharding,
+)
 from dit.config.sparsity import trained_as
 from dit.device_specs import Device
-from dit.models.cost import (
+from dit.models.linears import orthogonalisation, orthogonalising_ranks
+from dit.models.registry import network_spec
+from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
+from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, layer_units
+from dit.planner.traffic import exposed_part, forward_again, passes_before, traffic
+from dit.sizing.flops import attention_flops, forward_flops
+from dit.sizing.memory import (
     geometry_tokens,
-    network_cost,
+    inventory_of,
     parameter_count,
     seen_tokens,
     trained_count,
     trained_here,
     weight_bytes,
 )
-from dit.models.flops import attention_flops, forward_flops
-from dit.models.linears import orthogonalisation, orthogonalising_ranks
-from dit.models.pack_traffic import pack_traffic
-from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
-from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, layer_units
-from dit.planner.traffic import exposed_part, forward_again, passes_before, traffic
+from dit.sizing.pack_traffic import pack_traffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +56,7 @@ class PackLoad:
         tokens, text = zip(*samples, strict=True)
         return cls(
             tokens=sum(tokens),
-            text=sum(network_cost(model).text(text)),
+            text=sum(network_spec(model).text(text)),
             flops=forward_flops(model, tokens=tokens, text=text),
             attention=attention_flops(model, tokens=tokens, text=text),
         )
@@ -57,12 +68,12 @@ def expected_load(config: RunConfig, *, fill: float | None = None) -> PackLoad:
     Packs get as full as the loader makes them, or as `fill` says.
     """
     model, data, parts, lengths = config.model, config.dataset, [], dict[int, float]()
-    joint = network_cost(model).attends_jointly
+    joint = network_spec(model).attends_jointly
     for geometry in data.mock_samples:
         tokens = geometry_tokens(model, geometry)
         trained = trained_as(tokens, geometry.text_length, config.objective.level_share)
         parts.append((geometry.weight, PackLoad.of(model, trained)))
-        (text,) = network_cost(model).text([geometry.text_length])
+        (text,) = network_spec(model).text([geometry.text_length])
         taken = config.mock_tokens(geometry) + joint * text * len(trained)
         taken = min(taken, data.task_encoder_seq_length)  # longer ones are refused
         lengths[taken] = lengths.get(taken, 0.0) + geometry.weight
@@ -138,7 +149,7 @@ def times(
     selective = model.recompute_granularity is Recompute.SELECTIVE
     bandwidth = device.bandwidth * efficiency.bandwidth
     trained = trained_count(config) / parameter_count(model)
-    layers = network_cost(model).layers / model.pipeline_model_parallel_size
+    layers = network_spec(model).layers / model.pipeline_model_parallel_size
     busy = Times(
         matrices=within
         * (2 + trained + again)
@@ -153,14 +164,18 @@ def times(
             + 2 / efficiency.attention_backward
         ),
         memory=packs
-        * (_moved(model, load, again) + _restored(config, again) + _copied(config, packs))
+        * (
+            _moved(model, load, again)
+            + _restored(config.model, config.lora, again)
+            + _copied(config, packs)
+        )
         / bandwidth,
         launches=packs * layers * (1 + again / 3) * KERNELS[_is_fused(model)] * efficiency.gap_s,
         **_communication(config, load, packs, replicas, device, efficiency),
-        host=packs * _swapped_bytes(config) / (device.host * efficiency.links),
+        host=packs * _swapped_bytes(config.model, config.lora) / (device.host * efficiency.links),
         bubble=0.0,
         update=_update(config, packs, replicas) / bandwidth
-        + orthogonalisation(config).flops
+        + orthogonalisation(config.model, config.optimizer).flops
         / (orthogonalising_ranks(config, replicas) * device.flops * efficiency.matrices),
     )
     return _with_overlap(config, busy, packs, forward=1 / (2 + trained + again))
@@ -188,7 +203,7 @@ def _moved(model: ModelConfig, load: PackLoad, again: float) -> float:
         by_heads=model.cp_comm_type is ContextComm.A2A,
     )
     total = Moved()
-    for stack in network_cost(model).stacks:
+    for stack in network_spec(model).stacks:
         layer = layer_units(stack.layer, here)
         total += (layer + Moved(again * layer.forward)).times(stack.count)
     tokens = load.tokens * seen_tokens(model)
@@ -196,20 +211,19 @@ def _moved(model: ModelConfig, load: PackLoad, again: float) -> float:
     return unit * (total.forward + total.backward) / model.pipeline_model_parallel_size
 
 
-def _restored(config: RunConfig, again: float) -> float:
+def _restored(model: ModelConfig, lora: LoraConfig, again: float) -> float:
     """Bytes that matrices in 8 bits move to be whole in each product of one pack, and back."""
-    if config.lora.base_dtype is None:
+    if lora.base_dtype is None:
         return 0.0
-    model = config.model
-    numbers, _ = network_cost(model).layer_matrices(tensor=model.tensor_model_parallel_size)
-    layers = network_cost(model).layers / model.pipeline_model_parallel_size
+    numbers, _ = inventory_of(model).layer_matrices()
+    layers = network_spec(model).layers / model.pipeline_model_parallel_size
     # torch writes the numbers in their new type, then reads and writes them once more.
     moved = 1 + _number(model) * (1 if model.fused_kernels else 3)
     return layers * numbers * moved * (2 + again)
 
 
-def _in_shares(config: RunConfig) -> bool:
-    return config.ddp.sharding is Sharding.WEIGHTS
+def _in_shares(ddp: DdpConfig) -> bool:
+    return ddp.sharding is Sharding.WEIGHTS
 
 
 def _copied(config: RunConfig, packs: int) -> float:
@@ -218,32 +232,32 @@ def _copied(config: RunConfig, packs: int) -> float:
     Weights come in one piece, and are copied to where they are used, in each pass that gathers
     them. Gradients are read for each sum, and written in one piece in the type of the sum.
     """
-    if not _in_shares(config):
+    if not _in_shares(config.ddp):
         return 0.0
     size = _number(config.model)
     summed = 4 if config.ddp.grad_reduce_in_fp32 else size
-    gathers = 1 + config.objective.passes_without_gradient + config.ddp.reshard_after_forward
+    gathers = 1 + config.passes_without_gradient + config.ddp.reshard_after_forward
     copied = gathers * 2 * weight_bytes(config)
     return copied + config.ddp.sums(packs) / packs * (size + summed) * trained_here(config)
 
 
-def not_modelled(config: RunConfig) -> list[str]:
-    """What of a run the times leave out, in words."""
-    return ["products of adapters with their rank"] if config.lora.enabled else []
+def not_modelled(lora: LoraConfig) -> list[str]:
+    """Parts of a run that the times leave out, in words."""
+    return ["products of adapters with their rank"] if lora.enabled else []
 
 
-def _swapped_bytes(config: RunConfig) -> float:
+def _swapped_bytes(model: ModelConfig, lora: LoraConfig) -> float:
     """Bytes of frozen blocks that one pack brings from the host, in both passes.
 
     Two blocks more than `blocks_to_swap` wait there. A forward pass ends with two of them on the
     device, with which the backward pass begins; so does the next forward pass with those of the
     backward pass. Chunks of virtual stages share these places, so each pass brings all blocks.
     """
-    model, again = config.model, 2 if config.model.virtual_stages > 1 else 0
+    again = 2 if model.virtual_stages > 1 else 0
     if not model.blocks_to_swap:
         return 0.0
-    numbers, _ = network_cost(model).layer_matrices(tensor=model.tensor_model_parallel_size)
-    block = numbers * (1 if config.lora.base_dtype is not None else _number(model))
+    numbers, _ = inventory_of(model).layer_matrices()
+    block = numbers * (1 if lora.base_dtype is not None else _number(model))
     return 2 * block * model.virtual_stages * (model.blocks_to_swap + again)
 
 
@@ -263,7 +277,7 @@ def _communication(
     model = config.model
     bytes_ = traffic(config, tokens=load.tokens, accumulated=packs, replicas=replicas)
     tensor = model.tensor_model_parallel_size
-    near, in_shares = tensor * model.context_parallel_size, _in_shares(config)
+    near, in_shares = tensor * model.context_parallel_size, _in_shares(config.ddp)
     reach = {  # number of devices from the first to the last of a group
         "tensor": tensor,
         "context": near,
@@ -293,10 +307,12 @@ def _update(config: RunConfig, packs: int, replicas: int) -> float:
     average = 3 * 4 * (config.ema.kind is not EmaKind.NONE)
     # States and main weight, read and written.
     states = 2 * (
-        config.optimizer.states.bytes + 4 - 4 * orthogonalisation(config).numbers_here / here
+        config.optimizer.states.bytes
+        + 4
+        - 4 * orthogonalisation(config.model, config.optimizer).numbers_here / here
     )
     ranks = config.optimizer_ranks(replicas)
-    if _in_shares(config):  # rows are the main weights: gradients add to them, float32
+    if _in_shares(config.ddp):  # rows are the main weights: gradients add to them, float32
         updated = 4 + 4 + states + average
         sums = config.ddp.sums(packs)
         whole = here * packs * (size + 2 * total) * (sums < packs)
@@ -326,9 +342,9 @@ def _with_overlap(config: RunConfig, busy: Times, packs: int, *, forward: float)
 
 
 def _backward_part(config: RunConfig, forward: float) -> float:
-    """Of the computation of a pack, the backward pass, where a forward pass is the part `forward`.
+    """Part of a pack's computation that is the backward pass, if a forward pass is `forward`.
 
-    Passes without gradients come before it.
+    Passes without gradients, which come before it, count as forward passes.
     """
     return 1 - forward * (1 + passes_before(config))
 
@@ -339,10 +355,10 @@ def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward:
     Of weights in shares, each pass has its own, beside what it computes. Else the last pack hides
     it, which takes `one` second.
     """
-    if _in_shares(config):
+    if _in_shares(config.ddp):
         moved = pack_traffic(config, shards=2)  # for the parts of the passes alone
         sums, backward = config.ddp.sums(packs), _backward_part(config, forward)
-        gathers = packs * (1 + config.objective.passes_without_gradient)
+        gathers = packs * (1 + config.passes_without_gradient)
         total = gathers * moved.forward + packs * moved.backward + sums * moved.gradients
         a_byte = busy.data / max(total, 1)
         passes = (  # bytes, the part of a pack's computation beside them, and how many there are

@@ -14,16 +14,16 @@ from dit.config import (
     RunConfig,
     Sharding,
 )
-from dit.models.cost import (
-    network_cost,
+from dit.models.linears import orthogonalisation, orthogonalising_ranks
+from dit.models.registry import network_spec
+from dit.sizing.memory import (
     parameter_count,
     parameters_here,
     seen_tokens,
     trained_count,
     trained_here,
 )
-from dit.models.linears import orthogonalisation, orthogonalising_ranks
-from dit.models.pack_traffic import pack_traffic
+from dit.sizing.pack_traffic import pack_traffic
 
 # Each exchange of a layer gathers its input and scatters its output. The backward pass does both in
 # reverse, and gathers the input again for the weights' gradients.
@@ -50,7 +50,7 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
     model = config.model
     tensor, context = model.tensor_model_parallel_size, model.context_parallel_size
     size = 4 if model.precision is Precision.FP32 else 2
-    cost, stages = network_cost(model), model.pipeline_model_parallel_size
+    cost, stages = network_spec(model), model.pipeline_model_parallel_size
     layers, each = cost.layers / stages * accumulated, cost.exchanges / cost.layers
     rows = tokens / context * model.hidden_size * size  # bytes of one hidden state
     again = forward_again(config)
@@ -59,7 +59,7 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
     seen = rows * seen_tokens(model)
     exchanged = seen / tensor * (4 if by_heads else 2 * context)
     stage = rows / (tensor if model.sequence_parallel else 1)
-    passes = config.objective.passes_without_gradient
+    passes = config.passes_without_gradient
     first_or_last = model.pipeline_model_parallel_size > 1
     return Traffic(
         tensor=layers
@@ -96,7 +96,7 @@ def passes_before(config: RunConfig) -> float:
     """
     objective = config.objective
     by_all = objective.cfg_target is not None
-    return objective.passes_without_gradient + by_all * (1 / seen_tokens(config.model) - 1)
+    return config.passes_without_gradient + by_all * (1 / seen_tokens(config.model) - 1)
 
 
 def _recomputed_part(model: ModelConfig) -> float:
@@ -106,7 +106,7 @@ def _recomputed_part(model: ModelConfig) -> float:
     if model.recompute_method is RecomputeMethod.UNIFORM:
         return 1.0
     chunks = model.pipeline_model_parallel_size * model.virtual_stages
-    return min(1.0, model.recompute_num_layers * chunks / network_cost(model).layers)
+    return min(1.0, model.recompute_num_layers * chunks / network_spec(model).layers)
 
 
 def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[str, float]:
@@ -117,7 +117,7 @@ def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[st
     if config.ddp.sharding is Sharding.WEIGHTS:
         shards, copies = config.optimizer_ranks(replicas), config.ddp.dp_replicate_size
         sent = pack_traffic(config, shards=shards)
-        passes = 1 + config.objective.passes_without_gradient  # each gathers all weights
+        passes = 1 + config.passes_without_gradient  # each gathers all weights
         gathered = packs * (passes * sent.forward + sent.backward)
         return {
             "data": gathered + config.ddp.sums(packs) * sent.gradients + matrices,
@@ -132,7 +132,7 @@ def _matrices(config: RunConfig, *, size: int, replicas: int) -> float:
     """Bytes of matrices on their way to the ranks that orthogonalise them, and back."""
     ranks = orthogonalising_ranks(config, replicas)
     together = ranks // config.model.pipeline_model_parallel_size
-    moved = orthogonalisation(config).numbers / config.optimizer.muon_period
+    moved = orthogonalisation(config.model, config.optimizer).numbers / config.optimizer.muon_period
     return 2 * size * moved / ranks * _others(together)
 
 
@@ -168,8 +168,10 @@ def checkpoint_bytes(config: RunConfig, *, world_size: int) -> CheckpointBytes:
     trained, adapted = trained_count(config), config.lora.enabled
     # Beside adapters no other weight is stored, and of frozen weights no state.
     stored = trained if adapted else parameter_count(config.model)
-    of_states = trained * state - _FLOAT32 * orthogonalisation(config).numbers
-    narrow = _FLOAT32 * orthogonalisation(config).numbers_here
+    of_states = (
+        trained * state - _FLOAT32 * orthogonalisation(config.model, config.optimizer).numbers
+    )
+    narrow = _FLOAT32 * orthogonalisation(config.model, config.optimizer).numbers_here
     whole = stored * weight + of_states
     kept, trained_of_rank = of_states / world_size, trained_here(config)
     here = trained_of_rank if adapted else parameters_here(config.model)

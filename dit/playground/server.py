@@ -22,7 +22,7 @@ _LONGEST = 64 * 1024  # bytes of a request
 
 
 class PlaygroundServer(LocalServer):
-    """Serves one `Studio`; callers wait until it is there."""
+    """A server of the playground of one `Studio`; callers wait until it is there."""
 
     studio: Studio
 

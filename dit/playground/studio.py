@@ -48,7 +48,7 @@ _OWN: dict[str, tuple[type, ...]] = {"prompt": (str,), "seed": (int,), "variant"
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """One picture or video that the page wants."""
+    """A picture or video that the page asks for: prompt, seed, variant and options."""
 
     prompt: str
     seed: int
@@ -114,7 +114,7 @@ _EXAMPLES, _LONG_EXAMPLE = 5, 120  # prompts that the page proposes, and charact
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What can be compared: a checkpoint, perhaps with adapters."""
+    """A network that the page can choose: a checkpoint, perhaps with adapters."""
 
     name: str
     opened: OpenCheckpoint
@@ -123,7 +123,7 @@ class Variant:
 def open_variants(
     checkpoints: Sequence[str], *, weights: str, options: LoadOptions
 ) -> list[Variant]:
-    """Each checkpoint; the first one also with the adapters of `options.lora`.
+    """The networks of all checkpoints; the first also with the adapters of `options.lora`.
 
     Raises:
         ValueError: as `open_checkpoint`.
@@ -163,7 +163,7 @@ class Studio:
         self._one_at_a_time = Lock()
 
     def about(self) -> dict[str, Any]:
-        """What the page shows before anything is asked: names, and what is usual."""
+        """Names and usual values that the page shows before anything is asked."""
         first = self.variants[0].opened
         usual = options_of_prompt(
             options_of_network(_with_size(first), first), Prompt(text=""), first
@@ -176,7 +176,7 @@ class Studio:
         }
 
     def make(self, wish: Wish) -> Generator[dict[str, Any], None, None]:
-        """A message for each step, some with a picture; the last one has the result.
+        """Generates a picture; yields a message for each step, and at last the result.
 
         Where nobody reads on (`close`), the wish ends before its next step. In between, a message
         says whether it waits for another wish: sending it is how the server finds out who left.
@@ -223,7 +223,7 @@ class Studio:
             options = replace(_with_size(opened), **_given(options))
 
         def watch(latents: list[Tensor]) -> None:
-            """Of the predicted latent [C, F, H, W] of the one prompt, at each step."""
+            """Pictures of the predicted latent [C, F, H, W] of the one prompt, at each step."""
             nonlocal done
             shown = done * MOST_SHOWN // steps > (done - 1) * MOST_SHOWN // steps
             done += 1
@@ -263,7 +263,7 @@ def _given(options: GenerationOptions) -> dict[str, Any]:
 
 
 def data_url(frames_FHW3: np.ndarray, *, fps: float) -> str:
-    """A PNG, or of several frames an animated WebP, which a page shows as it is."""
+    """`frames_FHW3` as a `data:` address of a PNG, or of an animated WebP if there are several."""
     first, *others = (Image.fromarray(frame) for frame in frames_FHW3)
     stored, kind = io.BytesIO(), "webp" if others else "png"
     moving = {"save_all": True, "append_images": others, "duration": round(1000 / fps), "loop": 0}

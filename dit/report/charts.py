@@ -27,7 +27,7 @@ _LINEAR |= {"steps skipped so far", "samples refused so far"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """One curve."""
+    """One curve of a chart: its points in buckets, and how it is drawn."""
 
     label: str
     buckets: list[Bucket]
@@ -45,7 +45,7 @@ class Axis:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """0 at the lower end, 1 at the upper."""
+        """The position of `value` on the axis: 0 at the lower end, 1 at the upper."""
         low, high, value = map(self._scaled, (self.low, self.high, value))
         return (value - low) / (high - low)
 
@@ -170,7 +170,7 @@ def _names(line: Curve, title: str) -> str:
 
 
 def style(colour: int, dash: int = 0) -> str:
-    """Classes of a curve and of its entry in a legend."""
+    """CSS classes of a curve and of its entry in a legend."""
     # With more curves than colours, a colour is used again with another dash.
     return f"c{colour % COLOURS} dash{(dash + colour // COLOURS) % 3}"
 
@@ -186,7 +186,7 @@ def _legend(lines: Sequence[Curve], title: str) -> str:
 
 
 def number(value: float, *, digits: int = 3) -> str:
-    """A few digits: 0.0123, 4.5, 2731, 12.3k, 4.5M."""
+    """`value` with a few digits: 0.0123, 4.5, 2731, 12.3k, 4.5M."""
     for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= (unit if unit > 1e3 else 1e4):
             return f"{value / unit:.{digits}g}{letter}"

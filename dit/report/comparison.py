@@ -20,8 +20,10 @@ MEASURES = (
     *("density", "logit_mean", "logit_std", "mode_scale", "weighting", "prediction"),
     *("level_range", "time_shift_type", "flow_shift", "shift_base_tokens", "base_shift"),
     *("max_shift", "base_image_seq_len", "max_image_seq_len"),
+    *(f"distill.{key}" for key in ("method", "steps", "teacher_guidance", "teacher_steps")),
 )
-"""Keys of `objective` that decide what a loss measures, where they have an effect (`NEEDS`)."""
+"""Keys that decide what a loss measures, where they have an effect (`NEEDS`): those of `objective`
+by their names there, and those of a distillation."""
 # Keys of samplers, of what the network is told, and of dropout. The last two are part of what a run
 # tries, as its width is, so that losses compare.
 OTHERS = {
@@ -43,13 +45,17 @@ def loss_settings(run: RunRecord) -> dict[str, Any]:
     """The settings in effect that decide what a loss measures; empty where none are known."""
     # A run of an earlier version lacks later keys, whose defaults change nothing.
     settings = default_settings() | run.settings if run.settings else {}
-    named = {key: f"{_OBJECTIVE}{key}" for key in MEASURES}
+    named = {key: _whole(key) for key in MEASURES}
     return {
         key: settings[name]
         for key, name in named.items()
         if name in settings
         and all(has(settings.get(other), wanted) for other, wanted in NEEDS.get(name, {}).items())
     }
+
+
+def _whole(key: str) -> str:
+    return key if "." in key else f"{_OBJECTIVE}{key}"
 
 
 def loss_groups(runs: Sequence[RunRecord]) -> list[LossGroup]:
@@ -70,7 +76,7 @@ def loss_groups(runs: Sequence[RunRecord]) -> list[LossGroup]:
 
 
 def shown(value: Any) -> str:
-    """A setting as YAML has it."""
+    """The value of a setting as YAML writes it."""
     return "null" if value is None else str(value)
 
 
@@ -88,7 +94,7 @@ def _count(distinct: Sequence[Mapping[str, Any]], names: Sequence[str]) -> int:
 
 
 def loss_note(runs: Sequence[RunRecord]) -> str:
-    """What keeps losses of these runs from comparing; empty where they do."""
+    """A sentence on why the losses of these runs cannot be compared; empty if they can."""
     each = [loss_settings(run) for run in runs]
     differ = [key for key in MEASURES if len({repr(one.get(key, ...)) for one in each}) > 1]
     if not differ:
@@ -100,7 +106,7 @@ def loss_note(runs: Sequence[RunRecord]) -> str:
             if key in one:
                 of_value.setdefault(shown(one[key]), []).append(run.name)
         values = ", ".join(f"{value} in {' and '.join(names)}" for value, names in of_value.items())
-        parts.append(f"{_OBJECTIVE}{key} is {values}")
+        parts.append(f"{_whole(key)} is {values}")
     return (
         f"losses of these runs do not compare, and are drawn apart: {'; '.join(parts)}. A loss is"
         " an error at the noise levels that training draws: a lower one does not mean better"

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dit.models.cost import parameter_count
 from dit.report.charts import number
 from dit.report.findings import count, refusals
 from dit.report.reading import RunRecord, default_settings, flat
+from dit.sizing.memory import parameter_count
 
 Columns = Sequence[Mapping[str, Any]]  # for each run: name of a row -> value
 
@@ -85,6 +85,9 @@ def _validation(run: RunRecord) -> dict[str, Any]:
             step, lowest = min(values, key=lambda point: point[1])
             last = _number(values[-1][1])
             rows[label] = f"{last} (lowest {_number(lowest)} at step {step:,.0f})"
+    if (samples := run.points("target_samples")) and (seconds := run.points("target_s")):
+        step, spent = int(samples[-1][0]), _duration(seconds[-1][1])
+        rows["target reached"] = f"step {step:,}, {samples[-1][1]:,.0f} samples, {spent}"
     return rows
 
 

@@ -28,7 +28,7 @@ def findings(run: RunRecord) -> list[str]:
 
 
 def lost_pictures(undrawn: Sequence[NotShown]) -> Iterator[str]:
-    """Files that are no pictures and are left out; a long list is cut."""
+    """Sentences on files that are no pictures and are left out; a long list is cut."""
     yield from (
         f"{one.what} cannot be shown and is left out ({one.because})" for one in undrawn[:_SHOWN]
     )
@@ -93,7 +93,7 @@ def _refused(run: RunRecord) -> Iterator[str]:
 
 
 def refusals(run: RunRecord) -> dict[str, int]:
-    """Samples refused since the start, by reason."""
+    """Number of samples refused since the start, by reason."""
     newest = {k: v for line in run.lines for k, v in line.items() if k.startswith("refused_")}
     each = {k.removeprefix("refused_").replace("_", " "): count(v) for k, v in newest.items()}
     found = {reason: number for reason, number in each.items() if number}
@@ -110,7 +110,7 @@ def _spikes(run: RunRecord) -> Iterator[str]:
 
 
 def spikes(loss: Points) -> list[int]:
-    """Steps with a loss far above the steps before, in units of the spread of those steps."""
+    """Steps whose loss is far above the steps before, in units of the spread of those steps."""
     found = []
     for index in range(_AT_ONCE, len(loss), _AT_ONCE):
         before = [value for _, value in loss[max(0, index - _BEFORE) : index]]
@@ -136,5 +136,5 @@ def _rise(run: RunRecord) -> Iterator[str]:
 
 
 def count(value: Any) -> int:
-    """A number of samples; 0 for a value that is no number."""
+    """`value` as a number of samples; 0 if it is no number."""
     return int(finite(value) or 0)

@@ -34,7 +34,7 @@ def histogram(run: RunRecord, *, title: str) -> str:
 
 
 def bins_of(run: RunRecord) -> dict[int, int]:
-    """Upper end of a bin -> number of samples, over the whole run."""
+    """Number of samples in each bin of lengths, by the bin's upper end, over the whole run."""
     found: Counter[int] = Counter()
     for line in run.lines:
         pairs = line.get("tokens_per_sample")

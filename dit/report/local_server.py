@@ -27,7 +27,7 @@ _POLICY = (
 
 
 class LocalServer(ThreadingHTTPServer):
-    """Answers on `host` and `port`; port 0 takes any that is free.
+    """A server of pages on `host` and `port`; port 0 takes any that is free.
 
     Raises:
         ValueError: there is no such address, or the port is taken.
@@ -74,7 +74,10 @@ def _remedy(error: OSError | OverflowError) -> str:
 
 
 class LocalHandler(BaseHTTPRequestHandler):
-    """Answers calls that name this machine, with a policy that lets a page load nothing."""
+    """A handler that answers calls which name this machine.
+
+    Its policy lets a page load nothing.
+    """
 
     server: LocalServer  # type: ignore[assignment] # which the base class does not know
     begun = False
@@ -82,7 +85,7 @@ class LocalHandler(BaseHTTPRequestHandler):
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Inside, whatever a request raises becomes its answer, if there is none yet."""
+        """A context in which an error of a request becomes its answer, if there is none yet."""
         self.begun = False
         try:
             yield
@@ -124,4 +127,4 @@ class LocalHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: prompts are nobody's business."""
+        """Logs nothing, because prompts are nobody's business."""

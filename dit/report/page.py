@@ -50,7 +50,7 @@ def page(
     notes: Sequence[str] = (),
     refresh_s: int = 0,
 ) -> str:
-    """The page, with `notes` above all; with `refresh_s` it asks its server again.
+    """The report on `runs` as HTML, with `notes` above all; with `refresh_s` it reloads itself.
 
     Raises:
         ReportError: a folder of samples cannot be read.

@@ -33,7 +33,7 @@ _WITHOUT = "without_adapter"  # folder of the samples without the adapter, besid
 
 
 def slider(runs: Sequence[RunRecord], undrawn: list[NotShown], *, most: int = STEPS) -> str:
-    """The pictures of all runs with one slider; empty without pictures.
+    """HTML of the pictures of all runs with one slider; empty without pictures.
 
     It moves over the steps of all of them, at most `most` of each run, and each run shows the
     pictures of the newest of its steps until there. Files that are no pictures are added to
@@ -212,7 +212,7 @@ def _smaller(image: Any) -> bytes:
 
 
 def generated(folder: Path, undrawn: list[NotShown]) -> str:
-    """Pictures of generate_dit above their prompts, and how they were made.
+    """HTML of the pictures that generate_dit wrote into `folder`, with their prompts.
 
     A file that is no picture is added to `undrawn`.
 

@@ -28,12 +28,12 @@ _LAST_STEP = 2**53
 
 
 class ReportError(ValueError):
-    """There is nothing to report on; the message names the folder or file, and the remedy."""
+    """An error of a folder without anything to report; its message names the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Everything that a run has written, as far as it can be read."""
+    """The files of a run, as far as they can be read."""
 
     name: str  # the shortest end of its path that differs from the other runs
     folder: Path
@@ -46,15 +46,15 @@ class RunRecord:
 
     @cached_property
     def series(self) -> dict[str, Points]:
-        """Metric -> its finite values, by step."""
+        """The finite values of each metric, by its name."""
         return series_of(self.lines)
 
     def points(self, name: str) -> Points:
-        """Steps and finite values of a metric."""
+        """(step, value) of a metric where the value is finite."""
         return self.series.get(name, [])
 
     def points_of_updates(self, name: str) -> Points:
-        """The same of steps with a finite loss: only those change the weights."""
+        """(step, value) of a metric at steps with a finite loss, which change the weights."""
         updates = self._updates
         return [point for point in self.points(name) if point[0] in updates]
 
@@ -64,7 +64,7 @@ class RunRecord:
 
 
 def series_of(lines: Sequence[dict[str, Any]]) -> dict[str, Points]:
-    """Metric -> its finite values, by step."""
+    """The finite values of each metric in `lines`, by its name."""
     # One pass for all metrics: a long run has 50,000 lines, and a page asks for 50 metrics.
     found: defaultdict[str, Points] = defaultdict(list)
     for line in lines:
@@ -86,7 +86,7 @@ def finite(value: Any) -> float | None:
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
-    """The runs in these folders.
+    """The runs in `folders`.
 
     Raises:
         ReportError: a folder is no run folder or is given twice, or nothing in it can be read.
@@ -98,7 +98,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 
 
 def read_begun(folders: Sequence[Path]) -> tuple[list[RunRecord], list[ReportError]]:
-    """The runs in these folders, and why there is none in the others.
+    """The runs in `folders`, and errors for folders without a run.
 
     Raises:
         ReportError: a folder is given twice.

@@ -19,6 +19,7 @@ _RULES = (  # name of the metric, section, title of the chart, label of the line
     (r"preference_accuracy", "Loss", "pairs with a margin above 0", "accuracy"),
     (r"(preferred|rejected)_drift", "Loss", "error minus that without adapters", r"\1"),
     (rf"{_VAL}_(q[\d.]+)", "Validation", r"\1 by noise level (lowest q: least noise)", r"\2"),
+    (rf"{_VAL}_(k\d)", "Validation", r"\1 at the fixed levels k / 8", r"\2"),
     (rf"{_VAL}_((?:image|video)\d*_\d+)", "Validation", r"\1 by kind of sample", r"\2"),
     (r"val_([A-Za-z0-9-]+)_loss(_ema)?", "Validation", _OTHER_SETS, r"\1\2"),
     (r"val_(.+)", "Validation", r"\1", r"\1"),
@@ -61,7 +62,7 @@ class ChartPlace:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Neighbouring points of a curve, summarised."""
+    """Mean and range of neighbouring points of a curve."""
 
     step: float
     mean: float
@@ -70,7 +71,7 @@ class Bucket:
 
 
 def chart_place(name: str) -> ChartPlace:
-    """The place of a metric; a metric without a rule has a chart of its own."""
+    """Section, chart and label of a metric; one without a rule has a chart of its own."""
     for pattern, section, title, label in _RULES:
         if match := re.fullmatch(pattern, name):
             return ChartPlace(_ORDER.index(section), match.expand(title), match.expand(label))
@@ -87,7 +88,7 @@ def section_name(index: int) -> str:
 
 
 def curves(run: RunRecord) -> dict[ChartPlace, Points]:
-    """Every curve of a run with values other than 0, in the order of the page."""
+    """All curves of a run with values other than 0, in the order of the page."""
     found = {chart_place(name): of for name, of in run.series.items() if name not in _UNSHOWN}
     return {
         at: found[at]

@@ -24,7 +24,7 @@ _WRITTEN = ("metrics.jsonl", "environment.jsonl", "config.yaml", "validation_gen
 
 
 class ReportServer(LocalServer):
-    """Serves the page of these run folders, as it is when somebody asks."""
+    """A server of the report on run folders, which is made when somebody asks for it."""
 
     def __init__(self, host: str, port: int, runs: Sequence[Path], samples: Sequence[Path] = ()):
         super().__init__(host, port, _ReportHandler)
@@ -33,7 +33,7 @@ class ReportServer(LocalServer):
         self._content, self._files, self._again_at = b"", "", 0.0
 
     def content(self) -> bytes:
-        """The page; the last one while nothing has changed, or making one took its share."""
+        """The report as HTML; the last one while files have not changed."""
         with self._one_at_a_time:
             files = self._state()
             start = time.monotonic()

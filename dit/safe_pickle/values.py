@@ -33,7 +33,7 @@ _LEAVES = _SCALARS - {str} | {bytearray, torch.Tensor, torch.dtype}
 
 
 class Limits:
-    """How much memory and how many keys a file may still use, counted down while it is read."""
+    """Memory and keys that a pickle may still use, counted down while it is read."""
 
     def __init__(self, size: int):
         # An array in an archive takes its size four times: as text, as bytes, twice as an array.
@@ -42,18 +42,24 @@ class Limits:
         self._expanded = size + _EXPANDED
 
     def spend(self, size: int) -> None:
-        """To be called before `size` bytes are copied, or allocated because the file says so."""
+        """Raises if `size` more bytes are too many; called before they are copied or allocated."""
         self._bytes -= size
         if size < 0 or self._bytes < 0:
             raise pickle.UnpicklingError("the pickle asks for far more memory than it has bytes")
 
     def check_size(self, size: int) -> None:
-        """Limits expanded tensors: strides may repeat numbers, and a copy needs the full size."""
+        """Raises if an expanded tensor of `size` bytes is too large.
+
+        Strides may repeat numbers, and a copy needs the full size.
+        """
         if size > self._expanded:
             raise pickle.UnpicklingError(f"the pickle describes a tensor of {size} bytes")
 
     def check_key(self, key: Any) -> None:
-        """Limits keys of dicts and sets: many keys with equal hashes would take very long."""
+        """Raises if dicts and sets have too many keys.
+
+        Many keys with equal hashes would take very long.
+        """
         if type(key) is str:
             return
         self._keys -= 1
@@ -107,12 +113,12 @@ def _inside(item: Any, classes: frozenset[type]) -> list[Any] | tuple[Any, ...]:
 
 
 def type_in_words(item: Any) -> str:
-    """What messages call a value: the text of a `Name`, else its type."""
+    """The word of messages for `item`: the text of a `Name`, else its type."""
     return getattr(item, "text", None) or f"a {type(item).__name__}"
 
 
 def short(what: object) -> str:
-    """A printable message on one line: it may quote bytes of the file."""
+    """A message on one line that can be printed, for it may quote bytes of the file."""
     text = str(what)[: 2 * _MESSAGE]
     text = text if text.isprintable() else ascii(text)[1:-1]
     return text if len(text) <= _MESSAGE else f"{text[:_MESSAGE]}..."
@@ -120,7 +126,7 @@ def short(what: object) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Name:
-    """Stands for a function or class while a pickle is read, which cannot change it."""
+    """A function or class while a pickle is read, which cannot change it."""
 
     text: str
     make: Callable[..., Any]
@@ -129,14 +135,14 @@ class Name:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """The bytes that tensors are views of."""
+    """The bytes of tensors, and their type."""
 
     dtype: torch.dtype
     content: Tensor  # uint8 [bytes]
 
     @classmethod
     def of(cls, dtype: torch.dtype, content: bytearray) -> Storage:
-        """Without a copy."""
+        """The storage of `content`, which is not copied."""
         if not content:  # which torch.frombuffer does not take
             return cls(dtype, torch.empty(0, dtype=torch.uint8))
         return cls(dtype, torch.frombuffer(content, dtype=torch.uint8))
@@ -144,7 +150,7 @@ class Storage:
 
 @dataclass(slots=True, eq=False)
 class NumpyType:
-    """A NumPy dtype; a pickle sets its byte order afterwards."""
+    """A NumPy dtype whose byte order the pickle sets afterwards."""
 
     kind: str
     order: str = "<"
@@ -155,13 +161,13 @@ class NumpyType:
         self.order = state[1]
 
     def array(self, content: Any) -> np.ndarray:
-        """One axis of numbers in the byte order of this machine; may be a view of `content`."""
+        """An array of one axis from `content`, in the byte order of this machine."""
         given = np.frombuffer(content, np.dtype(self.order + self.kind))
         return given.astype(given.dtype.newbyteorder("="), copy=False)
 
 
 def fill_array(limits: Limits, array: np.ndarray, state: Any) -> None:
-    """As `ndarray.__setstate__`, for an array that `_reconstruct` has made."""
+    """Fills an array that `_reconstruct` has made, as `ndarray.__setstate__` does."""
     _version, shape, dtype, fortran, content = state
     if array.shape != (0,) or array.dtype != np.int8:
         raise pickle.UnpicklingError("the pickle fills an array twice")

@@ -40,7 +40,7 @@ def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) 
 
 
 def encoder_of_card(card: dict[str, Any], cache: str | None) -> TextEncoder:
-    """The text encoder that it names, likewise."""
+    """The text encoder that a dataset card names, on the GPU where there is one."""
     encoder = text.text_encoder_of_card(card, ModelLocation(cache=cache))
     for sentence in unused_places(encoder, {"--t5_cache_dir": cache}):
         say_notice(sentence)
@@ -50,7 +50,7 @@ def encoder_of_card(card: dict[str, Any], cache: str | None) -> TextEncoder:
 def card_of_pipeline(
     folder: Path, *, processor: str | None = None, stored_padding: bool = False
 ) -> dict[str, Any]:
-    """The card of data that were encoded with the text encoder and the VAE of a pipeline folder.
+    """A dataset card for the text encoder and VAE in the folder of a pipeline.
 
     Of several processors with both, it is that of the name `processor`, else the first one. With
     `stored_padding` texts have what the encoder makes of padding, too.

@@ -1,4 +1,8 @@
-"""Two networks of one sample: the expert of high noise levels, and that of low ones (Wan 2.2)."""
+"""Two networks of one sample.
+
+TwoExperts   that of high noise levels, and that of low ones (Wan 2.2)
+GuidedPair   that of captions, and that which guidance leads away from (Ideogram 4)
+"""
 
 # T packed tokens, C patch features, N samples, M level rows
 
@@ -9,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from dit.config import Problems, RunConfig
+from dit.config import ModelConfig, Problems, RunConfig
 from dit.models.registry import family_of
 from dit.objectives.registry import sampling_path
 
@@ -24,43 +28,61 @@ _LEVELS = (
 )
 
 
-class TwoExperts(nn.Module):
-    """One network to a sampler: each sample goes to the expert of its level."""
+class TwoNetworks(nn.Module):
+    """Two networks as one; with `offload` the one that was not called last is in host memory."""
+
+    def __init__(self, first: FullForward, second: FullForward, *, offload: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.offload = first, second, offload
+        self.groups = first.groups
+        self.device = next(first.parameters()).device
+
+    def _called(self, network: FullForward) -> FullForward:
+        if self.offload:
+            other = self.second if network is self.first else self.first
+            other.to("cpu")
+            network.to(self.device)
+        return network
+
+
+class GuidedPair(TwoNetworks):
+    """A network, and beside it the one that guidance leads away from, which sees no captions."""
+
+    @torch.no_grad()
+    def forward(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
+        return self._called(self.first)(input_TC, level_M, batch)
+
+    @torch.no_grad()
+    def away(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
+        """Output [T, C] of the second one."""
+        return self._called(self.second)(input_TC, level_M, batch)
+
+
+class TwoExperts(TwoNetworks):
+    """Two networks as one: each sample goes to the expert for its noise level."""
 
     def __init__(
         self, high: FullForward, low: FullForward, *, boundary: float, offload: bool
     ) -> None:
-        """`boundary` is the lowest level of the high expert, as networks are told it.
-
-        With `offload` the expert that was not called last is in host memory.
-        """
-        super().__init__()
-        self.high, self.low, self.boundary, self.offload = high, low, boundary, offload
-        self.groups = high.groups
-        self.device = next(high.parameters()).device
+        """`boundary` is the lowest timestep of the high expert."""
+        super().__init__(high, low, offload=offload)
+        self.boundary = boundary
 
     @torch.no_grad()
     def forward(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
         is_high_N = level_M[: batch.num_samples] >= self.boundary
         if bool(is_high_N.all()):
-            return self._called(self.high)(input_TC, level_M, batch)
-        low_TC = self._called(self.low)(input_TC, level_M, batch)
+            return self._called(self.first)(input_TC, level_M, batch)
+        low_TC = self._called(self.second)(input_TC, level_M, batch)
         if not bool(is_high_N.any()):
             return low_TC
         # Shifts by the number of tokens: samples of a pack pass the boundary at different steps.
-        high_TC = self._called(self.high)(input_TC, level_M, batch)
+        high_TC = self._called(self.first)(input_TC, level_M, batch)
         return torch.where(is_high_N[batch.segment_T, None], high_TC, low_TC)
-
-    def _called(self, expert: FullForward) -> FullForward:
-        if self.offload:
-            other = self.low if expert is self.high else self.high
-            other.to("cpu")
-            expert.to(self.device)
-        return expert
 
 
 def boundary_of(high: RunConfig, low: RunConfig) -> float:
-    """The level where the ranges of two experts meet, as networks are told it.
+    """The timestep at which the level ranges of two experts meet.
 
     Raises:
         Problems: the ranges do not meet or leave out levels, or the runs do not fit together.
@@ -81,17 +103,36 @@ def boundary_of(high: RunConfig, low: RunConfig) -> float:
                 f"objective.{key}={one} of --checkpoint_path and {other} of --checkpoint_path_low:"
                 " both experts sample at the same levels"
             )
-    if _reads(high) != _reads(low):
-        problems.append(
-            "the networks of --checkpoint_path and --checkpoint_path_low read other latents or"
-            " inputs, so that they are no two experts of one model"
-        )
+    problems += _other_inputs(high, low, "--checkpoint_path_low")
     if problems:
         raise Problems(problems)
     level = torch.tensor(first, dtype=torch.float64)
     return float(sampling_path(high.objective).network_level(level))
 
 
-def _reads(config: RunConfig) -> tuple[object, ...]:
-    m = config.model
-    return family_of(m).inputs(m), m.in_channels, m.patch_spatial, m.patch_temporal
+def check_pair(config: RunConfig, away: RunConfig) -> None:
+    """Checks that guidance can lead the network of a run away from that of another one.
+
+    Raises:
+        Problems: they read other latents or inputs.
+    """
+    if problems := _other_inputs(config, away, "--checkpoint_path_away"):
+        raise Problems(problems)
+
+
+def _other_inputs(one: RunConfig, other: RunConfig, option: str) -> list[str]:
+    if _reads(one.model) == _reads(other.model):
+        return []
+    return [
+        f"the networks of --checkpoint_path and {option} read other latents or inputs, so that"
+        " they are no two of one model"
+    ]
+
+
+def _reads(model: ModelConfig) -> tuple[object, ...]:
+    return (
+        family_of(model).inputs(model),
+        model.in_channels,
+        model.patch_spatial,
+        model.patch_temporal,
+    )

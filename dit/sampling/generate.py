@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dit.batch import TEXT, LatentSample, PackedBatch
 from dit.bin_packing import best_fit_decreasing
-from dit.config import ModelConfig, RunConfig, Sampler
+from dit.config import ModelConfig, ObjectiveConfig, RunConfig, Sampler
 from dit.data.cook import Expected, check_inputs
 from dit.data.pack import SampleSize, pack_samples
 from dit.data.rejections import SampleRefused
@@ -40,6 +40,7 @@ from dit.sampling.conditions.tokens import (
     placed,
     step_noise,
 )
+from dit.sampling.experts import GuidedPair
 from dit.sampling.guiders import Guiders, guided_by
 from dit.sampling.ode_solvers import (
     Guidance,
@@ -91,10 +92,10 @@ class SamplingSettings:
     condition_noise: float = 0.0
     """What conditions of strength 1 get of noise at each step, times the square of the level."""
     guiders: Guiders | None = None
-    """Of a pipeline of Diffusers (`guiders.open_guiders`), in the place of all guidance above."""
+    """Guiders of a Diffusers pipeline (`guiders.open_guiders`), instead of all guidance above."""
 
     def guide(self, path: SamplingPath, model: ModelConfig) -> Guidance:
-        """For a network, with the levels that it is told in place of sigma or t."""
+        """Guidance for `model`, whose interval is in timesteps instead of sigma or t."""
         between = None
         if self.guidance_interval is not None:
             levels = torch.tensor(self.guidance_interval, dtype=torch.float64)
@@ -120,7 +121,7 @@ def generate_latents(
     track: Track = no_progress,
     watch: Watch | None = None,
 ) -> list[Tensor]:
-    """Whitened latents [C, F, H, W], float32, one for each request, in order.
+    """Latents [C, F, H, W], whitened, float32, one for each of `requests`, in their order.
 
     `track` counts steps of the sampler, over all packs. `watch` is called at each step of a pack.
 
@@ -129,8 +130,8 @@ def generate_latents(
             patches, or was distilled to other steps than those of the sampler, or has conditions
             that the network or the sampler does not take.
     """
-    _check_sampler(config, settings)
-    _check_conditions(requests, config, settings)
+    _check_sampler(config.model, config.objective, settings)
+    _check_conditions(requests, config.model, settings)
     samples = check_requests(requests, config)
     layout = layout_with_room(config, [one.conditions for one in requests])
     lengths = [SampleSize.of(sample, layout).tokens for sample in samples]
@@ -148,13 +149,13 @@ def generate_latents(
         for members in groups:
             chosen = {i: requests[i] for i in members}
             against = [
-                _blank(i, r, config, {**r.inputs, **_of_captions(r.negative, layout)})
+                _blank(i, r, config.model, {**r.inputs, **_of_captions(r.negative, layout)})
                 for i, r in chosen.items()
             ]
             own = pack_samples([samples[i] for i in members], layout)
             negative = pack_samples(against, layout)
             conditions = [one.conditions for one in chosen.values()]
-            own, negative, tokens = placed(own, negative, conditions, config, layout)
+            own, negative, tokens = placed(own, negative, conditions, config.model, layout)
             bare = None
             if family_of(config.model).objective.guides_by_references and any(own.references):
                 bare = pack_samples([_without_references(one, layout) for one in against], layout)
@@ -170,13 +171,21 @@ def generate_latents(
     return [latents[i] for i in range(len(requests))]
 
 
-def _check_sampler(config: RunConfig, settings: SamplingSettings) -> None:
-    if family_of(config.model).tells_step_end(config.model) and settings.sampler != Sampler.EULER:
+def _check_sampler(
+    model: ModelConfig, objective: ObjectiveConfig, settings: SamplingSettings
+) -> None:
+    if family_of(model).tells_step_end(model) and settings.sampler != Sampler.EULER:
         raise ValueError(
             f"sampler {settings.sampler}: the network was distilled to predict whole steps (mean"
             " flow), which euler takes; choose it"
         )
-    steps = config.objective.sampling_timesteps
+    unguided = model.unguided_by
+    if unguided is not None and settings.guidance != 1:
+        raise ValueError(
+            f"guidance {settings.guidance:g}: the network was distilled to steps without guidance"
+            f" ({unguided}); set it to 1"
+        )
+    steps = objective.sampling_timesteps
     if steps is not None and len(steps) != settings.num_steps:
         raise ValueError(
             f"num_steps={settings.num_steps}: objective.sampling_timesteps has {len(steps)}"
@@ -185,14 +194,13 @@ def _check_sampler(config: RunConfig, settings: SamplingSettings) -> None:
 
 
 def _check_conditions(
-    requests: Sequence[Request], config: RunConfig, settings: SamplingSettings
+    requests: Sequence[Request], model: ModelConfig, settings: SamplingSettings
 ) -> None:
     if not any(one.conditions for one in requests):
         return
-    if family_of(config.model).conditions(config.model) is None:
+    if family_of(model).conditions(model) is None:
         raise ValueError(
-            f"model.family={config.model.family} is given no pictures at frames of a video; leave"
-            " them out"
+            f"model.family={model.family} is given no pictures at frames of a video; leave them out"
         )
     if settings.sampler is not Sampler.EULER:
         raise ValueError(
@@ -211,7 +219,7 @@ def check_requests(requests: Sequence[Request], config: RunConfig) -> list[Laten
     """
     samples, expected = [], Expected.of(config)
     for index, request in enumerate(requests):
-        samples.append(_blank(index, request, config, request.inputs))
+        samples.append(_blank(index, request, config.model, request.inputs))
         try:
             check_inputs(samples[-1], expected)
         except SampleRefused as refusal:
@@ -222,9 +230,9 @@ def check_requests(requests: Sequence[Request], config: RunConfig) -> list[Laten
 
 
 def _of_captions(inputs: Mapping[str, Tensor], layout: PatchLayout) -> dict[str, Tensor]:
-    """Without those that a sample keeps whatever its caption is.
+    """`inputs` that depend on the caption, rows [L, E] and vectors [E], by name.
 
-    `inputs` are such as a caption becomes: rows [L, E] and vectors [E].
+    Those of kind `NullInput.KEPT` are left out: a sample keeps them whatever its caption is.
     """
     kept = [one.name for one in layout.inputs if one.null is NullInput.KEPT]
     return {name: value for name, value in inputs.items() if name not in kept}
@@ -237,20 +245,20 @@ def _without_references(sample: LatentSample, layout: PatchLayout) -> LatentSamp
 
 
 def _blank(
-    index: int, request: Request, config: RunConfig, inputs: Mapping[str, Tensor]
+    index: int, request: Request, model: ModelConfig, inputs: Mapping[str, Tensor]
 ) -> LatentSample:
-    patch = (config.model.patch_temporal, *[config.model.patch_spatial] * 2)
+    patch = (model.patch_temporal, *[model.patch_spatial] * 2)
     if any(size % p or size < 1 for size, p in zip(request.latent_FHW, patch, strict=True)):
         raise ValueError(
             f"a latent of {request.latent_FHW} (frames, rows, columns) does not divide into patches"
             f" of {patch}; choose another height, width or number of frames"
         )
-    rules = family_of(config.model).conditions(config.model)
+    rules = family_of(model).conditions(model)
     inputs = {**inputs, **(own_latents(request.conditions, rules) if rules else {})}
-    text_LE = inputs.get(TEXT, torch.empty(0, config.model.crossattn_emb_size))
+    text_LE = inputs.get(TEXT, torch.empty(0, model.crossattn_emb_size))
     return LatentSample(
         key=str(index),
-        latent_CFHW=torch.zeros(config.model.in_channels, *request.latent_FHW),
+        latent_CFHW=torch.zeros(model.in_channels, *request.latent_FHW),
         text_LE=text_LE,
         others={name: value for name, value in inputs.items() if name != TEXT},
         fps=request.fps,
@@ -298,7 +306,7 @@ def _sample_pack(
             noise_SN=path.schedule(batch.latent_tokens, num_steps=settings.num_steps).to(device),
         )
 
-    def network(pack: PackedBatch) -> Network:
+    def network(pack: PackedBatch, model: Callable[..., Tensor] = model) -> Network:
         def run(input_TC: Tensor, level_N: Tensor) -> Tensor:
             if pack.has_given_tokens:
                 input_TC = with_given_tokens(input_TC, pack)
@@ -316,7 +324,8 @@ def _sample_pack(
         patch = {"patch_temporal": config.model.patch_temporal}
         return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)
 
-    away, predictions = network(negative), (network(batch),)
+    other = model.away if isinstance(model, GuidedPair) else model
+    away, predictions = network(negative, other), (network(batch),)
     if pack.bare is not None:
         predictions = (network(batch), away)
         away = without_references(network, batch, pack_to(pack.bare, device))

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from dit.batch import NULL_TEXT, TEXT
-from dit.codecs.rgb import Placement, ReferenceFit, cover, to_rgb, upright
+from dit.codecs.rgb import Placement, ReferenceFit, cover, to_rgb, to_rgba, upright
 from dit.codecs.text import TextEncoder
 from dit.models.family import InputKind, SampleInput
 from dit.sampling.conditions.clips import first_of_clip, is_video, read_clip
@@ -31,7 +31,7 @@ from dit.system_errors import reason
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureOptions:
-    """What the options of the pictures are called, for errors."""
+    """Names of the options for pictures, which error messages use."""
 
     first: str
     last: str
@@ -43,7 +43,7 @@ class PictureOptions:
     place: str = ""  # of the prompt in its file, before each error
 
     def of(self, prompt: Prompt) -> PictureOptions:
-        """The same, of one prompt."""
+        """These names for one prompt, whose place in its file messages name."""
         return replace(self, place=f"{prompt.place}: " if prompt.place else "")
 
 
@@ -69,7 +69,7 @@ OF_VALIDATION = PictureOptions(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptTexts:
-    """What a text encoder makes of a prompt and of its negative prompt, by names of tensors."""
+    """The text encoder's tensors of a prompt and of its negative prompt, by name."""
 
     prompt: Mapping[str, Tensor]
     negative: Mapping[str, Tensor]
@@ -142,7 +142,7 @@ class GivenPictures:
     def inputs(
         self, decoder: Any, wanted: Sequence[SampleInput], *, size: Size, multiple: int
     ) -> dict[str, Tensor]:
-        """The inputs of the network, by name.
+        """The network's inputs made of the pictures, by name.
 
         `size` is that of the whole latent, in pixels, `multiple` the pixels along a token's side.
 
@@ -175,7 +175,7 @@ class GivenPictures:
         return {name: made[name] for name in names if name in made}
 
     def first_picture(self, height: int, width: int) -> Tensor:
-        """The first picture, as `read_picture` gives it.
+        """The first frame as a tensor [1, 3, H, W] in [-1, 1], by `read_picture`.
 
         Raises:
             ValueError: as there.
@@ -184,13 +184,13 @@ class GivenPictures:
         return read_picture(self.first, height, width, option=self._option("first"))
 
     def check_seen_by(self, encoder: TextEncoder) -> None:
-        """Raises if the encoder sees pictures or the first frame beside a text, and none is given.
+        """Raises if the encoder needs pictures or the first frame beside a text, and none is given.
 
         Raises:
             ValueError: names the remedy.
         """
         place, missing = self.options.place, self.options.missing
-        if encoder.most_pictures and not self.references:
+        if not encoder.reads_alone and not self.references:
             raise ValueError(
                 f"{place}the text encoder {encoder.name} of the data sees the pictures that the"
                 f" prompt changes: {missing.format('reference')}"
@@ -208,7 +208,7 @@ class GivenPictures:
         *,
         alone: Callable[[str, bool], Mapping[str, Tensor]],
     ) -> PromptTexts:
-        """What a text encoder makes of a prompt and its negative prompt, with what it sees.
+        """The text encoder's tensors of a prompt and its negative prompt, beside the pictures.
 
         `alone` encodes a text without a picture, and whether it is a negative prompt: rows [L, E]
         and vectors [E], by name.
@@ -218,7 +218,7 @@ class GivenPictures:
         """
         self.check_seen_by(encoder)
         prompt, negative = words
-        if encoder.most_pictures:
+        if encoder.most_pictures and self.references:
             return self._texts_beside_references(encoder, prompt, negative)
         if not encoder.sees_first_frame:
             return PromptTexts(prompt=alone(prompt, False), negative=alone(negative, True))
@@ -230,7 +230,7 @@ class GivenPictures:
     def _texts_beside_references(
         self, encoder: TextEncoder, prompt: str, negative: str
     ) -> PromptTexts:
-        pictures = [self._upright(file) for file in self.references]
+        pictures = [self._upright(file, clear=encoder.sees_alpha) for file in self.references]
         found: dict[str, Mapping[str, Tensor]] = {}
         for text in dict.fromkeys(one for one in (prompt, negative) if one) or [""]:
             made = dict(encoder.encode_beside(text, pictures))
@@ -251,25 +251,31 @@ class GivenPictures:
         found = {}
         for name, file in zip(names, self.references, strict=False):
             place = self._placement(file, decoder, target, multiple)
-            pictures_F3HW = self._reference(file, target[0], place)
+            clear = getattr(decoder, "pixel_channels", 3) == 4
+            pictures_F3HW = self._reference(file, target[0], place, clear=clear)
             stride = decoder.temporal_stride
             whole = (len(pictures_F3HW) - 1) // stride * stride + 1
             found[name] = decoder.encode(pictures_F3HW[:whole].transpose(0, 1))
         return found
 
-    def _reference(self, file: str, frames: int, place: Placement) -> Tensor:
-        """A picture [1, 3, H, W], or at most `frames` of a video, in [-1, 1]."""
+    def _reference(
+        self, file: str, frames: int, place: Placement, *, clear: bool = False
+    ) -> Tensor:
+        """A picture [1, 3, H, W], or at most `frames` of a video, in [-1, 1].
+
+        With `clear` a picture is [1, 4, H, W], with its transparency.
+        """
         if is_video(file):
             width, height = place.size
             option = self._option("reference_video")
             return read_clip(file, (frames, height, width), option=option, place=place)
-        return _colours(place.apply(self._upright(file)))
+        return _colours(place.apply(self._upright(file, clear=clear)))
 
-    def _upright(self, file: str) -> Image.Image:
+    def _upright(self, file: str, *, clear: bool = False) -> Image.Image:
         """A reference, or the first picture of a video."""
         if is_video(file):
             return first_of_clip(file, option=self._option("reference_video"))
-        return _upright(file, option=self._option("reference"))
+        return _upright(file, option=self._option("reference"), clear=clear)
 
     def _placement(self, file: str, decoder: Any, target: Size, multiple: int) -> Placement:
         """Where a reference lies in what is encoded, as when data are packed."""
@@ -290,7 +296,7 @@ class GivenPictures:
         return Placement((max(width, wide), max(height, high)), (wide, high))
 
     def shown(self, height: int, width: int) -> np.ndarray | None:
-        """The references side by side, else the first frame, as uint8 [H, W, 3] for a grid.
+        """References side by side, or the first frame, as uint8 [H, W, 3] for the grid of samples.
 
         None where none is given.
         """
@@ -304,7 +310,7 @@ class GivenPictures:
 
 
 def _covering(size: tuple[int, int], sides: tuple[int, int]) -> Placement:
-    """Of a picture of `size` (width, height) that is cropped to `sides` (height, width)."""
+    """Placement of a picture of `size` (width, height), cropped to `sides` (height, width)."""
     height, width = sides
     return Placement(cover(*size, (width, height)), (width, height))
 
@@ -324,15 +330,15 @@ def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:
 
 
 def _colours(picture: Image.Image) -> Tensor:
-    """[1, 3, H, W] in [-1, 1] of an RGB picture."""
+    """[1, 3, H, W] in [-1, 1] of an RGB picture; [1, 4, H, W] of an RGBA one."""
     colours_HWC = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)
     return (2 * colours_HWC - 1).permute(2, 0, 1)[None]
 
 
-def _upright(file: str, *, option: str) -> Image.Image:
+def _upright(file: str, *, option: str, clear: bool = False) -> Image.Image:
     try:
         with Image.open(file) as opened:
-            return to_rgb(upright(opened))
+            return (to_rgba if clear else to_rgb)(upright(opened))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(
             f"{option} {file} cannot be read as a picture ({reason(error)})"

@@ -40,7 +40,7 @@ _POINTS = 8
 _LETTER, _LINE_HEIGHT = 7.8, 18  # of a font of so many points; few texts have wider letters
 _MOST_PROMPTS, _MOST_OF_ONE = 64, 16
 _MOST_HEIGHT = 12_000
-"""Of the grid, about: matplotlib draws at most 65,536 pixels a side."""
+"""Height of the grid in pixels, about: matplotlib draws at most 65,536 a side."""
 _MOST_ASPECT = 8.0
 _GAP = 6
 _LONGEST = 500  # letters of a prompt in the file
@@ -57,7 +57,7 @@ class Fonts:
 
 
 def beside(*pictures: np.ndarray | None) -> np.ndarray:
-    """Pictures [H, W, 3] from left to right, as one picture of the grid; None is left out.
+    """`pictures` [H, W, 3] from left to right as one picture; None is left out.
 
     Those that are given stand on the left of the sample that begins with them.
     """
@@ -255,7 +255,7 @@ def short_label(caption: str) -> str:
 
 
 def label(caption: str, fonts: Fonts, *, width: int = _LINE) -> str:
-    """The lines of a label, of `width` letters; one without a font becomes its code point."""
+    """The caption as lines of `width` letters; letters without a font become code points."""
     text = _each_spelled(short_label(caption), fonts.missing)
     width = min(width, _LINE) * _width(text) // _LINE
     most = width * _LINES

@@ -35,12 +35,12 @@ GUIDERS = (
     "TangentialClassifierFreeGuidance",
     "MagnitudeAwareGuidance",
 )
-"""Those that combine two predictions, whatever the order of their numbers: others reach into the
+"""Guiders that combine two predictions, whatever the order of their numbers: others reach into the
 layers of Diffusers' network, or need rows and columns."""
 
 
 def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
-    """The guider of a pipeline's folder, or of its own; `scale` takes the place of its own.
+    """The guider in `folder`, or in the pipeline there; `scale` replaces its own.
 
     Raises:
         ValueError: there is none, or one that needs more than two predictions.
@@ -77,14 +77,17 @@ def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guiders:
-    """The guiders of a pipeline."""
+    """The guiders of a pipeline: the usual one, and one for prompts with quoted words."""
 
     usual: Any
     of_quoted: Any
     """For prompts with words in quotation marks; None: the usual one."""
 
     def of(self, batch: PackedBatch) -> list[Any]:
-        """One for each sample of its own: some keep a running mean of their sample."""
+        """A guider for each sample of the pack.
+
+        Each sample has its own, because some keep a running mean.
+        """
         of_quoted = self.usual if self.of_quoted is None else self.of_quoted
         starts = batch.text_offsets.get(QUOTED, (0,) * (batch.num_samples + 1))
         rows = (last - first for first, last in pairwise(starts))
@@ -92,7 +95,7 @@ class Guiders:
 
 
 def open_guiders(folder: str | Path, *, scale: float | None = None) -> Guiders:
-    """Those of a pipeline's folder, or the one of a guider's; `scale` as in `open_guider`.
+    """All guiders in `folder`; `scale` is as in `open_guider`.
 
     Raises:
         ValueError: as `open_guider`.
@@ -111,9 +114,9 @@ def guided_by(
     batch: PackedBatch,
     at: StepLevels,
 ) -> Network:
-    """What guiders make of both predictions, for each sample of the pack by itself.
+    """A network that combines both predictions by guiders, for each sample of the pack by itself.
 
-    They are told the number of the step, and decide whether `unconditional` is called.
+    They get the number of the step, and decide whether `unconditional` is called.
     """
     each = guiders.of(batch)
     networks = (conditional, unconditional)

@@ -20,20 +20,20 @@ Size = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentStride:
-    """Pixels and frames of one latent cell, and latent cells of one token."""
+    """Pixels and frames of one latent cell, and latent cells that sizes are multiples of."""
 
     stride: int
     temporal_stride: int
-    patch_spatial: int
+    side_cells: int
     patch_temporal: int
 
     @classmethod
     def of(cls, decoder: Any, model: ModelConfig) -> LatentStride:
-        """From a decoder with `stride` and `temporal_stride`, and the patch sizes of the model."""
+        """The stride of a decoder, with the patch sizes of the model."""
         return cls(
             stride=decoder.stride,
             temporal_stride=decoder.temporal_stride,
-            patch_spatial=model.patch_spatial,
+            side_cells=model.side_cells,
             patch_temporal=model.patch_temporal,
         )
 
@@ -41,7 +41,7 @@ class LatentStride:
         """Size of the smallest latent that covers these pixel frames, rows and columns."""
         frames, height, width = pixels
         cells = 1 + -(-(frames - 1) // self.temporal_stride)
-        side, patch = self.stride * self.patch_spatial, self.patch_spatial
+        side, patch = self.stride * self.side_cells, self.side_cells
         return (
             -(-cells // self.patch_temporal) * self.patch_temporal,
             -(-height // side) * patch,
@@ -55,7 +55,7 @@ class LatentStride:
 
 
 def rounding(asked: Size, made: Size) -> str:
-    """A notice that more is generated than was asked for, or an empty text."""
+    """A notice that more is generated than was asked for; empty if sizes are equal."""
     names = ("frames", "rows", "columns")
     more = [f"{b} {name} for {a}" for name, a, b in zip(names, asked, made, strict=True) if a != b]
     if not more:
@@ -64,6 +64,6 @@ def rounding(asked: Size, made: Size) -> str:
 
 
 def cut(video_FHW3: np.ndarray, size: Size) -> np.ndarray:
-    """The first frames, rows and columns of a decoded video."""
+    """`video_FHW3` cut to its first frames, rows and columns."""
     frames, height, width = size
     return video_FHW3[:frames, :height, :width]

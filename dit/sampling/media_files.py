@@ -1,4 +1,4 @@
-"""Decoded pictures -> files: a PNG or MP4 for each, samples.json, and a grid of all (grid.py)."""
+"""Pictures -> files: a PNG or MP4 for each, samples.json, and a grid of all (grid.py)."""
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
 
@@ -43,6 +43,7 @@ class Picture:
     latent_CFHW: Tensor | None = field(
         default=None, repr=False
     )  # if given, it is written beside the picture
+    clear_FHW4: np.ndarray | None = None  # uint8, with transparency, of codecs that have it
     given_HW3: np.ndarray | None = None  # uint8, the picture it begins with, for the grid
 
 
@@ -76,7 +77,7 @@ def make_folder(folder: Path, *, count: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """Which files of a list of pictures could be written."""
+    """The files that could be written for a list of pictures, and those that could not."""
 
     grid: Path | None  # None where it could not be drawn
     lost: tuple[NotShown, ...]  # pictures that could not be written
@@ -130,7 +131,8 @@ def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]
     entry = {"file": name, "prompt": picture.prompt, **note}
     try:
         if len(frames) == 1:
-            _write_png(folder / name, frames[0], picture.prompt, note)
+            pixels = frames if picture.clear_FHW4 is None else picture.clear_FHW4
+            _write_png(folder / name, pixels[0], picture.prompt, note)
         else:
             _write_mp4(folder / name, frames, fps=note["fps"])
         if picture.latent_CFHW is not None:
@@ -274,7 +276,7 @@ def _write_latent(path: Path, latent_CFHW: Tensor) -> None:
 
 
 def false_colours(latent_CFHW: Tensor) -> np.ndarray:
-    """Uint8 [F, H, W, 3]: the first three channels of a normalized latent as red, green and blue.
+    """The first three channels of a latent as red, green and blue, uint8 [F, H, W, 3].
 
     The scale is fixed, so that steps of a run can be compared: black is -2.5 standard deviations,
     white is 2.5.

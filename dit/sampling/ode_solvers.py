@@ -30,8 +30,8 @@ from dit.batch import PackedBatch
 from dit.config import Sampler
 from dit.models.family import KeptNorm
 from dit.models.positions import patchify, unpatchify
+from dit.objectives.noise import insert_padding
 from dit.objectives.objective import Prediction, SamplingPath, per_token, real_only
-from dit.objectives.training_target import insert_padding
 from dit.pack_wire import to_device
 
 Network = Callable[[Tensor, Tensor], Tensor]
@@ -63,7 +63,7 @@ class Guidance:
     """Frames, and rows or columns, of the latent in one token."""
 
     def at(self, level_N: Tensor) -> Tensor:
-        """Guidance scale [N] of each sample at its level."""
+        """The guidance scale [N] of each sample at its noise level."""
         return torch.where(self.acts(level_N), self.scale, torch.ones_like(level_N))
 
     def acts(self, level_N: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class Guidance:
 
 @dataclass(frozen=True, slots=True)
 class StepLevels:
-    """The levels that the network is told at the steps of a sampler."""
+    """The noise levels of all steps of a sampler, which the network gets as timesteps."""
 
     level_SN: Tensor  # S + 1 of them, the last one of what is made
 
@@ -90,12 +90,12 @@ class StepLevels:
         return len(self.level_SN) - 1
 
     def number(self, level_N: Tensor) -> int:
-        """The step that begins at these levels."""
+        """Number of the step that begins at the levels `level_N`."""
         # One sample tells the step of all. The nearest level, as a device may round another way.
         return int((self.level_SN[:-1, 0] - level_N[0].cpu()).abs().argmin())
 
     def end(self, level_N: Tensor) -> Tensor:
-        """The levels [N] at the end of the step that begins at these."""
+        """The levels [N] at the end of the step that begins at `level_N`."""
         return self.level_SN[self.number(level_N) + 1].to(level_N)
 
 
@@ -121,7 +121,7 @@ def initial_noise(batch: PackedBatch, seeds: Sequence[int]) -> Tensor:
 def guided(
     conditional: Network, unconditional: Network, guidance: Guidance, batch: PackedBatch
 ) -> Network:
-    """Classifier-free guidance: uncond + scale * (cond - uncond).
+    """A network that combines two predictions by guidance: uncond + scale * (cond - uncond).
 
     It acts on raw network outputs. At a given state, latent and velocity are affine in the raw
     output, so this equals guidance on either. `unconditional` is not called where no sample of the
@@ -151,7 +151,7 @@ def guided(
 def rescaled(
     mixed_TC: Tensor, cond_TC: Tensor, scale_N: Tensor, guidance: Guidance, batch: PackedBatch
 ) -> Tensor:
-    """A guided prediction with a part of the standard deviation that it has without guidance."""
+    """`mixed_TC` with its standard deviation moved towards that of `cond_TC`."""
     if not guidance.rescale:
         return mixed_TC
     factor_N = deviations(cond_TC, batch) / deviations(mixed_TC, batch)
@@ -162,7 +162,7 @@ def rescaled(
 def guided_at_first(
     both: Network, alone: Network, *, num_steps: int, part: float, sampler: Sampler
 ) -> Network:
-    """`both` at so large a part of the steps, from the first on, and `alone` at all others.
+    """A network that calls `both` in the first part of the steps, and `alone` in the others.
 
     It is of one sampling: calls are counted, for Heun's second one of a step has the level of the
     first one of the next, and a step is guided as a whole.
@@ -177,7 +177,7 @@ def guided_at_first(
 
 
 def kept_norms(values_TC: Tensor, guidance: Guidance, batch: PackedBatch) -> Tensor:
-    """For each number of [T, C] the norm of what it belongs to: [T, 1] of tokens, else [T, C]."""
+    """The norm that guidance keeps: [T, 1] of tokens, or [T, C] of the picture's rows."""
     if guidance.keeps_norm is not KeptNorm.PICTURE_ROW:
         return values_TC.norm(dim=-1, keepdim=True)
     norm_TC = torch.ones_like(values_TC)
@@ -190,7 +190,7 @@ def kept_norms(values_TC: Tensor, guidance: Guidance, batch: PackedBatch) -> Ten
 
 
 def deviations(values_TC: Tensor, batch: PackedBatch) -> Tensor:
-    """Standard deviation over all tokens of each sample's latent and features, float32 [N].
+    """Standard deviation [N] of each sample's latent, over all its tokens and features, float32.
 
     Given frames are among them, as in Diffusers' pipelines, and conditions, but no references.
     """
@@ -223,7 +223,7 @@ def sample(  # noqa: PLR0913  # each has a default but what a step cannot do wit
     each_step: Callable[[Tensor], None] | None = None,
     step_noise: Callable[[int], Tensor] | None = None,
 ) -> Tensor:
-    """Whitened latents [T, C], float32, zero on padding, from standard normal `noise_TC`.
+    """Latents [T, C], whitened, float32, zero on padding, from standard normal `noise_TC`.
 
     `step_noise` makes standard normal noise [T, C] for the end of a step, from 0; LCM needs it.
     `each_step` is called once a step, with the clean latents [T, C] that the network predicts at
@@ -266,7 +266,10 @@ def sample(  # noqa: PLR0913  # each has a default but what a step cannot do wit
 def euler_or_heun(
     predict: Predict, state_TC: Tensor, level_SN: Tensor, batch: PackedBatch, *, heun: bool
 ) -> Tensor:
-    """Euler: steps along the velocity at their start. Heun: along the mean of both ends'."""
+    """The state at the end, by steps along the velocity.
+
+    Euler's method takes the velocity at the start of a step, Heun's the mean of both ends.
+    """
     steps = len(level_SN) - 1
     for i in range(steps):
         step_T1 = per_token(level_SN[i + 1] - level_SN[i], batch)
@@ -280,7 +283,7 @@ def euler_or_heun(
 
 @dataclass(frozen=True, slots=True)
 class LevelSchedule:
-    """The levels that a solver visits; each sample has its own."""
+    """The noise levels that a solver visits; each sample has its own."""
 
     noise_SN: Tensor  # float64, falling to 0
     signal_SN: Tensor
@@ -299,12 +302,12 @@ class LevelSchedule:
         return per_token(value_N, self.batch)
 
     def step(self, i: int, state_TC: Tensor, latent_TC: Tensor) -> Tensor:
-        """State after step i, if the predicted latent is constant during the step."""
+        """The state after step i if the predicted latent does not change during the step."""
         ratio_N = self.noise_SN[i + 1] / self.noise_SN[i]
         return self.per_token(ratio_N) * state_TC + self.latent_factor(i) * latent_TC
 
     def latent_factor(self, i: int) -> Tensor:
-        """Factor a' (1 - e^-h) of the latent in step i, [T, 1]."""
+        """The factor a' (1 - e^-h) of the latent in step i, [T, 1]."""
         return self.per_token(-self.signal_SN[i + 1] * torch.expm1(-self.log_snr_step(i)))
 
 

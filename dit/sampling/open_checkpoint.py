@@ -27,12 +27,13 @@ from dit.distributed.entry import say_notice
 from dit.distributed.model_parallel import FullForward
 from dit.distributed.process_groups import device, process_groups, start_processes
 from dit.launched import check_launch, world_size
+from dit.models.family import NullInput
 from dit.models.registry import family_of
 from dit.objectives.registry import check_covers_all_levels
 from dit.sampling.cards import card_of_pipeline, decoder_of_card, encoder_of_card
 from dit.sampling.commands.load_options import LoadOptions
 from dit.sampling.commands.lora_option import add_adapters
-from dit.sampling.experts import TwoExperts, boundary_of
+from dit.sampling.experts import GuidedPair, TwoExperts, TwoNetworks, boundary_of, check_pair
 from dit.sampling.latent_sizes import LatentStride
 from dit.train.checkpoint.adapters import load_adapted
 from dit.train.checkpoint.starting_point import named_checkpoint
@@ -43,11 +44,11 @@ _Expert = tuple[Path, RunConfig]
 
 @dataclass(frozen=True, kw_only=True)
 class OpenCheckpoint:
-    """A checkpoint that is ready to generate."""
+    """A checkpoint that is loaded to generate: network, text encoder, decoder."""
 
     path: Path
     config: RunConfig
-    model: FullForward | TwoExperts
+    model: FullForward | TwoNetworks
     encoder: TextEncoder
     decoder: Codec | None
     latent_stride: LatentStride
@@ -73,6 +74,7 @@ def open_checkpoint(
     options = options or LoadOptions()
     path = named_checkpoint(checkpoint_path, named=f"--checkpoint_path {checkpoint_path}")
     config = on_layout(saved_config(path), options)
+    away = _network_away(config, options)
     low, boundary = _low_expert(config, options)
     card = saved_card(path) or _card_of_pipeline(options, config.model)
     if card is None:
@@ -84,38 +86,48 @@ def open_checkpoint(
         )
     decoder, latent_stride = open_decoder(card, options, config.model, needed=needs_decoder)
     encoder = encoder_of_card(card, options.t5_cache_dir)
+    model: FullForward | TwoNetworks
+    if away is None:
+        model = _load_experts((path, config), low, boundary, weights=weights, options=options)
+    else:
+        model = _load_pair((path, config), away, weights=weights, options=options)
     return OpenCheckpoint(
         path=path,
         config=config,
-        model=_load_experts((path, config), low, boundary, weights=weights, options=options),
+        model=model,
         encoder=encoder,
         decoder=decoder,
         latent_stride=latent_stride,
         lora=(*options.lora, *options.lora_low),
-        null=_null_inputs(path, encoder),
+        null=_null_inputs(path, encoder, config.model),
         card=card,
     )
 
 
-def _null_inputs(path: Path, encoder: TextEncoder) -> NullInputs:
-    """Those that the checkpoint keeps of its data, else those of the encoder.
+def _null_inputs(path: Path, encoder: TextEncoder, model: ModelConfig) -> NullInputs:
+    """Null inputs that the checkpoint keeps of its data, else the encoder's of "".
 
-    None of an encoder that sees pictures: they are of each sample.
+    Empty for an encoder that needs pictures: each sample has its own.
     """
-    if encoder.most_pictures:
+    if not encoder.reads_alone:
         return {}
-    return saved_null_inputs(path) if (path / NULL_TEXT).exists() else encoder.encode_all("")
+    if (path / NULL_TEXT).exists():
+        return saved_null_inputs(path)
+    encoded, inputs = encoder.encode_all(""), family_of(model).inputs(model)
+    empty = {one.name for one in inputs if one.null is NullInput.EMPTY}
+    return {name: rows[:0] if name in empty else rows for name, rows in encoded.items()}
 
 
 def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None, float]:
-    """The second checkpoint, and the lowest level that the first is told.
+    """The second checkpoint, and the lowest timestep that the first one gets.
 
     Raises:
         ValueError: one expert stands alone, or two do not fit together.
     """
     if options.checkpoint_path_low is None:
         for name in ("offload_experts", "lora_low"):
-            if getattr(options, name):
+            paired = name == "offload_experts" and options.checkpoint_path_away is not None
+            if getattr(options, name) and not paired:
                 raise ValueError(f"--{name} is of two experts: give --checkpoint_path_low, too")
         check_covers_all_levels(config.objective)
         return None, 0.0
@@ -123,6 +135,35 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
     path = named_checkpoint(place, named=f"--checkpoint_path_low {place}")
     low = on_layout(saved_config(path), options)
     return (path, low), boundary_of(config, low)
+
+
+def _network_away(config: RunConfig, options: LoadOptions) -> _Expert | None:
+    """The checkpoint that guidance leads away from, if there is one.
+
+    Raises:
+        ValueError: the two do not fit together.
+    """
+    place = options.checkpoint_path_away
+    if place is None:
+        return None
+    if options.checkpoint_path_low is not None:
+        raise ValueError(
+            "--checkpoint_path_away and --checkpoint_path_low are of different models; leave one of"
+            " them out"
+        )
+    path = named_checkpoint(place, named=f"--checkpoint_path_away {place}")
+    away = on_layout(saved_config(path), options)
+    check_pair(config, away)
+    return path, away
+
+
+def _load_pair(own: _Expert, away: _Expert, *, weights: str, options: LoadOptions) -> GuidedPair:
+    averaged = weights == "ema"
+    second = _load(*away, averaged=averaged, lora=(), options=options)
+    if options.offload_experts:  # before the other comes to the device
+        second.to("cpu")
+    first = _load(*own, averaged=averaged, lora=options.lora, options=options)
+    return GuidedPair(first, second, offload=options.offload_experts)
 
 
 def _load_experts(
@@ -148,7 +189,7 @@ def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any
 
 
 def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
-    """The configuration of a run for sampling on the layout that `options` name.
+    """The configuration of a run, changed to the layout on which `options` want to sample.
 
     Raises:
         ValueError: the processes or the sizes of the model do not divide.
@@ -180,7 +221,7 @@ def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
 def open_decoder(
     card: dict[str, Any], options: LoadOptions, model: ModelConfig, *, needed: bool
 ) -> tuple[Codec | None, LatentStride]:
-    """The decoder of a dataset, and the pixels and frames of one latent cell.
+    """The decoder of a dataset, and the size of a latent cell in pixels and frames.
 
     Without a decoder the sizes come from the dataset card.
 
@@ -198,7 +239,7 @@ def open_decoder(
                 f"the decoder of the dataset cannot be opened: {error}. Give its place with"
                 " --tokenizer_cache_dir or --tokenizer_model, or keep latents: --save_latents"
             ) from error
-    patches = {"patch_spatial": model.patch_spatial, "patch_temporal": model.patch_temporal}
+    patches = {"side_cells": model.side_cells, "patch_temporal": model.patch_temporal}
     strides = {name: latent[name] for name in ("stride", "temporal_stride")}
     return None, LatentStride(**strides, **patches)
 

@@ -25,7 +25,7 @@ _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One prompt, and its own size where a file gives one."""
+    """A prompt, with the size and pictures that a file gives it."""
 
     text: str
     height: int | None = None
@@ -39,7 +39,7 @@ class Prompt:
     place: str = field(default="", compare=False)  # where it stands in its file, for errors
 
     def size(self, asked: Any, usual: Mapping[str, int]) -> dict[str, int | None]:
-        """Its own frames, rows and columns, else those `asked` for, else the usual ones of data."""
+        """Frames, rows and columns: its own, else those `asked` for, else the `usual` ones."""
         names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
         return {
             name: getattr(self, name) or getattr(asked, name) or usual.get(known)
@@ -48,14 +48,14 @@ class Prompt:
 
 
 def unused(prompts: Sequence[Prompt]) -> str:
-    """A notice of the keys in a file of prompts that nothing reads, or an empty text."""
+    """A notice of keys in a file of prompts that nothing reads; empty if there are none."""
     names = sorted({name for prompt in prompts for name in prompt.unused})
     shown = first_of([repr(name)[1:-1] for name in names], _SHOWN)
     return f"not used, of the file of prompts: {shown}" if names else ""
 
 
 def unguided(negatives: Iterable[str], *, guidance: float) -> str:
-    """A notice that negative prompts have no effect without guidance, or an empty text."""
+    """A notice that negative prompts have no effect without guidance; else empty."""
     return (
         "guidance 1 is none: negative prompts are not used"
         if guidance == 1 and any(negatives)

@@ -27,7 +27,10 @@ from dit.sampling.ode_solvers import Guidance, Network, rescaled
 def without_references(
     network: Callable[[PackedBatch], Network], batch: PackedBatch, bare: PackedBatch
 ) -> Network:
-    """The network on the targets of `batch` alone, whose samples `bare` has without references."""
+    """The network's prediction for the targets of `batch` without its references.
+
+    `bare` is the pack of the same samples without references.
+    """
     here, there = (to_device(_targets(one), batch.segment_T.device) for one in (batch, bare))
     run = network(bare)
 
@@ -50,7 +53,9 @@ def _targets(batch: PackedBatch) -> Tensor:
 def guided_by_references(
     both: Network, references: Network, none: Network, guidance: Guidance, batch: PackedBatch
 ) -> Network:
-    """The combination of the predictions; `references` is not called where i is at most 1.
+    """A network that combines three predictions: with both, references alone, and none.
+
+    `references` is not called where the scale i is at most 1.
 
     As with other guidance, `Guidance.rescale` leads back to the deviation of `both`.
     """

@@ -1,6 +1,6 @@
 """Training: the loop over steps, and all that a run measures, validates and saves.
 
-start_checks           what a start refuses, for a dry run
+opening                a run is opened in five steps: machine, data, start, model, restore
 trainer                the run: read, step, average, validate, log, save
 train_state            everything that a run holds in memory
 model_and_optimizer    configuration -> model, optimizer and average of the weights; initial values
@@ -8,6 +8,7 @@ step                   packs -> loss and gradients -> updated weights
 loss                   error of a prediction, weighted as the objective says; the loss of pairs
 reference_passes       passes without gradients before the one that learns
 references             what these predict, and what it makes of the problems of a step
+distill                few steps: a student, its teacher, and the problems that they make
 timers                 the seconds of the parts of a step
 attention_choice       the kernel of attention: kept, or the fastest on the first rank
 optimizer              which one trains which weights, one clipped update, what it keeps

@@ -12,34 +12,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import torch
 
 from dit.checkpoint_paths import saved_config
-from dit.config import AttentionBackend, RunConfig
-from dit.data import length_shares
+from dit.config import AttentionBackend, DatasetConfig, ModelConfig, RunConfig
 from dit.distributed.collective_errors import from_first_rank, on_all_ranks
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.models.attention.choice import BUDGET_S, attention_calls, fault, milliseconds
 from dit.models.attention.fit import AttentionCase, fitting, refusal
 from dit.models.attention.kernels import shapes_of_runs
-from dit.models.cost import network_cost
+from dit.models.registry import network_spec
 from dit.parsing import cause
-from dit.train.checkpoint.starting_point import goes_on_from
+from dit.sizing.passes import length_shares
 
 _MOST_TOKENS = 32_768
-"""Of the pack that is timed; attention to longer samples takes seconds a layer."""
+"""Most tokens of the pack that is timed; attention to longer samples takes seconds a layer."""
 _MOST_SHAPES = 4
 """SDPA is timed where its calls for a pack have so few shapes at most: cuDNN, which torch takes for
 it on Hopper, makes a graph for each, and a pack of many sizes is a call for each."""
 
 
-def with_attention(config: RunConfig, *, timed: bool) -> tuple[RunConfig, list[str]]:
+def with_attention(
+    config: RunConfig, *, timed: bool, continued: Path | None = None
+) -> tuple[RunConfig, list[str]]:
     """The run with its kernel of attention, and lines about it; all ranks call it.
 
-    Unless `timed`, `auto` is the likely fastest.
+    Unless `timed`, `auto` is the likely fastest. `continued` is the checkpoint that the run goes on
+    from.
 
     Raises:
         ValueError: the named kernel cannot be used here.
@@ -48,21 +51,23 @@ def with_attention(config: RunConfig, *, timed: bool) -> tuple[RunConfig, list[s
     samples = from_first_rank(lambda: usual_pack(config) if _capability() else [])
     case = AttentionCase.of(config, _capability())
     if config.model.attention_backend is not AttentionBackend.AUTO:
-        _refuse(config, next(filter(None, on_all_ranks(lambda: _reason(config, case))), ""))
+        _refuse(
+            config.model, next(filter(None, on_all_ranks(lambda: _reason(config.model, case))), "")
+        )
         return config, []
     ranks = on_all_ranks(lambda: {one: _fault(one, case) for one in fitting(case)})
     working = [one for one in fitting(case) if all(rank.get(one) == "" for rank in ranks)]
     notes = list(_without(ranks, working))
     if all(len(rank) == 1 for rank in ranks):
         return config, notes  # CPUs, or float32: this stays `auto`, for the next machine
-    before = from_first_rank(lambda: _before(config))
+    before = from_first_rank(lambda: _before(continued))
     if before in working:
         return _with(config, before), notes
     *fused, last = working
     chosen, times = (fused or [last])[0], ""
-    candidates = working if few_shapes(config, samples) else fused
+    candidates = working if few_shapes(config.model, config.dataset, samples) else fused
     if timed and not case.deterministic and len(candidates) > 1:
-        chosen, times = from_first_rank(lambda: _fastest(config, candidates, samples))
+        chosen, times = from_first_rank(lambda: _fastest(config.model, candidates, samples))
     gone = before is not AttentionBackend.AUTO
     why = f"{times}{gone * f'; {before}, as in the checkpoint, cannot be used here'}"
     return _with(config, chosen), [*notes, f"attention by {chosen}{why}"]
@@ -74,7 +79,7 @@ def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
     Data that do not tell their sizes count as `dataset.mock_samples`, which also has the texts.
     Where texts take room in packs, the sizes of data count them, and the tokens here do not.
     """
-    mock, joint = config.dataset.mock_samples, network_cost(config.model).attends_jointly
+    mock, joint = config.dataset.mock_samples, network_spec(config.model).attends_jointly
     sizes = [(config.mock_tokens(one), one.text_length) for one in mock]
     weights = [one.weight for one in mock]
     if shares := length_shares(config):
@@ -91,19 +96,21 @@ def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
         room -= filled
 
 
-def few_shapes(config: RunConfig, samples: Sequence[tuple[int, int]]) -> bool:
+def few_shapes(
+    model: ModelConfig, dataset: DatasetConfig, samples: Sequence[tuple[int, int]]
+) -> bool:
     """Whether SDPA computes such packs in few calls, whatever texts the samples have.
 
     Samples are (tokens, rows of text). Data do not tell how long their texts are, so that it is out
     of the question where its calls depend on that.
     """
     packs = [samples]
-    if not config.dataset.mock:
+    if not dataset.mock:
         packs.append([(tokens, text + 1) for tokens, text in samples])
     first, *others = (
         {
             shape
-            for call in attention_calls(config.model, pack, device=torch.device("cpu"))
+            for call in attention_calls(model, pack, device=torch.device("cpu"))
             for shape in shapes_of_runs(call.spans)
         }
         for pack in packs
@@ -121,18 +128,18 @@ def check_named(config: RunConfig) -> None:
     Raises:
         ValueError: it names a kernel that does not fit or does not work.
     """
-    _refuse(config, _reason(config, AttentionCase.of(config, _capability())))
+    _refuse(config.model, _reason(config.model, AttentionCase.of(config, _capability())))
 
 
-def _reason(config: RunConfig, case: AttentionCase) -> str:
-    named = config.model.attention_backend
+def _reason(model: ModelConfig, case: AttentionCase) -> str:
+    named = model.attention_backend
     return refusal(named, case) or _fault(named, case)
 
 
-def _refuse(config: RunConfig, reason: str) -> None:
+def _refuse(model: ModelConfig, reason: str) -> None:
     if reason:
         raise ValueError(
-            f"model.attention_backend={config.model.attention_backend} cannot be used: {reason};"
+            f"model.attention_backend={model.attention_backend} cannot be used: {reason};"
             " set model.attention_backend=auto, or name another one"
         )
 
@@ -155,19 +162,18 @@ def _without(
             yield f"attention without {one}, which does not work: {next(filter(None, faults))}"
 
 
-def _before(config: RunConfig) -> AttentionBackend:
+def _before(continued: Path | None) -> AttentionBackend:
     """The kernel of the checkpoint that the run goes on from."""
-    checkpoint = goes_on_from(config)
-    if checkpoint is None:
+    if continued is None:
         return AttentionBackend.AUTO
-    return saved_config(checkpoint).model.attention_backend
+    return saved_config(continued).model.attention_backend
 
 
 def _fastest(
-    config: RunConfig, backends: Sequence[AttentionBackend], samples: list[tuple[int, int]]
+    model: ModelConfig, backends: Sequence[AttentionBackend], samples: list[tuple[int, int]]
 ) -> tuple[AttentionBackend, str]:
     """The fastest kernel, and the times of all."""
-    calls = attention_calls(config.model, samples, device=device())
+    calls = attention_calls(model, samples, device=device())
     budget, times, failed = BUDGET_S / len(backends), {}, ""
     for one in backends:
         heartbeat(f"timing of {one}")

@@ -68,7 +68,7 @@ def pseudo_huber(error_TC: Tensor, *, c: float) -> Tensor:
 def token_errors(
     batch: PackedBatch, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
 ) -> Tensor:
-    """Weighted mean error over the features of each target token, float32 [T], 0 elsewhere."""
+    """Mean error over the features of each target token, weighted, float32 [T]; 0 elsewhere."""
 
     def away_from(other_TC: Tensor) -> Tensor:
         away_TC = prediction_TC.float() - other_TC

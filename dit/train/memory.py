@@ -36,7 +36,7 @@ class Held:
 
 @contextmanager
 def memory_explained(config: RunConfig) -> Iterator[Held]:
-    """Inside, an error of a full device says below its traceback what the memory held."""
+    """Context in which an error of a full device ends with a list of what its memory held."""
     held = Held()
     try:
         yield held
@@ -121,10 +121,10 @@ def _gb(size: int) -> str:
 
 @contextmanager
 def manual_gc(config: TrainConfig) -> Iterator[None]:
-    """Inside, Python collects nothing by itself, if the run is so configured.
+    """Context without automatic garbage collection, if `config.manual_gc`.
 
-    What exists at the start, mostly modules, lives as long as the run: no later collection looks
-    at it again.
+    Objects that exist at its start, mostly modules, live as long as the run: no later collection
+    looks at them again.
     """
     if not config.manual_gc:
         yield

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from dit.config import EmaConfig, EmaKind, RunConfig, Sharding
+from dit.config import EmaConfig, EmaKind, InitMethod, RunConfig, Sharding
 from dit.config.training import OptimizerStates
 from dit.distributed.data_parallel import ModelChunk, main_param_shards, publish_main_params, wrap
 from dit.distributed.full_sharding import without_memory
@@ -45,7 +46,9 @@ from dit.train.timers import COMMUNICATION, timed
 if TYPE_CHECKING:
     from dit.lora.targets import Adapters
 
-Initialise = Callable[[MegatronModule, RunConfig], None]
+EMBEDS_LEVEL = ("told.", "level.")
+"""What names of weights begin with that embed the noise level, and pooled text with it."""
+Initialise = Callable[[MegatronModule], None]
 """Gives the weights of a model their first values."""
 LoadFrozen = Callable[[Sequence[MegatronModule]], None]
 """Gives the frozen weights of the parts of a model on this rank their values."""
@@ -83,14 +86,16 @@ def build_model_and_optimizer(
     adapters: Adapters | None = None,
     frozen: Adapters | None = None,
     load_base: LoadFrozen | None = None,
+    base: Sequence[MegatronModule] | None = None,
 ) -> ModelAndOptimizer:
     """A model filled by `fill`, a fresh optimizer, and the average of the weights if configured.
 
-    With `adapters`, these alone are trained, beside weights and `frozen` adapters of `load_base`.
+    With `adapters`, these alone are trained, beside weights and `frozen` adapters of `load_base`,
+    or beside the weights of `base`, the parts of another network, which then are in both.
     """
     check_moments(config.optimizer)
-    fill = fill or initialise_weights
-    beside: Any = {"frozen": frozen, "load_base": load_base}
+    fill = fill or partial(initialise_weights, config=config)
+    beside: Any = {"frozen": frozen, "load_base": load_base, "base": base}
     chunks = build_model(config, groups, fill=fill, adapters=adapters, **beside)
     optimizer = build_optimizer(config, chunks)
     averaged = config.ema.kind is not EmaKind.NONE
@@ -110,11 +115,12 @@ def initialise_weights(model: Any, config: RunConfig) -> None:
 
     A run of adapters calls it where their frozen weights are in no file; no matrix is zero then.
     """
-    rules, std = family_of(config.model).weights, config.model.init_method_std
+    rules = family_of(config.model).weights
     initialise(
         model,
         seed=config.rng.seed,
-        std=std,
+        std=config.model.init_method_std,
+        method=config.model.init_method,
         # Behind a head or a gate that stays zero, no adapter ever has a gradient.
         zero=lambda name: not config.lora.enabled and rules.starts_at_zero(name),
         copies=model.groups.dp_cp,
@@ -122,7 +128,7 @@ def initialise_weights(model: Any, config: RunConfig) -> None:
     )
 
 
-def leave_to_checkpoint(_: MegatronModule, __: RunConfig) -> None:
+def leave_to_checkpoint(_: MegatronModule) -> None:
     """Draws nothing: a checkpoint replaces all weights before they are used."""
 
 
@@ -134,20 +140,28 @@ def build_model(
     adapters: Adapters | None = None,
     frozen: Adapters | None = None,
     load_base: LoadFrozen | None = None,
+    base: Sequence[MegatronModule] | None = None,
 ) -> list[ModelChunk]:
     """The parts of the model on this rank, filled and wrapped for data parallelism."""
     virtual = config.model.virtual_stages
     stages = range(virtual) if virtual > 1 else [None]
     in_shares = config.ddp.sharding is Sharding.WEIGHTS
-    with without_memory() if in_shares else nullcontext():
-        models = [_network(config, groups, stage, adapters, frozen) for stage in stages]
+    with without_memory() if in_shares or base is not None else nullcontext():
+        models = [
+            _network(config, groups, stage, adapters, frozen, placed=base is None)
+            for stage in stages
+        ]
+    if base is not None:
+        from dit.lora.targets import share_base
+
+        share_base(models, base)
     # In shares, weights have memory from now on, and get values row by row.
     chunks = _wrapped(models, config, groups) if in_shares else []
     for model in models:
-        fill(model, config)
+        fill(model)
     if load_base is not None:
         load_base(models)
-    chunks = chunks or _wrapped(models, config, groups)
+    chunks = chunks or _wrapped(models, config, groups, shared=base is not None)
     # Megatron-Core's schedules look at the first chunk's configuration.
     chunks[0].config.finalize_model_grads_func = timed(COMMUNICATION)(finalize_model_grads)
     return chunks
@@ -159,11 +173,13 @@ def _network(
     stage: int | None,
     adapters: Adapters | None,
     frozen: Adapters | None,
+    *,
+    placed: bool = True,
 ) -> Any:
     """A part of the network, with its adapters; not filled yet."""
     model = family_of(config.model).network()(config.model, groups, stage)
     # The device may have no place for the whole of it.
-    waits = config.lora.base_dtype is not None or config.model.blocks_to_swap
+    waits = not placed or config.lora.base_dtype is not None or config.model.blocks_to_swap
     if not (waits or config.ddp.sharding is Sharding.WEIGHTS):
         model.to(device())
     if adapters is not None:
@@ -177,22 +193,30 @@ def _network(
 
 
 def _wrapped(
-    models: Sequence[Any], config: RunConfig, groups: ProcessGroupCollection
+    models: Sequence[Any],
+    config: RunConfig,
+    groups: ProcessGroupCollection,
+    *,
+    shared: bool = False,
 ) -> list[ModelChunk]:
-    """The parts on the device, wrapped, with their frozen weights frozen."""
+    """The parts on the device, wrapped, with their frozen weights frozen.
+
+    Those that are `shared` with another network are so already.
+    """
     in_shares = config.ddp.sharding is Sharding.WEIGHTS
     for model in models:
-        freeze_groups(model, config)
+        if not shared:
+            freeze_groups(model, config)
         if config.lora.base_dtype is not None and in_shares:
             for weight, rows in byte_rows(model):
                 keep_packed(weight, rows)
-        elif config.lora.base_dtype is not None:
+        elif config.lora.base_dtype is not None and not shared:
             round_blocks(model, device())
         if config.model.gradient_accumulation_fusion:
             add_gradients_in_products(model)
     if not in_shares:
         place_networks(models, device(), swapped=config.model.blocks_to_swap)
-    return wrap(models, config, groups)
+    return wrap(models, config.ddp, groups)
 
 
 @torch.no_grad()
@@ -216,7 +240,10 @@ def draw_weights(
 
 
 def weight_shards(model: MegatronModule) -> list[ShardedTensor]:
-    """This rank's part of each weight, in a fixed order; the data of one in shares are its rows."""
+    """This rank's part of each weight of `model`, in a fixed order.
+
+    A weight in shares (`ddp.sharding=weights`) is the rows that this rank keeps.
+    """
     found = nested_values(dict(enumerate(stored_by(model))))
     return [one for one in found if isinstance(one, ShardedTensor) and one.data is not None]
 
@@ -287,38 +314,52 @@ def _shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
     return owners
 
 
+_STORED_AT_ZERO = (".bias", ".offset")
+"""Ends of names: biases, and weights of norms that are stored less 1 (`CentredNorm`)."""
+
+
 def initialise(
     model: MegatronModule,
     *,
     seed: int,
     std: float | None,
+    method: InitMethod = InitMethod.NORMAL,
     zero: Callable[[str], bool] = lambda _: False,
     copies: dist.ProcessGroup | None = None,
     chosen: Callable[[str], bool] = lambda _: True,
 ) -> None:
     """The values that training starts from.
 
-    Norms are 1; biases are 0, and so are the matrices that `zero` names by their key in a
-    checkpoint; other matrices are normal with `std`, or 1 / sqrt(inputs) where it is None. Ranks
-    that hold the same shards (`copies`) share the work. The first matrix of an adapter is uniform
-    in +-1 / sqrt(inputs), the second is 0, as in PEFT.
+    Norms are 1, and 0 where they are stored less 1; biases are 0, and so are the matrices that
+    `zero` names by their key in a checkpoint; other matrices are normal with `std`, or
+    1 / sqrt(inputs) where it is None. By xavier, only those that embed the noise level and pooled
+    text are; the others are uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio, AISTATS
+    2010, Eq. 16), where the queries, keys and values of a layer are one matrix. Ranks that hold the
+    same shards (`copies`) share the work. The first matrix of an adapter is uniform in
+    +-1 / sqrt(inputs), the second is 0, as in PEFT.
     """
 
     def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         if is_of_any_adapter(name):
-            bound = 0 if is_up(name) else shape[1] ** -0.5
-            return (torch.rand(shape, generator=generator) * 2 - 1) * bound
+            return uniform(shape, 0 if is_up(name) else shape[1] ** -0.5, generator)
         if len(shape) == 1:
-            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+            return (torch.zeros if name.endswith(_STORED_AT_ZERO) else torch.ones)(shape)
         if zero(name):
             return torch.zeros(shape)
+        if method is InitMethod.XAVIER and not name.startswith(EMBEDS_LEVEL):
+            return uniform(shape, math.sqrt(6 / (shape[0] + shape[1])), generator)
         return torch.randn(shape, generator=generator) * (std or shape[1] ** -0.5)
+
+    def uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:
+        return (torch.rand(shape, generator=generator) * 2 - 1) * bound
 
     draw_weights(model, draw, seed=seed, copies=copies, chosen=chosen)
 
 
-def randomise(model: MegatronModule, *, seed: int) -> None:
-    """Random values for every weight, norms included: what tests of equality start from.
+def randomise(
+    model: MegatronModule, *, seed: int, chosen: Callable[[str], bool] = lambda _: True
+) -> None:
+    """Random values for every `chosen` weight, norms included: what tests of equality start from.
 
     With the zeros of `initialise`, most weights have no gradient and broken code passes.
     """
@@ -331,7 +372,7 @@ def randomise(model: MegatronModule, *, seed: int) -> None:
             return wave * shape[1] ** -0.5 * (0.2 if name.endswith(".B") else 1)
         return 0.2 * wave if name.endswith("bias") else 1 + 0.2 * wave
 
-    draw_weights(model, draw, seed=seed)
+    draw_weights(model, draw, seed=seed, chosen=chosen)
 
 
 def power_exponent(sigma_rel: float) -> float:
@@ -382,9 +423,10 @@ class Ema:
 
     @contextmanager
     def as_weights(self, chunks: list[ModelChunk]) -> Iterator[None]:
-        """Inside, the model's weights are the averages, and these the weights; then all are back.
+        """Context in which the weights of `chunks` and the averages are swapped.
 
-        Not after an error, with which one rank is alone: all gather the weights together.
+        They are not swapped back after an error: one rank alone has it, and all ranks would have to
+        gather the weights together.
         """
         self._swap(chunks)
         yield

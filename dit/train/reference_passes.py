@@ -10,27 +10,88 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
-from dit.config import ObjectiveConfig, TargetSchedule
+from dit.config import ObjectiveConfig, RunConfig, TargetSchedule
 from dit.distributed.data_parallel import own_passes
 from dit.distributed.model_parallel import Item, rank_part, run_pipeline
 from dit.distributed.watchdog import heartbeat
-from dit.models.flops import pack_forward_flops
 from dit.models.layers.adaptable import adapters_off
-from dit.objectives.training_target import dropped_captions, training_problem
+from dit.objectives.pack_draws import dropped_captions
+from dit.objectives.training_target import training_problem
 from dit.pack_wire import to_device
+from dit.sizing.flops import pack_forward_flops
 from dit.train.loss import mean_errors, token_errors
 from dit.train.references import References
 from dit.train.timers import FORWARD, timed
 
 if TYPE_CHECKING:
+    from dit.train.model_and_optimizer import ModelAndOptimizer
     from dit.train.train_state import TrainState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkTurn:
+    """A network that learns in a step, and what it learns."""
+
+    model: ModelAndOptimizer
+    config: RunConfig  # of this network
+    items: Sequence[Item]
+    references: References | None
+    number: int  # of this update, counted from 1, as the schedule of its learning rate counts
+    averaged: int  # and as the average of its weights does: updates of this network alone
+    critic: bool = False
+
+    @property
+    def prefix(self) -> str:
+        """Begins the names of what is logged of a network that the run is not named after."""
+        return "critic_" if self.critic else ""
+
+
+def turns(run: TrainState, packs: Sequence[PackedBatch], *, step: int) -> Iterator[NetworkTurn]:
+    """The networks that learn in a step, one after the other; all ranks call it.
+
+    The problems of one are made when those before it have learned.
+    """
+    number = run.progress.updates + 1
+    own: Any = {"model": run.model, "config": run.config, "number": number, "averaged": number}
+    if run.critic is None:
+        items, references = training_items(run, packs, step=step)
+        yield NetworkTurn(**own, items=items, references=references)
+        return
+    from dit.train.distill.distribution_matching import critic_items, student_items
+
+    c = run.config.distill
+    due = step % c.student_every == 0
+    if not (due and c.critic_alone):
+        items, references = critic_items(run, packs, step=step)
+        of_critic = {"model": run.critic, "config": run.config.of_critic, "critic": True}
+        yield NetworkTurn(**(own | of_critic), items=items, references=references)
+    if due:
+        items, references = student_items(run, packs, step=step)
+        own["averaged"] = step // c.student_every
+        yield NetworkTurn(**own, items=items, references=references)
+
+
+def training_items(
+    run: TrainState, packs: Sequence[PackedBatch], *, step: int
+) -> tuple[list[Item], References | None]:
+    """The problems of the packs of a step, and what their loss compares with; all ranks call it."""
+    c = run.config
+    if c.distill.method is not None:
+        from dit.train.distill.average_velocity import average_velocity
+
+        return average_velocity(run, packs, step=step)
+    told: Any = {"null": run.null, "options": c.objective, "route": c.model.token_route}
+    items = [
+        training_problem(run.objective, pack, seed=c.rng.seed, step=step, **told) for pack in packs
+    ]
+    return items, reference_passes(run, packs, items, step=step)
 
 
 @torch.no_grad()

@@ -21,16 +21,22 @@ from dit.batch import PackedBatch, Problem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class References:
-    """Of the packs of a step, in their order; empty lists on all stages but the last."""
+    """Predictions of passes without gradients, one entry for each pack of a step, in their order.
+
+    Only the last pipeline stage has them: the lists of the others are empty.
+    """
 
     factor_N: Sequence[Tensor]
     """w of each sample of each pack, on every stage; no packs without `cfg_target`."""
     uncaptioned_TC: Sequence[Tensor] = ()
     unadapted_TC: Sequence[Tensor] = ()
     error_N: Sequence[Tensor] = ()
-    """Of pairs: mean error of each sample without adapters, float64."""
+    """Mean error of each sample of pairs without adapters, float64."""
+    latents_23: Tensor | None = None
+    """Count, sum and sum of squares of the numbers in a student's latents, and in the data's, of
+    the packs of a replica; float64 [2, 3], on every stage."""
     flops: int = 0
-    """Of all these passes, on every stage: those of the whole network on the packs of a replica."""
+    """FLOPs of all these passes: the whole network on the packs of a replica; on every stage."""
 
 
 def with_references(

@@ -82,14 +82,14 @@ def forward_backward(
     model: ModelAndOptimizer,
     items: Sequence[Item],
     *,
-    config: RunConfig,
+    objective: ObjectiveConfig,
     references: References | None = None,
 ) -> RankLoss:
     """First half of a step: this replica's packs in, gradients of the global batch out."""
     with timed(OPTIMIZER):
         zero_gradients(model.chunks, model.optimizer)
     with timed(BACKWARD):  # the seconds that no part inside claims
-        losses = run_schedule(model.chunks, items, options=config.objective, references=references)
+        losses = run_schedule(model.chunks, items, options=objective, references=references)
     return RankLoss.of(losses)
 
 
@@ -107,10 +107,12 @@ def optimizer_step(
     number: int,
     loss: float,
     grad_norm: float | None = None,
+    averaged: int | None = None,
 ) -> Update:
     """Second half of a step: gradients -> updated weights and average.
 
-    `number` counts updates from 1; `loss` is that of the global batch; `grad_norm` is the root of
+    `number` counts updates from 1, and `averaged` those of the average, where they are others;
+    `loss` is that of the global batch; `grad_norm` is the root of
     what `prepare_update` has returned, if it was called. Where the loss or the gradient is not
     finite, nothing changes on any rank.
     """
@@ -123,7 +125,7 @@ def optimizer_step(
             model.optimizer, clip_grad=c.clip_grad, loss=loss, grad_norm=grad_norm
         )
         if model.ema is not None and not update.skipped:
-            model.ema.update(number)
+            model.ema.update(number if averaged is None else averaged)
     return update
 
 

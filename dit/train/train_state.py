@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch.nn import Module
 
 from dit.batch import NullInputs
-from dit.config import RunConfig
+from dit.config import ModelConfig, RunConfig
 from dit.data import PackLoader, ValidationPacks
+from dit.distributed.data_parallel import ModelChunk
 from dit.distributed.pack_broadcast import Replica
 from dit.objectives.objective import TrainingObjective
 from dit.train.checkpoint.state_dict import TrainProgress
@@ -37,7 +38,7 @@ Samples = Callable[["TrainState", Module], "DrawnSamples | None"]
 class InitialWeights(Protocol):
     """Weights of another tool that a new run starts from."""
 
-    def fill(self, model: MegatronModule, config: RunConfig) -> None:
+    def fill(self, model: MegatronModule) -> None:
         """Fills a part of the model on this rank; all ranks call it."""
         ...
 
@@ -51,7 +52,7 @@ class InitialWeights(Protocol):
         ...
 
 
-ReadFolder = Callable[[Path, RunConfig], InitialWeights]
+ReadFolder = Callable[[Path, ModelConfig], InitialWeights]
 """Opens a Diffusers folder of frozen weights, which fits the network of the run."""
 
 
@@ -76,18 +77,26 @@ class TrainState:
     interval_metrics: IntervalMetrics
     replica: Replica
     loader: PackLoader | None  # on the rank that reads for its replica
-    validation: dict[str, ValidationPacks]  # of this replica, by the name of the loss
+    validation: Mapping[str, ValidationPacks]  # of this replica, by the name of the loss
     objective: TrainingObjective
     null: NullInputs  # the inputs of a sample without caption
+    # Of a distillation, in the place of the base beneath adapters
+    teacher: Sequence[ModelChunk] = ()
+    critic: ModelAndOptimizer | None = None  # of distill.method=dmd
     card: dict[str, Any] | None  # how to decode the data; mock data has none
     progress: TrainProgress = field(default_factory=TrainProgress)
     saver: Saver | None = None  # where there is a run folder
     mirror: Mirror | None = None  # of checkpoint.mirror, on the first rank
     saved_step: int = -1  # step of the newest checkpoint
-    start: InitialWeights | None = None  # where a new run has its weights from; None draws them
     export: Export | None = None  # called with each complete checkpoint, by all ranks
     samples: Samples | None = None  # called at each validation, by all ranks
     notes: list[str] = field(default_factory=list)  # lines for the start of the log
+
+    def at_step(self, step: int) -> None:
+        """Passes of all networks that learn compute as at a training step, counted from 1."""
+        for model in (self.model, self.critic):
+            if model is not None:
+                model.at_step(step)
 
     @property
     def data_ranks(self) -> dist.ProcessGroup:

@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-import math
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from dit.batch import PackedBatch
-from dit.checkpoint_paths import has_adapters
-from dit.config import Recompute, RunConfig
+from dit.config import RunConfig
 from dit.data import (
     PackLoader,
-    build_train_loader,
-    check_data,
-    dataset_card,
     deaths_in_words,
-    fill_line,
-    forecast_packs,
-    null_inputs,
-    passes_line,
-    route_lines,
 )
-from dit.distributed.collective_errors import from_first_rank, on_all_ranks
 from dit.distributed.entry import StopSignals, shown_at_once, started_with
-from dit.distributed.pack_broadcast import Replica
-from dit.distributed.process_groups import device, device_memory, process_groups
+from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
-from dit.models.recomputation import choose_recomputation
-from dit.objectives.registry import training_objective
-from dit.objectives.training_target import training_problem
 from dit.progress import counted
 from dit.streams import keep_streams
-from dit.train.attention_choice import with_attention
-from dit.train.checkpoint.async_save import Saver
-from dit.train.checkpoint.mirror import Mirror, restored
-from dit.train.checkpoint.resume import (
+from dit.train.checkpoint.saving import (
     close_saver,
     finish_all,
     finish_save,
-    resume,
-    run_folder,
     save,
 )
-from dit.train.checkpoint.starting_point import starting_point
 from dit.train.memory import collect_after, manual_gc, memory_explained
-from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.metrics.run_logger import RunLogger
 from dit.train.metrics.step_metrics import (
     SKIPPED_FILE,
@@ -64,22 +37,23 @@ from dit.train.metrics.step_metrics import (
     step_values,
     sum_step_metrics,
 )
+from dit.train.metrics.target import compared_loss, reached_line, was_at_target
 from dit.train.model_and_optimizer import (
     Initialise,
-    build_model_and_optimizer,
-    initialise_weights,
-    leave_to_checkpoint,
 )
-from dit.train.optimizer.update import learning_rate
-from dit.train.reference_passes import reference_passes
-from dit.train.start_checks import check_settings
+from dit.train.opening.data import open_data
+from dit.train.opening.machine import fit
+from dit.train.opening.model import build
+from dit.train.opening.restore import restore
+from dit.train.opening.start import Given, choose_start
+from dit.train.optimizer.update import Update, learning_rate
+from dit.train.reference_passes import NetworkTurn, turns
 from dit.train.step import forward_backward, optimizer_step, prepare_update
 from dit.train.timers import DATA, elapsed, timed
 from dit.train.train_state import Export, InitialWeights, ReadFolder, Samples, TrainState
-from dit.train.validation import read_validation_packs, validation_round
+from dit.train.validation import validation_round
 
 Values = dict[str, Any]
-_VALIDATING = "validating"
 
 
 class ExitCode(IntEnum):
@@ -111,7 +85,8 @@ def pretrain(
     explained = memory_explained(config)
     keep_streams()
     with ExitStack() as ends, shown_at_once(), deaths_in_words(), explained as memory:
-        run = _prepare(config, ends, start=start, read_folder=read_folder, timed=True)
+        given = Given(weights=start, read_folder=read_folder)
+        run = _open(config, given, ends, timed=True)
         memory.model = run.model
         run.export = export
         run.samples = open_samples(run) if open_samples is not None else None
@@ -144,7 +119,8 @@ def measure_steps(
     """
     explained = memory_explained(config)
     with ExitStack() as ends, shown_at_once(), deaths_in_words(), explained as memory:
-        run, no_signals = _prepare(config, ends, fill=fill, read_folder=read_folder), StopSignals()
+        given = Given(read_folder=read_folder, fill=fill)
+        run, no_signals = _open(config, given, ends, timed=False), StopSignals()
         memory.model = run.model
         if run.loader is not None:
             ends.callback(run.loader.close)
@@ -159,129 +135,22 @@ def measure_steps(
         return values
 
 
-def _prepare(
-    config: RunConfig,
-    ends: ExitStack,
-    *,
-    fill: Initialise | None = None,
-    start: InitialWeights | None = None,
-    read_folder: ReadFolder | None = None,
-    timed: bool = False,
-) -> TrainState:
-    """Builds all parts and loads the checkpoint; `ends` unlocks the run folder.
-
-    `timed` says whether attention may be timed.
-    """
-    if config.train.deterministic:
-        _be_deterministic()
-    check_settings(config)
-    config, notes = _with_recomputation(config)
-    heartbeat("opening of the data")
-    groups = process_groups()
-    replica, ranks = Replica(groups), (groups.dp.rank(), groups.dp.size())
-    # Data first: their errors show before anything is built or written.
-    notes += from_first_rank(lambda: check_data(config)).notes
-    notes += from_first_rank(lambda: _forecast_notes(config))
-    loader = None
-    if replica.reads:
-        loader = build_train_loader(config, rank=ranks[0], world_size=ranks[1])
-    folder = ends.enter_context(run_folder(config))
-    notes += from_first_rank(lambda: restored(config))
-    # Drawing takes minutes for a large model; all ranks must agree on it.
-    found = from_first_rank(lambda: starting_point(config))
-    config, lines = with_attention(config, timed=timed)
-    notes += lines
-    adapted = None
-    if config.lora.enabled or has_adapters(found):
-        from dit.train.checkpoint.adapters import adapters_at_start
-
-        adapted = adapters_at_start(config, found, read_folder, notes.append)
-        fill = adapted.first_values(config, fill)
-    heartbeat("build of the model")
-    model = build_model_and_optimizer(
-        config,
-        groups,
-        fill=fill or _first_values(config, found, start),
-        adapters=adapted.run.adapters if adapted else None,
-        frozen=adapted.frozen_shapes if adapted else None,
-        load_base=partial(adapted.load_base, config=config, groups=groups) if adapted else None,
-    )
-    objective = training_objective(config.objective)
-    run = TrainState(
-        config=config,
-        folder=folder,
-        replica=replica,
-        loader=loader,
-        validation=read_validation_packs(config, replica, rank=ranks[0], world_size=ranks[1]),
-        model=model,
-        interval_metrics=IntervalMetrics(config, model, objective),
-        objective=objective,
-        null=null_inputs(config, device()),
-        card=dataset_card(config),
-        notes=notes,
-        start=start,
-    )
-    if run.folder is not None:
-        _open_saver(run, run.folder, adapters=adapted.run.as_json() if adapted else None)
-    heartbeat("load of the checkpoint")
-    resume(run)
-    model.at_step(run.progress.step)
-    dist.barrier()  # nothing is written before every rank is ready
-    return run
-
-
-def _be_deterministic() -> None:
-    torch.use_deterministic_algorithms(True)
-    # Nothing here reads memory that it has not written, and each empty tensor would be filled.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
-
-
-def _open_saver(run: TrainState, folder: Path, *, adapters: str | None) -> None:
-    """`adapters` is their `lora.json`."""
-    run.saver = Saver(folder, run.config, adapters=adapters)
-    if dist.get_rank() == 0:
-        run.saver.clear()  # frees space before anything is written
-        run.mirror = Mirror(run.config) if run.config.checkpoint.mirror else None
-
-
-def _forecast_notes(config: RunConfig) -> list[str]:
-    """How often samples are seen, what a token route spares, and what is not as it might be."""
-    forecast = forecast_packs(config)
-    lines = [line for of in (passes_line, fill_line) if (line := of(config, forecast))]
-    return [*lines, *route_lines(config, forecast)]
-
-
-def _first_values(
-    config: RunConfig, found: Path | None, start: InitialWeights | None
-) -> Initialise:
-    """What fills a new model whose weights are all trained."""
-    if found is not None:
-        return leave_to_checkpoint
-    if start is not None:
-        return start.fill
-    if config.checkpoint.load_hf is not None:
-        raise ValueError(
-            f"checkpoint.load_hf={config.checkpoint.load_hf} is read by recipes/pretrain_dit.py"
-            " alone; leave it out here"
-        )
-    return initialise_weights
-
-
-def _with_recomputation(config: RunConfig) -> tuple[RunConfig, list[str]]:
-    """What `recompute_granularity=auto` stands for on these devices, and a line that says so."""
-    if config.model.recompute_granularity is not Recompute.AUTO:
-        return config, []
-    known = [size for size in on_all_ranks(device_memory) if size is not None]
-    size = min(known, default=None)  # ranks that share a layer must recompute alike
-    chosen = choose_recomputation(config, world_size=dist.get_world_size(), device_memory=size)
-    return chosen.config, [f"recomputation {chosen.reason}"]
+def _open(config: RunConfig, given: Given, ends: ExitStack, *, timed: bool) -> TrainState:
+    """Opens a run; `ends` unlocks its folder, and `timed` lets attention be timed."""
+    machine = fit(config, timed=timed)
+    data = open_data(machine)  # first: its errors show before anything is built or written
+    starts = choose_start(machine, given, ends)
+    built = build(machine, starts)
+    return restore(machine, data, starts, built)
 
 
 def _train(run: TrainState, logger: RunLogger, stop_signals: StopSignals) -> ExitCode:
     c, start = run.config, run.progress.step
+    if was_at_target(run):
+        logger.info(reached_line(run))
+        return ExitCode.DONE
     if c.validation.at_start and run.progress.step == 0:
-        logger.busy(_VALIDATING)
+        logger.validating()
         losses, samples = validation_round(run)
         logger.log_start(losses)
         logger.log_samples(samples)
@@ -292,19 +161,21 @@ def _train(run: TrainState, logger: RunLogger, stop_signals: StopSignals) -> Exi
         step = run.progress.step
         due = c.train.eval_interval and (step % c.train.eval_interval == 0 or _is_last(run))
         if due:
-            logger.busy(_VALIDATING)
+            logger.validating()
         losses, samples = validation_round(run) if due else ({}, None)
         logger.log_step(values | losses, skipped)
         logger.log_samples(samples)
         too_many_skips = run.progress.skipped_in_a_row >= c.train.max_skipped_steps
-        stop = sums.stops > 0
-        if step % c.checkpoint.save_interval == 0 or stop or _is_last(run) or too_many_skips:
+        stop, at_target = sums.stops > 0, "target_samples" in losses
+        ends = stop or at_target or _is_last(run) or too_many_skips
+        if step % c.checkpoint.save_interval == 0 or ends:
             logger.gather_refused()
-            val_loss = losses.get("val_loss_ema", losses.get("val_loss", math.inf))
-            save(run, logger, val_loss=val_loss)
+            save(run, logger, val_loss=compared_loss(losses))
         if too_many_skips:
             finish_all(run, logger)
             raise _too_many_skips(run, skipped)
+        if at_target:
+            break
         if stop:
             finish_all(run, logger)
             logger.info(f"stopped on request; the same command continues: {started_with()}")
@@ -352,54 +223,82 @@ def _step(
 
     A skipped step uses up its data and its number; learning rate, Adam and average do not change.
     """
-    c, began = run.config, time.perf_counter()
-    step, update_number = run.progress.step + 1, run.progress.updates + 1
+    c, began, step = run.config, time.perf_counter(), run.progress.step + 1
     heartbeat("read of packs", step=step)
-    run.model.at_step(step)
+    run.at_step(step)
     elapsed()  # drops the seconds of validation and saving
     with timed(DATA):
         packs = _next_packs(run)
-    items = [
-        training_problem(
-            run.objective,
-            pack,
-            seed=c.rng.seed,
-            step=step,
-            null=run.null,
-            options=c.objective,
-            route=c.model.token_route,
-        )
-        for pack in packs
-    ]
-    references = reference_passes(run, packs, items, step=step)
-    # Before the device has the work of the step: behind it, the device would wait for the host.
-    counts = count_packs(run, [batch for batch, _ in items], references)
     if run.loader is not None:
         run.interval_metrics.add_packs(packs)
-    rank_loss = forward_backward(run.model, items, config=c, references=references)
-    run.interval_metrics.before_update(step)
-    sums = sum_step_metrics(
-        run, counts, rank_loss, prepare_update(run.model), stop=stop_signals.received
-    )
-    update = optimizer_step(
-        run.model, config=c, number=update_number, loss=sums.loss, grad_norm=sums.grad_norm
-    )
+    learned = [
+        _learn(run, turn, packs, stop=stop_signals.received)
+        for turn in turns(run, packs, step=step)
+    ]
+    sums = replace(learned[0].sums, flops=sum(one.sums.flops for one in learned))
+    skipped = next((one.skipped for one in learned if one.skipped is not None), None)
     run.progress = run.progress.after(
-        samples=int(sums.samples), of_datasets=sums.of_datasets, skipped=update.skipped
+        samples=int(sums.samples), of_datasets=sums.of_datasets, skipped=skipped is not None
+    )
+    collect_after(step, c.train)
+    seconds = {"step_time": time.perf_counter() - began} | elapsed()
+    values = step_values(run, sums, seconds=seconds, skipped=skipped is not None)
+    for one in learned:
+        values |= one.values
+    values |= run.model.modules[0].step_values()
+    of_network = next((one.update for one in learned if not one.turn.critic), None)
+    return values | run.interval_metrics.read(run.progress, of_network), skipped, sums
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learned:
+    """What became of the turn of a network."""
+
+    turn: NetworkTurn
+    sums: StepMetrics
+    update: Update
+    skipped: SkippedStep | None
+
+    @property
+    def values(self) -> Values:
+        """What is logged of it."""
+        rate = learning_rate(self.turn.config, self.turn.number)
+        found = {"loss": self.sums.loss, "grad_norm": self.update.grad_norm, "lr": rate}
+        if (ratio := self.turn.config.lora.plus_ratio) is not None:
+            found["lr_lora_B"] = rate * ratio
+        return {f"{self.turn.prefix}{name}": value for name, value in found.items()}
+
+
+def _learn(
+    run: TrainState, turn: NetworkTurn, packs: Sequence[PackedBatch], *, stop: bool
+) -> Learned:
+    """One update of a network, unless its loss or gradient is not finite."""
+    step, items, references = run.progress.step + 1, turn.items, turn.references
+    # Before the device has the work of the step: behind it, the device would wait for the host.
+    counts = count_packs(run, [batch for batch, _ in items], references)
+    rank_loss = forward_backward(
+        turn.model, items, objective=turn.config.objective, references=references
+    )
+    if not turn.critic:
+        run.interval_metrics.before_update(step)
+    squared = prepare_update(turn.model)
+    sums = sum_step_metrics(run, counts, rank_loss, squared, stop=stop)
+    number = {"number": turn.number, "averaged": turn.averaged}
+    update = optimizer_step(
+        turn.model, config=turn.config, loss=sums.loss, grad_norm=sums.grad_norm, **number
     )
     skipped = None
+    if run.loader is not None:
+        run.interval_metrics.add_latents(references)
     if not update.skipped:
-        run.interval_metrics.add_losses(items, rank_loss)
+        if not turn.critic:
+            run.interval_metrics.add_losses(items, rank_loss)
     else:
         present = [key for pack in packs for key in pack.keys] if run.loader else []
         skipped = gather_skipped_step(
             step, loss=sums.loss, not_finite=rank_loss.not_finite, present=present
         )
-    collect_after(step, c.train)
-    rate, seconds = learning_rate(c, update_number), time.perf_counter() - began
-    values = step_values(run, sums, update, rate=rate, seconds={"step_time": seconds} | elapsed())
-    values |= run.model.modules[0].step_values()
-    return values | run.interval_metrics.read(run.progress, update), skipped, sums
+    return Learned(turn=turn, sums=sums, update=update, skipped=skipped)
 
 
 def _next_packs(run: TrainState) -> list[PackedBatch]:

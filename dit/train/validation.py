@@ -10,8 +10,18 @@ the noise levels that training draws, and the losses are reported separately:
     val_loss_video8_32      frames (a power of two), and the side of the latent, sqrt(rows columns),
                             rounded to a power of two
 
+With `validation.fixed_levels` each sample is evaluated once, at a noise level of its own, and a
+loss is the mean over samples of the mean over the tokens of each:
+
+    val_loss                over all samples
+    val_loss_k3             over those at the level 3 / 8
+
 With an average of the weights there are also val_loss_ema, val_loss_ema_q10, ...; and for each of
-`validation.sets` there are val_NAME_loss, ...
+`validation.sets` there are val_NAME_loss, ... A first validation at or below
+`validation.target` ends the run, and logs with its losses
+
+    target_samples          samples that the run has seen until then
+    target_s                seconds of its steps and validations, over all its starts
 """
 
 # N samples of a pack
@@ -21,17 +31,18 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dit.batch import PackedBatch
-from dit.config import ModelConfig, RunConfig
+from dit.batch import NullInputs, PackedBatch
+from dit.config import LossMean, ModelConfig, RunConfig
 from dit.data import ValidationPacks, validation_groups
 from dit.data.preflight import validation_sets
 from dit.data.rejections import RefusedSample
@@ -43,9 +54,16 @@ from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.models.layers.adaptable import FROZEN, adapters_off
 from dit.objectives.objective import TrainingObjective
-from dit.objectives.training_target import validation_pack, validation_problem
+from dit.objectives.training_target import (
+    fixed_level_problem,
+    validation_pack,
+    validation_problem,
+)
 from dit.pack_wire import pack_to
+from dit.sizing.flops import work_of_packs
+from dit.stored_samples import LEVELS
 from dit.train.metrics.interval_metrics import quantiles
+from dit.train.metrics.target import compared_loss, is_at_target
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.step import run_schedule
 from dit.train.train_state import DrawnSamples, TrainState
@@ -67,7 +85,10 @@ def read_validation_packs(
 
 
 def _read_packs(config: RunConfig, replica: Replica, indices: Sequence[int]) -> ValidationPacks:
-    opened = cache(lambda: validation_groups(config))  # by those that read
+    # By those that read.
+    opened = cache(
+        lambda: validation_groups(config, work=work_of_packs(config.model, config.dataset))
+    )
     plan = from_first_rank(lambda: opened().plan(config.train.eval_iters))
     late: list[RefusedSample] = []
 
@@ -92,8 +113,15 @@ def validation_round(run: TrainState) -> tuple[dict[str, Any], DrawnSamples | No
     values: dict[str, Any] = {}
     for name, packs in run.validation.items():
         values |= validate(
-            run.model, packs.packs, objective=run.objective, config=run.config, name=name
+            run.model,
+            packs.packs,
+            objective=run.objective,
+            config=run.config,
+            name=name,
+            null=run.null,
         )
+    if run.progress.step and is_at_target(run.config.validation, compared_loss(values)):
+        values |= {"target_samples": run.progress.consumed_samples}
     validated = time.perf_counter()
     samples = draw_samples(run)
     if run.validation:
@@ -111,61 +139,75 @@ def validate(
     objective: TrainingObjective,
     config: RunConfig,
     name: str = "val_loss",
+    null: NullInputs | None = None,
 ) -> dict[str, float]:
     """The losses over all ranks' packs, whose names begin with `name`.
 
-    The noise and drawn numbers of given frames follow from the seed and the pack; captions and
-    images are never dropped. Nothing that training reads is changed.
+    The noise, drawn numbers of given frames and captions that `null` replaces follow from the seed
+    and the pack, drawn latents (`validation.latents`) from the seed and the sample; images are
+    never dropped. Nothing that training reads is changed.
     """
     with gathered_weights(model.chunks):
-        losses = _losses(model, packs, objective, config, name=name)
+        problems = partial(_problems, packs, objective, config, null)
+        losses = _losses(model, problems, config, name=name)
         if model.ema is not None:
             with model.ema.as_weights(model.chunks):
-                losses |= _losses(model, packs, objective, config, name=f"{name}_ema")
+                losses |= _losses(model, problems, config, name=f"{name}_ema")
     return losses
 
 
 def _losses(
     model: ModelAndOptimizer,
-    packs: list[PackedBatch],
-    objective: TrainingObjective,
+    problems: Callable[[float | None], Iterator[list[Item]]],
     config: RunConfig,
     *,
     name: str,
 ) -> dict[str, float]:
+    fixed, options = config.validation.fixed_levels, config.objective
+    if fixed:
+        options = replace(options, loss_mean=LossMean.SAMPLE)
     sums: defaultdict[str, torch.Tensor] = defaultdict(lambda: torch.zeros(2).double())
     for chunk in model.chunks:
         chunk.eval()
     with own_passes(model.chunks):
-        for quantile in quantiles(config.validation.quantiles):
-            level = f"_q{100 * quantile:.3g}"
-            for items in _problems(packs, objective, config, quantile):
+        for quantile in [None] if fixed else quantiles(config.validation.quantiles):
+            for items in problems(quantile):
                 heartbeat("validation")
-                options = config.objective
                 losses = run_schedule(model.chunks, items, options=options, forward_only=True)
                 for loss, batch in losses:
                     each_N2 = loss.of_samples(batch).cpu()
                     sums[name] += each_N2.sum(0)
-                    sums[name + level] += each_N2.sum(0)
-                    for grid, one in zip(batch.grids, each_N2, strict=True):
+                    if quantile is not None:
+                        sums[f"{name}_q{100 * quantile:.3g}"] += each_N2.sum(0)
+                    for n, (grid, one) in enumerate(zip(batch.grids, each_N2, strict=True)):
                         sums[f"{name}_{kind(grid, config.model)}"] += one
+                        if fixed:
+                            sums[f"{name}_k{batch.level_indices[n]}"] += one
     for chunk in model.chunks:
         chunk.train()
     return _mean_over_ranks({key: tuple(both.tolist()) for key, both in sums.items()})
 
 
 def _problems(
-    packs: list[PackedBatch], objective: TrainingObjective, config: RunConfig, quantile: float
+    packs: list[PackedBatch],
+    objective: TrainingObjective,
+    config: RunConfig,
+    null: NullInputs | None,
+    quantile: float | None,
 ) -> Iterator[list[Item]]:
+    """Problems of all samples at one quantile of levels, or of each at its own fixed level."""
+    c = config.validation
+    told = {"options": config.objective, "latents": c.latents}
+    told |= {"null": null, "text_dropout": c.text_dropout}
     # A few at a time, enough to fill a pipeline, so that memory does not grow with eval_iters.
     at_once, seed = config.model.pipeline_model_parallel_size, config.rng.seed
     for first in range(0, len(packs), at_once):
         moved = (pack_to(pack, device()) for pack in packs[first : first + at_once])
-        drawn = (validation_pack(one, seed=seed, options=config.objective) for one in moved)
-        yield [
-            (batch, validation_problem(objective, batch, seed=seed, quantile=quantile))
-            for batch in drawn
-        ]
+        drawn = (validation_pack(one, seed=seed, **told) for one in moved)
+        problem = partial(fixed_level_problem, levels=LEVELS)
+        if quantile is not None:
+            problem = partial(validation_problem, quantile=quantile)
+        yield [(batch, problem(objective, batch, seed=seed)) for batch in drawn]
 
 
 def kind(grid: tuple[int, int, int], model: ModelConfig) -> str:

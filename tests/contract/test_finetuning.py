@@ -56,7 +56,7 @@ def test_losses_are_those_of_diffusers_and_torch(groups, resize, tmp_path, name)
     losses = []
     for step in range(1, STEPS + 1):
         item = _problem(config, samples, step)
-        ours = forward_backward(model, [item], config=config)
+        ours = forward_backward(model, [item], objective=config.objective)
         optimizer_step(model, config=config, number=step, loss=ours.total)
         adamw.zero_grad()
         loss = _loss(theirs, samples, *item, config)
@@ -114,7 +114,8 @@ def _loss(
     total: Any = 0.0
     for i, sample in enumerate(samples):
         noisy = replace(sample, latent_CFHW=fed[i])
-        made = form.run_network(network, noisy, float(problem.level_M[i]), config)
+        level, guidance = float(problem.level_M[i]), config.objective.guidance
+        made = form.run(network, noisy, level, model, guidance=guidance)
         error = (made - wanted[i]).square()[learned[i]].mean()
         total = total + problem.weight_N[i] * error * batch.loss_tokens[i]
     return total / sum(batch.loss_tokens)

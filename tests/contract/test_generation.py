@@ -27,7 +27,7 @@ def test_pictures_of_texts_and_the_way_back(groups, tmp_path: Path, name: str) -
     case, source = GENERATIONS[name], tmp_path / "pipeline"
     pipe = case.pipeline(tmp_path)
     scheduler = dict(pipe.scheduler.config)
-    run = opened(tmp_path)
+    run = opened(tmp_path, away=case.away)
     objective = run.config.objective
     for key, value in case.objective.items():
         found = getattr(objective, key)

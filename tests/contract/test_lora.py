@@ -40,11 +40,11 @@ from dit.models.registry import diffusers_form, family_of, pairs
 from dit.objectives.training_target import training_problem
 from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.validation.requests import sample_inputs
-from dit.train import trainer
+from dit.train import reference_passes, trainer
 from dit.train.checkpoint.adapters import draw_adapters, load_adapted
 from dit.train.checkpoint.state_dict import load_weights
 from dit.train.model_and_optimizer import weight_shards
-from tests.families.case import IMAGES, Case
+from tests.families.case import Case
 from tests.families.table import CASES
 from tests.lora_files import linears, merged, random_factors
 from tests.quick import few_quick
@@ -89,8 +89,12 @@ def theirs(network: Any, config: RunConfig) -> list[Tensor]:
 
 
 def said_by_theirs(network: Any, config: RunConfig) -> list[Tensor]:
-    run, model = diffusers_form(config.model).run_network, config.model
-    return [run(network, s, level, config) for s, level in zip(samples(model), LEVELS, strict=True)]
+    run, model = diffusers_form(config.model).run, config.model
+    guidance = config.objective.guidance
+    return [
+        run(network, s, level, model, guidance=guidance)
+        for s, level in zip(samples(model), LEVELS, strict=True)
+    ]
 
 
 def errors_of(network: Any, batch: PackedBatch, problem: Problem, config: RunConfig) -> Tensor:
@@ -101,7 +105,7 @@ def errors_of(network: Any, batch: PackedBatch, problem: Problem, config: RunCon
 def sample_errors(
     network: Any, batch: PackedBatch, problem: Problem, config: RunConfig
 ) -> list[Tensor]:
-    model, found = config.model, []
+    model, guidance, found = config.model, config.objective.guidance, []
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
     is_target_TC = batch.is_target_T[:, None].expand_as(problem.target_TC)
     noisy, target, learned = (
@@ -113,7 +117,8 @@ def sample_errors(
         others = {name: x.float() for name, x in sample_inputs(batch, n, layout).items()}
         told: dict[str, Any] = {"key": "", "text_LE": others.pop("text"), "others": others}
         sample = LatentSample(latent_CFHW=latent, fps=float(batch.fps_N[n]), **told)
-        made = diffusers_form(model).run_network(network, sample, float(problem.level_M[n]), config)
+        level = float(problem.level_M[n])
+        made = diffusers_form(model).run(network, sample, level, model, guidance=guidance)
         found.append(problem.weight_N[n] * (made - target[n]).square()[learned[n]])
     return found
 
@@ -417,7 +422,7 @@ def test_training_goes_on_from_the_loss_of_diffusers_network(made, groups, monke
 
 def config_of(case: Case, folder: Path) -> RunConfig:
     """A run on mock samples, from peft's adapters."""
-    saved, frames = saved_config(folder / "base"), 1 if case.grids is IMAGES else 2
+    saved, frames = saved_config(folder / "base"), max(grid[0] for grid in case.grids)
     return replace(
         saved,
         checkpoint=replace(saved.checkpoint, load=str(folder / "base"), finetune=True),
@@ -439,7 +444,7 @@ def a_step_of(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, 
         seen.append(training_problem(*given, **options))
         return seen[-1]
 
-    monkeypatch.setattr(trainer, "training_problem", recorded)
+    monkeypatch.setattr(reference_passes, "training_problem", recorded)
     told: Any = {"warm_up": 0, "steps": 1, "read_folder": weights_of_folder}
     (values,) = trainer.measure_steps(config, around=nullcontext(), **told)
     return values, seen

@@ -25,7 +25,8 @@ from dit.distributed.process_groups import start_processes
 from dit.models.attention import fit
 from dit.models.attention.kernels import ATTEND, attend_by_runs
 from dit.train import attention_choice, trainer
-from dit.train.checkpoint.starting_point import named_checkpoint
+from dit.train.checkpoint.starting_point import named_checkpoint, starting_point
+from dit.train.opening import model as opening_model
 from tests.learning import tiny_run
 
 FASTEST = AttentionBackend.FLASH_3, AttentionBackend.FLASH_4
@@ -62,7 +63,8 @@ def chosen(config: RunConfig, *, timed: bool = True) -> dict[str, Any]:
     attention_choice.fault.cache_clear()
     clocks.clear()
     try:
-        found, said = attention_choice.with_attention(config, timed=timed)
+        before = starting_point(config.checkpoint).continued
+        found, said = attention_choice.with_attention(config, timed=timed, continued=before)
     except (ValueError, RuntimeError) as error:
         return {"error": str(error)}
     return {"backend": found.model.attention_backend, "said": said, "timed": list(clocks)}
@@ -73,13 +75,13 @@ def trained(config: RunConfig) -> dict[str, Any]:
     attention_choice.fault.cache_clear()
     said: list[str] = []
 
-    def noted(config: RunConfig, *, timed: bool) -> tuple[RunConfig, list[str]]:
-        found, lines = attention_choice.with_attention(config, timed=timed)
+    def noted(config: RunConfig, **options: Any) -> tuple[RunConfig, list[str]]:
+        found, lines = attention_choice.with_attention(config, **options)
         said.extend(lines)
         used.clear()
         return found, lines
 
-    with patch.object(trainer, "with_attention", noted):
+    with patch.object(opening_model, "with_attention", noted):
         trainer.pretrain(config)
     dist.barrier()  # the first rank is the last one that writes
     assert config.checkpoint.save

@@ -35,6 +35,7 @@ from dit.distributed.row_shares import rows_of
 from dit.models.layers.adaptable import adapters_off
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.train.checkpoint.adapters import adapters_at_start
+from dit.train.checkpoint.starting_point import StartingPoint
 from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer
 from dit.train.step import run_schedule
 from recipes.runs import dit_debug, for_weights
@@ -54,14 +55,14 @@ def config_of(hf: Path, kind: Sharding = Sharding.WEIGHTS, **model: Any) -> RunC
 
 def built(config: RunConfig) -> ModelAndOptimizer:
     """As a run begins."""
-    adapted = adapters_at_start(config, None, start.weights_of_folder, print)
+    adapted = adapters_at_start(config, StartingPoint(), start.weights_of_folder, print)
     groups = process_groups()
     return build_model_and_optimizer(
         config,
         groups,
         fill=adapted.first_values(config),
         adapters=adapted.run.adapters,
-        load_base=partial(adapted.load_base, config=config, groups=groups),
+        load_base=partial(adapted.load_base, model=config.model, groups=groups),
     )
 
 

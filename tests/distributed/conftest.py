@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -15,6 +14,7 @@ from filelock import FileLock
 
 from tests.entering import Enter, Outcome
 from tests.entering import enter as call_script
+from tests.launching import run
 
 HANG = 90
 """Seconds after which a command that takes a few is taken to hang."""
@@ -44,12 +44,15 @@ def once(tmp_path_factory, worker_id: str) -> Once:
 
 
 @pytest.fixture(scope="session")
-def digits(tmp_path_factory) -> Path:
+def digits(once) -> Path:
     """240 real digits, packed by the command that users type."""
-    folder = tmp_path_factory.mktemp("digits") / "data"
-    packing = ["-m", "data_prep", "digits", "--num_samples", "240", "--output_dir", str(folder)]
-    subprocess.run([sys.executable, *packing], check=True, capture_output=True)
-    return folder
+
+    def pack(folder: Path) -> None:
+        packing = ["-m", "data_prep", "digits", "--num_samples", "240", "--output_dir"]
+        done = run([sys.executable, *packing, str(folder / "data")])
+        assert done.returncode == 0, done.stderr
+
+    return once("digits", pack) / "data"
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ def different(config: RunConfig, checkpoint: Path) -> tuple[list[str], int]:
     start, read = hf_start(config), _Counted()
     assert isinstance(start, HfStart)
     for model in filled:
-        start.fill(model, config)
+        start.fill(model)
     load_weights(checkpoint, loaded, groups, averaged=False)
     wrong = [
         name

@@ -19,8 +19,8 @@ from dit.config import DdpConfig, Precision, Recompute
 from dit.distributed.collective_errors import on_all_ranks
 from dit.distributed.data_parallel import named_weights, zero_gradients
 from dit.distributed.row_shares import rows_of
-from dit.models.pack_traffic import pack_traffic
 from dit.planner.traffic import traffic
+from dit.sizing.pack_traffic import pack_traffic
 from dit.train.optimizer.update import clip_and_step
 from dit.train.step import run_schedule
 from tests.distributed.shares_worker import built, configs, item

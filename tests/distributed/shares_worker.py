@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -44,10 +45,10 @@ from dit.distributed.process_groups import process_groups, start_processes
 from dit.distributed.row_shares import rows_of
 from dit.lora.checkpoint import DRAWN, AdapterRun
 from dit.lora.targets import chosen_adapters
-from dit.models.cost import memory
 from dit.models.layers import per_sample
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
+from dit.sizing.memory import memory
 from dit.train.checkpoint import exchange
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.shares import SharedWeight
@@ -97,7 +98,7 @@ def built(config: RunConfig, load_base: LoadFrozen | None = None) -> ModelAndOpt
     return build_model_and_optimizer(
         config,
         process_groups(),
-        fill=lambda model, _: randomise(model, seed=5),
+        fill=partial(randomise, seed=5),
         adapters=chosen_adapters(config.model, lora) if lora.enabled else None,
         load_base=load_base,
     )

@@ -1,13 +1,15 @@
 """Runs that are stopped, lose a process, their data or their disk: nothing hangs or is lost.
 
-A run whose processes are signalled or killed starts as users start it. One before it, beside it or
-after it is a fork with torch imported (`tests.warm_python`): each process costs seven seconds less.
+A run whose processes are signalled or killed starts as users start it, once for each way to end.
+The others are forks with torch imported (`tests.warm_python`): each process costs seven seconds
+less.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -20,8 +22,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dit.safe_writing import LOCK
 from tests.entering import Outcome
-from tests.launching import ROOT, SMALL, command, environment, metrics, numbers, run, run_cold
+from tests.launching import ROOT, SMALL, command, environment, metrics, numbers, run
 from tests.warm_python import warm_python
 
 HANG = 60
@@ -94,8 +97,10 @@ def _press_control_c(launcher: subprocess.Popen[str]) -> None:
     [(_stop_launcher, 1, 1), (_stop_launcher, 2, 1), (_press_control_c, 2, 2)],
 )  # with two tensor ranks, packs are under way
 def test_stopped_run_has_saved_its_last_step(digits, tmp_path, stop, nproc, tensor):
-    layout = f"model.tensor_model_parallel_size={tensor}"
-    with _running(_command(digits, tmp_path, layout, nproc=nproc), tmp_path) as launcher:
+    arguments = _command(
+        digits, tmp_path, f"model.tensor_model_parallel_size={tensor}", nproc=nproc
+    )
+    with _running(arguments, tmp_path, warm=nproc == 1) as launcher:
         stop(launcher)
         said = _end(launcher).said
     assert "stopped on request; the same command continues" in said
@@ -127,7 +132,7 @@ def test_killed_process_is_named_and_the_run_goes_on_afterwards(digits, tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_launcher_starts_the_run_again_by_itself(digits, tmp_path):
-    """One of two processes is killed; the numbers are those of an undisturbed run."""
+    """The first of two is killed; the numbers are those of an undisturbed run."""
     layout = ("model.tensor_model_parallel_size=2", "checkpoint.save_interval=3")
     settings = (*layout, "train.train_iters=24")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -135,16 +140,21 @@ def test_launcher_starts_the_run_again_by_itself(digits, tmp_path):
     assert done.returncode == 0, done.stderr
     arguments = _command(digits, broken, *settings, nproc=2)
     arguments.insert(arguments.index("--standalone"), "--max-restarts=1")
-    rank = random.randrange(2)
     with subprocess.Popen(
-        arguments, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [warm_python(), *arguments[1:]],
+        env=environment() | {"PYTHON_EXEC": warm_python()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as launcher:
         while launcher.poll() is None and not (broken / "checkpoints/LATEST").exists():
             time.sleep(0.05)
-        _trainers(launcher)[rank].kill()
+        first = re.match(r"process (\d+) ", (broken / LOCK).read_text())
+        assert first is not None
+        os.kill(int(first[1]), signal.SIGKILL)
         said, wrong = launcher.communicate(timeout=4 * HANG)
     assert launcher.returncode == 0, said + wrong
-    assert f"error: rank {rank} (host {socket.gethostname()}" in wrong, wrong
+    assert f"error: rank 0 (host {socket.gethostname()}, pid {first[1]}" in wrong, wrong
     assert "continuing after step" in said
     assert numbers(broken) == numbers(whole)
 
@@ -170,8 +180,8 @@ def test_checkpoint_that_does_not_fit_the_disk_costs_no_older_one(digits, tmp_pa
     arguments = _command(digits, tmp_path, "dataset.num_workers=0")
     assert run([*arguments, "train.train_iters=3"]).returncode == 0
     largest = max(f.stat().st_size for f in tmp_path.glob("checkpoints/*/*.distcp"))
-    small = ["bash", "-c", f'ulimit -f {largest // 2048}; exec "$@"', "bash"]
-    full = run_cold([*small, *arguments, "train.train_iters=5"])
+    small = ["bash", "-c", f'ulimit -f {largest // 2048}; exec "$@"', "bash", warm_python()]
+    full = run([*small, *arguments[1:], "train.train_iters=5"], env={"PYTHON_EXEC": warm_python()})
     said = Outcome(full.returncode, full.stderr.partition("Traceback")[0]).error()
     assert "step_00000005 cannot be written" in said
     assert "is the disk full? Free space, or choose another checkpoint.save" in said

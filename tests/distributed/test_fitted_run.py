@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,24 +11,19 @@ import pytest
 from PIL import Image
 
 from dit.config_loading.load import read_config
+from tests.launching import ROOT, run
 
 pytestmark = pytest.mark.slow
 
 
-def call(repo_root: Path, *words: object) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=repo_root,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+def call(*words: object) -> str:
+    done = run([sys.executable, *map(str, words)], timeout=900)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 @pytest.mark.timeout(2400)
-def test_drawings_are_packed_fitted_trained_and_judged(tmp_path: Path, repo_root: Path) -> None:
+def test_drawings_are_packed_fitted_trained_and_judged(tmp_path: Path) -> None:
     source, data = tmp_path / "drawings", tmp_path / "data"
     source.mkdir()
     for number in range(30):
@@ -38,27 +32,27 @@ def test_drawings_are_packed_fitted_trained_and_judged(tmp_path: Path, repo_root
         Image.fromarray(picture, "RGBA").save(source / f"{number}.png")
         (source / f"{number}.txt").write_text(f"bar number {number}")
     said = call(
-        repo_root, "-m", "data_prep", "image", "--image_dir", source, "--output_dir", data,
+        "-m", "data_prep", "image", "--image_dir", source, "--output_dir", data,
         "--minutes", "0.5",
     )  # fmt: skip
     assert "packed: " in said and "fitted: " in said
     assert said.splitlines()[-1].endswith(f"--config-file {data / 'train.yaml'}")
-    call(repo_root, "-m", "dit.fitting", data, "--minutes", "0.4")
-    script = repo_root / "recipes"
+    call("-m", "dit.fitting", data, "--minutes", "0.4")
+    script = ROOT / "recipes"
     call(
-        repo_root, script / "pretrain_dit.py", "--config-file", data / "train.yaml",
+        script / "pretrain_dit.py", "--config-file", data / "train.yaml",
         "train.train_iters=4", "scheduler.lr_warmup_iters=1", "validation.num_captions=2",
         "validation.sampling_steps=2",
     )  # fmt: skip
-    run = tmp_path / "data_run"  # beside the data, as the file says
+    folder = tmp_path / "data_run"  # beside the data, as the file says
     judged = call(
-        repo_root, script / "evaluate_pictures.py", "--checkpoint_path", run, "--count", 8,
+        script / "evaluate_pictures.py", "--checkpoint_path", folder, "--count", 8,
         "--num_steps", 2,
     )  # fmt: skip
-    config = read_config(run / "config.yaml")
+    config = read_config(folder / "config.yaml")
     guidance = config.validation.guidance or 2.5  # 1 where the time is for 140 passes
     assert f"8 captions of training pictures, guidance {guidance:g}" in judged
-    found = json.loads((run / "evaluation.json").read_text())
+    found = json.loads((folder / "evaluation.json").read_text())
     assert found["training_pictures"] >= 25 and found["even"] > 0.3  # white where transparent
     assert 0 < found["white"] < 1 and found["settings"]["guidance"] == guidance
     assert config.train.train_iters == 4
@@ -66,7 +60,7 @@ def test_drawings_are_packed_fitted_trained_and_judged(tmp_path: Path, repo_root
     (source / "30.png").write_bytes((source / "0.png").read_bytes())
     (source / "30.txt").write_text("bar number 30")
     call(
-        repo_root, "-m", "data_prep", "image", "--image_dir", source, "--output_dir", data,
+        "-m", "data_prep", "image", "--image_dir", source, "--output_dir", data,
         "--overwrite", "--minutes", "0",
     )  # fmt: skip
-    assert not (data / "train.yaml").exists() and run.is_dir()
+    assert not (data / "train.yaml").exists() and folder.is_dir()

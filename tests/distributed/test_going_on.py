@@ -74,12 +74,14 @@ def test_the_lowest_loss_is_sought_anew_where_validation_measures_otherwise(pret
     validated = ("train.eval_interval=1", "train.eval_iters=1", "ema.kind=none")
     worse = ("train.train_iters=3", "optimizer.lr=0.5", "optimizer.min_lr=0.5")
     _said(pretrain(tmp_path / "same", *validated))
-    shutil.copytree(tmp_path / "same", tmp_path / "other")
-    for name, more in (("same", ()), ("other", ("train.eval_iters=2",))):
+    otherwise = {"packs": "train.eval_iters=2", "latents": "validation.latents=drawn"}
+    for name in otherwise:
+        shutil.copytree(tmp_path / "same", tmp_path / name)
+    for name, more in (("same", ()), *((n, (key,)) for n, key in otherwise.items())):
         said = _said(pretrain(tmp_path / name, *validated, *worse, *more))
         lowest = (tmp_path / name / "checkpoints/LOWEST_VAL").read_text()
-        assert ("the lowest loss is sought anew" in said) == (name == "other")
-        assert (lowest == "step_00000003") == (name == "other")
+        assert ("the lowest loss is sought anew" in said) == (name in otherwise)
+        assert (lowest == "step_00000003") == (name in otherwise)
 
 
 @pytest.fixture(scope="module")

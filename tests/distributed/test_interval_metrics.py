@@ -60,7 +60,7 @@ def test_samples_of_a_blend_are_counted_across_a_stop(enter, digits, tmp_path):
         more = (f"train.train_iters={steps}", "scheduler.lr_decay_iters=5")
         done = enter("pretrain_dit", *asked, *more)
         assert done.code == 0, done.said
-    lines, sizes = metrics(folder), dataset_sizes(read_config(folder / "config.yaml"))
+    lines, sizes = metrics(folder), dataset_sizes(read_config(folder / "config.yaml").dataset)
     assert sizes.keys() == {"data", "again"}
     for line in lines:
         assert line["consumed_samples"] == sum(line[f"samples_{name}"] for name in sizes)

@@ -102,6 +102,11 @@ def _long(digits: Path, root: Path) -> Checks:
         "logger.log_interval": (5, lambda s: "\nstep 5/6" in s.said and "\nstep 4/6" not in s.said),
         "logger.tensorboard_dir": (root / "board", lambda s: [*(root / "board").iterdir()]),
         "logger.price_per_gpu_hour": (7, lambda s: "at logger.price_per_gpu_hour=7" in s.said),
+        "validation.target": (1e-3, lambda s: "target: 0.001" in s.file("config.yaml").read_text()),
+        "logger.mlperf_division": (
+            "open",
+            lambda s: "eval_accuracy" in s.file("mlperf.log").read_text(),
+        ),
         "logger.watts_per_gpu": (700, lambda s: "kWh at logger.watts_per_gpu=700" in s.said),
     }
 
@@ -223,6 +228,13 @@ def test_every_live_key_has_a_check():
     checked |= {"model.attention_backend"}  # test_attention_backend.py
     checked |= {"checkpoint.mirror"}  # test_mirror.py
     checked |= {"validation.reference_guidance"}  # test_reference_guidance.py
+    checked |= {"validation.fixed_levels"}  # test_mlperf_digits.py
+    checked |= {
+        "validation.text_dropout",
+        "validation.latents",
+    }  # test_validation.py, test_drawn_latents.py
+    checked |= {"logger.mlperf_org"}  # test_mlperf_log.py
+    checked |= {"distill.teacher"}  # test_teacher.py: another place of the same folder
     checked |= {"lora.frozen_adapter"}  # test_frozen_adapter.py: another place of the same file
     for tokens, _ in LAYOUTS:
         checked |= _keys(tokens)

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from tests.launching import ROOT, SMALL, command, environment, metrics, numbers, pretrain, run_cold
+from tests.launching import ROOT, SMALL, command, environment, metrics, numbers, pretrain, run
 
 SIX = ("train.train_iters=6", "train.global_batch_size=2", "checkpoint.save_interval=3")
 
@@ -44,7 +44,7 @@ def _back_at_step_3(folder, to):
 
 def _alone(script: str, *arguments: str) -> None:
     """Runs a few lines of Python that need a process group of their own."""
-    done = run_cold([sys.executable, "-W", "ignore", "-c", script, *arguments])
+    done = run([sys.executable, "-W", "ignore", "-c", script, *arguments])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -200,7 +200,7 @@ def test_every_switch_of_data_parallelism_runs_in_bfloat16(digits, tmp_path):
 def test_error_is_said_once_whatever_the_number_of_processes(tmp_path):
     words = ["--config-file", str(ROOT / "conf/dit_digits.yaml"), *SMALL]
     words += [f"dataset.path={tmp_path}/nowhere", f"checkpoint.save={tmp_path}/run"]
-    done = run_cold(command("pretrain_dit.py", *words, "train.global_batch_size=2", nproc=2))
+    done = run(command("pretrain_dit.py", *words, "train.global_batch_size=2", nproc=2))
     assert done.returncode != 0
     assert "Traceback (most recent call last)" not in done.stdout.split("error:")[0]
     ours, page, launchers = (done.stdout + done.stderr).partition("Root Cause")

@@ -9,7 +9,7 @@ import pytest
 
 from dit.config import RunConfig
 from dit.config_loading import load_config
-from dit.models.cost import memory, parameters_here
+from dit.sizing.memory import memory, parameters_here
 from recipes.runs import dit_debug
 from tests.launching import ROOT, run
 

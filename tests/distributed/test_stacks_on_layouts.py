@@ -28,7 +28,8 @@ CHOSEN = (WHOLE, JOINT, REFINED)
 CONTAINED = {
     *("cosmos_7b", "cosmos_predict2_2b", "cosmos_predict2_2b_video2world", "wan2.1_t2v_1.3b"),
     *("wan2.1_flf2v_14b", "wan2.2_i2v_a14b", "flux1_schnell", "qwen_image", "sd3"),
-    *("hunyuanvideo_i2v_33ch", "ltxv_2b_0.9", "flux2_klein_4b"),
+    *("hunyuanvideo_i2v_33ch", "ltxv_2b_0.9", "flux2_klein_4b", "flux3_klein"),
+    "qwen_image21_turbo",
 }
 OTHERS = [
     network
@@ -75,6 +76,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "cp2+pp2+lora+dpo",
             *("tp2+sp+lora+fp8base+swap", "pp2+lora+fp8base+swap"),
         ),
+    ),
+    "average velocity": (
+        ("objective.name=flow", "model.num_layers=4"),
+        ("tp2+pp2+vpp2+opd", "tp2+sp+cp2+opd+lora", "dp2+fsdp+opd", "dp2+overlap+opd+lora"),
     ),
     "frozen groups": (("--family", WHOLE), ("tp2+sp+frozen", "pp2+frozen", "dp2+overlap+frozen")),
     "adapters of joint attention": (

@@ -61,16 +61,36 @@ PROOFS: dict[str, Proof] = {
 }
 """Ranks, function of `shares_worker.py` and its settings, by name."""
 
+CHECK = """
+import sys
+from functools import partial
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from dit.layout_check import program
+from dit.models.layers import packed_attention, per_sample
+from recipes import check_layouts
+
+if __name__ == "__main__":
+    # As torch.compile traces them; tests/unit/models/test_compiled.py has what g++ makes of them.
+    traced = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward))
+    compiled = partial(per_sample.compiled, backend=traced)
+    per_sample.compiled = packed_attention.compiled = compiled
+    program.STEPS = 2  # `to_and_fro` makes six
+    sys.exit(check_layouts.main(sys.argv[1:]))
+"""
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("ranks", LAYOUTS)
 def test_every_tensor_is_that_of_one_process(tmp_path, ranks):
-    numbers = tmp_path / "numbers.json"
-    flags = ["--nproc", str(ranks), "--output", str(numbers), "--layouts", *LAYOUTS[ranks]]
-    script = str(ROOT / "recipes/check_layouts.py")
+    numbers, script = tmp_path / "numbers.json", tmp_path / "check.py"
+    script.write_text(CHECK)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    flags = ["--output", str(numbers), "--layouts", *LAYOUTS[ranks]]
     small = ("objective.name=edm", "model.num_layers=2", "validation.quantiles=1")
-    done = run([sys.executable, script, *flags, *small], timeout=800)
+    words = [sys.executable, *launcher, str(script), *flags, *small]
+    done = run(words, timeout=800, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr  # bf16 in its bounds
     found = [one for one in json.loads(numbers.read_text()) if "fsdp" in one["layout"]]
     assert [one["layout"] for one in found] == [*LAYOUTS[ranks]]

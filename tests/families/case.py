@@ -69,6 +69,8 @@ class Case:
     """`arguments` -> rows of their text."""
     attended: int | None = None
     """Tokens that layers see of that sample; None: its own."""
+    repeated: Callable[[Any], int] = lambda _: 0
+    """Our model -> operations that Diffusers repeats for each token of it, of equal rows."""
     refused: Sequence[tuple[Mapping[str, Any], str]]
     """Settings of the family that cannot be, and words of the error."""
     grids: Sequence[Grid] = IMAGES
@@ -124,6 +126,8 @@ class Generation:
     negative: str = NEGATIVE
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of ours in every call."""
+    away: str | None = None
+    """Folder of the network that guidance leads away from."""
     slow: bool = True
 
 

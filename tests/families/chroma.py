@@ -35,7 +35,7 @@ TINY = {
     "approximator_hidden_dim": 20,
     "approximator_layers": 2,
 }
-"""Of config.json."""
+"""Keys of a tiny config.json."""
 
 
 def _configuration(number: int) -> dict[str, Any]:

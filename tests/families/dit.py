@@ -33,7 +33,7 @@ TINY = {
     "concat_padding_mask": False,
     "extra_pos_embed_type": None,
 }
-"""Of config.json."""
+"""Keys of a tiny config.json."""
 PROJECTED = {
     "use_crossattn_projection": True,
     "crossattn_proj_in_channels": 28,

@@ -11,7 +11,7 @@ from dit.codecs import text, vae
 _UNSET = ("workload_type", "vae_cache_folder", "t5_cache_dir", "tokenizer_cache_dir")
 _USUAL = {
     **dict.fromkeys((*_UNSET, "max_sequence_length", "text_projection")),
-    **dict.fromkeys(("stochastic", "tiling", "slicing"), False),
+    **dict.fromkeys(("stochastic", "tiling", "slicing", "latent_distribution"), False),
     "precision": "float32",
 }
 

@@ -28,7 +28,7 @@ TINY = {
     "guidance_embeds": True,
     "axes_dims_rope": (4, 4, 4),
 }
-"""Of config.json."""
+"""Keys of a tiny config.json."""
 
 
 def flux_model(kind: str = "flux1_kontext", **changes: Any) -> Any:

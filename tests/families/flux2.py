@@ -27,7 +27,7 @@ TINY = {
     "guidance_embeds": True,
     "axes_dims_rope": (2, 4, 4, 2),
 }
-"""Of config.json."""
+"""Keys of a tiny config.json."""
 AXES = [(4, 4, 4, 4), (2, 6, 4, 8), (2, 2, 4, 2), (8, 4, 2, 2), (16, 6, 8, 2)]
 
 

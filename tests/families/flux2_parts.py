@@ -1,4 +1,4 @@
-"""Folders of FLUX.2's encoders and VAE, tiny and random, in the layout of Diffusers."""
+"""Folders of encoders and of FLUX.2's VAE, tiny, random, in the layout of Diffusers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import torch
 from transformers import (
     Mistral3Config,
     Mistral3ForConditionalGeneration,
+    Mistral3Model,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLModel,
 )
 
 from tests.families.pipeline_parts import randomized, save, tokenizer
@@ -66,11 +70,52 @@ def flux2(root: Path, *, side: str = "left") -> Path:
     return save(root, parts)
 
 
+def ernie_image(root: Path) -> Path:
+    """Encoders of ERNIE-Image: FLUX.2's VAE, and the network of Mistral3 with three layers."""
+    text = {
+        "model_type": "mistral", "vocab_size": 99, "hidden_size": 16, "intermediate_size": 16,
+        "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+    }  # fmt: skip
+    tower = {
+        "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "image_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+    }  # fmt: skip
+    config = Mistral3Config(text_config=text, vision_config=tower, image_token_index=3)
+    parts = {"text_encoder": randomized(Mistral3Model(config)), "vae": _flux2_vae()}
+    return save(root, parts | {"tokenizer": _chat_tokenizer(MISTRAL_CHAT, "left")})
+
+
 def flux2_klein(root: Path, *, side: str = "right") -> Path:
-    """The same VAE, and Qwen3 of 27 layers."""
+    """Encoders of FLUX.2 klein: FLUX.2's VAE, and Qwen3 with 27 layers."""
     config = Qwen3Config(
         vocab_size=99, hidden_size=16, intermediate_size=16, num_hidden_layers=27,
         num_attention_heads=2, num_key_value_heads=1, head_dim=8,
     )  # fmt: skip
     parts = {"text_encoder": randomized(Qwen3ForCausalLM(config)), "vae": _flux2_vae()}
     return save(root, parts | {"tokenizer": _chat_tokenizer(QWEN3_CHAT, side)})
+
+
+def flux3_klein(root: Path) -> Path:
+    """Encoders of FLUX.3 klein: FLUX.2's VAE, and Qwen3-VL with 33 layers and a tokenizer alone."""
+    network = Qwen3VLForConditionalGeneration(_qwen3_vl(layers=33))
+    parts = {"text_encoder": randomized(network), "vae": _flux2_vae()}
+    return save(root, parts | {"tokenizer": _chat_tokenizer(QWEN3_CHAT, "right")})
+
+
+def ideogram4(root: Path) -> Path:
+    """Encoders of Ideogram 4: FLUX.2's VAE, and the network of Qwen3-VL with 36 layers."""
+    parts = {"text_encoder": randomized(Qwen3VLModel(_qwen3_vl(layers=36))), "vae": _flux2_vae()}
+    return save(root, parts | {"tokenizer": _chat_tokenizer(MISTRAL_CHAT, "right")})
+
+
+def _qwen3_vl(*, layers: int) -> Qwen3VLConfig:
+    text: Any = {
+        "vocab_size": 99, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": layers,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]},
+    }  # fmt: skip
+    tower = {
+        "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4,
+        "out_hidden_size": 16, "deepstack_visual_indexes": [], "num_position_embeddings": 16,
+    }  # fmt: skip
+    return Qwen3VLConfig(text_config=text, vision_config=tower)

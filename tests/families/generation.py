@@ -30,13 +30,16 @@ def noise_of(size: Grid, channels: int = 4) -> Tensor:
     return torch.randn(channels, *size, generator=torch.Generator().manual_seed(5))
 
 
-def opened(folder: Path, *told: str) -> OpenCheckpoint:
+def opened(folder: Path, *told: str, away: str | None = None) -> OpenCheckpoint:
     """The network of `folder`/pipeline, imported, with its text encoders and VAE.
 
-    `told` are keys of the objective, such as objective.flow_shift=3.
+    `told` are keys of the objective, such as objective.flow_shift=3; `away` is the folder there of
+    the network that guidance leads away from.
     """
-    done = import_weights(folder / "pipeline", folder / "ours", objective=told)
-    options = LoadOptions(t5_cache_dir=str(folder / "pipeline"))
+    source = folder / "pipeline"
+    done = import_weights(source, folder / "ours", objective=told)
+    other = None if away is None else import_weights(source / away, folder / away).path
+    options = LoadOptions(t5_cache_dir=str(source), checkpoint_path_away=other and str(other))
     return open_checkpoint(done.path, weights="model", options=options)
 
 
@@ -71,7 +74,7 @@ def from_noise(config: RunConfig, noise_CFHW: Tensor) -> AbstractContextManager[
     def drawn(batch, seeds):
         del seeds  # all samples begin alike, whatever their order in the pack
         blank = Request(inputs={}, negative={}, latent_FHW=size, fps=float("nan"), seed=0)
-        sample = replace(generate._blank(0, blank, config, {}), latent_CFHW=noise_CFHW)
+        sample = replace(generate._blank(0, blank, config.model, {}), latent_CFHW=noise_CFHW)
         own_TC = pack_samples([sample], PatchLayout.of(config)).latent_TC
         found_TC = torch.zeros_like(batch.latent_TC)
         tokens = size[0] // config.model.patch_temporal

@@ -45,7 +45,7 @@ TINY = {
     "max_resolution": (8, 8),
     "llama_layers": [0, 1, 2, 2, 2],
 }
-"""Of config.json."""
+"""Keys of a tiny config.json."""
 
 
 def _configuration(number: int) -> dict[str, Any]:

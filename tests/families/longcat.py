@@ -36,7 +36,7 @@ TINY = {
     "joint_attention_dim": 16,
     "axes_dims_rope": (2, 4, 6),
 }
-"""Of config.json."""
+"""Keys of a tiny config.json."""
 
 
 def _configuration(number: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ TINY = {
     "axes_dim_rope": (2, 2, 4),
     "cap_feat_dim": 16,
 }
-"""Of config.json."""
+"""Keys of a tiny config.json."""
 
 
 def _configuration(number: int) -> dict[str, Any]:

@@ -40,7 +40,7 @@ TINY = {
     "text_feat_dim": 16,
     "timestep_scale": 1000.0,
 }
-"""Of config.json."""
+"""Keys of a tiny config.json."""
 JUDGED = (0, 4, 9)
 """Numbers of the configurations of which the public code's results are stored."""
 GOLDEN = Path(__file__).parents[1] / "golden/omnigen2.safetensors"

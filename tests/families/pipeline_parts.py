@@ -345,33 +345,86 @@ def ltx(root: Path, *, pipeline: str = "LTXConditionPipeline") -> Path:
 
 def qwen_image(root: Path) -> Path:
     """Qwen2.5-VL, a tokenizer of one token a character, a VAE."""
-    from diffusers import AutoencoderKLQwenImage
+    parts = {"vae": _qwen_image_vae(16), "tokenizer": tokenizer(2048), "text_encoder": _qwen_vl()}
+    return save(root, parts)
 
-    vae = AutoencoderKLQwenImage(
-        base_dim=4, z_dim=16, num_res_blocks=1,
+
+def krea2(root: Path) -> Path:
+    """Qwen3-VL, of the depth that the pipeline reads, and the VAE of Qwen-Image."""
+    from transformers import Qwen3VLConfig, Qwen3VLModel
+
+    text = _qwen_vl_text(98) | {"num_hidden_layers": 36, "head_dim": 8}
+    tower = {
+        "depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16,
+        "intermediate_size": 16, "patch_size": 4, "deepstack_visual_indexes": [0],
+    }  # fmt: skip
+    network = Qwen3VLModel(Qwen3VLConfig(text_config=text, vision_config=tower))
+    parts = {"vae": _qwen_image_vae(4), "tokenizer": tokenizer(2048)}
+    return save(root, parts | {"text_encoder": randomized(network)})
+
+
+CHAT_OF_PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for part in m['content'] %}"
+    "{{ part['text'] }}{% endfor %}<|im_end|>\n{% endfor %}"
+)
+
+
+def qwen_image21(root: Path, *, halvings: int = 4) -> Path:
+    """Qwen3-VL with a tower that sees pictures, the tokenizer of its processor, the RGBA VAE.
+
+    `halvings` are the VAE's, whose stride the pipeline takes to be 16.
+    """
+    from diffusers import AutoencoderKLQwenImage21
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    letters = tokenizer(4096)
+    letters.backend_tokenizer.post_processor = processors.Sequence([])
+    letters.add_tokens(["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"], special_tokens=True)
+    letters.add_tokens(["<|im_start|>", "<|im_end|>", "\n"], special_tokens=True)
+    letters.chat_template = CHAT_OF_PARTS
+    text = _qwen_vl_text(104) | {"head_dim": 8}
+    tower = {
+        "depth": 2, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16,
+        "intermediate_size": 16, "patch_size": 4, "temporal_patch_size": 2,
+        "spatial_merge_size": 2, "deepstack_visual_indexes": [0], "num_position_embeddings": 64,
+    }  # fmt: skip
+    config = Qwen3VLConfig(
+        text_config=text, vision_config=tower, image_token_id=IMAGE_TOKEN,
+        vision_start_token_id=98, vision_end_token_id=99, video_token_id=97,
+    )  # fmt: skip
+    vae = AutoencoderKLQwenImage21(
+        base_dim=4, decoder_base_dim=4, z_dim=16, num_res_blocks=1, dim_mult=[1] * (halvings + 1),
+        temperal_downsample=[False] * halvings, scale_factor_spatial=2**halvings,
         latents_mean=torch.linspace(-0.5, 0.5, 16).tolist(),
         latents_std=torch.linspace(0.5, 2, 16).tolist(),
     )  # fmt: skip
-    parts = {"vae": randomized(vae), "tokenizer": tokenizer(2048), "text_encoder": _qwen_vl()}
+    parts = {"vae": randomized(vae), "processor": letters}
+    parts["text_encoder"] = randomized(Qwen3VLForConditionalGeneration(config))
     return save(root, parts)
+
+
+def _qwen_image_vae(channels: int) -> Any:
+    from diffusers import AutoencoderKLQwenImage
+
+    vae = AutoencoderKLQwenImage(
+        base_dim=4, z_dim=channels, num_res_blocks=1,
+        latents_mean=torch.linspace(-0.5, 0.5, channels).tolist(),
+        latents_std=torch.linspace(0.5, 2, channels).tolist(),
+    )  # fmt: skip
+    return randomized(vae)
 
 
 def anima(root: Path) -> Path:
     """Qwen3, whose tokenizer adds no end, T5's tokenizer, the conditioner, Qwen-Image's VAE."""
-    from diffusers import AnimaTextConditioner, AutoencoderKLQwenImage
+    from diffusers import AnimaTextConditioner
 
     conditioner = AnimaTextConditioner(
         source_dim=16, target_dim=20, model_dim=24, num_layers=2, num_attention_heads=2,
         target_vocab_size=98,
     )  # fmt: skip
-    vae = AutoencoderKLQwenImage(
-        base_dim=4, z_dim=4, num_res_blocks=1,
-        latents_mean=torch.linspace(-0.5, 0.5, 4).tolist(),
-        latents_std=torch.linspace(0.5, 2, 4).tolist(),
-    )  # fmt: skip
     words = tokenizer(2048)
     words.backend_tokenizer.post_processor = processors.Sequence([])
-    parts = {"vae": randomized(vae), "tokenizer": words, "t5_tokenizer": tokenizer(2048)}
+    parts = {"vae": _qwen_image_vae(4), "tokenizer": words, "t5_tokenizer": tokenizer(2048)}
     parts |= {"text_encoder": _qwen3(), "text_conditioner": randomized(conditioner)}
     return save(root, parts)
 

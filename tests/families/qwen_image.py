@@ -36,7 +36,7 @@ TINY = {
     "joint_attention_dim": 16,
     "axes_dims_rope": (4, 4, 4),
 }
-"""Of config.json."""
+"""Keys of a tiny config.json."""
 SCHEDULER = {
     "use_dynamic_shifting": True,
     "shift": 1.0,

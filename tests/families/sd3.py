@@ -41,7 +41,7 @@ TINY = {
     "dual_attention_layers": (0,),
     "qk_norm": "rms_norm",
 }
-"""Of config.json."""
+"""Keys of a tiny config.json."""
 
 
 def _configuration(number: int) -> dict[str, Any]:

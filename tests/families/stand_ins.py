@@ -17,6 +17,8 @@ class StandInProcessor:
     """
 
     side, merge = 4, 2
+    pixels = 256
+    """Of a picture, along a side, for an image token."""
 
     def __init__(self, letters: PreTrainedTokenizerFast):
         self.letters = letters
@@ -40,12 +42,34 @@ class StandInProcessor:
 
     def patches(self, picture: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """A mean of the picture's colours in each patch, and its grid; small, to save time."""
-        rows, columns = (2 * max(1, side // 256) for side in (picture.height, picture.width))
+        sides = (picture.height, picture.width)
+        rows, columns = (2 * max(1, side // self.pixels) for side in sides)
         small = picture.resize((columns * self.side, rows * self.side))
         levels_HWC = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).float() / 255
         cells = levels_HWC.view(rows, self.side, columns, self.side, 3).permute(0, 2, 4, 1, 3)
         flat = cells.reshape(rows * columns, 3, 1, -1).expand(-1, -1, 2, -1)
         return flat.reshape(rows * columns, -1), (1, rows, columns)
+
+
+class StandInChatProcessor(StandInProcessor):
+    """What Qwen3VLProcessor does: several texts padded on the left, with pictures or without."""
+
+    pixels = 32
+
+    def __init__(self, letters: PreTrainedTokenizerFast):
+        super().__init__(letters)
+        self.tokenizer = letters
+
+    def __call__(self, *, text: list[str], padding_side: str, **given: Any) -> Any:
+        assert padding_side == "left"
+        if "images" not in given:
+            return self.letters(text, padding_side=padding_side, **given)
+        made = super().__call__(text=text, **given)
+        made["mm_token_type_ids"] = (made["input_ids"] == IMAGE_TOKEN).long()
+        return made
+
+    def apply_chat_template(self, chat: Any, **given: Any) -> list[Any]:
+        return [self.letters.apply_chat_template(chat, **given)]
 
 
 class StandInPictures:

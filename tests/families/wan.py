@@ -32,7 +32,7 @@ TINY = {
     "num_layers": 2,
     "rope_max_seq_len": 32,
 }
-"""Of config.json."""
+"""Keys of a tiny config.json."""
 
 KINDS = {
     "t2v": "wan2.1_t2v_1.3b",

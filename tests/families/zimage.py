@@ -32,7 +32,7 @@ TINY = {
     "axes_lens": (1536, 512, 512),
     "cap_feat_dim": 16,
 }
-"""Of config.json."""
+"""Keys of a tiny config.json."""
 
 
 def _configuration(number: int) -> dict[str, Any]:

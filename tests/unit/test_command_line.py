@@ -111,3 +111,26 @@ def test_help_is_the_sentence_below_the_field(parser: OptionParser) -> None:
     for part in ("--count COUNT How many.", "--places FILE Where.", "{red,blue} Which of them, of"):
         assert part in text
     assert "of two lines in the source. (default: red)" in text
+
+
+def test_help_shows_options_that_are_used_first_and_counts_the_others(capsys) -> None:
+    def parser(*first: str) -> OptionParser:
+        made = OptionParser()
+        made.first = first
+        add_options(made.add_argument_group("places", "Where they are."), Below)
+        group = made.add_argument_group("looks", "How they look.")
+        group.add_argument("--colour")
+        return made
+
+    def said(made: OptionParser, word: str) -> str:
+        with pytest.raises(SystemExit, match="0"):
+            made.parse_args([word])
+        return capsys.readouterr().out
+
+    every, some = said(parser(), "--help"), parser("count")
+    assert "--colour" in every and "How they look." in every and "--help=all" not in every
+    short = said(some, "--help")
+    assert "places:" in short and "How many." in short and "show all options: 2 more" in short
+    assert not [word for word in ("--places", "--colour", "looks:", "look.") if word in short]
+    assert said(some, "--help=all") == said(parser(), "--help=all") == every
+    assert some.parse_args(["--count", "3", "--colour", "red"]).colour == "red"

@@ -34,10 +34,10 @@ GROUND = {
 BASE = GROUND | {"dit.batch", "dit.pack_wire", "dit.config"}
 # The folders of families are below nobody: the registry imports them by name.
 MODELS = {"dit.models", "dit.models.layer_spec", "dit.models.layers", "dit.models.stacks"}
-MODELS |= {"dit.models.attention"}
+MODELS |= {"dit.models.attention", "dit.models.compilation"}
 MODELS |= {"dit.models.joint", "dit.models.kernels"}
 STEP = BASE | MODELS | {"dit.config_loading", "dit.data", "dit.objectives", "dit.lora"}
-STEP |= {"dit.distributed", "dit.distcp", "dit.checkpoint_paths"}
+STEP |= {"dit.distributed", "dit.distcp", "dit.checkpoint_paths", "dit.sizing"}
 FAMILIES = {place.partition(".family:")[0] for place in registry.FAMILIES.values()}
 # A part may import itself and these. A new part must say here where it stands.
 ALLOWED = {
@@ -66,18 +66,27 @@ ALLOWED = {
     "dit.models.layer_spec": set(),
     "dit.models.joint": BASE | {"dit.models", "dit.models.layer_spec"},
     "dit.models.kernels": set(),
-    "dit.models.attention": BASE | {"dit.models", "dit.models.layer_spec", "dit.models.kernels"},
+    "dit.models.compilation": set(),
+    "dit.models.attention": BASE
+    | {"dit.models", "dit.models.compilation", "dit.models.layer_spec", "dit.models.kernels"},
     "dit.models.layers": BASE
-    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.attention"},
+    | {f"dit.models.{part}" for part in ("compilation", "layer_spec", "kernels", "attention")},
     "dit.models.stacks": BASE
-    | {"dit.models.layer_spec", "dit.models.kernels", "dit.models.layers", "dit.models.attention"},
+    | {
+        f"dit.models.{part}"
+        for part in ("compilation", "layer_spec", "kernels", "layers", "attention")
+    },
     **dict.fromkeys(FAMILIES, BASE | MODELS),
-    "dit.config_loading": BASE | {"dit.models"},
+    "dit.config_loading": BASE | {"dit.models", "dit.foreign"},
+    # Its command alone meets processes and weights.
+    "dit.foreign": BASE | {"dit.models", "dit.config_loading", "dit.distributed", "dit.convert"},
     "dit.distcp": set(),
     "dit.checkpoint_paths": BASE | {"dit.config_loading", "dit.distributed"},
     "dit.lora": BASE | MODELS | {"dit.checkpoint_paths"},
     "dit.data": BASE | {"dit.models"},
-    "dit.planner": BASE | {"dit.models", "dit.models.layer_spec", "dit.config_loading"},
+    "dit.planner": BASE
+    | {"dit.models", "dit.models.layer_spec", "dit.config_loading", "dit.sizing"},
+    "dit.sizing": BASE | MODELS | {"dit.config_loading", "dit.data", "dit.distributed"},
     "dit.train": STEP,
     "dit.convert.cards": BASE
     | {"dit.checkpoint_paths", "dit.codecs", "dit.models", "dit.objectives", "dit.train"},
@@ -86,7 +95,7 @@ ALLOWED = {
     "dit.playground": STEP | {"dit.report", "dit.codecs", "dit.sampling", "dit.train"},
     "dit.fitting": STEP | {"dit.planner", "dit.train"},
     "dit.layout_check": STEP | {"dit.train"},
-    "dit.report": GROUND | {"dit.config", "dit.config_loading", "dit.models"},
+    "dit.report": GROUND | {"dit.config", "dit.config_loading", "dit.models", "dit.sizing"},
     "data_prep": GROUND | {"dit.codecs"},
     "recipes": STEP
     | {

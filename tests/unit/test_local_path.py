@@ -21,7 +21,7 @@ TEXTS = {
     *("prompt", "negative_prompt", "host", "keys", "parts", "python_version", "base_model"),
     *("split", "license", "processor", "text_encoder", "dataset_split", "caption_field"),
     *("image_column", "video_column", "caption_column", "objective", "layouts", "family"),
-    *("mixtures", "model", "models", "also", "beside", "variant", "judge"),
+    *("mixtures", "model", "models", "also", "beside", "variant", "judge", "overrides"),
 }
 """Options of which a text is no path. A new option is a path, or belongs here."""
 READ = {

@@ -15,9 +15,9 @@ from dit.convert.cli import convert_parser
 from dit.layout_check.program import _parser as layout_parser
 from dit.playground.__main__ import _parser as playground_parser
 from dit.report.__main__ import _parser as report_parser
-from dit.sampling.commands.digit_accuracy import digits_parser
 from dit.sampling.commands.options import parser as generation_parser
 from dit.sampling.commands.options import with_file
+from examples.digits.accuracy import digits_parser
 from recipes.plan_run import _parser as plan_parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def test_what_is_typed_is_stronger_than_a_file_in_either_spelling(tmp_path: Path
 
 def test_every_command_has_such_a_parser() -> None:
     plain = set()
-    for top in ("dit", "data_prep", "recipes", "benchmarks"):
+    for top in ("dit", "data_prep", "recipes", "benchmarks", "examples"):
         for file in (ROOT / top).rglob("*.py"):
             calls = (node for node in ast.walk(ast.parse(file.read_text())) if _makes_parser(node))
             plain |= {file.relative_to(ROOT).as_posix() for _ in calls}

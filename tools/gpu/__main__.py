@@ -81,7 +81,6 @@ def _measure(options: argparse.Namespace, workers: list[Worker], ends_at: float)
     worker, tests = workers
     if SMOKE in chosen(options.parts, done=()):
         tests.begin(SMOKE)
-    worker.begin(IMPORTS)
     ((_, imports),) = run_rows([IMPORTS], run=worker.outcome, ends_at=ends_at)
     _show(IMPORTS, imports)
     if not (about := imports.pop("found", None)):
@@ -92,15 +91,11 @@ def _measure(options: argparse.Namespace, workers: list[Worker], ends_at: float)
     rows = chosen(options.parts, done=results.names(State.DONE))
     if SMOKE not in rows:
         tests.close()  # done in an earlier run
-
-    def run(row: Row, seconds: float) -> Outcome:
-        asked = tests if row.kind == SMOKE.kind else worker
-        if row is not SMOKE:
-            asked.begin(row)
-        return asked.outcome(row, seconds)
-
-    left_out = []
-    for row, outcome in run_rows(rows, run=run, ends_at=ends_at):
+    of_kind, left_out = {SMOKE.kind: tests}, []
+    outcomes = run_rows(
+        rows, run=lambda row, s: of_kind.get(row.kind, worker).outcome(row, s), ends_at=ends_at
+    )
+    for row, outcome in outcomes:
         results.put(row.name, outcome)
         results.file.with_suffix(".md").write_text(page(results.content))
         _show(row, outcome)

@@ -102,8 +102,7 @@ def _kernels(found: dict[str, Any]) -> Iterator[str]:
         yield from (f"Beside what the planner expects of {expected['assumed']}:", "")
         yield from _beside(found, expected)
     yield from _table(_kernel("longest", kernels, **one) for one in found["longest"])
-    other = "longest of everything else"
-    yield from _table(_kernel(other, kernels, **one) for one in found["of_no_kind"])
+    yield from _table(_kernel("longest of no kind", kernels, **one) for one in found["of_no_kind"])
 
 
 def _kernel(title: str, whole_s: float, name: str, seconds: float, calls: float) -> dict[str, str]:

@@ -38,7 +38,6 @@ _TINY = _FULL | {
 _COMPILERS = "compiled or chosen_blocks or returns"
 """Tests that wait minutes for a compiler, and the one that starts a training."""
 
-
 Outcome = dict[str, Any]
 """Of a row: `state`, `found`, `took_s`; `why` it is not done, with the end of the `log`."""
 
@@ -54,7 +53,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement."""
+    """A measurement of the plan, which a row of its page shows."""
 
     name: str
     """Of steps: a shape of `measuring.shapes`, and words that set keys."""

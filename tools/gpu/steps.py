@@ -21,8 +21,8 @@ from measuring.steps import watched_processes
 from dit.config import AttentionBackend, RunConfig
 from dit.config_loading import default_config, load_config
 from dit.distributed.process_groups import device_memory
-from dit.models.cost import memory
-from dit.models.recomputation import USABLE
+from dit.sizing.memory import memory
+from dit.sizing.recomputation import USABLE
 from dit.train.attention_choice import with_attention
 from tools.gpu.plan import PLAN, Row
 

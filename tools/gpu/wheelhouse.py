@@ -1,8 +1,4 @@
-"""Collects the wheels that a machine without internet lacks, and installs them there.
-
-Collecting runs under the Python version of that machine, because pip judges conditions such as
-`python_version >= "3.12"` by the Python that it runs in. Nothing but pip is needed.
-"""
+"""Collects the wheels that a machine without internet lacks, and installs them there."""
 
 from __future__ import annotations
 
@@ -25,8 +21,7 @@ from tools.gpu.plan import ROOT
 EXTRAS = ("pytest", "pytest-timeout", "hypothesis", "diffusers", "accelerate")
 """Of the optional dependencies: what tests/gpu and compare_padded.py import."""
 ALONE = ("nvidia-cudnn-frontend>=1.32,<1.33",)
-"""Fetched without what they declare: 92 MB of compilers, which attention by cuDNN's graphs does not
-import; the library is that of torch."""
+"""Fetched without the 92 MB that they declare; the library of cuDNN is that of torch."""
 UNUSED = {"s3fs": "9999"}
 """Taken to be there: what Megatron-Energon declares, and no run imports; S3 is read by others."""
 MINE = ".".join(map(str, sys.version_info[:2]))
@@ -76,11 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--present", type=Path, required=True, help="pip list --format=freeze of that machine")
-    add(
-        "--python-version",
-        default=MINE,
-        help="of that machine, such as 3.12; checked against this Python",
-    )
+    add("--python-version", default=MINE, help="of that machine, which this Python must have")
     add("--also", action="append", default=[], metavar="NAME", help="an optional dependency, too")
     add("--output", type=Path, default=Path("runs/wheelhouse"), help="folder (%(default)s)")
     add("--limit-mb", type=float, default=45.0, help="of all wheels (%(default)s)")

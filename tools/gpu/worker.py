@@ -51,10 +51,11 @@ class Worker:
     def __init__(self, *, environment: dict[str, str], log: Path, settings: Sequence[str]):
         self.environment, self.log, self.settings = environment, log, settings
         self.process: subprocess.Popen[bytes] | None = None
+        self.begun: Row | None = None
         log.unlink(missing_ok=True)
 
     def begin(self, row: Row) -> None:
-        """Lets the process begin with a row, whose `outcome` is asked for next."""
+        """Lets the process begin with a row before its `outcome` is asked for."""
         if self.process is None:
             with self.log.open("a") as log:
                 self.process = subprocess.Popen(
@@ -69,10 +70,14 @@ class Worker:
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # its log says more
             self.process.stdin.write(f"{row.name}\n".encode())
+        self.begun = row
 
     def outcome(self, row: Row, seconds: float) -> Outcome:
         """What the row has found and how it ended; after `seconds` the process is killed."""
+        if self.begun != row:
+            self.begin(row)
         assert self.process is not None and self.process.stdout is not None
+        self.begun = None
         out, ends_at = self.process.stdout, time.monotonic() + seconds
         found, said = dict[str, Any](), dict[str, Any]()
         while "state" not in said:

@@ -5,13 +5,13 @@ chats               those of Z-Image and of OmniGen2, whose captions are a chat
 encoder             the interface: caption -> embedding; the words of captions and of prompts
 fixed_vectors       `bytes` and `words`: a fixed vector for each byte, or for each word
 pretrained_encoder  text encoders on Transformers
-flux2               those of FLUX.2, which join the states of three layers
+flux2               those of FLUX.2, FLUX.3, Ideogram 4, which join the states of several layers
 families            those of eight families, in the table `OF_FAMILIES`
 longcat             those of LongCat-Image and of its edit model, which sees the picture
-lumina2             that of Lumina Image 2.0, whose captions stand behind an instruction
+lumina2             those of Lumina Image 2.0 and ERNIE-Image, of the layer before the last
 hidream             those of HiDream-I1: CLIP, T5, and all layers of Llama
 hunyuan_video       those of the first HunyuanVideo; that of image-to-video sees the first frame
-qwen_image          those of HunyuanImage, of Qwen-Image and of its edit models, which see pictures
+qwen_image          those of HunyuanImage, Krea 2, Qwen-Image and its 2.1; edit models see pictures
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from dit.codecs.text.chats import OmniGen2Text, ZImageText
 from dit.codecs.text.encoder import TextEncoder
 from dit.codecs.text.families import OF_FAMILIES
 from dit.codecs.text.fixed_vectors import ByteTable, WordTable
-from dit.codecs.text.flux2 import Flux2KleinText, Flux2Text
+from dit.codecs.text.flux2 import Flux2KleinText, Flux2Text, Flux3KleinText, Ideogram4Text
 from dit.codecs.text.hidream import HiDreamText
 from dit.codecs.text.hunyuan_video import HunyuanVideoImageText, HunyuanVideoText
 from dit.codecs.text.longcat import LongCatEditText, LongCatText
-from dit.codecs.text.lumina2 import Lumina2Text
+from dit.codecs.text.lumina2 import ErnieImageText, Lumina2Text
 from dit.codecs.text.qwen_image import (
     HunyuanImageText,
+    Krea2Text,
+    QwenImage21Text,
     QwenImageEditPlusText,
     QwenImageEditText,
     QwenImageText,
@@ -46,6 +48,11 @@ TEXT_ENCODERS = Registry(
         *(HunyuanVideoText, HunyuanVideoImageText, Flux2Text, Flux2KleinText),
         *(Lumina2Text, LongCatText, LongCatEditText, ZImageText, AnimaText),
         *(AnimaStates, HiDreamText, OmniGen2Text),
+        ErnieImageText,
+        Krea2Text,
+        Flux3KleinText,
+        Ideogram4Text,
+        QwenImage21Text,
     ),
     known="those known",
 )

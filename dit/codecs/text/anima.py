@@ -20,7 +20,10 @@ from dit.token_ids import TOKEN_IDS, as_digits
 
 
 class AnimaText(PretrainedTextEncoder):
-    """Qwen3 and the conditioner; a caption has as many rows as tokens of T5, its end too."""
+    """Text encoder of Anima: Qwen3 and the conditioner, with a row for each token of T5.
+
+    The end token has a row, too.
+    """
 
     name = "anima"
     network = "Qwen3Model"
@@ -38,7 +41,7 @@ class AnimaText(PretrainedTextEncoder):
 
     @property
     def pipeline(self) -> Any:
-        """What the encoding step of Diffusers' pipeline takes of it for a text."""
+        """The parts of Diffusers' pipeline that its encoding step needs for a text."""
         return SimpleNamespace(
             text_encoder=self.load_network(self.network, self.subfolders[0]),
             tokenizer=self.load_tokenizer(self.read_by_network),
@@ -50,7 +53,7 @@ class AnimaText(PretrainedTextEncoder):
         return super().is_cut(caption) or len(ids) > self.max_length
 
     def read(self, caption: str) -> dict[str, Any]:
-        """States of Qwen3 and tokens of T5, each with a mask, as the pipeline has them."""
+        """States of Qwen3 and token ids of T5, each with a mask, as the pipeline has them."""
         from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
 
         return AnimaTextEncoderStep.encode_prompt(
@@ -75,7 +78,7 @@ class AnimaText(PretrainedTextEncoder):
 
 
 class AnimaStates(AnimaText):
-    """What the conditioner reads, for networks that it is a part of: states, and numbers of tokens.
+    """Text encoder of networks with Anima's conditioner: its inputs, states and token ids.
 
     Qwen3 makes nothing of the empty caption: one row of zeros stands for its states, which adds
     nothing to what attends to it.
@@ -85,7 +88,7 @@ class AnimaStates(AnimaText):
 
     @property
     def width(self) -> int:  # type: ignore[override] # Qwen3's configuration has it
-        return PretrainedTextEncoder.width.fget(self)  # type: ignore[attr-defined]
+        return super(AnimaText, self).width
 
     def embed(self, caption: str) -> dict[str, Tensor]:
         read = self.read(caption)

@@ -22,7 +22,7 @@ SYSTEM = (
 
 
 class ZImageText(PretrainedTextEncoder):
-    """Qwen3, whose mask hides the padding."""
+    """Text encoder of Z-Image: Qwen3, whose mask hides the padding."""
 
     name = "zimage"
     network = "Qwen3Model"
@@ -32,7 +32,7 @@ class ZImageText(PretrainedTextEncoder):
 
     @property
     def pipeline(self) -> Any:
-        """Diffusers' pipeline around the text encoder alone."""
+        """Diffusers' pipeline with the text encoder and no other component."""
         from diffusers.pipelines.z_image.pipeline_z_image import ZImagePipeline
 
         return self.pipeline_of(ZImagePipeline)
@@ -58,7 +58,10 @@ class ZImageText(PretrainedTextEncoder):
 
 
 class OmniGen2Text(PretrainedTextEncoder):
-    """Qwen2.5-VL; captions at their true length, as the pipeline's mask hides all padding."""
+    """Text encoder of OmniGen2: Qwen2.5-VL, with captions at their true length.
+
+    The pipeline's mask hides all padding.
+    """
 
     name = "omnigen2"
     network = "Qwen2_5_VLForConditionalGeneration"

@@ -26,7 +26,11 @@ class TextEncoder(DatasetEncoder):
     subfolder: ClassVar[str] = "text_encoder"
 
     most_pictures: ClassVar[int] = 0
-    """Control pictures that it sees beside a caption, at most; such an encoder needs one."""
+    """Control pictures that it sees beside a caption, at most."""
+    sees_alpha: ClassVar[bool] = False
+    """Whether these pictures may be RGBA, which it puts on white itself."""
+    reads_alone: ClassVar[bool] = True
+    """Whether it reads a caption without such pictures, too; else it needs one."""
     sees_first_frame: ClassVar[bool] = False
     """Whether it sees the first frame of a clip beside its caption. What it makes of a caption
     alone is for negative prompts, the empty one among them."""
@@ -42,7 +46,10 @@ class TextEncoder(DatasetEncoder):
 
     @abstractmethod
     def encode(self, caption: str) -> Tensor:
-        """Embedding [L, E] without padding, as shards hold it; "" gives the null text."""
+        """The embedding [L, E] of a caption without padding, as shards hold it.
+
+        "" gives the null text.
+        """
 
     def encode_all(self, caption: str) -> dict[str, Tensor]:
         """All tensors of a caption by their names in a shard: `text`, and others of some models."""
@@ -55,23 +62,23 @@ class TextEncoder(DatasetEncoder):
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
         """All tensors of a caption that says how to edit `pictures`, or of one with a first frame.
 
-        The pictures are upright RGB. Where the encoder sees those to edit, `null_text` is among the
-        tensors: the embedding of the empty caption beside these pictures.
+        The pictures are upright RGB, or RGBA with `sees_alpha`. Where the encoder sees those to
+        edit, `null_text` is among the tensors: the embedding of the empty caption beside them.
         """
         del pictures
         return self.encode_all(caption)
 
     def words_of(self, caption: str) -> list[str]:
-        """The words of a caption, where the encoder tells them apart; most have pieces of words."""
+        """The words of a caption if the encoder reads whole words; else empty."""
         del caption
         return []
 
     def length_of(self, caption: str) -> int:
-        """Estimate of the tokens of a caption before it is cut; loads no tokenizer."""
+        """An estimate of a caption's tokens before it is cut; loads no tokenizer."""
         return len(caption) // 4 + 2
 
     def rows_of(self, caption: str) -> int:
-        """Estimate of the rows of the embedding of a caption."""
+        """An estimate of the rows of a caption's embedding."""
         return min(self.length_of(caption), self.max_length)
 
     def is_cut(self, caption: str) -> bool:
@@ -102,7 +109,7 @@ WORDS = "words"
 
 
 def vocabulary(captions: Iterable[str], encoder: TextEncoder) -> dict[str, Any]:
-    """How many different words captions have, and how often the most frequent ones stand there.
+    """Counts of the different words in all captions, and of the most frequent ones.
 
     It is empty where the encoder tells no words apart.
     """
@@ -116,7 +123,7 @@ def vocabulary(captions: Iterable[str], encoder: TextEncoder) -> dict[str, Any]:
 def unknown_words(
     prompts: Iterable[str], encoder: TextEncoder, card: Mapping[str, Any]
 ) -> str | None:
-    """A sentence about the words of prompts that no caption had; None where all had them.
+    """A sentence about words of prompts that no caption of the data had; None if all had them.
 
     Cards of encoders that tell no words apart, and those of earlier versions, have no list.
     """

@@ -39,7 +39,7 @@ _TEMPLATE = 30  # tokens of Predict2.5's instruction before and after a caption,
 
 
 class CosmosText(MaskedTextEncoder):
-    """T5, masked."""
+    """Text encoder of Cosmos: T5, whose padding is masked."""
 
     name = "cosmos"
     network = "T5EncoderModel"
@@ -47,7 +47,7 @@ class CosmosText(MaskedTextEncoder):
 
 
 class ChromaText(MaskedTextEncoder):
-    """T5, masked, and its state at the first token of padding, which Chroma attends to."""
+    """Text encoder of Chroma: T5, masked, and its state at the first token of padding."""
 
     name = "chroma"
     network = "T5EncoderModel"
@@ -56,7 +56,7 @@ class ChromaText(MaskedTextEncoder):
 
 
 class WanText(MaskedTextEncoder):
-    """UMT5, masked, on captions with repaired characters and single spaces."""
+    """Text encoder of Wan: UMT5, masked, on captions with repaired characters and single spaces."""
 
     name = "wan"
     network = "UMT5EncoderModel"
@@ -69,7 +69,7 @@ class WanText(MaskedTextEncoder):
 
 
 class FluxText(UnmaskedTextEncoder):
-    """Embeddings of T5, and the pooled output of CLIP-L."""
+    """Text encoders of FLUX.1: embeddings of T5, and the pooled output of CLIP-L."""
 
     name = "flux"
     network = "T5EncoderModel"
@@ -90,7 +90,7 @@ _CLIP_ROWS = 77  # `model_max_length` of CLIP's tokenizers
 
 
 class Sd3Text(UnmaskedTextEncoder):
-    """Embeddings of two CLIP encoders side by side, then those of T5; what the two pool.
+    """Text encoders of Stable Diffusion 3: embeddings and pooled outputs of two CLIPs, then T5.
 
     Rows of CLIP are filled up with zeros to the width of T5's.
     """
@@ -130,7 +130,10 @@ class Sd3Text(UnmaskedTextEncoder):
 
 
 class HunyuanText(PretrainedTextEncoder):
-    """Qwen2.5-VL on an instruction with the caption, and ByT5 on the words in quotation marks."""
+    """Text encoders of HunyuanVideo 1.5: Qwen2.5-VL, and ByT5 on words in quotation marks.
+
+    Qwen2.5-VL reads an instruction with the caption.
+    """
 
     name = "hunyuan"
     network = "Qwen2_5_VLTextModel"
@@ -161,7 +164,9 @@ class HunyuanText(PretrainedTextEncoder):
 
 @dataclass(frozen=True, kw_only=True)
 class CosmosPredict25Text(PretrainedTextEncoder):
-    """Qwen2.5-VL; each layer's states are normalised, then all are put side by side.
+    """Text encoder of Cosmos-Predict2.5: Qwen2.5-VL, whose layers' states lie side by side.
+
+    The states of each layer are normalised.
 
     The pipeline pads captions to `max_length` tokens and gives the network no mask. The rows of the
     padding are attended to, and behind a caption they depend on it, so all rows are kept.
@@ -247,7 +252,9 @@ class CosmosPredict25Text(PretrainedTextEncoder):
 
 @dataclass(frozen=True, kw_only=True)
 class LtxText(PretrainedTextEncoder):
-    """T5 on a padded caption; the class of the pipeline says whether T5 sees the padding.
+    """Text encoder of LTX-Video: T5 on a padded caption.
+
+    The class of the pipeline says whether T5 sees the padding.
 
     Its states of the padding are cut off, as all networks mask them.
     """
@@ -306,7 +313,7 @@ OF_FAMILIES: tuple[type[PretrainedTextEncoder], ...] = (
     ChromaText,
     LtxText,
 )
-"""Those of this file, as `TEXT_ENCODERS` has them."""
+"""Text encoders of this file, in the order of `TEXT_ENCODERS`."""
 
 
 _WEIGHT, _BIAS = "crossattn_proj.0.weight", "crossattn_proj.0.bias"

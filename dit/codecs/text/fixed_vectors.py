@@ -34,7 +34,7 @@ _PERIOD = 10_000.0  # longest wavelength of the positions over 2 pi (arXiv:1706.
 
 
 def positions(length: int, width: int) -> np.ndarray:
-    """[length, width] float64, sines and cosines; each row has a mean square of 1."""
+    """Sinusoidal position embeddings [length, width], float64; each row has a mean square of 1."""
     frequency = _PERIOD ** -(np.arange(width // 2) / (width // 2))
     angle = np.arange(length)[:, None] * frequency
     return np.sqrt(2) * np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
@@ -77,17 +77,20 @@ class FixedVectors(TextEncoder):
 
     @abstractmethod
     def rows(self, caption: str) -> np.ndarray:
-        """[L, E] float64, rounded to half precision afterwards."""
+        """The rows of a caption [L, E], float64; they are rounded to half precision afterwards."""
 
     @abstractmethod
     def pool(self, caption: str) -> np.ndarray:
-        """[E] float64 of unit variance, which does not depend on the order in the caption."""
+        """A vector [E] of a caption, float64 of unit variance.
+
+        It does not depend on the order of the words.
+        """
 
     def encode(self, caption: str) -> Tensor:
         return torch.from_numpy(self.rows(caption).astype(np.float16))
 
     def encode_all(self, caption: str) -> dict[str, Tensor]:
-        """`text`, and where it is asked for `pooled_text` [E]."""
+        """The tensors of a caption: `text`, and `pooled_text` [E] if it is asked for."""
         found = {"text": self.encode(caption)}
         if self.pooled:
             found["pooled_text"] = torch.from_numpy(self.pool(caption).astype(np.float16))
@@ -100,7 +103,7 @@ _BEGIN = 256  # token before the first byte, so that the empty string has a toke
 
 @lru_cache
 def byte_table(width: int) -> np.ndarray:
-    """[257, width] float64, uniform with zero mean and unit variance."""
+    """The vectors of all bytes, [257, width] float64, uniform with zero mean and unit variance."""
     # Raw Philox words are the same in every version of NumPy and on every machine; NumPy does not
     # promise that of its distributions.
     words = np.random.Philox(np.random.SeedSequence((_SEED, width))).random_raw((257, width))
@@ -109,14 +112,17 @@ def byte_table(width: int) -> np.ndarray:
 
 
 class ByteTable(FixedVectors):
-    """The tokens are the UTF-8 bytes of a caption, after one token that begins each text."""
+    """A text encoder of fixed vectors whose tokens are the UTF-8 bytes of a caption.
+
+    One more token begins each text.
+    """
 
     name = "bytes"
     usual_width = 64
     most_rows = 4096
 
     def rows(self, caption: str) -> np.ndarray:
-        """[1 + bytes that are kept, E]: (byte + position) / sqrt(2), unit variance."""
+        """The rows of a caption, [1 + bytes that are kept, E]: (byte + position) / sqrt(2)."""
         tokens_L = self._tokens(caption)
         text_LE = byte_table(self.width)[tokens_L] + positions(len(tokens_L), self.width)
         return text_LE / np.sqrt(2)
@@ -177,7 +183,7 @@ def _kind(character: str) -> str:
 
 
 def drawn(text: str, width: int) -> np.ndarray:
-    """[width] float64, uniform with zero mean and unit variance: a hash of the text.
+    """A random vector [width] that is a hash of the text: uniform, zero mean, unit variance.
 
     SHAKE is the same on every machine and in every version, as NumPy's distributions are not.
     """
@@ -193,13 +199,16 @@ def pieces_of(word: str) -> Iterator[str]:
 
 @lru_cache(maxsize=10_000)
 def vector(word: str, width: int) -> np.ndarray:
-    """[width] float64 of unit variance: four fifths of it the word's own, a fifth its pieces'."""
+    """The vector [width] of a word: four fifths of its variance its own, a fifth its pieces'."""
     pieces_PE = np.stack([drawn(piece, width) for piece in pieces_of(word)])
     return (2 * drawn(f"w:{word}", width) + pieces_PE.sum(0) / len(pieces_PE) ** 0.5) / 5**0.5
 
 
 class WordTable(FixedVectors):
-    """A row for the caption, the sum of its words, and one for each word.
+    """A text encoder with a row for the whole caption, and one for each of its words.
+
+    The first row is the sum of the words. It differs for each set of words, whatever their order,
+    so a network follows a caption from its first steps on.
 
     So a network follows a caption from its first steps on: the first row differs for each set of
     words, whatever their order.
@@ -210,14 +219,14 @@ class WordTable(FixedVectors):
     most_rows = 1024
 
     def rows(self, caption: str) -> np.ndarray:
-        """[1 + words that are kept, E] of unit variance."""
+        """The rows of a caption, [1 + words that are kept, E] of unit variance."""
         words = self._kept(caption)
         vectors = [self.pool(caption), *(vector(word, self.width) for word in words)]
         text_LE = np.stack(vectors) + _POSITION * positions(len(vectors), self.width)
         return text_LE / (1 + _POSITION**2) ** 0.5
 
     def pool(self, caption: str) -> np.ndarray:
-        """The sum of the words, each once; a vector of its own for a caption without any."""
+        """The sum of the vectors of a caption's different words; a vector of its own for none."""
         words = dict.fromkeys(self._kept(caption))
         if not words:
             return drawn("", self.width)

@@ -1,22 +1,26 @@
-"""Text encoders of FLUX.2: states of three layers side by side, by its pipelines' functions.
+"""Text encoders of FLUX.2, FLUX.3 and Ideogram 4: states of some layers, by pipelines' functions.
 
-Both read a chat with the caption, padded to `max_length` tokens, and mask the padding. The networks
-attend to all rows, those of padding too, which depend on the caption; so all are kept.
+They read a chat with the caption, padded to `max_length` tokens (FLUX.3: to a multiple of 80), and
+mask the padding. The networks attend to all rows, those of padding too, which depend on the
+caption; so all are kept. Ideogram 4's reads a chat as long as it is.
 """
 
 # L tokens, E width of the embedding
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from dit.codecs.pretrained import model_config_of
-from dit.codecs.text.pretrained_encoder import WholeTextEncoder
-
-_LAYERS = 3  # whose states are joined, as the pipelines choose them
+from dit.codecs.text.pretrained_encoder import (
+    TEXT_DTYPE,
+    PretrainedTextEncoder,
+    WholeTextEncoder,
+)
 
 
 class Flux2Text(WholeTextEncoder):
@@ -26,11 +30,12 @@ class Flux2Text(WholeTextEncoder):
     network = "Mistral3ForConditionalGeneration"
     default_model = "black-forest-labs/FLUX.2-dev"
     chat_tokens = 40  # beside the caption, about
+    layers: ClassVar[int] = 3  # whose states are joined, as the pipelines choose them
 
     @property
     def width(self) -> int:  # type: ignore[override] # the model's configuration has it
         config = model_config_of(self._part(self.network, self.subfolders[0])).get_text_config()
-        return _LAYERS * config.hidden_size
+        return self.layers * config.hidden_size
 
     def length_of(self, caption: str) -> int:
         return super().length_of(caption) + self.chat_tokens
@@ -87,3 +92,96 @@ class Flux2KleinText(Flux2Text):
             enable_thinking=False,
         )
         return tokenizer(chat, verbose=False).input_ids
+
+
+class Flux3KleinText(Flux2Text):
+    """Qwen3-VL on the caption as a user's turn, with the answer begun; padded to whole windows."""
+
+    name = "flux3_klein"
+    network = "Qwen3VLForConditionalGeneration"
+    default_model = "black-forest-labs/flux-3-image-klein-base"
+    default_length = longest_text = 8192
+    chat_tokens = 9
+    layers = 8
+    window: ClassVar[int] = 80  # tokens, as the pipeline has them
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        size = self.window * self.width * TEXT_DTYPE.itemsize
+        return (
+            f"each {self.window} tokens of a caption take {size / 1e6:.1f} MB; the rest of the last"
+            f" {self.window} is padding, to which the published networks attend, too: train with"
+            " model.text_pad_to=stored",
+        )
+
+    def rows_of(self, caption: str) -> int:
+        return min(-(-self.length_of(caption) // self.window) * self.window, self.max_length)
+
+    def chat_of(self, caption: str) -> list[int]:
+        tokenizer = self.load_tokenizer(self.subfolders[1])
+        chat: Any = tokenizer.apply_chat_template(
+            [{"role": "user", "content": caption}], tokenize=False, add_generation_prompt=True
+        )
+        return tokenizer(chat, verbose=False).input_ids
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        from diffusers.modular_pipelines.flux3.encoders import Flux3TextEncoderStep
+
+        tokenizer = self.load_tokenizer(self.subfolders[1])
+        # The half of the published processor that reads no pictures.
+        reads: Any = SimpleNamespace(
+            tokenizer=tokenizer, apply_chat_template=tokenizer.apply_chat_template
+        )
+        rows_1LE = Flux3TextEncoderStep._get_qwen3_vl_prompt_embeds(
+            self.load_network(self.network, self.subfolders[0]),
+            reads,
+            caption,
+            torch.device(self.device),
+            max_sequence_length=self.max_length,
+            pad_multiple=self.window,
+        )
+        return {"text": rows_1LE[0]}
+
+
+class Ideogram4Text(PretrainedTextEncoder):
+    """Qwen3-VL on the caption as a user's turn, with the answer begun.
+
+    Numbers of a token: the first of thirteen layers' states, then their second ones, and so on.
+    """
+
+    name = "ideogram4"
+    network = "Qwen3VLModel"
+    default_model = "ideogram-ai/ideogram-4-fp8"
+    default_length = 2048
+    chat_tokens = 9  # beside the caption, about
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        size = self.width * TEXT_DTYPE.itemsize
+        return (f"each token of a caption takes {size / 1e3:.0f} KB",)
+
+    @property
+    def width(self) -> int:  # type: ignore[override] # the model's configuration has it
+        from diffusers.pipelines.ideogram4 import pipeline_ideogram4 as published
+
+        return len(published.QWEN3_VL_ACTIVATION_LAYERS) * super().width
+
+    def length_of(self, caption: str) -> int:
+        return super().length_of(caption) + self.chat_tokens
+
+    def count(self, caption: str) -> int:
+        tokenizer = self.load_tokenizer(self.subfolders[1])
+        part = {"type": "text", "text": caption}
+        chat: Any = tokenizer.apply_chat_template(
+            [{"role": "user", "content": [part]}], tokenize=False, add_generation_prompt=True
+        )
+        return len(tokenizer(chat, add_special_tokens=False, verbose=False).input_ids)
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        from diffusers.pipelines.ideogram4.pipeline_ideogram4 import Ideogram4Pipeline
+
+        pipe = self.pipeline_of(Ideogram4Pipeline, unconditional_transformer=None)
+        # At the chat's own length there is no padding; no row sees those behind it, which are cut.
+        told: Any = {"max_sequence_length": self.count(caption), "device": self.device}
+        rows_1LE, *_ = pipe.encode_prompt(caption, grid_h=0, grid_w=0, **told)
+        return {"text": rows_1LE[0, : self.max_length]}

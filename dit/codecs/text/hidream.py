@@ -22,7 +22,7 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 @dataclass(frozen=True, kw_only=True)
 class HiDreamText(PretrainedTextEncoder):
-    """Embeddings of T5; those of all layers of Llama side by side; what two CLIP encoders pool.
+    """Text encoders of HiDream: T5, the states of all layers of Llama, and two pooled CLIPs.
 
     Masks hide padding, whose rows the network attends to: all of them are kept.
     """

@@ -29,7 +29,7 @@ INTERLEAVE = {"token_replace": 4, "latent_concat": 2}
 
 
 class HunyuanVideoText(PretrainedTextEncoder):
-    """Llama on an instruction with the caption, and the pooled output of CLIP-L on the caption."""
+    """Text encoders of HunyuanVideo: Llama on an instruction with the caption, and CLIP-L."""
 
     name = "hunyuanvideo"
     network = "LlamaModel"
@@ -81,7 +81,7 @@ class HunyuanVideoText(PretrainedTextEncoder):
 
 @dataclass(frozen=True, kw_only=True)
 class HunyuanVideoImageText(HunyuanVideoText):
-    """Llava on an instruction with the first frame and the caption, and CLIP-L on the caption.
+    """Text encoders of HunyuanVideo I2V: Llava on first frame and caption, and CLIP-L.
 
     A caption alone is a negative prompt: the pipeline shows a black picture with it, and keeps
     every second row of that whatever the network.
@@ -99,7 +99,7 @@ class HunyuanVideoImageText(HunyuanVideoText):
     )
 
     image_embed_interleave: int = 2
-    """Of the rows of a first frame the first of each so many is kept."""
+    """Every n-th row of a first frame is kept, beginning with the first."""
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
@@ -124,7 +124,7 @@ class HunyuanVideoImageText(HunyuanVideoText):
         return self._encoded_by(self.pipeline, prompt=caption, image=black)
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """`text` [L, E] and `pooled_text` [P] of a caption and the first frame."""
+        """`text` [L, E] and `pooled_text` [P] of a caption with its first frame."""
         (first,) = pictures
         kept = {"image_embed_interleave": self.image_embed_interleave}
         with torch.inference_mode():
@@ -132,7 +132,7 @@ class HunyuanVideoImageText(HunyuanVideoText):
 
     @property
     def pipeline(self) -> Any:
-        """Diffusers' pipeline around the text encoders alone."""
+        """Diffusers' pipeline with the text encoders and no other component."""
         from diffusers.pipelines.hunyuan_video import (
             pipeline_hunyuan_video_image2video as image_to_video,
         )

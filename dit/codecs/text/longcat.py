@@ -43,7 +43,10 @@ class _Apostrophes:
 
 
 class LongCatText(WholeTextEncoder):
-    """The caption alone, which an instruction asks to be shown."""
+    """Text encoder of LongCat-Image: Qwen2.5-VL on an instruction with the caption.
+
+    Only the caption's rows are kept.
+    """
 
     name = "longcat"
     network = "Qwen2_5_VLForConditionalGeneration"
@@ -51,7 +54,7 @@ class LongCatText(WholeTextEncoder):
 
     @property
     def pipeline(self) -> Any:
-        """Diffusers' pipeline around the text encoder alone; it rewrites no prompts here."""
+        """Diffusers' pipeline with the text encoder alone; it rewrites no prompts here."""
         from diffusers.pipelines.longcat_image.pipeline_longcat_image import LongCatImagePipeline
 
         return self._whole(self.pipeline_of(LongCatImagePipeline, text_processor=None))
@@ -85,11 +88,15 @@ class LongCatText(WholeTextEncoder):
 
 
 class LongCatEditText(LongCatText):
-    """The caption behind one picture, which it sees with half its rows and columns."""
+    """Text encoder of LongCat-Image-Edit: the caption behind one picture.
+
+    The picture is seen at half its rows and columns.
+    """
 
     name = "longcat_edit"
     default_model = "meituan-longcat/LongCat-Image-Edit"
     most_pictures = 1
+    reads_alone = False
 
     @property
     def pipeline(self) -> Any:
@@ -101,7 +108,7 @@ class LongCatEditText(LongCatText):
         return self._whole(self.pipeline_of(LongCatImageEditPipeline, text_processor=processor))
 
     def load_processor(self) -> Any:
-        """What turns pictures into the network's inputs.
+        """The processor that turns pictures into the network's inputs.
 
         Raises:
             CodecError: it cannot be loaded; Transformers' own needs torchvision.
@@ -118,7 +125,7 @@ class LongCatEditText(LongCatText):
         )
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """`text` [L, E] and `null_text` [M, E], of the caption and of none with the picture."""
+        """`text` [L, E] of the caption, and `null_text` [M, E], both beside the picture."""
         (picture,) = pictures
         with torch.inference_mode():
             pipe = self.pipeline

@@ -1,6 +1,7 @@
-"""The text encoder of Lumina Image 2.0: states of the layer before the last of Gemma 2.
+"""Text encoders of Lumina Image 2.0 and ERNIE-Image: states of the layer before the last.
 
-Captions stand behind an instruction, negative prompts and the empty caption do not.
+Captions of Lumina stand behind an instruction; its negative prompts and the empty caption do not,
+nor does anything of ERNIE-Image.
 """
 
 # L tokens, E width of the embedding
@@ -55,3 +56,21 @@ class Lumina2Text(PretrainedTextEncoder):
             "", negative_prompt=prompt, device=self.device, max_sequence_length=self.max_length
         )
         return {"text": rows_1LE[mask_1L.bool()]}
+
+
+class ErnieImageText(PretrainedTextEncoder):
+    """Ministral 3 on the caption as it is; the empty one is the token that begins a text."""
+
+    name = "ernie_image"
+    network = "Mistral3Model"
+    default_model = "baidu/ERNIE-Image"
+    default_length = 1024  # the pipeline cuts nothing
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        """Rows of a caption as `ErnieImagePipeline.encode_prompt` makes them."""
+        tokenizer = self.load_tokenizer(self.subfolders[1])
+        ids = tokenizer(caption, truncation=True, max_length=self.max_length).input_ids
+        begins = tokenizer.bos_token_id
+        ids_1L = torch.tensor([ids or [begins or 0]], device=self.device)
+        network = self.load_network(self.network, self.subfolders[0])
+        return {"text": network(ids_1L, output_hidden_states=True).hidden_states[-2][0]}

@@ -102,7 +102,7 @@ class PretrainedTextEncoder(TextEncoder):
         return self.count(caption) > self.max_length
 
     def count(self, caption: str) -> int:
-        """Tokens of a caption, with those that the tokenizer adds."""
+        """Number of a caption's tokens, with those that the tokenizer adds."""
         tokenizer = self.load_tokenizer(self.subfolders[1])
         return len(tokenizer(self.clean(caption), verbose=False).input_ids)
 
@@ -126,7 +126,7 @@ class PretrainedTextEncoder(TextEncoder):
         return load(replace(self._part("AutoTokenizer", subfolder), cache=cache))
 
     def pipeline_of(self, kind: Any, **more: Any) -> Any:
-        """A pipeline of Diffusers, of the class `kind`, around the text encoders alone."""
+        """Diffusers' pipeline of class `kind` with the text encoders and no other component."""
         parts: Any = dict.fromkeys(("scheduler", "vae", "transformer")) | more
         if "text_encoder" not in more:
             parts["text_encoder"] = self.load_network(self.network, self.subfolders[0])
@@ -134,7 +134,7 @@ class PretrainedTextEncoder(TextEncoder):
         return kind(**parts)
 
     def tokens(self, caption: str, subfolder: str, length: int) -> tuple[Tensor, Tensor]:
-        """Token ids and mask, both [1, length], padded, on the device."""
+        """Token ids and mask of a caption, both [1, length], padded, on the device."""
         given = self.load_tokenizer(subfolder)(
             [caption], padding="max_length", max_length=length, truncation=True,
             return_attention_mask=True, return_tensors="pt",
@@ -143,7 +143,10 @@ class PretrainedTextEncoder(TextEncoder):
 
 
 class WholeTextEncoder(PretrainedTextEncoder):
-    """Its mask hides the padding, whose states the networks attend to: all of them are kept."""
+    """A text encoder all of whose rows are kept, since networks attend to its padding, too.
+
+    Its own mask hides the padding.
+    """
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -164,7 +167,7 @@ class WholeTextEncoder(PretrainedTextEncoder):
 
 
 class MaskedTextEncoder(PretrainedTextEncoder):
-    """One network, whose mask hides the padding."""
+    """A text encoder of one network, whose mask hides the padding."""
 
     padding_rows: ClassVar[int] = 0
     """States of padding that are kept, because the published network attends to them."""
@@ -182,7 +185,7 @@ class MaskedTextEncoder(PretrainedTextEncoder):
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskedTextEncoder(PretrainedTextEncoder):
-    """Published networks attend to its padding; a dataset keeps these states or cuts them off."""
+    """Encoder whose padding published networks attend to; a dataset keeps or trims these states."""
 
     options: ClassVar[frozenset[str]] = PretrainedTextEncoder.options | {"text_padding"}
 
@@ -206,7 +209,7 @@ class UnmaskedTextEncoder(PretrainedTextEncoder):
 
     @property
     def most_rows(self) -> int:
-        """Rows of a text with its padding."""
+        """Number of rows of a text with its padding."""
         return self.max_length
 
     @property

@@ -1,11 +1,13 @@
-"""Text encoders of Qwen-Image, its edit models and HunyuanImage, by their pipelines' functions.
+"""Text encoders of Qwen-Image, its edit models, Qwen-Image-2.1, HunyuanImage and Krea 2.
 
-All are Qwen2.5-VL on an instruction with the caption, whose first rows, those of the instruction
-before it, are cut off. The edit models' see the pictures to be edited, too, so that the embedding
-of the empty caption differs from sample to sample. HunyuanImage's has ByT5 beside it.
+They make what their pipelines do.
+
+All are Qwen2.5-VL, or Qwen3-VL, on an instruction with the caption, whose first rows, those of the
+instruction before it, are cut off. The edit models' see the pictures to be edited, too, so that the
+embedding of the empty caption differs from sample to sample. HunyuanImage's has ByT5 beside it.
 """
 
-# L tokens, G tokens of words in quotation marks, E width of the embedding
+# L tokens, G tokens of words in quotation marks, E width of the embedding, S slots of pictures
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder, as_stored
 
 _PICTURE_TOKENS = 1400  # of a megapixel, about: one for 28 x 28 pixels
 _MEGAPIXEL = 1024 * 1024
+_KREA2_LAYERS = 12  # whose states are joined, as the pipeline chooses them
 
 
 class QwenImageText(PretrainedTextEncoder):
@@ -57,8 +60,38 @@ class QwenImageText(PretrainedTextEncoder):
         return {"text": rows_1LE[0]}
 
 
+class Krea2Text(QwenImageText):
+    """Qwen3-VL; the states of twelve layers side by side, without the padding before the end."""
+
+    name = "krea2"
+    network = "Qwen3VLModel"
+    default_model = "krea/Krea-2-Raw"
+    longest_text = None
+
+    @property
+    def pipeline(self) -> Any:
+        from diffusers.pipelines.krea2.pipeline_krea2 import Krea2Pipeline
+
+        return self.pipeline_of(Krea2Pipeline)
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return _KREA2_LAYERS * super().width
+
+    def count(self, caption: str) -> int:
+        pipe, tokenizer = self.pipeline, self.load_tokenizer(self.subfolders[1])
+        begun = tokenizer(pipe.prompt_template_encode_prefix + caption, verbose=False).input_ids
+        return len(begun) - pipe.prompt_template_encode_start_idx + self.rows_after
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        device = torch.device(self.device)
+        made = self.pipeline.get_text_hidden_states(caption, self.max_length, device)
+        rows_1LSE, mask_1L = made
+        return {"text": rows_1LSE[mask_1L].flatten(1)}
+
+
 class HunyuanImageText(QwenImageText):
-    """The same instruction without its end, and ByT5 on the words in quotation marks."""
+    """Qwen-Image's instruction without its end, and ByT5 on the words in quotation marks."""
 
     name = "hunyuanimage"
     default_model = "hunyuanvideo-community/HunyuanImage-2.1-Diffusers"
@@ -92,6 +125,7 @@ class QwenImageEditText(QwenImageText):
     name = "qwen_image_edit"
     default_model = "Qwen/Qwen-Image-Edit"
     most_pictures = 1
+    reads_alone = False
 
     @property
     def pipeline(self) -> Any:
@@ -140,7 +174,7 @@ class QwenImageEditText(QwenImageText):
 
 
 class QwenImageEditPlusText(QwenImageEditText):
-    """The same with several numbered pictures, which it sees small (Qwen-Image-Edit-2509, 2511)."""
+    """Qwen-Image-Edit-2509's and 2511's: several numbered pictures, which it sees small."""
 
     name = "qwen_image_edit_2511"
     default_model = "Qwen/Qwen-Image-Edit-2511"
@@ -160,6 +194,93 @@ class QwenImageEditPlusText(QwenImageEditText):
         from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import CONDITION_IMAGE_SIZE
 
         return [_scaled(pipe, picture, CONDITION_IMAGE_SIZE) for picture in pictures]
+
+
+class QwenImage21Text(QwenImageText):
+    """Qwen3-VL, whose last states are taken before its final norm.
+
+    It sees up to ten pictures of about a megapixel, which the chat names before the caption.
+    """
+
+    name = "qwen_image21"
+    network = "Qwen3VLForConditionalGeneration"
+    default_model = "Qwen/Qwen-Image-2.1"
+    subfolders = ("text_encoder", "processor")
+    default_length = 1024
+    longest_text = 8192  # places that Diffusers' network has angles for
+    rows_after = 12  # of the chat around a caption
+    most_pictures = 10
+    sees_alpha = True  # scaled first, then put on white
+
+    @property
+    def pipeline(self) -> Any:
+        return self._pipeline(_TextHalf(self.load_tokenizer(self.subfolders[1])))
+
+    def _pipeline(self, processor: Any) -> Any:
+        from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import QwenImage21Pipeline
+
+        network = self.load_network(self.network, self.subfolders[0])
+        parts = {"text_encoder": network, "processor": processor}
+        return self.pipeline_of(QwenImage21Pipeline, **parts)
+
+    def load_processor(self) -> Any:
+        """What turns captions and pictures into the network's inputs.
+
+        Raises:
+            CodecError: it cannot be loaded; Transformers' own needs torchvision.
+        """
+        return load(self._part("Qwen3VLProcessor", "processor"))
+
+    def count(self, caption: str) -> int:
+        pipe, tokenizer = self.pipeline, self.load_tokenizer(self.subfolders[1])
+        chat = pipe.prompt_template_t2i.format(caption or " ")
+        return len(tokenizer(chat, verbose=False).input_ids) - pipe._drop_idx
+
+    def embed(self, caption: str) -> dict[str, Tensor]:
+        rows_1LE, _, _ = self.pipeline.encode_prompt(self.cut(caption), device=self.device)
+        return {"text": rows_1LE[0]}
+
+    def cut(self, caption: str) -> str:
+        """A caption of at most `max_length` tokens; the pipeline cuts none."""
+        tokenizer = self.load_tokenizer(self.subfolders[1])
+        tokens = tokenizer(caption, add_special_tokens=False, verbose=False).input_ids
+        most = self.max_length - self.rows_after
+        return caption if len(tokens) <= most else tokenizer.decode(tokens[: max(most, 1)])
+
+    def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
+        """`text_before_0`, ... [L, E] before each picture, `text` behind all, and `null_text`.
+
+        The network has latents in the place of the encoder's states of a picture. What stands
+        before a picture is the same with and without a caption, which comes behind all of them.
+        """
+        with torch.inference_mode():
+            pipe = self._pipeline(self.load_processor())
+            shown = [_scaled(pipe, picture, _MEGAPIXEL) for picture in pictures]
+            *before, text = self._parts(pipe, self.cut(caption), shown)
+            *_, null = self._parts(pipe, "", shown)
+            found = {f"text_before_{number}": rows for number, rows in enumerate(before)}
+            return as_stored(found | {"text": text, "null_text": null})
+
+    def _parts(self, pipe: Any, caption: str, shown: list[Image.Image]) -> list[Tensor]:
+        """The states of a chat, parted by the slots of its pictures."""
+        rows_1LE, _, is_slot_1L = pipe.encode_prompt(caption, shown, torch.device(self.device))
+        ends = is_slot_1L[0].int().diff(prepend=is_slot_1L.new_zeros(1).int()).nonzero().flatten()
+        parts = rows_1LE[0].tensor_split(ends.tolist())
+        assert len(parts) == 2 * len(shown) + 1, "slots of each picture are apart"
+        return [*parts[::2]]
+
+
+class _TextHalf:
+    """The half of the published processor that reads text alone, which needs no torchvision."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+
+    def __call__(self, *, text: list[str], **options: Any) -> Any:
+        return self.tokenizer(text, **options)
+
+    def apply_chat_template(self, chat: Any, **options: Any) -> list[list[int]]:
+        return [self.tokenizer.apply_chat_template(chat, **options)]
 
 
 def _scaled(pipe: Any, picture: Image.Image, area: int) -> Image.Image:

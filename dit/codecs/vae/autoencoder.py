@@ -24,10 +24,12 @@ from dit.codecs.pretrained import (
     model_config_of,
     tensors_of,
 )
-from dit.codecs.vae.codec import LATENT_DTYPE, Codec
+from dit.codecs.vae.codec import DISTRIBUTION_DTYPE, LATENT_DTYPE, Codec
 
 _STORED = ("model_name", "precision", "stochastic", "image_conditioning")
 """Fields that a dataset card must have."""
+_DISTRIBUTION = ("latent", "latent_logvar")
+"""Parts of a shard that have a latent distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ class Autoencoder(Codec):
     class_tokens: ClassVar[int] = 0  # of the image encoder, beside those of its patches
     has_time: ClassVar[bool] = True  # whether it takes videos
     takes_batches: ClassVar[bool] = True
+    has_distribution: ClassVar[bool] = True  # whether its latents have a variance
     statistics: ClassVar[tuple[str, ...]] = ()  # tensors of its weights that are no weights
 
     ratios: ClassVar[tuple[str, str]] = ("spatial_compression_ratio", "temporal_compression_ratio")
@@ -53,6 +56,7 @@ class Autoencoder(Codec):
     model_name: str
     precision: str = "float32"
     stochastic: bool = False
+    latent_distribution: bool = False  # whether shards get means and log variances
     image_conditioning: bool = False
     last_frame: bool = False  # whether models are given the last frame as well as the first
     tiling: bool = False
@@ -71,7 +75,7 @@ class Autoencoder(Codec):
 
     options: ClassVar[frozenset[str]] = frozenset(
         ("model_name", "precision", "slicing", "stochastic", "tiling", "vae_cache_folder")
-    ) | {"workload_type"}
+    ) | {"workload_type", "latent_distribution"}
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
@@ -81,7 +85,18 @@ class Autoencoder(Codec):
                 f"--workload_type {workload}: processor {cls.name!r} has no inputs for it; give"
                 f" {' or '.join(cls.workloads)}"
             )
+        if args.latent_distribution and not cls.has_distribution:
+            raise CodecError(
+                f"--latent_distribution: the autoencoder of processor {cls.name!r} has no variance;"
+                " leave it out"
+            )
+        if args.latent_distribution and args.stochastic:
+            raise CodecError(
+                "--latent_distribution and --stochastic exclude each other: the former stores what"
+                " training draws latents of, the latter one draw; give one of them"
+            )
         return cls._of(
+            latent_distribution=args.latent_distribution,
             model_name=args.model_name or cls.default_models.get(workload, cls.default_model),
             precision=args.precision,
             stochastic=args.stochastic,
@@ -101,14 +116,15 @@ class Autoencoder(Codec):
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
         options = {name: settings[name] for name in _STORED}
-        rare = ("cache", "local_only", "last_frame")
+        rare = ("cache", "local_only", "last_frame", "latent_distribution")
         options |= {k: settings[k] for k in rare if k in settings}
         return cls._of(**options)
 
     @property
     def settings(self) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in (*_STORED, "tiling", "slicing")}
-        return found | ({"last_frame": True} if self.last_frame else {})
+        rare = ("last_frame", "latent_distribution")
+        return found | {name: True for name in rare if getattr(self, name)}
 
     @property
     def pixel_channels(self) -> int:
@@ -154,7 +170,7 @@ class Autoencoder(Codec):
 
     @property
     def model(self) -> Any:
-        """The network, loaded at its first use."""
+        """The VAE's network, which is loaded at its first use."""
         model = load(replace(self._part, precision=self.precision, device=self.device))
         if self.tiling:
             model.enable_tiling()
@@ -164,6 +180,10 @@ class Autoencoder(Codec):
 
     def on(self, device: str) -> Self:
         return replace(self, device=device)
+
+    @property
+    def latent_dtype(self) -> torch.dtype:
+        return DISTRIBUTION_DTYPE if self.latent_distribution else LATENT_DTYPE
 
     def encode_raw(self, video_CFHW: Tensor) -> Tensor:
         return self._encode(video_CFHW[None], None)[0]
@@ -180,16 +200,25 @@ class Autoencoder(Codec):
     def encode_batch(
         self, videos: Sequence[Tensor], *, keys: Sequence[str]
     ) -> list[dict[str, Tensor]]:
-        """Of videos [C, F, H, W] in one batch, with what `image_inputs` makes."""
+        """Tensors to store for each of `videos` [C, F, H, W], encoded as one batch, by name."""
         video_NCFHW = torch.stack(list(videos))
-        latents = self._encode(video_NCFHW, keys if self.stochastic else None)
-        found = [{"latent": self.whitening.apply(latent)} for latent in latents]
+        if self.latent_distribution:
+            mean, logvar = self._distribution(video_NCFHW)
+            assert logvar is not None, f"the latents of {self.model_name} have no variance"
+            pairs = zip(self._cells(mean), self._cells(logvar), strict=True)
+            found = [self._whitened(mean_CFHW.cpu(), own.cpu()) for mean_CFHW, own in pairs]
+        else:
+            latents = self._encode(video_NCFHW, keys if self.stochastic else None)
+            found = [{"latent": self.whitening.apply(latent)} for latent in latents]
         if self.image_conditioning:
             last_NCHW = video_NCFHW[:, :, -1] if self.last_frame else None
             frames = video_NCFHW.shape[2]
             inputs = self.image_inputs(video_NCFHW[:, :, 0], last_NCHW, frames=frames)
             found = [parts | more for parts, more in zip(found, inputs, strict=True)]
-        return [{k: v.to(LATENT_DTYPE) for k, v in parts.items()} for parts in found]
+        return [
+            {k: v.to(LATENT_DTYPE) if v.dtype == torch.float32 else v for k, v in parts.items()}
+            for parts in found
+        ]
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -209,7 +238,7 @@ class Autoencoder(Codec):
     def image_inputs(
         self, first_NCHW: Tensor, last_NCHW: Tensor | None, *, frames: int
     ) -> list[dict[str, Tensor]]:
-        """What image-to-video models read of each video beside its latent, float32 on the CPU.
+        """The inputs of image-to-video models for each video, float32 on the CPU, by name.
 
         The pictures are in [-1, 1]. `first_frame_latent` [C, 1, H, W] is the latent of the first
         one alone, `image_embed` [tokens, E] its features.
@@ -223,37 +252,52 @@ class Autoencoder(Codec):
         return found
 
     def extra_bytes(self, *, frames: int, height: int, width: int) -> int:
-        if not self.image_conditioning:
-            return 0
         frame = height // self.stride * (width // self.stride) * self.channels
+        latent_frames = 1 + (frames - 1) // self.temporal_stride
+        variances = frame * latent_frames * DISTRIBUTION_DTYPE.itemsize * self.latent_distribution
+        if not self.image_conditioning:
+            return variances
         numbers = {"first_frame_latent": frame}
-        numbers["condition_latent"] = frame * (1 + (frames - 1) // self.temporal_stride)
+        numbers["condition_latent"] = frame * latent_frames
         if "image_embed" in self.input_names:
             assert self._image_part is not None
             config = model_config_of(self._image_part)
             rows = (config.image_size // config.patch_size) ** 2 + self.class_tokens
             numbers["image_embed"] = rows * config.hidden_size * (2 if self.last_frame else 1)
-        return sum(numbers[name] for name in self.input_names) * LATENT_DTYPE.itemsize
+        inputs = sum(numbers[name] for name in self.input_names)
+        return variances + inputs * LATENT_DTYPE.itemsize
 
     def _encode(self, video_NCFHW: Tensor, keys: Sequence[str] | None) -> Tensor:
         """Latents [N, C, F, H, W] on the CPU: means, or with `keys` draws seeded by each key."""
+        mean, logvar = self._distribution(video_NCFHW)
+        if keys is None or logvar is None:
+            return self._cells(mean.float().cpu())
+        std = (0.5 * logvar).exp().float().cpu()  # in the type of the model, as Diffusers has it
+        noise = torch.stack([_noise(key, mean[0].shape) for key in keys])
+        return self._cells(mean.float().cpu() + std * noise)
+
+    def _cells(self, values_NCFHW: Tensor) -> Tensor:
+        """Numbers of the autoencoder as latents have them."""
+        return values_NCFHW
+
+    def _whitened(self, mean_CFHW: Tensor, logvar_CFHW: Tensor) -> dict[str, Tensor]:
+        """Mean and log variance of the whitened latent, as in a shard."""
+        logvar_CFHW = self.whitening.apply_to_logvar(logvar_CFHW)
+        found = zip(_DISTRIBUTION, (self.whitening.apply(mean_CFHW), logvar_CFHW), strict=True)
+        return {name: values.to(DISTRIBUTION_DTYPE) for name, values in found}
+
+    def _distribution(self, video_NCFHW: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Means and log variances [N, c, F, H, W] of the autoencoder; some have no variance."""
         if len(video_NCFHW) > 1 and not self.takes_batches:
-            singly = (self._encode(v[None], keys and [keys[i]]) for i, v in enumerate(video_NCFHW))
-            return torch.cat(list(singly))
+            means, logvars = zip(*map(self._distribution, video_NCFHW.split(1)), strict=True)
+            return torch.cat(means), None if logvars[0] is None else torch.cat(logvars)
         model = self.model
         video = video_NCFHW.to(model.device, model.dtype)
         with torch.inference_mode():
             if self.has_time:
-                latents = model.encode(video).latent_dist
-                mean, std = _moments(latents)
-            else:
-                mean, std = _moments(model.encode(video[:, :, 0]).latent_dist)
-                mean, std = mean[:, :, None], None if std is None else std[:, :, None]
-        mean = mean.float().cpu()
-        if keys is None or std is None:
-            return mean
-        noise = torch.stack([_noise(key, mean[0].shape) for key in keys])
-        return mean + std.float().cpu() * noise
+                return _moments(model.encode(video).latent_dist)
+            mean, logvar = _moments(model.encode(video[:, :, 0]).latent_dist)
+        return mean[:, :, None], None if logvar is None else logvar[:, :, None]
 
     def _image_embeds(self, pictures: list[Image.Image]) -> Tensor:
         """Features of the pictures [N, tokens, E], float32."""
@@ -272,8 +316,8 @@ class Autoencoder(Codec):
 
 
 def _moments(latents: Any) -> tuple[Tensor, Tensor | None]:
-    """Mean and deviation of a latent distribution; some autoencoders have no deviation."""
-    return latents.mode(), getattr(latents, "std", None)
+    """Mean and log variance of a latent distribution; some autoencoders have no variance."""
+    return latents.mode(), getattr(latents, "logvar", None)
 
 
 def _noise(key: str, shape: torch.Size) -> Tensor:
@@ -283,6 +327,6 @@ def _noise(key: str, shape: torch.Size) -> Tensor:
 
 
 def picture_of(picture_CHW: Tensor) -> Image.Image:
-    """An RGB picture of numbers in [-1, 1]."""
+    """A tensor [3, H, W] in [-1, 1] as an RGB picture."""
     levels_HWC = ((picture_CHW.permute(1, 2, 0) + 1) * 127.5).round().to(torch.uint8)
     return Image.fromarray(levels_HWC.numpy())

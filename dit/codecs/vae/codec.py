@@ -15,8 +15,11 @@ from torch import Tensor
 
 from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.normalization import Moments, Whitening
+from dit.codecs.rgb import on_white
 
 LATENT_DTYPE = torch.float16
+DISTRIBUTION_DTYPE = torch.bfloat16
+"""Type of mean and log variance, where a shard holds both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,9 @@ class Codec(DatasetEncoder):
     patch: ClassVar[int] = 2
     """Latent cells along one side of a token, in the diffusion models that take its latents."""
 
+    side_cells: ClassVar[int | None] = None
+    """Latent cells that sides of pictures are multiples of; None: those of a token."""
+
     edits_pictures: ClassVar[bool] = False
     """Whether pipelines with its latents edit pictures, which they scale to `reference_size`."""
 
@@ -52,35 +58,46 @@ class Codec(DatasetEncoder):
     @property
     @abstractmethod
     def pixel_channels(self) -> int:
-        """Colour channels of its videos: 1 (grey) or 3 (RGB)."""
+        """Number of colour channels of the codec's videos: 1 (grey), 3 (RGB) or 4 (RGBA)."""
 
     @property
     @abstractmethod
     def channels(self) -> int:
-        """Channels of its latents."""
+        """Number of channels of a latent."""
 
     @property
     @abstractmethod
     def stride(self) -> int:
-        """Pixels along one side of a latent cell."""
+        """Side of a latent cell in pixels."""
 
     @property
     def temporal_stride(self) -> int:
-        """Frames in each latent frame but the first; videos have 1 + n * temporal_stride frames."""
+        """Number of frames in each latent frame but the first.
+
+        Videos have 1 + n * temporal_stride frames.
+        """
         return 1
 
     def extra_bytes(self, *, frames: int, height: int, width: int) -> int:
-        """Bytes in a shard of what `encode_batch` makes beside the latent; a size in pixels."""
+        """Bytes in a shard of the tensors that `encode_batch` makes beside a latent.
+
+        The size is that of the video in pixels.
+        """
         del frames, height, width
         return 0
 
+    @property
+    def latent_dtype(self) -> torch.dtype:
+        """Type of latents in a shard."""
+        return LATENT_DTYPE
+
     @abstractmethod
     def encode_raw(self, video_CFHW: Tensor) -> Tensor:
-        """Video [C, F, H, W] in [-1, 1] to a latent before whitening, float32."""
+        """The latent of a video [C, F, H, W] in [-1, 1] before whitening, float32."""
 
     @abstractmethod
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
-        """The inverse of `encode_raw`, float32."""
+        """The inverse of `encode_raw`: the video of a latent before whitening, float32."""
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
@@ -100,7 +117,7 @@ class Codec(DatasetEncoder):
         return moments
 
     def fitted(self, moments: Moments) -> Self:
-        """The same codec, whitened by the moments of a dataset; each latent cell counts once."""
+        """This codec, whitened by the `moments` of a dataset; each latent cell counts once."""
         return replace(self, whitening=moments.whitening()) if moments.count else self
 
     @contextmanager
@@ -121,11 +138,13 @@ class Codec(DatasetEncoder):
         return [{"latent": self.encode(video_CFHW)} for video_CFHW in videos]
 
     def encode(self, video_CFHW: Tensor) -> Tensor:
-        """Video, float32 in [-1, 1], to a whitened latent, float16 as in a shard."""
+        """The whitened latent of a video in [-1, 1], float16 as in a shard."""
         return self.whitening.apply(self.encode_raw(video_CFHW)).to(LATENT_DTYPE)
 
-    def decode(self, latent_CFHW: Tensor) -> Tensor:
-        """Whitened latent to frames, uint8 [F, H, W, 3] on the CPU; grey is repeated three times.
+    def decode(self, latent_CFHW: Tensor, *, alpha: bool = False) -> Tensor:
+        """Frames of a whitened latent, uint8 [F, H, W, 3] on the CPU; grey is repeated three times.
+
+        What is transparent is put on white, or with `alpha`, of RGBA codecs, is [F, H, W, 4].
 
         Raises:
             ValueError: the latent is not [C, F, H, W] with the channels of this codec.
@@ -137,4 +156,7 @@ class Codec(DatasetEncoder):
             )
         video_CFHW = self.decode_raw(self.whitening.undo(latent_CFHW)).cpu()
         levels_CFHW = ((video_CFHW.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-        return levels_CFHW.permute(1, 2, 3, 0).expand(-1, -1, -1, 3).contiguous()
+        levels_FHWC = levels_CFHW.permute(1, 2, 3, 0).contiguous()
+        if levels_FHWC.shape[-1] == 4:
+            return levels_FHWC if alpha else torch.from_numpy(on_white(levels_FHWC.numpy()))
+        return levels_FHWC.expand(-1, -1, -1, 3).contiguous()

@@ -10,11 +10,12 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae.autoencoder import Autoencoder, picture_of
-from dit.codecs.vae.flux2 import Flux2, Flux2Klein
+from dit.codecs.vae.flux2 import ErnieImage, Flux2, Flux2Klein, Flux3Klein, Ideogram4
 from dit.codecs.vae.hunyuan_video import Hunyuan, HunyuanVideo, HunyuanVideoI2V
 from dit.codecs.vae.ltx import Ltx
 
@@ -122,7 +123,7 @@ class LongCat(FluxAutoencoder):
 
 
 class LongCatEdit(LongCat):
-    """The same, for pictures that are made of one control picture, which the text encoder sees."""
+    """LongCat-Image-Edit: as LongCat-Image, with one control picture that the encoder sees."""
 
     name = text_encoder = "longcat_edit"
     description = "as longcat; text of the caption and one control picture"
@@ -277,7 +278,7 @@ class CosmosPredict2(Wan):
 
 
 class CosmosPredict25(CosmosPredict2):
-    """The same, with the text encoder of Cosmos-Predict2.5."""
+    """Cosmos-Predict2.5: the VAE of Cosmos-Predict2 with a text encoder of its own."""
 
     name = text_encoder = "cosmos_predict25"
     description = "as cosmos_predict2; text of all layers of Qwen2.5-VL"
@@ -293,6 +294,7 @@ class Cosmos(Autoencoder):
     media = ("image", "video")
     default_model = "nvidia/Cosmos-1.0-Diffusion-7B-Text2World"
     vae = "AutoencoderKLCosmos"
+    has_distribution = False
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
@@ -321,7 +323,7 @@ class QwenImage(Autoencoder):
 
 
 class QwenImageEdit(QwenImage):
-    """The same, for pictures that are made of one control picture, which the text encoder sees."""
+    """Qwen-Image-Edit: as Qwen-Image, with one control picture that the text encoder sees."""
 
     name = text_encoder = "qwen_image_edit"
     description = "as qwen_image; text of the caption and one control picture"
@@ -339,7 +341,7 @@ class QwenImageEdit(QwenImage):
 
 
 class QwenImageEditPlus(QwenImageEdit):
-    """The same, for several control pictures."""
+    """Qwen-Image-Edit-2509 and 2511: as Qwen-Image-Edit, with several control pictures."""
 
     name = text_encoder = "qwen_image_edit_2511"
     description = "as qwen_image; text of the caption and all control pictures"
@@ -348,6 +350,46 @@ class QwenImageEditPlus(QwenImageEdit):
         "conf/qwen_image_lora.yaml",
         "model.name=qwen_image_edit_2511",
     )
+
+
+class QwenImage21(Autoencoder):
+    """Images with transparency, each latent cell of 16 x 16 pixels; sides are multiples of 32."""
+
+    name = text_encoder = "qwen_image21"
+    description = "(latent - latents_mean) / latents_std, as QwenImage21Pipeline; RGBA"
+    media = ("image",)
+    default_model = "Qwen/Qwen-Image-2.1"
+    vae = "AutoencoderKLQwenImage21"
+    ratios = ("scale_factor_spatial", "scale_factor_temporal")
+    patch = 1
+    side_cells = 2
+    tuning = ("conf/qwen_image21_lora.yaml",)
+    tuning_of_edits = ("model.reference_latents=1",)
+    edits_pictures = True
+
+    @staticmethod
+    def reference_size(width: int, height: int) -> tuple[int, int]:
+        """A megapixel of this ratio in steps of 32, as QwenImage21Pipeline has it."""
+        from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import calculate_dimensions
+
+        wide, high, _ = calculate_dimensions(1024 * 1024, width / height)
+        return wide, high
+
+    @property
+    def pixel_channels(self) -> int:
+        return self._config["in_channels"]
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        return (
+            "pictures are encoded as RGBA: those without transparency with alpha 1, and those"
+            " with it as they are, without --background",
+        )
+
+    def _distribution(self, video_NCFHW: Tensor) -> tuple[Tensor, Tensor | None]:
+        missing = self.pixel_channels - video_NCFHW.shape[1]
+        opaque_NCFHW = pad(video_NCFHW, (0, 0) * 3 + (0, missing), value=1.0)
+        return super()._distribution(opaque_NCFHW)
 
 
 class Anima(QwenImage):
@@ -359,8 +401,17 @@ class Anima(QwenImage):
     tuning = ("conf/anima_lora.yaml",)
 
 
+class Krea2(QwenImage):
+    """Images, by the autoencoder of Qwen-Image."""
+
+    name = text_encoder = "krea2"
+    description = "(latent - latents_mean) / latents_std, as Krea2Pipeline"
+    default_model = "krea/Krea-2-Raw"
+    tuning = ("conf/krea2_lora.yaml",)
+
+
 class AnimaWithStates(Anima):
-    """The same, with what the conditioner reads in the place of what it makes."""
+    """Anima whose shards hold the inputs of the text conditioner instead of its outputs."""
 
     name = text_encoder = "anima_states"
     description = "as anima; text for model.text_conditioner=trained"
@@ -374,5 +425,10 @@ AUTOENCODERS: tuple[type[Autoencoder], ...] = (
     *(Anima, AnimaWithStates),
     HiDream,
     OmniGen2,
+    ErnieImage,
+    Krea2,
+    Flux3Klein,
+    Ideogram4,
+    QwenImage21,
 )
 """All of them; `CODECS` has the codec without weights, too."""

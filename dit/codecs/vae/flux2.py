@@ -1,12 +1,11 @@
-"""The codec of FLUX.2, which normalises 2 x 2 cells of its autoencoder together."""
+"""The codec of FLUX.2 and of those after it, which normalises 2 x 2 cells together."""
 
 # N pictures, C channels of the autoencoder, F frames, H rows, W columns
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -36,6 +35,8 @@ class Flux2(Autoencoder):
     statistics = ("bn.running_mean", "bn.running_var")
     edits_pictures = True
     crops_references = True
+    channels_last: ClassVar[bool] = False
+    """Whether the numbers of a latent cell have the order (h, w, c)."""
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
@@ -48,8 +49,13 @@ class Flux2(Autoencoder):
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
         mean_C, variance_C = (config[name].double() for name in cls.statistics)
-        std_C = (variance_C + config["batch_norm_eps"]).sqrt()
+        std_C = (variance_C + cls.eps_of(config)).sqrt()
         return Whitening(mean=tuple(mean_C.tolist()), std=tuple(std_C.tolist()))
+
+    @staticmethod
+    def eps_of(config: dict[str, Any]) -> float:
+        """The eps that is added to variances, of config.json."""
+        return config["batch_norm_eps"]
 
     @property
     def channels(self) -> int:
@@ -60,19 +66,62 @@ class Flux2(Autoencoder):
         return 2 ** (len(self._config["block_out_channels"]) - 1) * _PATCH
 
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
-        split = latent_CFHW.unflatten(0, (-1, _PATCH, _PATCH)).permute(0, 3, 4, 1, 5, 2)
-        return super().decode_raw(split.flatten(4).flatten(2, 3))
+        cells = (_PATCH, _PATCH)
+        if self.channels_last:
+            split = latent_CFHW.unflatten(0, (*cells, -1)).movedim(2, 0)
+        else:
+            split = latent_CFHW.unflatten(0, (-1, *cells))
+        return super().decode_raw(split.permute(0, 3, 4, 1, 5, 2).flatten(4).flatten(2, 3))
 
-    def _encode(self, video_NCFHW: Tensor, keys: Sequence[str] | None) -> Tensor:
-        cells = super()._encode(video_NCFHW, keys)
-        split = cells.unflatten(4, (-1, _PATCH)).unflatten(3, (-1, _PATCH))
-        return split.permute(0, 1, 4, 6, 2, 3, 5).flatten(1, 3)
+    def _cells(self, values_NCFHW: Tensor) -> Tensor:
+        split = values_NCFHW.unflatten(4, (-1, _PATCH)).unflatten(3, (-1, _PATCH))
+        cells = split.permute(0, 1, 4, 6, 2, 3, 5)
+        return (cells.movedim(1, 3) if self.channels_last else cells).flatten(1, 3)
+
+
+class ErnieImage(Flux2):
+    """Images, by the autoencoder of FLUX.2, with the eps that the network was trained with."""
+
+    name = text_encoder = "ernie_image"
+    description = "(2x2 cells - mean) / sqrt(variance + 1e-5), as ErnieImagePipeline"
+    default_model = "baidu/ERNIE-Image"
+    tuning = ("conf/ernie_image_lora.yaml",)
+    tuning_of_edits = ()
+    edits_pictures = crops_references = False
+
+    @staticmethod
+    def eps_of(config: dict[str, Any]) -> float:  # noqa: ARG004
+        return 1e-5  # fixed in the pipeline; config.json says 1e-4
+
+
+class Ideogram4(Flux2):
+    """Images, by the autoencoder of FLUX.2, whose cells have another order of numbers."""
+
+    name = text_encoder = "ideogram4"
+    description = "(2x2 cells - mean) / sqrt(variance + eps), order (h, w, c), as Ideogram4Pipeline"
+    default_model = "ideogram-ai/ideogram-4-fp8"
+    tuning = ("conf/ideogram4_lora.yaml",)
+    tuning_of_edits = ()
+    edits_pictures = crops_references = False
+    channels_last = True
 
 
 class Flux2Klein(Flux2):
-    """The same, with the text encoder of klein."""
+    """FLUX.2 klein: the VAE of FLUX.2 with the text encoder of klein."""
 
     name = text_encoder = "flux2_klein"
     description = "as flux2; text of three layers of Qwen3"
     default_model = "black-forest-labs/FLUX.2-klein-base-4B"
     tuning = ("conf/flux2_lora.yaml", "model.name=custom")  # 4B or 9B
+
+
+class Flux3Klein(Flux2):
+    """FLUX.3 klein: the VAE of FLUX.2 with the text encoder of FLUX.3.
+
+    References are as in its pipeline where it is given several of them.
+    """
+
+    name = text_encoder = "flux3_klein"
+    description = "as flux2; text of eight layers of Qwen3-VL"
+    default_model = "black-forest-labs/flux-3-image-klein-base"
+    tuning = ("conf/flux3_lora.yaml",)

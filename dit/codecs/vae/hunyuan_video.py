@@ -11,7 +11,7 @@ from dit.codecs.vae.autoencoder import Autoencoder
 
 
 class Hunyuan(Autoencoder):
-    """Images and videos of 4n + 1 frames; SigLIP features for image-to-video."""
+    """The VAE of HunyuanVideo 1.5: videos of 4n + 1 frames, SigLIP features of the first frame."""
 
     name = text_encoder = "hunyuan"
     description = "latent * scaling_factor, as HunyuanVideo15Pipeline; 4n+1 frames"
@@ -31,7 +31,7 @@ class Hunyuan(Autoencoder):
 
 
 class HunyuanVideo(Hunyuan):
-    """The same of the first HunyuanVideo, which has no image encoder of its own."""
+    """The VAE of the first HunyuanVideo, which has no image encoder of its own."""
 
     name = text_encoder = "hunyuanvideo"
     description = "latent * scaling_factor, as HunyuanVideoPipeline; 4n+1 frames"
@@ -52,7 +52,7 @@ class HunyuanVideo(Hunyuan):
 
 
 class HunyuanVideoI2V(HunyuanVideo):
-    """The same for image-to-video, whose text encoder sees the first frame."""
+    """The VAE of HunyuanVideo I2V, whose text encoder sees the first frame."""
 
     name = text_encoder = "hunyuanvideo_i2v"
     description = "as hunyuanvideo; text of the caption and the first frame"

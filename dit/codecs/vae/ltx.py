@@ -19,7 +19,7 @@ DECODER_LEVEL, DECODER_NOISE = 0.05, 0.025
 
 @dataclass(frozen=True, kw_only=True)
 class Ltx(Autoencoder):
-    """Images and videos of 8n + 1 frames, each latent cell of 32 x 32 pixels.
+    """The VAE of LTX-Video: videos of 8n + 1 frames, latent cells of 32 x 32 pixels.
 
     Decoders from 0.9.1 on remove a little noise, which is mixed into their latents.
     """
@@ -60,7 +60,11 @@ class Ltx(Autoencoder):
         return ()
 
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
-        """With the same noise for each latent of a size, so that its pictures stay the same."""
+        """The video of a latent.
+
+        Decoders that want noise get the same for each latent of a size, so that its pictures stay
+        the same.
+        """
         if not self._config["timestep_conditioning"]:
             return super().decode_raw(latent_CFHW)
         model, generator = self.model, torch.Generator().manual_seed(0)

@@ -23,7 +23,7 @@ from dit.command_line import option_names
 
 
 def cosines(size: int) -> Tensor:
-    """Orthonormal DCT-II [K, size], float64: row k is a cosine of k half periods.
+    """The matrix [K, size] of the orthonormal DCT-II, float64: row k is a cosine of k half periods.
 
     N. Ahmed, T. Natarajan and K. R. Rao, "Discrete Cosine Transform" (1974), Eq. 1.
     """
@@ -35,7 +35,7 @@ def cosines(size: int) -> Tensor:
 
 @cache
 def frequencies(colours: int, block: int) -> Tensor:
-    """Orthonormal matrix [C, C], float32, from the pixels of a cell to its frequencies.
+    """The orthonormal matrix [C, C], float32, from the pixels of a cell to its frequencies.
 
     Pixels and frequencies are ordered (colour, row, column). The cosines of three colours are
     (1, 1, 1), (1, 0, -1) and (1, -2, 1) but for their length: grey, red against blue, and green
@@ -47,7 +47,7 @@ def frequencies(colours: int, block: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Pixel(Codec):
-    """Each square of `block` x `block` pixels becomes one latent cell, order (colour, row, column).
+    """A codec without weights: a square of `block` x `block` pixels becomes one latent cell.
 
     With `basis` dct, channels are the frequencies of the cell (`frequencies`), each divided by the
     root of its standard deviation, all so that their mean square is 1. Large shapes then stand out
@@ -80,7 +80,7 @@ class Pixel(Codec):
 
     @classmethod
     def of(cls, *, block: int, colours: int, **others: Any) -> Self:
-        """A codec before its whitening is measured."""
+        """A codec whose whitening is not measured yet."""
         whitening = Whitening.identity(colours * block**2)
         return cls(block=block, colours=colours, whitening=whitening, **others)
 
@@ -133,7 +133,7 @@ class Pixel(Codec):
     def encode_batch(
         self, videos: Sequence[Tensor], *, keys: Sequence[str]
     ) -> list[dict[str, Tensor]]:
-        """Of videos [C, F, H, W], with what `image_inputs` makes of the first frame of each."""
+        """Tensors to store for each of `videos` [C, F, H, W], and those of its first frame."""
         found = super().encode_batch(videos, keys=keys)
         if not self.image_conditioning:
             return found
@@ -147,7 +147,7 @@ class Pixel(Codec):
     def image_inputs(
         self, first_NCHW: Tensor, last_NCHW: Tensor | None, *, frames: int
     ) -> list[dict[str, Tensor]]:
-        """What image-to-video models read of pictures in [-1, 1], as the codec of Wan makes it.
+        """The inputs of image-to-video models for pictures in [-1, 1], as Wan's codec makes them.
 
         `condition_latent` [C, F, H, W] is the latent of the first frame, and the last where it is
         given, with grey frames elsewhere; `first_frame_latent` [C, 1, H, W] is that of the first.

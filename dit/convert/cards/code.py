@@ -56,7 +56,7 @@ Image.fromarray(pictures[0]).save("picture.png")"""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureCode:
-    """What the code depends on."""
+    """The example code in an export's card, which makes a picture with Diffusers."""
 
     config: RunConfig
     card: dict[str, Any]  # of the data; empty where it is not known
@@ -67,7 +67,7 @@ class PictureCode:
 
     @property
     def text(self) -> str:
-        """The code; FOLDER is the export."""
+        """The code as text, in which FOLDER stands for the export."""
         if self.loops:
             return self._loop()
         any_kind = self.whole and not self._known.modular and self._known.module == DIFFUSERS
@@ -81,7 +81,10 @@ class PictureCode:
         return self._of_pixels and sized and None not in (self._scheduler, self._call)
 
     def data_card(self) -> bytes:
-        """What the loop reads of the dataset's card; no place on this machine is among it."""
+        """The part of the dataset's card that the code reads, as JSON.
+
+        No place on this machine is in it.
+        """
         kept = {name: self.card[name] for name in _COPIED if name in self.card}
         return json.dumps(kept, indent=1).encode() + b"\n"
 
@@ -191,6 +194,9 @@ class PictureCode:
         told = [f"{first}{_quoted(self.prompt)}"]
         told += ['image=load_image("first.png")'] * given
         told += [f"{name}={size[name]}" for name in ("height", "width") if name in size]
+        if self.config.distill.method is not None and not self._known.modular:
+            told += [f"num_inference_steps={self._steps}"]
+            told += ["guidance_scale=1.0"] * (self.config.objective.guidance is None)
         tools = ["load_image"] * given
         if self._known.modular:
             told += ['output="images"']
@@ -214,7 +220,7 @@ class PictureCode:
             scheduler=self._scheduler,
             place=json.dumps(self.base if self.adapters else "FOLDER"),
             adapted=f"{self._adapted('network')}\n" if self.adapters else "",
-            levels=str(_STEPS) if edm else _levels(self.config.objective, self._tokens()),
+            levels=str(_STEPS) if edm else self._levels(),
             data_card=DATA_CARD,
             prompt=_quoted(self.prompt),
             padded=padded,
@@ -234,17 +240,23 @@ class PictureCode:
         (frames, rows, columns), model = self._latent(), self.config.model
         return frames * rows * columns // (model.patch_temporal * model.patch_spatial**2)
 
+    @property
+    def _steps(self) -> int:
+        """Steps of the picture: those of a student, else what any network can take."""
+        c = self.config.distill
+        return _STEPS if c.method is None else c.steps
 
-def _levels(flow: FlowConfig, tokens: int) -> str:
-    """What `set_timesteps` is handed, so that its levels are those of our samplers."""
-    told = [str(_STEPS)]
-    if flow.ends_at_one_step:
-        told = [f"sigmas=torch.linspace(1, 1 / {_STEPS}, {_STEPS}).tolist()"]
-    if flow.time_shift_type or flow.sampling_levels is SamplingLevels.EMPIRICAL:
-        shift = FlowMatching(flow).sampling_shift((tokens,), _STEPS)
-        mu = shift if flow.time_shift_type is TimeShift.LINEAR else shift.log()
-        told += [f"mu={mu.item():g}"]
-    return ", ".join(told)
+    def _levels(self) -> str:
+        """What `set_timesteps` is handed, so that its levels are those of our samplers."""
+        flow: FlowConfig = self.config.objective
+        steps, told = self._steps, [str(self._steps)]
+        if flow.ends_at_one_step:
+            told = [f"sigmas=torch.linspace(1, 1 / {steps}, {steps}).tolist()"]
+        if flow.time_shift_type or flow.sampling_levels is SamplingLevels.EMPIRICAL:
+            shift = FlowMatching(flow).sampling_shift((self._tokens(),), steps)
+            mu = shift if flow.time_shift_type is TimeShift.LINEAR else shift.log()
+            told += [f"mu={mu.item():g}"]
+        return ", ".join(told)
 
 
 def _opened(part: PartBeside) -> str:

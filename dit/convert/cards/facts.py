@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from dit.checkpoint_paths import saved_card, step_of
-from dit.config import EdmConfig, FlowConfig, ObjectiveName, RunConfig
+from dit.config import (
+    DatasetConfig,
+    EdmConfig,
+    FlowConfig,
+    ObjectiveConfig,
+    ObjectiveName,
+    RunConfig,
+)
 from dit.convert.cards.code import HUB
 from dit.parsing import parse_json
 
@@ -27,7 +34,7 @@ _PICTURES, _IN_A_ROW = 8, 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownPicture:
-    """A picture or clip that is copied into `samples/`."""
+    """A picture or clip of the run, with its prompt, that a card shows."""
 
     file: Path
     prompt: str
@@ -35,46 +42,49 @@ class ShownPicture:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """What a person who finds an exported folder should know of the run."""
+    """Facts about a run for the card of an export: data, licence, steps, settings, pictures."""
 
     data: str | None = None
     licence: str | None = None  # of the data
     steps: int | None = None
+    sampling: str | None = None  # how a student generates
     settings: Mapping[str, str] = field(default_factory=dict)  # dotted key -> value
     pictures: tuple[ShownPicture, ...] = ()
 
     @classmethod
     def of(cls, checkpoint: Path, config: RunConfig, *more: str) -> RunFacts:
-        """What is known of a checkpoint; `more` are keys of settings that come first.
+        """The facts about a checkpoint; `more` are keys of settings that come first.
 
         Raises:
             CheckpointError: the card of its data is damaged.
         """
         shown = ((key, attrgetter(key)(config)) for key in (*more, *_SETTINGS))
         return cls(
-            data=_data(config),
+            data=_data(config.dataset),
             licence=(saved_card(checkpoint) or {}).get("license") or None,
             steps=step_of(checkpoint),
+            sampling=config.student_sampling,
             settings={
                 **{key: _shown(value) for key, value in shown if value is not None},
-                **_objective(config),
+                **_objective(config.objective),
             },
             pictures=_pictures(checkpoint),
         )
 
     @property
     def prompt(self) -> str:
-        """The first one that was generated for, as an example."""
+        """The prompt of the first picture, as an example."""
         return next((one.prompt for one in self.pictures if one.prompt), "a prompt")
 
     def lines(self) -> list[str]:
-        """Items of a list."""
+        """The facts as items of a Markdown list."""
         known = {"Data": self.data, "Licence of the data": self.licence}
         known["Steps"] = None if self.steps is None else f"{self.steps:,}"
+        known["Distilled for"] = self.sampling
         return [f"- {name}: {value}" for name, value in known.items() if value is not None]
 
     def sections(self) -> list[str]:
-        """What stands at the end of a card."""
+        """The sections at the end of a card: pictures and settings."""
         parts = []
         if self.pictures:
             parts += ["## Samples\n", _table(self.pictures) + "\n"]
@@ -111,9 +121,8 @@ def _in_a_cell(text: str) -> str:
     return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|") or "(no prompt)"
 
 
-def _objective(config: RunConfig) -> dict[str, str]:
+def _objective(objective: ObjectiveConfig) -> dict[str, str]:
     """What was learned: in one line, and the keys that were set otherwise than by default."""
-    objective = config.objective
     kinds = {str(ObjectiveName.EDM): EdmConfig, str(ObjectiveName.FLOW): FlowConfig}
     kind = kinds.get(objective.name)  # None: one that others registered
     changed = {
@@ -128,14 +137,14 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _data(config: RunConfig) -> str | None:
+def _data(dataset: DatasetConfig) -> str | None:
     """The name of the dataset's folder; its place on this machine is nobody else's business."""
-    places = [config.dataset.path, *(entry.path for entry in config.dataset.blend or ())]
+    places = [dataset.path, *(entry.path for entry in dataset.blend or ())]
     return ", ".join(Path(place).name for place in places if place) or None
 
 
 def _pictures(checkpoint: Path) -> tuple[ShownPicture, ...]:
-    """Those that the last validation of the run generated at this step."""
+    """Pictures that the run's validation generated at the step of `checkpoint`."""
     samples = checkpoint.parent.parent / "validation_generation" / checkpoint.name
     try:
         entries = parse_json((samples / LISTING).read_bytes())
@@ -148,7 +157,7 @@ def _pictures(checkpoint: Path) -> tuple[ShownPicture, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraCard:
-    """What a person who finds the folder should know."""
+    """The card of an exported folder of adapters."""
 
     network: str  # class of Diffusers' network
     base: str | None = None  # name on the hub of the weights that the adapter is for
@@ -157,7 +166,7 @@ class LoraCard:
     run: RunFacts = field(default_factory=RunFacts)
 
     def text(self, *, comfyui: bool) -> str:
-        """The page; `comfyui`: whether there is a file for ComfyUI."""
+        """The card as Markdown; `comfyui` says whether the folder has a file for ComfyUI."""
         parts = [self._front(), "# LoRA\n", self._facts(), "## Use\n", self._loading(comfyui)]
         parts += self.run.sections()
         return "\n".join(parts)
@@ -191,7 +200,7 @@ _To be filled in: what the licences of the data and of the weights that it start
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkCard:
-    """A Diffusers folder with the weights of a checkpoint."""
+    """The card of an exported network."""
 
     network: str  # class of Diffusers' network
     weights: str  # which of the checkpoint's

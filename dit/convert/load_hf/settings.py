@@ -29,9 +29,8 @@ from dit.convert.diffusers_config import (
     tellable_fields,
 )
 from dit.convert.errors import ConvertError, listed
-from dit.models.cost import network_cost
 from dit.models.diffusers.names import Pair
-from dit.models.registry import diffusers_form, family_of, pairs
+from dit.models.registry import diffusers_form, family_of, network_spec, pairs
 
 LOAD_HF = "checkpoint.load_hf"
 
@@ -52,7 +51,7 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
     if own := find_checkpoint(Path(save)) if isinstance(save, str) else None:
         saved = saved_config(own)
         every = frozenset(hints(ObjectiveConfig))
-        return ForWeights(_in_layout(saved.model, recipe), saved.objective, every, str(own))
+        return ForWeights(_in_layout(saved.model, recipe.model), saved.objective, every, str(own))
     source = open_folder(Path(place), option=LOAD_HF)
     tellable = tellable_fields(source.config, source.path / CONFIG)
     fields = {key: given(f"model.{key}") for key in tellable}
@@ -61,13 +60,13 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
     told = [f"objective.name={name}"] if isinstance(name, str) else []
     found = found_objective(source, model, told)
     stated, where = frozenset(found.stated), f"{LOAD_HF}={place}"
-    return ForWeights(_in_layout(model, recipe), found.objective, stated, where)
+    return ForWeights(_in_layout(model, recipe.model), found.objective, stated, where)
 
 
-def _in_layout(model: ModelConfig, recipe: RunConfig) -> ModelConfig:
+def _in_layout(model: ModelConfig, recipe: ModelConfig) -> ModelConfig:
     """The network of other weights as the recipe computes it, where that is of the same family."""
-    if model.family == recipe.model.family:
-        return replace(recipe.model, name=model.name, **weight_settings(model))
+    if recipe.family == model.family:
+        return replace(recipe, name=model.name, **weight_settings(model))
     return family_of(model).config(name=model.name, **weight_settings(model))
 
 
@@ -103,7 +102,8 @@ def open_hf_weights(path: Path, model: ModelConfig) -> HfWeights:
             f"{LOAD_HF} {source.path / CONFIG} describes another network: {'; '.join(lines)}. Leave"
             " these keys out, and model.name where it implies them"
         )
-    return HfWeights(source=source, table=table, notes=lines)
+    notes = [*lines, *filter(None, [source.multiplied_out])]
+    return HfWeights(source=source, table=table, notes=notes)
 
 
 def weights_of_run(config: RunConfig) -> HfWeights | None:
@@ -165,7 +165,7 @@ def found_model(
 def found_objective(
     source: DiffusersFolder, model: ModelConfig, given: Sequence[str]
 ) -> FoundObjective:
-    """What the network of a folder was trained for; raises as `import_weights`."""
+    """Objective that the network of `source` was trained for; raises as `import_weights`."""
     found = objective_config(
         source.scheduler,
         place=source.scheduler_file,
@@ -174,7 +174,24 @@ def found_objective(
         of_family=family_of(model).objective.settings,
         model=model,
     )
-    return _of_expert(found, source, given)
+    return _of_expert(_of_few_steps(found, source, model, given), source, given)
+
+
+def _of_few_steps(
+    found: FoundObjective, source: DiffusersFolder, model: ModelConfig, given: Sequence[str]
+) -> FoundObjective:
+    """With what a pipeline does otherwise for a distilled network, where `given` says none."""
+    runs = diffusers_form(model).pipelines.get(source.pipeline or "")
+    if runs is None or not source.is_distilled:
+        return found
+    told = {word.lstrip("+-").removeprefix("objective.").partition("=")[0] for word in given}
+    keys = {key: value for key, value in runs.of_few_steps.items() if key not in told}
+    if not keys:
+        return found
+    objective = replace(found.objective, **keys)
+    words = ", ".join(f"{key}={value}" for key, value in keys.items())
+    note = f"{found.note}; {words} of the distilled pipeline"
+    return FoundObjective(objective, note, (*found.stated, *keys))
 
 
 def _of_expert(
@@ -199,7 +216,7 @@ def checked_table(
         ConvertError: the folder holds other tensors.
     """
     # Checked before the table gets as many lines.
-    if network_cost(model).layers > len(source.headers):
+    if network_spec(model).layers > len(source.headers):
         raise ConvertError(
             f"{source.path / CONFIG} says num_layers={model.num_layers}, but there are only"
             f" {len(source.headers)} tensors beside it"

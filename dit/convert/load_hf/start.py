@@ -22,7 +22,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from dit.config import RunConfig
+from dit.config import ModelConfig, RunConfig
 from dit.convert.diffusers_checkpoint import DiffusersFolder
 from dit.convert.errors import ConvertError, listed
 from dit.convert.load_hf.settings import (
@@ -49,7 +49,7 @@ class HfStart:
     of_run: tuple[str, ...] = ()
     """Lines for the start of the log, of these weights under the run's settings."""
 
-    def fill(self, model: MegatronModule, config: RunConfig) -> None:  # noqa: ARG002
+    def fill(self, model: MegatronModule) -> None:
         """Collective; raises as `fill_from_diffusers`."""
         groups: Any = model.groups
         fill_from_diffusers(model, self.weights, copies=groups.dp_cp, left_out=is_of_any_adapter)
@@ -81,17 +81,17 @@ def origin_of(source: DiffusersFolder) -> Origin:
     return read_origin(source.path, source.files)
 
 
-def weights_of_folder(folder: Path, config: RunConfig) -> HfStart:
+def weights_of_folder(folder: Path, model: ModelConfig) -> HfStart:
     """The frozen weights of adapters.
 
     Raises:
         ConvertError: the folder is damaged, or does not fit the network.
     """
-    return HfStart(open_hf_weights(folder, config.model))
+    return HfStart(open_hf_weights(folder, model))
 
 
 def hf_start(config: RunConfig) -> HfStart | None:
-    """What a run with `checkpoint.load_hf` starts from; None where it goes on from a checkpoint.
+    """Start of a run with `checkpoint.load_hf`; None if it goes on from a checkpoint.
 
     Raises:
         ConvertError: the folder does not fit the run.
@@ -105,7 +105,7 @@ def hf_start(config: RunConfig) -> HfStart | None:
 
 def _of_distillation(source: DiffusersFolder, config: RunConfig) -> Iterator[str]:
     """What plain tuning does to a network of few steps, where nothing is set against it."""
-    held = config.objective.passes_without_gradient or config.lora.frozen_adapter
+    held = config.passes_without_gradient or config.lora.frozen_adapter
     if (source.is_distilled or is_distilled(config)) and not held:
         yield source.of_few_steps
 

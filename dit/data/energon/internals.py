@@ -43,7 +43,7 @@ def set_slices(loader: WebdatasetSampleLoaderDataset, slices: Sequence[Sequence[
 
 
 class OpenPacking(PackingDataset, ABC):
-    """Energon's packing, whose reading buffer can take samples back, and grows."""
+    """Energon's packing, with a reading buffer that takes samples back and grows."""
 
     def __init__(self, dataset: SavableDataset, *, buffer_size: int, capacity: int, **kwargs: Any):
         """The buffer holds `buffer_size` samples, or as many as fill `capacity` together."""
@@ -52,10 +52,10 @@ class OpenPacking(PackingDataset, ABC):
 
     @abstractmethod
     def length_of(self, sample: Any) -> int:
-        """What a sample takes of the capacity."""
+        """Tokens that `sample` takes of a pack's capacity."""
 
     def put_back(self, samples: list[Any]) -> None:
-        """Into the reading buffer, which is empty while groups are selected."""
+        """Puts samples into the reading buffer, which is empty while groups are selected."""
         self._reading_buffer.extend(samples)
 
     def _fill_reading_buffer(self, source_iter: Iterator, log_progress: bool = False) -> bool:
@@ -73,13 +73,13 @@ class OpenPacking(PackingDataset, ABC):
 
 
 class DatasetOpener(TaskEncoder, ABC):
-    """Energon's task encoder, which opens each dataset of a blend by `open_dataset`."""
+    """Energon's task encoder, with a method that opens each dataset of a blend."""
 
     @abstractmethod
     def open_dataset(
         self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
     ) -> SavableDataset:
-        """The chain of one dataset, from its shards to cooked samples."""
+        """The chain of stages of one dataset, from its shards to cooked samples."""
 
     def _load_dataset(
         self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
@@ -88,11 +88,11 @@ class DatasetOpener(TaskEncoder, ABC):
 
 
 class WatchedLoader(SavableDataLoader):
-    """Energon's loader, which never waits for the answer of a dead worker."""
+    """Energon's loader, which raises an error where a worker has died."""
 
     @property
     def newest_packs(self) -> list[int]:
-        """The index of the newest pack of each worker."""
+        """The number of the newest pack of each worker."""
         return self._worker_sample_counters
 
     @newest_packs.setter
@@ -100,7 +100,7 @@ class WatchedLoader(SavableDataLoader):
         self._worker_sample_counters = indices
 
     def worker_checkpoints(self, newest: Sequence[int]) -> list[SavableDatasetCheckpoint]:
-        """Of each worker, its last snapshot before its pack `newest`."""
+        """The last snapshot of each worker before its pack `newest[worker]`."""
         return self._worker_command("get_checkpoint", list(newest))
 
     def shutdown(self) -> None:
@@ -139,7 +139,10 @@ class WatchedLoader(SavableDataLoader):
 
 
 def in_this_process(chain: SavableDataset) -> SimpleSavableDatasetWrapper:
-    """A chain that is read here; before each sample stand its worker and its number."""
+    """`chain` as Energon's loader reads it without workers.
+
+    Worker and number stand before each sample.
+    """
     return SimpleSavableDatasetWrapper(chain, chain.worker_config, cache_pool=NoCachePool())
 
 
@@ -168,12 +171,12 @@ def buffered_keys(chain: FlexState) -> list[tuple[Any, ...]]:
 
 
 def passes_read(state: FlexState) -> int:
-    """How many whole passes a reader of shards has read."""
+    """Number of whole passes that a reader of shards has read."""
     return state["_epoch_count"]
 
 
 def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
-    """What a reader of shards has not read of its current pass; `slices` are its bounds."""
+    """Ranges of samples of the current pass that a reader has not read; `slices` are its bounds."""
     ranges = list(pairwise(slices))
     if state["_pending_slices_offset"] is None:
         return ranges
@@ -183,7 +186,9 @@ def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
 
 
 def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
-    """The state of the dataset of class `chain`, out of those that Energon's loader puts around it.
+    """The state of the dataset of class `chain`, out of the states around it.
+
+    Energon's loader puts those around a chain.
 
     With it comes how many packs were made, where the loader's own wrapper has counted them.
     """
@@ -194,7 +199,10 @@ def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
 
 
 def wrapped(state: FlexState, dataset: Any, *, chain: type, made: int) -> FlexState:
-    """The inverse; what Energon's loader puts around a chain depends on whether it has workers."""
+    """The inverse of `unwrapped`: `state` inside of what Energon's loader puts around it.
+
+    That depends on whether the loader has workers.
+    """
     if isinstance(dataset, chain):
         return state
     inner = wrapped(state, dataset.dataset, chain=chain, made=made)

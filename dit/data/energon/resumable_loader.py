@@ -43,7 +43,10 @@ _DYING_S = 2.0  # a process is seen to be dead so long after its connections hav
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """What the workers have given at one time. It is cheap: no worker is asked."""
+    """The position of a loader: packs that each worker has given.
+
+    Making one is cheap, because no worker is asked.
+    """
 
     newest: tuple[int, ...]
     """Index of the newest pack of each worker."""
@@ -55,7 +58,7 @@ class Snapshot:
 
 
 class ResumableLoader(WatchedLoader):
-    """Loader of one rank.
+    """The loader of one rank, whose position can be saved and restored.
 
     It asks no dead worker for its state, and outlives the signals that ask the trainer to save.
     """
@@ -107,14 +110,17 @@ class ResumableLoader(WatchedLoader):
             raise
 
     def snapshot(self) -> Snapshot:
-        """The present position, for a later `state_dict`; more packs may be taken before that."""
+        """The present position, for a later `state_dict`.
+
+        More packs may be taken between the two.
+        """
         return Snapshot(
             newest=tuple(self.newest_packs),
             since={worker: (packs, len(packs)) for worker, packs in self._since.items()},
         )
 
     def state_dict(self, at: Snapshot) -> list[WorkerState]:
-        """Where all workers stood at a snapshot, which was made after the first pack.
+        """The states of all workers at the snapshot `at`, which was made after the first pack.
 
         Without workers that is where the reader stands: no pack may have been taken since.
         """
@@ -132,7 +138,10 @@ class ResumableLoader(WatchedLoader):
             time.sleep(0.01)
 
     def shards(self) -> list[WorkerShard]:
-        """One for each dataset; none where Energon does not read each in passes of its own."""
+        """The bottom stage of each dataset.
+
+        There are none where Energon does not read each dataset in passes of its own.
+        """
         endless = [stage for stage in stages_of(self.chain, RepeatDataset) if stage.repeats is None]
         below = [list(stages_of(stage, WorkerShard)) for stage in endless]
         shards = list(stages_of(self.chain, WorkerShard))
@@ -140,7 +149,7 @@ class ResumableLoader(WatchedLoader):
         return shards if plain else []
 
     def load_state_dict(self, state: LoaderState) -> None:
-        """Continues where `state_dict` was called, or begins; called before the first pack."""
+        """Continues at a saved state, or at the beginning; called before the first pack."""
         workers = state.unpickled()
         for number, shard in enumerate(stages_of(self.chain, WorkerShard)):
             shard.inherit({n: w.left[number] for n, w in enumerate(workers) if w.left})
@@ -192,7 +201,7 @@ def _wrapped(worker: WorkerState, dataset: Any) -> Any:
 
 
 def stages_of(dataset: Any, kind: type[Stage]) -> Iterator[Stage]:
-    """The stages of one kind in a chain of datasets; a blend's are in the order of the blend."""
+    """All stages of class `kind` in a chain of datasets, in the order of a blend."""
     if isinstance(dataset, kind):
         yield dataset
     for inner in getattr(dataset, "datasets", ()):

@@ -24,9 +24,11 @@ from dit.data.tar_reader import (
     OpenShards,
     SampleLocation,
     ShardError,
+    has_tensors,
     sample_members,
     split_name,
 )
+from dit.stored_samples import MLPERF_HEAD
 
 _DAMAGE = (
     *(tarfile.TarError, OSError, EOFError, struct.error),
@@ -97,7 +99,7 @@ class SafeReader:
 
 
 def read_parts(place: SampleLocation) -> dict[str, Any]:
-    """The whole record at a location, or one that says why it cannot be read."""
+    """The whole record at `place`, or a record that says why it cannot be read."""
     try:
         try:
             return place.parts()
@@ -179,9 +181,9 @@ def read_head(
     sample_filter: Callable[[str], bool] | None = None,
     part_filter: Callable[[str], bool] | None = None,
 ) -> tuple[str, list[str], dict[str, Any]] | None:
-    """Key, names of the files and parts of a sample; None where the first filter leaves it out.
+    """Key, names of files and parts of a sample; None where `sample_filter` leaves it out.
 
-    Of a sample that is not small, `.safetensors` is a RecordHeader.
+    Of a sample that is not small, parts with tensors are RecordHeaders.
 
     Raises:
         NotPlain: Energon's reader has to read it.
@@ -196,8 +198,8 @@ def read_head(
         if stem != key:
             raise NotPlain(f"{stem} beside {key}")
         if part_filter is None or part_filter(extension):
-            whole = place.size <= _WINDOW or extension != "safetensors"
-            parts[extension] = window(at, size) if whole else _head(window, at, size)
+            whole = place.size <= _WINDOW or not has_tensors(extension)
+            parts[extension] = window(at, size) if whole else _head(window, at, size, extension)
             names.append(name)
     return key, names, parts
 
@@ -217,7 +219,9 @@ class _Window:
         return self._data[begin : begin + size]
 
 
-def _head(window: _Window, at: int, size: int) -> RecordHeader | bytes:
+def _head(window: _Window, at: int, size: int, extension: str) -> RecordHeader | bytes:
+    if extension != "safetensors":
+        return RecordHeader(data=window(at, min(size, MLPERF_HEAD)), size=size)
     if size <= 8:
         return window(at, size)
     length = head_length(window(at, 8))

@@ -153,7 +153,7 @@ class SampleGroup(Sample):
 
     samples: tuple[CookedSample, ...]
     cost: float
-    """Cost of the pack in training, in any unit."""
+    """Cost of the pack in training, in any unit; 0 where `dataset.balance` asks for none."""
 
 
 class OldestFirst(OpenPacking):
@@ -247,7 +247,7 @@ class FlopsBalancedOrder(ThinWrapper):
 
 
 class FlopsTargetOrder(FlopsBalancedOrder):
-    """The same, but each turn wants a cost, which all ranks estimate from many groups of theirs."""
+    """Order in which each turn wants a cost, which all ranks estimate from many of their groups."""
 
     _savable_fields = (*FlopsBalancedOrder._savable_fields, "_recent")
 
@@ -296,7 +296,7 @@ class WorkerBatch:
     error: str = ""
 
     def pin_memory(self) -> WorkerBatch:
-        """Called by the DataLoader where there is a GPU, so that copies to it overlap."""
+        """The batch in page-locked memory, for copies to a GPU that overlap (for DataLoader)."""
         if self.pack is None or self.slot is not None:
             return self
         return replace(self, pack=pin_pack(self.pack))

@@ -32,7 +32,7 @@ from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
 
 from dit.batch import LatentSample
-from dit.config import Balance, RunConfig
+from dit.config import Balance, RngConfig, RunConfig, TrainConfig
 from dit.data.cook import Expected, cook, measure_sample
 from dit.data.datasets import DatasetSplit, energon_source, key_prefixes, val_split
 from dit.data.energon.internals import DatasetOpener
@@ -52,7 +52,7 @@ from dit.data.mock import MockDataset, MockShard
 from dit.data.pack import PackWriter, SampleSize
 from dit.data.records import PLACE, UNREADABLE
 from dit.data.rejections import Bound, DataError, ReaderCounts, Reject, SampleRefused
-from dit.models.flops import forward_flops
+from dit.models.pass_work import PassWork
 from dit.pack_wire import PackBuffers
 
 if TYPE_CHECKING:
@@ -63,42 +63,51 @@ _MOCK_VAL = 0x76616C
 
 
 def open_training(
-    config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, *, rank: int, world_size: int
+    config: RunConfig,
+    leaves: tuple[DatasetSplit, ...],
+    bound: Bound,
+    *,
+    rank: int,
+    world_size: int,
+    work: PassWork | None,
 ) -> ResumableLoader:
-    """Endless and shuffled: this rank's shard of the samples, divided again among its workers."""
+    """Endless and shuffled: this rank's shard of the samples, divided again among its workers.
+
+    `work` weighs packs, where `dataset.balance` asks for it.
+    """
     worker_config = _worker_config(
-        config, rank=rank, world_size=world_size, workers=config.dataset.num_workers
+        config.rng, rank=rank, world_size=world_size, workers=config.dataset.num_workers
     )
-    encoder = _encoder(config, leaves, bound, worker_config, packs=True)
+    encoder = _encoder(config, leaves, bound, worker_config, packs=True, work=work)
     return ResumableLoader(
         _chain(config, encoder, worker_config, validation=False),
         checkpoint_every_sec=config.dataset.checkpoint_every_sec,
-        ahead=_packs_of_a_step(config, world_size),
+        ahead=_packs_of_a_step(config.train, world_size),
     )
 
 
 def open_validation(
-    config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound
+    config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, work: PassWork | None
 ) -> tuple[PackEncoder, SavableDataset]:
     """Every sample once, in stored order, in groups that share a pack; and what makes the packs."""
-    worker_config = _worker_config(config, rank=0, world_size=1, workers=0)
-    encoder = _encoder(config, leaves, bound, worker_config, packs=False)
+    worker_config = _worker_config(config.rng, rank=0, world_size=1, workers=0)
+    encoder = _encoder(config, leaves, bound, worker_config, packs=False, work=work)
     return encoder, _chain(config, encoder, worker_config, validation=True)
 
 
-def _worker_config(config: RunConfig, *, rank: int, world_size: int, workers: int) -> ReaderConfig:
+def _worker_config(rng: RngConfig, *, rank: int, world_size: int, workers: int) -> ReaderConfig:
     return ReaderConfig(
         rank=rank,
         world_size=world_size,
         num_workers=workers,
-        seed_offset=config.rng.seed,
+        seed_offset=rng.seed,
         # Our own stages count the faults of samples; any other error is a bug and must be seen.
         global_error_handler=reraise_exception,
     )
 
 
-def _packs_of_a_step(config: RunConfig, world_size: int) -> int:
-    return config.train.global_batch_size // world_size
+def _packs_of_a_step(train: TrainConfig, world_size: int) -> int:
+    return train.global_batch_size // world_size
 
 
 def _encoder(
@@ -108,15 +117,18 @@ def _encoder(
     worker_config: ReaderConfig,
     *,
     packs: bool,
+    work: PassWork | None,
 ) -> PackEncoder:
     buffers = PackBuffers(
         worker_config.num_workers,
         size=Expected.of_training(config).pack_bytes,
-        held=2 * _packs_of_a_step(config, worker_config.world_size),  # this step's and the next's
+        # those of this step and of the next one
+        held=2 * _packs_of_a_step(config.train, worker_config.world_size),
     )
     counts = ReaderCounts(bound, readers=max(1, worker_config.num_workers))
     sources = key_prefixes(leaves)
-    return PackEncoder(config, sources=sources, buffers=buffers, counts=counts, packs=packs)
+    parts: dict[str, Any] = {"sources": sources, "buffers": buffers, "counts": counts}
+    return PackEncoder(config, **parts, packs=packs, work=work)
 
 
 def _chain(
@@ -158,15 +170,17 @@ class PackEncoder(DatasetOpener):
         buffers: PackBuffers,
         counts: ReaderCounts,
         packs: bool,
+        work: PassWork | None,
     ):
         """`sources` maps the path of each dataset of a blend to the prefix of its keys.
 
         `packs` is whether the chain makes packs, or ends with groups of samples.
         """
+        balanced = config.dataset.balance is not Balance.NONE
+        assert work is not None or not balanced, "nothing weighs the packs"
         self.expected = Expected.of_training(config) if packs else Expected.of(config)
         self.data = config.dataset
-        # A route may begin or end at a resume, and a share of attention follows the step.
-        self.model = config.model.with_all_tokens().at_step(0)
+        self.work = work if balanced else None
         self.seed = config.rng.seed
         self.sources = sources
         self.counts = counts
@@ -254,8 +268,10 @@ class PackEncoder(DatasetOpener):
         )
 
     def _cost(self, samples: Sequence[tuple[int, int]]) -> float:
+        if self.work is None:
+            return 0.0
         tokens, text = zip(*samples, strict=True)
-        return float(forward_flops(self.model, tokens=tokens, text=text))
+        return float(self.work.flops(tokens, text))
 
     @stateless
     def pack(self, group: SampleGroup) -> FinishedPack:
@@ -338,9 +354,11 @@ class PackEncoder(DatasetOpener):
 
 def _lasting(sample: LatentSample) -> LatentSample:
     """The sample with tensors that stay as they are when other samples are read."""
+    logvar_CFHW = sample.latent_logvar_CFHW
     return replace(
         sample,
         latent_CFHW=sample.latent_CFHW.clone(),
+        latent_logvar_CFHW=None if logvar_CFHW is None else logvar_CFHW.clone(),
         text_LE=sample.text_LE.clone(),
         others={name: values.clone() for name, values in sample.others.items()},
     )

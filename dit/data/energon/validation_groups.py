@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 from megatron.energon.flavors.base_dataset import SavableDataset
@@ -18,8 +18,11 @@ from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data.datasets import DatasetSplit
 from dit.data.energon.internals import in_this_process
+from dit.data.energon.stages import SampleGroup
 from dit.data.energon.task_encoder import open_validation
 from dit.data.rejections import Bound, DataError, RefusedSample, RejectCounts
+from dit.models.pass_work import PassWork
+from dit.stored_samples import LEVELS, uneven_levels
 
 
 class PlannedGroup(NamedTuple):
@@ -27,8 +30,10 @@ class PlannedGroup(NamedTuple):
 
     key: tuple[Any, ...]
     """Where they lie: Energon's restore key of their group."""
-    cost: float
-    """That of their sizes."""
+    sizes: tuple[tuple[int, int], ...]
+    """Tokens and text of each."""
+    places: range
+    """Their places in the list of samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,11 +44,13 @@ class ValidationPacks:
     counts: RejectCounts
     """Counts of the samples of the whole list of packs."""
     refused: tuple[RefusedSample, ...] = ()
+    samples: int = 0
+    """Samples of the whole list of packs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationPlan:
-    """Which samples share a pack, and what was refused to find that out."""
+    """Samples of each pack, and those that were refused when their lengths were read."""
 
     groups: list[PlannedGroup]
     counts: RejectCounts
@@ -66,7 +73,12 @@ class ValidationPlan:
             counts.refuse(sample)
         with counts.reported():
             self.bound.check(counts)
-        return ValidationPacks(packs=packs, counts=counts, refused=self.refused + late)
+        return ValidationPacks(
+            packs=packs,
+            counts=counts,
+            refused=self.refused + late,
+            samples=self.groups[-1].places.stop if self.groups else 0,
+        )
 
 
 class ValidationGroups:
@@ -75,10 +87,18 @@ class ValidationGroups:
     The groups follow from the lengths of all samples before them, and not from the layout.
     """
 
-    def __init__(self, config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound):
+    def __init__(
+        self,
+        config: RunConfig,
+        leaves: tuple[DatasetSplit, ...],
+        bound: Bound,
+        work: PassWork | None,
+    ):
         self._bound = bound
-        self._encoder, groups = open_validation(config, leaves, bound)
+        self._encoder, groups = open_validation(config, leaves, bound, work)
         self._groups: SavableDataset[Any] = in_this_process(groups)
+        self._fixed_levels = config.validation.fixed_levels
+        self._stored_levels = False  # whether samples have fixed levels of their own
         self.late: list[RefusedSample] = []
         """Samples that were found unusable when their packs were read."""
 
@@ -86,14 +106,21 @@ class ValidationGroups:
         """The first `count` groups; fewer where the split has fewer.
 
         Raises:
-            DataError: no sample can be used, or too many cannot.
+            DataError: no sample can be used, too many cannot, or their fixed levels are uneven.
         """
         counts = self._encoder.counts
         with counts.counts.reported():
             found = islice(self._groups, count)
-            groups = [PlannedGroup(group.__restore_key__, group.cost) for _, _, group in found]
+            groups, levels, first = list[PlannedGroup](), list[list[int | None]](), 0
+            for _, _, group in found:
+                places = range(first, first + len(group.samples))
+                groups.append(PlannedGroup(group.__restore_key__, _sizes(group), places))
+                levels.append([sample.size.level_index for sample in group.samples])
+                first = places.stop
             if count and not groups:
                 raise DataError("no usable sample in the whole split")
+            if self._fixed_levels:
+                self._check_levels([*chain.from_iterable(islice(cycle(levels), count))])
         return ValidationPlan(
             groups=groups,
             counts=counts.counts.copied(),
@@ -101,20 +128,46 @@ class ValidationGroups:
             bound=self._bound,
         )
 
+    def _check_levels(self, levels: Sequence[int | None]) -> None:
+        self._stored_levels = any(level is not None for level in levels)
+        if uneven := uneven_levels(levels):
+            raise DataError(
+                f"validation.fixed_levels=true: {uneven}; let train.eval_iters take the whole set"
+                " once, and restore what is missing of it, or set validation.fixed_levels=false"
+            )
+
     def read(self, groups: Sequence[PlannedGroup]) -> Iterator[PackedBatch]:
         """The packs of these groups, without those whose samples are all refused.
 
         Raises:
-            DataError: a shard has been changed since the plan was made.
+            DataError: a shard has been changed since the plan was made, or a sample with a fixed
+                level is refused.
         """
-        for key, cost in groups:
+        for key, sizes, places in groups:
             group = self._groups.restore_sample(key)
-            if group.cost != cost:  # samples of other sizes could take more room than there is
+            if _sizes(group) != sizes:  # samples of other sizes could take more room than there is
                 raise DataError(
                     f"{group.samples[0].place}: this sample, or one that shares its pack, has"
                     " another size than a moment ago; leave the shards of a run as they are"
                 )
             finished = self._encoder.pack(group)
             self.late += [sample for sample, _ in finished.refused]
+            if self.late and self._stored_levels:
+                lost = self.late[0]
+                raise DataError(
+                    f"{lost.place}: {lost.reason}, {lost.detail}; without this sample the levels of"
+                    " validation.fixed_levels=true are uneven; restore it, or set that to false"
+                )
             if finished.pack is not None:
-                yield finished.pack
+                yield self._with_levels(finished.pack, places.start)
+
+    def _with_levels(self, pack: PackedBatch, first: int) -> PackedBatch:
+        """The pack with an integer k for each sample, where validation has fixed levels."""
+        if not self._fixed_levels or pack.level_indices:
+            return pack
+        places = (first + n // pack.copies for n in range(pack.num_samples))
+        return replace(pack, level_indices=tuple(place % LEVELS for place in places))
+
+
+def _sizes(group: SampleGroup) -> tuple[tuple[int, int], ...]:
+    return tuple(sample.size.shape for sample in group.samples)

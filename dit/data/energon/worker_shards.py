@@ -32,7 +32,7 @@ _SIDE_BY_SIDE = 16
 
 
 class ReaderConfig(WorkerConfig):
-    """Numbers the readers of all ranks in the order of their packs.
+    """Energon's configuration of workers, which numbers readers in the order of their packs.
 
     Energon numbers all workers of one rank before those of the next. With that order, global
     batches would depend on the ranks wherever train.global_batch_size is not a multiple of the
@@ -41,7 +41,7 @@ class ReaderConfig(WorkerConfig):
 
     @property
     def readers(self) -> int:
-        """Readers of all ranks together."""
+        """Number of readers of all ranks together."""
         return self.world_size * max(1, self.num_workers)
 
     def reader(self, worker: int) -> int:
@@ -62,7 +62,7 @@ def sample_id(restore_key: Sequence[Any]) -> SampleId:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remaining:
-    """Samples that other readers left unread, which this one reads before its own shard."""
+    """Samples of other readers that this one has to read before its own shard."""
 
     runs: tuple[IndexRange, ...] = ()
     first: int = 0
@@ -71,7 +71,7 @@ class Remaining:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadCounts:
-    """How often all readers together have read the samples of a dataset."""
+    """How often each sample of a dataset was read, by all readers together."""
 
     begin: int
     """Index of the first sample."""
@@ -83,7 +83,7 @@ class ReadCounts:
 
 
 class ThinWrapper(BaseWrapperDataset[Any, Any]):
-    """A stage with the length and the settings of the dataset that it reads."""
+    """A stage with the length and settings of the dataset that it reads."""
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         return self.dataset.len_worker(worker_idx)
@@ -93,7 +93,7 @@ class ThinWrapper(BaseWrapperDataset[Any, Any]):
 
 
 class WorkerShard(ThinWrapper, ABC):
-    """Bottom stage of a chain, over what reads one dataset."""
+    """The bottom stage of a chain, which reads the shard of one reader."""
 
     _savable_fields = ("_left",)
 
@@ -133,24 +133,24 @@ class WorkerShard(ThinWrapper, ABC):
 
     @property
     def has_passes(self) -> bool:
-        """False where Energon mixes several passes into one, or has none."""
+        """Whether the dataset is read in passes; False where Energon mixes or lacks them."""
         return True
 
     @abstractmethod
     def read(self, index: int) -> Any:
-        """Sample `index`, None where the split excludes it."""
+        """The sample number `index`; None where the split excludes it."""
 
     @abstractmethod
     def start_at(self, first: int) -> None:
-        """Where the samples have no end, the reader's own shard begins at `first`."""
+        """Lets the reader's own shard begin at `first`, for datasets without an end."""
 
     @abstractmethod
     def reads(self, states: Sequence[FlexState | Remaining]) -> ReadCounts:
-        """What readers 0, 1, ... have read, from their saved states."""
+        """How often samples were read by readers 0, 1, ..., from their saved states."""
 
 
 class FolderShard(WorkerShard):
-    """What one reader reads of a folder of shards."""
+    """The part of a folder of shards that one reader reads."""
 
     def __init__(
         self,
@@ -201,10 +201,10 @@ class FolderShard(WorkerShard):
         return None if sample.data[0] is None else sample
 
     def start_at(self, first: int) -> None:
-        """Nothing to do: a pass over a folder always begins at its start."""
+        """Does nothing, because a pass over a folder always begins at its start."""
 
     def reads(self, states: Sequence[FlexState | Remaining]) -> ReadCounts:
-        """Readers that are several passes behind the foremost count as one pass behind.
+        """How often samples were read, if a reader counts as at most one pass behind.
 
         Their samples are longer, and therefore read less often. If they caught up with all passes,
         the run would train on long samples alone.

@@ -51,7 +51,7 @@ class VideoBatches:
 
 
 def image_batch(samples: Samples) -> dict[str, Any]:
-    """`image_latents` [B, C, H, W], `text_embeddings` [B, L, E], `metadata`, ...
+    """A batch of pictures, with `image_latents` [B, C, H, W] and `text_embeddings` [B, L, E].
 
     Raises:
         DataError: a sample is a video.

@@ -23,7 +23,7 @@ from dit.data.rejections import DataError
 
 
 class BucketLoader(DataLoader[dict[str, Any]]):
-    """torch's DataLoader with a state: the batches that were handed out, not those read ahead."""
+    """torch's DataLoader with a state that counts the batches which were handed out."""
 
     def __init__(self, samples: NumberedSamples, sampler: BucketSampler, **options: Any):
         super().__init__(samples, batch_sampler=sampler, **options)
@@ -40,7 +40,7 @@ class BucketLoader(DataLoader[dict[str, Any]]):
         self._place = (epoch, handed, True)
 
     def state_dict(self) -> dict[str, Any]:
-        """As that of the sampler; the same on every rank."""
+        """The state after the batches that were handed out, the same on every rank."""
         state = self._batches.state_dict()
         epoch, handed, ended = self._place
         if epoch != state["epoch"]:
@@ -58,7 +58,7 @@ class BucketLoader(DataLoader[dict[str, Any]]):
 
 
 class Loaders(NamedTuple):
-    """What a trainer gets; AutoModel's recipe reads it by these names."""
+    """Loader and sampler for a trainer, under the names that AutoModel's recipe reads."""
 
     dataloader: DataLoader[dict[str, Any]]
     sampler: BucketSampler
@@ -117,7 +117,7 @@ class _LoaderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TextToVideoDataloaderConfig(_LoaderConfig):
-    """Batches of videos."""
+    """Settings of a loader of videos, under AutoModel's names."""
 
     model_type: str | None = None
     device: str = "cpu"
@@ -157,7 +157,7 @@ class TextToVideoDataloaderConfig(_LoaderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TextToImageDataloaderConfig(_LoaderConfig):
-    """Batches of pictures."""
+    """Settings of a loader of pictures, under AutoModel's names."""
 
     train_text_encoder: bool = False
     base_resolution: Sequence[int] = (256, 256)
@@ -187,7 +187,7 @@ class TextToImageDataloaderConfig(_LoaderConfig):
 def build_video_multiresolution_dataloader(
     *, batch_size: int = 1, dp_rank: int = 0, dp_world_size: int = 1, **config: Any
 ) -> Loaders:
-    """TextToVideoDataloaderConfig(**config).build(...), as a function of AutoModel."""
+    """AutoModel's function of this name, for our shards."""
     made = TextToVideoDataloaderConfig(**config)
     return made.build(batch_size=batch_size, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
@@ -195,13 +195,13 @@ def build_video_multiresolution_dataloader(
 def build_text_to_image_multiresolution_dataloader(
     *, batch_size: int = 1, dp_rank: int = 0, dp_world_size: int = 1, **config: Any
 ) -> Loaders:
-    """TextToImageDataloaderConfig(**config).build(...), as a function of AutoModel."""
+    """AutoModel's function of this name, for our shards."""
     made = TextToImageDataloaderConfig(**config)
     return made.build(batch_size=batch_size, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
 
 def stateful_class() -> Any:
-    """StatefulDataLoader.
+    """The class StatefulDataLoader of torchdata.
 
     Raises:
         ImportError: torchdata is not installed; the message says what to do.

@@ -29,7 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 def share_of(members: np.ndarray, *, rank: int, world: int) -> np.ndarray:
-    """Every `world`-th, from `rank`, of members that repeat until ranks divide them."""
+    """One rank's part of `members`: every `world`-th, from `rank` on.
+
+    Members repeat until the ranks divide them.
+    """
     return np.resize(members, -(-len(members) // world) * world)[rank::world]
 
 
@@ -56,12 +59,15 @@ def check_same_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def dynamic_batch_size(bucket: SizeBucket, *, base: int, resolution: tuple[int, int]) -> int:
-    """Samples in a batch of this bucket, as AutoModel computes it: frames do not count."""
+    """Number of samples in a batch of this bucket, as AutoModel computes it.
+
+    Frames do not count.
+    """
     return max(1, int(base / (bucket.pixels / (resolution[0] * resolution[1]))))
 
 
 class BucketSampler(Sampler[list[int]]):
-    """Numbers of samples, a list for each batch.
+    """Sampler of torch's DataLoader: the numbers of samples of each batch.
 
     The state is {epoch, batches_yielded, ended} and what decides the order, the same on all ranks.
 
@@ -100,11 +106,11 @@ class BucketSampler(Sampler[list[int]]):
 
     @property
     def start(self) -> int:
-        """Batches that the next pass leaves out, since a loaded state has them."""
+        """Number of batches that the next pass leaves out, because a loaded state has them."""
         return self._first
 
     def size_of(self, bucket: SizeBucket) -> int:
-        """Samples in a batch of this bucket."""
+        """Number of samples in a batch of this bucket."""
         if self._resolution is None:
             return self._batch_size
         return dynamic_batch_size(bucket, base=self._batch_size, resolution=self._resolution)

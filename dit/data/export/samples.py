@@ -58,7 +58,7 @@ _FAULTS = (SampleRefused, NotPlain, OSError, ValueError)
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class SizeBucket:
-    """Samples that can be stacked."""
+    """What samples have in common that can be stacked: size, latent shape, tensors."""
 
     width: int  # pixels, as encoded
     height: int
@@ -72,7 +72,7 @@ class SizeBucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSample:
-    """One sample as it was read, or its outline: tensors on the device `meta`."""
+    """A sample as it was read, or its outline, whose tensors are on the device `meta`."""
 
     key: str
     record: ShardRecord
@@ -82,7 +82,7 @@ class StoredSample:
 
 
 class NumberedSamples(Dataset[dict[str, Any]]):
-    """All samples of a folder, by number; what reads them is a class of its own.
+    """All samples of a folder as a torch dataset; a subclass reads them.
 
     The outline of every sample is read at the start, and a whole sample when asked.
 
@@ -104,11 +104,11 @@ class NumberedSamples(Dataset[dict[str, Any]]):
         self._read_outlines()
 
     def read(self, index: int, *, whole: bool) -> StoredSample:
-        """One sample; unless `whole`, tensors need no numbers."""
+        """The sample number `index`; unless `whole`, its tensors need no values."""
         raise NotImplementedError
 
     def name_of(self, index: int) -> str:
-        """Where a sample lies, for messages."""
+        """Where sample `index` lies in the data, for messages."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -156,7 +156,7 @@ class NumberedSamples(Dataset[dict[str, Any]]):
 
 
 def of_card(card: Mapping[str, Any], part: str, name: str) -> Any:
-    """A value of the dataset card; None where it has none, or another program wrote the part."""
+    """The value `name` of a part of the dataset card; None if it has none."""
     entries = card.get(part)
     return entries.get(name) if isinstance(entries, Mapping) else None
 
@@ -212,7 +212,7 @@ class ShardSamples(NumberedSamples):
         return f"{self._paths[shard]}, sample {number}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without open files, which another process opens again."""
+        """State to pickle: all but the open files, which another process opens again."""
         return self.__dict__ | {"_open": OpenShards()}
 
     def _shard_of(self, index: int) -> tuple[int, int]:

@@ -11,12 +11,15 @@ import torch.distributed as dist
 
 
 class PeerError(ConnectionError):
-    """Another process keeps this one from going on. It is empty where that one says why."""
+    """An error of another process that keeps this one from going on.
+
+    Its message is empty where the other process says why.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activity:
-    """What the main thread does."""
+    """What the main thread does at the moment, and at which step."""
 
     what: str = "start"
     step: int = 0
@@ -24,7 +27,7 @@ class Activity:
 
 
 class MainThread:
-    """What the main thread tells the monitor."""
+    """What the main thread leaves for the watchdog's threads to read."""
 
     activity = Activity()
     waits_for: threading.Thread | None = None  # the thread that works in its place
@@ -46,7 +49,7 @@ def heartbeat(what: str, *, step: int | None = None) -> None:
 
 @contextmanager
 def waiting_for(thread: threading.Thread) -> Iterator[None]:
-    """Inside, the main thread waits for `thread`, whose place in the code is reported instead."""
+    """A context in which the watchdog reports the place of `thread` instead of the main thread."""
     MainThread.waits_for = thread
     try:
         yield

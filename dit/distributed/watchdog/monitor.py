@@ -66,7 +66,9 @@ AGAIN = "Started again, the run goes on from its last checkpoint"
 
 @contextmanager
 def watchdog(*, limit_s: float, say: Callable[[str], None], again: str = AGAIN) -> Iterator[None]:
-    """Inside, a process that dies, or stands still for `limit_s`, ends all processes of the run.
+    """A context in which one process that dies or stands still ends all processes of the run.
+
+    Standing still means no progress for `limit_s` seconds.
 
     `say` shows a message unless another process has shown one; `again` is its last
     sentence, on what becomes of the run. Without a launcher there is one process and no watchdog.
@@ -91,7 +93,7 @@ def watchdog(*, limit_s: float, say: Callable[[str], None], again: str = AGAIN) 
 
 
 class Monitor:
-    """The threads of one process; they run from its construction to `stop`."""
+    """The watchdog's threads in one process, from its construction to `stop`."""
 
     def __init__(self, *, limit_s: float, say: Callable[[str], None], again: str):
         self.say = say

@@ -33,7 +33,7 @@ class Departure(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    """The report of a process about itself."""
+    """What a process reports of itself: who and where it is, and what it does."""
 
     rank: int
     host: str
@@ -72,7 +72,7 @@ class LastHeard:
     still: int = 0  # rounds without progress
 
     def then(self, new: Heartbeat) -> LastHeard:
-        """The state a round later, when `new` was read."""
+        """The state a round later, after the report `new` was read."""
         old = self.report
         moved = (new.step, new.marks) != (old.step, old.marks)
         return LastHeard(
@@ -92,7 +92,10 @@ class Limit:
 
     @classmethod
     def of(cls, ranks: int, *, seconds: float, again: str) -> Limit:
-        """Rounds of a second, and longer ones where one process reads many reports."""
+        """The limit for so many ranks.
+
+        Rounds last a second, and longer where one process reads many reports.
+        """
         round_s = min(max(1.0, ranks / _REPORTS_A_SECOND), seconds / 8)
         return cls(seconds=seconds, round_s=round_s, again=again)
 
@@ -102,7 +105,7 @@ class Limit:
 
     @property
     def dead(self) -> int:
-        """Rounds of silence that show which process has died, once a connection is broken.
+        """Rounds of silence after which a process counts as dead, once a connection is broken.
 
         Five of a second. Three at least, for a report and its reader may each be a round late; all
         is over before the launcher kills the others, 30 seconds after the first one.
@@ -119,7 +122,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The reason why all processes end."""
+    """The reason why all processes end, and the processes that are silent."""
 
     text: str = ""  # empty where a process shows its own error
     silent: tuple[Heartbeat, ...] = ()  # processes that may be stopped and cannot read it

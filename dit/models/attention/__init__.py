@@ -9,5 +9,6 @@ cudnn_graphs  cuDNN's attention of a whole pack in one call, by its frontend
 cubes     which tokens are in which cube of a sample
 cube_attention  of cubes of tokens to the means of all cubes, and to some of them in full (VSA)
 cube_kernel  the second part of it on a GPU
+block_causal  of a text to what stands before it, of a picture to all of itself and before it
 choice    what a run computes in attention, and which kernel is the fastest at it
 """

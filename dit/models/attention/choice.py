@@ -24,8 +24,8 @@ from dit.config import AttentionBackend, ContextComm, ModelConfig
 from dit.models.attention.fit import AttentionCase, fitting
 from dit.models.attention.kernels import ATTEND
 from dit.models.attention.spans import Attend, Spans
-from dit.models.cost import network_cost
 from dit.models.layer_spec import RowKind
+from dit.models.registry import network_spec
 from dit.parsing import cause
 
 BUDGET_S = 1.0
@@ -61,13 +61,13 @@ def attention_calls(
     model: ModelConfig, samples: Sequence[tuple[int, int]], *, device: torch.device
 ) -> list[AttentionCall]:
     """The calls of a pack of `samples`, (tokens, text tokens); none of a ring's own attention."""
-    network = network_cost(model)
+    network = network_spec(model)
     texts = [max(0, text) for text in network.text([text for _, text in samples])]
     latents = network.filled([tokens for tokens, _ in samples])
     shares, ranks = model.context_parallel_size, model.tensor_model_parallel_size
     found: Counter[tuple[RowKind, RowKind, int, int]] = Counter()
     for stack in network.stacks:
-        for shape in stack.layer.cost.attentions:
+        for shape in stack.layer.needs.attentions:
             found[shape.queries, shape.keys, shape.width, shape.times] += stack.count
     calls = []
     for (queries, keys, width, times), layers in found.items():
@@ -133,7 +133,7 @@ def fault(backend: AttentionBackend, width: int, device: torch.device) -> str:
 def milliseconds(
     backend: AttentionBackend, calls: Sequence[AttentionCall], *, budget_s: float
 ) -> float:
-    """Of the attention of all layers, forward and backward, on one pack."""
+    """Milliseconds of the attention of all layers, forward and backward, on one pack."""
     total = 0.0
     for call in calls:
         passes = _passes(ATTEND[backend], call)
@@ -145,7 +145,7 @@ def milliseconds(
 
 
 def _seconds(passes: Callable[[], None], times: int, device: torch.device) -> float:
-    """Of one of `times` passes, back to back."""
+    """Mean seconds of `times` passes, back to back."""
     _wait(device)
     began = time.perf_counter()
     for _ in range(times):

@@ -28,9 +28,10 @@ from dit.models.attention.spans import Attend, Spans
 def attend_cubes(
     qkv: tuple[Tensor, Tensor, Tensor], gate_THK: Tensor, spans: Spans, *, attend: Attend
 ) -> Tensor:
-    """Fine attention + gate * coarse [T, H, K], of queries, keys and values [T, H, K].
+    """Attention among chosen cubes, plus gate * attention among means of cubes, [T, H, K].
 
-    `attend` computes the fine part where all cubes are chosen.
+    `qkv` are queries, keys and values [T, H, K]. `attend` is the dense attention, which computes
+    the first part where all cubes are chosen.
     """
     cubes = spans.cubes
     assert cubes is not None
@@ -63,9 +64,10 @@ def _spans_of_cubes(spans: Spans) -> Spans:
 
 @torch.no_grad()
 def chosen_cubes(q_CHK: Tensor, k_CHK: Tensor, cubes: Cubes) -> Tensor:
-    """The cubes [H, C, J] with the highest scores for each, of means of queries and keys, int64.
+    """For each cube, the numbers [H, C, J] of the J cubes with the highest scores, int64.
 
-    Scores descend, so that cubes of other samples, if any, are the last.
+    Scores are products of the mean query and the mean keys [C, H, K] of cubes. They descend, so
+    that cubes of other samples, if any, come last.
     """
     heads = zip(*(x.split(cubes.heads_at_once, dim=1) for x in (q_CHK, k_CHK)), strict=True)
     chosen = []
@@ -77,7 +79,10 @@ def chosen_cubes(q_CHK: Tensor, k_CHK: Tensor, cubes: Cubes) -> Tensor:
 
 
 def attend_by_mask(qkv: tuple[Tensor, Tensor, Tensor], chosen_HCJ: Tensor, spans: Spans) -> Tensor:
-    """The fine part on any device: dense attention of each sample, with a mask."""
+    """Attention of each cube to its chosen cubes, by dense attention with a mask.
+
+    It runs on any device.
+    """
     cubes = spans.cubes
     assert cubes is not None
     pieces, row = [], 0

@@ -19,6 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from dit.config.sparsity import CUBE_TOKENS
 from dit.models.attention.cubes import Cubes
+from dit.models.compilation import compile_here
 
 # Triton's tiles must divide a cube. Of the backward pass torch takes none of its default ones on
 # Hopper then, which are 128 wide (get_flex_attn_bwd_configs); those of `max_autotune` have some.
@@ -30,13 +31,17 @@ def _compiled(device: str) -> Callable[..., Any]:
     options: Any = {"max_autotune": True} if device == "cuda" else None
     # The whole of it, or torch would say nothing where it stops to compile, and take plain calls.
     # Dynamic from the first pack on: a kernel for its number of cubes alone would be tuned, too.
-    return torch.compile(flex_attention, fullgraph=True, dynamic=True, options=options)
+    return compile_here(flex_attention, fullgraph=True, dynamic=True, options=options)
 
 
 def attend_in_blocks(
     placed_CBHK: tuple[Tensor, Tensor, Tensor], chosen_HCJ: Tensor, cubes: Cubes
 ) -> Tensor:
-    """Attention [C, B, H, K] of queries, keys and values by cubes; places without a token: any."""
+    """Attention [C, B, H, K] of each cube to its chosen cubes, by FlexAttention.
+
+    `placed_CBHK` are queries, keys and values by cube and place in it; outputs at places without a
+    token mean nothing.
+    """
     q, k, v = (x.flatten(0, 1).transpose(0, 1)[None] for x in placed_CBHK)  # it knows strides
     for x in (q, k, v):  # heads and their width are the network's
         torch._dynamo.mark_static(x, 1)
@@ -53,7 +58,7 @@ def attend_in_blocks(
 
 
 def block_mask(chosen_HCJ: Tensor, cubes: Cubes) -> BlockMask:
-    """Which cubes see which, of the first that are chosen of each sample."""
+    """FlexAttention's mask that lets each cube see the ones that `chosen_HCJ` names."""
     heads, count, most = chosen_HCJ.shape
     seen_HCC = chosen_HCJ.new_zeros(heads, count, count, dtype=torch.int32)
     seen_HCC[:, :, :most] = chosen_HCJ
@@ -79,9 +84,9 @@ def block_mask(chosen_HCJ: Tensor, cubes: Cubes) -> BlockMask:
 
 
 def seen_by(chosen_HCJ: Tensor, cubes: Cubes) -> tuple[Tensor, Tensor]:
-    """By how many cubes each is seen [H, C], and by which, in order, [H, C, C], int32.
+    """By how many cubes each cube is attended to [H, C], and by which ones [H, C, C], int32.
 
-    Of each row the numbers beyond that count mean nothing.
+    A row of the second result ascends, and its numbers beyond that count mean nothing.
     """
     heads, count, most = chosen_HCJ.shape
     by_num_HC = chosen_HCJ.new_empty(heads, count, dtype=torch.int32)

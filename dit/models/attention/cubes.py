@@ -26,19 +26,19 @@ _PAIRS_AT_ONCE = 2**25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenRows:
-    """What to take of rows: their indices, and where there is nothing to take."""
+    """Rows to take of a tensor: `index` of each, and which of them are `empty` and become zeros."""
 
     index: Tensor  # int64; 0 where there is nothing
     empty: Tensor  # int64: the rows of the result that are zeros
 
     @classmethod
     def of(cls, index: Tensor, device: torch.device) -> TakenRows:
-        """From the host; negative where there is nothing."""
+        """Rows by their `index` on the host, where a negative number stands for a row of zeros."""
         empty = (index < 0).nonzero().flatten()
         return cls(index=to_device(index.clamp(min=0), device), empty=to_device(empty, device))
 
     def taken(self, x_TXX: Tensor) -> Tensor:
-        """The rows; zeros where there is nothing."""
+        """The rows of `x_TXX`, with zeros at the empty ones."""
         rows = x_TXX.index_select(0, self.index)
         # Not by a mask, which would read and write all rows again.
         return rows.index_fill_(0, self.empty, 0) if len(self.empty) else rows
@@ -46,7 +46,7 @@ class TakenRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cubes:
-    """The cubes of a pack, those of a sample one after the other."""
+    """The cubes of 4 x 4 x 4 tokens of all samples of a pack, sample after sample."""
 
     counts: tuple[int, ...]  # cubes of each sample
     chosen: tuple[int, ...]  # how many of them each attends to in full
@@ -68,7 +68,10 @@ class Cubes:
         share: Fraction,
         device: torch.device,
     ) -> Cubes:
-        """`grids` are frames, rows and columns of the samples, whose tokens begin at `starts`.
+        """The cubes of samples with these `grids`, whose tokens begin at `starts`.
+
+        A grid has frames, rows and columns. `total` is the number of rows of the pack; those of no
+        sample are padding.
 
         Of `total` rows all others are padding.
         """
@@ -95,7 +98,7 @@ class Cubes:
 
     @property
     def heads_at_once(self) -> int:
-        """How many heads' numbers for all pairs of cubes are made together."""
+        """Number of heads whose scores for all pairs of cubes are in memory at a time."""
         return max(1, _PAIRS_AT_ONCE // sum(self.counts) ** 2)
 
     @property
@@ -108,11 +111,14 @@ class Cubes:
         return _taken(x_THK, self.of_places, self.of_tokens).unflatten(0, (-1, CUBE_TOKENS))
 
     def of_order(self, x_CBHK: Tensor) -> Tensor:
-        """The way back; padding gets zeros."""
+        """The inverse of `placed`: tokens by cubes -> [T, H, K], with zeros for padding."""
         return _taken(x_CBHK.flatten(0, 1), self.of_tokens, self.of_places)
 
     def with_means(self, x_THK: Tensor) -> tuple[Tensor, Tensor]:
-        """`placed`, and means of the real tokens of each cube [C, H, K], float32."""
+        """`x_THK` by cubes as `placed` orders it, and the mean of each cube's real tokens.
+
+        The means are [C, H, K] in float32.
+        """
         x_CBHK, mean_CHK = _PlacedWithMeans.apply(x_THK, self)
         return x_CBHK, mean_CHK
 

@@ -38,7 +38,7 @@ Strides = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphKey:
-    """What a graph is built for."""
+    """Everything that a cuDNN graph depends on: device, type, sizes and strides of its tensors."""
 
     capability: tuple[int, int]  # of the GPU
     dtype: torch.dtype
@@ -56,12 +56,15 @@ class GraphKey:
 
     @property
     def packed(self) -> Strides:
-        """[T, H, K] in one piece: outputs, their gradient, and the gradients of q and k."""
+        """Strides of a contiguous [T, H, K].
+
+        Outputs have them, their gradient, and the gradients of q and k.
+        """
         return self.heads * self.width, self.width
 
 
 def few_sizes(size: int, multiple: int) -> int:
-    """The next multiple, and below the first one the next power of two."""
+    """`size` rounded up to a multiple, or below the first multiple to a power of two."""
     if size > multiple:
         return -(-size // multiple) * multiple
     return 1 << max(size - 1, 0).bit_length()
@@ -128,7 +131,7 @@ class _Tensors:
         self.made[name] = tensor
 
     def options(self) -> dict[str, Any]:
-        """What both operations are told: the scale, and how long each sequence is."""
+        """Arguments of both operations: the scale, and the length of each sequence."""
         lengths = {rows: self._numbers(("lengths", rows), self.key.sequences) for rows in "qk"}
         scale = self.key.width**-0.5
         return {
@@ -161,7 +164,7 @@ class _Tensors:
 
 
 def forward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
-    """The graph of the forward pass, not built yet."""
+    """The tensors of the graph of the forward pass, which is not built yet."""
     tensors = _Tensors(key, handle)
     inputs = {
         "q": tensors.given("q", key.q),
@@ -175,7 +178,7 @@ def forward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
 
 
 def backward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
-    """The graph of the backward pass, not built yet."""
+    """The tensors of the graph of the backward pass, which is not built yet."""
     tensors = _Tensors(key, handle)
     inputs = {
         "q": tensors.given("q", key.q),

@@ -39,12 +39,12 @@ _BY_CHOICE = (
 _DETERMINISTIC = (AttentionBackend.FLASH_2, AttentionBackend.SDPA)
 """What it takes with `train.deterministic`: what torch itself answers for."""
 MOST_WIDTH = 256
-"""Of a head, for all flash kernels."""
+"""Largest width of a head, for all flash kernels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCase:
-    """What a kernel has to take."""
+    """What decides which kernels can compute attention: GPU, head width, type, determinism."""
 
     capability: tuple[int, int] | None  # of the GPU; None is a CPU
     head_width: int
@@ -66,13 +66,13 @@ def _head_width(model: ModelConfig) -> int:
 
 
 def fitting(case: AttentionCase) -> list[AttentionBackend]:
-    """What `auto` chooses from, the likely fastest first; never empty."""
+    """Kernels for `case` from which `auto` chooses, the likely fastest first; never empty."""
     candidates = _DETERMINISTIC if case.deterministic else _BY_CHOICE
     return [one for one in candidates if not refusal(one, case)]
 
 
 def refusal(backend: AttentionBackend, case: AttentionCase) -> str:
-    """Why a kernel does not fit, as a sentence without its end; empty where it does."""
+    """Why `backend` cannot compute `case`, such as `it needs an NVIDIA GPU`; empty if it can."""
     if backend is AttentionBackend.SDPA:
         return ""
     if case.capability is None:

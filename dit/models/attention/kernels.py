@@ -30,9 +30,10 @@ from dit.pack_wire import to_device
 
 
 def attend_by_runs(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-    """SDPA, one batched call for neighbours of equal lengths: the fastest way on a CPU.
+    """Attention by torch's SDPA, with one batched call for neighbours of equal lengths.
 
-    The loader lays samples of equal lengths side by side, so nothing has to be gathered.
+    This is the fastest way on a CPU. The loader lays samples of equal lengths side by side, so
+    nothing has to be gathered.
     """
     runs: list[_Run] = spans.once(  # type: ignore[assignment]
         "runs", lambda: list(_runs(spans, len(k_SHK)))
@@ -80,7 +81,7 @@ class _Run:
 
 
 def shapes_of_runs(spans: Spans) -> set[tuple[int, int, int]]:
-    """(samples, queries and keys of each) of the calls that `attend_by_runs` makes."""
+    """(samples, queries of each, keys of each) of every call that `attend_by_runs` makes."""
     runs = _runs(spans, spans.key_starts[-1] + spans.key_lengths[-1])
     return {(run.queries.count, run.queries.length, run.keys.length) for run in runs}
 
@@ -166,12 +167,12 @@ class _Held:
 
 
 def filled_up(offsets: tuple[int, ...], multiple: int) -> tuple[int, ...]:
-    """Offsets, of a multiple of that many sequences: those at the end are empty."""
+    """`offsets` with empty sequences at the end, which make their number a multiple."""
     return offsets + offsets[-1:] * (-(len(offsets) - 1) % multiple)
 
 
 def first_key(spans: Spans) -> int:
-    """The first one that a sequence holds.
+    """The first row of keys that any sequence holds.
 
     A context rank has the text of samples that lie on the ranks before it, and no query for it.
     """
@@ -216,19 +217,19 @@ def _padding(queries: int, keys: int, longest: tuple[int, int]) -> list[tuple[in
 
 
 COUNT_MULTIPLE = 16
-"""Of sequences. From cuDNN 9.24 on Transformer Engine builds a graph for each number of them
-(use_cu_seqlens_directly in its fused_attn_f16_arbitrary_seqlen.cu)."""
+"""Numbers of sequences are filled up to its multiples. From cuDNN 9.24 on Transformer Engine builds
+a graph for each number (use_cu_seqlens_directly in its fused_attn_f16_arbitrary_seqlen.cu)."""
 _LENGTH_MULTIPLE = 512
-"""Of the longest sequence that it is told, which older cuDNN and sm_120 build a graph for."""
+"""Multiple of the longest length: older cuDNN and sm_120 build a graph for each."""
 
 
 def flash_2_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """FlashAttention 2, which torch brings."""
+    """Attention by the FlashAttention 2 that is part of torch."""
     return _torch_flash(None, q_THK, k_SHK, v_SHK, offsets)
 
 
 def flash_3_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """FlashAttention 3, which torch calls where its package is installed."""
+    """Attention by FlashAttention 3, which torch calls where its package is installed."""
     return _torch_flash("FA3", q_THK, k_SHK, v_SHK, offsets)
 
 
@@ -256,7 +257,10 @@ def _never(device_index: int) -> bool:  # noqa: ARG001
 
 
 def flash_4_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """FlashAttention 4, called directly: torch unpacks two of the five values that it returns."""
+    """Attention by FlashAttention 4, called directly.
+
+    torch unpacks two of the five values that it returns.
+    """
     from flash_attn.cute import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     out = flash_attn_varlen_func(
@@ -273,7 +277,7 @@ def flash_4_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets
 
 
 def engine_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """Transformer Engine's, which takes cuDNN's on Hopper and later."""
+    """Attention by Transformer Engine, which calls cuDNN's kernel on Hopper and later."""
     heads, width = q_THK.shape[1:]
     out_TX = _engine_module(heads, width)(
         q_THK.contiguous(),
@@ -290,7 +294,7 @@ def engine_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets)
 
 
 def few_lengths(longest: int) -> int:
-    """An upper bound of the longest sequence that many packs have in common."""
+    """`longest` rounded up, so that many packs have the same bound of their longest sequence."""
     return -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
@@ -301,7 +305,10 @@ def _engine_module(heads: int, width: int) -> Any:
 
 
 def dot_product(heads: int, width: int, **ring: Any) -> Any:
-    """Transformer Engine's attention of packed samples; `ring`: its context-parallel options."""
+    """Transformer Engine's attention of packed samples.
+
+    `ring` are its options of context parallelism.
+    """
     from transformer_engine.pytorch import DotProductAttention  # type: ignore[import-not-found]
 
     # Rather an error than the plain form, which keeps T x T numbers.
@@ -311,7 +318,7 @@ def dot_product(heads: int, width: int, **ring: Any) -> Any:
 
 
 def cudnn_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """cuDNN's, called by its frontend; FlashAttention 2 where it would take too much memory."""
+    """Attention by cuDNN's frontend, or by FlashAttention 2 if cuDNN would need too much memory."""
     tokens, _, width = q_THK.shape
     attend = flash_2_kernel if takes_much_space(offsets, tokens, width) else cudnn_attention
     return attend(q_THK, k_SHK, v_SHK, offsets)

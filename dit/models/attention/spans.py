@@ -31,7 +31,9 @@ class Spans:
     without_keys: tuple[tuple[int, int], ...] = ()
     """(first, number) of real queries that have nothing to attend to: their outputs are zeros."""
     cubes: Cubes | None = None
-    """Of attention that sees a part of the keys."""
+    """Cubes of attention that sees a part of the keys."""
+    block_causal: BlockCausal | None = None
+    """Which of the keys each query sees, where it sees a part of its sample; None: all of them."""
     _made: dict[str, object] = field(default_factory=dict)  # index tensors, made at first use
 
     @classmethod
@@ -43,9 +45,9 @@ class Spans:
         total: int,
         device: torch.device,
     ) -> Spans:
-        """From (first row, number of rows) per sample.
+        """Spans of samples from the (first row, number of rows) of their queries and of their keys.
 
-        Both ascend. Samples without queries or without keys are left out.
+        Both lists ascend. Samples without queries or without keys are left out.
         """
         pairs = list(zip(queries, keys, strict=True))
         both = [(*q, *k) for q, k in pairs if q[1] > 0 and k[1] > 0]
@@ -61,17 +63,37 @@ class Spans:
         )
 
     def once(self, name: str, make: Callable[[], object]) -> object:
-        """The value of `make()`, made once for all layers."""
+        """The value of `make()`, which the first layer calls; the others get the same value."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
 
 
+@dataclass(frozen=True, slots=True)
+class MaskedCall:
+    """Attention of some tokens of a sample, each of which sees other keys of it."""
+
+    rows: Tensor  # int64, of the queries
+    keys: Tensor  # int64, rows of all keys that one of them sees
+    sees: Tensor  # bool [queries, keys]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockCausal:
+    """The calls of block-causal attention, as `block_causal.py` makes them."""
+
+    rows: Tensor  # int64, of the queries of pictures
+    keys: Tensor | None  # int64, rows of their keys; None: all, as they are
+    pictures: Spans  # of both
+    texts: tuple[MaskedCall, ...]
+    back: Tensor  # int64, place of each row among the outputs of all calls, or of zeros behind them
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offsets:
-    """Sequences, end to end: each token is a query or a key of exactly one.
+    """Where sequences begin that lie end to end: each token is a query or a key of exactly one.
 
-    Those at the end may be empty.
+    Sequences at the end may be empty.
     """
 
     cu: Tensor  # int32, first query of each sequence, and the number of queries
@@ -81,7 +103,7 @@ class Offsets:
     _made: dict[object, Tensor] = field(default_factory=dict)  # for all layers, at first use
 
     def once(self, name: object, make: Callable[[], Tensor]) -> Tensor:
-        """The value of `make()`, made once for all layers."""
+        """The value of `make()`, which the first layer calls; the others get the same value."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
@@ -91,7 +113,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Spans], Tensor]
 
 
 def attend_one_by_one(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-    """The plain definition: a softmax per sample, in a loop."""
+    """Attention by its definition: a softmax over the keys of each sample, in a loop."""
     out_THK = torch.zeros_like(q_THK)
     for start, length, key_start, key_length in zip(
         spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.chroma.family import MOST_APPROXIMATOR_LAYERS, ChromaConfig
 from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, Pipeline, same
@@ -93,10 +92,9 @@ KEYS = ConfigKeys(
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+    network: nn.Module, sample: LatentSample, level: float, model: ChromaConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample, whose text has no padding to mask."""
-    model: Any = config.model
     return run_on_sample(network, sample, level, model)
 
 
@@ -113,7 +111,7 @@ FORM = DiffusersForm(
         layers=stack_layers,
     ),
     keys=KEYS,
-    inexpressible=lambda config: mlp_misfit(config.model, CLASS),
+    inexpressible=lambda model: mlp_misfit(model, CLASS),
     original_names=(_ORIGINAL_NAMES,),
     pipelines={"ChromaPipeline": Pipeline(rules=patch_rules)},
     run_network=_run_network,

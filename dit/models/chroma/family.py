@@ -21,16 +21,11 @@ from dit.models.joint.family import (
     TINY_DOUBLE_SINGLE,
     DoubleSingleConfig,
     double_then_single,
-    embedder_cost,
 )
 from dit.models.layer_spec import (
     ApproximatorModulation,
-    Cost,
-    NetworkCost,
-    RowKind,
+    NetworkSpec,
     StackSpec,
-    WeightShape,
-    replicated,
 )
 from dit.models.registry import imported
 
@@ -49,10 +44,10 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "approximator_layers": 2,
     }
 }
-"""Named size -> what makes it tiny (`Family.tiny`)."""
+"""Tiny size by name (`Family.tiny`)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ChromaConfig(DoubleSingleConfig):
     """The network: sizes, precision and how it is spread over devices."""
 
@@ -61,7 +56,7 @@ class ChromaConfig(DoubleSingleConfig):
     name: str = "chroma"
     """A named size (chroma) or `custom`."""
     family: str = "chroma"
-    approximator_channels: Refused[int] = bounded(64, most=2**20, at_least_one=False)
+    approximator_channels: Refused[int] = bounded(64, most=2**20, least=None)
     """Cosines and sines of level and row, from which a network computes all modulations."""
     approximator_hidden_size: Refused[int] = bounded(5120, most=2**20)
     """Width of the network that computes the modulations."""
@@ -71,7 +66,7 @@ class ChromaConfig(DoubleSingleConfig):
     def own_sizes(self) -> list[Rule]:
         channels = self.approximator_channels
         return [
-            *DoubleSingleConfig.own_sizes(self),
+            *super().own_sizes(),
             (
                 channels >= 4 and channels % 4 == 0,
                 f"approximator_channels={channels} must be a multiple of 4: a quarter is of the"
@@ -104,31 +99,11 @@ def chroma_stacks(model: ChromaConfig) -> tuple[StackSpec, ...]:
     )
 
 
-def chroma_cost(model: ChromaConfig) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `ChromaTransformer2DModel`."""
-    return NetworkCost(
-        before=embedder_cost(model) + _approximator_cost(model),
-        stacks=chroma_stacks(model),
-        after=replicated(model.hidden_size, model.output_features, bias=True),
-    )
-
-
-def _approximator_cost(model: ChromaConfig) -> Cost:
-    """Of each sample it makes all rows of modulations."""
-    width, layers = model.approximator_hidden_size, model.approximator_layers
-    rows: Any = {"rows": RowKind.SAMPLES, "times": model.modulation_rows, "bias": True}
-    total = replicated(model.approximator_channels, width, **rows)
-    for _ in range(2 * layers):
-        total += replicated(width, width, **rows)
-    total += Cost(weights=(WeightShape(numbers=width),) * layers)  # norms
-    return total + replicated(width, model.hidden_size, **rows)
-
-
 FAMILY = Family(
     name="chroma",
     config=ChromaConfig,
     network=imported("dit.models.chroma.model:ChromaNetwork"),
-    cost=chroma_cost,
+    spec=lambda model: NetworkSpec(stacks=chroma_stacks(model)),
     parts={
         "proj_out": "head",
         "told": "modulation",

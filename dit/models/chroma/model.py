@@ -54,7 +54,7 @@ class ChromaNetwork(DoubleSingleTransformer):
 
 
 class ApproximatorBlock(nn.Module):
-    """Norm, linear, SiLU, linear, added to its input."""
+    """A residual block: norm, linear, SiLU, linear, added to its input."""
 
     def __init__(self, width: int, config: TransformerConfig):
         super().__init__()

@@ -42,6 +42,11 @@ class Arrangement(Protocol):
         """Whether a matrix has other columns, and not other rows."""
         ...
 
+    @property
+    def of_bias(self) -> Arrangement:
+        """The arrangement of the bias of a linear whose weight has this arrangement."""
+        ...
+
     def groups(self, model: ModelConfig) -> int:
         """Runs of rows of ours that each have as many of every part, such as those of heads."""
         ...
@@ -53,7 +58,7 @@ class Arrangement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """The same tensor."""
+    """Arrangement that leaves a tensor as it is."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
         return parts[0]
@@ -72,6 +77,10 @@ class Same:
     @property
     def of_inputs(self) -> bool:
         return False
+
+    @property
+    def of_bias(self) -> Arrangement:
+        return SAME if self.of_inputs else self
 
     def groups(self, model: ModelConfig) -> int:  # noqa: ARG002
         return 1
@@ -135,15 +144,21 @@ class ByHead(Same):
 class ByKeyHead(ByHead):
     """Queries, keys and values by heads of keys, each with all heads of queries that read it.
 
-    [H * K, I], [G * K, I] and [G * K, I] of G heads of keys; ours has the rows of all.
+    [H * K, I], [G * K, I] and [G * K, I] of G heads of keys; ours has the rows of all. A fourth
+    part is a gate of the output, of as many rows as queries.
     """
 
-    def groups(self, model: Any) -> int:
-        return model.num_kv_heads
+    heads: str = "num_attention_heads"  # what the configuration calls H, G and H * K
+    key_heads: str = "num_kv_heads"
+    width: str = "hidden_size"
 
-    def widths(self, each_head: int, model: ModelConfig, count: int) -> list[int]:  # noqa: ARG002
-        width = model.hidden_size // model.num_attention_heads
-        return [each_head - 2 * width, width, width]
+    def groups(self, model: Any) -> int:
+        return getattr(model, self.key_heads)
+
+    def widths(self, each_head: int, model: ModelConfig, count: int) -> list[int]:
+        width = getattr(model, self.width) // getattr(model, self.heads)
+        queries = (each_head - 2 * width) // (count - 2)
+        return [queries, width, width, *(queries,) * (count - 3)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +176,7 @@ class GatesAndValues(ByHead):
 
 @dataclass(frozen=True, slots=True)
 class GatesThenValues(Same):
-    """The same as one linear, [2 * F, I], or its bias [2 * F]: all gates first there."""
+    """One linear [2 * F, I], or its bias [2 * F], in which Diffusers has all gates first."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
         return by_turns(parts[0])
@@ -288,6 +303,8 @@ class Features(Same):
 
 
 _OURS = "cthw"
+THWC = "thwc"
+"""Diffusers' order of the numbers in a token in most networks: frames, rows, columns, channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +312,10 @@ class Convolution(Same):
     """A convolution over patches, [D, c, t, h, w] there and a matrix [D, C] here."""
 
     axes: int = 3  # 2 for pictures, without frames
+
+    @property
+    def of_bias(self) -> Arrangement:
+        return SAME
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
         return parts[0].flatten(1)
@@ -335,11 +356,37 @@ class LeadingOne(Same):
 class SwappedHalves(Same):
     """(scale, shift) there and (shift, scale) here: the last norm of FLUX, Qwen-Image, Hunyuan.
 
-    A weight [2 * D, I], or its bias [2 * D].
+    A weight [2 * D, I], or its bias [2 * D]. On `axis` 1 inputs: (sine, cosine) there (ERNIE-Image)
+    and (cosine, sine) here, [O, 2 * W].
+    """
+
+    axis: int = 0
+
+    def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
+        return _cat(parts[0].chunk(2, self.axis)[::-1], self.axis)
+
+    def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
+        return [_cat(whole.chunk(2, self.axis)[::-1], self.axis)]
+
+    @property
+    def of_inputs(self) -> bool:
+        return self.axis == 1
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleFirst(Same):
+    """(scale, shift, gate) there and (shift, scale, gate) here, of both parts of a layer (Krea 2).
+
+    A weight [6 * D, I], its bias [6 * D], or a table [6, D].
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
-        return _cat(parts[0].chunk(2)[::-1])
+        return self._exchanged(parts[0])
 
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:  # noqa: ARG002
-        return [_cat(whole.chunk(2)[::-1])]
+        return [self._exchanged(whole)]
+
+    @staticmethod
+    def _exchanged(x: Tensor) -> Tensor:
+        vectors = x.chunk(6)
+        return _cat([vectors[n] for n in (1, 0, 2, 4, 3, 5)])

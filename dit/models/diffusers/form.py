@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, create_model
 
-from dit.config import ModelConfig, RunConfig
+from dit.config import ModelConfig
 from dit.config.checks import Rule
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class StrictKeys(BaseModel):
 
 
 class OpenKeys(StrictKeys):
-    """Likewise; keys that Diffusers' class does not have stay apart, in `model_extra`."""
+    """Keys of a file of Diffusers; those that its class does not have are in `model_extra`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -60,8 +60,8 @@ class Key:
     """None: that of the default, whose numbers are positive."""
     read: Callable[[Any], Any] | None = None
     write: Callable[[Any], Any] | None = None
-    write_run: Callable[[RunConfig], Any] | None = None
-    """`write`, of a run, where the network alone does not tell it."""
+    write_trained: Callable[[Any, int | None], Any] | None = None
+    """`write`, of our network and the tokens of the longest pack that it was trained on."""
     written: Callable[[Any], bool] = lambda _: True
     """Whether an export has it; of a network."""
 
@@ -74,13 +74,13 @@ class Key:
             return {self.field: value}
         return dict(zip(self.field, value, strict=True))
 
-    def value(self, config: RunConfig) -> Any:
-        """What it is for the network of a run."""
-        if self.write_run is not None:
-            return self.write_run(config)
+    def value(self, model: ModelConfig, longest: int | None) -> Any:
+        """Value of the key in an export of `model`; `longest` as in `ConfigKeys.content`."""
+        if self.write_trained is not None:
+            return self.write_trained(model, longest)
         if self.write is not None:
-            return self.write(config.model)
-        return getattr(config.model, self.field) if isinstance(self.field, str) else self.default
+            return self.write(model)
+        return getattr(model, self.field) if isinstance(self.field, str) else self.default
 
 
 def same(name: str, default: Any, **options: Any) -> Key:
@@ -125,7 +125,7 @@ class OwnKey:
     that the class of a pipeline must, or the user."""
     read: Callable[[Any], Any] = lambda value: value
     default: Any = ...
-    """Of exports that lack it; by default there are none."""
+    """Value for exports that lack the key; by default all have it."""
     may_be_told: bool = False
     """Whether a user may say another value than that of published weights."""
 
@@ -155,7 +155,7 @@ class ConfigKeys:
         return create_model("PrivateKeys", __base__=StrictKeys, **fields)
 
     def unsupported(self, t: Any) -> list[str]:
-        """What of a `file` our network has no counterpart for, in words; not unknown keys."""
+        """What file `t` asks for that our network lacks, in words; unknown keys are not listed."""
         return [message for holds, message in self.rules(t) if not holds]
 
     def settings(self, t: Any, kept: Any, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,9 +176,12 @@ class ConfigKeys:
             found |= key.settings(t)
         return found
 
-    def content(self, config: RunConfig) -> dict[str, Any]:
-        """config.json of a run's network, without private keys."""
-        return {key.name: key.value(config) for key in self.keys if key.written(config.model)}
+    def content(self, model: ModelConfig, *, longest: int | None = None) -> dict[str, Any]:
+        """config.json of a network, without private keys.
+
+        `longest` is the tokens of the longest pack that it was trained on; None: on no data.
+        """
+        return {key.name: key.value(model, longest) for key in self.keys if key.written(model)}
 
     @property
     def untold(self) -> tuple[str, ...]:
@@ -187,11 +190,11 @@ class ConfigKeys:
 
     @property
     def tellable(self) -> tuple[str, ...]:
-        """Those and others that a user may tell of such a file."""
+        """Fields that a user may set for such a file, because it does not say them."""
         return tuple(one.field for one in self.kept if one.published is None or one.may_be_told)
 
     def told(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of `tellable` that a user has given.
+        """Fields of `tellable` that a user has set, from `given`.
 
         Raises:
             ValueError: a value is none of ours.
@@ -262,9 +265,9 @@ class Companion:
         """Whether tensors of the name table are its own."""
         return pair.theirs[0].startswith(f"{self.folder}.")
 
-    def content(self, config: RunConfig) -> dict[str, Any]:
+    def content(self, model: ModelConfig) -> dict[str, Any]:
         """Its config.json."""
-        return {"_class_name": self.class_name, **self.keys.content(config)}
+        return {"_class_name": self.class_name, **self.keys.content(model)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,6 +280,8 @@ class Pipeline:
     """Fields of the family that its networks have and config.json does not tell."""
     objective: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `objective` that its loop fixes, whatever its scheduler says."""
+    of_few_steps: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of `objective` for networks that its index calls distilled to few steps (Krea 2)."""
     sampling: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
     """Where its loop fixes any: scheduler_config.json -> keys for the samplers."""
     scheduler: Callable[[Any], dict[str, Any]] = lambda _: {}
@@ -314,6 +319,11 @@ class StackedSamples:
     """NaN for pictures."""
 
 
+def _told(guidance: float | None) -> dict[str, float]:
+    """Arguments for networks with a guidance embedding, the only ones that have a scale."""
+    return {} if guidance is None else {"guidance": guidance}
+
+
 def own_names(table: NameTable) -> dict[str, str]:
     """Linears by the names of Diffusers, for families that other projects name in the same way."""
     modules = [
@@ -338,8 +348,8 @@ class DiffusersForm:
     """Which tensors of theirs are which of ours."""
     keys: ConfigKeys
     """The keys of config.json, and what of our configuration says the same."""
-    inexpressible: Callable[[RunConfig], list[str]] = lambda _: []
-    """What of a run Diffusers' network has no counterpart for, in words."""
+    inexpressible: Callable[[Any], list[str]] = lambda _: []
+    """What of a network of ours Diffusers' has no counterpart for, in words."""
     text_projection: FrozenTextProjection | None = None
     """None: no shards hold projected texts of the family."""
     companion: Companion | None = None
@@ -356,6 +366,9 @@ class DiffusersForm:
 
     Several names with spaces between them are linears that the project has as one: each but the
     last has as many outputs as inputs. `~`: shift and scale have changed places, if alone."""
+    stored_names: Mapping[str, str] = field(default_factory=dict)
+    """Names of linears, as in `original_names`, that weights of published folders have, where they
+    are not Diffusers'."""
     comfyui_names: Callable[[Any], Mapping[str, str]] | None = None
     """The one of `original_names` that ComfyUI has of a network; None: it reads Diffusers'."""
     pipelines: Mapping[str, Pipeline]
@@ -367,18 +380,63 @@ class DiffusersForm:
     """Latent frames, rows and columns that Diffusers' network takes at most; default: any."""
     call: Callable[[Any], str | None] = lambda _: None
     """Python for cards: `made`, from `state` [1, C, F, H, W], `t`, `caption` [1, L, E], `texts`."""
-    run_network: Callable[[nn.Module, LatentSample, float, RunConfig], Tensor]
-    """(Diffusers' network, sample, level that ours is told, run) -> output [C, F, H, W]."""
-    run_stacked: Callable[[nn.Module, StackedSamples, RunConfig], Tensor] | None = None
-    """The same of samples side by side -> [B, C, F, H, W], by which speeds are compared."""
+    run_network: Callable[..., Tensor]
+    """(Diffusers' network, `LatentSample`, level that ours is told, configuration of ours) ->
+    output [C, F, H, W]; networks with a guidance embedding have `guidance=`, its scale, too."""
+    run_stacked: Callable[..., Tensor] | None = None
+    """(network, `StackedSamples`, configuration), and `guidance=` likewise -> [B, C, F, H, W], by
+    which speeds are compared."""
 
-    def content(self, config: RunConfig) -> dict[str, Any]:
-        """config.json of a run's network, without private keys."""
-        return self.keys.content(config)
+    def run(
+        self,
+        network: nn.Module,
+        sample: LatentSample,
+        level: float,
+        model: ModelConfig,
+        *,
+        guidance: float | None = None,
+    ) -> Tensor:
+        """What Diffusers' network makes of a sample, [C, F, H, W].
+
+        `level` and `guidance` (`objective.guidance`) are what ours is told.
+        """
+        return self.run_network(network, sample, level, model, **_told(guidance))
+
+    def run_side_by_side(
+        self,
+        network: nn.Module,
+        samples: StackedSamples,
+        model: ModelConfig,
+        *,
+        guidance: float | None = None,
+    ) -> Tensor:
+        """The same of samples side by side, [B, C, F, H, W]; the form has `run_stacked`."""
+        assert self.run_stacked is not None
+        return self.run_stacked(network, samples, model, **_told(guidance))
 
     def companion_of(self, model: ModelConfig) -> Companion | None:
         """The second network, where it is a part of this one."""
         return self.companion if self.companion and self.companion.is_part(model) else None
+
+    def filled_network(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
+        """Diffusers' network of a config.json with `weights`, in their precision.
+
+        Raises:
+            ImportError: Diffusers is not installed.
+            NotImplementedError: it has no such class.
+        """
+        network = self._class.from_config(dict(config))
+        network.load_state_dict(dict(weights))
+        return network.eval()
+
+    @property
+    def _class(self) -> Any:
+        """Diffusers' class; raises as `open_network`."""
+        import diffusers
+
+        if not hasattr(diffusers, self.class_name):
+            raise NotImplementedError(f"Diffusers {diffusers.__version__} has no {self.class_name}")
+        return getattr(diffusers, self.class_name)
 
     def open_network(self, folder: Path, second: Path | None = None) -> nn.Module:
         """Diffusers' network of a folder, in float32; the companion of `second` is a child of it.
@@ -390,9 +448,7 @@ class DiffusersForm:
         import diffusers
         from torch import float32
 
-        if not hasattr(diffusers, self.class_name):
-            raise NotImplementedError(f"Diffusers has no {self.class_name}")
-        network = getattr(diffusers, self.class_name).from_pretrained(folder, torch_dtype=float32)
+        network = self._class.from_pretrained(folder, torch_dtype=float32)
         if second is not None:
             assert self.companion is not None
             kind = getattr(diffusers, self.companion.class_name)

@@ -18,14 +18,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from dit.config import ModelConfig
-from dit.models.diffusers.arrangements import SAME, Arrangement, Convolution
+from dit.models.diffusers.arrangements import SAME, Arrangement
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class TensorSplit(StrEnum):
-    """What tensor ranks share of a tensor."""
+    """How a tensor is divided among tensor ranks."""
 
     REPLICATED = "replicated"  # each rank has all of it
     COLUMN = "column"  # ranks share its outputs
@@ -34,7 +34,10 @@ class TensorSplit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table; `*` stands for the number of a layer, from 0."""
+    """A line of the table of names: a tensor here and its tensors in Diffusers.
+
+    `*` stands for the number of a layer, from 0.
+    """
 
     ours: str
     theirs: tuple[str, ...]
@@ -55,26 +58,28 @@ def linear_rows(
     arrangement: Arrangement = SAME,
     exists: Callable[[Any], bool] = lambda _: True,
 ) -> tuple[Row, Row]:
-    """Lines of the table for weight and bias of a linear; sizes are letters of the table's."""
+    """The lines of the table for weight and bias of a linear.
+
+    `outputs` and `inputs` are letters of the table's sizes.
+    """
     names = (theirs,) if isinstance(theirs, str) else theirs
     weights, biases = (tuple(f"{n}.{kind}" for n in names) for kind in ("weight", "bias"))
     of_bias = TensorSplit.REPLICATED if split is TensorSplit.ROW else split
-    bias = SAME if isinstance(arrangement, Convolution) else arrangement
     shape = (outputs, inputs)
     return (
         Row(f"{ours}.weight", weights, split, shape, arrangement, exists=exists),
-        Row(f"{ours}.bias", biases, of_bias, (outputs,), bias, exists=exists),
+        Row(f"{ours}.bias", biases, of_bias, (outputs,), arrangement.of_bias, exists=exists),
     )
 
 
 def without_biases(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """The lines of networks whose linears have no biases."""
+    """The lines of `rows` that are no biases, for networks whose linears have none."""
     return tuple(row for row in rows if not row.ours.endswith(".bias"))
 
 
 @dataclass(frozen=True, slots=True)
 class NameTable:
-    """Every tensor of a family's network, on both sides."""
+    """Every tensor of a family's network, with its name and shape here and in Diffusers."""
 
     rows: tuple[Row, ...]
     sizes: Callable[[Any], Mapping[str, int]]
@@ -82,12 +87,12 @@ class NameTable:
     layers: Callable[[Any], Mapping[str, int]]
     """How the names of a stack's weights begin -> its layers."""
     first: Callable[[Any], Mapping[str, int]] = lambda _: {}
-    """Likewise -> Diffusers' number of its first layer, where it is not 0."""
+    """How these names begin -> Diffusers' number of the first layer, where it is not 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """One tensor of ours, and those of Diffusers that hold the same numbers."""
+    """One tensor of a network here, and the tensors of Diffusers that hold the same numbers."""
 
     ours: str  # as Megatron-Core stores it: the layers of one name together
     layer: int | None  # which of them
@@ -100,32 +105,35 @@ class Pair:
 
     @property
     def their_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of theirs, by name."""
+        """Shapes of Diffusers' tensors, by name."""
         shapes = self.arrangement.their_shapes(self.shape, self.model, len(self.theirs))
         return dict(zip(self.theirs, shapes, strict=True))
 
     @property
     def linears(self) -> list[list[int]]:
-        """Rows of the linears in each of theirs, which are one but where Diffusers fuses some."""
+        """The rows of each linear in each of Diffusers' tensors, some of which are fused."""
         shapes = self.their_shapes.values()
         return [self.arrangement.linears(rows, self.model) for rows, *_ in shapes]
 
     @property
     def groups(self) -> int:
-        """`Arrangement.groups`; one of a single part, in whatever order."""
+        """Number of groups in which parts alternate (`Arrangement.groups`); 1 for a single part."""
         return self.arrangement.groups(self.model) if len(self.theirs) > 1 else 1
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """Ours, of theirs."""
+        """The tensor here, made of Diffusers' `parts`."""
         return self.arrangement.join(parts, self.model)
 
     def split(self, whole: Tensor) -> list[Tensor]:
-        """Theirs, of ours: the inverse of `join`."""
+        """Diffusers' tensors, made of the `whole` one here: the inverse of `join`."""
         return self.arrangement.split(whole, self.model, len(self.theirs))
 
 
 def pairs_of(table: NameTable, model: ModelConfig) -> list[Pair]:
-    """The table for one model, stack after stack: each tensor of both sides exactly once."""
+    """All pairs of `table` for one model, stack after stack.
+
+    Each tensor of both sides is in exactly one pair.
+    """
     sizes, stacks = table.sizes(model), table.layers(model)
     rows = [row for row in table.rows if row.exists(model)]
 
@@ -150,7 +158,7 @@ def pairs_of(table: NameTable, model: ModelConfig) -> list[Pair]:
 
 
 def their_tensors(pairs: list[Pair], read: Callable[[Pair], Tensor]) -> dict[str, Tensor]:
-    """Every tensor of theirs by name, of ours as `read` gives them."""
+    """All tensors of Diffusers by name, made of the tensors here that `read` gives."""
     return {
         name: tensor
         for pair in pairs

@@ -68,7 +68,7 @@ ORIGINAL_NAMES = {f"llm_adapter.{one}": f"{FOLDER}.{one}" for one in _EVERY}
 
 
 def sizes(model: Any) -> dict[str, int]:
-    """Of the letters of `ROWS`."""
+    """Width that each letter in the shapes of `ROWS` stands for."""
     width = model.conditioner_size
     return {
         "CD": width,
@@ -91,7 +91,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _text_widths(t: Any) -> tuple[int, int | None]:
-    """Of the states, and of what is made of them, where that is another one."""
+    """Width of the states, and of the conditioner's output if that differs, else None."""
     return t.source_dim, None if t.target_dim == t.source_dim else t.target_dim
 
 

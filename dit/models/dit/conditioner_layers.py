@@ -31,14 +31,17 @@ _EPS = 1e-6  # of every norm, in Diffusers
 
 @dataclass(frozen=True, slots=True)
 class CaptionRows:
-    """Where rows of samples laid end to end lie, and the angles of their places."""
+    """Where the rows of each sample lie in a pack, and the rotary angles of each row."""
 
     spans: Sequence[tuple[int, int]]  # first row and number of rows of each sample
     angles: tuple[Tensor, Tensor]  # cosines and sines [L, K], by the place in the own sample
 
 
 class Conditioner(nn.Module):
-    """Tokens [L] that attend to each other and to the states [S, I] of a caption -> [L, E]."""
+    """Anima's conditioner: token ids [L] and states [S, I] of a caption -> rows of text [L, E].
+
+    The tokens attend to each other and to the states.
+    """
 
     def __init__(self, model: Any):
         super().__init__()
@@ -63,7 +66,11 @@ class Conditioner(nn.Module):
         state_starts: Sequence[int],
         token_starts: Sequence[int],
     ) -> Tensor:
-        """`digits_L2` are those of `dit.token_ids`; each has the N + 1 offsets of its samples."""
+        """Rows [L, E] of the tokens.
+
+        `digits_L2` are token ids as `dit.token_ids` writes them; the starts are the N + 1 offsets
+        of the samples.
+        """
         tokens, states = (self._placed(s, states_SI) for s in (token_starts, state_starts))
         made: Any = {"total": len(digits_L2), "device": states_SI.device}
         among = Spans.of(tokens.spans, tokens.spans, **made)
@@ -82,7 +89,7 @@ class Conditioner(nn.Module):
 
 
 class ConditionerLayer(nn.Module):
-    """Self-attention, attention to the states, and an MLP, each after an RMSNorm."""
+    """A layer of self-attention, attention to the states, and an MLP, each after an RMSNorm."""
 
     def __init__(
         self,
@@ -111,7 +118,11 @@ class ConditionerLayer(nn.Module):
         placed: tuple[CaptionRows, CaptionRows],
         spans: tuple[Spans, Spans],
     ) -> Tensor:
-        """`placed` are tokens and states, `spans` of tokens with tokens, and with states."""
+        """The tokens [L, D] after the layer.
+
+        `placed` are the rows of tokens and of states; `spans` those of tokens with tokens, and of
+        tokens with states.
+        """
         (tokens, states), (among, across) = placed, spans
         x_LD = self.norm_self(h_LD)
         h_LD = h_LD + self.self_attn(x_LD, x_LD, (tokens, tokens), among)
@@ -121,7 +132,7 @@ class ConditionerLayer(nn.Module):
 
 
 class PlacedAttention(nn.Module):
-    """Queries and keys are normalised per head and rotated, each by places of its own row."""
+    """Attention with normalised queries and keys, each rotated by its own positions."""
 
     def __init__(
         self, width: int, keys: int, *, heads: int, dtype: torch.dtype, backend: AttentionBackend
@@ -139,7 +150,10 @@ class PlacedAttention(nn.Module):
     def forward(
         self, x_QD: Tensor, y_SI: Tensor, placed: tuple[CaptionRows, CaptionRows], spans: Spans
     ) -> Tensor:
-        """`y_SI` are the rows that `x_QD` attends to; `placed` are those of both."""
+        """Output [Q, D] of `x_QD`, which attends to the rows `y_SI`.
+
+        `placed` has the positions of both.
+        """
         of_queries, of_keys = placed
         q_QHK = rotate(self.norm_q(self._by_head(self.linear_q(x_QD))), *of_queries.angles)
         k_SHK = rotate(self.norm_k(self._by_head(self.linear_k(y_SI))), *of_keys.angles)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveFloat, PositiveInt
 
-from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import ByHead, Features
 from dit.models.diffusers.form import (
@@ -172,7 +171,7 @@ COSMOS1_NAMES = _names(
 
 
 def _rules(t: Any) -> list[Rule]:
-    """What our network has a counterpart for."""
+    """Rules for the file `t` of Diffusers: what our network can take over."""
     return [
         (
             t.in_channels in (t.out_channels, t.out_channels + 1),
@@ -203,24 +202,21 @@ def _of_projection(name: str, default: Any, write: Callable[[Any], Any]) -> Key:
 
 
 def _text_widths(t: Any) -> tuple[int, int | None]:
-    """Of the text in the shards, and of what a projection makes of it."""
+    """Width of the text in the shards, and after a projection; None without a projection."""
     if t.use_crossattn_projection:
         return t.crossattn_proj_in_channels, t.text_embed_dim
     return t.text_embed_dim, None
 
 
-def _largest(config: RunConfig) -> tuple[int, ...]:
+def _largest(m: DitConfig, longest: int | None) -> tuple[int, ...]:
     """`max_size` of learnable positions, or one that covers every grid trained on.
 
     Diffusers looks rotary positions up in a table of the longest side; ours are computed. No side
-    was longer than a pack.
+    was longer than the `longest` pack.
     """
-    m, d = config.model, config.dataset
-    assert isinstance(m, DitConfig)
-    if m.learnable_positions or not (d.path or d.blend or d.mock):
+    if m.learnable_positions or longest is None:
         return m.max_size
     patch = (m.patch_temporal, m.patch_spatial, m.patch_spatial)
-    longest = d.task_encoder_seq_length
     return tuple(max(side, longest * p) for side, p in zip(m.max_size, patch, strict=True))
 
 
@@ -246,7 +242,7 @@ KEYS = ConfigKeys(
             write=lambda m: m.text_width,
         ),
         same("adaln_lora_dim", 256),
-        Key("max_size", default=(128, 240, 240), write_run=_largest),
+        Key("max_size", default=(128, 240, 240), write_trained=_largest),
         VIDEO_PATCH,
         same("rope_scale", (2.0, 1.0, 1.0)),
         same("concat_padding_mask", True),
@@ -296,9 +292,9 @@ KEYS = ConfigKeys(
 )
 
 
-def _inexpressible(config: RunConfig) -> list[str]:
+def _inexpressible(model: DitConfig) -> list[str]:
     """What of a run Diffusers' network has no counterpart for."""
-    fps = config.model.base_fps  # type: ignore[attr-defined]
+    fps = model.base_fps
     if fps in (_BASE_FPS, None):
         return []
     return [
@@ -307,13 +303,12 @@ def _inexpressible(config: RunConfig) -> list[str]:
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+    network: nn.Module, sample: LatentSample, level: float, model: DitConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
     import torch
     from torch import nn
 
-    model: Any = config.model
     text = sample.text_LE
     if model.trains_conditioner:
         conditioner: Any = network.get_submodule(conditioner_form.FOLDER)
@@ -341,7 +336,7 @@ def _run_network(
     return latent[0]
 
 
-def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig) -> Tensor:
+def _run_stacked(network: nn.Module, samples: StackedSamples, model: DitConfig) -> Tensor:
     """What Diffusers' network makes of samples side by side, without given frames.
 
     Raises:
@@ -349,7 +344,6 @@ def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig)
     """
     from dit.batch import TEXT
 
-    model: Any = config.model
     if model.trains_conditioner:
         raise ValueError("model.text_conditioner=trained is not compared; use stored")
     if model.concat_padding_mask or model.condition_mask or model.text_pad_to is not None:

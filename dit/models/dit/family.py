@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded, positive
 from dit.config.resume import Refused
-from dit.models.dit.conditioner import MOST_CONDITIONER_LAYERS, conditioner_cost, token_input
+from dit.models.dit.conditioner import MOST_CONDITIONER_LAYERS, conditioner_kept, token_input
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -23,16 +23,13 @@ from dit.models.family import (
     text_input,
 )
 from dit.models.layer_spec import (
+    NOTHING,
     AttentionSpec,
-    Cost,
     CrossLayerSpec,
     FeedForwardSpec,
     LowRankModulation,
-    NetworkCost,
-    RowKind,
+    NetworkSpec,
     StackSpec,
-    WeightShape,
-    replicated,
 )
 from dit.models.registry import imported
 from dit.token_ids import MOST_TOKENS, TOKEN_IDS
@@ -130,7 +127,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "cosmos_predict2_2b_video2world": {**_TINY, "text_pad_to": 12},
     "cosmos_predict2.5_2b": _PROJECTED,
 }
-"""Named size -> what makes it tiny (`Family.tiny`)."""
+"""Tiny size by name (`Family.tiny`)."""
 
 PREDICT2_OBJECTIVE: Mapping[str, Any] = {"name": "flow", "timestep_scale": 1.0}
 """Keys of `objective` that the loops of Cosmos-Predict2's and 2.5's pipelines fix.
@@ -150,7 +147,7 @@ OBJECTIVES_OF_SIZES: Mapping[str, Mapping[str, Any]] = {
 """Keys of `objective` that a named size sets."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class DitConfig(ModelConfig):
     """The network: sizes, positions, precision and how it is spread over devices."""
 
@@ -182,15 +179,13 @@ class DitConfig(ModelConfig):
     """Width inside of a trained conditioner."""
     conditioner_heads: Refused[int] = bounded(16, most=2**10)
     """Attention heads of a trained conditioner."""
-    conditioner_mlp_ratio: Refused[float] = bounded(4.0, most=1e3, at_least_one=False)
+    conditioner_mlp_ratio: Refused[float] = bounded(4.0, most=1e3, least=None)
     """Width of its MLPs over `conditioner_size`."""
     conditioner_vocabulary: Refused[int] = bounded(32128, most=MOST_TOKENS)
     """Tokens that a trained conditioner has an embedding of (T5: 32128)."""
-    rope_scale: Refused[tuple[float, float, float]] = bounded(
-        (1.0, 1.0, 1.0), most=1e6, at_least_one=False
-    )
+    rope_scale: Refused[tuple[float, float, float]] = bounded((1.0, 1.0, 1.0), most=1e6, least=None)
     """NTK scale of the rotary frequencies for frames, rows and columns."""
-    base_fps: Refused[float | None] = bounded(24.0, most=1e6, at_least_one=False)
+    base_fps: Refused[float | None] = bounded(24.0, most=1e6, least=None)
     """A frame's rotary position is frame * base_fps / fps of the clip; null: frame (Cosmos 2.5)."""
     extra_pos_embed: Refused[ExtraPosition] = ExtraPosition.NONE
     """Learnable positions added before every layer, beside the rotary ones (Cosmos: learnable)."""
@@ -271,7 +266,7 @@ class DitConfig(ModelConfig):
 
     @property
     def cost_sizes(self) -> list[int]:
-        layers, width, ffn, text = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        layers, width, ffn, text = super().cost_sizes
         sizes = [layers, width, ffn, self.adaln_lora_dim, text]
         more = [self.conditioner_layers, self.conditioner_size, self.conditioner_mlp_ratio]
         return sizes + [int(one) for one in more] * self.trains_conditioner
@@ -342,51 +337,19 @@ def dit_stack(model: DitConfig) -> StackSpec:
     return StackSpec(name="decoder", count=model.num_layers, layer=layer)
 
 
-def dit_cost(model: DitConfig) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `CosmosTransformer3DModel`."""
-    return NetworkCost(
-        before=_before(model),
+def _spec(model: DitConfig) -> NetworkSpec:
+    return NetworkSpec(
         stacks=(dit_stack(model),),
-        after=_after(model),
-        conditioner=conditioner_cost(model) if model.trains_conditioner else Cost(),
+        conditioner_kept=conditioner_kept(model) if model.trains_conditioner else NOTHING,
         text_tokens=model.text_pad_to,
     )
-
-
-def _before(model: DitConfig) -> Cost:
-    """Text projection, patches, timestep with its norm, learnable positions."""
-    width, per_sample = model.hidden_size, RowKind.SAMPLES
-    total = replicated(model.patch_features + model.mask_features, width)
-    total += replicated(width, width, rows=per_sample)
-    total += replicated(width, 3 * width, rows=per_sample)
-    total += Cost(weights=(WeightShape(numbers=width),))
-    if model.projects_text:
-        inputs, outputs = model.crossattn_emb_size, model.text_width
-        total += replicated(inputs, outputs, rows=RowKind.TEXT, bias=True)
-    return total + _learnable_positions(model)
-
-
-def _learnable_positions(model: DitConfig) -> Cost:
-    if not model.learnable_positions:
-        return Cost()
-    frames, rows, columns = model.max_size
-    spatial = rows // model.patch_spatial + columns // model.patch_spatial
-    table = (frames // model.patch_temporal + spatial) * model.hidden_size
-    return Cost(weights=(WeightShape(numbers=table),))
-
-
-def _after(model: DitConfig) -> Cost:
-    """The last modulation, which has no gate, and the output."""
-    width = model.hidden_size
-    last = LowRankModulation(model.adaln_lora_dim).cost(width, 2)
-    return last + replicated(width, model.output_features)
 
 
 FAMILY = Family(
     name="dit",
     config=DitConfig,
     network=imported("dit.models.dit.model:DiT"),
-    cost=dit_cost,
+    spec=_spec,
     parts={
         "self_attention": "attention",
         "cross_attention": "cross_attention",

@@ -36,7 +36,7 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes
 from dit.token_ids import TOKEN_IDS
 
 _STATES = "states"
-"""Of a prepared pack: what the conditioner's tokens attend to."""
+"""Name of the text that the conditioner's tokens attend to, in a prepared pack."""
 
 
 class DiT(CrossTransformer):
@@ -73,7 +73,10 @@ class DiT(CrossTransformer):
             )
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """With a conditioner, layers attend to a row for each of its tokens."""
+        """`batch`, where a network with a conditioner gets the token ids as its main text.
+
+        So the text has a row for each of its tokens.
+        """
         if self.model.trains_conditioner:
             states_SI, tokens_L2 = batch.text_LE, batch.texts[TOKEN_IDS]
             batch = batch.with_text(_STATES, states_SI, batch.text_starts)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dit.config import RunConfig, TextPadding
+from dit.config import TextPadding
 from dit.config.checks import Rule
 from dit.models.diffusers.form import (
     ConfigKeys,
@@ -88,7 +88,7 @@ XLABS_NAMES = {
     "single_blocks.*.processor.qkv_lora": " ".join(f"{_SINGLE}.attn.to_{x}" for x in "qkv"),
     "single_blocks.*.processor.proj_lora": f"{_SINGLE}.proj_out",
 }
-"""Of XLabs' trainer."""
+"""Names of adapters of XLabs' trainer -> those of Diffusers."""
 
 KEYS = ConfigKeys(
     keys=(
@@ -114,19 +114,27 @@ def _kontext_rules(model: FluxConfig) -> list[Rule]:
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+    network: nn.Module,
+    sample: LatentSample,
+    level: float,
+    model: FluxConfig,
+    guidance: float | None = None,
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
     import torch
 
-    guidance, others = config.objective.guidance, dict(sample.others)
+    others = dict(sample.others)
     told: dict[str, Any] = {"pooled_projections": others.pop(POOLED)[None]}
     told["guidance"] = None if guidance is None else torch.tensor([guidance])
-    model: Any = config.model
     return run_on_sample(network, sample, level, model, references=(*others.values(),), **told)
 
 
-def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig) -> Tensor:
+def _run_stacked(
+    network: nn.Module,
+    samples: StackedSamples,
+    model: FluxConfig,
+    guidance: float | None = None,
+) -> Tensor:
     """What Diffusers' network makes of samples side by side, without references.
 
     It has no mask, so that it attends to the padding of shorter samples and captions.
@@ -135,12 +143,12 @@ def _run_stacked(network: nn.Module, samples: StackedSamples, config: RunConfig)
 
     from dit.batch import TEXT
 
-    guidance, level_B = config.objective.guidance, samples.level_B
+    level_B = samples.level_B
     return run_on_patches(
         network,
         [(latent,) for latent in samples.latent_BCFHW],
         samples.inputs[TEXT],
-        config.model,
+        model,
         fps=samples.fps,
         pooled_projections=samples.inputs[POOLED],
         timestep=level_B / 1000,  # it multiplies by 1000 itself
@@ -165,7 +173,7 @@ made = made.flatten(4).flatten(2, 3)[:, :, None]"""
 
 
 def _call(model: FluxConfig) -> str | None:
-    """Of pictures without references."""
+    """Call of Diffusers' network in a model card; None with references or videos."""
     if model.reference_latents or model.patch_temporal > 1:
         return None
     guidance = "torch.ones(1)" if model.guidance_embed else "None"
@@ -185,7 +193,7 @@ FORM = DiffusersForm(
         layers=stack_layers,
     ),
     keys=KEYS,
-    inexpressible=lambda config: mlp_misfit(config.model, CLASS),
+    inexpressible=lambda model: mlp_misfit(model, CLASS),
     original_names=(FLUX_NAMES, XLABS_NAMES),
     pipelines={
         "FluxPipeline": Pipeline(rules=patch_rules),

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dit.config import TextPadding
-from dit.config.checks import Rule, bounded, not_negative
+from dit.config.checks import bounded
 from dit.config.resume import OfInputs, Refused
 from dit.models.family import (
+    GUIDANCE,
     Family,
+    HasGuidance,
+    HasReferences,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
     grid_positions,
+    guidance_told,
     pooled_input,
     reference_inputs,
     text_input,
@@ -26,14 +30,9 @@ from dit.models.joint.family import (
     TINY_DOUBLE_SINGLE,
     DoubleSingleConfig,
     double_then_single,
-    embedder_cost,
-    joint_head_cost,
 )
-from dit.models.layer_spec import NetworkCost, condition_cost
+from dit.models.layer_spec import NetworkSpec
 from dit.models.registry import imported
-
-GUIDANCE = 1.0
-"""What networks with a guidance embedding are told in training: to predict without guidance."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {
     "flux1_dev": {},
@@ -50,15 +49,19 @@ _TINY = {
     "text_pad_to": TextPadding.STORED,
 }
 TINY: Mapping[str, Mapping[str, Any]] = {"flux1_schnell": _TINY, "flux1_kontext": _TINY}
-"""Named size -> what makes it tiny (`Family.tiny`). A network of dev is one of kontext."""
+"""Tiny size by name (`Family.tiny`). A network of dev is one of kontext."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FluxConfig(DoubleSingleConfig):
+@dataclass(frozen=True, kw_only=True)
+class FluxConfig(HasReferences, HasGuidance, DoubleSingleConfig):
     """The network: sizes, conditions, precision and how it is spread over devices."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True
+    shown_before: ClassVar[Mapping[str, str]] = {
+        **DoubleSingleConfig.shown_before,
+        "pooled_size": "guidance_embed",
+    }
 
     name: str = "flux1_dev"
     """A named size (flux1_dev, flux1_schnell, flux1_kontext) or `custom`."""
@@ -69,11 +72,8 @@ class FluxConfig(DoubleSingleConfig):
     """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
     guidance_embed: Refused[bool] = True
     """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
-    reference_latents: OfInputs[int] = bounded(0, most=64, at_least_one=False)
+    reference_latents: OfInputs[int] = 0
     """Reference pictures that a sample may have, as tokens beside its own (Kontext: 1)."""
-
-    def own_sizes(self) -> list[Rule]:
-        return [*DoubleSingleConfig.own_sizes(self), *not_negative(self, "reference_latents")]
 
 
 def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
@@ -84,18 +84,6 @@ def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
     )
 
 
-def flux_cost(model: FluxConfig) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `FluxTransformer2DModel`."""
-    told = condition_cost(
-        model.hidden_size, pooled=model.pooled_size, guidance=model.guidance_embed
-    )
-    return NetworkCost(
-        before=embedder_cost(model) + told,
-        stacks=double_then_single(model),
-        after=joint_head_cost(model),
-    )
-
-
 # In the published pipelines of dev and Kontext the shift follows from the tokens.
 _DISTILLED = {"guidance": GUIDANCE, "time_shift_type": "exponential"}
 
@@ -103,7 +91,7 @@ FAMILY = Family(
     name="flux",
     config=FluxConfig,
     network=imported("dit.models.flux.model:FluxNetwork"),
-    cost=flux_cost,
+    spec=lambda model: NetworkSpec(stacks=double_then_single(model)),
     parts={**JOINT_PARTS, "single_blocks": "single"},
     diffusers=imported("dit.models.flux.diffusers:FORM"),
     inputs=_inputs,
@@ -118,7 +106,7 @@ FAMILY = Family(
         },
         clean_level=None,
     ),
-    guidance=lambda model: GUIDANCE if model.guidance_embed else None,
+    guidance=guidance_told(),
     vae=lambda _: "flux",
     distilled=("flux1_schnell",),
     tiny=TINY,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dit.config import RunConfig, TextPadding
+from dit.config import TextPadding
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import (
     FusedHeads,
@@ -76,7 +76,7 @@ def _modulation_rows(name: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _double_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Of double-stream layers; latents, then text."""
+    """Rows of double-stream layers: those of latents, then those of text."""
     rows: list[Row] = []
     for prefix, names, mlp in (("", LATENTS, "ff"), ("text_", TEXT, "ff_context")):
         first, second = (f"{ours}.{prefix}mlp.linear_fc{n}" for n in (1, 2))
@@ -90,7 +90,7 @@ def _double_rows(ours: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _single_rows(ours: str) -> tuple[Row, ...]:
-    """Of single-stream layers."""
+    """Rows of single-stream layers."""
     made: Any = {"split": _COLUMN, "arrangement": FusedHeads()}
     out: Any = {"split": _ROW, "arrangement": HeadColumns()}
     return (
@@ -164,18 +164,22 @@ KEYS = ConfigKeys(
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+    network: nn.Module,
+    sample: LatentSample,
+    level: float,
+    model: Flux2Config,
+    guidance: float | None = None,
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
     import torch
 
     from dit.models.positions import TimeOffsetPositions
 
-    guidance, references = config.objective.guidance, (*sample.others.values(),)
+    references = (*sample.others.values(),)
     told: dict[str, Any] = {"txt_ids": TimeOffsetPositions.of_text([len(sample.text_LE)])}
     told["guidance"] = None if guidance is None else torch.tensor([guidance])
     told |= {"positions": TimeOffsetPositions(), "references": references}
-    return run_on_sample(network, sample, level, config.model, **told)
+    return run_on_sample(network, sample, level, model, **told)
 
 
 FORM = DiffusersForm(

@@ -8,13 +8,16 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from dit.config import TextPadding
-from dit.config.checks import Rule, bounded, not_negative
-from dit.config.resume import OfInputs, Refused
+from dit.config.resume import Refused
 from dit.models.family import (
+    GUIDANCE,
     Family,
+    HasGuidance,
+    HasReferences,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    guidance_told,
     reference_inputs,
     text_input,
     time_offset_positions,
@@ -24,21 +27,15 @@ from dit.models.joint.family import (
     TINY_DOUBLE_SINGLE,
     DoubleSingleConfig,
     double_then_single,
-    embedder_cost,
 )
 from dit.models.layer_spec import (
     Activation,
-    NetworkCost,
+    NetworkSpec,
     SharedModulation,
     StackSpec,
-    condition_cost,
-    replicated,
-    shared_modulation_cost,
 )
 from dit.models.registry import imported
 
-GUIDANCE = 1.0
-"""What networks with a guidance embedding are told in training: to predict without guidance."""
 VECTORS: Mapping[str, int] = {"latents": 6, "text": 6, "single": 3, "out": 2}
 """Scales, shifts and gates of double-stream layers, of single-stream ones and of the head."""
 FIRST_OF_TEXT, FIRST_OF_SINGLE, FIRST_OF_HEAD, ALL_VECTORS = accumulate(VECTORS.values())
@@ -78,11 +75,11 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "flux2_dev": {**_TINY, "reference_latents": 1},
     "flux2_klein_4b": _TINY,
 }
-"""Named size -> what makes it tiny (`Family.tiny`)."""
+"""Tiny size by name (`Family.tiny`)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flux2Config(DoubleSingleConfig):
+@dataclass(frozen=True, kw_only=True)
+class Flux2Config(HasReferences, HasGuidance, DoubleSingleConfig):
     """The network: sizes, conditions, precision and how it is spread over devices."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
@@ -105,11 +102,6 @@ class Flux2Config(DoubleSingleConfig):
     """stored: shards hold the states of padding, which published weights attend to; null: none."""
     guidance_embed: Refused[bool] = True
     """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
-    reference_latents: OfInputs[int] = bounded(0, most=64, at_least_one=False)
-    """Reference pictures that a sample may have, as tokens beside its own."""
-
-    def own_sizes(self) -> list[Rule]:
-        return [*DoubleSingleConfig.own_sizes(self), *not_negative(self, "reference_latents")]
 
 
 def _processor(model: Flux2Config) -> str:
@@ -136,18 +128,6 @@ def flux2_stacks(model: Flux2Config) -> tuple[StackSpec, ...]:
     )
 
 
-def flux2_cost(model: Flux2Config) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `Flux2Transformer2DModel`."""
-    width = model.hidden_size
-    told = condition_cost(width, guidance=model.guidance_embed, bias=False)
-    told += shared_modulation_cost(width, VECTORS.values())
-    return NetworkCost(
-        before=embedder_cost(model, bias=False) + told,
-        stacks=flux2_stacks(model),
-        after=replicated(width, model.output_features),
-    )
-
-
 # Of training; samplers have the pipelines' own, by tokens and steps.
 _BY_TOKENS = {"time_shift_type": "exponential"}
 _KLEIN = {"guidance": None, **_BY_TOKENS}
@@ -156,7 +136,7 @@ FAMILY = Family(
     name="flux2",
     config=Flux2Config,
     network=imported("dit.models.flux2.model:Flux2Network"),
-    cost=flux2_cost,
+    spec=lambda model: NetworkSpec(stacks=flux2_stacks(model)),
     parts={"modulations.out": "head", **JOINT_PARTS, "single_blocks": "single"},
     diffusers=imported("dit.models.flux2.diffusers:FORM"),
     inputs=_inputs,
@@ -173,7 +153,7 @@ FAMILY = Family(
         },
         clean_level=None,
     ),
-    guidance=lambda model: GUIDANCE if model.guidance_embed else None,
+    guidance=guidance_told(),
     refused={"flux2_klein_9b_kv": OWN_MASK},
     vae=_processor,
     tiny=TINY,

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers.arrangements import Features
+from dit.models.diffusers.arrangements import THWC, Features
 from dit.models.diffusers.form import (
     ConfigKeys,
     DiffusersForm,
@@ -26,9 +25,10 @@ from dit.models.diffusers.form import (
     own_names,
     same,
 )
-from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
+from dit.models.diffusers.names import NameTable, linear_rows
 from dit.models.family import POOLED
 from dit.models.hidream.family import MLP_RATIO, SEES_SOURCE, STATES, HiDreamConfig
+from dit.models.joint.diffusers import outputs_as_inputs
 from dit.models.joint.expert_names import layered_rows
 from dit.models.joint.layered import seen_states
 from dit.models.joint.tensor_names import modulation_rows, stream_sizes, two_linears
@@ -45,20 +45,15 @@ _BESIDE = {
     "tokenizer_4": PartBeside(kind="AutoTokenizer", model=LLAMA, has_weights=False),
     "text_encoder_4": PartBeside(kind="LlamaForCausalLM", model=LLAMA, has_weights=True),
 }
-_PIECES = "thwc"  # order of the numbers in a token
-
-
-_FED = Features(_PIECES, axis=1)
-_PATCHES = linear_rows("patches", "x_embedder.proj", "D", "C", arrangement=_FED)
+_FED = Features(THWC, axis=1)
 _TABLE = NameTable(
     rows=(
-        _PATCHES[0],
-        Row("patches.bias", ("x_embedder.proj.bias",), TensorSplit.REPLICATED, ("D",)),
+        *linear_rows("patches", "x_embedder.proj", "D", "C", arrangement=_FED),
         *two_linears("told.level", "t_embedder.timestep_embedder", "W"),
         *two_linears("told.pooled", "p_embedder.pooled_embedder", "P"),
         *layered_rows(),
         *modulation_rows("modulate_out", "final_layer.adaLN_modulation.1", "2D"),
-        *linear_rows("proj_out", "final_layer.linear", "C", "D", arrangement=Features(_PIECES)),
+        *linear_rows("proj_out", "final_layer.linear", "C", "D", arrangement=Features(THWC)),
     ),
     sizes=lambda model: _sizes(model),
     layers=lambda model: {
@@ -79,13 +74,10 @@ def _sizes(model: HiDreamConfig) -> dict[str, int]:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """What our network has a counterpart for."""
+    """Rules for the file `t` of Diffusers: what our network can take over."""
     layers, seen = t.num_layers + t.num_single_layers, list(t.llama_layers)
     return [
-        (
-            t.out_channels in (None, t.in_channels),
-            f"out_channels={t.out_channels} with in_channels={t.in_channels}",
-        ),
+        outputs_as_inputs(t),
         (
             tuple(seen) == seen_states(layers, max(seen) + 1),
             f"llama_layers={seen}; layer i of {layers} sees state i, or the last one",
@@ -104,7 +96,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _states(t: Any) -> int:
-    """Those of the encoder: more than layers see, where each sees another one."""
+    """Number of states of the encoder: more than layers see, where each sees another one."""
     seen = max(t.llama_layers) + 1
     return seen if seen < len(t.llama_layers) else max(seen, t.kept.llama_states)
 
@@ -150,20 +142,19 @@ KEYS = ConfigKeys(
 )
 
 
-def _inexpressible(config: RunConfig) -> list[str]:
-    model: Any = config.model
+def _inexpressible(model: HiDreamConfig) -> list[str]:
     if model.mlp_ratio == MLP_RATIO:
         return []
     return [f"model.mlp_ratio={model.mlp_ratio:g}, not {MLP_RATIO:g}"]
 
 
 def layer_states(text_LX: Tensor, model: HiDreamConfig) -> Tensor:
-    """Rows of `text_2` [L, X] as Diffusers' network takes them, [states, 1, L, H]."""
+    """Rows of `text_2` [L, X] in the shape that Diffusers' network takes, [states, 1, L, H]."""
     return text_LX.unflatten(1, (-1, model.llama_size)).transpose(0, 1)[:, None]
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+    network: nn.Module, sample: LatentSample, level: float, model: HiDreamConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample, as its pipeline turns it round.
 
@@ -171,7 +162,6 @@ def _run_network(
     """
     import torch
 
-    model: Any = config.model
     p, latent_CHW = model.patch_spatial, sample.latent_CFHW[:, 0]
     rows, columns = (side // p for side in latent_CHW.shape[1:])
     (made,) = network(
@@ -189,7 +179,7 @@ def _run_network(
 
 
 HIDREAM_NAMES = own_names(_TABLE)
-"""Of the original project, of ComfyUI and of trainers: Diffusers' own."""
+"""Diffusers' names by those of the original project, of ComfyUI and of trainers: Diffusers' own."""
 
 FORM = DiffusersForm(
     class_name=CLASS,

@@ -25,7 +25,7 @@ from dit.models.joint.family import (
     axes_fill_heads,
     learns_pictures,
 )
-from dit.models.joint.layered import layered_cost
+from dit.models.joint.layered import layered_spec
 from dit.models.layer_spec import MOST_EXPERTS
 from dit.models.registry import imported
 
@@ -53,10 +53,10 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "text_length": 3,
     }
 }
-"""Named size -> what makes it tiny (`Family.tiny`)."""
+"""Tiny size by name (`Family.tiny`)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class HiDreamConfig(DoubleSingleConfig):
     """The network: sizes, conditions, precision and how it is spread over devices."""
 
@@ -86,15 +86,15 @@ class HiDreamConfig(DoubleSingleConfig):
     """Feed-forwards that a router weighs for each token."""
     num_activated_experts: Refused[int] = bounded(2, most=MOST_EXPERTS)
     """Those of them that count for a token."""
-    rope_axes: Refused[tuple[int, int, int]] = bounded((64, 32, 32), most=2**17, at_least_one=False)
-    max_resolution: Refused[tuple[int, int]] = bounded((128, 128), most=2**12, at_least_one=False)
+    rope_axes: Refused[tuple[int, int, int]] = bounded((64, 32, 32), most=2**17, least=None)
+    max_resolution: Refused[tuple[int, int]] = bounded((128, 128), most=2**12, least=None)
     """Latent rows and columns; pictures that are no squares are filled up with zeros to so many
     tokens, to which layers attend as the published ones do."""
 
     def own_sizes(self) -> list[Rule]:
         chosen, experts = self.num_activated_experts, self.num_routed_experts
         return [
-            *DoubleSingleConfig.own_sizes(self),
+            *super().own_sizes(),
             learns_pictures(self, TITLE),
             (
                 self.text_pad_to is None,
@@ -153,7 +153,7 @@ class HiDreamConfig(DoubleSingleConfig):
 
     @property
     def cost_sizes(self) -> list[int]:
-        sizes = DoubleSingleConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        sizes = super().cost_sizes
         return [*sizes, self.text_length, self.num_routed_experts]
 
 
@@ -175,7 +175,7 @@ FAMILY = Family(
     name="hidream",
     config=HiDreamConfig,
     network=imported("dit.models.hidream.model:HiDreamNetwork"),
-    cost=layered_cost,
+    spec=layered_spec,
     parts={**JOINT_PARTS, "layer_text": "text", "state_embedder": "text"},
     diffusers=imported("dit.models.hidream.diffusers:FORM"),
     inputs=_inputs,

@@ -11,7 +11,10 @@ from dit.models.stacks.layered_transformer import LayeredTransformer
 
 
 class HiDreamNetwork(LayeredTransformer):
-    """The arithmetic is that of Diffusers' `HiDreamImageTransformer2DModel` in training."""
+    """Noisy tokens, noise level and texts of a pack -> velocity of each token.
+
+    The arithmetic is that of Diffusers' `HiDreamImageTransformer2DModel` in training.
+    """
 
     sign, states, pooled = FAMILY.objective.sign, STATES, POOLED
 

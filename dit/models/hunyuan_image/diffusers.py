@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
-from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import Convolution
 from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, Pipeline, same
 from dit.models.diffusers.names import NameTable, Row, linear_rows
 from dit.models.hunyuan_image.family import HunyuanImageConfig
-from dit.models.joint.diffusers import glyph_misfit, hunyuan_keys, hunyuan_rules, text_inputs
+from dit.models.joint.diffusers import (
+    glyph_misfit,
+    hunyuan_keys,
+    hunyuan_rules,
+    outputs_as_inputs,
+    text_inputs,
+)
 from dit.models.joint.family import GLYPHS
 from dit.models.joint.linear_names import FLUX, GLYPH_LINEARS, HUNYUAN, Words, hunyuan_names
 from dit.models.joint.tensor_names import (
@@ -77,21 +82,18 @@ def _names(words: Words) -> dict[str, str]:
 
 
 HUNYUAN_IMAGE_NAMES = _names(replace(HUNYUAN, fused=False))
-"""Of the original project, which takes the linears of its own checkpoints apart."""
+"""Diffusers' names by those of the original code, which splits linears of checkpoints."""
 KOHYA_NAMES = _names(HUNYUAN)
-"""Of the original project's checkpoints, and of kohya's scripts."""
+"""Diffusers' names by those of the original project's checkpoints, and of kohya's scripts."""
 COMFYUI_NAMES = _names(FLUX)
-"""Of ComfyUI."""
+"""Diffusers' names by those of ComfyUI."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """What our network has a counterpart for."""
+    """Rules for the file `t` of Diffusers: what our network can take over."""
     patch, axes = list(t.patch_size), list(t.rope_axes_dim)
     return [
-        (
-            t.out_channels in (None, t.in_channels),
-            f"out_channels={t.out_channels} with in_channels={t.in_channels}",
-        ),
+        outputs_as_inputs(t),
         (
             len(patch) == 2 and patch[0] == patch[1],
             f"patch_size={patch}; patches are squares of pictures",
@@ -134,13 +136,15 @@ KEYS = ConfigKeys(
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+    network: nn.Module,
+    sample: LatentSample,
+    level: float,
+    model: HunyuanImageConfig,
+    guidance: float | None = None,
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
     import torch
 
-    model, guidance = config.model, config.objective.guidance
-    assert isinstance(model, HunyuanImageConfig)
     (made,) = network(
         hidden_states=sample.latent_CFHW[None, :, 0],
         timestep=torch.tensor([level]),
@@ -157,7 +161,7 @@ FORM = DiffusersForm(
     class_name=CLASS,
     table=NameTable(rows=_ROWS, sizes=_sizes, layers=stack_layers),
     keys=KEYS,
-    inexpressible=lambda config: glyph_misfit(config, CLASS),
+    inexpressible=lambda model: glyph_misfit(model, CLASS),
     original_names=(HUNYUAN_IMAGE_NAMES, KOHYA_NAMES, COMFYUI_NAMES),
     comfyui_names=lambda _: COMFYUI_NAMES,
     pipelines={"HunyuanImagePipeline": Pipeline()},

@@ -14,6 +14,7 @@ from dit.models.family import (
     SampleInput,
     WeightRules,
     grid_positions,
+    guidance_told,
     text_input,
 )
 from dit.models.joint.family import (
@@ -25,17 +26,11 @@ from dit.models.joint.family import (
     attends_to_no_padding,
     double_then_single,
     glyph_input,
-    joint_head_cost,
     learns_pictures,
 )
 from dit.models.layer_spec import (
     MOST_REFINER_LAYERS,
-    Cost,
-    NetworkCost,
-    condition_cost,
-    glyph_weights,
-    refiner_cost,
-    replicated,
+    NetworkSpec,
 )
 from dit.models.registry import imported
 
@@ -62,10 +57,10 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "rope_axes": (8, 8),
     }
 }
-"""Named size -> what makes it tiny (`Family.tiny`); the distilled network is not trained here."""
+"""Tiny size by name (`Family.tiny`); the distilled network is not trained here."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class HunyuanImageConfig(DoubleSingleConfig):
     """The network: sizes, conditions, precision and how it is spread over devices."""
 
@@ -97,7 +92,7 @@ class HunyuanImageConfig(DoubleSingleConfig):
 
     def own_sizes(self) -> list[Rule]:
         return [
-            *DoubleSingleConfig.own_sizes(self),
+            *super().own_sizes(),
             attends_to_no_padding(self, "HunyuanImage"),
             learns_pictures(self, "HunyuanImage"),
         ]
@@ -110,7 +105,7 @@ class HunyuanImageConfig(DoubleSingleConfig):
     @property
     def cost_sizes(self) -> list[int]:
         # Stored loader states have them without the last one.
-        sizes = DoubleSingleConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        sizes = super().cost_sizes
         return sizes[:-1]
 
 
@@ -118,27 +113,11 @@ def _inputs(model: HunyuanImageConfig) -> tuple[SampleInput, ...]:
     return (text_input(model, encoder=_ENCODER), glyph_input(model, encoder=_ENCODER))
 
 
-def hunyuan_image_cost(model: HunyuanImageConfig) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `HunyuanImageTransformer2DModel`.
-
-    Rows of words in quotation marks count as those of a caption: what the refiner costs is counted
-    too high by their part, and their own embedding, which is less, not at all.
-    """
-    width, glyphs = model.hidden_size, model.glyph_embed_size
-    before = replicated(model.patch_features, width, bias=True)
-    before += condition_cost(width, guidance=model.guidance_embed, step_end=model.use_meanflow)
-    before += refiner_cost(width, text=model.crossattn_emb_size, layers=model.num_refiner_layers)
-    before += Cost(weights=(glyph_weights(width, inputs=glyphs, inside=model.glyph_hidden_size),))
-    return NetworkCost(
-        before=before, stacks=double_then_single(model), after=joint_head_cost(model)
-    )
-
-
 FAMILY = Family(
     name="hunyuan_image",
     config=HunyuanImageConfig,
     network=imported("dit.models.hunyuan_image.model:HunyuanImageNetwork"),
-    cost=hunyuan_image_cost,
+    spec=lambda model: NetworkSpec(stacks=double_then_single(model)),
     parts={**JOINT_PARTS, "refiner": "text", "glyphs": "text", "single_blocks": "single"},
     diffusers=imported("dit.models.hunyuan_image.diffusers:FORM"),
     inputs=_inputs,
@@ -153,7 +132,7 @@ FAMILY = Family(
         },
         clean_level=None,
     ),
-    guidance=lambda model: GUIDANCE if model.guidance_embed else None,
+    guidance=guidance_told(GUIDANCE),
     tells_step_end=lambda model: model.use_meanflow,
     vae=lambda _: _ENCODER,
     tiny=TINY,

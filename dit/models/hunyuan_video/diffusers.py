@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import Convolution
 from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, Pipeline, same
@@ -58,13 +57,13 @@ _EMBEDDINGS = {
 _POOLED = embedding_names(FLUX, {"vector_in": f"{_TOLD}.text_embedder"})
 
 HUNYUAN_VIDEO_NAMES = {**hunyuan_names(HUNYUAN, _EMBEDDINGS), **_POOLED}
-"""Of the original project, and of diffusion-pipe."""
+"""Diffusers' names by those of the original project, and of diffusion-pipe."""
 COMFYUI_NAMES = {**hunyuan_names(FLUX, _EMBEDDINGS), **_POOLED}
-"""Of ComfyUI."""
+"""Diffusers' names by those of ComfyUI."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """What our network has a counterpart for."""
+    """Rules for the file `t` of Diffusers: what our network can take over."""
     shown = t.image_condition_type == FirstFrame.LATENT_CONCAT
     fed = 2 * t.out_channels + 1 if shown else t.out_channels
     return [
@@ -113,7 +112,7 @@ def _pipeline(*, of_image: bool) -> Pipeline:
 
 
 def without_first_frame(network: Any) -> nn.Module:
-    """The network of the same weights that takes no frame for given.
+    """A copy of `network`, with the same weights, that treats no frame as given.
 
     Diffusers' class tells tokens of the first frame level 0 in any video, given or not.
     """
@@ -126,14 +125,17 @@ def without_first_frame(network: Any) -> nn.Module:
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+    network: nn.Module,
+    sample: LatentSample,
+    level: float,
+    model: HunyuanVideoConfig,
+    guidance: float | None = None,
 ) -> Tensor:
     """What Diffusers' network makes of one sample, by the pipeline for what it has."""
     import torch
 
-    model, latent, inputs = config.model, sample.latent_CFHW, sample.inputs
-    assert isinstance(model, HunyuanVideoConfig)
-    given, guidance = inputs.get(FIRST_FRAME), config.objective.guidance
+    latent, inputs = sample.latent_CFHW, sample.inputs
+    given = inputs.get(FIRST_FRAME)
     frames, shown = first_frame(latent, given)
     match model.image_condition:
         case FirstFrame.LATENT_CONCAT:

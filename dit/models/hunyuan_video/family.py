@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
 from dit.models.family import (
+    GUIDANCE,
     Family,
     InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
     grid_positions,
+    guidance_told,
     pooled_input,
     text_input,
 )
@@ -27,20 +29,14 @@ from dit.models.joint.family import (
     DoubleSingleConfig,
     attends_to_no_padding,
     double_then_single,
-    joint_head_cost,
 )
 from dit.models.layer_spec import (
     MOST_REFINER_LAYERS,
-    NetworkCost,
-    condition_cost,
-    refiner_cost,
-    replicated,
+    NetworkSpec,
 )
 from dit.models.registry import imported
 
 FIRST_FRAME = "first_frame_latent"
-GUIDANCE = 1.0
-"""What networks with a guidance embedding are told in training: to predict without guidance."""
 
 
 class FirstFrame(StrEnum):
@@ -73,10 +69,10 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "hunyuanvideo_i2v": _TINY,
     "hunyuanvideo_i2v_33ch": _TINY,
 }
-"""Named size -> what makes it tiny (`Family.tiny`). That of text is the first without a frame."""
+"""Tiny size by name (`Family.tiny`). That of text is the first without a frame."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class HunyuanVideoConfig(DoubleSingleConfig):
     """The network: sizes, conditions, precision and how it is spread over devices."""
 
@@ -100,14 +96,14 @@ class HunyuanVideoConfig(DoubleSingleConfig):
 
     def own_sizes(self) -> list[Rule]:
         return [
-            *DoubleSingleConfig.own_sizes(self),
+            *super().own_sizes(),
             attends_to_no_padding(self, "HunyuanVideo"),
         ]
 
     @property
     def cost_sizes(self) -> list[int]:
         # Stored loader states have them in this order.
-        sizes = DoubleSingleConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        sizes = super().cost_sizes
         return [*sizes[:-2], self.num_refiner_layers, *sizes[-2:]]
 
     @property
@@ -143,22 +139,11 @@ def _inputs(model: HunyuanVideoConfig) -> tuple[SampleInput, ...]:
     return (*inputs, SampleInput(name=FIRST_FRAME, kind=kind, **first))
 
 
-def hunyuan_video_cost(model: HunyuanVideoConfig) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `HunyuanVideoTransformer3DModel`."""
-    width, text = model.hidden_size, model.crossattn_emb_size
-    before = replicated(model.input_features, width, bias=True)
-    before += refiner_cost(width, text=text, layers=model.num_refiner_layers)
-    before += condition_cost(width, pooled=model.pooled_size, guidance=model.guidance_embed)
-    return NetworkCost(
-        before=before, stacks=double_then_single(model), after=joint_head_cost(model)
-    )
-
-
 FAMILY = Family(
     name="hunyuan_video",
     config=HunyuanVideoConfig,
     network=imported("dit.models.hunyuan_video.model:HunyuanVideoNetwork"),
-    cost=hunyuan_video_cost,
+    spec=lambda model: NetworkSpec(stacks=double_then_single(model)),
     parts={**JOINT_PARTS, "refiner": "text", "single_blocks": "single"},
     diffusers=imported("dit.models.hunyuan_video.diffusers:FORM"),
     inputs=_inputs,
@@ -172,7 +157,7 @@ FAMILY = Family(
             "hunyuanvideo_i2v_33ch": {"guidance": None, "flow_shift": 7.0},
         },
     ),
-    guidance=lambda model: GUIDANCE if model.guidance_embed else None,
+    guidance=guidance_told(),
     vae=_codec,
     tiny=TINY,
 )

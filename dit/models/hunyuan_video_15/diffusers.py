@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import Convolution
 from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, Pipeline, never, same
@@ -89,13 +88,13 @@ def _names(words: Words) -> dict[str, str]:
 
 
 HUNYUAN_NAMES = _names(replace(HUNYUAN, fused=False))
-"""Of the original project."""
+"""Diffusers' names by those of the original project."""
 COMFYUI_NAMES = _names(FLUX)
-"""Of ComfyUI, and of diffusion-pipe."""
+"""Diffusers' names by those of ComfyUI, and of diffusion-pipe."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """What our network has a counterpart for."""
+    """Rules for the file `t` of Diffusers: what our network can take over."""
     fed = 2 * t.out_channels + 1
     return [
         (
@@ -126,7 +125,7 @@ KEYS = ConfigKeys(
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+    network: nn.Module, sample: LatentSample, level: float, model: HunyuanVideo15Config
 ) -> Tensor:
     """What Diffusers' network makes of one sample.
 
@@ -134,8 +133,7 @@ def _run_network(
     """
     import torch
 
-    model, latent, inputs = config.model, sample.latent_CFHW, sample.inputs
-    assert isinstance(model, HunyuanVideo15Config)
+    latent, inputs = sample.latent_CFHW, sample.inputs
     _, condition = first_frame(latent, inputs.get(FIRST_FRAME))
     text_LE, image = inputs["text"], inputs.get(IMAGE)
     if image is None or not len(image):
@@ -156,7 +154,7 @@ FORM = DiffusersForm(
     class_name=CLASS,
     table=NameTable(rows=_ROWS, sizes=_sizes, layers=lambda model: {"blocks": model.num_layers}),
     keys=KEYS,
-    inexpressible=lambda config: glyph_misfit(config, CLASS),
+    inexpressible=lambda model: glyph_misfit(model, CLASS),
     original_names=(HUNYUAN_NAMES, COMFYUI_NAMES),
     comfyui_names=lambda _: COMFYUI_NAMES,
     pipelines={

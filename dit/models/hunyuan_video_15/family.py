@@ -28,20 +28,13 @@ from dit.models.joint.family import (
     axes_fill_heads,
     even_axes,
     glyph_input,
-    joint_head_cost,
     joint_layer_parts,
 )
 from dit.models.layer_spec import (
     MOST_REFINER_LAYERS,
-    Cost,
     DoubleLayerSpec,
-    NetworkCost,
+    NetworkSpec,
     StackSpec,
-    WeightShape,
-    condition_cost,
-    glyph_weights,
-    refiner_cost,
-    replicated,
 )
 from dit.models.registry import imported
 
@@ -63,10 +56,10 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "rope_axes": (4, 4, 8),
     }
 }
-"""Named size -> what makes it tiny (`Family.tiny`)."""
+"""Tiny size by name (`Family.tiny`)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class HunyuanVideo15Config(ModelConfig):
     """The network: sizes, conditions, precision and how it is spread over devices."""
 
@@ -90,7 +83,7 @@ class HunyuanVideo15Config(ModelConfig):
     """Width of `image_embed`, SigLIP's output for a given first frame."""
     num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
     """Attention layers among the tokens of a caption, before all other layers."""
-    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**20, at_least_one=False)
+    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**20, least=None)
     """Widths of a head rotated by frame, row and column; their sum is the width of the head."""
     use_meanflow: Refused[bool] = False
     """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
@@ -146,37 +139,11 @@ def hunyuan_video_15_stack(model: HunyuanVideo15Config) -> StackSpec:
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 
-def hunyuan_video_15_cost(model: HunyuanVideo15Config) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `HunyuanVideo15Transformer3DModel`.
-
-    Rows of words in quotation marks and of pictures count as those of a caption: what the refiner
-    costs is counted too high by their part, and their own embeddings, which are less, not at all.
-    """
-    return NetworkCost(
-        before=_before(model),
-        stacks=(hunyuan_video_15_stack(model),),
-        after=joint_head_cost(model),
-    )
-
-
-def _before(model: HunyuanVideo15Config) -> Cost:
-    """Patches, levels, and the row of text."""
-    width = model.hidden_size
-    total = replicated(model.input_features, width, bias=True)
-    total += condition_cost(width, step_end=model.use_meanflow)
-    text, image = model.crossattn_emb_size, model.image_embed_size
-    total += refiner_cost(width, text=text, layers=model.num_refiner_layers)
-    inputs, inside = model.glyph_embed_size, model.glyph_hidden_size
-    glyphs = glyph_weights(width, inputs=inputs, inside=inside)
-    of_image = 2 * image + (image + 1) * image + (image + 1) * width + 2 * width
-    return total + Cost(weights=(glyphs, WeightShape(numbers=of_image + 3 * width)))
-
-
 FAMILY = Family(
     name="hunyuan_video_15",
     config=HunyuanVideo15Config,
     network=imported("dit.models.hunyuan_video_15.model:HunyuanVideo15Network"),
-    cost=hunyuan_video_15_cost,
+    spec=lambda model: NetworkSpec(stacks=(hunyuan_video_15_stack(model),)),
     parts={**JOINT_PARTS, "text": "text"},
     diffusers=imported("dit.models.hunyuan_video_15.diffusers:FORM"),
     inputs=_inputs,

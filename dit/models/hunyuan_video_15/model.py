@@ -90,7 +90,7 @@ class PictureEmbedding(nn.Module):
 
 
 class TextRows(nn.Module):
-    """Captions, words in quotation marks and pictures -> one row of text [L, D].
+    """Captions, quoted words and pictures -> one row of text [L, D], by sample.
 
     A sample's rows follow each other; those of each kind bear its mark. Every tensor rank has all
     rows, and the whole gradient of them, so that the weights have no mark for sequence parallelism.
@@ -108,7 +108,11 @@ class TextRows(nn.Module):
         rows: tuple[Tensor, Tensor, Tensor],
         starts: tuple[Sequence[int], Sequence[int], Sequence[int]],
     ) -> Tensor:
-        """`rows` of captions, words and pictures [L, E], of samples that begin at `starts`."""
+        """The text [L, D].
+
+        `rows` are those of captions, words and pictures [L, E], and `starts` where those of each
+        sample begin.
+        """
         text_LE, glyph_GE, image_IE = rows
         made = (
             self.refiner(level_N, text_LE, starts[0]),

@@ -1,7 +1,7 @@
 """What families share whose layers attend to latents and text together (FLUX, SD3, Hunyuan, ...).
 
-family        sizes and their rules; layers, head and their costs
-refined       layers and costs of networks that refine latents and text apart (Lumina, Z-Image)
+family        sizes and their rules; layers
+refined       layers of networks that refine latents and text apart (Lumina, Z-Image)
 layered       likewise of networks each of whose layers sees another layer's text (HiDream)
 tensor_names  names of these layers' tensors in Diffusers
 sequential_names  likewise of layers with norms around attention and MLP (Lumina, Z-Image)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
-from dit.config import ModelConfig, RunConfig
+from dit.config import ModelConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.form import Key, OwnKey, heads_of, same
-from dit.models.joint.family import DoubleSingleConfig
+from dit.models.joint.family import DoubleSingleConfig, HasGlyphs
 from dit.models.layer_spec import MOST_REFINER_LAYERS
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ PATCH = 2
 """Rows and columns of a token in the pipelines of FLUX and Chroma."""
 
 
-def _channels(t: Any) -> int:
-    """Channels of the latent, of the numbers in a token.
+def channels_of_patches(t: Any) -> int:
+    """Channels of the latent, of the file `t`, which counts the numbers in a token.
 
     Raises:
         ValueError: its tokens are no patches.
@@ -52,15 +52,20 @@ def double_single_keys(
     text: int,
     axes: tuple[int, ...],
     outputs: bool = True,
+    patch: bool = True,
 ) -> tuple[Key, ...]:
     """What classes of double-stream, then single-stream layers have in config.json.
 
-    `outputs`: whether one of the keys is `out_channels`.
+    `outputs`: whether one of the keys is `out_channels`; `patch`: whether one is `patch_size`.
     """
     return (
-        Key("patch_size", default=1),
+        *((Key("patch_size", default=1),) if patch else ()),
         Key(
-            "in_channels", "in_channels", channels, read=_channels, write=lambda m: m.patch_features
+            "in_channels",
+            "in_channels",
+            channels,
+            read=channels_of_patches,
+            write=lambda m: m.patch_features,
         ),
         *((Key("out_channels", type=PositiveInt | None),) if outputs else ()),
         same("num_layers", layers[0]),
@@ -75,7 +80,7 @@ def double_single_keys(
 DOUBLE_SINGLE_KEYS = double_single_keys(
     channels=64, layers=(19, 38), heads=24, text=4096, axes=(16, 56, 56)
 )
-"""Of `FluxTransformer2DModel` and `ChromaTransformer2DModel`."""
+"""Defaults of `FluxTransformer2DModel` and `ChromaTransformer2DModel`."""
 
 
 def kept_patch(rows: int) -> tuple[OwnKey, ...]:
@@ -94,15 +99,25 @@ def whole_patches(t: Any) -> Rule:
     return (t.patch_size == 1, f"patch_size={t.patch_size}; patches are cut before the network")
 
 
+def outputs_as_inputs(t: Any) -> Rule:
+    """A network predicts as many channels as its latents have; null says the same."""
+    return (
+        t.out_channels in (None, t.in_channels),
+        f"out_channels={t.out_channels} with in_channels={t.in_channels}",
+    )
+
+
 def double_single_rules(t: Any) -> list[Rule]:
-    """What our network has a counterpart for."""
+    """Rules for the file `t` of Diffusers: what our network can take over."""
     return [
         whole_patches(t),
-        (
-            t.out_channels in (None, t.in_channels),
-            f"out_channels={t.out_channels} with in_channels={t.in_channels}",
-        ),
+        outputs_as_inputs(t),
     ]
+
+
+def mlp_ratio(hidden: int, width: int) -> float:
+    """`ModelConfig.mlp_ratio` of a network of `width`, whose MLP is `hidden` wide."""
+    return next(x for x in (hidden / width, (hidden + 0.5) / width) if int(x * width) == hidden)
 
 
 def mlp_misfit(model: ModelConfig, class_name: str) -> list[str]:
@@ -181,7 +196,7 @@ _NORM, _THETA = "rms_norm", 256.0
 
 
 def hunyuan_keys(*, heads: int, layers: int, text: int, axes: Key) -> tuple[Key, ...]:
-    """What all Hunyuan models have in config.json, with the defaults of one class."""
+    """Keys of config.json that all Hunyuan models have, with the defaults of one class."""
     return (
         same("num_attention_heads", heads),
         heads_of(128),
@@ -196,7 +211,7 @@ def hunyuan_keys(*, heads: int, layers: int, text: int, axes: Key) -> tuple[Key,
 
 
 def hunyuan_rules(t: Any) -> list[Rule]:
-    """What our networks have a counterpart for."""
+    """Rules for the file `t` of Diffusers: what our Hunyuan networks can take over."""
     return [
         (t.qk_norm == _NORM, f"qk_norm={t.qk_norm!r}, not {_NORM}"),
         (t.rope_theta == _THETA, f"rope_theta={t.rope_theta:g}, not {_THETA:g}"),
@@ -220,9 +235,8 @@ def first_frame(latent: Tensor, given: Tensor | None) -> tuple[int, Tensor]:
     return frames, shown
 
 
-def glyph_misfit(config: RunConfig, class_name: str) -> list[str]:
-    """What of a run with ByT5's rows Diffusers' network has no counterpart for."""
-    model: Any = config.model
+def glyph_misfit(model: HasGlyphs, class_name: str) -> list[str]:
+    """Settings for ByT5's rows that Diffusers' `class_name` lacks, in words."""
     if model.glyph_hidden_size == GLYPH_HIDDEN:
         return []
     return [
@@ -231,8 +245,8 @@ def glyph_misfit(config: RunConfig, class_name: str) -> list[str]:
     ]
 
 
-def text_inputs(model: Any, text_LE: Tensor, glyph_GE: Tensor | None) -> dict[str, Tensor]:
-    """What Diffusers' network is told of one caption and of the words that it quotes."""
+def text_inputs(model: HasGlyphs, text_LE: Tensor, glyph_GE: Tensor | None) -> dict[str, Tensor]:
+    """Arguments of Diffusers' network for one caption, and for the words that it quotes."""
     if glyph_GE is None:
         glyph_GE = text_LE.new_zeros(0, model.glyph_embed_size)
     return {

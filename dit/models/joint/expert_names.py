@@ -15,7 +15,10 @@ _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorS
 
 
 def across_heads_rows(ours: str, theirs: str, end: str = "") -> tuple[Row, ...]:
-    """`end` is that of the names of linears of the text."""
+    """Lines of an attention whose norms are across heads.
+
+    `end` is the end of the names of linears of the text.
+    """
     made = tuple(f"{theirs}.to_{letter}{end}" for letter in "qkv")
     norms = (("query", "q"), ("key", "k"))
     return (
@@ -46,7 +49,7 @@ def swiglu_rows(ours: str, theirs: str, hidden: str = "F", **options: Any) -> tu
 
 
 def expert_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """The router, the shared expert, and the others as far as a network has them."""
+    """Lines of the router, the shared expert and all other experts of a layer."""
     gate = (f"{theirs}.gate.weight",)
     router = Row(f"{ours}.router.weight", gate, _REPLICATED, ("X", "D"))
 
@@ -76,7 +79,7 @@ def _layer_rows(stack: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _projections() -> tuple[Row, ...]:
-    """Of Llama's states that each layer sees, then of T5's; the last layer's is before all."""
+    """Rows of the projections of Llama's states, one for each layer, then of that of T5's."""
 
     def row(ours: str, width: str = "H", **options: Any) -> Row:
         theirs = ("caption_projection.*.linear.weight",)
@@ -99,6 +102,6 @@ _BLOCKS = {
 
 
 def layered_rows() -> tuple[Row, ...]:
-    """Of all layers, and of projections of their texts."""
+    """Lines of all layers, and of the projections of their texts."""
     layers = (_layer_rows(ours, theirs) for ours, theirs in _BLOCKS.items())
     return (*_projections(), *(row for rows in layers for row in rows))

@@ -1,10 +1,10 @@
-"""Sizes and rules of networks with joint attention, their layers and head, and what these cost."""
+"""Sizes and rules of networks with joint attention, and their layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
@@ -13,16 +13,13 @@ from dit.models.family import TINY_NETWORK, InputKind, SampleInput
 from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
-    Cost,
     DoubleLayerSpec,
     FeedForwardSpec,
     PerBlockModulation,
     QkNorm,
-    RowKind,
     SingleLayerSpec,
     StackSpec,
     WholeLayerModulation,
-    replicated,
 )
 
 GLYPHS = "text_2"
@@ -44,7 +41,38 @@ EVEN_STEPS: Mapping[str, Any] = {"name": "flow", "sampling_levels": "even"}
 TINY_DOUBLE_SINGLE: Mapping[str, Any] = {**TINY_NETWORK, "num_single_layers": 4}
 
 
-def even_axes(model: Any) -> Rule:
+class HasAxes(Protocol):
+    """A configuration whose rotary positions have axes."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def rope_axes(self) -> Sequence[int]: ...
+
+
+class HasKeyHeads(Protocol):
+    """A configuration whose heads of keys are each read by several heads of queries."""
+
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def tensor_model_parallel_size(self) -> int: ...
+
+
+class HasGlyphs(Protocol):
+    """A configuration with ByT5's rows of words in quotation marks."""
+
+    @property
+    def glyph_embed_size(self) -> int: ...
+    @property
+    def glyph_hidden_size(self) -> int: ...
+
+
+def even_axes(model: HasAxes) -> Rule:
     """Rotary positions turn pairs of numbers."""
     axes = list(model.rope_axes)
     return (
@@ -53,7 +81,7 @@ def even_axes(model: Any) -> Rule:
     )
 
 
-def axes_fill_heads(model: Any) -> Rule:
+def axes_fill_heads(model: HasAxes) -> Rule:
     """All numbers of a head turn with one of the axes."""
     heads, axes = model.num_attention_heads, list(model.rope_axes)
     width = model.hidden_size // heads
@@ -65,8 +93,8 @@ def axes_fill_heads(model: Any) -> Rule:
     )
 
 
-def key_heads_divide(model: Any) -> list[Rule]:
-    """Of networks whose heads of keys are each read by several heads of queries."""
+def key_heads_divide(model: HasKeyHeads) -> list[Rule]:
+    """Rules of grouped-query attention: heads of keys divide those of queries, and split alike."""
     heads, keys, tp = (
         model.num_attention_heads,
         model.num_kv_heads,
@@ -86,7 +114,7 @@ def key_heads_divide(model: Any) -> list[Rule]:
     ]
 
 
-def heads_share_mlp(model: Any) -> Rule:
+def heads_share_mlp(model: ModelConfig) -> Rule:
     """Single-stream layers lay attention and feed-forward out head by head."""
     heads = model.num_attention_heads
     return (
@@ -96,8 +124,8 @@ def heads_share_mlp(model: Any) -> Rule:
     )
 
 
-def attends_to_no_padding(model: Any, title: str) -> Rule:
-    """Of families whose published weights mask the padding of captions."""
+def attends_to_no_padding(model: ModelConfig, title: str) -> Rule:
+    """Rule of families whose published weights mask the padding of captions."""
     return (
         model.text_pad_to is None,
         f"text_pad_to={model.text_pad_to}: {title} attends to no padding of captions; set it to"
@@ -105,21 +133,21 @@ def attends_to_no_padding(model: Any, title: str) -> Rule:
     )
 
 
-def learns_pictures(model: Any, title: str) -> Rule:
-    """Of families without video."""
+def learns_pictures(model: ModelConfig, title: str) -> Rule:
+    """Rule of families without video: a patch is one frame deep."""
     return (
         model.patch_temporal == 1,
         f"patch_temporal={model.patch_temporal}: {title} learns pictures; set it to 1",
     )
 
 
-def glyph_input(model: Any, *, encoder: str) -> SampleInput:
+def glyph_input(model: HasGlyphs, *, encoder: str) -> SampleInput:
     """ByT5's rows of words in quotation marks."""
     optional: Any = {"required": False, "may_be_empty": True, "encoder": encoder}
     return SampleInput(name=GLYPHS, kind=InputKind.TEXT, width=model.glyph_embed_size, **optional)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class DoubleSingleConfig(ModelConfig):
     """The network: sizes, precision and how it is spread over devices."""
 
@@ -133,7 +161,7 @@ class DoubleSingleConfig(ModelConfig):
     num_attention_heads: int = 24
     """Heads of attention over latents and text."""
     crossattn_emb_size: int = 4096
-    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**17, at_least_one=False)
+    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**17, least=None)
     """Widths of a head rotated by frame or reference, row and column; their sum is its width."""
 
     own_stages = ModelConfig.enough_layers
@@ -150,7 +178,7 @@ class DoubleSingleConfig(ModelConfig):
 
     @property
     def cost_sizes(self) -> list[int]:
-        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        sizes = super().cost_sizes
         return [*sizes, self.num_single_layers, self.crossattn_emb_size, self.input_features]
 
     @property
@@ -160,7 +188,7 @@ class DoubleSingleConfig(ModelConfig):
 
 
 def joint_layer_parts(
-    model: Any,
+    model: ModelConfig,
     *,
     norm: QkNorm = QkNorm.PER_HEAD,
     activation: Activation = Activation.GELU_TANH,
@@ -180,7 +208,7 @@ _PER_BLOCK = PerBlockModulation()
 
 
 def double_then_single(
-    model: Any,
+    model: DoubleSingleConfig,
     *,
     double: WholeLayerModulation = _PER_BLOCK,
     single: WholeLayerModulation = _PER_BLOCK,
@@ -199,17 +227,3 @@ def double_then_single(
         StackSpec(name="double_blocks", count=model.num_layers, layer=first),
         StackSpec(name="single_blocks", count=model.num_single_layers, layer=then),
     )
-
-
-def embedder_cost(model: Any, *, bias: bool = True) -> Cost:
-    """Of the linears of patches and of one text."""
-    width = model.hidden_size
-    total = replicated(model.patch_features, width, bias=bias)
-    return total + replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=bias)
-
-
-def joint_head_cost(model: Any) -> Cost:
-    """Of the modulated norm and the linear behind the layers."""
-    width = model.hidden_size
-    outputs = replicated(width, model.output_features, bias=True)
-    return PerBlockModulation().cost(width, 2) + outputs

@@ -1,10 +1,9 @@
-"""Layers and costs of networks each of whose layers sees another layer's text (HiDream-I1)."""
+"""Layers of networks each of whose layers sees another layer's text (HiDream-I1)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dit.models.joint.family import joint_head_cost
 from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
@@ -12,13 +11,10 @@ from dit.models.layer_spec import (
     ExpertsSpec,
     FeedForwardSpec,
     LayerTextSpec,
-    NetworkCost,
+    NetworkSpec,
     QkNorm,
-    RowKind,
     SequentialLayerSpec,
     StackSpec,
-    condition_cost,
-    replicated,
 )
 
 
@@ -38,7 +34,7 @@ def layered_stacks(model: Any) -> tuple[StackSpec, ...]:
         return FeedForwardSpec(width=width, hidden=hidden, activation=Activation.SWIGLU)
 
     def text(first: int) -> LayerTextSpec:
-        sizes: Any = {"width": model.llama_size, "rows": model.text_length, "first": first}
+        sizes: Any = {"width": model.llama_size, "first": first}
         return LayerTextSpec(states=seen_states(double + single, model.llama_states), **sizes)
 
     experts = ExpertsSpec(
@@ -66,15 +62,6 @@ def layered_stacks(model: Any) -> tuple[StackSpec, ...]:
     )
 
 
-def layered_cost(model: Any) -> NetworkCost:
-    """The network, whose texts have as many rows in every sample."""
-    width, rows = model.hidden_size, model.text_length
-    before = replicated(model.patch_features, width, bias=True)
-    for inputs in (model.crossattn_emb_size, model.llama_size):
-        before += replicated(inputs, width, rows=RowKind.SAMPLES, times=rows)
-    return NetworkCost(
-        before=before + condition_cost(width, pooled=model.pooled_size),
-        stacks=layered_stacks(model),
-        after=joint_head_cost(model),
-        text_tokens=3 * rows,
-    )
+def layered_spec(model: Any) -> NetworkSpec:
+    """The layers, and the texts, which have as many rows in every sample."""
+    return NetworkSpec(stacks=layered_stacks(model), text_tokens=3 * model.text_length)

@@ -24,14 +24,14 @@ _STREAMS = (("img", "", _QKV, "attn.to_out.0"), ("txt", "_context", _ADDED, "att
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words:
-    """What a project calls linears: of attention, of modulations, of MLPs, of embeddings."""
+    """The names that a project gives to linears of attention, modulation, MLPs and embeddings."""
 
     attention: str  # between the name of an attention and that of its linear
     modulation: str
     mlp: tuple[str, str]
     embedding: tuple[str, str]
     pooled: tuple[str, str]
-    """Of the embedding of pooled text in a token refiner."""
+    """Linears of the embedding of pooled text in a token refiner."""
     fused: bool = True
     """Whether queries, keys and values of blocks are one linear, in single-stream blocks with the
     first one of the MLP."""
@@ -52,12 +52,12 @@ HUNYUAN = Words(
     embedding=("mlp.0", "mlp.2"),
     pooled=("linear_1", "linear_2"),
 )
-"""Of the Hunyuan models' own code, as far as they have queries, keys and values in one linear."""
+"""Names in the Hunyuan models' own code that has queries, keys and values in one linear."""
 GLYPH_LINEARS = {f"byt5_in.fc{n}": f"context_embedder_2.linear_{n}" for n in (1, 2, 3)}
 """The embedding of ByT5's rows."""
 HEAD = {"final_layer.linear": "proj_out", "final_layer.adaLN_modulation.1": "norm_out.linear~"}
 EMBEDDERS = {"img_in": "x_embedder", "txt_in": "context_embedder"}
-"""Of FLUX and Chroma, which read text as it is."""
+"""Embedders of FLUX and Chroma, which have no token refiner."""
 
 
 _NET = ("net.0.proj", "net.2")
@@ -66,7 +66,9 @@ _NET = ("net.0.proj", "net.2")
 def double_block_names(
     words: Words, *, modulated: bool = True, mlp: tuple[str, str] = _NET
 ) -> Names:
-    """Of double-stream blocks; `modulated`: whether they have modulations of their own.
+    """Names in a project -> in Diffusers of the linears of double-stream blocks.
+
+    `modulated` says whether each block has modulations of its own.
 
     `mlp` are Diffusers' names of the linears of an MLP.
     """
@@ -85,7 +87,7 @@ def double_block_names(
 
 
 def single_block_names(words: Words, *, modulated: bool = True) -> Names:
-    """Likewise of single-stream blocks."""
+    """Names in a project -> in Diffusers of the linears of single-stream blocks."""
     block, linears = "single_blocks.*", [f"{_SINGLE}.{one}" for one in (*_QKV, "proj_mlp")]
     names: Names = {}
     if modulated:
@@ -101,7 +103,7 @@ def single_block_names(words: Words, *, modulated: bool = True) -> Names:
 
 
 def refiner_names(words: Words) -> Names:
-    """Of a token refiner, whose queries, keys and values are one linear in every project."""
+    """Names of a token refiner, whose queries, keys and values are one linear in every project."""
     told = "context_embedder.time_text_embed"
     attention = f"{_REFINER}.self_attn{words.attention}"
     return {
@@ -116,7 +118,7 @@ def refiner_names(words: Words) -> Names:
 
 
 def hunyuan_names(words: Words, embeddings: Mapping[str, str], *, single: bool = True) -> Names:
-    """Of a Hunyuan model with these embeddings; `single`: whether it has single-stream blocks."""
+    """Names of a Hunyuan model with these `embeddings`; `single`: it has single-stream blocks."""
     return {
         **double_block_names(words),
         **(single_block_names(words) if single else {}),
@@ -127,7 +129,7 @@ def hunyuan_names(words: Words, embeddings: Mapping[str, str], *, single: bool =
 
 
 def embedding_names(words: Words, embeddings: Mapping[str, str]) -> Names:
-    """Of embeddings by two linears: names of modules there -> in Diffusers."""
+    """Names in a project -> in Diffusers of `embeddings` by two linears."""
     names: Names = {}
     for theirs, ours in embeddings.items():
         names |= _linears(theirs, words.embedding, ours)
@@ -135,7 +137,7 @@ def embedding_names(words: Words, embeddings: Mapping[str, str]) -> Names:
 
 
 def _linears(theirs: str, words: tuple[str, str], ours: str) -> Names:
-    """Of an embedding by two linears."""
+    """Names of an embedding by two linears."""
     return {f"{theirs}.{word}": f"{ours}.linear_{n}" for n, word in enumerate(words, 1)}
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 from pydantic import PositiveFloat, PositiveInt
 
+from dit.config import ModelConfig
 from dit.config.checks import Rule
-from dit.models.diffusers.arrangements import ByKeyHead, Features
+from dit.models.diffusers.arrangements import THWC, ByKeyHead, Features
 from dit.models.diffusers.form import Key, same
 from dit.models.diffusers.names import Row, TensorSplit, linear_rows
+from dit.models.joint.diffusers import mlp_ratio, outputs_as_inputs
 from dit.models.joint.sequential_names import SequentialNames, sequential_rows, weight_row
 from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS
 
@@ -28,12 +30,11 @@ LUMINA_STACKS = {
 """Stack -> what Diffusers calls its layers."""
 LEVEL, TEXT = (f"time_caption_embed.{kind}_embedder" for kind in ("timestep", "caption"))
 _HEADS = ByKeyHead(rotated=(0, 1))
-_PIECES = "thwc"  # order of the numbers in a token
 _MULTIPLE = 256  # of the width of an MLP, by default
 
 
 def _names(stack: str) -> SequentialNames:
-    """Of the layers of one stack; the text's have no modulation."""
+    """Names of the layers of one stack; those of the text have no modulation."""
     told = stack != "context_refiner"
     return SequentialNames(
         norms=("norm1.norm" if told else "norm1", "norm2", "ffn_norm1", "ffn_norm2"),
@@ -44,14 +45,12 @@ def _names(stack: str) -> SequentialNames:
 
 
 def patch_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Of a linear that embeds patches."""
-    weight, _ = linear_rows(ours, theirs, "D", "C", arrangement=Features(_PIECES, axis=1))
-    bias = Row(f"{ours}.bias", (f"{theirs}.bias",), TensorSplit.REPLICATED, ("D",))
-    return weight, bias
+    """Lines of the linear that embeds patches."""
+    return linear_rows(ours, theirs, "D", "C", arrangement=Features(THWC, axis=1))
 
 
 def lumina_rows(stacks: Mapping[str, str]) -> tuple[Row, ...]:
-    """Of networks with these stacks, named as in `LUMINA_STACKS`."""
+    """Lines of networks with these `stacks`, named as in `LUMINA_STACKS`."""
     column = TensorSplit.COLUMN
     return (
         *patch_rows("patches", "x_embedder"),
@@ -65,7 +64,7 @@ def lumina_rows(stacks: Mapping[str, str]) -> tuple[Row, ...]:
             for row in sequential_rows(ours, theirs, _names(ours), heads=_HEADS)
         ),
         *linear_rows("modulate_out.linear", "norm_out.linear_1", "D", "T", split=column),
-        *linear_rows("proj_out", "norm_out.linear_2", "C", "D", arrangement=Features(_PIECES)),
+        *linear_rows("proj_out", "norm_out.linear_2", "C", "D", arrangement=Features(THWC)),
     )
 
 
@@ -87,7 +86,7 @@ def _hidden(t: Any) -> int:
     return -(-width // t.multiple_of) * t.multiple_of
 
 
-def _usual(model: Any) -> bool:
+def _usual(model: ModelConfig) -> bool:
     """Whether the width of the MLP is that of no multiplier."""
     return model.ffn_hidden_size in (4 * model.hidden_size, _up(4 * model.hidden_size))
 
@@ -96,22 +95,23 @@ def _up(width: int) -> int:
     return -(-width // _MULTIPLE) * _MULTIPLE
 
 
-def _multiplier(model: Any) -> float | None:
-    """Of any width; half a unit more where rounding would make it one less."""
+def _multiplier(model: ModelConfig) -> float | None:
+    """Factor by which Diffusers computes the MLP's width; up by half a unit if it rounds down."""
     if _usual(model):
         return None
     width, wanted = 4 * model.hidden_size, model.ffn_hidden_size
     return next(x for x in (wanted / width, (wanted + 0.5) / width) if int(x * width) == wanted)
 
 
-def _multiple(model: Any) -> int:
+def _multiple(model: ModelConfig) -> int:
     return _MULTIPLE if _usual(model) and model.ffn_hidden_size % _MULTIPLE == 0 else 1
 
 
 def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[Key, ...]:
     """Keys of config.json that both networks have, with the defaults of both classes.
 
-    `layers` are those over both rows and of a refiner; `largest` are rows of tables of angles.
+    `layers` counts the layers over both rows, then those of a refiner. `largest` has the numbers of
+    rows of the tables of rotary angles.
     """
     return (
         Key("patch_size", "patch_spatial", 2),
@@ -126,7 +126,7 @@ def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[K
             "multiple_of",
             "mlp_ratio",
             _MULTIPLE,
-            read=lambda t: _ratio(_hidden(t), t.hidden_size),
+            read=lambda t: mlp_ratio(_hidden(t), t.hidden_size),
             write=_multiple,
         ),
         Key("ffn_dim_multiplier", type=PositiveFloat | None, write=_multiplier),
@@ -135,18 +135,10 @@ def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[K
     )
 
 
-def _ratio(hidden: int, width: int) -> float:
-    """`mlp_ratio`, by which `ffn_hidden_size` is `hidden`."""
-    return next(x for x in (hidden / width, (hidden + 0.5) / width) if int(x * width) == hidden)
-
-
 def lumina_rules(t: Any, *, eps: float) -> list[Rule]:
-    """What our network has a counterpart for."""
+    """Rules for the file `t` of Diffusers: what our network can take over."""
     return [
-        (
-            t.out_channels in (None, t.in_channels),
-            f"out_channels={t.out_channels} with in_channels={t.in_channels}",
-        ),
+        outputs_as_inputs(t),
         (t.norm_eps == eps, f"norm_eps={t.norm_eps:g}, not {eps:g}"),
         (
             t.num_refiner_layers <= MOST_REFINER_LAYERS,

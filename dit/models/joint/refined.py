@@ -1,4 +1,4 @@
-"""Layers and costs of networks that refine latents and text apart (Lumina Image 2.0, Z-Image)."""
+"""Layers of networks that refine latents and text apart (Lumina Image 2.0, Z-Image)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,20 @@ from dit.models.family import TINY_NETWORK
 from dit.models.joint.family import (
     attends_to_no_padding,
     axes_fill_heads,
-    embedder_cost,
     even_axes,
     key_heads_divide,
     learns_pictures,
 )
 from dit.models.layer_spec import (
-    LEVEL_WAVES,
     MOST_REFINER_LAYERS,
     Activation,
     AttentionSpec,
-    Cost,
     FeedForwardSpec,
-    NetworkCost,
+    NetworkSpec,
     PerBlockModulation,
     RowKind,
     SequentialLayerSpec,
     StackSpec,
-    WeightShape,
-    replicated,
 )
 
 TINY_REFINED: Mapping[str, Any] = {
@@ -46,7 +41,7 @@ TINY_REFINED: Mapping[str, Any] = {
 """What makes a network of these tiny (`Family.tiny`)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RefinedConfig(ModelConfig):
     """The network: sizes, precision and how it is spread over devices."""
 
@@ -62,7 +57,7 @@ class RefinedConfig(ModelConfig):
     """Layers over latents and text together."""
     num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
     """Layers before these over latents alone, and as many over text alone."""
-    rope_axes: Refused[tuple[int, int, int]] = bounded((32, 32, 32), most=2**17, at_least_one=False)
+    rope_axes: Refused[tuple[int, int, int]] = bounded((32, 32, 32), most=2**17, least=None)
     """Widths of a head rotated by place in the text, row and column; their sum is its width."""
 
     own_stages = ModelConfig.enough_layers
@@ -79,7 +74,7 @@ class RefinedConfig(ModelConfig):
 
     @property
     def cost_sizes(self) -> list[int]:
-        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        sizes = super().cost_sizes
         return [*sizes, self.num_refiner_layers, self.crossattn_emb_size]
 
     @property
@@ -88,7 +83,7 @@ class RefinedConfig(ModelConfig):
         return min(self.hidden_size, self.most_told)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupedRefinedConfig(RefinedConfig):
     """The network: sizes, precision and how it is spread over devices."""
 
@@ -104,14 +99,14 @@ class GroupedRefinedConfig(RefinedConfig):
     tensor ranks share them."""
 
     def own_sizes(self) -> list[Rule]:
-        return [*RefinedConfig.own_sizes(self), attends_to_no_padding(self, self.title)]
+        return [*super().own_sizes(), attends_to_no_padding(self, self.title)]
 
     def own_shapes(self) -> list[Rule]:
-        return [*RefinedConfig.own_shapes(self), *key_heads_divide(self)]
+        return [*super().own_shapes(), *key_heads_divide(self)]
 
     @property
     def cost_sizes(self) -> list[int]:
-        return [*RefinedConfig.cost_sizes.fget(self), self.num_kv_heads]  # type: ignore[attr-defined]
+        return [*super().cost_sizes, self.num_kv_heads]
 
 
 def sides_of_tables(model: ModelConfig, axes_lens: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -124,7 +119,11 @@ def sides_of_tables(model: ModelConfig, axes_lens: tuple[int, int, int]) -> tupl
 
 
 def refined_stacks(
-    model: Any, attention: AttentionSpec, told: PerBlockModulation, *, references: int | None = None
+    model: RefinedConfig,
+    attention: AttentionSpec,
+    told: PerBlockModulation,
+    *,
+    references: int | None = None,
 ) -> tuple[StackSpec, ...]:
     """The refiners, of which that of text knows no level, then the layers over both in one row.
 
@@ -150,17 +149,6 @@ def refined_stacks(
     )
 
 
-def refined_cost(
-    model: Any, stacks: tuple[StackSpec, ...], *, inside_of_told: int, pad_tokens: int = 0
-) -> NetworkCost:
-    """The network: `inside_of_told` lies between the two linears of the level."""
-    width, told = model.hidden_size, model.told_width
-    weights = (WeightShape(numbers=model.crossattn_emb_size + pad_tokens * width),)
-    before = embedder_cost(model) + Cost(weights=weights)
-    for inputs, outputs in ((LEVEL_WAVES, inside_of_told), (inside_of_told, told)):
-        before += replicated(inputs, outputs, rows=RowKind.SAMPLES, bias=True)
-    after = PerBlockModulation(inputs=told).cost(width, 1)
-    after += replicated(width, model.output_features, rows=RowKind.JOINT, bias=True)
-    return NetworkCost(
-        before=before, stacks=stacks, after=after, attended_multiple=model.attended_multiple
-    )
+def refined_spec(model: RefinedConfig, stacks: tuple[StackSpec, ...]) -> NetworkSpec:
+    """The layers, and how far texts and latents are filled up for them."""
+    return NetworkSpec(stacks=stacks, attended_multiple=model.attended_multiple)

@@ -16,24 +16,28 @@ from dit.models.joint.tensor_names import norm_rows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequentialNames:
-    """What a layer of Diffusers calls its parts, behind the name of the layer."""
+    """The names of the parts of a layer in Diffusers, behind the name of the layer."""
 
-    norms: tuple[str, str, str, str]
-    """Before and after attention, before and after the MLP."""
+    norms: tuple[str, ...]
+    """Before and after attention, before and after the MLP; the two before them alone; or none."""
     modulation: str | None
     """None: the layer has none."""
     attention: str
     mlp: tuple[str, str, str]
     """Linears of gates, of values, and of their product."""
+    gate: str | None = None
+    """Linear of the gate that multiplies the output of attention; None: there is no gate."""
+    of_norms: str = "weight"
+    """What ours call the weights of norms: `offset` where they are stored less 1."""
 
 
-def weight_row(ours: str, theirs: str, width: str = "D") -> Row:
-    """A weight of a norm."""
-    return Row(f"{ours}.weight", (f"{theirs}.weight",), TensorSplit.REPLICATED, (width,))
+def weight_row(ours: str, theirs: str, width: str = "D", *, kind: str = "weight") -> Row:
+    """The line of a norm's weight, which is called `kind` here."""
+    return Row(f"{ours}.{kind}", (f"{theirs}.weight",), TensorSplit.REPLICATED, (width,))
 
 
 def refined_layers(stacks: Iterable[str]) -> Callable[[Any], dict[str, int]]:
-    """`NameTable.layers` of these stacks: refiners, and the layers over both rows."""
+    """`NameTable.layers` of networks with refiners `stacks` and layers over text and latents."""
 
     def layers(model: Any) -> dict[str, int]:
         return {stack: model.num_refiner_layers for stack in stacks} | {"blocks": model.num_layers}
@@ -42,25 +46,46 @@ def refined_layers(stacks: Iterable[str]) -> Callable[[Any], dict[str, int]]:
 
 
 def sequential_rows(
-    stack: str, theirs: str, names: SequentialNames, *, heads: Arrangement
+    stack: str, theirs: str, names: SequentialNames, *, heads: Arrangement, rotated: bool = True
 ) -> tuple[Row, ...]:
-    """Of the layers of one stack, which Diffusers calls `theirs`; only modulations have biases."""
-    ours, theirs, column = f"{stack}.layers.*", f"{theirs}.*", TensorSplit.COLUMN
+    """Lines of the layers of a stack, which Diffusers calls `theirs`."""
+    named = f"{stack}.layers.*", f"{theirs}.*", names
+    return layer_rows(*named, heads=heads, rotated=rotated)
+
+
+def layer_rows(
+    ours: str,
+    theirs: str,
+    names: SequentialNames,
+    *,
+    heads: Arrangement,
+    rotated: bool,
+    hidden: str = "ffn_hidden_size",
+) -> tuple[Row, ...]:
+    """Lines of a layer, of which only a modulation has biases.
+
+    `rotated`: rotary pairs are neighbours there, not half a head apart. `hidden` is what the
+    configuration calls the width of the MLP.
+    """
+    column = TensorSplit.COLUMN
     attention, own = f"{theirs}.{names.attention}", f"{ours}.attention"
     made = tuple(f"{attention}.to_{letter}" for letter in "qkv")
+    made += () if names.gate is None else (f"{attention}.{names.gate}",)
     gates, values, last = (f"{theirs}.{name}" for name in names.mlp)
     modulation: tuple[Row, ...] = ()
     if names.modulation is not None:
         of_level = (f"{ours}.modulation.linear", f"{theirs}.{names.modulation}")
         modulation = linear_rows(*of_level, "4D", "T", split=column)
     of_heads: Any = {"split": column, "arrangement": heads}
-    pairs: Any = {"split": column, "arrangement": GatesAndValues()}
-    norms = zip(("norm_1", "after_1", "norm_2", "after_2"), names.norms, strict=True)
+    pairs: Any = {"split": column, "arrangement": GatesAndValues(hidden=hidden)}
+    kind = names.of_norms
+    ours_of_norms = ("norm_1", "after_1", "norm_2", "after_2")
+    norms = zip(ours_of_norms[:: 4 // max(len(names.norms), 1)], names.norms, strict=False)
     out: Any = {"split": TensorSplit.ROW}
     return (
         *modulation,
-        *(weight_row(f"{ours}.{mine}", f"{theirs}.{name}") for mine, name in norms),
-        *norm_rows(own, attention, ("norm_q", "norm_k")),
+        *(weight_row(f"{ours}.{mine}", f"{theirs}.{name}", kind=kind) for mine, name in norms),
+        *norm_rows(own, attention, ("norm_q", "norm_k"), rotated=rotated, kind=kind),
         *without_biases(
             (
                 *linear_rows(f"{own}.linear_qkv", made, "Q", "D", **of_heads),

@@ -39,11 +39,15 @@ def norm_rows(
     *,
     rotated: bool = True,
     exists: Exists = _always,
+    kind: str = "weight",
 ) -> tuple[Row, ...]:
-    """RMSNorm of queries and of keys, with one weight for all heads."""
+    """Lines of the RMSNorms of queries and of keys, with one weight for all heads.
+
+    The weight is called `kind` here.
+    """
     return tuple(
         Row(
-            f"{ours}.{letter}_layernorm.weight",
+            f"{ours}.{letter}_layernorm.{kind}",
             (f"{theirs}.{name}.weight",),
             TensorSplit.REPLICATED,
             ("K",),
@@ -73,7 +77,10 @@ def attention_rows(
     exists: Exists = _always,
     output: bool = True,
 ) -> tuple[Row, ...]:
-    """Rows of one attention; `normed`: whether it has norms, `output`: a linear behind it."""
+    """Lines of an attention.
+
+    `normed` says whether it has norms, `output` whether a linear follows.
+    """
     qkv, norms, out = names
     rows = (
         *linear_rows(
@@ -93,7 +100,7 @@ def attention_rows(
 
 
 def feed_forward_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Of one feed-forward."""
+    """Lines of the two linears of a feed-forward."""
     return (
         *linear_rows(f"{ours}.linear_fc1", f"{theirs}.net.0.proj", "F", "D", split=_COLUMN),
         *linear_rows(f"{ours}.linear_fc2", f"{theirs}.net.2", "D", "F", split=_ROW),
@@ -103,7 +110,7 @@ def feed_forward_rows(ours: str, theirs: str) -> tuple[Row, ...]:
 def modulation_rows(
     ours: str, theirs: str, outputs: str, *, arrangement: Arrangement = SAME
 ) -> tuple[Row, ...]:
-    """Of the linear of one modulation."""
+    """Lines of the linear of a modulation."""
     return linear_rows(
         f"{ours}.linear", theirs, outputs, "D", split=_COLUMN, arrangement=arrangement
     )
@@ -116,7 +123,7 @@ def double_stream_rows(
     modulations: tuple[str, str] | None = ("norm1.linear", "norm1_context.linear"),
     mlps: tuple[str, str] = ("ff", "ff_context"),
 ) -> tuple[Row, ...]:
-    """Of double-stream layers, which begin with `ours` and `theirs`; latents, then text.
+    """Lines of double-stream layers, whose names begin with `ours` and `theirs`.
 
     `modulations` is None where layers have no weights of them.
     """
@@ -133,7 +140,7 @@ def double_stream_rows(
 
 
 def single_stream_rows(ours: str, theirs: str, *, modulated: bool = True) -> tuple[Row, ...]:
-    """Of single-stream layers, which begin with `ours` and `theirs`.
+    """Lines of single-stream layers, whose names begin with `ours` and `theirs`.
 
     `modulated`: whether layers have weights of their modulation.
     """
@@ -155,7 +162,10 @@ def single_stream_rows(ours: str, theirs: str, *, modulated: bool = True) -> tup
 
 
 def condition_rows(*, guidance: Exists | None = None) -> tuple[Row, ...]:
-    """Of embeddings of level, guidance and pooled text; `guidance`: whether there is one."""
+    """Lines of the embeddings of timestep, guidance and pooled text.
+
+    `guidance` says whether a network has a guidance embedding.
+    """
     told = "time_text_embed"
     rows = (
         *two_linears("told.level", f"{told}.timestep_embedder", "W"),
@@ -170,7 +180,7 @@ def condition_rows(*, guidance: Exists | None = None) -> tuple[Row, ...]:
 
 
 def two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Row, ...]:
-    """Of an embedding by two linears."""
+    """Lines of an embedding by two linears."""
     first, second = (f"{theirs}.linear_{n}" for n in (1, 2))
     return (
         *linear_rows(f"{ours}.linear_1", first, "D", inputs, **options),
@@ -179,7 +189,7 @@ def two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Ro
 
 
 def layer_norm_rows(ours: str, theirs: str, width: str, **options: Any) -> tuple[Row, Row]:
-    """Weight and bias of a LayerNorm."""
+    """Lines of the weight and the bias of a LayerNorm."""
     weight, bias = (
         Row(f"{ours}.{name}", (f"{theirs}.{name}",), TensorSplit.REPLICATED, (width,), **options)
         for name in ("weight", "bias")
@@ -188,7 +198,7 @@ def layer_norm_rows(ours: str, theirs: str, width: str, **options: Any) -> tuple
 
 
 def refiner_rows(ours: str) -> tuple[Row, ...]:
-    """Of a token refiner (HunyuanVideo, HunyuanImage), as far as a network has its layers."""
+    """Lines of a token refiner (HunyuanVideo, HunyuanImage), as far as a network has its layers."""
     theirs = "context_embedder"
     layers = (_refiner_layer(ours, theirs, number) for number in range(MOST_REFINER_LAYERS))
     return (
@@ -215,7 +225,7 @@ def _refiner_layer(ours: str, theirs: str, number: int) -> tuple[Row, ...]:
 
 
 def glyph_rows(ours: str) -> tuple[Row, ...]:
-    """Of the embedding of ByT5's rows (HunyuanVideo 1.5, HunyuanImage)."""
+    """Lines of the embedding of ByT5's rows (HunyuanVideo 1.5, HunyuanImage)."""
     linears = (("S", "G"), ("S", "S"), ("D", "S"))
     names = ((f"linear_{number}", shape) for number, shape in enumerate(linears, 1))
     return (
@@ -229,7 +239,10 @@ def glyph_rows(ours: str) -> tuple[Row, ...]:
 
 
 def head_rows(*, features: Arrangement = SAME) -> tuple[Row, ...]:
-    """Rows of the last norm and linear; `features` is the order of the numbers in a token."""
+    """Lines of the last norm and linear.
+
+    `features` is the order of the numbers in a token.
+    """
     return (
         *modulation_rows("modulate_out", "norm_out.linear", "2D", arrangement=SwappedHalves()),
         *linear_rows("proj_out", "proj_out", "C", "D", arrangement=features),
@@ -244,7 +257,7 @@ EMBEDDER_ROWS: tuple[Row, ...] = (
 
 
 def stack_rows(*, modulated: bool = True) -> tuple[Row, ...]:
-    """Of double-stream layers and the single-stream ones after them (FLUX, Chroma)."""
+    """Lines of double-stream layers and the single-stream ones after them (FLUX, Chroma)."""
     double: Any = {} if modulated else {"modulations": None}
     return (
         *double_stream_rows("double_blocks.layers.*", "transformer_blocks.*", **double),
@@ -255,12 +268,12 @@ def stack_rows(*, modulated: bool = True) -> tuple[Row, ...]:
 
 
 def stack_layers(model: Any) -> dict[str, int]:
-    """`NameTable.layers` of the same."""
+    """Number of double-stream and single-stream layers, by the names of their stacks."""
     return {"double_blocks": model.num_layers, "single_blocks": model.num_single_layers}
 
 
 def stream_sizes(model: ModelConfig) -> dict[str, int]:
-    """The numbers of the letters of all these lines, but P, G and S."""
+    """Widths that the letters of these lines stand for, but for P, G and S."""
     width, hidden = model.hidden_size, model.ffn_hidden_size
     return {
         **{f"{count}D": count * width for count in (2, 3, 6, 9)},

@@ -31,7 +31,10 @@ HEADS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormedRow:
-    """In each head of [T, H, X] `parts` of K numbers are normalised; others of `widths` follow."""
+    """Rows [T, H, X] whose heads begin with `parts` of K numbers that are normalised.
+
+    Parts of the widths `widths` follow, which stay as they are.
+    """
 
     x_THX: Tensor
     parts: int
@@ -40,11 +43,11 @@ class NormedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Across:
-    """How parts are normalised."""
+    """How the parts of a row are normalised across its heads, and rotated."""
 
     eps: float
     numbers: int
-    """Of a token on all tensor ranks."""
+    """How many numbers a token has on all tensor ranks."""
     summed: Callable[[Tensor], Tensor]
     """The sum over tensor ranks."""
     twisted: bool = False
@@ -57,7 +60,7 @@ def normalised(
     angles: tuple[Tensor, Tensor] | None,
     across: Across,
 ) -> tuple[Tensor, ...]:
-    """Of each row the parts, normalised, and rotated by `angles`, then the others as views.
+    """The parts of each row, normalised and rotated by `angles`, and then the others as views.
 
     `weights` [H * K] are those of all parts in turn; `angles` cosines and sines in float32, [T, K]
     or for each head [T, H, K], which rotate the pairs (i, i + K/2): (a, b) becomes
@@ -183,7 +186,7 @@ def across_heads(  # noqa: PLR0913  # what an operator takes is flat
     numbers: int,
     eps: float,
 ) -> Tensor:
-    """Queries, or keys, [T, H, K], contiguous."""
+    """Queries, or keys, normalised across their heads and rotated: [T, H, K], contiguous."""
     x_THK, (tokens, heads, width) = _columns(x_THK), x_THK.shape
     out_THK = x_THK.new_empty(x_THK.shape)
     if tokens:
@@ -223,7 +226,7 @@ def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     numbers: int,
     eps: float,
 ) -> list[Tensor]:
-    """Gradients of the weights; that of `x` is completed in `to_x`.
+    """Gradients of the norms' weights; completes the gradient of the rows in `to_x_THX`.
 
     `to_out` are [T, H, K] of the parts. `to_others` [T, H, width] are copied behind the first
     `begin` numbers of each head; what lies between the parts and them is there already.
@@ -269,7 +272,7 @@ def _(
 
 
 def grid_of(tokens: int, heads: int) -> tuple[int, int]:
-    """Programs, and groups of heads."""
+    """Number of programs of the kernel, and of the groups of heads that they share."""
     return min(tokens, PROGRAMS), -(-heads // HEADS)
 
 

@@ -60,7 +60,7 @@ def rotated(
     TWISTED: tl.constexpr,  # and so has each half
     BACK: tl.constexpr,  # by the transposed matrix
 ):
-    """Both halves of the heads of a token; as they are where there is no cosine."""
+    """Both halves of each head of a token, rotated; unchanged where `cos` is None."""
     if cos is not None:
         if OF_HEADS:
             at = (token * H + head[:, None]) * (2 * HALF) + column[None, :]
@@ -103,7 +103,10 @@ def across_heads_forward(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program has a group of heads and goes through tokens at equal distances."""
+    """Normalises and rotates queries or keys.
+
+    Each program has a group of heads and goes through tokens at equal distances.
+    """
     head, column = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
     inside = (head < H)[:, None] & (column < HALF)[None, :]
     place = head[:, None] * (2 * HALF) + column[None, :]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 _WORD = 2**31 - 1
 _TILE = {"ROWS": 4, "BLOCK": 1024, "num_warps": 8}
-"""Of a program, which goes through the channels of its rows."""
+"""The tile of a program, which goes through the channels of its rows."""
 
 
 @torch.library.custom_op(
@@ -23,7 +23,7 @@ _TILE = {"ROWS": 4, "BLOCK": 1024, "num_warps": 8}
     schema="(Tensor x, Tensor place, float rate, int key, int first) -> Tensor",
 )
 def adapter_dropout(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int) -> Tensor:
-    """Each number times 0 or 1 / (1 - rate), rounded to its type, as its hash says."""
+    """Dropout: each number of `x_TI` times 0 or 1 / (1 - rate), as the hash of its place says."""
     out_TI = torch.empty_like(x_TI, memory_format=torch.contiguous_format)
     _launch(out_TI, x_TI, place_T, rate, key, first, added=False)
     return out_TI

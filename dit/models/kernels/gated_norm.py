@@ -39,7 +39,10 @@ CHUNK = 32
 
 @dataclass(frozen=True, slots=True)
 class RowChunks:
-    """Computed on the device, once for all layers of a pass."""
+    """Tokens sorted by their level row, cut into chunks for the programs of the kernel.
+
+    It is computed on the device, once for all layers of a pass.
+    """
 
     order_T: Tensor  # int32, tokens by level row, and by place inside of a row
     slots_S3: Tensor  # int32: level row, first token of `order_T`, and the one past the last
@@ -47,7 +50,7 @@ class RowChunks:
 
     @classmethod
     def of(cls, level_row_T: Tensor, rows: int) -> RowChunks:
-        """For `rows` level rows, some of which may have no tokens."""
+        """Chunks of tokens that name one of `rows` level rows each; rows may have no tokens."""
         device, tokens = level_row_T.device, len(level_row_T)
         sorted_T, order_T = level_row_T.sort(stable=True)
         row_N = torch.arange(rows, device=device)
@@ -68,12 +71,12 @@ class RowChunks:
 
 
 def slots_of(tokens: int, rows: int) -> int:
-    """S, for so many tokens of so many level rows."""
+    """S, the most chunks that `tokens` tokens of `rows` level rows can need."""
     return -(-tokens // CHUNK) + rows - 1
 
 
 EPS = 1e-6
-"""Of the norm, as in every published adaLN."""
+"""The epsilon of the norm, as in every published adaLN."""
 PARTS_BLOCK = 128
 """Columns of a program that adds parts of sums."""
 
@@ -81,7 +84,7 @@ PARTS_BLOCK = 128
 def modulate(
     h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor, chunks: RowChunks, rms: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`h_TD` itself and its normalised, scaled and shifted form.
+    """`h_TD` itself, and norm(h) * (1 + scale) + shift, with the rows of each token's noise level.
 
     What goes on with the first result hands its gradient to the kernel of the second. `rms`: the
     norm is RMSNorm.
@@ -90,7 +93,7 @@ def modulate(
 
 
 def add(h_TD: Tensor, y_TD: Tensor, *, gate_ND: Tensor, chunks: RowChunks) -> Tensor:
-    """Tokens of `h_TD`, plus those of `y_TD` times `gate`."""
+    """The gated residual h + gate * y of each token."""
     return _GatedNorm.apply(h_TD, y_TD, gate_ND, None, None, chunks, False)[0]  # type: ignore[index]
 
 
@@ -104,7 +107,7 @@ def add_and_modulate(
     chunks: RowChunks,
     rms: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The sum of `add`, and what `modulate` makes of it."""
+    """The sum h + gate * y of `add`, and what `modulate` makes of it."""
     return _GatedNorm.apply(h_TD, y_TD, gate_ND, scale_ND, shift_ND, chunks, rms)  # type: ignore[return-value]
 
 
@@ -175,7 +178,10 @@ def gated_norm(  # noqa: PLR0913  # what an operator takes is flat
     slots_S3: Tensor,
     rms: bool = False,
 ) -> list[Tensor]:
-    """`sum` where there is a gate; then `x` and [T, 2] of its norm where there is a scale."""
+    """Forward pass: `sum` where there is a gate; `x` and statistics [T, 2] where there is a scale.
+
+    `sum` is h + gate * y, and `x` its norm * (1 + scale) + shift.
+    """
     h_TD, y_TD = h_TD.contiguous(), None if y_TD is None else y_TD.contiguous()
     gated, norm = gate_ND is not None, scale_ND is not None
     rows = [one if one is None else _columns(one) for one in (gate_ND, scale_ND, shift_ND)]
@@ -226,7 +232,7 @@ def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
     rows_N2: Tensor,
     rms: bool = False,
 ) -> list[Tensor]:
-    """Gradients of `h` where there is a scale, of `y` where there is a gate, and of the rows.
+    """Gradients of `h` where there is a scale, of `y` where there is a gate, and of the level rows.
 
     `to_x_TD` and `to_sum_TD` are the gradients of `x` and of `sum`. `h_TD` is `sum` as the forward
     pass kept it. The gradients of the rows are [P, N, D]: shift and scale, then gate.
@@ -308,7 +314,7 @@ def _sizes(h_TD: Tensor) -> dict[str, int]:
 
 
 def _backward_sizes(h_TD: Tensor) -> dict[str, int]:
-    """The same with 4 numbers of a tile in a thread, which also holds the sums of its columns.
+    """Sizes with 4 numbers of a tile in a thread, which also holds the sums of its columns.
 
     Columns beyond a power of two are a smaller tile, so that registers suffice, and few idle. 64
     of them do not hold 6 numbers of each tensor: Triton 3.6 spills 32 bytes a thread at 3072.

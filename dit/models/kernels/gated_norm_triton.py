@@ -18,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def piece(slots, slot):
-    """Level row of a slot, its first token and the one past its last, in sorted order."""
+    """The level row of a slot, and its first token and the one past its last, in sorted order."""
     return tl.load(slots + 3 * slot), tl.load(slots + 3 * slot + 1), tl.load(slots + 3 * slot + 2)
 
 
@@ -45,7 +45,7 @@ def gated_norm_forward(
     NORM: tl.constexpr,
     RMS: tl.constexpr,  # the mean is not taken off
 ):
-    """Gated residual and modulated LayerNorm or RMSNorm."""
+    """The gated residual and the modulated LayerNorm or RMSNorm of a slot's tokens."""
     slot = tl.program_id(0)
     row, begin, end = piece(slots, slot)
     column = tl.arange(0, BLOCK)
@@ -80,7 +80,7 @@ def gated_norm_forward(
 
 @triton.jit
 def normalised_gradient(to_x, h, place, inside, mean_T, pace_T, scale_D):
-    """Of some tokens g = dL/dx, the normalised tokens n, and g · scale."""
+    """For some tokens: g = dL/dx, the normalised tokens n, and g · scale."""
     g_TD = tl.load(to_x + place, inside, 0.0).to(tl.float32)
     h_TD = tl.load(h + place, inside, 0.0).to(tl.float32)
     return g_TD, (h_TD - mean_T[:, None]) * pace_T[:, None], g_TD * scale_D[None, :]
@@ -130,7 +130,7 @@ def gated_norm_backward(
     RESIDUAL: tl.constexpr,
     RMS: tl.constexpr,
 ):
-    """Gradients of the tokens, and parts of those of the rows.
+    """Gradients of the tokens of a slot, and its parts of the gradients of level rows.
 
     With n the normalised tokens, r 1 / standard deviation, g = dL/dx, and a = g · scale:
     dL/dh = r · (a - mean(a) - n · mean(a · n)) + dL/dsum; of RMSNorm without mean(a).

@@ -23,9 +23,9 @@ _TILE = {"ROWS": 8, "BLOCK": COLUMNS, "num_warps": 4}
     schema="(Tensor bytes, Tensor exponents, ScalarType dtype) -> Tensor",
 )
 def restored_rows(bytes_OI: Tensor, exponent_O: Tensor, dtype: torch.dtype) -> Tensor:
-    """The matrix [O, I]: float8_e4m3fn times float8_e8m0fnu of each row, both given as uint8.
+    """The matrix [O, I] in `dtype`: its float8_e4m3fn numbers times a float8_e8m0fnu of each row.
 
-    Numbers of a row lie side by side; rows and exponents may lie apart.
+    Both are given as uint8. Numbers of a row lie side by side; rows and exponents may lie apart.
     """
     rows, width = bytes_OI.shape
     out_OI = bytes_OI.new_empty(rows, width, dtype=dtype)

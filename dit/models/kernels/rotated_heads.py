@@ -98,7 +98,7 @@ def rotated_heads(
     sin_TK: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys [T, H, K], contiguous."""
+    """Queries and keys, normalised per head and rotated: [T, H, K] each, contiguous."""
     tokens, heads, _ = x_THX.shape
     q_THK, k_THK = (x_THX.new_empty(tokens, heads, len(weight_q_K)) for _ in range(2))
     cos_TK, sin_TK = cos_TK.contiguous(), sin_TK.contiguous()
@@ -138,7 +138,7 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     sin_TK: Tensor,
     eps: float,
 ) -> Tensor:
-    """Gradient of the weights, [2, K]; that of `x` is completed in `to_x`.
+    """Gradients [2, K] of the norms' weights; completes the gradient of the rows in `to_x_THX`.
 
     `to_others` are copied there behind the first `begin` numbers of each head; what lies between
     keys and them is there already.
@@ -189,7 +189,7 @@ def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
 
 
 def grid_of(tokens: int, heads: int) -> tuple[int, int]:
-    """Programs, and groups of heads."""
+    """Number of programs of the kernel, and of the groups of heads that they share."""
     return min(tokens, PROGRAMS), -(-heads // HEADS)
 
 

@@ -30,7 +30,7 @@ def store_halves(tensor, place, inside, low, high, HALF: tl.constexpr):
 
 @triton.jit
 def normalised(low, high, HALF: tl.constexpr, EPS: tl.constexpr):
-    """Both halves over the root mean square of the head, and 1 over that."""
+    """Both halves of each head, divided by its root mean square, and 1 / root mean square."""
     squares_H = tl.sum(low * low, 1) + tl.sum(high * high, 1)
     pace_H = 1 / tl.sqrt(squares_H / (2 * HALF) + EPS)
     return low * pace_H[:, None], high * pace_H[:, None], pace_H
@@ -40,7 +40,7 @@ def normalised(low, high, HALF: tl.constexpr, EPS: tl.constexpr):
 def turned(
     x, x_place, out, out_place, inside, weights, angles, HALF: tl.constexpr, EPS: tl.constexpr
 ):
-    """Queries, or keys, of one token."""
+    """Normalises and rotates queries, or keys, of one token, and stores them in `out`."""
     low, high = load_halves(x, x_place, inside, HALF)
     low, high, _ = normalised(low, high, HALF, EPS)
     low *= weights[0][None, :]

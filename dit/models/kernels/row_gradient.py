@@ -23,7 +23,7 @@ _NAME = "row_gradient"
 
 @dataclass(eq=False, slots=True)
 class RowGradient:
-    """The gradient of a row, of which another kernel may write the first part behind `begin`."""
+    """The gradient of a row of heads, of which another kernel may write the part behind `begin`."""
 
     begin: int  # numbers of each head
     row_THX: Tensor | None = None
@@ -35,12 +35,12 @@ def offered(part_THK: Tensor, place: RowGradient) -> None:
 
 
 def offer_of(part_THK: Tensor) -> RowGradient | None:
-    """What was offered with this very tensor."""
+    """The place that `offered` has left with this very tensor; None if there is none."""
     return getattr(part_THK, _NAME, None)
 
 
 def taken(part_THK: Tensor, place: RowGradient | None) -> Tensor:
-    """Memory for the gradient of a part [T, H, K]: in its row if a place was offered."""
+    """Memory for the gradient [T, H, K] of a part: in its row's gradient, if offered."""
     if place is None:
         return part_THK.new_empty(part_THK.shape)
     tokens, heads, width = part_THK.shape
@@ -51,7 +51,7 @@ def taken(part_THK: Tensor, place: RowGradient | None) -> Tensor:
 def row_to_fill(
     place: RowGradient, parts: Sequence[Tensor], x_THX: Tensor
 ) -> tuple[Tensor, list[Tensor], int]:
-    """The gradient of `x`, those of `parts` that are not in it yet, and where they begin.
+    """The gradient of `x_THX`, those of `parts` that are not in it yet, and where they begin.
 
     `parts` are gradients [T, H, width] of what follows the first numbers of each head.
     """

@@ -1,20 +1,18 @@
-"""Sizes and choices of the layers of a network, and what each of them costs.
+"""Sizes and choices of the layers of a network, which are built of them.
 
-shapes  linears with the rows that they run over, who attends to whom, other weights; their sum;
-        what the backward pass needs of each of them
-parts   attention, feed-forward, embeddings, token refiners; scales, shifts and gates
-layers  layers made of these, stacks, and a network made of stacks
+shapes  rows of tokens, who attends to whom, and what the backward pass needs of each part
+parts   attention and feed-forward; scales, shifts and gates
+layers  layers made of these, stacks, and the stacks of a network
 
-A family describes its network by these values alone, so that parameters, operations, memory and the
-cut into pipeline stages follow from one description. Nothing here needs torch: a plan for a cluster
-is made on machines without it.
+Nothing here needs torch, which neither a printed configuration nor a worker of the loader imports.
+Parameters and operations are asked of the network itself (`dit/sizing`).
 """
 
 from dit.models.layer_spec.layers import (
     CrossLayerSpec,
     DoubleLayerSpec,
     LayerSpec,
-    NetworkCost,
+    NetworkSpec,
     SequentialLayerSpec,
     SingleLayerSpec,
     StackSpec,
@@ -38,10 +36,5 @@ from dit.models.layer_spec.parts import (
     SharedModulation,
     TableModulation,
     WholeLayerModulation,
-    condition_cost,
-    glyph_weights,
-    refiner_cost,
-    replicated,
-    shared_modulation_cost,
 )
-from dit.models.layer_spec.shapes import Cost, Multiplications, RowKind, WeightShape
+from dit.models.layer_spec.shapes import NOTHING, AttentionShape, Kept, KeptBy, LayerNeeds, RowKind

@@ -1,11 +1,10 @@
-"""Layers of each kind, stacks of them, and networks: what comes before and after the stacks."""
+"""Layers of each kind, stacks of them, and the stacks of a network."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from dit.models.layer_spec.parts import (
     PER_BLOCK,
@@ -16,34 +15,41 @@ from dit.models.layer_spec.parts import (
     ModulationSpec,
     PerBlockModulation,
     QkNorm,
+    SharedModulation,
     TableModulation,
     WholeLayerModulation,
-    whole_bias,
 )
 from dit.models.layer_spec.shapes import (
     AFFINE,
     BY_TABLE,
+    CENTRED,
+    CENTRED_HEADS,
+    CROSS,
+    CROSS_ACROSS_HEADS,
     EXCHANGED,
     EXCHANGED_ACROSS_HEADS,
+    FLOAT32_ROWS,
     GROUPED,
     JOINT,
     JOINT_ACROSS_HEADS,
     JOINT_WITHOUT_NORM,
     MODULATED,
+    NOT_AFTER,
     NOTHING,
+    OF_CUBES,
+    OF_IMAGE,
+    OUTPUT_GATE,
     SECOND,
     SELF,
     SELF_ACROSS_HEADS,
     SEQUENTIAL,
     SINGLE,
+    TWISTED,
     UNCHANGED,
     AttentionShape,
-    Cost,
     KeptBy,
-    LinearShape,
-    Multiplications,
+    LayerNeeds,
     RowKind,
-    WeightShape,
 )
 
 
@@ -66,8 +72,7 @@ class CrossLayerSpec:
     attends to text alone."""
 
     @cached_property  # a planner asks for it many times
-    def cost(self) -> Cost:
-        width = self.attention.width
+    def needs(self) -> LayerNeeds:
         # Two exchanges, because the third is that of cross-attention.
         across = self.attention.norm is QkNorm.ACROSS_HEADS
         part = BY_TABLE if isinstance(self.modulation, TableModulation) else MODULATED
@@ -75,15 +80,23 @@ class CrossLayerSpec:
         kept += part if self.gated_cross else AFFINE if self.cross_norm else UNCHANGED
         rows = RowKind.LATENTS
         total = _self_attention(self.attention, self.feed_forward, rows, exchanges=1, kept=kept)
-        total += self.attention.cost() + self.cross_attention.cross_cost(self.text_width)
-        if self.image_rows is not None:
-            total += self.cross_attention.image_cost(self.text_width, self.image_rows)
-        total += self.feed_forward.cost()
-        total += self.modulation.cost(width, 9 if self.gated_cross else 6)
-        has_weights = self.cross_norm and not self.gated_cross
-        affine = (WeightShape(numbers=2 * width),) if has_weights else ()
         exchanged = EXCHANGED_ACROSS_HEADS if across else EXCHANGED
-        return total + Cost(weights=affine, kept_exchanged=exchanged)
+        return total + self._of_cross_attention + LayerNeeds(kept_exchanged=exchanged)
+
+    @property
+    def _of_cross_attention(self) -> LayerNeeds:
+        cross = self.cross_attention
+        kept = CROSS_ACROSS_HEADS if cross.norm is QkNorm.ACROSS_HEADS else CROSS
+        total = LayerNeeds(
+            attentions=(AttentionShape(width=cross.width, keys=RowKind.TEXT),),
+            exchanges=1,
+            kept=kept,
+            kept_of_text=kept,
+        )
+        if self.image_rows is None:
+            return total
+        image = AttentionShape(width=cross.width, keys=RowKind.SAMPLES, times=self.image_rows)
+        return total + LayerNeeds(attentions=(image,), kept=OF_IMAGE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,26 +131,17 @@ class DoubleLayerSpec:
         return own
 
     @cached_property
-    def cost(self) -> Cost:
-        """Of a layer whose text is read, or which does not update it."""
-        attention, feed_forward, width = self.attention, self.feed_forward, self.attention.width
-        joint = _JOINT[attention.norm]
-        kept = joint + MODULATED + MODULATED
-        total = _self_attention(attention, feed_forward, RowKind.JOINT, exchanges=1, kept=kept)
+    def needs(self) -> LayerNeeds:
+        """What a layer needs whose text is read afterwards, or which does not update it."""
+        attention, width = self.attention, self.attention.width
+        kept = _JOINT[attention.norm] + MODULATED + MODULATED
+        total = _self_attention(attention, self.feed_forward, RowKind.JOINT, exchanges=1, kept=kept)
         if self.text_feed_forward is not None:
             total = replace(total, kept_of_text=kept + self.of_text.kept)
-        total += attention.cost() + feed_forward.cost()
-        total += self.modulation.cost(width, 9 if self.second_attention else 6)
-        if self.layer_text is not None:
-            total += self.layer_text.cost(width)
         if self.second_attention:
             own = AttentionShape(width=width)
-            total += attention.cost()
-            total += Cost(attentions=(own,), exchanges=1, kept=SECOND)
-        total += attention.cost(RowKind.TEXT, output=self.updates_text)
-        if not self.updates_text:
-            return total + self.modulation.cost(width, 2)
-        return total + self.of_text.cost(RowKind.TEXT) + self.modulation.cost(width, 6)
+            total += LayerNeeds(attentions=(own,), exchanges=1, kept=SECOND)
+        return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,37 +155,33 @@ class SingleLayerSpec:
     """Whether the first matrix is one linear in Diffusers (FLUX.2), with one adapter, too."""
 
     @cached_property
-    def cost(self) -> Cost:
+    def needs(self) -> LayerNeeds:
         kept, rows = SINGLE + MODULATED, RowKind.JOINT
-        total = _self_attention(self.attention, self.feed_forward, rows, exchanges=0, kept=kept)
-        width, bias, inner = self.attention.width, self.attention.bias, self.feed_forward
-        made = 3 * width + inner.hidden * inner.activation.inputs
-        rows: Any = {"rows": RowKind.JOINT, "split": True}
-        parts = 1 if self.fused else 4
-        linears = (
-            LinearShape(inputs=width, outputs=made, bias=bias, parts=parts, **rows),
-            LinearShape(inputs=width + inner.hidden, outputs=width, **rows),
-        )
-        total += Cost(linears=linears) + whole_bias(width, bias) + self.attention.norms
-        return total + self.modulation.cost(width, 3)
+        return _self_attention(self.attention, self.feed_forward, rows, exchanges=0, kept=kept)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialLayerSpec:
-    """Attention, then feed-forward, over latents, text, or both in one row (Lumina, Z-Image).
+    """Attention, then feed-forward, over latents, text, or both in one row (Lumina, ERNIE).
 
     y = norm_1(h) * (1 + scale) + shift;    h = h + gate * after_1(attention(y))
     y = norm_2(h) * (1 + scale) + shift;    h = h + gate * after_2(feed_forward(y))
+
+    With `parallel` both read the first y, and h = h + gate * (attention(y) + feed_forward(y)).
     """
 
     attention: AttentionSpec
     feed_forward: FeedForwardSpec | ExpertsSpec
     rows: RowKind = RowKind.JOINT
-    modulation: PerBlockModulation | None = PER_BLOCK
+    modulation: PerBlockModulation | SharedModulation | TableModulation | None = PER_BLOCK
     """None: without scales, shifts and gates, as in refiners of text."""
+    parallel: bool = False
+    """Whether attention and feed-forward stand side by side (FLUX.3); norms have no weights."""
     weighted: bool = True
     """Whether norms are RMSNorms with weights; else LayerNorms without (HiDream)."""
     eps: float = 1e-5  # of those with weights
+    centred: bool = False
+    """Whether these weights are stored less 1 (Krea 2)."""
     after: bool = True
     """Whether what attention and feed-forward make is normed, too (sandwich)."""
     shifted: bool = False
@@ -193,27 +193,26 @@ class SequentialLayerSpec:
     """Whether no sample has such rows, so that nothing is computed."""
 
     @cached_property
-    def cost(self) -> Cost:
-        attention, width = self.attention, self.attention.width
+    def needs(self) -> LayerNeeds:
+        attention = self.attention
         kept = SEQUENTIAL if attention.key_heads == attention.heads else GROUPED
+        more = (
+            (NOT_AFTER, not self.after),
+            (TWISTED, attention.twisted),
+            (CENTRED, self.centred),
+            (CENTRED_HEADS, attention.centred),
+            (OUTPUT_GATE, attention.output_gate),
+            (FLOAT32_ROWS, isinstance(self.modulation, TableModulation)),
+        )
+        kept = sum((one for one, holds in more if holds), kept)
         if not self.weighted:
-            kept = SELF_ACROSS_HEADS + MODULATED + MODULATED
+            across = attention.norm is QkNorm.ACROSS_HEADS
+            kept = (SELF_ACROSS_HEADS if across else SELF) + MODULATED
+            kept += NOTHING if self.parallel else MODULATED
         made = _self_attention(attention, self.feed_forward, self.rows, exchanges=1, kept=kept)
         if self.rows is RowKind.TEXT or self.idle:  # references: all latents of a pack that has any
             made = replace(made, kept=NOTHING)
-        total = made + attention.cost(self.rows) + self.feed_forward.cost(self.rows)
-        norms = (4 if self.after else 2) if self.weighted else 0
-        total += Cost(weights=(WeightShape(numbers=width),) * norms)
-        if self.layer_text is not None:
-            total += self.layer_text.cost(width)
-        if self.modulation is None:
-            return total
-        told = self.modulation.cost(width, 6 if self.shifted else 4)
-        if self.rows is RowKind.REFERENCES:
-            told = replace(
-                told, linears=tuple(replace(one, rows=self.rows) for one in told.linears)
-            )
-        return total + told
+        return made
 
 
 _JOINT = {
@@ -230,18 +229,16 @@ def _self_attention(
     *,
     exchanges: int,
     kept: KeptBy,
-) -> Cost:
-    """Who attends to whom in a layer, and what its backward pass keeps, with its feed-forward.
-
-    `exchanges` are those beside the feed-forward's.
-    """
+) -> LayerNeeds:
+    """What self-attention and `feed_forward` need; `exchanges` are those of the first alone."""
     kept += feed_forward.kept
-    seen = 1 if attention.sparse_pairs is None else attention.sparse_pairs
-    return Cost(
-        attentions=(AttentionShape(width=attention.width, queries=rows, keys=rows, seen=seen),),
+    sparse = attention.sparse_pairs is not None
+    return LayerNeeds(
+        attentions=(AttentionShape(width=attention.width, queries=rows, keys=rows),),
         exchanges=exchanges + feed_forward.exchanges,
-        kept=kept,
+        kept=kept + OF_CUBES if sparse else kept,
         kept_of_text=kept if RowKind.TEXT in rows else NOTHING,
+        cube_heads=attention.heads if sparse else 0,
     )
 
 
@@ -258,63 +255,39 @@ class StackSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkCost:
-    """A network: what comes before its layers, the layers, and what comes after them."""
+class NetworkSpec:
+    """The layers of a network, and how many tokens they see of a sample."""
 
-    before: Cost
     stacks: tuple[StackSpec, ...]
-    after: Cost
-    conditioner: Cost = field(default_factory=Cost)
-    """What makes text of captions before they are filled up, of one row for each of theirs; it is
-    the attribute of the network that has this name (Anima)."""
+    conditioner_kept: KeptBy = NOTHING
+    """What the backward pass needs of each caption token in the conditioner (Anima), which makes
+    text of captions before they are filled up, for each unit of width."""
+    text_layers: str = ""
+    """How the names of weights of layers over text alone begin, which are computed again in the
+    backward pass, on the first stage (Krea 2)."""
+    text_layers_kept: int = 0
+    """Numbers of each text token that they keep for it."""
     text_tokens: int | None = None
     """Text is filled up to this many tokens a sample; None leaves it as long as it is."""
     attended_multiple: int = 1
     """Text and latents of a sample are filled up to a multiple of so many tokens, with attention
     to all of them."""
     image_rows: int = 0
-    """Rows of an image encoder in each sample: of its text inputs' rows, but no text tokens. The
-    description counts what they cost with the sample."""
+    """Rows of an image encoder in each sample: of its text inputs' rows, but no text tokens."""
 
     @property
     def layers(self) -> int:
         return sum(stack.count for stack in self.stacks)
 
     @property
-    def ends(self) -> tuple[Cost, Cost]:
-        """All that comes before the stacks, and all that comes after them."""
-        return self.before + self.conditioner, self.after
-
-    @property
     def exchanges(self) -> int:
-        """Those of all layers."""
-        return sum(stack.count * stack.layer.cost.exchanges for stack in self.stacks)
-
-    @cached_property
-    def multiplications(self) -> Multiplications:
-        """Without those of a conditioner, which sees other rows."""
-        total = self.before.multiplications + self.after.multiplications
-        for stack in self.stacks:
-            total += stack.layer.cost.multiplications.times(stack.count)
-        return total
-
-    @cached_property
-    def in_attention(self) -> Multiplications:
-        """Those of `multiplications` that attention makes."""
-        total = Multiplications()
-        for stack in self.stacks:
-            total += stack.layer.cost.in_attention.times(stack.count)
-        return total
-
-    def in_layers(self, first: int, last: int) -> Cost:
-        """What layers `first` to `last` consist of, counted from 0 over all stacks."""
-        layers = [stack.layer.cost for stack in self.stacks for _ in range(stack.count)]
-        return sum(layers[first : last + 1], Cost())
+        """Exchanges between tensor ranks in a pass, of all layers (see `LayerNeeds.exchanges`)."""
+        return sum(stack.count * stack.layer.needs.exchanges for stack in self.stacks)
 
     @property
     def attends_jointly(self) -> bool:
         """Whether layers attend to latents and text together, so that each pays for the other."""
-        shapes = (shape for stack in self.stacks for shape in stack.layer.cost.attentions)
+        shapes = (shape for stack in self.stacks for shape in stack.layer.needs.attentions)
         return any(shape.queries == RowKind.JOINT for shape in shapes)
 
     def text(self, lengths: Sequence[int]) -> Sequence[int]:
@@ -331,29 +304,3 @@ class NetworkCost:
         if multiple == 1:
             return lengths
         return [-(-length // multiple) * multiple for length in lengths]
-
-    def parameters(self, *, tensor: int = 1, pipeline: int = 1) -> int:
-        """On the fullest rank: the first stage has what comes before the layers, the last the rest.
-
-        Each stage has as many layers; where they are of several kinds, its kinds are the largest.
-        """
-        sizes = [stack.layer.cost.parameters(tensor=tensor) for stack in self.stacks]
-        each = [
-            size for size, stack in zip(sizes, self.stacks, strict=True) for _ in range(stack.count)
-        ]
-        held = -(-len(each) // pipeline)
-        layers = max(sum(each[at : at + held]) for at in range(0, len(each), held))
-        ends = [one.parameters(tensor=tensor) for one in self.ends]
-        return layers + (sum(ends) if pipeline == 1 else max(ends))
-
-    def layer_matrices(self, *, tensor: int = 1) -> tuple[int, int]:
-        """Numbers, and rows, of the matrices of a layer, on average over the kinds of layers."""
-        each = [(s.count, s.layer.cost) for s in self.stacks]
-        numbers = sum(count * cost.matrix_numbers(tensor=tensor) for count, cost in each)
-        rows = sum(count * cost.matrix_rows for count, cost in each)
-        return numbers // self.layers, rows // self.layers
-
-    def adapter_numbers(self, rank: int, *, tensor: int = 1, pipeline: int = 1) -> int:
-        """Of adapters of attention and MLP in all layers, on one of the pipeline stages."""
-        each = [s.layer.cost.adapter_numbers(rank, tensor=tensor) * s.count for s in self.stacks]
-        return -(-sum(each) // pipeline)

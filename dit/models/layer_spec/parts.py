@@ -1,31 +1,16 @@
-"""Attention, feed-forward, embeddings, token refiners, modulation: sizes, choices and costs.
+"""Attention, feed-forward, modulation: sizes and choices.
 
 Modulation is how scales, shifts and gates of a layer are made of the embedding of its level.
 """
 
-# D model width, F width inside a feed-forward, K head width, k vectors of a layer
+# D model width, F width inside a feed-forward, K head width
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-from dit.models.layer_spec.shapes import (
-    CROSS,
-    CROSS_ACROSS_HEADS,
-    OF_CUBES,
-    OF_IMAGE,
-    AttentionShape,
-    Cost,
-    Kept,
-    KeptBy,
-    LinearShape,
-    RowKind,
-    WeightShape,
-    of_feed_forward,
-)
+from dit.models.layer_spec.shapes import Kept, KeptBy, of_feed_forward
 
 
 class Activation(StrEnum):
@@ -35,11 +20,12 @@ class Activation(StrEnum):
     GELU_TANH = "gelu_tanh"
     SILU = "silu"
     SWIGLU = "swiglu"  # silu(gate) * up: the first linear makes both
+    GEGLU = "geglu"  # gelu(gate) * up, exact (erf), likewise
 
     @property
     def inputs(self) -> int:
         """Numbers that the first linear makes for each hidden unit."""
-        return 2 if self is Activation.SWIGLU else 1
+        return 2 if self in (Activation.SWIGLU, Activation.GEGLU) else 1
 
 
 class QkNorm(StrEnum):
@@ -61,6 +47,16 @@ class AttentionSpec:
     eps: float = 1e-6  # of that norm
     groups: int | None = None
     """Heads of keys and of values, each read by as many heads of queries; None: one for each."""
+    twisted: bool = False
+    """Whether the two numbers of a rotary pair turn by angles of their own (ERNIE-Image), so that
+    no kernel fuses them with their norm."""
+    centred: bool = False
+    """Whether weights of that norm are stored less 1 (Krea 2)."""
+    output_gate: bool = False
+    """Whether what attention makes is multiplied by the sigmoid of a linear of its input."""
+    states: int | None = None
+    """Rows of each token that attend to each other alone, such as hidden states of several layers
+    of a text encoder; None: tokens attend to those of their sample."""
     sparse_pairs: float | None = None
     """Pairs of a query and a key for each pair of tokens, where cubes of tokens see some others in
     full, and by a gate the means of all (VSA); None: every token sees all, and there is no gate."""
@@ -73,80 +69,6 @@ class AttentionSpec:
     def key_heads(self) -> int:
         return self.heads if self.groups is None else self.groups
 
-    def cost(self, rows: RowKind = RowKind.LATENTS, *, output: bool = True) -> Cost:
-        """Queries, keys and values of a row of tokens, and the output; not who attends to whom."""
-        made = LinearShape(
-            inputs=self.width,
-            outputs=self.width + 2 * self.key_heads * self.head_width,
-            rows=rows,
-            bias=self.bias,
-            split=True,
-            parts=3,
-        )
-        total = Cost(linears=(made,)) + self.norms
-        if self.sparse_pairs is not None:
-            gate = LinearShape(
-                inputs=self.width, outputs=self.width, rows=rows, bias=self.bias, split=True
-            )
-            total += Cost(linears=(gate,), kept=OF_CUBES, cube_heads=self.heads)
-        if not output:
-            return total
-        out = LinearShape(inputs=self.width, outputs=self.width, rows=rows, split=True)
-        return total + Cost(linears=(out,)) + whole_bias(self.width, self.bias)
-
-    def cross_cost(self, text_width: int) -> Cost:
-        """Queries of latents, keys and values of text; with the attention."""
-        width, bias = self.width, self.bias
-        linears = (
-            LinearShape(inputs=width, outputs=width, bias=bias, split=True),
-            LinearShape(
-                inputs=text_width,
-                outputs=2 * width,
-                rows=RowKind.TEXT,
-                bias=bias,
-                split=True,
-                parts=2,
-            ),
-            LinearShape(inputs=width, outputs=width, split=True),
-        )
-        attention = AttentionShape(width=width, keys=RowKind.TEXT)
-        kept = CROSS_ACROSS_HEADS if self.norm is QkNorm.ACROSS_HEADS else CROSS
-        total = Cost(
-            linears=linears,
-            attentions=(attention,),
-            exchanges=1,
-            kept=kept,
-            kept_of_text=kept,
-        )
-        return total + whole_bias(width, bias) + self.norms
-
-    def image_cost(self, text_width: int, rows: int) -> Cost:
-        """What attention to `rows` rows of an image adds to `cross_cost`, with its queries."""
-        made = LinearShape(
-            inputs=text_width,
-            outputs=2 * self.width,
-            rows=RowKind.SAMPLES,
-            bias=self.bias,
-            split=True,
-            times=rows,
-            parts=2,
-        )
-        attention = AttentionShape(width=self.width, keys=RowKind.SAMPLES, times=rows)
-        # The norm of the keys.
-        norm = Cost(weights=self.norms.weights[1:])
-        return Cost(linears=(made,), attentions=(attention,), kept=OF_IMAGE) + norm
-
-    @property
-    def norms(self) -> Cost:
-        """Of queries and of keys; tensor ranks share a norm across heads by heads."""
-        match self.norm:
-            case QkNorm.NONE:
-                return Cost()
-            case QkNorm.PER_HEAD:
-                return Cost(weights=(WeightShape(numbers=self.head_width),) * 2)
-            case QkNorm.ACROSS_HEADS:
-                return Cost(weights=(WeightShape(numbers=self.width, split=True),) * 2)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedForwardSpec:
@@ -156,17 +78,6 @@ class FeedForwardSpec:
     hidden: int  # F, any number
     activation: Activation = Activation.GELU
     bias: bool = False
-
-    def linears(self, rows: RowKind = RowKind.LATENTS) -> tuple[LinearShape, ...]:
-        """Without the bias of the second, which belongs to the row that it is added to."""
-        made = self.hidden * self.activation.inputs
-        return (
-            LinearShape(inputs=self.width, outputs=made, rows=rows, bias=self.bias, split=True),
-            LinearShape(inputs=self.hidden, outputs=self.width, rows=rows, split=True),
-        )
-
-    def cost(self, rows: RowKind = RowKind.LATENTS) -> Cost:
-        return Cost(linears=self.linears(rows)) + whole_bias(self.width, self.bias)
 
     @property
     def exchanges(self) -> int:
@@ -203,10 +114,6 @@ class ExpertsSpec:
         """Units of all of them together."""
         return self.shared.hidden + self.count * self.expert.hidden
 
-    def cost(self, rows: RowKind = RowKind.LATENTS) -> Cost:
-        total = replicated(self.expert.width, self.count, rows=rows) + self.shared.cost(rows)
-        return sum((self.expert.cost(rows) for _ in range(self.count)), total)
-
     @property
     def exchanges(self) -> int:
         return 1 + self.count
@@ -221,50 +128,26 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTextSpec:
-    """Text of which each layer of a network sees other hidden states of its encoder (HiDream).
+    """Text that gives each layer of a network another hidden state of its encoder (HiDream).
 
-    Each layer projects them anew; those of the last layer are projected before all layers.
+    Each layer projects its state itself; that of the last layer is projected before all layers.
     """
 
     width: int
-    """Of one hidden state."""
-    rows: int
-    """Of each sample."""
+    """Width of one hidden state."""
     states: tuple[int, ...]
     """Number of the hidden state of each layer of the network."""
     first: int = 0
     """Layers before those of the stack."""
 
     def state(self, layer: int) -> int | None:
-        """Of a layer of the stack, from 0; None: of the last one of the network."""
+        """Hidden state, by number, of `layer` of the stack; None for the last of the network."""
         number = self.first + layer
         return self.states[number] if number + 1 < len(self.states) else None
 
     def columns(self, state: int) -> slice:
         """Where a hidden state stands among all of them, side by side."""
         return slice(state * self.width, (state + 1) * self.width)
-
-    def cost(self, width: int) -> Cost:
-        """Of the projection of a layer."""
-        return replicated(self.width, width, rows=RowKind.SAMPLES, times=self.rows)
-
-
-def whole_bias(width: int, bias: bool) -> Cost:
-    """Of a matrix that is split by its inputs: every rank has the whole bias."""
-    return Cost(weights=(WeightShape(numbers=width),) if bias else ())
-
-
-def replicated(
-    inputs: int,
-    outputs: int,
-    *,
-    rows: RowKind = RowKind.LATENTS,
-    bias: bool = False,
-    times: int = 1,
-) -> Cost:
-    """A matrix that every tensor rank has whole."""
-    shape = LinearShape(inputs=inputs, outputs=outputs, rows=rows, bias=bias, times=times)
-    return Cost(linears=(shape,))
 
 
 ALL_NOISE = 1000.0
@@ -273,48 +156,9 @@ LEVEL_WAVES = 256
 """Cosines and sines of a noise level or a guidance scale; fixed in Diffusers."""
 
 
-def condition_cost(
-    width: int,
-    *,
-    pooled: int | None = None,
-    guidance: bool = False,
-    step_end: bool = False,
-    bias: bool = True,
-) -> Cost:
-    """Of embeddings of level, end of a step, guidance and pooled text, two linears each."""
-    one_row: dict[str, Any] = {"rows": RowKind.SAMPLES, "bias": bias}
-    total = Cost()
-    texts = () if pooled is None else (pooled,)
-    for inputs in (*(LEVEL_WAVES,) * (1 + guidance + step_end), *texts):
-        total += replicated(inputs, width, **one_row) + replicated(width, width, **one_row)
-    return total
-
-
 REFINER_RATIO = 4
 """Width of a token refiner's MLPs over the hidden size; fixed in Diffusers."""
 MOST_REFINER_LAYERS = 16
-
-
-def refiner_cost(width: int, *, text: int, layers: int) -> Cost:
-    """Of the token refiner (HunyuanVideo, HunyuanImage), which reads texts of width `text`."""
-    total = condition_cost(width, pooled=text)
-    rows: dict[str, Any] = {"rows": RowKind.TEXT, "bias": True}
-    total += replicated(text, width, **rows)
-    wide = REFINER_RATIO * width
-    for _ in range(layers):
-        total += replicated(width, 3 * width, **rows) + replicated(width, width, **rows)
-        total += replicated(width, wide, **rows) + replicated(wide, width, **rows)
-        total += replicated(width, 2 * width, rows=RowKind.SAMPLES, bias=True)
-        attention = AttentionShape(width=width, queries=RowKind.TEXT, keys=RowKind.TEXT)
-        norms = WeightShape(numbers=4 * width)  # weight and bias of two
-        total += Cost(attentions=(attention,), weights=(norms,))
-    return total
-
-
-def glyph_weights(width: int, *, inputs: int, inside: int) -> WeightShape:
-    """Of the embedding of ByT5's rows: a norm and three linears."""
-    linears = (inputs + 1) * inside + (inside + 1) * inside + (inside + 1) * width
-    return WeightShape(numbers=2 * inputs + linears)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,15 +169,6 @@ class LowRankModulation:
     """
 
     rank: int
-
-    def cost(self, width: int, vectors: int) -> Cost:
-        """Of so many vectors of `width`: scales, shifts and gates, three for each part."""
-        total = Cost()
-        for first in range(0, vectors, 3):
-            made = min(3, vectors - first) * width
-            total += replicated(width, self.rank, rows=RowKind.SAMPLES)
-            total += replicated(self.rank, made, rows=RowKind.SAMPLES)
-        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,12 +181,6 @@ class PerBlockModulation:
     activated: bool = True
     """Whether it reads the SiLU of it (all but Z-Image)."""
 
-    def cost(self, width: int, vectors: int) -> Cost:
-        """Of so many vectors of `width`: scales, shifts and gates."""
-        inputs, outputs, rows = self.inputs or width, vectors * width, RowKind.SAMPLES
-        made = LinearShape(inputs=inputs, outputs=outputs, rows=rows, bias=self.bias, split=True)
-        return Cost(linears=(made,))
-
 
 @dataclass(frozen=True, slots=True)
 class TableModulation:
@@ -359,11 +188,6 @@ class TableModulation:
 
     Computed in float32 whatever the type of the weights, as in Wan's published code.
     """
-
-    def cost(self, width: int, vectors: int) -> Cost:
-        """Of so many vectors of `width`: scales, shifts and gates, three for each part."""
-        weights = (WeightShape(numbers=vectors * width),)
-        return Cost(weights=weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,11 +200,7 @@ class ApproximatorModulation:
     first: int
     """Row of the first layer of the stack."""
     first_of_text: int = 0
-    """Likewise of the text of double-stream layers, whose rows are apart."""
-
-    def cost(self, width: int, vectors: int) -> Cost:  # noqa: ARG002
-        """Of a layer; the family describes the network that makes the rows."""
-        return Cost()
+    """Row of the text of the first layer; double-stream layers have separate rows for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,17 +210,7 @@ class SharedModulation:
     first: int
     """Row of the stack among those of all stacks, which every layer of it takes."""
     first_of_text: int = 0
-    """Likewise of the text of double-stream layers."""
-
-    def cost(self, width: int, vectors: int) -> Cost:  # noqa: ARG002
-        """Of a layer; `shared_modulation_cost` is that of the linears."""
-        return Cost()
-
-
-def shared_modulation_cost(width: int, vectors: Iterable[int]) -> Cost:
-    """Of the linears of `SharedModulations`, one for each stack, before the layers."""
-    one = PerBlockModulation(bias=False)
-    return sum((one.cost(width, count) for count in vectors), Cost())
+    """Row of the stack for the text of double-stream layers."""
 
 
 PER_BLOCK = PerBlockModulation()

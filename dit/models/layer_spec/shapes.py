@@ -1,21 +1,17 @@
-"""What a part of a network consists of and costs: linears, attentions, other weights.
+"""Rows of tokens, who attends to whom, and what the backward pass needs of each part of a layer.
 
-What the backward pass needs of a part, and of which path it is (`KeptBy`), are numbers kept by
-autograd. They were counted in bfloat16 with autograd's saved-tensor hooks, as on CUDA, for each
-token and unit of width (`tests/unit/models/test_kept.py` counts them anew for each named network).
+The last, by the path that is taken (`KeptBy`), are numbers kept by autograd. They were counted in
+bfloat16 with autograd's saved-tensor hooks, as on CUDA, for each token and unit of width
+(`tests/unit/models/test_kept.py` counts them anew for each named network).
 A modulated part keeps its input, what it makes of it and its output; without the fused kernels also
 the normalised input and, for each token, scale and gate. Tables (Wan) are float32, and so are norms
 across heads without the fused kernels. A feed-forward keeps input and output of its activation.
 """
 
-# D model width; n latent tokens, m text tokens
-
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import Flag, auto
-from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,9 +19,9 @@ class Kept:
     """Numbers for each token and unit of width."""
 
     inside: float = 0.0
-    """Of what lies between split matrices, which tensor ranks share."""
+    """Numbers between two split matrices, which tensor ranks divide."""
     outside: float = 0.0
-    """Of all else, which sequence parallelism splits."""
+    """All other numbers, which sequence parallelism splits."""
     inside_float32: float = 0.0
     """Like `inside`, of float32 whatever the precision."""
     outside_float32: float = 0.0
@@ -79,6 +75,16 @@ JOINT_ACROSS_HEADS = KeptBy(fused=JOINT.fused, eager=Kept(inside=4, inside_float
 JOINT_WITHOUT_NORM = KeptBy(fused=Kept(inside=5), eager=Kept(inside=5))
 SINGLE = KeptBy(fused=Kept(inside=7), eager=Kept(inside=9))
 SEQUENTIAL = KeptBy(fused=Kept(inside=6, outside=10), eager=Kept(inside=8, outside=14))
+# Less without norms after attention and MLP, and more where a norm of heads is not fused.
+NOT_AFTER = KeptBy(fused=Kept(outside=-2), eager=Kept(outside=-2))
+TWISTED = KeptBy(fused=Kept(inside=2), eager=Kept())
+# More of norms whose weights are stored less 1, of tokens and of heads: their inputs in float32.
+CENTRED = KeptBy(fused=Kept(outside=2), eager=Kept(outside=2))
+CENTRED_HEADS = KeptBy(fused=Kept(inside=1.25), eager=Kept(inside=1.25))
+# A gate of the output of attention, and their product.
+OUTPUT_GATE = KeptBy(fused=Kept(inside=2), eager=Kept(inside=2))
+# More where rows of float32 modulate tokens: these, and the rows spread over them.
+FLOAT32_ROWS = KeptBy(fused=Kept(), eager=Kept(outside=8))
 # Three heads of queries for one of keys, whose repeated keys and values are kept.
 GROUPED = KeptBy(fused=Kept(inside=16 / 3, outside=10), eager=Kept(inside=16 / 3, outside=14))
 SECOND = KeptBy(fused=Kept(inside=8, outside=2), eager=Kept(inside=8, outside=5))
@@ -97,7 +103,7 @@ def of_feed_forward(hidden: int, width: int, *, gated: bool = False) -> KeptBy:
 
 
 class RowKind(Flag):
-    """What a linear runs over, or what attends: tokens, or one row for each sample."""
+    """What a layer runs over, or what attends: tokens, or one row for each sample."""
 
     LATENTS = auto()
     TEXT = auto()
@@ -109,19 +115,6 @@ class RowKind(Flag):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LinearShape:
-    """A matrix, which is as many multiplications for each row as it has weights."""
-
-    inputs: int
-    outputs: int
-    rows: RowKind = RowKind.LATENTS
-    bias: bool = False
-    split: bool = False  # whether tensor ranks share it; a bias then counts as shared as well
-    times: int = 1  # rows of each sample, where an input has as many in all samples
-    parts: int = 1  # linears of the published network that it is made of: queries, keys, values
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionShape:
     """Every query of a sample with every key of it; `width` is that of all heads together."""
 
@@ -129,137 +122,24 @@ class AttentionShape:
     queries: RowKind = RowKind.LATENTS
     keys: RowKind = RowKind.LATENTS
     times: int = 1  # keys of each sample, where `keys` is SAMPLES
-    seen: float = 1
-    """Pairs of a query and a key for each pair of tokens, where queries see a part of the keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WeightShape:
-    """Weights outside of matrices: norms, tables."""
+class LayerNeeds:
+    """What the tokens of a layer attend to, exchange and keep; parts add up."""
 
-    numbers: int
-    split: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """What a part of a network consists of; parts add up."""
-
-    linears: tuple[LinearShape, ...] = ()
     attentions: tuple[AttentionShape, ...] = ()
-    weights: tuple[WeightShape, ...] = ()
     exchanges: int = 0
     """Times that tensor ranks gather tokens, compute with split matrices, and scatter them."""
     kept: KeptBy = NOTHING
     """What the backward pass needs for each latent token."""
     kept_of_text: KeptBy = NOTHING
-    """Likewise, for each text token and row of an image."""
+    """What the backward pass needs for each text token and row of an image."""
     kept_exchanged: KeptBy = NOTHING
     """More than `kept` where context ranks exchange heads; joint rows keep that anyway."""
     cube_heads: int = 0
     """Heads that score all pairs of cubes of a pack (`AttentionSpec.sparse_pairs`)."""
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            linears=self.linears + other.linears,
-            attentions=self.attentions + other.attentions,
-            weights=self.weights + other.weights,
-            exchanges=self.exchanges + other.exchanges,
-            kept=self.kept + other.kept,
-            kept_of_text=self.kept_of_text + other.kept_of_text,
-            kept_exchanged=self.kept_exchanged + other.kept_exchanged,
-            cube_heads=self.cube_heads + other.cube_heads,
-        )
-
-    def parameters(self, *, tensor: int = 1) -> int:
-        """On one of `tensor` tensor ranks."""
-        sizes = [((one.inputs + one.bias) * one.outputs, one.split) for one in self.linears]
-        sizes += [(one.numbers, one.split) for one in self.weights]
-        return sum(size // tensor if split else size for size, split in sizes)
-
-    def matrix_numbers(self, *, tensor: int = 1) -> int:
-        """Those of `parameters` that are in matrices."""
-        sizes = [(one.inputs * one.outputs, one.split) for one in self.linears]
-        return sum(size // tensor if split else size for size, split in sizes)
-
-    @property
-    def matrix_rows(self) -> int:
-        """Of all matrices, over all tensor ranks."""
-        return sum(one.outputs for one in self.linears)
-
-    def adapter_numbers(self, rank: int, *, tensor: int = 1) -> int:
-        """Of adapters of the split matrices: an A and a B for each part of a matrix.
-
-        Of `tensor` tensor ranks, each has either whole and its share of the other: about half each.
-        """
-        ends = [one.parts * one.inputs + one.outputs for one in self.linears if one.split]
-        return rank * sum(ends) * (tensor + 1) // (2 * tensor)
-
-    @property
-    def in_attention(self) -> Multiplications:
-        """Those of `multiplications` that attention makes."""
-        return _of_attentions(self.attentions)
-
-    @property
-    def multiplications(self) -> Multiplications:
-        return _of_linears(self.linears) + self.in_attention
-
-    @property
-    def token_multiplications(self) -> int:
-        """Of the linears, for each latent token."""
-        return _of_linears(self.linears).n
-
-
-@dataclass(frozen=True, slots=True)
-class Multiplications:
-    """Of a forward pass over a sample, as a polynomial in its n latent and m text tokens."""
-
-    sample: int = 0
-    n: int = 0
-    m: int = 0
-    nn: float = 0  # an integer unless queries see a share of the keys
-    nm: int = 0
-    mm: int = 0
-
-    def __add__(self, other: Multiplications) -> Multiplications:
-        return Multiplications(*(a + b for a, b in zip(self._all(), other._all(), strict=True)))
-
-    def times(self, count: int) -> Multiplications:
-        return Multiplications(*(count * one for one in self._all()))
-
-    def _all(self) -> tuple[Any, ...]:
-        return (self.sample, self.n, self.m, self.nn, self.nm, self.mm)
-
-    def of(self, tokens: Sequence[int], text: Sequence[int]) -> int:
-        """Of samples with so many latent and text tokens."""
-        total = self.sample * len(tokens) + self.n * sum(tokens) + self.m * sum(text)
-        for n, m in zip(tokens, text, strict=True):
-            total += round(self.nn * n * n) + self.nm * n * m + self.mm * m * m
-        return total
-
-
-def _of_linears(linears: Iterable[LinearShape]) -> Multiplications:
-    total: dict[RowKind, int] = dict.fromkeys(RowKind, 0)
-    for one in linears:
-        for rows in one.rows:
-            total[rows] += one.inputs * one.outputs * one.times
-    return Multiplications(total[RowKind.SAMPLES], total[RowKind.LATENTS], total[RowKind.TEXT])
-
-
-def _of_attentions(attentions: Iterable[AttentionShape]) -> Multiplications:
-    """Queries with keys, and weights with values: 2 D for each pair."""
-    n = nn = nm = mm = 0
-    for one in attentions:
-        if one.keys is RowKind.SAMPLES:
-            assert one.queries is RowKind.LATENTS
-            n += 2 * one.width * one.times
-            continue
-        if one.queries is RowKind.REFERENCES:
-            continue
-        for query in one.queries:
-            for key in one.keys:
-                text = (query is RowKind.TEXT) + (key is RowKind.TEXT)
-                nn += 2 * one.width * (text == 0) * one.seen
-                nm += 2 * one.width * (text == 1)
-                mm += 2 * one.width * (text == 2)
-    return Multiplications(n=n, nn=nn, nm=nm, mm=mm)
+    def __add__(self, other: LayerNeeds) -> LayerNeeds:
+        names = [one.name for one in fields(LayerNeeds)]
+        return LayerNeeds(**{name: getattr(self, name) + getattr(other, name) for name in names})

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -111,6 +111,9 @@ class Adaptable(nn.Module):
     """Its input is this row of tokens, which context and tensor ranks may share; None: rows of
     text or levels that each of them has whole."""
 
+    parts: int = 1
+    """Linears of the published network that it is made of, such as queries, keys and values."""
+
     def tensor_sharing(self) -> TensorSharing:
         """What tensor ranks share of this linear."""
         raise NotImplementedError
@@ -127,7 +130,7 @@ class Adaptable(nn.Module):
             self.beside = (*self.beside, name)
 
     def adapters(self) -> dict[str, Any]:
-        """Those that it has, by name, in the order in which they are added to its output."""
+        """Adapters of this linear, by name, in the order in which its output adds them."""
         named = ((name, getattr(self, name, None)) for name in (*self.beside, CHILD))
         return {name: one for name, one in named if one is not None}
 
@@ -208,12 +211,25 @@ class DropoutRows:
         places = self.places[token_row]
         return places.own_T if len(places.own_T) == rows else places.whole_T
 
+    def of_states(self, token_row: str, count: int) -> DropoutRows:
+        """What is dropped where each token of `token_row` has `count` rows behind each other."""
+
+        def spread(place_T: Tensor) -> Tensor:
+            inner = torch.arange(count, device=place_T.device)
+            return (place_T[:, None] * count + inner).flatten()
+
+        of_tokens = self.places[token_row]
+        spread_out = replace(
+            of_tokens, own_T=spread(of_tokens.own_T), whole_T=spread(of_tokens.whole_T)
+        )
+        return replace(self, places={**self.places, token_row: spread_out})
+
 
 _current: ContextVar[DropoutRows | None] = ContextVar("dropout rows", default=None)
 
 
 def dropout_rows() -> DropoutRows | None:
-    """Of the pack that is computed now; None where nothing is dropped."""
+    """Rows that adapters drop in the pack that is computed now; None if they drop nothing."""
     return _current.get()
 
 

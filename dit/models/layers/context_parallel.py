@@ -49,9 +49,10 @@ class TokenOrder:
     def of(
         cls, batch: PackedBatch, *, rows: int, first: Sequence[tuple[int, int]] = ()
     ) -> TokenOrder:
-        """Attention in the order of the pack; `first` are (row, number) of tokens to come before.
+        """The order of the pack for attention, or with the tokens of `first` before all others.
 
-        `rows` counts the tokens of one rank, with those that fill up the end of the pack.
+        `first` are (row, number of rows). `rows` counts the tokens of one rank, with those that
+        fill up the end of the pack.
         """
         parts, whole = batch.share.count, batch.starts[-1]
         filling = torch.arange(whole, parts * rows).split(max(rows - whole // parts, 1))
@@ -67,7 +68,7 @@ class TokenOrder:
 
     @classmethod
     def from_pack(cls, to_pack_W: Tensor, *, device: torch.device) -> TokenOrder:
-        """From the rows in the order of attention, as a permutation on the host."""
+        """The order in which attention sees the rows `to_pack_W`, a permutation on the host."""
         if torch.equal(to_pack_W, torch.arange(len(to_pack_W))):
             return cls(None, None)
         return cls(*to_device(torch.stack((to_pack_W, to_pack_W.argsort())), device))
@@ -77,7 +78,7 @@ class TokenOrder:
         return _permuted(x_WX, self.to_pack_W, self.to_ranks_W)
 
     def restore(self, x_WX: Tensor) -> Tensor:
-        """The way back."""
+        """The inverse of `arrange`: rows in the order of attention -> rows as ranks hold them."""
         return _permuted(x_WX, self.to_ranks_W, self.to_pack_W)
 
 
@@ -89,7 +90,7 @@ def then_others(first: Tensor, total: int) -> Tensor:
 
 
 def side_by_side(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(first row, number) of spans that are laid end to end."""
+    """(first row, number of rows) of `spans` after they were laid end to end."""
     ends = accumulate((number for _, number in spans), initial=0)
     return [(start, number) for start, (_, number) in zip(ends, spans, strict=False)]
 
@@ -121,7 +122,7 @@ class _Permute(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenExchange:
-    """How the tokens of a pack meet for attention."""
+    """Where samples lie for attention, and how ranks reorder tokens before and after it."""
 
     spans: Spans  # which tokens attend to which, in the order of attention
     own: TokenOrder | None = None  # of this rank's rows; None where they are in that order
@@ -143,7 +144,7 @@ class Context:
 
     @property
     def share(self) -> SequenceShard:
-        """Which tokens of a pack are this rank's."""
+        """The part of a pack's tokens that this rank has."""
         many = self.group.size() > 1
         return SequenceShard(
             index=self.group.rank(),
@@ -153,7 +154,10 @@ class Context:
         )
 
     def exchange(self, batch: PackedBatch, *, rows: int) -> TokenExchange:
-        """For attention of the latents alone; `rows` as in `TokenOrder.of`."""
+        """The exchange for attention of latents alone.
+
+        `rows` is as in `TokenOrder.of`.
+        """
         whole = list(zip(batch.starts, batch.num_tokens, strict=False))
         device, ranks = batch.latent_TC.device, self.group.size()
         if ranks > 1 and self.comm is ContextComm.ALL_GATHER:

@@ -35,7 +35,7 @@ class Experts(MegatronModule):
             setattr(self, f"expert_{number}", FeedForward(context, spec.expert))
 
     def weights(self, x_TD: Tensor) -> Tensor:
-        """Of each expert for each token, [T, E]; zero for those that the token does not choose."""
+        """Weight [T, E] of each expert for each token; 0 for those that it does not choose."""
         p_TE = self.router(x_TD).softmax(-1)
         chosen_TX, expert_TX = p_TE.topk(self.chosen, dim=-1)
         return torch.zeros_like(p_TE).scatter(-1, expert_TX, chosen_TX)
@@ -51,7 +51,7 @@ class Experts(MegatronModule):
 def feed_forward(
     context: BuildContext, spec: FeedForwardSpec | ExpertsSpec
 ) -> FeedForward | Experts:
-    """The module of a choice."""
+    """The feed-forward of a layer: one MLP, or several experts, as `spec` says."""
     if isinstance(spec, ExpertsSpec):
         return Experts(context, spec)
     return FeedForward(context, spec)

@@ -20,7 +20,7 @@ row by itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -35,6 +35,7 @@ from torch.nn.functional import pad
 
 from dit.batch import PackedBatch, SequenceShard
 from dit.config import ContextComm
+from dit.models.attention.block_causal import Located, Segment, SequencePlaces, calls_of
 from dit.models.attention.spans import Spans
 from dit.models.layers.context_parallel import Context, TokenExchange, TokenOrder, then_others
 from dit.pack_wire import to_device
@@ -84,17 +85,20 @@ class TokenRow:
         return cls(pieces=tuple(pieces), rows=len(batch.segment_T), share=batch.share)
 
     @classmethod
-    def of_pictures(cls, batch: PackedBatch) -> TokenRow:
-        """The same row, where target and references of a sample see each other no more.
+    def of_pictures(cls, batch: PackedBatch, *, references_meet: bool = False) -> TokenRow:
+        """Row in which each target and each reference counts as a sample of its own.
 
-        Each counts as a sample of its own.
+        So none of them attends to another one. With `references_meet` all references of a sample
+        count as one.
         """
         pieces: list[Piece] = []
         references = batch.references or ((),) * batch.num_samples
         samples = zip(pairwise(batch.starts), batch.grids, references, strict=True)
         for (start, stop), own, others in samples:
-            ends = accumulate((math.prod(grid) for grid in (own, *others)), initial=0)
-            for first, end in pairwise(ends):
+            sizes = [math.prod(grid) for grid in (own, *others)]
+            if references_meet:
+                sizes[1:] = [sum(sizes[1:])] * bool(others)
+            for first, end in pairwise(accumulate(sizes, initial=0)):
                 pieces.append(Piece(len(pieces), start, stop - start, end - first, first))
         return cls(pieces=tuple(pieces), rows=len(batch.segment_T), share=batch.share)
 
@@ -183,8 +187,13 @@ class JointOrder:
         context: Context,
         device: torch.device,
         shared_by: dist.ProcessGroup | None,
+        sequences: Sequence[Sequence[Segment]] | None = None,
     ) -> JointOrder:
-        """`rows` in the order in which a sample's tokens follow each other."""
+        """`rows` in the order in which a sample's tokens follow each other.
+
+        With `sequences`, those of all samples, attention is block-causal (`block_causal.py`); rows
+        are those of latents and of text.
+        """
         ranks = rows[0].share.count
         orders = [_joint_rows(rows, rank) for rank in range(ranks)]
         mine, mine_real = orders[rows[0].share.index]
@@ -195,6 +204,11 @@ class JointOrder:
         queries, total = (_spans_of(mine_real), len(mine)) if gathers else (keys, len(everyone))
         asking = [queries[sample] for sample in keys]
         spans = Spans.of(asking, [*keys.values()], total=total, device=device)
+        if sequences is not None:
+            every = _located(rows, range(ranks), sequences, keys)
+            own_ranks = [rows[0].share.index]
+            asked = _located(rows, own_ranks, sequences, queries) if gathers else every
+            spans = replace(spans, block_causal=calls_of(asked, every, total=total, device=device))
         apart = joined = None
         if ranks > 1:
             inverse = torch.cat([o.argsort() + r * len(o) for r, (o, _) in enumerate(orders)])
@@ -257,7 +271,7 @@ def _joint_rows(rows: Sequence[TokenRow], rank: int) -> tuple[Tensor, Real]:
 def _joint_rows_of_all(
     rows: Sequence[TokenRow], *, asked: Real | None = None
 ) -> tuple[Tensor, Real]:
-    """The same of all ranks, whose rows follow each other.
+    """Joint rows of all context ranks, whose `rows` follow each other.
 
     Samples without real tokens in `asked` come behind the others: no query attends to them.
     """
@@ -277,6 +291,32 @@ def _real_rows(rows: Sequence[TokenRow], rank: int) -> Iterator[tuple[int, Tenso
             first = offset + piece.start + piece.before
             yield piece.sample, torch.arange(first, first + piece.real)
         offset += row.rows
+
+
+def _located(
+    rows: Sequence[TokenRow],
+    ranks: Sequence[int],
+    sequences: Sequence[Sequence[Segment]],
+    spans: Mapping[int, tuple[int, int]],
+) -> Located:
+    """Where the tokens of each sample in `spans`, joint rows of `ranks`, stand in its sequence.
+
+    They follow each other as in `_real_rows`: by rank, then by row.
+    """
+    kinds = [number > 0 for number in range(len(rows))]  # latents, then text
+    whole = [[SequencePlaces.of(one, text=kind) for kind in kinds] for one in sequences]
+    parts: dict[int, list[SequencePlaces]] = {sample: [] for sample in spans}
+    for rank in ranks:
+        for number, row in enumerate(rows):
+            for piece in row.on(rank):
+                if piece.sample in parts:
+                    own = whole[piece.sample][number]
+                    parts[piece.sample].append(own.part(rank * piece.size, piece.real))
+    return {
+        sample: (first, SequencePlaces.joined(parts[sample]))
+        for sample, (first, number) in spans.items()
+        if number
+    }
 
 
 def _in_order(

@@ -25,7 +25,7 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedRows:
-    """Where they stand in a row of tokens."""
+    """Where the rows of a layer's text stand in a row of tokens."""
 
     places: Tensor  # int64, of those of this context rank
     rows: int  # W
@@ -38,13 +38,13 @@ class PlacedRows:
         return cls(places=places, rows=rows, is_there_T=my_tokens(there_W))
 
     def replaced(self, h_TD: Tensor, by_TD: Tensor) -> Tensor:
-        """The tokens `by_TD` there, and `h_TD` elsewhere."""
+        """The tokens of `by_TD` where the text stands, and those of `h_TD` elsewhere."""
         return torch.where(self.is_there_T[:, None], by_TD, h_TD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTextRows:
-    """The hidden states of a pack, and where layers see them."""
+    """The hidden states of the text of a pack, and where layers see them among their tokens."""
 
     states_BX: Tensor
     source: Tensor  # int64, the row of each place
@@ -62,7 +62,10 @@ class LayerTextRows:
         order: JointOrder,
         my_tokens: Callable[[Tensor], Tensor],
     ) -> LayerTextRows:
-        """Of samples with so many rows, behind rows of other texts, in the row `text`."""
+        """States of samples with `lengths` rows of text, each behind `before` rows of other texts.
+
+        They are placed in the row `text`, and among the tokens of `order`.
+        """
         first = list(accumulate(lengths, initial=0))
         places, source = [torch.arange(0)], [torch.arange(0)]
         for piece in text.on(text.share.index):
@@ -80,14 +83,17 @@ class LayerTextRows:
         return cls(states_BX=states_BX, source=both[1], placed=placed, my_tokens=my_tokens)
 
     def laid(self, text_BD: Tensor, token_row: str) -> Tensor:
-        """Rows of text where they stand among the tokens of this rank; zeros elsewhere."""
+        """`text_BD` where it stands among this rank's tokens of `token_row`; zeros elsewhere."""
         at = self.placed[token_row]
         whole_WD = text_BD.new_zeros(at.rows, text_BD.shape[1])
         return self.my_tokens(whole_WD.index_copy(0, at.places, text_BD[self.source]))
 
 
 class LayerText(MegatronModule):
-    """The projection of one layer; every rank has that of all texts of the pack."""
+    """The linear of one layer that projects the text encoder's hidden states for it.
+
+    Every rank has the states of all texts of the pack.
+    """
 
     def __init__(self, context: BuildContext, spec: LayerTextSpec, *, state: int, width: int):
         super().__init__(config=context.config)
@@ -97,7 +103,7 @@ class LayerText(MegatronModule):
         self.linear = WholeLinear(spec.width, width, bias=False, dtype=dtype)
 
     def forward(self, h_TD: Tensor, rows: LayerTextRows) -> Tensor:
-        """The tokens with this layer's text in its places."""
+        """`h_TD` with this layer's text in the places of text."""
         states_BE = rows.states_BX[:, self.columns].to(h_TD.dtype)
         text_TD = rows.laid(self.linear(states_BE), self.token_row)
         return rows.placed[self.token_row].replaced(h_TD, text_TD)

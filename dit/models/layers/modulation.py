@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from megatron.core.transformer.module import MegatronModule
@@ -119,7 +120,7 @@ class ConditionEmbedding(nn.Module):
 
 
 class TwoLinears(nn.Module):
-    """Linear, SiLU, linear, of level rows."""
+    """Linear, activation, linear, for level rows or a row of tokens."""
 
     def __init__(
         self,
@@ -128,20 +129,24 @@ class TwoLinears(nn.Module):
         *,
         bias: bool = True,
         widths: tuple[int, int] | None = None,
+        activation: Callable[[Tensor], Tensor] = silu,
+        token_row: str | None = None,
     ):
-        """`widths` are those that the linears make; None: the model's."""
+        """`widths` are those that the linears make; None: the model's. `token_row`: their input."""
         super().__init__()
         inside, width = widths or (config.hidden_size,) * 2
-        self.linear_1 = Replicated(inputs, inside, config=config, bias=bias)
-        self.linear_2 = Replicated(inside, width, config=config, bias=bias)
+        self.activation = activation
+        options: Any = {"config": config, "bias": bias, "token_row": token_row}
+        self.linear_1 = Replicated(inputs, inside, **options)
+        self.linear_2 = Replicated(inside, width, **options)
 
     def forward(self, x_NX: Tensor) -> Tensor:
-        return self.linear_2(silu(self.linear_1(x_NX)))
+        return self.linear_2(self.activation(self.linear_1(x_NX)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimestepConditioning:
-    """What every modulation is computed from."""
+    """The embedded timestep from which every modulation is computed."""
 
     # Timestep embedding, with what a family adds to it (pooled text, guidance); where modulations
     # are made before the layers, those of all layers or stacks side by side
@@ -203,7 +208,7 @@ class AdaLN:
 
 
 class Unmodulated:
-    """What stands for an `AdaLN` in layers without modulation."""
+    """The stand-in for an `AdaLN` in layers without modulation."""
 
     def scaled(self, x_TD: Tensor, per_sample: PerSample) -> Tensor:  # noqa: ARG002
         return x_TD
@@ -213,7 +218,7 @@ class Unmodulated:
 
 
 class AdaLNModule(MegatronModule):
-    """Conditioning -> the `AdaLN` of each of `parts` parts of a layer, computed per level row.
+    """`AdaLN` of each of `parts` parts of a layer from the conditioning, for each level row.
 
     A module of Megatron-Core, because torch's own would store a split weight as a replicated one.
     """
@@ -298,7 +303,7 @@ class TableAdaLN(AdaLNModule):
         return timestep.adaln_shift_NX.float() + self.table.float().flatten()
 
     def of_embedding(self, t_emb_ND: Tensor) -> tuple[AdaLN, ...]:
-        """Each row of the table is added to the embedding itself, which no SiLU has changed."""
+        """The modulation of each part: its row of the table, plus the embedding itself."""
         rows_NX = t_emb_ND.repeat(1, self.parts * self.each)
         return self(TimestepConditioning(t_emb_ND=t_emb_ND, adaln_shift_NX=rows_NX))
 
@@ -307,10 +312,16 @@ class PrecomputedAdaLN(AdaLNModule):
     """Some of the rows that were made before the layers (Chroma, FLUX.2); it has no weights."""
 
     def __init__(
-        self, config: TransformerConfig, *, first: int, parts: int = 1, gated: bool = True
+        self,
+        config: TransformerConfig,
+        *,
+        first: int,
+        parts: int = 1,
+        gated: bool = True,
+        shifted: bool = True,
     ):
         """`first` counts the rows, each of the model's width, before those of this module."""
-        super().__init__(config, parts=parts, gated=gated)
+        super().__init__(config, parts=parts, gated=gated, shifted=shifted)
         self.first = first
 
     def rows(self, timestep: TimestepConditioning) -> Tensor:
@@ -326,16 +337,33 @@ class SharedModulations(MegatronModule):
     Source: FLUX.2, `Flux2Modulation` of Diffusers.
     """
 
-    def __init__(self, context: BuildContext, width: int, vectors: Mapping[str, int]):
-        """`vectors`: name of a linear -> scales, shifts and gates that it makes, in their order."""
+    def __init__(
+        self,
+        context: BuildContext,
+        width: int,
+        vectors: Mapping[str, int],
+        *,
+        bias: bool = False,
+        plain: Collection[str] = (),
+        activation: Callable[[Tensor], Tensor] = silu,
+    ):
+        """`vectors`: name of a linear -> scales, shifts and gates that it makes, in their order.
+
+        `plain` are the names of linears that read the embedding itself (ERNIE-Image).
+        """
         super().__init__(config=context.config)
-        options = {"config": context.config, "groups": context.groups}
+        self.plain, self.activation = plain, activation
+        options: Any = {"config": context.config, "groups": context.groups, "bias": bias}
         for name, count in vectors.items():
             self.add_module(name, GatheredLinear(width, count * width, **options))
 
     def forward(self, t_emb_ND: Tensor) -> Tensor:
-        activated_ND = silu(t_emb_ND)
-        return torch.cat([linear(activated_ND) for linear in self.children()], dim=-1)
+        activated_ND = self.activation(t_emb_ND)
+        rows = [
+            linear(t_emb_ND if name in self.plain else activated_ND)
+            for name, linear in self.named_children()
+        ]
+        return torch.cat(rows, dim=-1)
 
 
 def make_modulation(
@@ -348,7 +376,10 @@ def make_modulation(
     layer: int = 0,
     of_text: bool = False,
 ) -> AdaLNModule:
-    """The module of a choice, for `parts` parts of one layer, whose number counts from 0."""
+    """The modulation that `spec` asks for, of `parts` parts of one layer.
+
+    Layers are counted from 0.
+    """
     shared = {"parts": parts, "gated": gated}
     if isinstance(spec, LowRankModulation):
         return LowRankAdaLN(context.config, rank=spec.rank, **shared)

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from dit.config import Recompute
+from dit.models.attention.block_causal import attend_block_causal, masked_attention
 from dit.models.attention.choice import attention_for
 from dit.models.attention.cube_attention import attend_cubes
 from dit.models.attention.spans import Spans
@@ -27,6 +28,7 @@ from dit.models.layers.parallel_linear import BuildContext, ColumnLinear, split_
 from dit.models.layers.per_sample import PerSample, compiled
 from dit.models.layers.queries_and_keys import (
     AcrossHeadsNorm,
+    CentredNorm,
     HeadNorm,
     fused_across_heads,
     fused_parts,
@@ -69,14 +71,16 @@ class PackedAttention(MegatronModule):
         self.head_width = spec.head_width
         self.recomputed = model.recompute_granularity is Recompute.SELECTIVE
         self.backend = model.attention_backend
+        self.twisted = spec.twisted
         self.context = Context(group=context.groups.cp, comm=model.cp_comm_type)
         if output:
             self.linear_proj = split_linear(width, width, axis=1, context=context, bias=spec.bias)
         self.q_layernorm = self.k_layernorm = self.across_heads = None
         dtype, eps = context.config.params_dtype, spec.eps
         if spec.norm is QkNorm.PER_HEAD:
-            self.q_layernorm = HeadNorm(self.head_width, dtype=dtype, eps=eps)
-            self.k_layernorm = HeadNorm(self.head_width, dtype=dtype, eps=eps)
+            kind = CentredNorm if spec.centred else HeadNorm
+            self.q_layernorm = kind(self.head_width, dtype=dtype, eps=eps)
+            self.k_layernorm = kind(self.head_width, dtype=dtype, eps=eps)
         if spec.norm is QkNorm.ACROSS_HEADS:
             group = context.groups.tp
             self.across_heads = AcrossHeadsNorm(
@@ -114,8 +118,9 @@ class PackedAttention(MegatronModule):
         norms, angles = (self.q_layernorm, self.k_layernorm), row.angles_TK
         if row.per_sample.fused and self.across_heads is not None:
             return fused_across_heads(self.across_heads, [(x_THX, 2, widths[2:])], angles)
-        # Of heads without a norm or rotation the plain form stays.
-        if row.per_sample.fused and angles and norms[0] is not None and norms[1] is not None:
+        # Of heads without a norm or rotation, or with a twisted one, the plain form stays.
+        fused = row.per_sample.fused and not self.twisted
+        if fused and angles and norms[0] is not None and norms[1] is not None:
             return fused_parts(x_THX, widths, (norms[0], norms[1]), angles)
         q_THK, k_THK, *others = x_THX.split(list(widths), dim=-1)
         return *self.positioned(q_THK, k_THK, row), *others
@@ -127,6 +132,9 @@ class PackedAttention(MegatronModule):
             # other ranks wait for them.
             return q_THK * 0 + (k_SHK.sum() + v_SHK.sum()) * 0
         attend = attention_for(self.backend, q_THK)
+        if spans.block_causal is not None:
+            kinds: Any = {"attend": attend, "attend_masked": masked_attention}
+            attend = partial(attend_block_causal, **kinds)
         return self._recomputed(attend, q_THK, k_SHK, v_SHK, spans)
 
     def _recomputed(self, attend: Callable[..., Tensor], *inputs: Any) -> Tensor:
@@ -137,7 +145,7 @@ class PackedAttention(MegatronModule):
     def attend_cubes(
         self, q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, gate_THK: Tensor, spans: Spans
     ) -> Tensor:
-        """Likewise, of tokens that see some cubes of their sample, and by a gate means of all."""
+        """Attention of tokens to some cubes of their sample, and by `gate_THK` to means of all."""
         attend = partial(attend_cubes, attend=attention_for(self.backend, q_THK))
         return self._recomputed(attend, (q_THK, k_THK, v_THK), gate_THK, spans)
 
@@ -146,7 +154,9 @@ class PackedAttention(MegatronModule):
         return self.context.attend(self.attend, qkv, exchange)
 
 
-def _turn(x_THK: Tensor, norm: HeadNorm | None, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+def _turn(
+    x_THK: Tensor, norm: HeadNorm | CentredNorm | None, cos_TK: Tensor, sin_TK: Tensor
+) -> Tensor:
     return rotate(x_THK if norm is None else norm(x_THK), cos_TK, sin_TK)
 
 
@@ -156,37 +166,58 @@ class SelfAttention(PackedAttention):
     def __init__(self, context: BuildContext, spec: AttentionSpec, *, output: bool = True):
         super().__init__(context, spec, output=output)
         self.readers = spec.heads // spec.key_heads  # heads of queries of each head of keys
-        made = spec.width + 2 * spec.key_heads * spec.head_width
-        self.linear_qkv = split_linear(spec.width, made, axis=0, context=context, bias=spec.bias)
+        self.output_gate, self.states = spec.output_gate, spec.states
+        made = spec.width * (1 + spec.output_gate) + 2 * spec.key_heads * spec.head_width
+        parts = 3 + spec.output_gate
+        of_input: Any = {"axis": 0, "context": context, "bias": spec.bias}
+        self.linear_qkv = split_linear(spec.width, made, **of_input, parts=parts)
         self.linear_gate = None
         if spec.sparse_pairs is not None:
-            each = {"axis": 0, "context": context, "bias": spec.bias}
-            self.linear_gate = split_linear(spec.width, spec.width, **each)
+            self.linear_gate = split_linear(spec.width, spec.width, **of_input)
 
     def qkv(self, x_TD: Tensor, row: RowConditions) -> QKV:
         """Queries, keys and values [T, H, K] of this context rank's tokens."""
-        width, readers = self.head_width, self.readers
-        x_TGX = self.linear_qkv(x_TD).unflatten(-1, (-1, (readers + 2) * width))
+        q, k, v, *_ = self._made(x_TD, row)
+        return q, k, v
+
+    def _made(self, x_TD: Tensor, row: RowConditions) -> tuple[Tensor, ...]:
+        """Queries, keys and values [T, H, K]; then the gate of the output, if there is one."""
+        width, readers, gates = self.head_width, self.readers, int(self.output_gate)
+        x_TGX = self.linear_qkv(x_TD).unflatten(-1, (-1, (readers * (1 + gates) + 2) * width))
         if readers == 1:
-            q, k, v = self.positioned_parts(x_TGX, (width,) * 3, row)
+            q, k, *others = self.positioned_parts(x_TGX, (width,) * (3 + gates), row)
             if row.has_key_T is not None:
                 k = k * row.has_key_T[:, None, None]
-            return q, k, v
+            return q, k, *others
         assert row.has_key_T is None
-        q_TGX, k_TGK, v_TGK = x_TGX.split((readers * width, width, width), dim=-1)
-        q_THK = q_TGX.unflatten(-1, (readers, width)).flatten(1, 2)
+        widths = (readers * width, width, width, *(readers * width,) * gates)
+        q_TGX, k_TGK, v_TGK, *gate_TGX = x_TGX.split(widths, dim=-1)
+        q_THK, *gate_THK = (
+            one.unflatten(-1, (readers, width)).flatten(1, 2) for one in (q_TGX, *gate_TGX)
+        )
         q_THK, k_TGK = self.positioned(q_THK, k_TGK, row)
         # Repeated, so that every kernel and every exchange of context ranks takes them.
-        return q_THK, *(x.repeat_interleave(readers, dim=1) for x in (k_TGK, v_TGK))  # type: ignore[return-value]
+        k_THK, v_THK = (x.repeat_interleave(readers, dim=1) for x in (k_TGK, v_TGK))
+        return q_THK, k_THK, v_THK, *gate_THK
 
     def forward(self, x_TD: Tensor, row: RowConditions, exchange: TokenExchange) -> Tensor:
-        qkv = self.qkv(x_TD, row)
-        if self.linear_gate is None:
-            out_THK = self.exchanged(qkv, exchange)
+        q, k, v, *gate = self._made(x_TD, row)
+        if self.states is not None:
+            out_THK = _among_states(q, k, v, self.states)
+        elif self.linear_gate is None:
+            out_THK = self.exchanged((q, k, v), exchange)
         else:
             gate_THK = self.linear_gate(x_TD).unflatten(-1, (-1, self.head_width))
-            out_THK = self.context.attend(self.attend_cubes, (*qkv, gate_THK), exchange)
+            out_THK = self.context.attend(self.attend_cubes, (q, k, v, gate_THK), exchange)
+        for gate_THK in gate:
+            out_THK = out_THK * gate_THK.sigmoid()
         return self.linear_proj(out_THK.flatten(1))
+
+
+def _among_states(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, states: int) -> Tensor:
+    """Attention [T, H, K] of each `states` neighbouring rows, those of one token, to each other."""
+    q, k, v = (x.unflatten(0, (-1, states)).transpose(1, 2) for x in (q_THK, k_THK, v_THK))
+    return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,9 +248,11 @@ class CrossAttention(PackedAttention):
         whole.sequence_parallel = False
 
         def keys_and_values() -> ColumnLinear:
-            return ColumnLinear(
+            made = ColumnLinear(
                 text_width, 2 * width, config=whole, groups=context.groups, bias=spec.bias
             )
+            made.parts = 2
+            return made
 
         self.linear_kv = keys_and_values()
         self.linear_image_kv = keys_and_values() if image else None

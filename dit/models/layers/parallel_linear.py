@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -241,15 +242,24 @@ class GatheredLinear(ColumnLinear):
 
 
 def split_linear(
-    inputs: int, outputs: int, *, axis: int, context: BuildContext, bias: bool = False
+    inputs: int,
+    outputs: int,
+    *,
+    axis: int,
+    context: BuildContext,
+    bias: bool = False,
+    parts: int = 1,
 ) -> nn.Module:
-    """`ColumnLinear` (axis 0, outputs) or `RowLinear` (axis 1, inputs), or Transformer Engine's."""
+    """`ColumnLinear` (axis 0, outputs) or `RowLinear` (axis 1, inputs), or Transformer Engine's.
+
+    `parts` are the linears of the published network that it is made of (`Adaptable.parts`).
+    """
     shared: Any = {"bias": bias, "config": context.config, "groups": context.groups}
     if context.model.transformer_impl is Implementation.LOCAL:
         made: Any = (ColumnLinear, RowLinear)[axis](inputs, outputs, **shared)
     else:
         made = engine_linear(inputs, outputs, axis=axis, **shared)
-    made.token_row = context.token_row
+    made.token_row, made.parts = context.token_row, parts
     return made
 
 
@@ -334,20 +344,21 @@ class Replicated(WholeLinear):
         sees_part_of_tokens(self, config)
 
 
-def _swiglu(x_TX: Tensor) -> Tensor:
-    """silu(gate) · up (arXiv:2002.05202); the two alternate, so that any split keeps them paired.
+def _gated(x_TX: Tensor, *, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """f(gate) · up (arXiv:2002.05202); the two alternate, so that any split keeps them paired.
 
     Were all gates before all ups, a tensor rank's part of the matrix would hold either.
     """
     gate_TF, up_TF = x_TX.unflatten(-1, (-1, 2)).unbind(-1)
-    return silu(gate_TF) * up_TF
+    return activation(gate_TF) * up_TF
 
 
 ACTIVATIONS = {
     Activation.GELU: gelu,
     Activation.GELU_TANH: partial(gelu, approximate="tanh"),
     Activation.SILU: silu,
-    Activation.SWIGLU: _swiglu,
+    Activation.SWIGLU: partial(_gated, activation=silu),
+    Activation.GEGLU: partial(_gated, activation=gelu),
 }
 
 

@@ -13,20 +13,18 @@ its tokens first (`look_up`, also for other tables of few rows).
 
 from __future__ import annotations
 
-import os
-import shutil
-import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm
+
+from dit.models.compilation import compile_here
 
 if TYPE_CHECKING:
     from dit.models.kernels.gated_norm import RowChunks
@@ -52,7 +50,7 @@ def compiled(
     The rows of its tensors may vary in number. Their widths are constants of the kernel, so that a
     norm over the width is computed in one piece.
     """
-    made: Any = torch.compile(function, dynamic=False, backend=backend)
+    made: Any = compile_here(function, dynamic=False, backend=backend)
 
     def call(*arguments: Any) -> Tensor:
         most = max(len(x) for x in arguments if isinstance(x, Tensor))
@@ -72,31 +70,9 @@ def _with_any_rows(x: Any, most: int) -> Any:
     return x
 
 
-def check_compiler() -> None:
-    """Checks that torch.compile can make kernels on this machine.
-
-    Raises:
-        ValueError: there is no C++ compiler or no Python.h, which kernels of CPUs and of GPUs need.
-    """
-    if missing := missing_for_compilation():
-        raise ValueError(
-            "model.compile=true needs a C++ compiler and Python's headers, and there is no"
-            f" {missing} here; install it (Debian: g++ and python3-dev), or set model.compile=false"
-        )
-
-
-def missing_for_compilation() -> str:
-    """What torch.compile needs and this machine lacks; empty where it lacks nothing."""
-    wanted = [os.environ.get("CXX", ""), "g++", "clang++"]
-    if not any(shutil.which(name) for name in wanted if name):
-        return "g++, clang++ or $CXX"
-    header = Path(sysconfig.get_path("include"), "Python.h")
-    return "" if header.is_file() else str(header)
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring samples of equal length: a rectangle of G samples of S tokens each."""
+    """A rectangle of tokens: G neighbouring samples of equal length, S tokens each."""
 
     sample: int  # the first
     count: int
@@ -104,12 +80,12 @@ class Run:
     length: int  # tokens of each sample
 
     def tokens(self, x_TD: Tensor) -> Tensor:
-        """View [G, S, D]."""
+        """The run's tokens of `x_TD`, as a view [G, S, D]."""
         rows = slice(self.row, self.row + self.count * self.length)
         return x_TD[rows].unflatten(0, (self.count, self.length))
 
     def samples(self, x_ND: Tensor) -> Tensor:
-        """View [G, 1, D]."""
+        """The rows of the run's samples in `x_ND`, as a view [G, 1, D]."""
         return x_ND[self.sample : self.sample + self.count, None]
 
 
@@ -134,14 +110,17 @@ class PerSample:
     def of(
         cls, level_row_T: Tensor, *, compiled: bool = False, fused_kernels: bool = False
     ) -> PerSample:
-        """`fused_kernels` allows our own kernels, where `kernels_run_on` says so."""
+        """The layout of a pack whose tokens name the level rows `level_row_T`.
+
+        `fused_kernels` allows our own kernels, where `kernels_run_on` says so.
+        """
         device = level_row_T.device
         fused = fused_kernels and not compiled and kernels_run_on(device)
         rectangles = device.type == "cpu" and not (compiled or fused)
         return cls(level_row_T, _runs(level_row_T) if rectangles else None, compiled, fused)
 
     def modulate(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> Tensor:
-        """Normalised tokens (LayerNorm or RMSNorm without weights) times `scale`, plus `shift`."""
+        """norm(h) * (1 + scale) + shift, by a LayerNorm or RMSNorm without weights."""
         if self.fused:
             return self.branch(h_TD, scale_ND=scale_ND, shift_ND=shift_ND)[1]
         wide_TD = h_TD.to(scale_ND.dtype)
@@ -153,7 +132,7 @@ class PerSample:
         return x_TD.type_as(h_TD)
 
     def branch(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens, to which a part is added later, and `modulate` of them.
+        """`h_TD`, to which a part is added later, and what `modulate` makes of it.
 
         What goes on with the first result hands its gradient to the kernel of the second, which
         adds them.
@@ -164,7 +143,7 @@ class PerSample:
         return _kernels().modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND, **how)
 
     def add(self, h_TD: Tensor, x_TD: Tensor, *, gate_ND: Tensor) -> Tensor:
-        """Tokens of `h_TD`, plus those of `x_TD` times `gate`."""
+        """The gated residual h + gate * x of each token."""
         if self.fused:
             chunks = self._row_chunks(len(gate_ND))
             return _kernels().add(h_TD, x_TD, gate_ND=gate_ND, chunks=chunks)
@@ -184,7 +163,7 @@ class PerSample:
         scale_ND: Tensor,
         shift_ND: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """`branch` of what `add` makes."""
+        """What `branch` makes of the sum h + gate * x."""
         next_rows = {"scale_ND": scale_ND, "shift_ND": shift_ND}
         if not self.fused:
             return self.branch(self.add(h_TD, x_TD, gate_ND=gate_ND), **next_rows)
@@ -192,7 +171,7 @@ class PerSample:
         return _kernels().add_and_modulate(h_TD, x_TD, gate_ND=gate_ND, **next_rows, **how)
 
     def _row_chunks(self, rows: int) -> RowChunks:
-        """Made once for all layers."""
+        """The chunks for `rows` level rows, which are made once for all layers."""
         if rows not in self._chunks:
             self._chunks[rows] = _kernels().RowChunks.of(self.level_row_T, rows)
         return self._chunks[rows]
@@ -279,7 +258,7 @@ class _Rectangles(torch.autograd.Function):
 
 
 def look_up(table_RX: Tensor, index_T: Tensor) -> Tensor:
-    """`table_RX[index_T]`, for tables of a few hundred rows that many tokens share."""
+    """`table_RX[index_T]`, fast for tables of a few hundred rows that many tokens share."""
     rows_TX = _LookUp.apply(table_RX, index_T)
     assert isinstance(rows_TX, Tensor)
     return rows_TX

@@ -1,7 +1,8 @@
 """What queries and keys go through before attention: RMSNorm, then rotary positions.
 
-1. RMSNorm          of each head, or across all heads of a token
+1. RMSNorm          of each head, or across all heads of a token; `CentredNorm`: also of tokens
 2. RotaryTable      RoPE (arXiv:2104.09864) on any number of axes: cosines and sines of all tokens
+   InterleavedRotary one set of frequencies, of which each turns by one of the axes (MRoPE)
    WholeWidthRotary the same over the width of a token, so that each head has others
    rotate           turns queries and keys by them
 
@@ -24,7 +25,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import pad, rms_norm
 
 from dit.models.layers.adaptable import mark_split
 
@@ -51,6 +52,25 @@ class HeadNorm(nn.RMSNorm):
         y_THK = _Normalised.apply(x, self.weight, self.eps)
         assert isinstance(y_THK, Tensor)
         return y_THK
+
+
+class CentredNorm(nn.Module):
+    """RMSNorm in float32 whose weights are stored less 1, so that they start at 0 (Krea 2).
+
+    It is over the width of a token, or of a head.
+    """
+
+    def __init__(self, width: int, *, eps: float, dtype: torch.dtype):
+        super().__init__()
+        self.eps = eps
+        self.offset = nn.Parameter(torch.zeros(width, dtype=dtype))
+
+    def forward(self, x: Tensor | None) -> Tensor:
+        """`x` is [..., X]. Of None it is what numbers are multiplied by [X], as of `HeadNorm`."""
+        weight_X = self.offset.float() + 1
+        if x is None:
+            return weight_X
+        return rms_norm(x.float(), weight_X.shape, weight_X, self.eps).type_as(x)
 
 
 class _Normalised(torch.autograd.Function):
@@ -197,14 +217,17 @@ class RotaryTable(nn.Module):
         *,
         dtype: torch.dtype = torch.float32,
         rounded: bool = False,
+        twisted: bool = False,
     ):
         """`dtype` is that of the angles; float64 is what Wan, FLUX, Lumina and HiDream compute in.
 
         In float32 the cosine at position 1024 is off by 4e-5. `rounded`: angles of `dtype` are
-        rounded to float32 before their cosines are taken, as those of Z-Image are.
+        rounded to float32 before their cosines are taken, as those of Z-Image are. `twisted`: the
+        numbers 2i and 2i + 1 of a head have angle i, while pairs lie half a head apart, so that the
+        two of a pair turn by different angles: no rotation, and as ERNIE-Image was trained.
         """
         super().__init__()
-        self.axes, self.rounded = len(widths), rounded
+        self.axes, self.rounded, self.twisted = len(widths), rounded, twisted
         for axis, (width, theta) in enumerate(zip(widths, thetas, strict=True)):
             exponent = torch.arange(0, width, 2, dtype=dtype) / width
             # Not in checkpoints: it follows from the configuration.
@@ -219,7 +242,35 @@ class RotaryTable(nn.Module):
         ]
         # Twice: the two numbers of a pair, which lie half a head apart, turn by one angle.
         angle_TK = torch.cat(parts * 2, dim=-1)
+        if self.twisted:
+            angle_TK = torch.cat(parts, dim=-1).repeat_interleave(2, dim=-1)
         angle_TK = angle_TK.float() if self.rounded else angle_TK
+        return angle_TK.cos().float(), angle_TK.sin().float()
+
+
+class InterleavedRotary(nn.Module):
+    """Cosines and sines of one set of frequencies, each of which turns by one of several axes.
+
+    Axis a of A, but for the first, has `sections[a]` frequencies, with numbers a, a + A, a + 2 A;
+    the first axis has all others. Angles are float32: positions beyond 65536 were trained so.
+    Source: the interleaved MRoPE of Qwen3-VL (arXiv:2511.21631), as Ideogram 4 has it.
+    """
+
+    def __init__(self, width: int, sections: Sequence[int], theta: float):
+        """`width` is that of a head."""
+        super().__init__()
+        exponent_F = torch.arange(0, width, 2, dtype=torch.float32) / width
+        axis_F, axes = torch.zeros(width // 2, dtype=torch.int64), len(sections)
+        for axis in range(1, axes):
+            axis_F[axis : axes * sections[axis] : axes] = axis
+        # Not in checkpoints: both follow from the configuration.
+        self.register_buffer("frequency_F", 1.0 / theta**exponent_F, persistent=False)
+        self.register_buffer("axis_F", axis_F, persistent=False)
+
+    def forward(self, position_TA: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, K], float32."""
+        angle_TF = position_TA[:, self.get_buffer("axis_F")] * self.get_buffer("frequency_F")
+        angle_TK = torch.cat((angle_TF, angle_TF), dim=-1)
         return angle_TK.cos().float(), angle_TK.sin().float()
 
 
@@ -294,7 +345,7 @@ def rotate(x_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def fused_parts(
     x_THX: Tensor,
     widths: Sequence[int],
-    norms: tuple[HeadNorm, HeadNorm],
+    norms: tuple[HeadNorm | CentredNorm, HeadNorm | CentredNorm],
     angles_TK: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, ...]:
     """`x_THX` in parts of `widths`; the first two, queries and keys, are normalised and rotated."""

@@ -29,7 +29,7 @@ from dit.models.layers.queries_and_keys import hold_key_bias
 
 
 class WholeTwoLinears(nn.Module):
-    """Linear, SiLU, linear: waves of a level or pooled text, [N, X] -> [N, D]."""
+    """Linear, SiLU, linear: the embedding of a timestep or of a pooled text, [N, X] -> [N, D]."""
 
     def __init__(self, inputs: int, width: int, *, dtype: torch.dtype):
         super().__init__()
@@ -41,7 +41,7 @@ class WholeTwoLinears(nn.Module):
 
 
 class GlyphEmbedding(nn.Module):
-    """Rows of ByT5 [G, E] -> [G, D]."""
+    """The embedding of ByT5's rows of quoted words, [G, E] -> [G, D]."""
 
     def __init__(self, model: Any):
         super().__init__()
@@ -57,7 +57,7 @@ class GlyphEmbedding(nn.Module):
 
 
 class TokenRefiner(nn.Module):
-    """Captions [L, E] -> [L, D], by attention among the tokens of each."""
+    """Captions [L, E] -> [L, D], by layers in which a caption attends to itself."""
 
     def __init__(self, model: Any):
         super().__init__()
@@ -85,7 +85,7 @@ class TokenRefiner(nn.Module):
 
 
 class RefinerLayer(nn.Module):
-    """Attention and feed-forward, each gated by level and caption."""
+    """A layer of attention and feed-forward, each gated by noise level and mean of the caption."""
 
     def __init__(self, width: int, heads: int, *, dtype: torch.dtype, backend: AttentionBackend):
         super().__init__()
@@ -118,7 +118,7 @@ class RefinerLayer(nn.Module):
 
 
 def by_sample(rows: Sequence[Tensor], starts: Sequence[Sequence[int]]) -> Tensor:
-    """Rows [., X] of several kinds -> one row of text [L, X], sample after sample.
+    """Rows of several kinds [., X] -> one row of text [L, X], sample after sample.
 
     `starts` says of each kind where the rows of each sample begin, and where those of the last end.
     """

@@ -45,7 +45,10 @@ def engine_linear(
     config: TransformerConfig,
     groups: ProcessGroupCollection,
 ) -> nn.Module:
-    """Linear whose weight [outputs, inputs] is split over tensor ranks along `axis`."""
+    """A linear of Transformer Engine, with its weight [outputs, inputs] split at `axis`.
+
+    Tensor ranks hold the parts.
+    """
     linear = _linear_class()
     return linear(inputs, outputs, axis=axis, bias=bias, config=config, groups=groups)
 
@@ -110,7 +113,7 @@ def _linear_class() -> Any:
 
 
 def fp8_products(model: ModelConfig) -> AbstractContextManager[Any]:
-    """Inside, products of `engine_linear` are computed in 8 bits, if the model asks for it."""
+    """A context in which `engine_linear` computes in 8 bits, if the model asks for it."""
     if model.fp8 is None:
         return nullcontext()
     from transformer_engine.common import recipe  # type: ignore[import-not-found]

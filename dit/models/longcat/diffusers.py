@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dit.config import RunConfig, TextPadding
+from dit.config import TextPadding
 from dit.config.checks import Rule
 from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
 from dit.models.diffusers.names import NameTable
@@ -69,7 +69,7 @@ class _BehindText:
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+    network: nn.Module, sample: LatentSample, level: float, model: LongCatConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
     import torch
@@ -78,7 +78,7 @@ def _run_network(
     told: dict[str, Any] = {"txt_ids": torch.arange(rows)[:, None] * torch.tensor([0, 1, 1])}
     pictures = (one for name, one in sample.others.items() if name.startswith(REFERENCE))
     told |= {"positions": _BehindText(rows), "references": (*pictures,)}
-    return run_on_sample(network, sample, level, config.model, **told)
+    return run_on_sample(network, sample, level, model, **told)
 
 
 def _rules(model: LongCatConfig, *, shows: bool) -> list[Rule]:
@@ -102,7 +102,7 @@ FORM = DiffusersForm(
         layers=stack_layers,
     ),
     keys=KEYS,
-    inexpressible=lambda config: mlp_misfit(config.model, CLASS),
+    inexpressible=lambda model: mlp_misfit(model, CLASS),
     pipelines={
         "LongCatImagePipeline": Pipeline(rules=lambda model: _rules(model, shows=False)),
         "LongCatImageEditPipeline": Pipeline(

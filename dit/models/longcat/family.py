@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dit.config import TextPadding
-from dit.config.checks import Rule, bounded, not_negative
+from dit.config.checks import Rule
 from dit.config.resume import OfInputs
 from dit.models.family import (
     Family,
+    HasReferences,
     KeptNorm,
     ObjectiveConventions,
     SampleInput,
@@ -27,11 +28,9 @@ from dit.models.joint.family import (
     TINY_DOUBLE_SINGLE,
     DoubleSingleConfig,
     double_then_single,
-    embedder_cost,
-    joint_head_cost,
     learns_pictures,
 )
-from dit.models.layer_spec import NetworkCost, condition_cost
+from dit.models.layer_spec import NetworkSpec
 from dit.models.registry import imported
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {
@@ -48,11 +47,11 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "text_pad_to": TextPadding.STORED,
     }
 }
-"""Named size -> what makes it tiny (`Family.tiny`). Without references it is the same network."""
+"""Tiny size by name (`Family.tiny`). Without references it is the same network."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LongCatConfig(DoubleSingleConfig):
+@dataclass(frozen=True, kw_only=True)
+class LongCatConfig(HasReferences, DoubleSingleConfig):
     """The network: sizes, precision and how it is spread over devices."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
@@ -66,13 +65,12 @@ class LongCatConfig(DoubleSingleConfig):
     crossattn_emb_size: int = 3584
     text_pad_to: TextPadding | None = None
     """stored: shards hold the states of padding, which published weights attend to; null: none."""
-    reference_latents: OfInputs[int] = bounded(0, most=64, at_least_one=False)
+    reference_latents: OfInputs[int] = 0
     """Pictures to edit that a sample may have, as tokens beside its own (Edit: 1)."""
 
     def own_sizes(self) -> list[Rule]:
         return [
-            *DoubleSingleConfig.own_sizes(self),
-            *not_negative(self, "reference_latents"),
+            *super().own_sizes(),
             learns_pictures(self, "LongCat-Image"),
         ]
 
@@ -88,20 +86,11 @@ def _inputs(model: LongCatConfig) -> tuple[SampleInput, ...]:
     return (text, *references, *(null_text_inputs(model) if references else ()))
 
 
-def longcat_cost(model: LongCatConfig) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `LongCatImageTransformer2DModel`."""
-    return NetworkCost(
-        before=embedder_cost(model) + condition_cost(model.hidden_size),
-        stacks=double_then_single(model),
-        after=joint_head_cost(model),
-    )
-
-
 FAMILY = Family(
     name="longcat",
     config=LongCatConfig,
     network=imported("dit.models.longcat.model:LongCatNetwork"),
-    cost=longcat_cost,
+    spec=lambda model: NetworkSpec(stacks=double_then_single(model)),
     parts={**JOINT_PARTS, "single_blocks": "single"},
     diffusers=imported("dit.models.longcat.diffusers:FORM"),
     inputs=_inputs,

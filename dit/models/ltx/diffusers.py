@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
-from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import ByHead, RotaryPairs
 from dit.models.diffusers.form import (
@@ -26,7 +25,7 @@ from dit.models.diffusers.form import (
 )
 from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.family import REFERENCE
-from dit.models.joint.diffusers import mlp_misfit
+from dit.models.joint.diffusers import mlp_misfit, outputs_as_inputs
 from dit.models.layer_spec import LEVEL_WAVES
 from dit.models.ltx.family import (
     FIRST_FRAME,
@@ -124,7 +123,7 @@ LTX_NAMES: dict[str, str] = {
     "adaln_single.linear": "time_embed.linear",
     **{name: name for name in _SAME},
 }
-"""Of Lightricks' own code, and of ComfyUI."""
+"""Diffusers' names by those of Lightricks' own code, and of ComfyUI."""
 
 
 def _width(t: Any) -> int:
@@ -132,7 +131,7 @@ def _width(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """What our network has a counterpart for."""
+    """Rules for the file `t` of Diffusers: what our network can take over."""
     fixed = {
         "activation_fn": "gelu-approximate",
         "qk_norm": "rms_norm_across_heads",
@@ -144,10 +143,7 @@ def _rules(t: Any) -> list[Rule]:
     found = {key: getattr(t, key) for key in fixed}
     return [
         *((found[key] == value, f"{key}={found[key]!r}") for key, value in fixed.items()),
-        (
-            t.out_channels in (None, t.in_channels),
-            f"out_channels={t.out_channels} with in_channels={t.in_channels}",
-        ),
+        outputs_as_inputs(t),
         (
             t.in_channels % _patch_volume(t) == 0,
             f"in_channels={t.in_channels} are no patches of {t.patch_size_t} frames x"
@@ -223,14 +219,13 @@ _PIPELINES = {
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+    network: nn.Module, sample: LatentSample, level: float, model: LtxConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample: of its target, in front of its references."""
     import torch
 
     from dit.models.positions import patchify, unpatchify
 
-    model: Any = config.model
     patch = model.patch_temporal, model.patch_spatial
     latent, given = sample.latent_CFHW, sample.others.get(FIRST_FRAME)
     if given is not None and given.shape[1] < latent.shape[1]:
@@ -258,7 +253,7 @@ FORM = DiffusersForm(
     class_name=CLASS,
     table=NameTable(rows=_ROWS, sizes=_sizes, layers=lambda model: {"blocks": model.num_layers}),
     keys=KEYS,
-    inexpressible=lambda config: mlp_misfit(config.model, CLASS),
+    inexpressible=lambda model: mlp_misfit(model, CLASS),
     original_names=(LTX_NAMES,),
     comfyui_names=lambda _: LTX_NAMES,
     pipelines=_PIPELINES,

@@ -8,12 +8,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig
-from dit.config.checks import Rule, bounded
+from dit.config.checks import Rule
 from dit.config.resume import OfInputs, Refused
 from dit.models.family import (
     TINY_NETWORK,
     ConditionRules,
     Family,
+    HasReferences,
     InputKind,
     ObjectiveConventions,
     SampleInput,
@@ -24,16 +25,12 @@ from dit.models.family import (
 from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
-    Cost,
     CrossLayerSpec,
     FeedForwardSpec,
-    NetworkCost,
+    NetworkSpec,
     QkNorm,
-    RowKind,
     StackSpec,
     TableModulation,
-    condition_cost,
-    replicated,
 )
 from dit.models.registry import imported
 
@@ -73,14 +70,15 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "ltxv_2b_0.9": _TINY,
     "ltxv_2b": {**_TINY, "hidden_size": 32, "reference_latents": 1},
 }
-"""Named size -> what makes it tiny (`Family.tiny`): 2 pairs in front that are not turned, and 1."""
+"""Tiny size by name (`Family.tiny`): 2 pairs in front that are not turned, and 1."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LtxConfig(ModelConfig):
+@dataclass(frozen=True, kw_only=True)
+class LtxConfig(HasReferences, ModelConfig):
     """The network: sizes, positions, precision and how it is spread over devices."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    shown_before: ClassVar[Mapping[str, str]] = {"frame_positions": "reference_latents"}
 
     name: str = "ltxv_2b"
     """A named size (ltxv_2b_0.9, ltxv_2b, ltxv_13b) or `custom`."""
@@ -93,7 +91,7 @@ class LtxConfig(ModelConfig):
     crossattn_emb_size: int = 4096
     frame_positions: Refused[FramePositions] = FramePositions.CAUSAL
     """Seconds at which latent frames begin: even (0.9.0, 0.9.1), or causal (0.9.5 and later)."""
-    reference_latents: OfInputs[int] = bounded(0, most=64, at_least_one=False)
+    reference_latents: OfInputs[int] = 0
     """Reference videos that a sample may have, as clean tokens at the target's positions."""
 
     def own_sizes(self) -> list[Rule]:
@@ -102,10 +100,6 @@ class LtxConfig(ModelConfig):
                 self.text_pad_to is None,
                 f"text_pad_to={self.text_pad_to}: LTX-Video attends to no padding of captions; set"
                 " it to null",
-            ),
-            (
-                self.reference_latents >= 0,
-                f"reference_latents={self.reference_latents} must not be negative",
             ),
         ]
 
@@ -122,7 +116,7 @@ class LtxConfig(ModelConfig):
 
     @property
     def cost_sizes(self) -> list[int]:
-        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        sizes = super().cost_sizes
         return [*sizes, self.crossattn_emb_size, self.patch_features]
 
 
@@ -181,31 +175,11 @@ def ltx_stack(model: LtxConfig) -> StackSpec:
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 
-def ltx_cost(model: LtxConfig) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `LTXVideoTransformer3DModel`."""
-    width = model.hidden_size
-    return NetworkCost(
-        before=_before(model),
-        stacks=(ltx_stack(model),),
-        after=TableModulation().cost(width, 2)
-        + replicated(width, model.output_features, bias=True),
-    )
-
-
-def _before(model: LtxConfig) -> Cost:
-    """Patches, and the embeddings of level and text."""
-    width = model.hidden_size
-    total = replicated(model.patch_features, width, bias=True) + condition_cost(width)
-    total += replicated(width, 6 * width, rows=RowKind.SAMPLES, bias=True)
-    total += replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
-    return total + replicated(width, width, rows=RowKind.TEXT, bias=True)
-
-
 FAMILY = Family(
     name="ltx",
     config=LtxConfig,
     network=imported("dit.models.ltx.model:LtxNetwork"),
-    cost=ltx_cost,
+    spec=lambda model: NetworkSpec(stacks=(ltx_stack(model),)),
     parts={
         "self_attention": "attention",
         "cross_attention": "cross_attention",

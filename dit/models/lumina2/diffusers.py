@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import PositiveInt
 
-from dit.config import RunConfig
 from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
 from dit.models.diffusers.names import NameTable
 from dit.models.joint.lumina_names import (
@@ -24,7 +23,7 @@ from dit.models.joint.lumina_names import (
 )
 from dit.models.joint.sequential_names import refined_layers
 from dit.models.layer_spec import ALL_NOISE
-from dit.models.lumina2.family import AXES_LENS, EPS
+from dit.models.lumina2.family import AXES_LENS, EPS, Lumina2Config
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,7 +39,7 @@ _TABLE = NameTable(
 
 
 def _linears(stack: str) -> dict[str, str]:
-    """Of the original project: names of linears in one stack -> in Diffusers."""
+    """Names of linears in a stack of the original project -> in Diffusers."""
     attention, mlp = f"{stack}.*.attention", f"{stack}.*.feed_forward"
     made = " ".join(f"{stack}.*.attn.to_{letter}" for letter in "qkv")
     names = {f"{attention}.qkv": made, f"{attention}.out": f"{stack}.*.attn.to_out.0"}
@@ -60,7 +59,7 @@ LUMINA2_NAMES = {
     "final_layer.linear": "norm_out.linear_2",
     "x_embedder": "x_embedder",
 }
-"""Of the original project, of ComfyUI and of diffusion-pipe."""
+"""Diffusers' names by those of the original project, of ComfyUI and of diffusion-pipe."""
 
 
 KEYS = ConfigKeys(
@@ -76,7 +75,9 @@ KEYS = ConfigKeys(
 )
 
 
-def _run_network(network: nn.Module, sample: LatentSample, level: float, _: RunConfig) -> Tensor:
+def _run_network(
+    network: nn.Module, sample: LatentSample, level: float, _: Lumina2Config
+) -> Tensor:
     """What Diffusers' network makes of one sample, as its pipeline turns it round."""
     import torch
 

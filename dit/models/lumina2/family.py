@@ -19,11 +19,11 @@ from dit.models.joint.family import ADALN_ZERO, EVEN_STEPS, JOINT_PARTS
 from dit.models.joint.refined import (
     TINY_REFINED,
     GroupedRefinedConfig,
-    refined_cost,
+    refined_spec,
     refined_stacks,
     sides_of_tables,
 )
-from dit.models.layer_spec import AttentionSpec, NetworkCost, PerBlockModulation, StackSpec
+from dit.models.layer_spec import AttentionSpec, PerBlockModulation, StackSpec
 from dit.models.registry import imported
 
 EPS = 1e-5
@@ -36,10 +36,10 @@ LONGEST_TEXT = AXES_LENS[0] - 1
 MODEL_SIZES: dict[str, dict[str, Any]] = {"lumina2": {}}
 """What each `model.name` sets: config.json of Alpha-VLLM/Lumina-Image-2.0."""
 TINY: Mapping[str, Mapping[str, Any]] = {"lumina2": {**TINY_REFINED, "num_kv_heads": 4}}
-"""Named size -> what makes it tiny (`Family.tiny`)."""
+"""Tiny size by name (`Family.tiny`)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Lumina2Config(GroupedRefinedConfig):
     """The network: sizes, precision and how it is spread over devices."""
 
@@ -64,11 +64,6 @@ def lumina2_stacks(model: Lumina2Config) -> tuple[StackSpec, ...]:
     return refined_stacks(model, attention, PerBlockModulation(inputs=model.told_width))
 
 
-def lumina2_cost(model: Lumina2Config) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `Lumina2Transformer2DModel`."""
-    return refined_cost(model, lumina2_stacks(model), inside_of_told=model.told_width)
-
-
 def _inputs(model: Lumina2Config) -> tuple[SampleInput, ...]:
     return (text_input(model, encoder="lumina2", most_rows=LONGEST_TEXT),)
 
@@ -77,7 +72,7 @@ FAMILY = Family(
     name="lumina2",
     config=Lumina2Config,
     network=imported("dit.models.lumina2.model:Lumina2Network"),
-    cost=lumina2_cost,
+    spec=lambda model: refined_spec(model, lumina2_stacks(model)),
     parts={**JOINT_PARTS, "context_refiner": "text"},
     diffusers=imported("dit.models.lumina2.diffusers:FORM"),
     inputs=_inputs,

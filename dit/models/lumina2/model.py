@@ -9,7 +9,10 @@ from dit.models.stacks.refined_transformer import RefinedTransformer
 
 
 class Lumina2Network(RefinedTransformer):
-    """The arithmetic is that of Diffusers' `Lumina2Transformer2DModel`."""
+    """Noisy tokens, noise level and text of a pack -> velocity of each token.
+
+    The arithmetic is that of Diffusers' `Lumina2Transformer2DModel`.
+    """
 
     sign, tells_data_part = FAMILY.objective.sign, FAMILY.objective.tells_data_part
     theta = 10_000.0

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
-from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline, own_names
 from dit.models.diffusers.names import NameTable, Row, TensorSplit
@@ -80,7 +79,9 @@ KEYS = ConfigKeys(
 )
 
 
-def _run_network(network: nn.Module, sample: LatentSample, level: float, _: RunConfig) -> Tensor:
+def _run_network(
+    network: nn.Module, sample: LatentSample, level: float, _: OmniGen2Config
+) -> Tensor:
     """What the public code's network makes of one sample, as its pipeline turns it round."""
     import torch
     from diffusers.models.embeddings import get_1d_rotary_pos_embed

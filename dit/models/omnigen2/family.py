@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dit.config.checks import Rule, bounded
 from dit.config.resume import OfInputs, Refused
 from dit.models.family import (
     Family,
+    HasReferences,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
@@ -21,19 +22,14 @@ from dit.models.joint.family import ADALN_ZERO, EVEN_STEPS, JOINT_PARTS
 from dit.models.joint.refined import (
     TINY_REFINED,
     GroupedRefinedConfig,
-    refined_cost,
+    refined_spec,
     refined_stacks,
 )
 from dit.models.layer_spec import (
     MOST_REFINER_LAYERS,
     AttentionSpec,
-    Cost,
-    NetworkCost,
     PerBlockModulation,
-    RowKind,
     StackSpec,
-    WeightShape,
-    replicated,
 )
 from dit.models.registry import imported
 
@@ -51,11 +47,11 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {"omnigen2": {}}
 TINY: Mapping[str, Mapping[str, Any]] = {
     "omnigen2": {**TINY_REFINED, "num_kv_heads": 4, "reference_latents": 1}
 }
-"""Named size -> what makes it tiny (`Family.tiny`)."""
+"""Tiny size by name (`Family.tiny`)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OmniGen2Config(GroupedRefinedConfig):
+@dataclass(frozen=True, kw_only=True)
+class OmniGen2Config(HasReferences, GroupedRefinedConfig):
     """The network: sizes, precision and how it is spread over devices."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
@@ -74,23 +70,18 @@ class OmniGen2Config(GroupedRefinedConfig):
     num_kv_heads: Refused[int] = bounded(7, most=2**14)
     mlp_ratio: float = 10240 / 2520
     crossattn_emb_size: int = 2048
-    rope_axes: Refused[tuple[int, int, int]] = bounded((40, 40, 40), most=2**17, at_least_one=False)
-    reference_latents: OfInputs[int] = bounded(0, most=MOST_REFERENCES, at_least_one=False)
-    """Reference pictures that a sample may have, as tokens beside its own."""
+    rope_axes: Refused[tuple[int, int, int]] = bounded((40, 40, 40), most=2**17, least=None)
+    reference_latents: OfInputs[int] = bounded(0, most=MOST_REFERENCES, least=0)
 
     def own_sizes(self) -> list[Rule]:
         first, refined = self.route_from, self.refiners * self.num_refiner_layers
         return [
-            *GroupedRefinedConfig.own_sizes(self),
+            *super().own_sizes(),
             (
                 self.patch_spatial == _SIDE,
                 f"patch_spatial={self.patch_spatial}: levels of {self.title} are shifted by the"
                 f" tokens of {_SIDE} x {_SIDE} cells that published networks have; leave it at"
                 f" {_SIDE}",
-            ),
-            (
-                self.reference_latents >= 0,
-                f"reference_latents={self.reference_latents} must not be negative",
             ),
             (
                 first is None or first >= refined,
@@ -112,16 +103,6 @@ def omnigen2_stacks(model: OmniGen2Config) -> tuple[StackSpec, ...]:
     return refined_stacks(model, attention, told, references=model.reference_latents)
 
 
-def omnigen2_cost(model: OmniGen2Config) -> NetworkCost:
-    """The network; its arithmetic is that of its public code."""
-    table = Cost(weights=(WeightShape(numbers=MOST_REFERENCES * model.hidden_size),))
-    references = replicated(
-        model.patch_features, model.hidden_size, rows=RowKind.REFERENCES, bias=True
-    )
-    made = refined_cost(model, omnigen2_stacks(model), inside_of_told=model.told_width)
-    return replace(made, before=made.before + references + table)
-
-
 def _inputs(model: OmniGen2Config) -> tuple[SampleInput, ...]:
     return (text_input(model, encoder="omnigen2"), *reference_inputs(model, clean=False))
 
@@ -130,7 +111,7 @@ FAMILY = Family(
     name="omnigen2",
     config=OmniGen2Config,
     network=imported("dit.models.omnigen2.model:OmniGen2Network"),
-    cost=omnigen2_cost,
+    spec=lambda model: refined_spec(model, omnigen2_stacks(model)),
     parts={**JOINT_PARTS, "context_refiner": "text"},
     diffusers=imported("dit.models.omnigen2.diffusers:FORM"),
     inputs=_inputs,

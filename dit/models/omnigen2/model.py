@@ -19,7 +19,10 @@ _NUMBER = 3
 
 
 class OmniGen2Network(RefinedTransformer):
-    """The arithmetic is that of the public code's `OmniGen2Transformer2DModel`."""
+    """Noisy tokens, noise level, text and reference pictures of a pack -> velocity of each token.
+
+    The arithmetic is that of the public code's `OmniGen2Transformer2DModel`.
+    """
 
     sign, tells_data_part = FAMILY.objective.sign, FAMILY.objective.tells_data_part
     theta = 10_000.0

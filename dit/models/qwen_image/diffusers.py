@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
-from dit.config import RunConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.form import (
     ConfigKeys,
@@ -62,7 +61,7 @@ def _latent_channels(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """What our network has a counterpart for."""
+    """Rules for the file `t` of Diffusers: what our network can take over."""
     channels = _latent_channels(t)
     features = t.patch_size**2 * channels
     return [
@@ -78,7 +77,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _references(t: Any) -> int:
-    """Of published weights: `zero_cond_t` tells of those of 2511.
+    """Number of references of published weights; `zero_cond_t` marks those of 2511.
 
     Nothing tells Qwen-Image from Qwen-Image-Edit, whose samples may, but need not, bring a picture.
     """
@@ -105,14 +104,13 @@ KEYS = ConfigKeys(
 )
 
 
-def _inexpressible(config: RunConfig) -> list[str]:
+def _inexpressible(model: QwenImageConfig) -> list[str]:
     """What of a run Diffusers' network has no counterpart for."""
-    m = config.model
-    if m.ffn_hidden_size == 4 * m.hidden_size:
+    if model.ffn_hidden_size == 4 * model.hidden_size:
         return []
     return [
-        f"model.mlp_ratio={m.mlp_ratio} cannot be exported: Diffusers' {CLASS} has MLPs of 4 times"
-        " the hidden size"
+        f"model.mlp_ratio={model.mlp_ratio} cannot be exported: Diffusers' {CLASS} has MLPs of 4"
+        " times the hidden size"
     ]
 
 
@@ -138,7 +136,7 @@ def _pipeline(name: str) -> Pipeline:
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+    network: nn.Module, sample: LatentSample, level: float, model: QwenImageConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
     import torch
@@ -148,7 +146,7 @@ def _run_network(
 
     latents = [sample.latent_CFHW]
     latents += [x for name, x in sample.others.items() if name.startswith(REFERENCE)]
-    patch = (1, config.model.patch_spatial)
+    patch = (1, model.patch_spatial)
     grids, rows = zip(*(patchify(x, *patch) for x in latents), strict=True)
     # Diffusers' network needs a row of text; one that is masked is none.
     is_text_L = torch.ones(max(len(sample.text_LE), 1), dtype=torch.bool)

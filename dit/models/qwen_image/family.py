@@ -27,19 +27,13 @@ from dit.models.joint.family import (
     attends_to_no_padding,
     axes_fill_heads,
     even_axes,
-    joint_head_cost,
     joint_layer_parts,
     learns_pictures,
 )
 from dit.models.layer_spec import (
-    Cost,
     DoubleLayerSpec,
-    NetworkCost,
-    RowKind,
+    NetworkSpec,
     StackSpec,
-    WeightShape,
-    condition_cost,
-    replicated,
 )
 from dit.models.registry import imported
 
@@ -68,10 +62,10 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "qwen_image": _TINY,
     "qwen_image_edit_2511": _TINY | {"reference_latents": 1},
 }
-"""Named size -> what makes it tiny (`Family.tiny`)."""
+"""Tiny size by name (`Family.tiny`)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class QwenImageConfig(ModelConfig):
     """The network: sizes, positions, precision and how it is spread over devices."""
 
@@ -84,7 +78,7 @@ class QwenImageConfig(ModelConfig):
     hidden_size: int = 3072
     num_attention_heads: int = 24
     crossattn_emb_size: int = 3584
-    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**20, at_least_one=False)
+    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**20, least=None)
     """Even widths of a head rotated by picture, row and column; their sum is a head's width."""
     reference_latents: OfInputs[int] = 0
     """Pictures to edit that a sample may have, as latents of any size; at most 3."""
@@ -136,20 +130,6 @@ def qwen_image_stack(model: QwenImageConfig) -> StackSpec:
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 
-def qwen_image_cost(model: QwenImageConfig) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `QwenImageTransformer2DModel`."""
-    width, text = model.hidden_size, model.crossattn_emb_size
-    before = replicated(model.patch_features, width, bias=True)
-    before += condition_cost(width)
-    before += replicated(text, width, rows=RowKind.TEXT, bias=True)
-    before += Cost(weights=(WeightShape(numbers=text),))
-    return NetworkCost(
-        before=before,
-        stacks=(qwen_image_stack(model),),
-        after=joint_head_cost(model),
-    )
-
-
 # scheduler_config.json of the published weights: mu is linear in the tokens of the latent.
 _PUBLISHED = {
     "time_shift_type": "exponential",
@@ -162,7 +142,7 @@ FAMILY = Family(
     name="qwen_image",
     config=QwenImageConfig,
     network=imported("dit.models.qwen_image.model:QwenImageNetwork"),
-    cost=qwen_image_cost,
+    spec=lambda model: NetworkSpec(stacks=(qwen_image_stack(model),)),
     parts={
         "text_attention": "text",
         "text_mlp": "text",

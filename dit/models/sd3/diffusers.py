@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
-from dit.config import RunConfig, TextPadding
+from dit.config import TextPadding
 from dit.config.checks import Rule
-from dit.models.diffusers.arrangements import Convolution, Features, LeadingOne, SwappedHalves
+from dit.models.diffusers.arrangements import (
+    THWC,
+    Convolution,
+    Features,
+    LeadingOne,
+    SwappedHalves,
+)
 from dit.models.diffusers.form import (
     ConfigKeys,
     DiffusersForm,
@@ -26,7 +32,7 @@ from dit.models.diffusers.form import (
 )
 from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.family import POOLED
-from dit.models.joint.diffusers import mlp_misfit
+from dit.models.joint.diffusers import mlp_misfit, outputs_as_inputs
 from dit.models.joint.tensor_names import (
     LATENTS,
     TEXT,
@@ -49,7 +55,7 @@ _RMS = "rms_norm"
 
 
 def _layer_rows(stack: str) -> tuple[Row, ...]:
-    """Of one stack; nothing is rotated, and the text of the last layer has no output."""
+    """Lines of a stack; nothing is rotated, and the text of the last layer has no output."""
     ours, theirs = f"{stack}.layers.*", "transformer_blocks.*"
     last, dual = stack == "last_block", stack == "dual_blocks"
     attention: Any = {"rotated": False, "normed": lambda model: model.qk_norm}
@@ -82,7 +88,7 @@ _ROWS: tuple[Row, ...] = (
     *linear_rows("text_embedder", "context_embedder", "D", "E"),
     *condition_rows(),
     *(row for stack in ("dual_blocks", "blocks", "last_block") for row in _layer_rows(stack)),
-    *head_rows(features=Features("thwc")),
+    *head_rows(features=Features(THWC)),
 )
 
 
@@ -134,17 +140,14 @@ SD3_NAMES: dict[str, str] = {
     "final_layer.adaLN_modulation.1": "norm_out.linear~",
     "final_layer.linear": "proj_out",
 }
-"""Of Stability's own code."""
+"""Diffusers' names by those of Stability's own code."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """What our network has a counterpart for."""
+    """Rules for the file `t` of Diffusers: what our network can take over."""
     dual, width = t.dual_attention_layers, t.num_attention_heads * t.attention_head_dim
     return [
-        (
-            t.out_channels in (None, t.in_channels),
-            f"out_channels={t.out_channels} with in_channels={t.in_channels}",
-        ),
+        outputs_as_inputs(t),
         (
             t.caption_projection_dim == width,
             f"caption_projection_dim={t.caption_projection_dim} with layers of width {width}",
@@ -202,7 +205,7 @@ KEYS = ConfigKeys(
 )
 
 
-def _run_network(network: nn.Module, sample: LatentSample, level: float, _: RunConfig) -> Tensor:
+def _run_network(network: nn.Module, sample: LatentSample, level: float, _: Sd3Config) -> Tensor:
     """What Diffusers' network makes of one sample."""
     import torch
 
@@ -229,7 +232,7 @@ FORM = DiffusersForm(
         first=_first_layers,
     ),
     keys=KEYS,
-    inexpressible=lambda config: mlp_misfit(config.model, CLASS),
+    inexpressible=lambda model: mlp_misfit(model, CLASS),
     original_names=(SD3_NAMES,),
     pipelines={"StableDiffusion3Pipeline": Pipeline()},
     largest_latent=lambda model: model.max_size,

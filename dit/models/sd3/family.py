@@ -22,18 +22,14 @@ from dit.models.family import (
 from dit.models.joint.family import (
     ADALN_ZERO,
     JOINT_PARTS,
-    joint_head_cost,
     joint_layer_parts,
     learns_pictures,
 )
 from dit.models.layer_spec import (
     DoubleLayerSpec,
-    NetworkCost,
+    NetworkSpec,
     QkNorm,
-    RowKind,
     StackSpec,
-    condition_cost,
-    replicated,
 )
 from dit.models.registry import imported
 
@@ -66,10 +62,10 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "sd3": _TINY,
     "sd3.5_medium": _TINY | {"dual_attention_layers": 1},
 }
-"""Named size -> what makes it tiny (`Family.tiny`). 3.5 large has no layer that medium lacks."""
+"""Tiny size by name (`Family.tiny`). 3.5 large has no layer that medium lacks."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Sd3Config(ModelConfig):
     """The network: sizes, positions, precision and how it is spread over devices."""
 
@@ -92,7 +88,7 @@ class Sd3Config(ModelConfig):
     """Whether queries and keys are normalised (3.5)."""
     dual_attention_layers: Refused[int] = 0
     """First layers with a second attention, among latents only (3.5 medium: 13)."""
-    max_size: Refused[tuple[int, int, int]] = bounded((1, 384, 384), most=2**12, at_least_one=False)
+    max_size: Refused[tuple[int, int, int]] = bounded((1, 384, 384), most=2**12, least=None)
     """Latent frames (1), rows and columns that the table of positions covers; a square."""
     sample_size: Refused[int] = bounded(128, most=2**12)
     """A new table has positions from 0 to this number of latent rows, divided by the patch."""
@@ -152,7 +148,7 @@ class Sd3Config(ModelConfig):
 
     @property
     def cost_sizes(self) -> list[int]:
-        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        sizes = super().cost_sizes
         return [*sizes, self.crossattn_emb_size, self.dual_attention_layers]
 
 
@@ -184,23 +180,11 @@ def ends_dual(model: Sd3Config) -> bool:
     return model.dual_attention_layers == model.num_layers
 
 
-def sd3_cost(model: Sd3Config) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `SD3Transformer2DModel`."""
-    width = model.hidden_size
-    return NetworkCost(
-        before=replicated(model.patch_features, width, bias=True)
-        + replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
-        + condition_cost(width, pooled=model.pooled_size),
-        stacks=sd3_stacks(model),
-        after=joint_head_cost(model),
-    )
-
-
 FAMILY = Family(
     name="sd3",
     config=Sd3Config,
     network=imported("dit.models.sd3.model:Sd3Network"),
-    cost=sd3_cost,
+    spec=lambda model: NetworkSpec(stacks=sd3_stacks(model)),
     parts=JOINT_PARTS,
     diffusers=imported("dit.models.sd3.diffusers:FORM"),
     inputs=_inputs,

@@ -34,7 +34,7 @@ from dit.models.layers.parallel_linear import BuildContext, FeedForward
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrossConditions:
-    """What every cross layer sees beside the tokens."""
+    """The inputs of every layer with cross-attention beside the tokens."""
 
     timestep: TimestepConditioning
     tokens: RowConditions
@@ -125,7 +125,7 @@ class CrossLayer(MegatronModule, BaseTransformerLayer):
         return self.cross_attention(x_TD, c.text_LE, c.cross_spans, c.image, fused=fused)
 
     def _adaln(self, timestep: TimestepConditioning) -> Iterator[AdaLN]:
-        """Of the modulated parts in turn."""
+        """Modulations of the parts of the layer, in their order."""
         if self.modulation is not None:
             yield from self.modulation(timestep)
             return

@@ -28,7 +28,7 @@ from dit.models.stacks.stacked_transformer import StackedTransformer
 
 
 def axis_widths(head: int) -> tuple[int, int, int]:
-    """Parts of a head that frames, rows and columns turn.
+    """How many numbers of a head are rotated by frame, by row and by column.
 
     Rows and columns get a third each, rounded down to an even number, and frames the rest.
     """
@@ -57,7 +57,10 @@ class CrossTransformer(StackedTransformer):
         text_LD: Tensor,
         **others: Any,
     ) -> CrossConditions:
-        """What every layer sees; `others` are fields of `CrossConditions` of one family alone."""
+        """What every layer reads beside the tokens.
+
+        `others` are fields of `CrossConditions` that one family alone has.
+        """
         angles_TK = self.rotary(batch.position_TA)
         return CrossConditions(
             timestep=timestep,
@@ -70,7 +73,7 @@ class CrossTransformer(StackedTransformer):
 
 
 class TextEmbedding(nn.Module):
-    """Rows of the text encoder [L, E], padding too -> [L, D].
+    """The embedding of rows of the text encoder, padding included, [L, E] -> [L, D].
 
     Every tensor rank has all rows and the whole gradient of them, so that the weights have no mark
     for sequence parallelism.
@@ -87,14 +90,14 @@ class TextEmbedding(nn.Module):
 
 
 def spans_of(batch: PackedBatch, starts: tuple[int, ...]) -> Spans:
-    """Of the tokens here, and of the rows of their samples that begin at `starts`."""
+    """Spans of this rank's tokens, and of the text rows of their samples, from `starts` on."""
     rows = [(first, stop - first) for first, stop in pairwise(starts)]
     tokens, device = len(batch.segment_T), batch.segment_T.device
     return Spans.of(batch.shared_spans, rows, total=tokens, device=device)
 
 
 def padded_rows(batch: PackedBatch, length: int | None, text: str = TEXT) -> int:
-    """Rows of all captions of a pack, filled up to `length` each (null: as they are)."""
+    """Number of rows of all captions of a pack, each filled up to `length` (null: as they are)."""
     return batch.text_offsets[text][-1] if length is None else length * batch.num_samples
 
 
@@ -119,7 +122,7 @@ def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
 
 
 def filled_up(rows_LE: Tensor, starts: Sequence[int], length: int | None) -> Tensor:
-    """The rows of each sample, then zeros up to `length` (null: as they are)."""
+    """The rows of each sample, followed by zeros up to `length` (null: as they are)."""
     if length is None:
         return rows_LE
     parts, width = [], rows_LE.shape[-1]

@@ -1,6 +1,7 @@
 """Networks of double-stream layers, then single-stream ones, over patches and one text.
 
-FLUX.1, FLUX.2 and Chroma are such networks; they differ in what their modulations are made of.
+FLUX.1, FLUX.2 and Chroma are such networks; they differ in what their modulations are made of. In
+the place of the double-stream layers FLUX.3 has layers for each row of tokens alone.
 """
 
 # T packed tokens, M level rows, C patch features, D model width, L text tokens, E text width
@@ -29,7 +30,7 @@ from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 class DoubleSingleTransformer(JointTransformer):
     """Noisy tokens, noise level, text and reference pictures of a pack -> velocity of each token.
 
-    A family says what `told`, its embedding of the level, makes of a pack.
+    `told`, also in names of weights, embeds the timestep; a family says what it makes of a pack.
     """
 
     theta: ClassVar[float] = 10_000.0
@@ -45,7 +46,7 @@ class DoubleSingleTransformer(JointTransformer):
         told: Callable[[TransformerConfig], nn.Module],
         modulate_out: Callable[[BuildContext], nn.Module] | None = None,
     ):
-        """`told` builds the embedding of the level, `modulate_out` the last modulation.
+        """`told` builds the embedding of the timestep, `modulate_out` the last modulation.
 
         Linears before and after the layers have biases if those of the layers have.
         """
@@ -67,13 +68,17 @@ class DoubleSingleTransformer(JointTransformer):
         """What all modulations are made of, [M, X]."""
         raise NotImplementedError
 
+    def embedded_patches(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
+        """Embeddings of the patches `x_TC`, those of this tensor rank."""
+        return self.patches(x_TC)
+
     def embed(
         self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
     ) -> Blocks:
         dtype = self.config.params_dtype
         text_LE = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
         return {
-            TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))),
+            TOKENS: self.embedded_patches(self.my_tokens(x_TC.to(dtype)), batch),
             TEXT_TOKENS: self.text_embedder(text_LE),
             T_EMB: self.t_emb(level_M, batch),
         }

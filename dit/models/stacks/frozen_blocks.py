@@ -31,7 +31,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from dit.models.kernels.restored_rows import restored_rows
 from dit.models.layers import per_sample
 from dit.models.layers.adaptable import Adaptable
 from dit.models.stacks.offload import Arrival, PinnedRows, PlainCopies, copies_of
@@ -42,7 +41,8 @@ _FACTOR = torch.float8_e8m0fnu
 _MANTISSA, _EXPONENT = 0.875, 9
 """The largest number of the format, 448, as `torch.frexp` has it."""
 _MOST_EXPONENT = 100
-"""Of factors: beyond it they, or what they multiply, leave the range of bfloat16 and float32."""
+"""Largest exponent of factors: beyond it they, or what they multiply, leave the range of bfloat16
+and float32."""
 _ALIGNMENT = 256
 """Bytes: products read matrices that begin at such addresses as fast as any."""
 _ROW = 16
@@ -75,18 +75,21 @@ def rounded(
 def restored(
     weight_OI: Tensor, factor_O: Tensor, dtype: torch.dtype, *, fused_kernels: bool = False
 ) -> Tensor:
-    """The inverse of `rounded`; exact. Factors may be in 8 bits, too.
+    """The matrix in `dtype` from its 8-bit numbers and factors: the exact inverse of `rounded`.
 
     `fused_kernels` allows our kernel for such factors, which runs where `kernels_run_on` says so.
     """
     if fused_kernels and per_sample.kernels_run_on(weight_OI.device):
+        # Torch reads all modules' sources as an operator is declared: 0.2 s of other runs' starts.
+        from dit.models.kernels.restored_rows import restored_rows
+
         return restored_rows(weight_OI.view(torch.uint8), factor_O.view(torch.uint8), dtype)
     return weight_OI.to(dtype).mul_(factor_O[:, None].to(dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class ByteRows:
-    """A matrix in 8 bits whose rows are bytes: the numbers, then the factor and zeros.
+    """The form of a matrix in 8 bits whose rows are bytes: the numbers, then the factor and zeros.
 
     So ranks can share out its rows, as `dit.distributed.row_shares.PackedRows` says. The zeros let
     each row begin where a thread of the GPU reads 16 bytes at once.
@@ -100,11 +103,14 @@ class ByteRows:
     """See `restored`."""
 
     def shape(self, whole: torch.Size) -> torch.Size:
-        """That of the bytes of a matrix [O, I]."""
+        """Shape of the bytes of a matrix of shape `whole`, [O, I]."""
         return torch.Size((whole[0], whole[1] // _ROW * _ROW + _ROW))
 
     def pack(self, rows_OI: Tensor) -> Tensor:
-        """The bytes of rows of the matrix; all of `columns` call it."""
+        """The bytes of `rows_OI` of the matrix.
+
+        All ranks of `columns` call it.
+        """
         narrow_OI, factor_O = rounded(rows_OI, columns=self.columns)
         bytes_OB = narrow_OI.new_zeros(self.shape(rows_OI.shape), dtype=torch.uint8)
         bytes_OB[:, : self.width] = narrow_OI.view(torch.uint8)
@@ -112,13 +118,13 @@ class ByteRows:
         return bytes_OB
 
     def unpack(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """The rows [O, I] in a type of the network; exact."""
+        """The rows [O, I] in `dtype`, from their bytes; exact."""
         narrow_OI, factor_O = rows[:, : self.width].view(ROUNDED), rows[:, self.width].view(_FACTOR)
         return restored(narrow_OI, factor_O, dtype, fused_kernels=self.fused_kernels)
 
 
 class FrozenMatrix:
-    """What a linear multiplies with."""
+    """The frozen matrix of a linear, which may be rounded, swapped to the host or in shares."""
 
     def __init__(self, linear: Any):
         self._linear, self.dtype = linear, linear.weight.dtype
@@ -129,7 +135,7 @@ class FrozenMatrix:
 
     @property
     def weight(self) -> nn.Parameter:
-        """The linear's at this moment: with weights in shares it is another one in each pass."""
+        """The linear's weight at this moment; with weights in shares each pass has another one."""
         return self._linear.weight
 
     def round(self, device: torch.device, *, columns: dist.ProcessGroup | None) -> None:
@@ -139,7 +145,7 @@ class FrozenMatrix:
         self.factor_O = factor_O.to(_FACTOR)
 
     def output_of(self, linear: Adaptable, x_TI: Tensor) -> Tensor:
-        """The output of the linear that has it, in the order of its own sums."""
+        """The output of `linear`, which has this matrix, for `x_TI`, summed as the linear sums."""
         sharing, bias = linear.tensor_sharing(), getattr(linear, "bias", None)
         # Transformer Engine's linears without a bias have one without numbers.
         bias = None if bias is None or not bias.numel() else bias
@@ -159,13 +165,13 @@ class FrozenMatrix:
 
 
 def freeze_matrix(linear: Adaptable) -> FrozenMatrix:
-    """From now on products of the linear ask for the matrix, whose bytes may then lie elsewhere."""
+    """Makes products of the linear ask for its matrix, whose bytes may then lie elsewhere."""
     linear.frozen = linear.frozen or FrozenMatrix(linear)
     return linear.frozen
 
 
 def frozen_product(x_TI: Tensor, matrix: FrozenMatrix, bias_O: Tensor | None = None) -> Tensor:
-    """The output of a linear; nothing of it is kept for the way back."""
+    """The output of a linear with a frozen matrix; keeps nothing for the backward pass."""
     out = _Product.apply(x_TI, bias_O, matrix)
     assert isinstance(out, Tensor)
     return out
@@ -210,7 +216,7 @@ def byte_rows(network: Any) -> Iterator[tuple[nn.Parameter, ByteRows]]:
 
 
 def _matrices(network: Any) -> Iterator[tuple[FrozenMatrix, dist.ProcessGroup | None]]:
-    """Of all layers, with the ranks that share their columns."""
+    """Frozen matrices of all layers, each with the ranks that share its columns."""
     for layer in _layers(network):
         for one in _linears(layer):
             sharing = one.tensor_sharing()
@@ -244,7 +250,7 @@ def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: in
 
 
 def _layers(network: Any) -> list[nn.Module]:
-    """Those of all stacks, in the order of a pass."""
+    """Layers of all stacks, in the order of a pass."""
     return [layer for stack in network.stacks.values() for layer in stack.layers]
 
 
@@ -296,7 +302,7 @@ class WaitingBlock:
             matrix.weight.data = matrix.weight.new_empty(0)
 
     def settle(self, places: Places) -> None:
-        """From now on products find the matrices in `places`, and all others on the host."""
+        """Moves the matrices to the host; products will look for them in `places`."""
         for matrix, part in zip(self.matrices, self.parts, strict=True):
             matrix.weight.data = part.of(self.home)
             matrix.fetched = partial(self._fetched, part, places)
@@ -348,7 +354,7 @@ class BlockPrefetch:
         self._fetch(n for n in self.blocks if n >= number)
 
     def backward_from(self, number: int) -> None:
-        """The backward pass has."""
+        """Fetches blocks for the backward pass, from layer `number` down."""
         self._fetch(n for n in reversed(self.blocks) if n <= number)
 
     def _fetch(self, numbers: Iterable[int]) -> None:

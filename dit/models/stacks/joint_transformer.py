@@ -5,16 +5,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
+from dit.models.attention.block_causal import Segment
 from dit.models.layer_spec import PerBlockModulation, RowKind, StackSpec
 from dit.models.layers.adaptable import TOKENS
 from dit.models.layers.context_parallel import TokenExchange, check_joint_context
@@ -23,10 +25,10 @@ from dit.models.layers.modulation import PerBlockAdaLN, TimestepConditioning
 from dit.models.layers.packed_attention import Angles, RowConditions
 from dit.models.layers.parallel_linear import BuildContext, Replicated
 from dit.models.layers.per_sample import PerSample
-from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.stack import LayerStack
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
+from dit.pack_wire import to_device
 
 T_EMB = "t_emb"
 
@@ -56,7 +58,11 @@ class JointTransformer(StackedTransformer):
     """Whether padding that attention sees has keys as other tokens do; else they are zeros."""
     refines_references: ClassVar[bool] = False
     """Whether references have layers of their own, before which pictures see no other one."""
-    rotary: RotaryTable | None
+    references_meet: ClassVar[bool] = False
+    """Whether the references of a sample see each other in these layers."""
+    text_level: ClassVar[int] = 0
+    """Level rows of the text: after so many times the number of samples; 0: the samples' own."""
+    rotary: nn.Module | None
     """Set by the family; called with positions of latents and of text. None: nothing is rotated."""
 
     def __init__(
@@ -70,7 +76,7 @@ class JointTransformer(StackedTransformer):
         super().__init__(config, model, groups, vp_stage, stacks)
         check_joint_context(model.cp_comm_type, groups.cp.size())
         self.rotary = None
-        shapes = (shape for stack in stacks for shape in stack.layer.cost.attentions)
+        shapes = (shape for stack in stacks for shape in stack.layer.needs.attentions)
         self.attends = {shape.queries for shape in shapes}  # to each other: joint rows, or one
 
     def text_lengths(self, batch: PackedBatch) -> list[int]:
@@ -80,6 +86,13 @@ class JointTransformer(StackedTransformer):
     def latents_row(self, batch: PackedBatch) -> TokenRow:
         """The latents, with the padding among them that attention sees."""
         return TokenRow.of_latents(batch, attended=self.model.attended_in(batch))
+
+    def sequences(self, batch: PackedBatch) -> Sequence[Sequence[Segment]] | None:  # noqa: ARG002
+        """Texts and pictures of each sample, in the order in which they see each other.
+
+        None: all tokens of a sample do.
+        """
+        return None
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
         """Positions [L, A] of the whole text; zeros do not rotate."""
@@ -100,8 +113,10 @@ class JointTransformer(StackedTransformer):
             multiple=self.model.token_multiple,
             device=device,
         )
-        order = self._order(self.latents_row(batch), text.row, device=device)
-        levels = (batch.level_row_T, text.sample_L)
+        both = (self.latents_row(batch), text.row)
+        order = self._order(*both, device=device, sequences=self.sequences(batch))
+        text_row_L = text.sample_L + self.text_level * batch.num_samples
+        levels = (batch.level_row_T, text_row_L)
         rows = (*levels, order.arranged(levels))
         latents, text_rows_of, joint = (self.per_sample(self.my_tokens(row)) for row in rows)
         return JointLayout(
@@ -144,14 +159,14 @@ class JointTransformer(StackedTransformer):
         )
 
     def _references(self, batch: PackedBatch) -> Tensor | None:
-        """`JointConditions.is_reference_T`."""
+        """Mask [T] of reference tokens, or None (see `JointConditions.is_reference_T`)."""
         if not (self.refines_references and any(batch.references)):
             return None
         return self.my_tokens(batch.is_real_T & ~batch.is_target_T)
 
     def _latents_alone(self, batch: PackedBatch) -> TokenExchange:
         if self.refines_references and any(batch.references):
-            row = TokenRow.of_pictures(batch)
+            row = TokenRow.of_pictures(batch, references_meet=self.references_meet)
             return self._order(row, device=batch.segment_T.device).apart
         if not self.model.attends_to_padding:
             return self.context.exchange(batch, rows=len(batch.segment_T))
@@ -165,17 +180,23 @@ class JointTransformer(StackedTransformer):
         text_L = torch.ones_like(layout.text.source_L, dtype=torch.bool)
         return batch.is_real_T, None, layout.order.arranged((batch.is_real_T, text_L))
 
-    def _order(self, *rows: TokenRow, device: torch.device) -> JointOrder:
-        """Of rows in the order in which a sample's tokens follow each other."""
+    def _order(
+        self,
+        *rows: TokenRow,
+        device: torch.device,
+        sequences: Sequence[Sequence[Segment]] | None = None,
+    ) -> JointOrder:
+        """Joint order of `rows`, in which the tokens of a sample follow each other."""
         shared_by = self.groups.tp if self.config.sequence_parallel else None
-        return JointOrder.of(rows, context=self.context, device=device, shared_by=shared_by)
+        options: Any = {"device": device, "shared_by": shared_by, "sequences": sequences}
+        return JointOrder.of(rows, context=self.context, **options)
 
     def rows_beside(self, stack: LayerStack) -> tuple[str, ...]:
         """Latents and text lie apart until a layer takes both in one row."""
         return stack.hidden if JOINT_TOKENS in stack.hidden else (TOKENS, TEXT_TOKENS)
 
     def _angles(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Angles | None]:
-        """Of latents, of text, and of the joint row."""
+        """Rotary angles of latents, of text, and of both in joint order."""
         if self.rotary is None:
             return (None,) * 3
         latents = self.rotary(batch.position_TA)
@@ -220,6 +241,33 @@ class JointTransformer(StackedTransformer):
             self.proj_out(adaln.modulate(blocks[JOINT_TOKENS], layout.joint))
         )
         return layout.order.latents(joint_JC)
+
+
+class TextFirstTransformer(JointTransformer):
+    """A network in whose positions the picture stands behind its caption.
+
+    Tokens of the picture have the caption's length on the first axis (Lumina Image 2.0, Z-Image,
+    ERNIE-Image).
+    """
+
+    first_place: ClassVar[int] = 0
+    """Position of the first token of a caption, on the first axis."""
+    text_axes: ClassVar[int] = 1
+    """First axes on which a token of a caption has its place."""
+
+    def prepared(self, batch: PackedBatch) -> PackedBatch:
+        position_TA = batch.position_TA
+        length_N = torch.tensor(self.text_lengths(batch), dtype=position_TA.dtype)
+        length_T = to_device(length_N + self.first_place, position_TA.device)[batch.segment_T]
+        moved_TA = pad((length_T * batch.is_real_T)[:, None], (0, position_TA.shape[1] - 1))
+        return replace(batch, position_TA=position_TA + moved_TA)
+
+    def text_positions(self, batch: PackedBatch) -> Tensor:
+        places = [torch.arange(length) + self.first_place for length in self.text_lengths(batch)]
+        place_L1 = torch.cat(places).to(batch.position_TA.dtype)[:, None]
+        place_LA = place_L1.expand(-1, self.text_axes)
+        rows_LA = pad(place_LA, (0, batch.position_TA.shape[1] - self.text_axes))
+        return to_device(rows_LA.contiguous(), batch.position_TA.device)
 
 
 def _modulation(context: BuildContext) -> nn.Module:

@@ -184,7 +184,7 @@ class StreamCopies(PlainCopies):
 
 @cache
 def copies_of(device: torch.device) -> PlainCopies:
-    """How copies are made between the host and a device."""
+    """The object that makes copies between the host and `device`."""
     return StreamCopies() if device.type == "cuda" else PlainCopies()
 
 
@@ -242,7 +242,7 @@ class OffloadedLayer:
 
 @contextmanager
 def on_host(layer: nn.Module, shared: Any) -> Iterator[OffloadedLayer]:
-    """Inside, tensors that autograd saves for the backward pass go to pinned host memory.
+    """A context in which tensors that autograd saves go to pinned host memory.
 
     The weights of `layer` and the tensors of `shared` stay on the device, which holds them anyway.
     Views of the same memory, such as values and the row of queries, keys and values, go once.
@@ -286,9 +286,9 @@ def when_reached(hidden: Any, fetch: Callable[[], None]) -> None:
 
 
 def settle(hidden: Any) -> None:
-    """The layer that has made these hidden states is the last one whose tensors may be leaving.
+    """Drops on the device what left it before the layer of these hidden states was computed.
 
-    What left before it was computed is dropped on the device.
+    That layer is the last one whose tensors may be leaving.
     """
     copies_of(_row(hidden).device).settle()
 

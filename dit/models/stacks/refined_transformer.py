@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -22,17 +21,16 @@ from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
 from dit.models.layers.modulation import PerBlockAdaLN, TwoLinears, sinusoid
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
+from dit.models.stacks.joint_transformer import T_EMB, JointLayout, TextFirstTransformer
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
 from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 from dit.pack_wire import to_device
 
 
-class RefinedTransformer(JointTransformer):
+class RefinedTransformer(TextFirstTransformer):
     """Noisy tokens, noise level and text of a pack -> velocity of each token.
 
-    Its stacks are sequential layers: those of latents alone and of text alone, then of both. The
-    picture stands behind its caption: its tokens have the caption's length on the first axis. With
+    Its stacks are sequential layers: those of latents alone and of text alone, then of both. With
     `ModelConfig.attended_multiple`, learned tokens fill up text and latents of each sample: those
     of text have places of their own, those of latents stand at the origin.
     """
@@ -40,15 +38,11 @@ class RefinedTransformer(JointTransformer):
     theta: ClassVar[float]
     """Base of the angles of positions."""
     told_divisor: ClassVar[float]
-    """What a told level is divided by, from [0, 1000]."""
+    """Divisor of the timestep, from [0, 1000]."""
     wave_scale: ClassVar[float] = 1.0
     """What the angles of its sinusoid are multiplied by after that."""
     rounds_angles: ClassVar[bool] = False
     """Whether angles are rounded to float32 before their cosines are taken."""
-    first_place: ClassVar[int] = 0
-    """Of the first token of a caption, on the first axis."""
-    text_axes: ClassVar[int] = 1
-    """First axes on which a token of a caption has its place."""
 
     def __init__(
         self,
@@ -59,7 +53,7 @@ class RefinedTransformer(JointTransformer):
         *,
         told: tuple[int, int],
     ):
-        """`told` are the widths that the two linears of the level make."""
+        """`told` has the widths of the two linears that embed the timestep (`told` in weights)."""
         config, width = transformer_config(model), model.hidden_size
         super().__init__(config, model, groups, vp_stage, stacks)
         layer, axes = stacks[-1].layer, model.rope_axes
@@ -86,23 +80,9 @@ class RefinedTransformer(JointTransformer):
         spec, width = PerBlockModulation(inputs=self.told_width), self.model.hidden_size
         return PerBlockAdaLN(context, width, spec, parts=1, gated=False, shifted=False)
 
-    def prepared(self, batch: PackedBatch) -> PackedBatch:
-        position_TA = batch.position_TA
-        length_N = torch.tensor(self.text_lengths(batch), dtype=position_TA.dtype)
-        length_T = to_device(length_N + self.first_place, position_TA.device)[batch.segment_T]
-        moved_TA = pad((length_T * batch.is_real_T)[:, None], (0, position_TA.shape[1] - 1))
-        return replace(batch, position_TA=position_TA + moved_TA)
-
     def text_lengths(self, batch: PackedBatch) -> list[int]:
         multiple = self.model.attended_multiple
         return [-(-rows // multiple) * multiple for rows in batch.text_rows]
-
-    def text_positions(self, batch: PackedBatch) -> Tensor:
-        places = [torch.arange(length) + self.first_place for length in self.text_lengths(batch)]
-        place_L1 = torch.cat(places).to(batch.position_TA.dtype)[:, None]
-        place_LA = place_L1.expand(-1, self.text_axes)
-        rows_LA = pad(place_LA, (0, batch.position_TA.shape[1] - self.text_axes))
-        return to_device(rows_LA.contiguous(), batch.position_TA.device)
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
         return {T_EMB: (batch.num_levels, self.told_width)}
@@ -122,7 +102,7 @@ class RefinedTransformer(JointTransformer):
         return {TOKENS: h_TD, TEXT_TOKENS: text_LD, T_EMB: self.told(wave_MX.to(dtype))}
 
     def embedded_patches(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
-        """Of the tokens that this tensor rank holds."""
+        """Embeddings of the patches `x_TC`, those of this tensor rank."""
         return self.patches(x_TC)
 
     def _filled_text(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:

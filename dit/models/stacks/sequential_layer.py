@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -22,14 +22,29 @@ from megatron.core.transformer.transformer_layer import (
 from torch import Tensor, nn
 
 from dit.config import ModelConfig
-from dit.models.layer_spec import RowKind, SequentialLayerSpec
+from dit.models.layer_spec import (
+    PerBlockModulation,
+    RowKind,
+    SequentialLayerSpec,
+    SharedModulation,
+    TableModulation,
+)
 from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
 from dit.models.layers.context_parallel import TokenExchange
 from dit.models.layers.experts import feed_forward
 from dit.models.layers.layer_text import LayerText
-from dit.models.layers.modulation import AdaLN, PerBlockAdaLN, TimestepConditioning, Unmodulated
+from dit.models.layers.modulation import (
+    AdaLN,
+    AdaLNModule,
+    PerBlockAdaLN,
+    PrecomputedAdaLN,
+    TableAdaLN,
+    TimestepConditioning,
+    Unmodulated,
+)
 from dit.models.layers.packed_attention import RowConditions, SelfAttention
 from dit.models.layers.parallel_linear import BuildContext
+from dit.models.layers.queries_and_keys import CentredNorm
 from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
 
 
@@ -61,14 +76,13 @@ class SequentialLayer(MegatronModule, BaseTransformerLayer):
         width, self.tanh = spec.attention.width, spec.tanh
         self.modulation = None
         if spec.modulation is not None:
-            self.modulation = PerBlockAdaLN(
-                context, width, spec.modulation, parts=2, shifted=spec.shifted
-            )
+            self.modulation = _modulation(context, width, spec)
 
         def norm() -> nn.Module:
             if not spec.weighted:
                 return nn.Identity()
-            made = nn.RMSNorm(width, eps=spec.eps, dtype=config.params_dtype)
+            kind = CentredNorm if spec.centred else nn.RMSNorm
+            made = kind(width, eps=spec.eps, dtype=config.params_dtype)
             sees_part_of_tokens(made, config)
             return made
 
@@ -76,14 +90,14 @@ class SequentialLayer(MegatronModule, BaseTransformerLayer):
         self.attention = SelfAttention(context, spec.attention)
         self.mlp = feed_forward(context, spec.feed_forward)
         self.after_1, self.after_2 = (norm() if spec.after else nn.Identity() for _ in range(2))
-        self.weighted, self.layer_text = spec.weighted, None
+        self.weighted, self.parallel, self.layer_text = spec.weighted, spec.parallel, None
         text, place = spec.layer_text, self.layer_number - 1
         state = None if text is None else text.state(place)
         if text is not None and state is not None:
             self.layer_text = LayerText(context, text, state=state, width=width)
 
     def row(self, conditions: JointConditions) -> tuple[RowConditions, TokenExchange]:
-        """What the tokens of the row see, and how they meet."""
+        """Conditions of the layer's row of tokens, and their exchange over context ranks."""
         raise NotImplementedError
 
     def forward(self, h_TD: Tensor, conditions: JointConditions) -> Tensor:
@@ -97,6 +111,11 @@ class SequentialLayer(MegatronModule, BaseTransformerLayer):
     def _updated(self, h_TD: Tensor, conditions: JointConditions) -> Tensor:
         row, exchange = self.row(conditions)
         first, second = self._modulations(conditions.timestep)
+        if self.parallel:
+            assert isinstance(first, AdaLN)
+            h_TD, x_TD = first.branch(h_TD, row.per_sample)
+            x_TD = self.attention(x_TD, row, exchange) + self.mlp(x_TD)
+            return first.add(h_TD, x_TD, row.per_sample)
         if not self.weighted:
             assert isinstance(first, AdaLN) and isinstance(second, AdaLN)
             h_TD, x_TD = first.branch(h_TD, row.per_sample)
@@ -112,16 +131,33 @@ class SequentialLayer(MegatronModule, BaseTransformerLayer):
     def _modulations(
         self, timestep: TimestepConditioning
     ) -> tuple[AdaLN | Unmodulated, AdaLN | Unmodulated]:
-        """Of attention and of feed-forward; the tanh is one of [N, D], not of each token."""
+        """Modulations of attention and of feed-forward; tanh acts on [N, D], not on each token.
+
+        Where both stand side by side, the second is the first.
+        """
         if self.modulation is None:
             return Unmodulated(), Unmodulated()
-        first, second = self.modulation(timestep)
-        return (self._gated(first), self._gated(second)) if self.tanh else (first, second)
+        made = self.modulation(timestep)
+        first, second = map(self._gated, made[:1] + made[-1:]) if self.tanh else (made[0], made[-1])
+        return first, second
 
     @staticmethod
     def _gated(adaln: AdaLN) -> AdaLN:
         assert adaln.gate_ND is not None
         return replace(adaln, gate_ND=adaln.gate_ND.tanh())
+
+
+def _modulation(context: BuildContext, width: int, spec: SequentialLayerSpec) -> AdaLNModule:
+    vectors: Any = {"parts": 1 if spec.parallel else 2, "shifted": spec.shifted}
+    match spec.modulation:
+        case SharedModulation(first=first):
+            return PrecomputedAdaLN(context.config, first=first, **vectors)
+        case TableModulation():
+            assert spec.shifted
+            return TableAdaLN(context.config, width, parts=2)
+        case PerBlockModulation():
+            return PerBlockAdaLN(context, width, spec.modulation, **vectors)
+    raise AssertionError(f"no modulation {spec.modulation}")
 
 
 class JointRowLayer(SequentialLayer):
@@ -150,7 +186,7 @@ class LatentsLayer(SequentialLayer):
 
 
 class ReferencesLayer(LatentsLayer):
-    """Over the references among the latents, each alone.
+    """Over the references among the latents, each alone or those of a sample together.
 
     It computes all rows of a pack that has any, so that ranks hold as many as for other layers.
     """

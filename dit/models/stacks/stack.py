@@ -6,27 +6,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import torch
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 from torch.utils.checkpoint import checkpoint
 
-from dit.config import Recompute, RecomputeMethod
+from dit.config import Implementation, Recompute, RecomputeMethod
 from dit.models.layer_spec import (
     CrossLayerSpec,
     DoubleLayerSpec,
     LayerSpec,
+    RowKind,
     SequentialLayerSpec,
     StackSpec,
 )
-from dit.models.layers.adaptable import DropoutRows, dropout_rows, dropping
+from dit.models.layers.adaptable import TOKENS, Adaptable, DropoutRows, dropout_rows, dropping
+from dit.models.layers.joint_order import JOINT_TOKENS
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
 from dit.models.stacks.frozen_blocks import BlockPrefetch
@@ -56,17 +59,21 @@ class StageLayers:
     count: int
 
 
-def pipeline_stages(stacks: Sequence[StackSpec], stages: int) -> list[dict[str, StageLayers]]:
+def pipeline_stages(
+    stacks: Sequence[StackSpec], stages: int, work_of: Callable[[StackSpec], int]
+) -> list[dict[str, StageLayers]]:
     """For each stage, virtual ones too, its layers of each stack by name.
 
     The slowest stage sets the pace, so that its operations are the fewest possible; layers of
-    equal cost are divided evenly. Only linears count: what attention adds depends on the packs.
+    equal cost are divided evenly. `work_of` are the multiplications of a layer of a stack.
 
     Raises:
         ValueError: there are fewer layers than stages.
     """
     names = [stack.name for stack in stacks for _ in range(stack.count)]
-    costs = [stack.layer.cost.token_multiplications for stack in stacks for _ in range(stack.count)]
+    some = 1 < stages < len(names) and len({*names}) > 1  # else the cut is the same by any costs
+    each = [(work_of(stack) if some else 1, stack.count) for stack in stacks]
+    costs = [work for work, count in each for _ in range(count)]
     if len(costs) < stages:
         raise ValueError(
             f"{len(costs)} layers do not fill {stages} pipeline stages; lower"
@@ -109,6 +116,27 @@ def _balanced(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
         bounds.append((chosen[2], last))
         last = chosen[2]
     return bounds[::-1]
+
+
+def token_multiplications(context: BuildContext, spec: StackSpec) -> int:
+    """Multiplications of the linears of a layer for each latent token, over all tensor ranks.
+
+    Those of attention depend on the packs, and few samples have references.
+    """
+    layer = spec.layer
+    if isinstance(layer, SequentialLayerSpec) and layer.rows is RowKind.REFERENCES:
+        return 0
+    model = replace(context.model, transformer_impl=Implementation.LOCAL)
+    context = replace(context, model=model, config=copy(context.config))
+    context.config.virtual_pipeline_model_parallel_size = None
+    with torch.device("meta"):
+        built = LayerStack(context, replace(spec, count=1), StageLayers(0, 1), vp_stage=None)
+    linears: list[Any] = [module for module in built.modules() if isinstance(module, Adaptable)]
+    return sum(
+        one.weight.numel() * (1 if sharing.axis is None else context.groups.tp.size())
+        for one, sharing in ((one, one.tensor_sharing()) for one in linears)
+        if sharing.token_row in (TOKENS, JOINT_TOKENS)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +217,7 @@ class LayerStack(TransformerBlock):
     def _group(
         self, hidden: Any, conditions: Any, dropout: DropoutRows | None, first: int, last: int
     ) -> Any:
-        """Of layers that are computed again, autograd saves what goes into the first of them."""
+        """Output of layers [first, last); if recomputed, autograd saves the input of the first."""
         if not self._recomputed(first):
             return self._run(hidden, conditions, dropout, first, last)
         return checkpoint(self._run, hidden, conditions, dropout, first, last, use_reentrant=False)

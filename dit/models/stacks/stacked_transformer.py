@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -26,13 +27,14 @@ from torch.nn.functional import pad
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
+from dit.models.compilation import check_compiler
 from dit.models.layer_spec import ALL_NOISE, StackSpec
 from dit.models.layers.adaptable import TOKENS, DropoutRows, TokenPlaces, dropping
 from dit.models.layers.context_parallel import Context
 from dit.models.layers.parallel_linear import BuildContext
-from dit.models.layers.per_sample import PerSample, check_compiler
+from dit.models.layers.per_sample import PerSample
 from dit.models.layers.transformer_engine import check_engine
-from dit.models.stacks.stack import LayerStack, pipeline_stages
+from dit.models.stacks.stack import LayerStack, pipeline_stages, token_multiplications
 from dit.models.stacks.token_routing import WAITING, RoutedPass, RoutedTokens, kept_pack
 from dit.pack_wire import to_device
 
@@ -56,11 +58,11 @@ class StackedTransformer(MegatronModule):
     shares_samples: ClassVar[bool] = False
     """Whether every context rank needs an equal part of each sample."""
     sign: ClassVar[int] = 1
-    """That of the family's `ObjectiveConventions`; all others see the output times this."""
+    """Sign of the family's `ObjectiveConventions`, by which its output is multiplied."""
     tells_data_part: ClassVar[bool] = False
-    """Likewise: all others say t where the network is told 1 - t."""
+    """Whether the network embeds 1 - t; everything else here says t."""
     token_blocks: ClassVar[tuple[str, ...]] = ()
-    """Those of `condition_shapes` that have a row for each token."""
+    """Names in `condition_shapes` of tensors with a row for each token."""
 
     def __init__(
         self,
@@ -85,7 +87,9 @@ class StackedTransformer(MegatronModule):
             group=groups.cp, comm=model.cp_comm_type, shares_samples=self.shares_samples
         )
         ranks, virtual = groups.pp.size(), model.virtual_stages
-        self.plan = pipeline_stages(stacks, ranks * virtual)
+        context = BuildContext(model=model, config=config, groups=groups)
+        work_of = partial(token_multiplications, context)
+        self.plan = pipeline_stages(stacks, ranks * virtual, work_of)
         self.stage = (vp_stage or 0) * ranks + groups.pp.rank()
         self.pre_process, self.post_process = self.stage == 0, self.stage == len(self.plan) - 1
         self.stack_specs = tuple(stacks)
@@ -143,9 +147,14 @@ class StackedTransformer(MegatronModule):
         batch = self.prepared(batch)
         layout = self.layout(batch)
         if self.tells_data_part:
-            level_M = ALL_NOISE - level_M
+            level_M = self.data_part(level_M)
         with dropping(self._dropout_rows(batch, layout)):
             return self._forward(x_TC, level_M, batch, layout)
+
+    @staticmethod
+    def data_part(level_M: Tensor) -> Tensor:
+        """What networks that `tells_data_part` get as level, of timesteps [M] in [0, 1000]."""
+        return ALL_NOISE - level_M
 
     def _dropout_rows(self, batch: PackedBatch, layout: Any) -> DropoutRows | None:
         """What adapters drop in this pass; None without adapters, and beside training."""
@@ -266,7 +275,7 @@ class StackedTransformer(MegatronModule):
         return sum(spec.count for spec in before) + self.plan[stage][stack].first
 
     def stage_shapes(self, batch: PackedBatch, *, after: int) -> Shapes:
-        """What a stage hands on: the hidden states of its last layers, and the conditions.
+        """Shapes that the stage `after` sends to the next: hidden states, then conditions.
 
         Inside of a token route, the rows that wait behind it travel as well.
         """
@@ -289,7 +298,7 @@ class StackedTransformer(MegatronModule):
         return scatter_to_sequence_parallel_region(x_T, group=self.groups.tp)
 
     def per_sample(self, level_row_T: Tensor) -> PerSample:
-        """Of the tokens that this rank holds between two matrices."""
+        """Scale, shift and gate rows for the tokens that this rank holds between two matrices."""
         model = self.model
         return PerSample.of(level_row_T, compiled=model.compile, fused_kernels=model.fused_kernels)
 
@@ -326,14 +335,14 @@ class StackedTransformer(MegatronModule):
         return {"hidden": len(batch.segment_T) // self.token_parts}
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
-        """What travels between stages beside hidden states: all that `conditions` and `head` read.
+        """Shapes of what stages send with hidden states: all that `conditions` and `head` read.
 
         It must follow from the pack alone, and be the same on all stages.
         """
         raise NotImplementedError
 
     def layout(self, batch: PackedBatch) -> Any:
-        """Where tokens lie; computed once for a pass, on every stage."""
+        """Order of the tokens of `batch`; computed once for a pass, on every stage."""
         raise NotImplementedError
 
     def embed(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: Any) -> Blocks:
@@ -341,7 +350,7 @@ class StackedTransformer(MegatronModule):
         raise NotImplementedError
 
     def conditions(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Any:
-        """What every layer sees beside the tokens."""
+        """Inputs of every layer besides the tokens, from the `blocks` that stages send."""
         raise NotImplementedError
 
     def rows_beside(self, stack: LayerStack) -> tuple[str, ...]:

@@ -132,7 +132,7 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
     def _modulations(
         self, timestep: TimestepConditioning
     ) -> tuple[tuple[AdaLN, ...], tuple[AdaLN, ...]]:
-        """Of latents and of text."""
+        """Modulations of latents and of text."""
         adaln = self.modulation(timestep)
         if self.text_modulation is None:
             return adaln[:2], adaln[2:]
@@ -168,9 +168,9 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
         return adaln[1].add(h_TD, self.mlp(x_TD), c.latents.per_sample), text_LD
 
     def _tied(self, adaln: AdaLN) -> AdaLN:
-        """The same numbers, as if weights that nothing reads took part in them.
+        """`adaln` with idle weights tied to it: they add nothing, and their gradients are zeros.
 
-        Their gradients are zeros then: Megatron-Core's DDP waits for the gradient of every weight.
+        Otherwise they would have none: Megatron-Core's DDP waits for the gradient of every weight.
         """
         assert self.text_mlp is not None
         idle = (self.text_attention.linear_proj, self.text_mlp)
@@ -236,9 +236,9 @@ class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
         self.attention = PackedAttention(context, attention, output=False)
         self.activation = ACTIVATIONS[mlp.activation]
         wide = hidden * mlp.activation.inputs
-        self.linear_in = split_linear(
-            width, 3 * width + wide, axis=0, context=context, bias=attention.bias
-        )
+        parts = 1 if spec.fused else 4
+        of_input: Any = {"axis": 0, "context": context, "bias": attention.bias}
+        self.linear_in = split_linear(width, 3 * width + wide, **of_input, parts=parts)
         self.linear_out = split_linear(
             width + hidden, width, axis=1, context=context, bias=attention.bias
         )

@@ -60,13 +60,13 @@ class RoutedTokens:
         return cls(route=route, order=TokenOrder(order_T, back_T))
 
     def apart(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of kept tokens, and those of all others."""
+        """The rows of `x_TD` for tokens that are kept, and for all others."""
         runs = self.order.arrange(x_TD).unflatten(0, (-1, self.route.run))
         kept, others = runs.tensor_split((self.route.kept,), dim=1)
         return kept.flatten(0, 1), others.flatten(0, 1)
 
     def together(self, kept_TD: Tensor, others_TD: Tensor) -> Tensor:
-        """The way back."""
+        """The inverse of `apart`: all tokens in their order."""
         runs = len(kept_TD) // self.route.kept
         parts = (x.unflatten(0, (runs, -1)) for x in (kept_TD, others_TD))
         return self.order.restore(torch.cat([*parts], dim=1).flatten(0, 1))
@@ -74,7 +74,7 @@ class RoutedTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutedPass:
-    """What the layers of a route see in one pass, in the place of what the others do."""
+    """Inputs that the layers of a route get in one pass, instead of those of other layers."""
 
     tokens: RoutedTokens
     conditions: Any

@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
-from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers.arrangements import ByHead, Convolution, Features, LeadingOne, RotaryPairs
+from dit.models.diffusers.arrangements import (
+    THWC,
+    ByHead,
+    Convolution,
+    Features,
+    LeadingOne,
+    RotaryPairs,
+)
 from dit.models.diffusers.form import (
     VIDEO_PATCH,
     ConfigKeys,
@@ -145,7 +151,7 @@ _LAYERS: tuple[Row, ...] = (
 )
 _HEAD: tuple[Row, ...] = (
     _table("modulate_out", "scale_shift_table", "2"),
-    *linear_rows("proj_out", "proj_out", "C", "D", arrangement=Features("thwc")),
+    *linear_rows("proj_out", "proj_out", "C", "D", arrangement=Features(THWC)),
 )
 
 
@@ -187,7 +193,7 @@ WAN_NAMES: dict[str, str] = {
     "img_emb.proj.3": f"{_EMBEDDER}.image_embedder.ff.net.2",
     "head.head": "proj_out",
 }
-"""Of Wan's own code."""
+"""Diffusers' names by those of Wan's own code."""
 
 
 def _latent_channels(t: Any) -> int:
@@ -204,7 +210,7 @@ def _width(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """What our network has a counterpart for."""
+    """Rules for the file `t` of Diffusers: what our network can take over."""
     width, image, channels = _width(t), t.image_dim is not None, _latent_channels(t)
     return [
         (
@@ -229,7 +235,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _condition(t: Any) -> ImageCondition:
-    """Of published weights: nothing else in their config.json tells."""
+    """The given picture of published weights, by what config.json says of other things."""
     if _shows_channels(t):
         two = t.pos_embed_seq_len is not None
         return ImageCondition.FIRST_AND_LAST_FRAME if two else ImageCondition.FIRST_FRAME
@@ -238,7 +244,7 @@ def _condition(t: Any) -> ImageCondition:
 
 
 def _switch(value: Any) -> bool:
-    """Of a file, or as a user writes it."""
+    """Whether `value` is on: a truth value of a file, or a user's `true` or `false`."""
     if isinstance(value, bool):
         return value
     if value not in ("true", "false"):
@@ -310,9 +316,8 @@ KEYS = ConfigKeys(
 )
 
 
-def _inexpressible(config: RunConfig) -> list[str]:
+def _inexpressible(model: WanConfig) -> list[str]:
     """What of a run Diffusers' network has no counterpart for."""
-    model: Any = config.model
     if not _has_image(model) or model.text_pad_to == _TEXT_ROWS:
         return []
     return [
@@ -355,13 +360,12 @@ def _pipeline(name: str, *, shows: bool) -> Pipeline:
 
 
 def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, config: RunConfig
+    network: nn.Module, sample: LatentSample, level: float, model: WanConfig
 ) -> Tensor:
     """What Diffusers' network makes of one sample."""
     import torch
     from torch import nn
 
-    model: Any = config.model
     text, latent, image = sample.text_LE, sample.latent_CFHW, sample.others.get(IMAGE)
     if model.text_pad_to is not None:
         text = nn.functional.pad(text, (0, 0, 0, model.text_pad_to - len(text)))

@@ -25,16 +25,12 @@ from dit.models.family import (
 from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
-    Cost,
     CrossLayerSpec,
     FeedForwardSpec,
-    NetworkCost,
+    NetworkSpec,
     QkNorm,
-    RowKind,
     StackSpec,
     TableModulation,
-    WeightShape,
-    replicated,
 )
 from dit.models.registry import imported
 
@@ -104,10 +100,10 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "wan2.2_i2v_a14b": _TINY,
     "wan2.2_ti2v_5b": _TINY,
 }
-"""Named size -> what makes it tiny (`Family.tiny`)."""
+"""Tiny size by name (`Family.tiny`)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class WanConfig(ModelConfig):
     """The network: sizes, conditions, precision and how it is spread over devices."""
 
@@ -221,7 +217,7 @@ class WanConfig(ModelConfig):
 
     @property
     def cost_sizes(self) -> list[int]:
-        sizes = ModelConfig.cost_sizes.fget(self)  # type: ignore[attr-defined]
+        sizes = super().cost_sizes
         sizes += [self.crossattn_emb_size, self.input_features, self.image_rows or 0]
         return [*sizes, 1] if self.sparse_attention else sizes
 
@@ -286,42 +282,19 @@ def _pairs(model: WanConfig) -> float | None:
     return model.sparse_share + CUBE_TOKENS**-2 if model.sparse_attention else None
 
 
-def wan_cost(model: WanConfig) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `WanTransformer3DModel`."""
-    width = model.hidden_size
-    return NetworkCost(
-        before=_before(model),
+def _spec(model: WanConfig) -> NetworkSpec:
+    return NetworkSpec(
         stacks=(wan_stack(model),),
-        after=TableModulation().cost(width, 2)
-        + replicated(width, model.output_features, bias=True),
         text_tokens=model.text_pad_to,
         image_rows=model.image_rows or 0,
     )
-
-
-def _before(model: WanConfig) -> Cost:
-    """Patches; the embeddings of level, text and image."""
-    width, level = model.hidden_size, {"rows": RowKind.SAMPLES, "bias": True}
-    total = replicated(model.input_features, width, bias=True)
-    total += replicated(model.freq_dim, width, **level)
-    total += replicated(width, width, **level) + replicated(width, 6 * width, **level)
-    total += replicated(model.crossattn_emb_size, width, rows=RowKind.TEXT, bias=True)
-    total += replicated(width, width, rows=RowKind.TEXT, bias=True)
-    if model.image_embed_size is None:
-        return total
-    image, rows = model.image_embed_size, model.image_embed_length
-    total += replicated(image, image, **level, times=rows)
-    total += replicated(image, width, **level, times=rows)
-    positions = rows * image if model.image_embed_positions else 0
-    # Both norms have weights and biases.
-    return total + Cost(weights=(WeightShape(numbers=2 * (image + width) + positions),))
 
 
 FAMILY = Family(
     name="wan",
     config=WanConfig,
     network=imported("dit.models.wan.model:WanNetwork"),
-    cost=wan_cost,
+    spec=_spec,
     parts={
         "self_attention": "attention",
         "cross_attention": "cross_attention",

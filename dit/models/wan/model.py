@@ -174,7 +174,7 @@ class ImageEmbedding(nn.Module):
 
 
 def given_mask(batch: PackedBatch, model: WanConfig) -> Tensor:
-    """Which pixel frames are given [T, mask channels * patch volume], in order (c, t, h, w).
+    """The mask of given pixel frames, [T, mask channels * patch volume], in order (c, t, h, w).
 
     Channel k of latent frame j is pixel frame 4 j - 3 + k. The first latent frame is one pixel
     frame, which all of its channels say. Source: `prepare_latents` of `WanImageToVideoPipeline`.

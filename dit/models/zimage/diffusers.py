@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
-from dit.config import RunConfig
 from dit.config.checks import Rule
-from dit.models.diffusers.arrangements import Features
+from dit.models.diffusers.arrangements import THWC, Features
 from dit.models.diffusers.form import ConfigKeys, DiffusersForm, Key, OwnKey, Pipeline
 from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.joint.sequential_names import (
@@ -36,13 +35,12 @@ if TYPE_CHECKING:
 CLASS = "ZImageTransformer2DModel"
 _STACKS = {"noise_refiner": "noise_refiner", "context_refiner": "context_refiner"}
 _STACKS |= {"blocks": "layers"}
-_PIECES = "thwc"  # order of the numbers in a token
 _PATCH = "2-1"  # rows and columns, frames
 _EMBED, _HEAD = f"all_x_embedder.{_PATCH}", f"all_final_layer.{_PATCH}"
 
 
 def _names(stack: str) -> SequentialNames:
-    """Of the layers of one stack; the text's have no modulation."""
+    """Names of the weights of a stack's layers; those of text have no modulation."""
     return SequentialNames(
         norms=("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2"),
         modulation=None if stack == "context_refiner" else "adaLN_modulation.0",
@@ -55,11 +53,9 @@ def _pad_token(ours: str, theirs: str) -> Row:
     return Row(ours, (theirs,), TensorSplit.REPLICATED, ("1", "D"))
 
 
-_PATCHES = linear_rows("patches", _EMBED, "D", "C", arrangement=Features(_PIECES, axis=1))
 _TABLE = NameTable(
     rows=(
-        _PATCHES[0],
-        Row("patches.bias", (f"{_EMBED}.bias",), TensorSplit.REPLICATED, ("D",)),
+        *linear_rows("patches", _EMBED, "D", "C", arrangement=Features(THWC, axis=1)),
         weight_row("text_norm", "cap_embedder.0", "E"),
         *linear_rows("text_embedder", "cap_embedder.1", "D", "E"),
         *linear_rows("told.linear_1", "t_embedder.mlp.0", "I", "W"),
@@ -77,7 +73,7 @@ _TABLE = NameTable(
             *("D", "T"),
             split=TensorSplit.COLUMN,
         ),
-        *linear_rows("proj_out", f"{_HEAD}.linear", "C", "D", arrangement=Features(_PIECES)),
+        *linear_rows("proj_out", f"{_HEAD}.linear", "C", "D", arrangement=Features(THWC)),
     ),
     sizes=lambda model: _sizes(model),
     layers=refined_layers(_STACKS),
@@ -94,7 +90,7 @@ def _sizes(model: ZImageConfig) -> dict[str, int]:
 
 
 def _linears(stack: str) -> dict[str, str]:
-    """Of the original project: names of linears in one stack -> in Diffusers."""
+    """Names of linears in a stack of the original project -> in Diffusers."""
     attention, mlp = f"{stack}.*.attention", f"{stack}.*.feed_forward"
     names = {
         f"{attention}.qkv": " ".join(f"{attention}.to_{letter}" for letter in "qkv"),
@@ -116,11 +112,12 @@ ZIMAGE_NAMES = {
     **{name: theirs for stack in _STACKS.values() for name, theirs in _linears(stack).items()},
     **_BESIDE,
 }
-"""Of the original project and of ComfyUI, which have queries, keys and values in one linear."""
+"""Diffusers' names by those of the original project and of ComfyUI, which fuse queries,
+keys and values."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """What our network has a counterpart for."""
+    """Rules for the file `t` of Diffusers: what our network can take over."""
     sizes = tuple(t.all_patch_size), tuple(t.all_f_patch_size)
     return [
         (
@@ -175,8 +172,7 @@ KEYS = ConfigKeys(
 )
 
 
-def _inexpressible(config: RunConfig) -> list[str]:
-    model: Any = config.model
+def _inexpressible(model: ZImageConfig) -> list[str]:
     found = []
     if model.mlp_ratio != MLP_RATIO:
         found.append(f"model.mlp_ratio={model.mlp_ratio:g}, not 8/3 ({MLP_RATIO})")
@@ -185,7 +181,7 @@ def _inexpressible(config: RunConfig) -> list[str]:
     return found
 
 
-def _run_network(network: nn.Module, sample: LatentSample, level: float, _: RunConfig) -> Tensor:
+def _run_network(network: nn.Module, sample: LatentSample, level: float, _: ZImageConfig) -> Tensor:
     """What Diffusers' network makes of one sample, as its pipeline turns it round."""
     import torch
 

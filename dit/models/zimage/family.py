@@ -20,11 +20,11 @@ from dit.models.joint.family import ADALN_ZERO, EVEN_STEPS, JOINT_PARTS
 from dit.models.joint.refined import (
     TINY_REFINED,
     RefinedConfig,
-    refined_cost,
+    refined_spec,
     refined_stacks,
     sides_of_tables,
 )
-from dit.models.layer_spec import AttentionSpec, NetworkCost, PerBlockModulation, StackSpec
+from dit.models.layer_spec import AttentionSpec, PerBlockModulation, StackSpec
 from dit.models.registry import imported
 
 EPS = 1e-5
@@ -46,10 +46,10 @@ _OTHER_PICTURES = (
 MODEL_SIZES: dict[str, dict[str, Any]] = {"zimage": {}, "zimage_turbo": {}}
 """What each `model.name` sets: config.json of Tongyi-MAI/Z-Image and of Z-Image-Turbo."""
 TINY: Mapping[str, Mapping[str, Any]] = {"zimage": TINY_REFINED}
-"""Named size -> what makes it tiny (`Family.tiny`)."""
+"""Tiny size by name (`Family.tiny`)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ZImageConfig(RefinedConfig):
     """The network: sizes, precision and how it is spread over devices."""
 
@@ -69,11 +69,11 @@ class ZImageConfig(RefinedConfig):
     mlp_ratio: Refused[float] = MLP_RATIO
     """Width of the MLP divided by hidden_size; 8/3 in Diffusers."""
     crossattn_emb_size: int = 2560
-    rope_axes: Refused[tuple[int, int, int]] = bounded((32, 48, 48), most=2**17, at_least_one=False)
+    rope_axes: Refused[tuple[int, int, int]] = bounded((32, 48, 48), most=2**17, least=None)
 
     def own_sizes(self) -> list[Rule]:
         return [
-            *RefinedConfig.own_sizes(self),
+            *super().own_sizes(),
             (
                 self.text_pad_to is None,
                 f"text_pad_to={self.text_pad_to}: {self.title} fills captions up with learned"
@@ -104,12 +104,6 @@ def zimage_stacks(model: ZImageConfig) -> tuple[StackSpec, ...]:
     return refined_stacks(model, attention, told)
 
 
-def zimage_cost(model: ZImageConfig) -> NetworkCost:
-    """The network; its arithmetic is that of Diffusers' `ZImageTransformer2DModel`."""
-    more = {"inside_of_told": INSIDE_OF_TOLD, "pad_tokens": 2}
-    return refined_cost(model, zimage_stacks(model), **more)
-
-
 def _inputs(model: ZImageConfig) -> tuple[SampleInput, ...]:
     return (text_input(model, encoder="zimage", most_rows=LONGEST_TEXT),)
 
@@ -118,7 +112,7 @@ FAMILY = Family(
     name="zimage",
     config=ZImageConfig,
     network=imported("dit.models.zimage.model:ZImageNetwork"),
-    cost=zimage_cost,
+    spec=lambda model: refined_spec(model, zimage_stacks(model)),
     parts={**JOINT_PARTS, "context_refiner": "text"},
     diffusers=imported("dit.models.zimage.diffusers:FORM"),
     inputs=_inputs,

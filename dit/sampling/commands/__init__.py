@@ -6,8 +6,6 @@ lora_option       adapters of --lora, beside the weights of a network
 generate_program  of generate_dit.py: prompts and a checkpoint -> files
 generate_media    prompts -> pictures and videos, from an open checkpoint
 decode_latents    latents that were saved -> pictures and videos
-digit_accuracy    the part of generated handwritten digits that show what was asked for
-digit_kinds       kinds of digits: what is asked for, and what is demanded
-digit_judges      what they show: classifiers of real digits and clips, nearest digits, counts
+evaluation        options and report of programs that judge what a checkpoint generates
 picture_accuracy  whether captions give the pictures they stood with, and clean ones
 """

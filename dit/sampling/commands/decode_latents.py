@@ -126,17 +126,20 @@ def _decoder(card: Any, file: Path, args: argparse.Namespace) -> Any:
 def _decoded(folder: Path, entry: dict[str, Any], decoder: Any) -> Picture:
     from safetensors.torch import load_file
 
+    from dit.codecs.rgb import on_white
+
     name = Path(entry["latent"])
     if name.name != str(name):
         raise ValueError("is not the name of a file beside samples.json")
     latent_CFHW = load_file(folder / name)["latent"]
-    video = decoder.decode(latent_CFHW).numpy()
+    video = decoder.decode(latent_CFHW, alpha=True).numpy()
     size: list[Any] = [entry.get(name) for name in ("num_video_frames", "height", "width")]
     if all(size):
         video = cut(video, (size[0], size[1], size[2]))
     own = {"file", "latent", "prompt", "seed"}
     return Picture(
-        frames_FHW3=video,
+        frames_FHW3=on_white(video),
+        clear_FHW4=video if video.shape[-1] == 4 else None,
         prompt=entry["prompt"],
         seed=entry["seed"],
         settings={name: value for name, value in entry.items() if name not in own},

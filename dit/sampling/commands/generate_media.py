@@ -16,9 +16,10 @@ from torch import Tensor
 
 from dit.batch import NullInputs
 from dit.codecs.pretrained import visits
+from dit.codecs.rgb import on_white
 from dit.codecs.text.encoder import TextEncoder, unknown_words
 from dit.codecs.vae import usual_size
-from dit.config import Sampler
+from dit.config import RunConfig, Sampler
 from dit.distributed.entry import say_notice
 from dit.distributed.process_groups import device
 from dit.models.registry import family_of
@@ -28,6 +29,7 @@ from dit.sampling.commands.options import FPS, GenerationOptions
 from dit.sampling.conditions.clips import check_video, is_video, shorter
 from dit.sampling.conditions.files import ConditionFile, condition_files
 from dit.sampling.conditions.tokens import Condition
+from dit.sampling.experts import GuidedPair
 from dit.sampling.generate import Request, SamplingSettings, Watch, generate_latents
 from dit.sampling.given_pictures import OF_COMMAND_LINE, GivenPictures, PromptTexts
 from dit.sampling.guiders import open_guider, open_guiders
@@ -211,7 +213,7 @@ def _picture_inputs(
     """What the network reads of the given pictures, at the size that the decoder makes."""
     stride, model = opened.latent_stride, opened.config.model
     size, wanted = stride.pixels(stride.latent(size)), family_of(model).inputs(model)
-    multiple = stride.stride * model.patch_spatial
+    multiple = stride.stride * model.side_cells
     return given.inputs(opened.decoder, wanted, size=size, multiple=multiple)
 
 
@@ -233,9 +235,10 @@ def _picture(
     if opened.decoder is None:
         frames = false_colours(latent_CFHW)
     else:
-        frames = cut(opened.decoder.decode(latent_CFHW.cpu()).numpy(), _size(options))
+        frames = cut(opened.decoder.decode(latent_CFHW.cpu(), alpha=True).numpy(), _size(options))
     return Picture(
-        frames_FHW3=frames,
+        frames_FHW3=on_white(frames),
+        clear_FHW4=frames if frames.shape[-1] == 4 else None,
         prompt=prompt.text,
         seed=seed,
         settings=asdict(options)
@@ -246,9 +249,7 @@ def _picture(
 
 
 def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> GenerationOptions:
-    """With all guidance scales, where they were not given: those of the run.
-
-    A guider has a scale of its own.
+    """`options` with the run's guidance scales where none are set; a guider has its own scale.
 
     Raises:
         ValueError: one is given that the network is not told.
@@ -306,6 +307,11 @@ def options_of_prompt(
             f"give {', '.join(missing)}: the dataset card in {opened.path} lists no sizes"
         )
     negative = options.negative_prompt if prompt.negative is None else prompt.negative
+    if negative and isinstance(opened.model, GuidedPair):
+        raise ValueError(
+            f"negative prompt {negative!r}: the network of --checkpoint_path_away sees no text;"
+            " leave one of them out"
+        )
     pictures: dict[str, Any] = {"last_image": prompt.last_image or options.last_image}
     pictures["image"] = options.image if prompt.image is None else (prompt.image,)
     for file in options.reference_video:
@@ -325,15 +331,28 @@ def options_of_prompt(
     return sized
 
 
+def _other_than_distilled(config: RunConfig, options: GenerationOptions) -> str | None:
+    """A warning where a student generates in another way than it has learned."""
+    asked = (options.num_steps, str(options.sampler), options.guidance)
+    if config.distill.method is None or asked == (config.distill.steps, Sampler.EULER, 1):
+        return None
+    return (
+        f"WARNING: the network was distilled for {config.student_sampling}, and this is"
+        f" {options.num_steps} of {options.sampler}, guidance {options.guidance}: pictures lose"
+        f" quality; use --num_steps {config.distill.steps} --sampler euler --guidance 1"
+    )
+
+
 def notes_on(
     opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]
 ) -> list[str]:
-    """What the user should know of pictures made: words, options and sizes that were changed."""
+    """Notes on generated pictures: unknown words, unused options, changed sizes."""
     stride, options = opened.latent_stride, options_of_network(options, opened)
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = [*map(_size, each)], (one.negative_prompt for one in each)
     words = unknown_words((one.text for one in prompts), opened.encoder, opened.card)
     notes = [words, unused(prompts), unguided(negatives, guidance=options.guidance or 0.0)]
+    notes.append(_other_than_distilled(opened.config, options))
     notes += [rounding(s, stride.pixels(stride.latent(s))) for s in sizes]
     for one, size in zip(each, sizes, strict=True):
         frames = stride.pixels(stride.latent(size))[0]

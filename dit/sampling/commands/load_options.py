@@ -11,19 +11,21 @@ from dit.local_path import CheckpointPath, LocalPath
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """How weights are opened: second expert, adapters, precision and layout over ranks."""
+    """How weights are opened: second network, adapters, precision and layout over ranks."""
 
     checkpoint_path_low: CheckpointPath | None = option(None, metavar="DIR")
     """The second of two experts (Wan 2.2), for the levels below objective.level_range."""
+    checkpoint_path_away: CheckpointPath | None = option(None, metavar="DIR")
+    """The network that guidance leads away from, which sees no caption (Ideogram 4)."""
     lora: Sequence[LocalPath] = option((), metavar="FILE[:SCALE]")
     """File or folder of LoRA adapters, and their scale, such as x.safetensors:0.8; repeatable.
     (default scale: 1)"""
     lora_low: Sequence[LocalPath] = option((), metavar="FILE[:SCALE]")
-    """The same for --checkpoint_path_low."""
+    """Adapters for --checkpoint_path_low, as --lora takes them."""
     ignore_text_encoder: bool = False
     """Leave out the keys of text encoders in files of --lora, and count them."""
     offload_experts: bool = False
-    """Keep the idle expert in host memory."""
+    """Keep the idle one of two networks in host memory."""
     precision: str | None = option(None, choices=("fp32", "bf16"))
     """Type of matrix products. (default: as in training)"""
     tensor_model_parallel_size: int = 1

@@ -17,14 +17,14 @@ _MOST_SCALE = 1000
 
 
 class ScaledFile(NamedTuple):
-    """A file or folder of adapters, and what they are multiplied by."""
+    """A file or folder of adapters, and the factor by which they are multiplied."""
 
     place: Path
     scale: float
 
 
 def scaled_file(text: str, *, option: str) -> ScaledFile:
-    """FILE or FILE:SCALE.
+    """The file and scale in a text FILE or FILE:SCALE.
 
     Raises:
         ValueError: the scale is no number, or beyond 1000.

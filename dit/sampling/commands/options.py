@@ -86,7 +86,7 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ContentOptions:
-    """What a picture or video shows beside its prompt, and its size."""
+    """Options that say what a picture or video shows beside its prompt, and its size."""
 
     negative_prompt: str = ""
     """What the picture should not show. (default: nothing)"""
@@ -124,7 +124,7 @@ class ContentOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerOptions:
-    """How it is generated."""
+    """Options of the sampler and of guidance."""
 
     num_steps: int = 35
     """Steps of the sampler. (default: %(default)s)"""
@@ -161,7 +161,7 @@ class SamplerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions(SamplerOptions, ContentOptions):
-    """Everything but prompt and seed that determines a generated picture."""
+    """All options that determine a generated picture but prompt and seed."""
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -228,7 +228,7 @@ def check_seed(seed: int, *, count: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _CheckpointOptions:
-    """Which network."""
+    """Options that choose the network."""
 
     checkpoint_path: CheckpointPath
     """Run folder, checkpoint folder, or LATEST file of a run; or msc://PROFILE/PATH of its
@@ -252,12 +252,12 @@ class _SampleOptions:
     num_images_per_prompt: int = 1
     """Samples of each prompt. (default: 1)"""
     seed: int = 0
-    """Seed of the first sample; the i-th takes seed + i."""
+    """The seed of the first sample; the i-th takes seed + i."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _FileOptions:
-    """What is read and written."""
+    """Files and folders that generation reads and writes."""
 
     config: Path | None = option(None, metavar="FILE")
     """YAML file of options; those typed here override it."""
@@ -271,6 +271,8 @@ def parser() -> Parser:
     parser = Parser(
         description="Generates pictures (PNG) and videos (MP4) from prompts and a checkpoint."
     )
+    parser.first = ("checkpoint_path", "prompt", "height", "width")
+    parser.first += ("num_video_frames", "seed", "num_steps", "guidance", "lora", "output_dir")
     add_options(parser, _CheckpointOptions)
     what = parser.add_argument_group("what to generate")
     add_options(what.add_mutually_exclusive_group(required=True), _PromptOptions)
@@ -306,7 +308,7 @@ def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
             sys.stderr.write(f"{key} ({place}): read, not used: it belongs to another program\n")
         elif action is None or name in ("config", "help"):
             near = get_close_matches(name, [o[2:] for o in options], n=1, cutoff=0.7)
-            guess = f"did you mean {near[0]}?" if near else "--help lists the options"
+            guess = f"did you mean {near[0]}?" if near else "--help=all lists the options"
             raise ValueError(f"{key}={_shown(value)} ({place}): unknown key; {guess}")
         elif not typed & _instead_of(action) and value is not None:
             given += _tokens(action, name, value, f"{key}={_shown(value)} ({place})")

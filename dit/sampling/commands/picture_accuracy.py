@@ -35,7 +35,7 @@ from dit.config import Sampler
 from dit.console import Console
 from dit.local_path import checkpoint_place, is_address, local_text
 from dit.progress import counted
-from dit.sampling.commands.digit_accuracy import generation_options, report_folder
+from dit.sampling.commands.evaluation import generation_options, report_folder
 from dit.sampling.commands.generate_program import shown_progress
 from dit.sampling.commands.load_options import LoadOptions
 from dit.sampling.commands.options import MOST_SAMPLES, check_count, check_seed
@@ -53,7 +53,7 @@ _CELL = 96  # pixels that a side of its pictures has at least
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """The still pictures of a training split."""
+    """The pictures of a training split, decoded, with their captions."""
 
     pixels: Sequence[np.ndarray]  # [H, W, 3] of each
     captions: Sequence[str]
@@ -61,7 +61,7 @@ class Pictures:
 
 @dataclass(frozen=True, kw_only=True)
 class PictureScore:
-    """What the generated pictures are like."""
+    """How well generated pictures match the training pictures of their captions."""
 
     samples: int
     first: float  # part whose nearest training picture is the right one
@@ -97,7 +97,7 @@ def training_pictures(folder: Path, decoder: Codec) -> Pictures:
 
 
 def draw_samples(pictures: Pictures, *, count: int, seed: int) -> list[int]:
-    """Numbers of training pictures: of different captions, as far as there are enough."""
+    """Numbers of `count` training pictures, of different captions as far as there are enough."""
     numbers = random.Random(seed).sample(range(len(pictures.captions)), len(pictures.captions))
     seen = set[str]()
     again = [bool(pictures.captions[n] in seen or seen.add(pictures.captions[n])) for n in numbers]
@@ -105,7 +105,7 @@ def draw_samples(pictures: Pictures, *, count: int, seed: int) -> list[int]:
 
 
 def distances(made_HW3: np.ndarray, pictures: Pictures) -> np.ndarray:
-    """Squared distance [M] of a picture to each training picture; infinite for other sizes."""
+    """The squared distance of `made_HW3` to each training picture [M]; infinite for other sizes."""
     made = made_HW3.astype(np.float64)
     return np.array(
         [
@@ -124,7 +124,10 @@ def right_one(made_HW3: np.ndarray, caption: str, pictures: Pictures) -> tuple[i
 
 
 def by_chance(right: int, caption: str, pictures: Pictures, *, nearest: int) -> float:
-    """Probability that one of the `nearest` pictures is right, if they are drawn from its size."""
+    """Probability that `nearest` pictures, drawn at random, include one with the right `caption`.
+
+    They are drawn without repetition from those of the size of the picture number `right`.
+    """
     shape = pictures.pixels[right].shape
     alike = [n for n, one in enumerate(pictures.pixels) if one.shape == shape]
     wrong, drawn = sum(pictures.captions[n] != caption for n in alike), min(nearest, len(alike))
@@ -132,7 +135,10 @@ def by_chance(right: int, caption: str, pictures: Pictures, *, nearest: int) -> 
 
 
 def even_pixels(picture_HW3: np.ndarray) -> np.ndarray:
-    """[H, W] bool: pixels in a square of 5 x 5 of one colour, cut at the edge of the picture."""
+    """Which pixels [H, W] lie in a square of 5 x 5 pixels of one colour.
+
+    Squares are cut at the edge of the picture.
+    """
     windows_HWP3 = _around(picture_HW3.astype(np.int64), REACH)
     return (windows_HWP3.max(2) - windows_HWP3.min(2) <= EVEN).all(-1)
 
@@ -146,7 +152,7 @@ def _around(picture_HW3: np.ndarray, reach: int) -> np.ndarray:
 
 
 def errors_on(even_HW: np.ndarray, made_HW3: np.ndarray, right_HW3: np.ndarray) -> np.ndarray:
-    """[E, 2]: squares of deviation and noise of `PictureScore` for each even pixel and colour."""
+    """Squares of deviation and noise [E, 2] for each even pixel and colour."""
     made, right = made_HW3 / 255, right_HW3 / 255
     # White noise of variance 1 keeps 8/9 of it when the mean of nine pixels is taken away.
     noise_HW3 = (made - _around(made, 1).mean(2)) * (9 / 8) ** 0.5
@@ -217,6 +223,8 @@ def parser() -> argparse.ArgumentParser:
         " right picture is the nearest one of all, and how clean the pictures are: the root mean"
         " square of the difference, of 1, where the right picture has 5 x 5 pixels of one colour."
     )
+    found.first = ("checkpoint_path", "count", "seed", "num_steps", "guidance", "sampler")
+    found.first += ("weights", "lora", "output_dir")
     add = found.add_argument
     add("--checkpoint_path", type=checkpoint_place, required=True, help="run folder or checkpoint")
     add("--dataset_path", type=Path, help="the data that it was trained on (default: the run's)")
@@ -242,7 +250,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 1 where less is right, or more noise left, than is demanded."""
+    """Generates pictures for captions and prints their score.
+
+    Exit code 0, or 1 where less is right, or more noise left, than is demanded.
+    """
     args = parser().parse_args(argv)
     check_count("count", args.count, most=MOST_SAMPLES)
     check_seed(args.seed, count=args.count)
@@ -304,7 +315,7 @@ def conclude(
 
 
 def lines(result: PictureScore, *, guidance: float) -> list[str]:
-    """The result in words."""
+    """The score as sentences."""
     among = f"of {result.training_pictures:,} training pictures, as far as they have its size"
     said = [
         f"{counted(result.samples, 'caption')} of training pictures, guidance {guidance:g}",

@@ -54,7 +54,7 @@ def read_clip(file: str, size: Size, *, option: str, place: Placement | None = N
 
 
 def first_of_clip(file: str, *, option: str) -> Image.Image:
-    """The first picture of a video, of its own size.
+    """The first picture of the video `file`, at its own size.
 
     Raises:
         ValueError: as `read_clip`.
@@ -67,7 +67,7 @@ def first_of_clip(file: str, *, option: str) -> Image.Image:
 
 
 def shorter(file: str, frames: int, *, stride: int, option: str) -> str:
-    """A notice that a video has fewer than the `frames` of the sample, or an empty text.
+    """A notice that a video has fewer than the `frames` of the sample; empty if it has enough.
 
     The VAE takes `stride` n + 1 frames.
 

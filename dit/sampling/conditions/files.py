@@ -21,13 +21,13 @@ from dit.sampling.latent_sizes import Size
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionFile:
-    """A picture or clip, where it begins, and how much of it is kept."""
+    """A picture or clip that a video shows: its file, first frame and strength."""
 
     option: str
-    """That named the file."""
+    """Option of the command line that named the file."""
     file: str
     frame: int
-    """Of the video, in pixels."""
+    """Frame of the video, in pixels, at which it begins."""
     strength: float
 
     def check(self, frames: int) -> None:
@@ -43,7 +43,7 @@ class ConditionFile:
             )
 
     def latent(self, decoder: Any, rules: ConditionRules, size: Size) -> Condition:
-        """The condition; a clip is cut at the end of the video, to 8n + 1 frames of LTX-Video.
+        """The condition as a latent; a clip is cut to 8n + 1 frames that fit into the video.
 
         `size` is that of the video, in pixels.
 
@@ -68,7 +68,7 @@ class ConditionFile:
 
 
 def condition_files(options: Any) -> tuple[ConditionFile, ...]:
-    """The conditions that the options of generation name; none where one picture begins a video.
+    """The conditions in the options of generation; none where one picture begins a video.
 
     Raises:
         ValueError: numbers of options do not fit, or a strength is out of range.

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.config import RunConfig
+from dit.config import ModelConfig, RunConfig
 from dit.models.family import ConditionRules, InputKind, SampleInput
 from dit.models.patch_layout import PatchLayout
 from dit.models.positions import patchify
@@ -42,7 +42,7 @@ class Condition:
     """A picture, or a clip of 8n + 1 frames, that a video shows from a frame on."""
 
     latent_CFHW: Tensor
-    """Whitened, of the rows and columns of the video's latent."""
+    """Latent of the condition, whitened, with the rows and columns of the video's."""
     frame: int = 0
     """Frame of the video, in pixels, at which it begins."""
     strength: float = 1.0
@@ -80,7 +80,7 @@ def layout_with_room(config: RunConfig, conditions: Sequence[Sequence[Condition]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionTokens:
-    """What the tokens of a pack get from conditions; nothing where the strength is 0."""
+    """Values that conditions give the tokens of a pack; strength 0 gives nothing."""
 
     given_TC: Tensor
     """What is added to the noise at the start."""
@@ -96,7 +96,7 @@ class ConditionTokens:
         return replace(self, given_TC=given_TC, noise_T1=noise_T1, strength_T1=strength_T1)
 
     def told(self, level_N: Tensor, path: SamplingPath) -> Tensor:
-        """Rows of levels that the network is told, beside those of the samples."""
+        """Timesteps of the conditions' tokens, level rows besides those of the samples."""
         most = torch.tensor([1 - strength for _, strength in self.rows], dtype=torch.float64)
         most_R = path.network_level(most).to(level_N)
         return torch.minimum(level_N[[sample for sample, _ in self.rows]], most_R)
@@ -106,14 +106,14 @@ def placed(
     batch: PackedBatch,
     negative: PackedBatch,
     conditions: Sequence[Sequence[Condition]],
-    config: RunConfig,
+    model: ModelConfig,
     layout: PatchLayout,
 ) -> tuple[PackedBatch, PackedBatch, ConditionTokens | None]:
-    """A pack of samples and that of their negative prompts, with `conditions` of each sample.
+    """A pack of samples and that of their negative prompts, both with the samples' conditions.
 
     Both have the tokens of `own_latents` already, with the positions of references.
     """
-    rules = family_of(config.model).conditions(config.model)
+    rules = family_of(model).conditions(model)
     if rules is None or not any(conditions):
         return batch, negative, None
     batch, tokens = _placed(batch, conditions, rules, layout)
@@ -177,23 +177,23 @@ def _cut(latent_CFHW: Tensor, layout: PatchLayout) -> tuple[tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionedSteps:
-    """The steps of a sampler with conditions."""
+    """The steps of a sampler whose videos have conditions."""
 
     tokens: ConditionTokens
     batch: PackedBatch
     seeds: Sequence[int]
     noise: float
-    """Of tokens of strength 1 at each step: times noise, times the square of the level."""
+    """Noise of tokens of strength 1 at each step, over the square of the level."""
     steps: StepLevels
     noise_SN: Tensor
     """Levels of the schedule."""
 
     def start(self, noise_TC: Tensor) -> Tensor:
-        """The state at the first level, from standard normal noise."""
+        """The state at the first noise level, made of standard normal noise."""
         return self.tokens.noise_T1 * noise_TC + self.tokens.given_TC
 
     def seen(self, state_TC: Tensor, step: int) -> Tensor:
-        """The state as the network gets it at a step: tokens of strength 1 with their noise."""
+        """The state that the network sees at a step: tokens of strength 1 have a little noise."""
         if self.noise == 0:
             return state_TC
         t_T1 = per_token(self.noise_SN[step], self.batch)
@@ -203,18 +203,21 @@ class ConditionedSteps:
         return torch.where(is_hard_T1, noisy_TC.to(state_TC), state_TC)
 
     def stepped(self, raw_TC: Tensor, step: int) -> Tensor:
-        """Outputs of the network, zero where a token is above its own level and stays."""
+        """The network's output `raw_TC`, with zeros for tokens that do not move at this step.
+
+        A token stays as it is while the noise level is above its own.
+        """
         t_T1 = per_token(self.noise_SN[step], self.batch).float()
         moves_T1 = (self.tokens.strength_T1 == 0) | (t_T1 - _NEAR < 1 - self.tokens.strength_T1)
         return raw_TC.masked_fill(~moves_T1, 0)
 
     def end(self, latent_TC: Tensor) -> Tensor:
-        """What is generated: the pipeline keeps the noise of the last step."""
+        """The generated latents: `latent_TC`, with the noise of the last step on conditions."""
         return self.seen(latent_TC, self.steps.steps - 1)
 
 
 def step_noise(batch: PackedBatch, seeds: Sequence[int], step: int) -> Tensor:
-    """Standard normal noise [T, C] of a step, of each sample's own seed."""
+    """Standard normal noise [T, C] of a step; the seed of each sample decides its own."""
     mixed = (np.random.SeedSequence((seed % 2**64, step)) for seed in seeds)
     drawn = [int(one.generate_state(1, np.uint64)[0]) >> 1 for one in mixed]
     return initial_noise(batch, drawn)

@@ -53,7 +53,7 @@ class FeatureExtractor:
 
     @torch.no_grad()
     def pictures(self, firsts: Sequence[np.ndarray]) -> Tensor:
-        """Features [N, D] on the CPU of uint8 pictures [H, W, 3] of any sizes."""
+        """Features [N, D] of uint8 pictures [H, W, 3] of any sizes, on the CPU."""
         self.network.to(self.device)
         found = [self._picture(picture_HW3) for picture_HW3 in firsts]
         self.network.to("cpu")
@@ -70,7 +70,7 @@ class FeatureExtractor:
 
     @torch.no_grad()
     def captions(self, texts: Sequence[str]) -> Tensor:
-        """Features [N, D] on the CPU, for a network with `reads_captions`."""
+        """Features [N, D] of texts, on the CPU, by a network with `reads_captions`."""
         given = self.processor(text=list(texts), return_tensors="pt", padding=True, truncation=True)
         found = self.network.get_text_features(**given)
         return torch.stack([_vector(one[None]) for one in getattr(found, "pooler_output", found)])
@@ -97,7 +97,7 @@ def frechet_distance(one_ND: Tensor, other_ND: Tensor) -> float:
 
 
 def gaussian_distance(mean_D: Tensor, cov_DD: Tensor, other_D: Tensor, other_DD: Tensor) -> float:
-    """|m - m'|² + tr(C + C' - 2 (C C')^½)."""
+    """The distance between two Gaussians, |m - m'|² + tr(C + C' - 2 (C C')^½)."""
     values_D, vectors_DD = torch.linalg.eigh(cov_DD.double())
     root_DD = vectors_DD * values_D.clamp(min=0).sqrt() @ vectors_DD.T
     # C C' has the same eigenvalues as the symmetric C^½ C' C^½: they are real and not negative.

@@ -23,7 +23,7 @@ from dit.codecs.pretrained import forget
 from dit.codecs.rgb import ReferenceFit
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec, ModelLocation, usual_size
-from dit.config import ModelConfig, RunConfig
+from dit.config import ModelConfig, RunConfig, ValidationConfig
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.models.registry import family_of
@@ -64,12 +64,12 @@ def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPromp
 
 
 def check_prompts(run: _OfData, prompts: Sequence[Prompt]) -> list[GivenPictures]:
-    """The pictures of prompts whose sizes are known.
+    """The pictures of all prompts, after their sizes were checked.
 
     Raises:
         ValueError: the data do not name their text encoder, or a size or a picture is missing.
     """
-    if (asked := _asked(run.config)) and run.card is None:
+    if (asked := _asked(run.config.validation)) and run.card is None:
         raise ValueError(
             f"{asked}: {run.config.dataset.path} has no dataset_card.json that names the text"
             " encoder of the data; pack it with `python -m data_prep`, or leave that unset and use"
@@ -105,7 +105,7 @@ def check_encoder(run: _OfData, given: Sequence[GivenPictures]) -> None:
     Raises:
         ValueError: as `_checked_encoder`.
     """
-    if asked := _asked(run.config):
+    if asked := _asked(run.config.validation):
         encoder = _checked_encoder(run, given)
         with _encoder_is_here(asked):
             encoder.is_cut("")
@@ -119,7 +119,7 @@ def _checked_encoder(run: _OfData, given: Sequence[GivenPictures]) -> TextEncode
             that are not here.
     """
     assert run.card is not None
-    c, asked = run.config, _asked(run.config)
+    c, asked = run.config, _asked(run.config.validation)
     with _encoder_is_here(asked):
         place = ModelLocation(cache=c.validation.t5_cache_dir, local_only=True)
         encoder = text.text_encoder_of_card(run.card, place)
@@ -130,20 +130,22 @@ def _checked_encoder(run: _OfData, given: Sequence[GivenPictures]) -> TextEncode
             f" and model.crossattn_emb_size={c.model.crossattn_emb_size}; use the text encoder that"
             " the data of the run were packed with"
         )
-    _check_pictures(encoder, given, c)
+    _check_pictures(encoder, given, c.validation)
     return encoder
 
 
-def _asked(config: RunConfig) -> str:
+def _asked(validation: ValidationConfig) -> str:
     """The options that need the text encoder, for errors; empty where none is set."""
-    c = config.validation
-    asking = {"prompts_file": c.prompts_file, "negative_prompt": c.negative_prompt}
+    asking = {
+        "prompts_file": validation.prompts_file,
+        "negative_prompt": validation.negative_prompt,
+    }
     return " and ".join(f"validation.{name}={value}" for name, value in asking.items() if value)
 
 
-def _negative(prompt: Prompt, config: RunConfig) -> str:
+def _negative(prompt: Prompt, validation: ValidationConfig) -> str:
     """The negative prompt of a prompt, else that of the configuration."""
-    return config.validation.negative_prompt if prompt.negative is None else prompt.negative
+    return validation.negative_prompt if prompt.negative is None else prompt.negative
 
 
 def _encode(
@@ -156,7 +158,7 @@ def _encode(
             not here.
     """
     c = run.config
-    common, asked = c.validation.negative_prompt, _asked(c)
+    common, asked = c.validation.negative_prompt, _asked(c.validation)
     negatives: dict[str, Mapping[str, Tensor]] = {"": {n: v.cpu() for n, v in run.null.items()}}
     if not asked:
         return negatives, []
@@ -169,12 +171,12 @@ def _encode(
             found[word] = (encoder.encode_negative if negative else encoder.encode_all)(word)
         return found[word]
 
-    words = [(prompt.text, _negative(prompt, c)) for prompt in prompts]
+    words = [(prompt.text, _negative(prompt, c.validation)) for prompt in prompts]
     try:
         encoder = _checked_encoder(run, given)
         each = list[PromptTexts]()
         with _encoder_is_here(asked):
-            if not encoder.most_pictures:
+            if encoder.reads_alone:
                 without_picture(common, True)
             for pair, pictures in zip(words, given, strict=True):
                 heartbeat("encoding of prompts")
@@ -198,7 +200,7 @@ def _encoder_is_here(asked: str) -> Iterator[None]:
 
 
 def _check_pictures(
-    encoder: TextEncoder, given: Sequence[GivenPictures], config: RunConfig
+    encoder: TextEncoder, given: Sequence[GivenPictures], validation: ValidationConfig
 ) -> None:
     """Raises if an encoder that sees pictures would have none.
 
@@ -207,18 +209,18 @@ def _check_pictures(
     """
     for pictures in given:
         pictures.check_seen_by(encoder)
-    c = config.validation
-    if encoder.most_pictures and c.negative_prompt and c.num_captions:
+    if encoder.most_pictures and validation.negative_prompt and validation.num_captions:
         raise ValueError(
-            f"validation.negative_prompt={c.negative_prompt}: the text encoder {encoder.name} of"
-            " the data sees the pictures to edit beside it, and those of the"
-            f" validation.num_captions={c.num_captions} held-out samples are not here; leave one of"
-            " them out, or give negative_prompt with each prompt of validation.prompts_file"
+            f"validation.negative_prompt={validation.negative_prompt}: the text encoder"
+            f" {encoder.name} of the data sees the pictures to edit beside it, and those of the"
+            f" validation.num_captions={validation.num_captions} held-out samples are not here;"
+            " leave one of them out, or give negative_prompt with each prompt of"
+            " validation.prompts_file"
         )
 
 
 def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
-    """The decoder with its weights, or a text that says why there is none."""
+    """The decoder with its weights, or None with a text that says why there is none."""
     named = (run.card or {}).get("processor")
     if run.card is None or not isinstance(named, dict):
         return None, "the data name no decoder: latents, in false colours"
@@ -236,7 +238,7 @@ def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
 
 
 def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> LatentStride | None:
-    """By the decoder, else by the card; None where neither tells and none is needed.
+    """The size of a latent cell, by the decoder or the dataset card; None if not needed.
 
     Raises:
         ValueError: neither tells.
@@ -248,7 +250,7 @@ def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> Laten
         return LatentStride(
             stride=latent["stride"],
             temporal_stride=latent["temporal_stride"],
-            patch_spatial=model.patch_spatial,
+            side_cells=model.side_cells,
             patch_temporal=model.patch_temporal,
         )
     if needed:
@@ -273,7 +275,7 @@ def _request_of_prompt(
     pixels = _size(prompt, run)
     latent = stride.latent(pixels)
     made = _inputs(given, decoder, c.model, stride, size=stride.pixels(latent))
-    negative = _negative(prompt, c)
+    negative = _negative(prompt, c.validation)
     request = Request(
         inputs={**texts.prompt, **made},
         negative=texts.negative,
@@ -300,7 +302,7 @@ def _inputs(
     size: Size,
 ) -> dict[str, Tensor]:
     """What the network reads, with the VAE on the device of the run while it encodes."""
-    wanted, multiple = family_of(model).inputs(model), stride.stride * stride.patch_spatial
+    wanted, multiple = family_of(model).inputs(model), stride.stride * stride.side_cells
     with ExitStack() as visit:
         if decoder is not None and (given.first or given.references):
             heartbeat("encoding of the pictures of prompts")

@@ -27,7 +27,7 @@ from dit.distributed.watchdog import heartbeat
 from dit.models.family import InputKind
 from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpatchify
-from dit.objectives.training_target import own_null_texts
+from dit.objectives.pack_draws import own_null_texts
 from dit.sampling.generate import Request
 from dit.sampling.latent_sizes import LatentStride, Size, rounding
 from dit.sampling.prompts import unguided
@@ -52,7 +52,7 @@ class ValidationRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedPrompts:
-    """What the first rank finds out about text encoder and decoder, for all ranks."""
+    """What the first rank has found out for all ranks about text encoder and decoder."""
 
     inputs: Texts  # without a picture: of the empty prompt, and of the common negative one
     latent_stride: LatentStride | None
@@ -64,13 +64,13 @@ PackPosition = tuple[int, int]
 """(index of a pack in the validation set, index of a sample in the pack)."""
 
 Features = Callable[[Tensor], Tensor]
-"""Normalized latent -> features [D] of its first decoded frame."""
+"""Features [D] of the first decoded frame of a whitened latent."""
 
 
 def requests_of_captions(
     run: TrainState, found: PreparedPrompts, features: Features | None
 ) -> list[ValidationRequest]:
-    """Requests with captions of the validation packs, each caption once before any is repeated.
+    """Requests for captions of validation packs, each caption once before any is repeated.
 
     Collective. The choice does not depend on the layout.
     """
@@ -98,7 +98,7 @@ def requests_of_captions(
 
 
 def round_robin(samples: Iterable[tuple[PackPosition, str, str]]) -> list[PackPosition]:
-    """Positions of samples (position, key, caption), in round robin over the captions.
+    """Positions of samples in round robin over their captions.
 
     First comes the first sample of each caption, in the order of the packs, then the second of
     each, and so on. A sample that a short validation split repeats in several packs counts once.
@@ -157,7 +157,7 @@ def _request_of_caption(
 
 
 def inputs_of_held_out(config: RunConfig, pack: PackedBatch, index: int) -> dict[str, Tensor]:
-    """What the sample is generated from: its own caption, picture, condition, given frames.
+    """The inputs of the held-out sample `index`, by name, from which it is generated again.
 
     Where training draws how many of a sample's own frames are given, that is the least number of
     them that it draws, and one frame at least is left to generate.
@@ -191,7 +191,7 @@ def notes(
 
 
 def sample_inputs(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[str, Tensor]:
-    """What the sample at `index` of a whole pack has beside its latent, by name, as copies."""
+    """Copies of the inputs of sample `index` beside its latent, by name."""
     found = {}
     for name, starts in batch.text_offsets.items():
         found[name] = batch.texts[name][starts[index] : starts[index + 1]].clone()

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from dit.codecs.dataset_card import CARD_NAME
 from dit.codecs.vae import Codec
-from dit.config import RunConfig
+from dit.config import RunConfig, ValidationConfig
 from dit.data import dataset_card
 from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.data_parallel import own_passes
@@ -69,13 +69,13 @@ FOLDER, WITHOUT = "validation_generation", "without_adapter"
 
 
 def open_samples(run: TrainState) -> Samples:
-    """Prepares the samples of every validation. Collective.
+    """Prepares the samples that every validation generates. Collective.
 
     Raises:
         ValueError: the file of prompts, the text encoder, a size, a picture or an input is missing.
     """
     c = run.config.validation
-    prompts = _prompts(run.config)
+    prompts = _prompts(run.config.validation)
     with torch.random.fork_rng([]):
         found = from_first_rank(lambda: prepare_prompts(run, prompts))
         decoder = find_decoder(run)[0] if run.replica.reads else None
@@ -94,8 +94,8 @@ def open_samples(run: TrainState) -> Samples:
     return ValidationSamples(wanted=wanted, decoder=decoder, extractor=extractor)
 
 
-def _prompts(config: RunConfig) -> list[Prompt]:
-    file = config.validation.prompts_file
+def _prompts(validation: ValidationConfig) -> list[Prompt]:
+    file = validation.prompts_file
     return [] if file is None else read_prompts(Path(file), option="validation.prompts_file")
 
 
@@ -128,7 +128,7 @@ def _features(decoder: Codec, extractor: FeatureExtractor, latent_CFHW: Tensor) 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedSample:
-    """A sample whose files are written."""
+    """A generated sample whose files were written."""
 
     number: int
     entry: dict[str, Any]  # in samples.json
@@ -282,7 +282,7 @@ class ValidationSamples:
     def _pictures(
         self, numbers: Sequence[int], latents: Sequence[Tensor], undrawn: list[NotShown]
     ) -> list[np.ndarray | None]:
-        """Decoded videos [F, H, W, 3]; None for a latent that cannot be decoded."""
+        """Videos [F, H, W, 3] of the latents; None for one that cannot be decoded."""
         if self.decoder is None:
             return [false_colours(latent) for latent in latents]
         pictures: list[np.ndarray | None] = [None] * len(latents)
@@ -312,7 +312,7 @@ def _folder(run: TrainState) -> Path:
 
 
 def settings_of(config: RunConfig) -> SamplingSettings:
-    """How the samples of a validation are drawn."""
+    """Sampler, steps and guidance for the samples of a validation."""
     c = config.validation
     return SamplingSettings(
         num_steps=c.sampling_steps,
@@ -349,15 +349,15 @@ class _CardAndConfig:
 
 
 def check_samples(config: RunConfig) -> None:
-    """What a start refuses of all that, for a dry run: no text is encoded for it.
+    """Checks prompts, their pictures, the text encoder and the network of the quality metrics.
 
-    Checks prompts, their pictures, the text encoder and the network of the quality metrics.
+    A start refuses the same; a dry run calls this, because it encodes no text.
 
     Raises:
         ValueError: one of them is missing or does not fit.
     """
     c, run = config.validation, _CardAndConfig(config=config, card=dataset_card(config))
-    prompts = _prompts(config)
+    prompts = _prompts(config.validation)
     check_encoder(run, check_prompts(run, prompts))
     is_known = "stride" in (run.card or {}).get("latent", {})
     asks = c.feature_extractor is not None or (bool(prompts) and not is_known)

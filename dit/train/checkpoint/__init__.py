@@ -4,7 +4,7 @@ What is on disk, who writes it, and when. "First rank" is global rank 0 in the t
 threads of `async_save` write while the next steps are computed.
 
 RUN/                             checkpoint.save
-  .lock                          first rank, from the start to the end (`resume.run_folder`)
+  .lock                          first rank, from the start to the end (`opening.start.run_folder`)
   config.yaml, *.jsonl,          first rank: configuration at each start, a line a step or a sample
     tensorboard/                 that was left out (`dit.train.metrics`)
   validation_generation/         all ranks, at a validation (`dit.sampling.validation`)
@@ -24,7 +24,7 @@ RUN/                             checkpoint.save
   checkpoints/LATEST             first rank, after the rename: name of the newest checkpoint
   checkpoints/LOWEST_VAL         of the one with the lowest validation loss, which is kept
 
-resume         where a run starts from, when it is saved, what can be done with it when finished
+saving         when a run is saved, and what can be done with it when finished
 state_dict     what a checkpoint holds, and how it is loaded
 adapters       start of a run of adapters, with the frozen weights beside them
 data_position  the loaders' states of a checkpoint

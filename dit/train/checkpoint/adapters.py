@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch.distributed import ProcessGroup
 
 from dit.checkpoint_paths import CheckpointError, has_adapters, saved_config, verify
-from dit.config import RunConfig
+from dit.config import LoraConfig, ModelConfig, RunConfig
 from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.lora.checkpoint import (
@@ -34,7 +35,7 @@ from dit.lora.factors import LoraFactors, shapes_of, to_stored
 from dit.lora.frozen import frozen_adapter
 from dit.lora.targets import Adapters, adapters_by_linear, attach_adapters
 from dit.models.layers.adaptable import CHILD, FROZEN, is_adapter
-from dit.train.checkpoint.starting_point import goes_on_from
+from dit.train.checkpoint.starting_point import StartingPoint
 from dit.train.checkpoint.state_dict import check_average, check_same_weights, load_weights
 from dit.train.model_and_optimizer import (
     Initialise,
@@ -62,15 +63,17 @@ class AdapterStart:
 
     def first_values(self, config: RunConfig, given: Initialise | None = None) -> Initialise:
         """What fills a new model, before its frozen weights are loaded; `given` replaces it."""
-        fill = initialise_adapters if self.begins else leave_to_checkpoint
+        fill = leave_to_checkpoint
+        if self.begins:
+            fill = partial(initialise_adapters, seed=config.rng.seed)
         if self.run.base.path is None:  # in no file: drawn again, as at the first start
-            fill = initialise_weights
+            fill = partial(initialise_weights, config=config)
         fill = given or fill
         new = self.begins and config.lora.init_from is not None
-        return _then_from_file(fill) if new else fill
+        return partial(_then_from_file, fill, config.lora, config.model) if new else fill
 
     def load_base(
-        self, modules: Sequence[MegatronModule], config: RunConfig, groups: ProcessGroupCollection
+        self, modules: Sequence[MegatronModule], model: ModelConfig, groups: ProcessGroupCollection
     ) -> None:
         """Loads the frozen weights and adapters; all ranks call it.
 
@@ -80,37 +83,33 @@ class AdapterStart:
         heartbeat("load of the frozen weights")
         if self.folder is not None:
             for module in modules:
-                self.folder.fill(module, config)
+                self.folder.fill(module)
         elif (path := self.run.base.path) is not None:
-            check_base(self.run.base, config)
+            check_base(self.run.base, model)
             verify(path)
             load_weights(path, modules, groups, averaged=self.run.base.averaged)
         for module in modules if self.frozen else ():
             draw_adapters(module, self.frozen, copies=groups.dp_cp, adapter=FROZEN)
 
 
-def initialise_adapters(model: Any, config: RunConfig) -> None:
+def initialise_adapters(model: Any, seed: int) -> None:
     """Fills in adapters alone, whose base comes from a file; all data ranks call it."""
     copies = model.groups.dp_cp
-    initialise(model, seed=config.rng.seed, std=None, copies=copies, chosen=is_adapter)
+    initialise(model, seed=seed, std=None, copies=copies, chosen=is_adapter)
 
 
-def _then_from_file(fill: Initialise) -> Initialise:
-    """After `fill`, adapters get the values of `lora.init_from`.
+def _then_from_file(fill: Initialise, lora: LoraConfig, model: ModelConfig, module: Any) -> None:
+    """Fills `module` by `fill`, then its adapters with the values of `lora.init_from`.
 
     All ranks call it; the first one reads the file for them.
     """
-
-    def filled(model: Any, config: RunConfig) -> None:
-        fill(model, config)
-        read = from_first_rank(lambda: factors_of_file(config))
-        draw_adapters(model, read, copies=model.groups.dp_cp)
-
-    return filled
+    fill(module)
+    read = from_first_rank(lambda: factors_of_file(lora, model))
+    draw_adapters(module, read, copies=module.groups.dp_cp)
 
 
 def opened_folder(
-    base: FrozenBase, config: RunConfig, read_folder: ReadFolder | None
+    base: FrozenBase, model: ModelConfig, read_folder: ReadFolder | None
 ) -> InitialWeights | None:
     """The Diffusers folder of a base; None for other bases.
 
@@ -120,11 +119,11 @@ def opened_folder(
     if base.path is None or not base.diffusers:
         return None
     assert read_folder is not None, "a program that trains adapters hands it down"
-    return read_folder(base.path, config)
+    return read_folder(base.path, model)
 
 
 def adapters_at_start(
-    config: RunConfig, start: Path | None, read_folder: ReadFolder | None, say: Say
+    config: RunConfig, start: StartingPoint, read_folder: ReadFolder | None, say: Say
 ) -> AdapterStart:
     """`adapter_run` of the first rank, its base with its digest; all ranks call it.
 
@@ -132,24 +131,25 @@ def adapters_at_start(
         ValueError: as `adapter_run`, `frozen_adapter`, `opened_folder` and `checked_base`.
     """
     run = from_first_rank(lambda: _adapter_run(config, start, say))
-    file, frozen = from_first_rank(lambda: frozen_adapter(config, goes_on_from(config), say))
+    file, frozen = from_first_rank(lambda: frozen_adapter(config, start.continued, say))
     run = replace(run, frozen=file)
-    folder = opened_folder(run.base, config, read_folder)
+    folder = opened_folder(run.base, config.model, read_folder)
     if folder is not None:
         run = replace(run, base=checked_base(run.base, folder.origin().digest))
-    return AdapterStart(run=run, folder=folder, begins=not has_adapters(start), frozen=frozen)
+    begins = not has_adapters(start.checkpoint)
+    return AdapterStart(run=run, folder=folder, begins=begins, frozen=frozen)
 
 
-def _adapter_run(config: RunConfig, start: Path | None, say: Say) -> AdapterRun:
+def _adapter_run(config: RunConfig, start: StartingPoint, say: Say) -> AdapterRun:
     """Raises as `adapter_run` and `check_told`."""
-    run = adapter_run(config, start, say)
-    if start is not None and has_adapters(start) and goes_on_from(config) is None:
-        check_told(run.adapters, start, config, say)
+    run, before = adapter_run(config, start.checkpoint, say), start.checkpoint
+    if before is not None and has_adapters(before) and not start.goes_on:
+        check_told(run.adapters, before, config, say)
     return run
 
 
 def check_adapters(
-    config: RunConfig, start: Path | None, read_folder: ReadFolder | None
+    config: RunConfig, start: StartingPoint, read_folder: ReadFolder | None
 ) -> list[str]:
     """What `adapters_at_start` and loading refuse, but for checksums; lines that a start says.
 
@@ -159,20 +159,20 @@ def check_adapters(
     said: list[str] = []
     run = _adapter_run(config, start, said.append)
     adapters_by_linear(config.model, run.adapters)
-    frozen_adapter(config, goes_on_from(config), said.append)
-    if opened_folder(run.base, config, read_folder) is None:
-        check_base(run.base, config)
+    frozen_adapter(config, start.continued, said.append)
+    if opened_folder(run.base, config.model, read_folder) is None:
+        check_base(run.base, config.model)
     return said
 
 
-def check_base(base: FrozenBase, config: RunConfig) -> None:
+def check_base(base: FrozenBase, model: ModelConfig) -> None:
     """Refuses the frozen weights of a checkpoint that do not fit; reads no tensor.
 
     Raises:
         CheckpointError: they are of another model, or their average is missing.
     """
     if base.path is not None:
-        check_same_weights(base.path, config)
+        check_same_weights(base.path, model)
         check_average(base.path, averaged=base.averaged)
 
 
@@ -197,8 +197,9 @@ def load_adapted(
             " of checkpoint.load_hf or checkpoint.load"
         )
     config, run = saved_config(path), replace(run, base=found_base(run.base, moved_to=None))
-    folder = opened_folder(run.base, config, read_folder)
-    AdapterStart(run=run, folder=folder, begins=False).load_base([network], config, groups)
+    folder = opened_folder(run.base, config.model, read_folder)
+    start = AdapterStart(run=run, folder=folder, begins=False)
+    start.load_base([network], config.model, groups)
     precision = config.lora.dtype or config.model.precision
     attach_adapters(network, run.adapters, precision=precision)
     load_weights(path, [network], groups, averaged=averaged)

@@ -1,4 +1,4 @@
-"""Writing a checkpoint, in the background where configured; it appears when it is complete.
+"""A checkpoint is written, in the background if so configured, and appears when it is complete.
 
 1. begin    each rank gets a copy of its share of the state
 2. write    each rank writes its own files, in threads, while training goes on
@@ -105,11 +105,12 @@ class Saver:
         progress: TrainProgress,
         data: DataState,
         best: bool = False,
+        critic: ModelAndOptimizer | None = None,
     ) -> None:
         """Gathers the state of this step and starts to write it; all ranks call it.
 
         The next step may begin when it returns. `best` says that no earlier checkpoint had a lower
-        validation loss.
+        validation loss; a `critic` is saved beside `model`.
 
         Raises:
             CheckpointError: a rank could not write; older checkpoints are as they were.
@@ -120,8 +121,10 @@ class Saver:
         partial = final.with_name(f"{PARTIAL}{final.name}")
         with self._explain_errors(partial):
             on_first_rank(lambda: self._make_folder(partial))
-            with gathered_weights(model.chunks):
-                state = share_of_state(model, frozen=self._frozen) | asdict(progress)
+            of_critic = critic.chunks if critic is not None else []
+            with gathered_weights(model.chunks), gathered_weights(of_critic):
+                state = share_of_state(model, frozen=self._frozen, critic=critic)
+                state |= asdict(progress)
                 distcp = plan_files(state, partial)
             size = sum(on_all_ranks(lambda: sum(file.bytes for file in distcp.files)))
         jobs = [self._threads.submit(_write_distcp, file) for file in distcp.files]

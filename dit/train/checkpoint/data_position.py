@@ -66,7 +66,7 @@ def data_positions(path: Path, layout: LoaderLayout, *, rank: int | None) -> lis
 
 
 def read_positions(path: Path) -> list[Position]:
-    """The same of one process, with all readers.
+    """Positions in the data of all processes that saved `path`, each with all its readers.
 
     Raises:
         CheckpointError: a file is missing or damaged.

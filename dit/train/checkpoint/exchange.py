@@ -198,7 +198,7 @@ class StateExchange:
             self._hand_out_state(bucket, found)
 
     def _weight_in(self, read: Mapping[str, Tensor]) -> Tensor:
-        """Of what was read: the weight, or the state that is the weight, too."""
+        """The weight, from the tensors `read` by prefix; a state may serve as the weight."""
         return read[WEIGHT] if WEIGHT in read else read[next(p for p in self._values if p in read)]
 
     def _hand_out_state(
@@ -267,12 +267,11 @@ class StateExchange:
         return data_rank // self._groups.intra_dp_cp.size()
 
     def _prefixes(self, w: SharedWeight) -> list[str]:
-        """Of the tensors of which each data rank may have a part of its own."""
+        """Prefixes of the tensors of `w` of which each data rank may have a part of its own."""
         states = [p for p in self._values if has_state(w.weight, p)] if w.trained else []
         return [*([WEIGHT] if w.in_shares else []), *states]
 
     def _type(self, w: SharedWeight, prefix: str) -> torch.dtype:
-        """Of a tensor in a checkpoint."""
         return torch.float32 if prefix else w.entry.dtype
 
     def _own(self, w: SharedWeight, prefix: str) -> Tensor:

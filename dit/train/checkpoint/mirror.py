@@ -29,7 +29,7 @@ from dit.checkpoint_paths import (
     find_checkpoint,
     saved_checkpoints,
 )
-from dit.config import RunConfig
+from dit.config import CheckpointConfig, RunConfig
 from dit.distributed.collective_errors import error_in_words
 from dit.distributed.watchdog import heartbeat
 from dit.progress import counted
@@ -43,7 +43,7 @@ _LATER = "the run goes on, and tries again at its next save and at its end"
 _POLL_S = 0.05
 
 
-def restored(config: RunConfig) -> list[str]:
+def restored(checkpoint: CheckpointConfig) -> list[str]:
     """Fetches the newest checkpoint of the mirror into a run folder that has none.
 
     Returns lines for the start of the log. The first rank calls it.
@@ -51,7 +51,7 @@ def restored(config: RunConfig) -> list[str]:
     Raises:
         CheckpointError: the mirror cannot be used, and nobody can tell whether it has one.
     """
-    c = config.checkpoint
+    c = checkpoint
     if not c.mirror or not c.save:
         return []
     store, own = _store(c.mirror), find_checkpoint(Path(c.save))
@@ -72,13 +72,13 @@ def restored(config: RunConfig) -> list[str]:
     return [f"fetched {name} from {c.mirror} in {time.perf_counter() - began:.1f} s"]
 
 
-def to_fetch(config: RunConfig) -> str | None:
+def to_fetch(checkpoint: CheckpointConfig) -> str | None:
     """The checkpoint that a start would fetch; None where the run folder has one, or no mirror.
 
     Raises:
         CheckpointError: as `restored`.
     """
-    c = config.checkpoint
+    c = checkpoint
     if not c.mirror or not c.save:
         return None
     store = _store(c.mirror)
@@ -86,7 +86,7 @@ def to_fetch(config: RunConfig) -> str | None:
 
 
 def _store(address: str) -> CheckpointStore:
-    """Imported where a run has a mirror."""
+    # Imported where a run has a mirror: others need none of its packages.
     from dit.train.checkpoint.object_store import CheckpointStore
 
     return CheckpointStore(address)

@@ -94,7 +94,7 @@ class SharedWeight:
 
     @property
     def numel(self) -> int:
-        """Of the whole weight."""
+        """Numbers in the whole weight, of all data ranks together."""
         return math.prod(self.entry.local_shape)
 
     def empty(self, dtype: torch.dtype = torch.float32) -> Tensor:

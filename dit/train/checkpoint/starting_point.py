@@ -26,7 +26,7 @@ from dit.checkpoint_paths import (
     parse_digest,
     saved_bytes,
 )
-from dit.config import RunConfig
+from dit.config import CheckpointConfig
 from dit.data.datasets import META
 from dit.distributed.collective_errors import RankError, on_all_ranks
 from dit.distributed.watchdog import heartbeat
@@ -58,33 +58,35 @@ def named_checkpoint(place: str | Path, *, named: str) -> Path:
     return path
 
 
-def starting_point(config: RunConfig) -> Path | None:
-    """The checkpoint that a run starts from; None where it draws its own weights.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartingPoint:
+    """The checkpoint that a run starts from, and what it takes of it."""
 
-    It is the newest one of the run itself, else that of `checkpoint.load`. Only the run's own
-    folder may hold none yet.
+    checkpoint: Path | None = None  # None: the run draws its weights, or has them from elsewhere
+    goes_on: bool = False  # with the steps of the checkpoint; else it takes its weights alone
+    own: bool = False  # the checkpoint is one of the run itself
+
+    @property
+    def continued(self) -> Path | None:
+        """The checkpoint whose steps go on; None where the run starts at step 0."""
+        return self.checkpoint if self.goes_on else None
+
+
+def starting_point(config: CheckpointConfig) -> StartingPoint:
+    """The run's own newest checkpoint, else that of `checkpoint.load`.
+
+    `checkpoint.save` may hold none yet; `checkpoint.load` must hold one.
 
     Raises:
         CheckpointError: the newest one is not complete, or `checkpoint.load` holds none.
     """
-    c = config.checkpoint
-    own = find_checkpoint(Path(c.save)) if c.save else None
-    if own is not None or not c.load:
-        return own
-    if c.save and Path(c.load).resolve() == Path(c.save).resolve():
-        return None
-    return named_checkpoint(c.load, named=f"checkpoint.load={c.load}")
-
-
-def goes_on_from(config: RunConfig) -> Path | None:
-    """The checkpoint whose steps `resume` goes on with; None where the run starts at step 0.
-
-    Raises:
-        CheckpointError: as `starting_point`.
-    """
-    c = config.checkpoint
-    own = find_checkpoint(Path(c.save)) if c.save else None
-    return own if own or c.finetune else starting_point(config)
+    save, load = config.save, config.load
+    if own := find_checkpoint(Path(save)) if save else None:
+        return StartingPoint(checkpoint=own, goes_on=True, own=True)
+    if not load or (save and Path(load).resolve() == Path(save).resolve()):
+        return StartingPoint()
+    other = named_checkpoint(load, named=f"checkpoint.load={load}")
+    return StartingPoint(checkpoint=other, goes_on=not config.finetune)
 
 
 def check_writable(folder: Path) -> None:

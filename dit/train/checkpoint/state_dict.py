@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from safetensors import SafetensorError
@@ -64,7 +65,7 @@ class TrainProgress:
         return self.step - self.skipped_steps
 
     def with_other_data(self) -> TrainProgress:
-        """The same steps where the data are restarted: epochs and validation losses begin anew."""
+        """This progress where the data are restarted: steps stay, epochs and losses begin anew."""
         return replace(
             self,
             samples_before=self.consumed_samples,
@@ -91,6 +92,8 @@ INTERVAL = "log_interval.safetensors"
 _T = TypeVar("_T")
 _AVERAGE = "ema."
 """Prefix of the average of a weight."""
+CRITIC = "critic"
+"""The critic of a distillation; with a dot, the prefix of what a checkpoint holds of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,10 +106,17 @@ class DataState:
     interval: Mapping[str, Tensor] = field(default_factory=dict)  # of IntervalMetrics, by rank
 
 
-def load_checkpoint(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
+def load_checkpoint(
+    path: Path,
+    model: ModelAndOptimizer,
+    *,
+    config: RunConfig,
+    critic: ModelAndOptimizer | None = None,
+) -> TrainProgress:
     """Loads weights, optimizer and averages; `data_positions` reads the loaders' states.
 
-    Averages that the checkpoint lacks start from its weights. All ranks call it.
+    Averages that the checkpoint lacks start from its weights. Those of a `critic` lie beside them.
+    All ranks call it.
 
     Raises:
         CheckpointError: the checkpoint is damaged, belongs to another model, or has weights alone.
@@ -114,6 +124,28 @@ def load_checkpoint(path: Path, model: ModelAndOptimizer, *, config: RunConfig) 
     check_continues(path, config)
     verify(path)
     averaged = saved_config(path).ema.kind is not EmaKind.NONE
+    progress = _progress(_load_network(path, model, config=config, averaged=averaged))
+    if critic is not None:
+        _load_network(path, critic, config=config, averaged=False, among=CRITIC)
+    if model.ema is not None and not averaged:
+        model.ema.restart()
+    if model.ema is not None:
+        model.ema.updates_before = progress.updates_before
+    return progress
+
+
+def _load_network(
+    path: Path,
+    model: ModelAndOptimizer,
+    *,
+    config: RunConfig,
+    averaged: bool,
+    among: str | None = None,
+) -> dict[str, Any]:
+    """Loads a network and its optimizer; returns all that was read with it.
+
+    `among` is its name, where it lies beside the network that the run is named after.
+    """
     values = stored_values(model, averaged=averaged)
     exchange = StateExchange(
         model.modules,
@@ -123,16 +155,19 @@ def load_checkpoint(path: Path, model: ModelAndOptimizer, *, config: RunConfig) 
         chosen=_stored_by(path),
         frozen=frozen_weights(config),
     )
-    loaded = _read({"share": exchange.wanted()}, path)
-    exchange.hand_out(loaded.get("share", {}))
+    wanted = {"share": exchange.wanted()}
+    loaded = _read(wanted if among is None else {among: _named(wanted, among)}, path)
+    own = loaded if among is None else loaded[among]
+    exchange.hand_out(own.get("share", {}))
     put_moments(model.optimizer, values)
-    load_optimizer_groups(model.optimizer, loaded["optimizer"])
-    if model.ema is not None and not averaged:
-        model.ema.restart()
-    progress = _progress(loaded)
-    if model.ema is not None:
-        model.ema.updates_before = progress.updates_before
-    return progress
+    load_optimizer_groups(model.optimizer, own["optimizer"])
+    return loaded
+
+
+def _named(state: dict[str, Any], among: str) -> dict[str, Any]:
+    """`state` with the name of its network before that of each tensor."""
+    add_prefix_for_sharding(state, f"{among}.")
+    return state
 
 
 def _progress(loaded: Mapping[str, Any]) -> TrainProgress:
@@ -237,7 +272,7 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
         CheckpointError: it is of another model, lacks the average, or does not say how many updates
             are behind it.
     """
-    check_same_weights(path, config)
+    check_same_weights(path, config.model)
     check_average(path, averaged=config.checkpoint.finetune_weights is Weights.EMA)
     if config.train.warm_start_ema and config.ema.kind is EmaKind.POWER:
         progress = _progress(_from_index(path, common_values))
@@ -315,12 +350,20 @@ def _read(state: dict[str, Any], path: Path) -> Any:
 
 
 def share_of_state(
-    model: ModelAndOptimizer, *, frozen: FrozenWeights = NOTHING_FROZEN
+    model: ModelAndOptimizer,
+    *,
+    frozen: FrozenWeights = NOTHING_FROZEN,
+    critic: ModelAndOptimizer | None = None,
 ) -> dict[str, Any]:
-    """This rank's share of weights, averages and optimizer, copied to host memory.
+    """A copy in host memory of this rank's share of weights, averages and optimizer of `model`.
 
-    In the form that Megatron-Core stores; all ranks call it.
+    It has the form that Megatron-Core stores, and those of a `critic` beside it. All ranks call it.
     """
+    if critic is not None:
+        beside = share_of_state(critic, frozen=frozen)
+        # Those of its modules are empty, and have the names of the student's.
+        beside.pop("extra")
+        return share_of_state(model, frozen=frozen) | {CRITIC: _named(beside, CRITIC)}
     values = stored_values(model)
     adapted = model.adapters is not None
     exchange = StateExchange(
@@ -373,13 +416,13 @@ def check_same_model(path: Path, config: RunConfig) -> None:
         )
 
 
-def check_same_weights(path: Path, config: RunConfig) -> None:
+def check_same_weights(path: Path, model: ModelConfig) -> None:
     """Refuses a checkpoint whose weights have another shape.
 
     Raises:
         CheckpointError: names every setting that differs, with both values.
     """
-    different = _different(_of_weights(saved_config(path).model), _of_weights(config.model))
+    different = _different(_of_weights(saved_config(path).model), _of_weights(model))
     if different:
         raise CheckpointError(
             f"{path} holds the weights of another model:{different}\nUse its settings;"
@@ -402,7 +445,7 @@ def _spelled(value: Any) -> str:
 
 
 def _of_weights(model: ModelConfig) -> dict[str, Any]:
-    """Of these the ones that another run on the same weights must keep, by key."""
+    """Keys of `model` that another run on the same weights must keep, with their values."""
     return {
         f"model.{name}": value
         for name, value in weight_settings(model).items()

@@ -3,6 +3,8 @@
     loss_q10                      training loss: mean over the samples whose noise level is in the
                                   lowest fifth of its distribution; q90 has much noise. The fifths
                                   are those of `validation.quantiles`, as in val_loss_q10
+    student_mean, student_std     of the numbers in latents that the student of a distillation by
+                                  DMD makes; data_mean, data_std of those of the same samples
     tokens_per_sample             histogram over all ranks since the last log step: [n, count] for
                                   each bin that has samples, which have at most n tokens and, but
                                   for rounding, more than n / 1.09; bins are the same at every step
@@ -39,7 +41,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.config import RunConfig
+from dit.config import DistillMethod, RunConfig
 from dit.data import dataset_sizes
 from dit.distributed.data_parallel import MainParamShard, main_param_shards, state_copy
 from dit.distributed.process_groups import device
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from dit.train.checkpoint.state_dict import TrainProgress
     from dit.train.model_and_optimizer import ModelAndOptimizer
     from dit.train.optimizer.update import Update
+    from dit.train.references import References
     from dit.train.step import PackLoss, RankLoss
 
 
@@ -63,16 +66,18 @@ class IntervalMetrics:
         self.config = config
         self.loss_by_level = LossByNoiseLevel(objective, ranges=config.validation.quantiles)
         self.preferences = Preferences() if config.objective.preference else None
+        distils = config.distill.method is DistillMethod.DMD
+        self.latents = StudentLatents() if distils else None
         self.norms = Norms(model)
         self.data_stats = DataStats(
-            capacity=config.dataset.task_encoder_seq_length, sizes=dataset_sizes(config)
+            capacity=config.dataset.task_encoder_seq_length, sizes=dataset_sizes(config.dataset)
         )
 
     def is_due(self, step: int) -> bool:
         return step % self.config.logger.log_interval == 0 or step == self.config.train.train_iters
 
     def before_update(self, step: int) -> None:
-        """Called between gradient and update of a step."""
+        """Keeps the weights of before the update of `step`, if the norms of that step are due."""
         if self.is_due(step):
             self.norms.keep_weights()
 
@@ -82,26 +87,36 @@ class IntervalMetrics:
         if self.preferences is not None:
             self.preferences.add(rank_loss.packs)
 
+    def add_latents(self, references: References | None) -> None:
+        """Adds what a student has made of the packs that this rank has read for its replica."""
+        if self.latents is not None and references is not None:
+            self.latents.add(references)
+
     def add_packs(self, packs: Sequence[PackedBatch]) -> None:
         """Adds the packs that this rank has read for its replica."""
         self.data_stats.add(packs)
 
-    def read(self, progress: TrainProgress, update: Update) -> dict[str, Any]:
-        """The values over all ranks since the last log step; nothing between log steps."""
+    def read(self, progress: TrainProgress, update: Update | None) -> dict[str, Any]:
+        """The values over all ranks since the last log step; nothing between log steps.
+
+        `update` is that of the network, None where it did not learn in this step.
+        """
         if not self.is_due(progress.step):
             return {}
         running = self._running_sums()
-        mine = running | self.norms.take()
+        mine = running | (self.norms.take() if update is not None else {})
         flat = _flat(mine)
         dist.all_reduce(flat)
         sums = _by_name(flat, mine)
         for tensor in running.values():
             tensor.zero_()
         values: dict[str, Any] = self.loss_by_level.values(sums)
-        if not update.skipped:
+        if update is not None and not update.skipped:
             values |= self.norms.values(sums, grad_norm=update.grad_norm)
         if self.preferences is not None:
             values |= self.preferences.values(sums)
+        if self.latents is not None:
+            values |= self.latents.values(sums)
         return values | self.data_stats.values(sums, progress)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -139,7 +154,8 @@ class IntervalMetrics:
 
     def _running_sums(self) -> dict[str, Tensor]:
         preferences = {} if self.preferences is None else self.preferences.sums
-        return self.loss_by_level.sums | preferences | self.data_stats.sums
+        latents = {} if self.latents is None else self.latents.sums
+        return self.loss_by_level.sums | preferences | latents | self.data_stats.sums
 
 
 def _flat(parts: Mapping[str, Tensor]) -> Tensor:
@@ -205,7 +221,7 @@ class Preferences:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Of each of `NAMES`, then the number of pairs."""
+        """Sums of each of `NAMES`, then the number of pairs, as one tensor [5]."""
         return {"preference.sums": self.total_5}
 
     def add(self, losses: Sequence[PackLoss]) -> None:
@@ -220,6 +236,57 @@ class Preferences:
         *totals, pairs = sums["preference.sums"].tolist()
         means = zip(self.NAMES, totals, strict=True)
         return {name: total / pairs for name, total in means} if pairs else {}
+
+
+class StudentLatents:
+    """Mean and deviation of the numbers that a student makes, beside those of the data."""
+
+    NAMES = ("student", "data")
+    DRIFT = 0.2
+    """The share of the data's deviation above which a line names a drift."""
+
+    def __init__(self) -> None:
+        self.total_23 = torch.zeros(2, 3, dtype=torch.float64, device=device())
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """Count, sum and sum of squares of each of `NAMES`, as one tensor [2, 3]."""
+        return {"student_latents.sums": self.total_23}
+
+    def add(self, references: References) -> None:
+        if references.latents_23 is not None:
+            self.total_23 += references.latents_23
+
+    def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """student_mean, student_std, data_mean and data_std, from the sums [2, 3] of all ranks."""
+        found = {}
+        for name, (count, total, squares) in zip(
+            self.NAMES, sums["student_latents.sums"].tolist(), strict=True
+        ):
+            if count:
+                mean = total / count
+                found[f"{name}_mean"] = mean
+                found[f"{name}_std"] = math.sqrt(max(0.0, squares / count - mean**2))
+        return found
+
+
+def drift_of(values: Mapping[str, Any]) -> str | None:
+    """Names what in the `values` of a step drifts by more than `StudentLatents.DRIFT`, or None."""
+    if "student_std" not in values:
+        return None
+    std, most = values["data_std"], StudentLatents.DRIFT
+    shares = {
+        "mean": (values["student_mean"] - values["data_mean"]) / std if std else 0.0,
+        "deviation": values["student_std"] / std - 1 if std else 0.0,
+    }
+    return (
+        ", ".join(
+            f"{name} {share:+.0%} of the data's deviation"
+            for name, share in shares.items()
+            if abs(share) > most
+        )
+        or None
+    )
 
 
 def quantiles(count: int) -> list[float]:

@@ -108,6 +108,15 @@ class JsonlWriter:
         with writing(self.path):
             self.file.write(json.dumps(clean, allow_nan=False) + "\n")
 
+    def sum_of(self, *names: str) -> float:
+        """The sum of these values over the lines so far.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
+        return sum(values.get(name, 0.0) for values in map(parse_json, lines) for name in names)
+
     def close(self) -> None:
         if self.file is not None:
             with suppress(OSError):  # a failed write has raised before

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,16 +19,17 @@ import torch.distributed as dist
 from dit.batch import REJECTED_LATENT
 from dit.config import RunConfig
 from dit.config_loading import to_yaml
-from dit.data import Reject, RejectCounts, sum_counts
+from dit.data import Reject, RejectCounts, dataset_sizes, sum_counts
 from dit.data.rejections import RefusedSample
 from dit.distributed.cuda_environment import settings_made
 from dit.distributed.data_parallel import main_param_shards, types_of
 from dit.distributed.full_sharding import ShardedChunk
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
-from dit.models.cost import parameter_count
 from dit.progress import brief
 from dit.safe_writing import write_atomically
+from dit.sizing.memory import parameter_count
+from dit.train.metrics.interval_metrics import drift_of
 from dit.train.metrics.jsonl import (
     ENVIRONMENT_FILE,
     JsonlWriter,
@@ -35,7 +37,9 @@ from dit.train.metrics.jsonl import (
     environment,
     explain_write_errors,
 )
+from dit.train.metrics.mlperf_log import MLPERF_FILE, MlperfLog, mlperf_facts
 from dit.train.metrics.step_metrics import SKIPPED_FILE, SkippedStep
+from dit.train.metrics.target import compared_loss, reached_line, was_at_target
 from dit.train.metrics.writers import Dashboards, Terminal
 from dit.train.train_state import DrawnSamples, TrainState
 from dit.watching import NotShown, watching
@@ -49,12 +53,14 @@ class RunLogger:
         self.refused_counts: dict[str, int] = {}
         self.unknown: set[str] = set()
         self.lost: dict[str, str] = {}  # kinds that have been logged, and what was said of them
+        self.drifted: set[str] = set()  # kinds of a student's drift that have been logged
         self.motionless = False  # whether a step without gradient has been logged
         self.terminal: Terminal | None = None
         self.metrics: JsonlWriter | None = None
         self.skipped: JsonlWriter | None = None
         self.refused_file: RefusedFile | None = None
         self.dashboards: Dashboards | None = None
+        self.mlperf: MlperfLog | None = None
         if dist.get_rank() != 0:
             return
         c, start = run.config, run.progress.step
@@ -81,16 +87,22 @@ class RunLogger:
             starts.close()
             for note in (*self.metrics.notes, *self.skipped.notes, *starts.notes):
                 self.info(note)
+            if c.logger.mlperf_division and not was_at_target(run):
+                with explain_write_errors(run.folder / MLPERF_FILE):
+                    self.mlperf = _mlperf_log(run, run.folder)
 
     def info(self, text: str) -> None:
         """Prints a line on the first rank."""
         if self.terminal is not None:
             self.terminal.print(text)
 
-    def busy(self, activity: str) -> None:
-        """Shows in a terminal what takes long between two steps."""
+    def validating(self) -> None:
+        """Shows in a terminal what takes long between two steps; MLPerf's log times it."""
         if self.terminal is not None:
-            self.terminal.busy(activity)
+            self.terminal.busy("validating")
+        if self.mlperf is not None:
+            with self._watching(MLPERF_FILE):
+                self.mlperf.validating(self.run.progress.consumed_samples)
 
     def info_cost(self) -> None:
         """Prints device hours since this start, with price and energy where the user gives them.
@@ -125,12 +137,23 @@ class RunLogger:
             if self.skipped is not None:
                 with self._watching(self.skipped.path.name):
                     self.skipped.write(asdict(skipped))
+        if "target_samples" in values:
+            values |= {"target_s": self._seconds(values)}
         self.terminal.step(values)
-        if values["grad_norm"] == 0 and not self.motionless:
+        if "target_samples" in values:
+            self.info(reached_line(self.run, values))
+        if values.get("grad_norm") == 0 and not self.motionless:
             self.motionless = True
             self.info(_no_gradient(step, c))
+        if (drift := drift_of(values)) is not None and drift.split()[0] not in self.drifted:
+            self.drifted.add(drift.split()[0])
+            self.info(
+                f"step {step}: the student's latents drift from the data's: {drift} (said once;"
+                " docs/few_steps.md says what a collapse looks like)"
+            )
         due = step % c.logger.log_interval == 0 or "val_loss" in values
         self._write(values, dashboards=due)
+        self._write_mlperf(values)
 
     def log_start(self, losses: dict[str, float]) -> None:
         """Writes the validation before the first step."""
@@ -138,6 +161,27 @@ class RunLogger:
         shown = "  ".join(f"{name} {losses[name]:.4f}" for name in self.run.validation)
         self.info(f"step 0  {shown}")
         self._write({"step": 0, **losses}, dashboards=True)
+        self._write_mlperf(losses)
+
+    def _seconds(self, values: dict[str, Any]) -> float:
+        """Seconds of all steps and validations until this one, whose line is not written yet."""
+        before = 0.0
+        if self.metrics is not None:
+            with self._watching(self.metrics.path.name):
+                before = self.metrics.sum_of(*_TIMES)
+        return before + sum(values.get(name, 0.0) for name in _TIMES)
+
+    def _write_mlperf(self, values: dict[str, Any]) -> None:
+        run, last = self.run, self.run.progress.step == self.run.config.train.train_iters
+        if self.mlperf is None:
+            return
+        with self._watching(MLPERF_FILE):
+            samples = run.progress.consumed_samples
+            if run.progress.step == 1:
+                self.mlperf.stepped(run.config, samples=samples, data_ranks=run.data_ranks.size())
+            if "val_loss" in values:
+                ends = "success" if "target_samples" in values else "aborted" if last else None
+                self.mlperf.validated(compared_loss(values), samples=samples, ends=ends)
 
     def _write(self, values: dict[str, Any], *, dashboards: bool) -> None:
         if self.metrics is not None:
@@ -226,6 +270,27 @@ class RunLogger:
             self._log_lost(self.dashboards.close())
         for said in self.lost.values():
             self.info(f"not all is there: {said}")
+
+
+def _mlperf_log(run: TrainState, folder: Path) -> MlperfLog:
+    """MLPerf's log of a run that is loaded and takes its next step now."""
+    samples = run.progress.consumed_samples
+    log = MlperfLog(folder / MLPERF_FILE, samples=samples)
+    if run.progress.step:
+        return log
+    kind = torch.cuda.get_device_name() if device().type == "cuda" else "CPU"
+    packs = run.validation["val_loss"]
+    facts = mlperf_facts(
+        run.config,
+        devices=f"{dist.get_world_size()} x {kind}",
+        train_samples=sum(dataset_sizes(run.config.dataset).values()),
+        eval_samples=packs.samples,
+    )
+    log.begin(facts, loading_since=psutil.Process().create_time(), samples=samples)
+    return log
+
+
+_TIMES = ("step_time_s", "validation_s", "sampling_s")
 
 
 def _first_lines(run: TrainState) -> list[str]:

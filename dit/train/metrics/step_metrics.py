@@ -25,14 +25,13 @@ from torch import Tensor
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.distributed.process_groups import device
-from dit.models.cost import network_cost
-from dit.models.flops import training_flops
+from dit.models.registry import network_spec
 from dit.pack_wire import to_device
 from dit.progress import counted, first_of
+from dit.sizing.flops import training_flops
 from dit.train.timers import COMMUNICATION, timed
 
 if TYPE_CHECKING:
-    from dit.train.optimizer.update import Update
     from dit.train.reference_passes import References
     from dit.train.step import RankLoss
     from dit.train.train_state import TrainState
@@ -110,7 +109,7 @@ def count_packs(
 def taken_tokens(model: ModelConfig, pack: PackedBatch) -> int:
     """Tokens that attention sees of a pack: text where latents attend to it, padding of layers."""
     latents = sum(model.attended_in(pack))
-    if not network_cost(model).attends_jointly:
+    if not network_spec(model).attends_jointly:
         return latents
     multiple = model.text_multiple
     return latents + sum(-(-rows // multiple) * multiple for rows in pack.text_rows)
@@ -158,19 +157,17 @@ def sum_over_ranks(
 
 
 def step_values(
-    run: TrainState, sums: StepMetrics, update: Update, *, rate: float, seconds: dict[str, float]
+    run: TrainState, sums: StepMetrics, *, seconds: dict[str, float], skipped: bool
 ) -> dict[str, Any]:
-    """The values that are logged for a step; writers.py says what each means."""
+    """The values that are logged for a step, but those of its networks.
+
+    writers.py says what each means.
+    """
     step_s, peak = seconds["step_time"], peak_tflops()
     tflops = sums.flops / step_s / dist.get_world_size() / 1e12
-    ratio = run.config.lora.plus_ratio
     batch, capacity = run.config.train.global_batch_size, run.config.dataset.task_encoder_seq_length
     return {
         "step": run.progress.step,
-        "loss": sums.loss,
-        "grad_norm": update.grad_norm,
-        "lr": rate,
-        **({} if ratio is None else {"lr_lora_B": rate * ratio}),
         "consumed_samples": run.progress.consumed_samples,
         "real_tokens": int(sums.tokens),
         "pack_fill": sums.filled / (batch * capacity),
@@ -181,7 +178,7 @@ def step_values(
         "model_tflops": tflops,
         **({} if peak is None else {"mfu": tflops / peak}),
         "peak_memory_gb": peak_memory_gb(),
-        "skipped": update.skipped,
+        "skipped": skipped,
         "skipped_steps": run.progress.skipped_steps,
     }
 

@@ -7,6 +7,8 @@ RUN/metrics.jsonl has one JSON object a step; floats are written with all their 
     grad_norm         of the whole gradient, before clipping
     lr                learning rate of this step; counts updates, not skipped steps
     lr_lora_B         that of B of adapters, with lora.plus_ratio; lr is that of A
+    critic_loss, critic_grad_norm, critic_lr    of the critic of DMD; loss, grad_norm and lr are the
+                      student's then, in the steps in which it learns
     consumed_samples  samples seen since the start of the run
     real_tokens       tokens of the step's global batch, without padding
     pack_fill         tokens that attention sees over the capacity of the packs
@@ -32,11 +34,13 @@ Every logger.log_interval steps:
     grad_norm_mlp, weight_norm, update_ratio, ema_distance, ...    interval_metrics.py
     preference_margin, preferred_drift, rejected_drift,
     preference_accuracy                                            interval_metrics.py
+    student_mean, student_std, data_mean, data_std                 interval_metrics.py
     loss_q10, tokens_per_sample, samples_NAME, epoch, ...          interval_metrics.py
 
 At the steps that validate:
 
     val_loss, val_loss_ema, ...    validation.py
+    target_samples, target_s       validation.py
     validation_s, sampling_s       seconds of all losses; of all samples with their files
 """
 
@@ -60,7 +64,7 @@ from rich.progress import Progress, TextColumn
 from rich.style import Style
 from rich.text import Text
 
-from dit.config import RunConfig, WandbMode
+from dit.config import LoggerConfig, RunConfig, WandbMode
 from dit.console import Console
 from dit.progress import DONE_AND_LEFT, Shortened, in_words, one_line
 from dit.train.metrics.interval_metrics import edges_and_counts
@@ -86,7 +90,7 @@ class Dashboards:
         with explain_write_errors(what, otherwise="choose another logger.tensorboard_dir"):
             self.board = SummaryWriter(self.place, purge_step=start + 1 if start else None)
         wanted = config.logger.wandb_project and config.logger.wandb_mode is not WandbMode.DISABLED
-        check_wandb(config)
+        check_wandb(config.logger)
         self.wandb = _wandb_run(config, folder) if wanted else None
 
     def write(self, values: Values) -> list[NotShown]:
@@ -255,7 +259,7 @@ class Terminal:
             self.console.print(half_blocks(pictures, columns=self.console.width))
 
     def busy(self, activity: str) -> None:
-        """What the run does between two steps, in the place of the values of the last one."""
+        """Shows `activity`, what the run does between two steps, instead of the last values."""
         if self.bar is not None:
             self.bar.update(self.task, description=activity)
 
@@ -282,17 +286,19 @@ class Terminal:
 
 
 def _line(values: Values) -> str:
-    parts = [f"loss {values['loss']:.4f}"]
-    parts += [
-        f"{label} {values[name]:.4f}"
-        for label, name in (("val", "val_loss"), ("ema", "val_loss_ema"))
-        if name in values
-    ]
+    shown = (
+        ("loss", "loss"),
+        ("critic", "critic_loss"),
+        ("val", "val_loss"),
+        ("ema", "val_loss_ema"),
+    )
+    parts = [f"{label} {values[name]:.4f}" for label, name in shown if name in values]
     if "preference_accuracy" in values:
         parts.append(f"pairs right {values['preference_accuracy']:.1%}")
+    of_network = "" if "loss" in values else "critic_"  # a step in which that alone learns
     parts += [
-        f"grad {values['grad_norm']:.3f}",
-        f"lr {values['lr']:.2e}",
+        f"grad {values[f'{of_network}grad_norm']:.3f}",
+        f"lr {values[f'{of_network}lr']:.2e}",
         f"{values['tokens_per_s']:,.0f} tokens/s",
         f"fill {values['pack_fill']:.1%}",
     ]
@@ -304,13 +310,13 @@ def _line(values: Values) -> str:
     return "  ".join(parts)
 
 
-def check_wandb(config: RunConfig) -> None:
+def check_wandb(logger: LoggerConfig) -> None:
     """Refuses a record of W&B without its package.
 
     Raises:
         ValueError: it is not installed.
     """
-    c = config.logger
+    c = logger
     if c.wandb_project and c.wandb_mode is not WandbMode.DISABLED and find_spec("wandb") is None:
         raise ValueError(
             f"logger.wandb_project={c.wandb_project} needs the package wandb: install the extra"

@@ -110,7 +110,7 @@ def _overrides(
 
 def _say_states(config: RunConfig, chunks: list[ModelChunk]) -> None:
     """Marks the matrices of Muon, of which fewer states are kept."""
-    weights = {(pair.ours, pair.layer) for pair in orthogonalised(config)}
+    weights = {(pair.ours, pair.layer) for pair in orthogonalised(config.model, config.optimizer)}
     names = config.optimizer.states.of_matrices or ()
     for chunk in chunks if weights else ():
         network: Any = chunk.module
@@ -124,7 +124,7 @@ def _of_groups(
 ) -> dict[ParamKey, Any]:
     """Factors of learning rate and weight decay of `optimizer.groups`."""
     c, found = config.optimizer, {}
-    groups = group_of_weights(config)
+    groups = group_of_weights(config.model, config.optimizer)
     for chunk in chunks:
         names = {param: name for name, param in named_weights(chunk)}
         for param, group in grouped(chunk.module, groups):
@@ -156,7 +156,7 @@ def freeze_groups(module: Any, config: RunConfig) -> None:
     Raises:
         Problems: as `group_of_weights`.
     """
-    for weight, group in grouped(module, group_of_weights(config)):
+    for weight, group in grouped(module, group_of_weights(config.model, config.optimizer)):
         if group.frozen:
             weight.requires_grad_(False)
     # Megatron-Core's product with a frozen matrix has no gradient for the bias.

@@ -25,9 +25,9 @@ from torch import Tensor
 from dit.config import OptimizerConfig, Precision, RunConfig
 from dit.config.training import NewtonSchulz
 from dit.distributed.data_parallel import ModelChunk
-from dit.models.cost import trained_count
 from dit.models.diffusers.names import Pair
 from dit.models.linears import orthogonalised
+from dit.sizing.memory import trained_count
 from dit.train.optimizer import foreach
 from dit.train.optimizer.states import state_of, updates_made
 from dit.train.optimizer.whole_matrices import SharedMatrix, WholeMatrices
@@ -64,7 +64,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 def coefficients(config: OptimizerConfig) -> list[tuple[float, float, float]]:
-    """Those of each iteration; from the last one of the list on, they are the same."""
+    """(a, b, c) of each Newton-Schulz iteration; further iterations repeat the last of the list."""
     named = _COEFFICIENTS[config.muon_coefficients]
     return [named[min(step, len(named) - 1)] for step in range(config.muon_steps)]
 
@@ -101,7 +101,7 @@ class Muon:
         self._type = torch.float32 if wide else torch.bfloat16
         self._floor = _FLOOR / math.sqrt(trained_count(config))
         self._each = coefficients(config.optimizer)
-        pairs = orthogonalised(config)
+        pairs = orthogonalised(config.model, config.optimizer)
         self._whole = WholeMatrices(pairs, chunks, optimizer, groups, dtype=self._type)
         self._means = {
             matrix: state_of(optimizer, shard.value)["exp_avg"]
@@ -110,7 +110,9 @@ class Muon:
 
     @contextmanager
     def updated(self, *, norm: float) -> Iterator[None]:
-        """Updates this rank's parts; inside they have no gradients, so that AdamW skips them.
+        """Context that updates this rank's parts of matrices, and then hides their gradients.
+
+        So AdamW, which runs inside, skips them.
 
         `norm` is that of the whole gradient, after it was clipped. All ranks call it.
         """

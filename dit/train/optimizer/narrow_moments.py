@@ -48,7 +48,7 @@ def check_moments(config: OptimizerConfig) -> None:
 
 
 def moment_options(config: OptimizerConfig) -> dict[str, Any]:
-    """What Megatron-Core's `OptimizerConfig` is told of them."""
+    """Arguments of Megatron-Core's `OptimizerConfig` for moments of fewer bits; none by default."""
     if not config.narrow_moments:
         return {}
     return {

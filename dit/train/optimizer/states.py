@@ -85,7 +85,10 @@ def state_of(optimizer: MegatronOptimizer, value: Tensor | None) -> Mapping[str,
 
 
 def state_prefix(name: str) -> str:
-    """What stands before the names of weights in a checkpoint, for a state of the optimizer."""
+    """Prefix of the names of weights in a checkpoint for the optimizer's state `name`.
+
+    `state_prefix("exp_avg")` is `optimizer.state.exp_avg.`.
+    """
     return f"optimizer.state.{name}."
 
 

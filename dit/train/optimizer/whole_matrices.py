@@ -128,7 +128,7 @@ class WholeMatrices:
         return {one: one.shard for one in self.matrices if one.shard is not None}
 
     def _rank_of(self, tensor: int, data: int) -> int:
-        """In the group, whose tensor ranks are neighbours."""
+        """Rank in the group of the ranks `tensor` and `data`; tensor ranks are neighbours."""
         return data * self._groups.tp.size() + tensor if self._sharded else tensor
 
     def _matrices(
@@ -167,7 +167,7 @@ class WholeMatrices:
                 yield _Piece(tensor, self._rank_of(tensor, data), part)
 
     def _give_owners(self) -> None:
-        """A rank of this copy for each matrix: the dearest first, always that with least so far."""
+        """Chooses the rank that updates each matrix: dearest first, on the least loaded rank."""
         each, tensor = self._groups.intra_dp_cp.size(), self._groups.tp.size()
         first = self._groups.dp_cp.rank() // each * each
         ranks = range(first * tensor, (first + each) * tensor) if self._sharded else range(tensor)

@@ -21,7 +21,7 @@ def test_parts_and_the_rest_are_the_step(groups):
     steps = [
         {"step_time_s": 1.0 + n, **parts, **rates, "model_tflops": 0.01 * n} for n in range(11)
     ]
-    found = step_summary(config, steps)
+    found = step_summary(config.model, steps)
     assert found["step_time_s"] == pytest.approx({"median": 6.0, "p5": 1.5, "p95": 10.5})
     assert found["other_s"]["median"] == pytest.approx(5.0)
     assert found["shares"]["forward_s"] == pytest.approx(0.1 / 6)
@@ -36,7 +36,7 @@ def test_weights_are_drawn_once_and_repeated(monkeypatch):
     monkeypatch.setattr(measuring_steps, "_TILE", 8)
     model = nn.Linear(5, 4)
     model.bytes = nn.Parameter(torch.zeros(2, 3, dtype=torch.uint8), requires_grad=False)
-    fill_on_device(model, RunConfig(model=DitConfig()))
+    fill_on_device(model, seed=1234)
     drawn = model.weight.flatten()
     assert torch.equal(drawn[8:16], drawn[:8]) and torch.equal(drawn[16:], drawn[:4])
     assert len(set(drawn.tolist())) == 8 and 0 < drawn.abs().max() < 0.1

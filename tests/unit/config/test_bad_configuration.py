@@ -67,6 +67,13 @@ def test_an_impossible_combination_names_its_numbers(token: str, expected: str) 
         assert "from command line" in message
 
 
+@pytest.mark.parametrize("never", ["train.eval_interval=0", "train.eval_iters=0"])
+def test_a_target_without_validation_is_never_reached(never: str) -> None:
+    message = only_problem("validation.target=0.5", never)
+    assert message.startswith("validation.target=0.5 is a validation loss, and")
+    assert f"{never} " in message and "never validates; set both above 0" in message
+
+
 @pytest.mark.parametrize(
     ("geometry", "expected"),
     [
@@ -83,6 +90,14 @@ def test_a_mock_sample_that_fits_no_pack_is_refused(geometry: str, expected: str
     )
     assert message.startswith("dataset.mock_samples[1]: ")
     assert expected in message
+
+
+def test_a_mock_sample_has_sides_that_its_network_takes() -> None:
+    """Of Qwen-Image-2.1 they are multiples of 32 pixels, two cells of 16."""
+    samples = "dataset.mock_samples=[{height: 4, width: 6}, {height: 4, width: 5}]"
+    message = only_problem("dataset.mock=true", samples, "model.name=qwen_image21")
+    assert message.startswith("dataset.mock_samples[1]: ")
+    assert "model.family=qwen_image21 takes sides of multiples of 2" in message
 
 
 @pytest.mark.parametrize(

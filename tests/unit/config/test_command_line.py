@@ -1,4 +1,4 @@
-"""Flags beside overrides, and a --help that leaves nothing out."""
+"""Flags beside overrides, and a --help=all that leaves nothing out."""
 
 from __future__ import annotations
 
@@ -72,7 +72,14 @@ def test_dashes_and_underscores_are_the_same(tmp_path, monkeypatch) -> None:
             "--optimizer.weight-decay=2",
         ],
         ["--config_file=a.yaml", "--dataset_path", "d", "--dry_run", "optimizer.weight_decay=2"],
-        ["--config_file", "a.yaml", "--dataset_path=d", "--dry_run", "--weight-decay", "2"],
+        [
+            "--config_file",
+            "a.yaml",
+            "--dataset_path=d",
+            "--dry_run",
+            "--optimizer.weight-decay",
+            "2",
+        ],
     ):
         found = parse(*words)
         config = found.config
@@ -110,7 +117,7 @@ def test_problems_of_flags_and_keys_come_together() -> None:
 
 def test_help_lists_every_key_with_its_sentence(capsys) -> None:
     with pytest.raises(SystemExit) as stop:
-        parse("--help")
+        parse("--help=all")
     assert stop.value.code == 0
     text = capsys.readouterr().out
     flat = " ".join(text.split())
@@ -122,6 +129,16 @@ def test_help_lists_every_key_with_its_sentence(capsys) -> None:
     for flag in ("--config-file", "--mock", "--dry-run", "--print-config", "--dataset-path"):
         assert flag in text
     assert max(len(line) for line in text.splitlines()) <= 120
+
+
+def test_help_shows_the_keys_that_people_set_first(capsys) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help")
+    text = capsys.readouterr().out
+    shown = [key for key in SCHEMA.all_keys() if f"  {key} = " in text]
+    assert len(shown) == 10 and {"checkpoint.load_hf", "dataset.path", "lora.rank"} < {*shown}
+    assert sentences(SCHEMA.groups["optimizer"])["lr"] in " ".join(text.split())
+    assert "--config-file" in text and "--help=all" in text and "rng:" not in text
 
 
 def test_every_field_has_a_sentence() -> None:

@@ -39,6 +39,11 @@ MIXTURES = [
     *("anima_debug", "anima_lora"),
     *("zimage_debug", "zimage_lora", "hidream_debug", "hidream_lora"),
     *("omnigen2_debug", "omnigen2_lora"),
+    *("ernie_image_debug", "ernie_image_lora"),
+    *("krea2_debug", "krea2_lora"),
+    *("ideogram4_debug", "ideogram4_lora"),
+    *("flux3_debug", "flux3_lora"),
+    *("qwen_image21_debug", "qwen_image21_lora"),
 ]
 
 
@@ -65,7 +70,7 @@ def debug_runs() -> dict[str, str]:
 
 def test_the_files_of_the_readme_are_there() -> None:
     digits = {"dit_digits", "dit_digits_flow", "dit_digits_lora"}
-    digits |= {"flux_digits", "flux_digits_edit"}
+    digits |= {"flux_digits", "flux_digits_edit", "mlperf_digits", "mlperf_flux1"}
     sizes = {"dit_debug", "dit_xl_image", "dit_xl_video", "cosmos_predict2_2b"}
     wan = {"wan_debug", "wan_1.3b_pretrain", "wan_1.3b_finetune", "wan_moving_digits"}
     wan |= {"wan_14b_lora"}
@@ -89,6 +94,9 @@ def test_the_files_of_the_readme_are_there() -> None:
     ltx = {"ltx_debug", "ltx_lora", "ltx_iclora", "ltx_digits_edit"}
     single = {"lumina2_debug", "lumina2_lora", "zimage_debug", "zimage_lora"}
     single |= {"hidream_debug", "hidream_lora", "omnigen2_debug", "omnigen2_lora"}
+    single |= {"ideogram4_debug", "ideogram4_lora"}
+    single |= {"ernie_image_debug", "ernie_image_lora", "krea2_debug", "krea2_lora"}
+    single |= {"flux3_debug", "flux3_lora", "qwen_image21_debug", "qwen_image21_lora"}
     assert set(FILES) == sizes | digits | wan | flux | double | single | ltx
 
 

@@ -24,11 +24,11 @@ from dit.config import (
     TrainConfig,
 )
 from dit.config_loading import load_config
-from dit.config_loading.describe import describe
-from dit.models.cost import memory, network_cost, parameter_count
 from dit.models.dit.family import DitConfig, ExtraPosition
 from dit.models.registry import FAMILIES, named_model
 from dit.models.wan.family import WanConfig
+from dit.sizing.describe import describe
+from dit.sizing.memory import inventory_of, memory, parameter_count
 from tests.packs import run_config
 
 COUNTS = {
@@ -123,7 +123,7 @@ def test_memory_of_a_frozen_base() -> None:
     model = WanConfig(name="wan2.1_t2v_14b", **WanConfig.sizes["wan2.1_t2v_14b"])
     config = replace(run_config(), model=model, lora=LoraConfig(rank=32))
     whole = memory(config, world_size=1).weights
-    numbers, rows = network_cost(model).layer_matrices()
+    numbers, rows = inventory_of(model).layer_matrices()
     width, wide = 5120, 13824
     assert numbers == 4 * width**2 + 4 * width**2 + 2 * width * wide
     assert rows == 4 * width + 4 * width + wide + width

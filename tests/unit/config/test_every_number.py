@@ -9,12 +9,12 @@ import pytest
 
 from dit.config import Problems, RunConfig, TrainConfig
 from dit.config_loading import ConfigError, load_config
-from dit.config_loading.describe import describe
 from dit.config_loading.schema import Schema, hints, item_type, record_type
 from dit.config_loading.settings import Merged
 from dit.config_loading.validate import checked_config, plain
-from dit.models.cost import check_memory
 from dit.models.dit.family import DitConfig
+from dit.sizing.describe import describe
+from dit.sizing.memory import check_memory
 from tests.packs import run_config
 
 SCHEMA = Schema(DitConfig)

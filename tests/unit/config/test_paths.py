@@ -20,7 +20,7 @@ from dit.models.registry import families
 TEXTS = {
     *("model.name", "model.family", "objective.name", "validation.negative_prompt"),
     *("validation.sets.0.name", "optimizer.groups.0.pattern", "logger.wandb_project"),
-    *("logger.wandb_exp_name", "logger.wandb_entity"),
+    *("logger.wandb_exp_name", "logger.wandb_entity", "logger.mlperf_org"),
 }
 """Keys with a text that is no path. A new key of type text is a path, or belongs here."""
 

@@ -21,7 +21,7 @@ from dit.codecs.text.hidream import LLAMA
 from dit.codecs.vae import Pixel
 from dit.config import ModelConfig, Sampler
 from dit.config_loading import load_config
-from dit.convert.cards import PictureCode
+from dit.convert.cards import PictureCode, RunFacts
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.models.registry import family_of, named_model
@@ -160,6 +160,23 @@ def test_weights_of_a_published_vae_go_into_their_pipeline(size: str, kind: str,
     whole = PictureCode(config=config, card=sizes, whole=True).text
     opened = kind if "Modular" in kind or size == "omnigen2" else "DiffusionPipeline"
     assert f'{opened}.from_pretrained("FOLDER"' in whole and last.partition("(")[0] in whole
+
+
+def test_the_code_of_a_student_takes_its_steps_without_guidance(tmp_path: Path) -> None:
+    keys = ("distill.method=opd", "lora.rank=2", "distill.steps=3")
+    sizes = {"sizes": [{"num_frames": 1, "height": 8, "width": 12}]}
+    for size, told in (
+        ("sd3.5_large", "num_inference_steps=3, guidance_scale=1.0)"),
+        ("flux1_dev", "num_inference_steps=3)"),  # whose scale is an input of the network
+    ):
+        config = load_config(
+            dit_xl(), overrides=[f"model.name={size}", "objective.name=flow", *keys]
+        )
+        code = PictureCode(config=config, card=sizes, adapters=True).text
+        compile(code, "README.md", "exec")
+        assert told in code
+        facts = RunFacts.of(tmp_path / "step_00000004", config)
+        assert "- Distilled for: 3 steps of euler, guidance 1" in facts.lines()
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -36,7 +36,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 def _published(folder: Path, kind: str, **changes: Any) -> Path:
     """Diffusers' tiny network of a kind."""
     model = wan_model(kind, text_pad_to=512, **changes)
-    content = diffusers_form(model).content(RunConfig(model=model))
+    content = diffusers_form(model).keys.content(model)
     return publish_wan(folder, random_wan(**content))
 
 
@@ -152,7 +152,7 @@ def test_a_run_from_weights_without_gates_starts_them_at_zero(groups, tmp_path) 
     network = WanNetwork(model, groups)
     randomise(network, seed=3)
     start = HfStart(open_hf_weights(hf, model))
-    start.fill(network, RunConfig(model=model))
+    start.fill(network)
     values = {name: bool(weight.any()) for name, weight in network.named_parameters()}
     assert {name for name, there in values.items() if not there} == {
         f"blocks.layers.{n}.self_attention.linear_gate.{end}"

@@ -18,8 +18,9 @@ import safetensors.torch
 import torch
 
 from dit.config import DatasetConfig, MockGeometry, RngConfig, RunConfig, TrainConfig
-from dit.data import ValidationPacks, validation_groups
+from dit.data import PackLoader, ValidationPacks, build_train_loader, validation_groups
 from dit.models.dit.family import DitConfig
+from dit.sizing.flops import work_of_packs
 
 CHANNELS, WIDTH = 2, 8
 Parts = dict[str, bytes]
@@ -30,10 +31,12 @@ def ours(
     latent: torch.Tensor,
     text: torch.Tensor | None,
     loss_mask: torch.Tensor | None = None,
+    latent_logvar: torch.Tensor | None = None,
     **about: Any,
 ) -> Parts:
     """Parts of a sample in our layout; `about` goes into its .json."""
     every = {"latent": latent, "text": text, "loss_mask": loss_mask}
+    every["latent_logvar"] = latent_logvar
     tensors = {name: tensor for name, tensor in every.items() if tensor is not None}
     payload = safetensors.torch.save(tensors)
     described = {
@@ -147,13 +150,19 @@ class Shards:
 
     def one_pass(self, config: RunConfig) -> ValidationPacks:
         """All validation packs."""
-        groups = validation_groups(config)
+        groups = validation_groups(config, work=work_of_packs(config.model, config.dataset))
         plan = groups.plan(10**4)
         return plan.packs(list(groups.read(plan.groups)), late=groups.late)
 
     def take(self, packs: Iterable, count: int) -> list[tuple[str, ...]]:
         """Keys of the next packs."""
         return [pack.keys for _, pack in zip(range(count), packs, strict=False)]
+
+
+def built(config: RunConfig, *, rank: int, world_size: int) -> PackLoader:
+    """A loader as runs build it."""
+    ranks = {"rank": rank, "world_size": world_size}
+    return build_train_loader(config, **ranks, work=work_of_packs(config.model, config.dataset))
 
 
 @pytest.fixture(scope="session")

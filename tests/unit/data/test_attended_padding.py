@@ -13,11 +13,11 @@ from dit.config import MockGeometry, RunConfig
 from dit.config_loading import load_config
 from dit.data.cook import Expected
 from dit.data.pack import SampleSize, pack_samples
-from dit.data.passes import Length, _listed_lengths
-from dit.models.cost import geometry_tokens
-from dit.models.flops import forward_flops, pack_forward_flops
 from dit.models.hidream.family import TINY
 from dit.models.patch_layout import PatchLayout
+from dit.sizing.flops import forward_flops, pack_forward_flops
+from dit.sizing.memory import geometry_tokens
+from dit.sizing.passes import Length, _listed_lengths
 from dit.train.metrics.step_metrics import taken_tokens
 from recipes.runs import dit_debug
 

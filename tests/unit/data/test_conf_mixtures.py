@@ -10,6 +10,7 @@ import pytest
 
 from dit.config_loading import load_config
 from dit.data import build_train_loader
+from dit.sizing.flops import work_of_packs
 from recipes.runs import RECIPES
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -39,7 +40,10 @@ def test_mixture_is_nasty_and_fills_packs(opened, name, packs):
 
     # Few channels: they cost time and do not matter to the packing.
     config = replace(config, model=replace(config.model, in_channels=1, crossattn_emb_size=2))
-    read = list(islice(opened(build_train_loader(config, rank=0, world_size=1)), packs))
+    loader = build_train_loader(
+        config, rank=0, world_size=1, work=work_of_packs(config.model, config.dataset)
+    )
+    read = list(islice(opened(loader), packs))
     assert sum(pack.real_tokens for pack in read) / (packs * capacity) >= 0.985
     assert all(pack.starts[-1] <= capacity for pack in read)
     keys = list(chain(*(pack.keys for pack in read)))

@@ -17,7 +17,7 @@ from dit.data.pack import SampleSize
 from dit.data.records import RecordHeader, head_length
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.dit.family import ExtraPosition
-from dit.models.registry import diffusers_form
+from dit.models.registry import diffusers_form, named_model
 from tests.families.lumina2 import random_lumina2
 from tests.families.zimage import random_zimage
 
@@ -215,12 +215,23 @@ def test_texts_have_places_in_the_tables_of_diffusers(shards, made, most):
         )
         if rows == most:
             cook(parts, Expected.of(config), key="k")
-            form.run_network(network, sample, 500.0, config)
+            form.run(network, sample, 500.0, model)
             continue
         found = refusal(parts, Expected.of(config))
         assert (found.reason, str(most) in found.detail) == (Reject.TEXT_ROWS, True)
         with pytest.raises((IndexError, RuntimeError), match="index"):
-            form.run_network(network, sample, 500.0, config)
+            form.run(network, sample, 500.0, model)
+
+
+def test_sides_of_several_tokens_are_refused_by_the_family(shards):
+    """A patch of one cell alone would take them."""
+    keys = {"name": "custom", "in_channels": 2, "crossattn_emb_size": 8}
+    model = replace(named_model("qwen_image21"), **keys)
+    expected = Expected.of(replace(shards.config(), model=model))
+    cook(shards.ours(latent(2, 1, 4, 6), text(1)), expected, key="k")
+    found = refusal(shards.ours(latent(2, 1, 4, 5), text(1)), expected)
+    assert found.reason == Reject.NOT_PATCHABLE
+    assert "model.family=qwen_image21 takes sides of multiples of 2" in found.detail
 
 
 def test_large_finite_numbers_are_not_called_infinite(shards, expected):

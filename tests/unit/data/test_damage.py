@@ -139,6 +139,8 @@ def unusable(shards, reason):
         Reject.NEWER: shards.ours(good_latent, good_text, format_version=2),
         Reject.LOSS_MASK: shards.ours(good_latent, good_text, loss_mask=torch.ones(1, 1, 4, 3)),
         Reject.LOSS_WEIGHT: shards.ours(good_latent, good_text, loss_weight=-1),
+        Reject.LOGVAR: shards.ours(good_latent, good_text, latent_logvar=torch.zeros(2, 1, 4, 3)),
+        Reject.LEVEL_INDEX: shards.ours(good_latent, good_text, timestep=8),
         Reject.CHECKSUM: shards.ours(good_latent, good_text, crc32={"safetensors": "00000000"}),
     }[reason]
 

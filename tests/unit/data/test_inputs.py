@@ -37,7 +37,7 @@ from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.validation.requests import sample_inputs
 from dit.token_ids import as_digits
 from dit.train.loss import loss_of
-from dit.train.start_checks import check_clean_level
+from dit.train.opening.checks import check_clean_level
 from tests.families.wan import wan_model
 from tests.packs import random_pack, run_config
 from tests.toy_family import PLACE, ToyConfig
@@ -468,7 +468,7 @@ def test_an_input_that_samples_may_lack_may_be_absent_from_the_null_file(shards,
     root = shards.good_set(tmp_path, 4)
     stored = safetensors.torch.save({"text": torch.ones(1, 5)})
     (root / "null_text.safetensors").write_bytes(stored)
-    (leaf,) = train_leaves(shards.config(root))
+    (leaf,) = train_leaves(shards.config(root).dataset)
     found = _null_inputs(leaf, [replace(EVERY[0], null=NullInput.KEPT), *EVERY[1:3]])
     assert {name: value.shape for name, value in found.items()} == {
         "text_2": (0, 3),

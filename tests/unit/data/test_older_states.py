@@ -11,6 +11,7 @@ import torch
 
 from dit.config_loading import load_config
 from dit.data import build_train_loader
+from dit.sizing.flops import work_of_packs
 from recipes.runs import dit_debug
 from tests.older_runs import BEFORE, RECORDED, unpack
 
@@ -34,7 +35,9 @@ def test_a_loader_goes_on_where_that_of_an_earlier_version_stood(data, name):
     case = RECORDED["loaders"][name]
     paths = [] if "dataset.mock=true" in case["overrides"] else [f"dataset.path={data}"]
     config = load_config(dit_debug(), overrides=[*case["overrides"], *paths])
-    loader = build_train_loader(config, rank=0, world_size=1)
+    loader = build_train_loader(
+        config, rank=0, world_size=1, work=work_of_packs(config.model, config.dataset)
+    )
     loader.load_state_dict([_state(name)])
     packs = list(itertools.islice(loader, len(case["packs"])))
     loader.close()

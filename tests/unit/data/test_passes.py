@@ -16,9 +16,10 @@ import torch
 from megatron.energon.epathlib import EPath
 
 from dit.config import Balance, BlendEntry, Problems
-from dit.config_loading.describe import describe
-from dit.data import (
-    build_train_loader,
+from dit.models.flux.family import FluxConfig
+from dit.sizing.describe import describe
+from dit.sizing.passes import (
+    FEW_SAMPLES,
     data_lines,
     fill_line,
     forecast_packs,
@@ -26,9 +27,7 @@ from dit.data import (
     passes_line,
     steps_of_epochs,
 )
-from dit.data.passes import FEW_SAMPLES
-from dit.models.flux.family import FluxConfig
-from tests.unit.data.conftest import SIZES
+from tests.unit.data.conftest import SIZES, built
 
 COUNT = 42  # six samples of each size
 
@@ -89,7 +88,7 @@ def test_a_pass_takes_as_many_packs_as_expected(shards, tmp_path, name) -> None:
     root = of_columns(shards, tmp_path / "set", lengths)
     config = with_data(shards.config(root), **settings)
     forecast = forecast_packs(config)
-    loader = build_train_loader(config, rank=0, world_size=1)
+    loader = built(config, rank=0, world_size=1)
     one_pass = sum(n for n in lengths if n <= 64)
     packs = tokens = 0
     while tokens < 4 * one_pass:
@@ -116,7 +115,7 @@ def test_texts_and_references_that_take_room_count(shards, tmp_path) -> None:
     network = {"in_channels": 2, "crossattn_emb_size": 8, "pooled_size": 4}
     config = replace(config, model=FluxConfig(name="custom", reference_latents=1, **network))
     forecast = forecast_packs(config)
-    loader = build_train_loader(config, rank=0, world_size=1)
+    loader = built(config, rank=0, world_size=1)
     seen = sum(next(loader).num_samples for _ in range(round(5 * forecast.packs)))
     loader.close()
     assert seen == pytest.approx(5 * 150, rel=0.01)
@@ -167,7 +166,7 @@ def test_packs_that_stay_empty_in_part_are_named_with_what_fills_them(
 def test_epochs_take_as_many_packs_as_the_loader_needs(config) -> None:
     wanted = replace(config, train=replace(config.train, epochs=20.0, global_batch_size=2))
     steps = steps_of_epochs(wanted).train.train_iters
-    loader = build_train_loader(wanted, rank=0, world_size=1)
+    loader = built(wanted, rank=0, world_size=1)
     seen = sum(next(loader).num_samples for _ in range(2 * steps))
     loader.close()
     assert 19.5 < seen / COUNT < 20.5

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from dit.config import BlendEntry
-from dit.data import DataError, check_data, data_lines
+from dit.data import DataError, check_data
+from dit.sizing.passes import data_lines
 from tests.tables import table
 
 INDEX = "train/shard-000001.tar.idx"

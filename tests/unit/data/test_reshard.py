@@ -9,8 +9,9 @@ import torch
 from megatron.energon.state import FlexState
 
 from dit.config import Balance, BlendEntry
-from dit.data import DataError, Reject, build_train_loader, sum_counts
+from dit.data import DataError, Reject, sum_counts
 from dit.data.loader_state import FORMAT, LoaderState
+from tests.unit.data.conftest import built
 
 COUNTS = {"a": 239, "b": 90}
 BALANCED = {"even": Balance.FLOPS, "at like cost": Balance.FLOPS_TARGET}
@@ -63,7 +64,7 @@ class Fleet:
             for loader in self.loaders:
                 loader.close()
         self.loaders = [
-            self.opened(build_train_loader(self.config(workers), rank=rank, world_size=ranks))
+            self.opened(built(self.config(workers), rank=rank, world_size=ranks))
             for rank in range(ranks)
         ]
         for loader in self.loaders if self.states else ():
@@ -278,7 +279,7 @@ def test_an_epochized_blend_goes_on_with_as_many_readers_only(shards, root, tmp_
 
     def loader(rank, ranks):
         config = shards.config(tmp_path / "mix.yaml")
-        return opened(build_train_loader(config, rank=rank, world_size=ranks))
+        return opened(built(config, rank=rank, world_size=ranks))
 
     pair = [loader(rank, 2) for rank in range(2)]
     states = [one.state_dict() for one in pair if shards.take(one, 5)]

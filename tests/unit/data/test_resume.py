@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dit.config import Balance, BlendEntry
-from dit.data import DataError, build_train_loader
+from dit.data import DataError
+from tests.unit.data.conftest import built
 
 BALANCED = {"even": Balance.FLOPS, "at like cost": Balance.FLOPS_TARGET}
 
@@ -60,13 +61,13 @@ def test_a_position_fits_the_data_that_it_is_in(shards, root, opened):
     state, config = None, kinds(shards, root, "even", workers=0)
     for seed, fits in ((1, True), (1, True), (2, False)):
         of_seed = replace(config, rng=replace(config.rng, seed=seed))
-        loader = opened(build_train_loader(of_seed, rank=0, world_size=1))
+        loader = opened(built(of_seed, rank=0, world_size=1))
         state = state or loader.state_dict()
         assert loader.fits([state]) is fits
 
 
 def continued(config, opened, state):
-    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    loader = opened(built(config, rank=0, world_size=1))
     loader.load_state_dict([pickle.loads(pickle.dumps(state))])
     return loader
 
@@ -77,7 +78,7 @@ def continued(config, opened, state):
 def test_resume_is_exact(shards, root, opened, kind, workers):
     """Saved at several points, twice with one pack in between, counts and buffers included."""
     config = kinds(shards, root, kind, workers)
-    straight = opened(build_train_loader(config, rank=0, world_size=1))
+    straight = opened(built(config, rank=0, world_size=1))
     packs, counts, states = [], [], {0: straight.state_dict()}
     for step in range(1, 70):
         packs.append(next(straight))
@@ -106,7 +107,7 @@ def test_snapshots_that_are_old_are_replayed(shards, root, opened, workers):
     config = kinds(shards, root, "one", workers)
     often = replace(config, dataset=replace(config.dataset, checkpoint_every_sec=1e-6))
     for used in (config, often):
-        loader = opened(build_train_loader(used, rank=0, world_size=1))
+        loader = opened(built(used, rank=0, world_size=1))
         shards.take(loader, 41)
         state = loader.state_dict()
         expected = shards.take(loader, 30)
@@ -119,7 +120,7 @@ def test_snapshots_that_are_old_are_replayed(shards, root, opened, workers):
 def test_a_worker_asked_in_the_instant_of_its_start(shards, root, opened, monkeypatch, resumed):
     """Energon's thread that answers can run before its worker has read what to restore."""
     config = kinds(shards, root, "one", 2)
-    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    loader = opened(built(config, rank=0, world_size=1))
     state = loader.state_dict()
     if resumed:
         shards.take(loader, 11)
@@ -143,12 +144,12 @@ def test_a_worker_asked_in_the_instant_of_its_start(shards, root, opened, monkey
 
 def test_a_state_may_be_loaded_more_than_once(shards, root, opened):
     config = kinds(shards, root, "one", 0)
-    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    loader = opened(built(config, rank=0, world_size=1))
     shards.take(loader, 5)
     state = loader.state_dict()
     expected = shards.take(loader, 20)
     for _ in range(2):
-        loader = opened(build_train_loader(config, rank=0, world_size=1))
+        loader = opened(built(config, rank=0, world_size=1))
         loader.load_state_dict([state])
         assert loader.state_dict() == state
         assert shards.take(loader, 20) == expected
@@ -156,7 +157,7 @@ def test_a_state_may_be_loaded_more_than_once(shards, root, opened):
 
 def test_data_may_move_and_still_resume(shards, tmp_path, opened):
     before = shards.config(shards.good_set(tmp_path / "here", 60))
-    loader = opened(build_train_loader(before, rank=0, world_size=1))
+    loader = opened(built(before, rank=0, world_size=1))
     shards.take(loader, 9)
     state, expected = loader.state_dict(), shards.take(loader, 15)
     (tmp_path / "here").rename(tmp_path / "there")
@@ -166,13 +167,13 @@ def test_data_may_move_and_still_resume(shards, tmp_path, opened):
 
 def test_every_difference_is_named_at_once(shards, root, opened):
     config = kinds(shards, root, "one", 0)
-    state = opened(build_train_loader(config, rank=0, world_size=1)).state_dict()
+    state = opened(built(config, rank=0, world_size=1)).state_dict()
     other = replace(
         config,
         rng=replace(config.rng, seed=8),
         model=replace(config.model, patch_spatial=1, max_size=(9, 9, 9)),
     )
-    loader = opened(build_train_loader(other, rank=0, world_size=1))
+    loader = opened(built(other, rank=0, world_size=1))
     with pytest.raises(DataError) as caught:
         loader.load_state_dict([state])
     text = str(caught.value)
@@ -196,7 +197,7 @@ def test_a_weight_in_an_inner_metadataset_is_part_of_the_data(
             config = shards.config(tmp_path / "outer.yaml")
         else:
             config = shards.config(blend=(BlendEntry(path=str(tmp_path / "inner.yaml")),))
-        return opened(build_train_loader(config, rank=0, world_size=1))
+        return opened(built(config, rank=0, world_size=1))
 
     state = mixed(1).state_dict()
     mixed(1).load_state_dict([state])
@@ -210,7 +211,7 @@ def test_a_state_with_foreign_code_is_not_run(shards, root, opened, capsys):
             return exec, ("print('code of the checkpoint ran')",)  # Ray replaces print itself
 
     config = kinds(shards, root, "one", 0)
-    loader = opened(build_train_loader(config, rank=0, world_size=1))
+    loader = opened(built(config, rank=0, world_size=1))
     state = loader.state_dict() | {"readers": pickle.dumps(Attack())}
     with pytest.raises(pickle.UnpicklingError, match=r"builtins\.exec"):
         loader.load_state_dict([state])

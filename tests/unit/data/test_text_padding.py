@@ -11,9 +11,11 @@ import pytest
 from dit.config import Problems, RunConfig, TextPadding
 from dit.config_loading import ConfigError, load_config, read_config, save_config
 from dit.convert.cli import _tokens
-from dit.data import DataError, check_data, data_lines
+from dit.data import DataError, check_data
 from dit.data.preflight import _padding_faults
 from dit.models.registry import VARIABLE
+from dit.sizing.passes import data_lines
+from dit.train.opening.data import data_notes
 from tests.packs import run_config, tiny_model
 from tests.toy_family import PLACE, ToyConfig
 
@@ -57,7 +59,7 @@ def test_kept_padding_is_refused_by_a_network_that_was_not_asked(of_model, pad_t
 
 
 def test_a_family_without_stored_padding_is_not_told_to_set_it() -> None:
-    (said,) = _padding_faults(KEPT, run_config())
+    (said,) = _padding_faults(KEPT, run_config().model)
     assert "for those of dit do not see it" in said and "text_pad_to=stored" not in said
 
 
@@ -81,31 +83,11 @@ def test_an_unknown_word_in_a_card(of_model) -> None:
         check_data(of_model(None, KEPT | {"padding": "half"}))
 
 
-def test_the_run_says_it_in_its_log(of_model, groups, monkeypatch) -> None:
-    """The notes of the check are those of the run's first lines."""
-    from contextlib import ExitStack
-
-    from dit.train import trainer
-
-    config = of_model(TextPadding.STORED, KEPT)
-    seen: dict[str, Any] = {}
-
-    class StopHereError(Exception): ...
-
-    def state(**parts: Any) -> None:
-        seen.update(parts)
-        raise StopHereError
-
-    monkeypatch.setattr(trainer, "TrainState", state)
-    monkeypatch.setattr(trainer, "_forecast_notes", lambda *_: [])
-    for name in ("build_train_loader", "build_model_and_optimizer", "IntervalMetrics"):
-        monkeypatch.setattr(trainer, name, lambda *_, **__: None)
-    for name in ("read_validation_packs", "null_inputs", "starting_point"):
-        monkeypatch.setattr(trainer, name, lambda *_, **__: None)
-    objective = replace(config.objective, name="flow")
-    with ExitStack() as ends, pytest.raises(StopHereError):
-        trainer._prepare(replace(config, objective=objective), ends)
-    assert any("padding of their encoder, 48 rows" in note for note in seen["notes"])
+def test_the_run_says_it_in_its_log(of_model, monkeypatch) -> None:
+    """The notes of the check are those of the opened data, which the log begins with."""
+    monkeypatch.setattr("dit.train.opening.data.forecast_packs", lambda _: None)
+    notes = data_notes(of_model(TextPadding.STORED, KEPT))
+    assert any("padding of their encoder, 48 rows" in note for note in notes)
 
 
 def test_only_some_families_take_stored_padding(monkeypatch, tmp_path) -> None:

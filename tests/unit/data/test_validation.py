@@ -7,6 +7,7 @@ import torch
 
 from dit.config import Balance, BlendEntry
 from dit.data import DataError, Reject, build_train_loader, build_val_packs, validation_groups
+from dit.sizing.flops import work_of_packs
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +34,11 @@ def test_any_pack_is_read_by_its_key_and_without_the_others(shards, root, balanc
     """As by a rank that has not found out which samples share a pack, in any order."""
     config = shards.config(root, balance=balance, balance_packs=4)
     whole = shards.one_pass(config).packs
-    plan = validation_groups(config).plan(100)
+    work = work_of_packs(config.model, config.dataset)
+    plan = validation_groups(config, work=work).plan(100)
     assert len(plan.groups) == len(whole)
     for index in (4, 1, 4):
-        (pack,) = validation_groups(config).read(plan.of([index]))
+        (pack,) = validation_groups(config, work=work).read(plan.of([index]))
         assert pack.keys == whole[index].keys
         assert torch.equal(pack.latent_TC, whole[index].latent_TC)
         assert torch.equal(pack.text_LE, whole[index].text_LE)

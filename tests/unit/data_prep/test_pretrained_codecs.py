@@ -257,6 +257,38 @@ def test_draws_are_the_samples_own(folders, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_a_distribution_is_that_of_the_autoencoder(folders, name: str) -> None:
+    """Mean and variance of the whitened latent, from those that Diffusers' autoencoder gives."""
+    plain = codec(name, folders[name])
+    if name == "cosmos":  # its codec has no deviation
+        with pytest.raises(CodecError, match="--latent_distribution: the autoencoder of processor"):
+            codec(name, folders[name], latent_distribution=True)
+        return
+    both = codec(name, folders[name], latent_distribution=True)
+    video_CFHW = clip(1 if name == "flux" else 1 + plain.temporal_stride, 3)
+    (found,) = both.encode_batch([video_CFHW], keys=["a"])
+    assert {k: v.dtype for k, v in found.items()} == dict.fromkeys(
+        ("latent", "latent_logvar"), torch.bfloat16
+    )
+    with torch.no_grad():
+        given = video_CFHW[None, :, 0] if name == "flux" else video_CFHW[None]
+        of_model = plain.model.encode(given).latent_dist
+    mean, std = (x[0].reshape(found["latent"].shape) for x in (of_model.mode(), of_model.std))
+    wanted = plain.whitening.apply(mean)
+    torch.testing.assert_close(found["latent"].float(), wanted, atol=1e-2, rtol=1e-2)
+    # A deviation does not know the mean of the whitening: by differences of whitened latents
+    std = plain.whitening.apply(mean + std) - wanted
+    found_std = (found["latent_logvar"].float() / 2).exp()
+    torch.testing.assert_close(found_std, std, atol=1e-3, rtol=3e-2)
+    frames, height, width = video_CFHW.shape[1:]
+    size = {"frames": frames, "height": height, "width": width}
+    assert both.extra_bytes(**size) - plain.extra_bytes(**size) == found["latent_logvar"].nbytes
+    assert both.settings == plain.settings | {"latent_distribution": True}
+    with pytest.raises(CodecError, match="--latent_distribution and --stochastic exclude"):
+        codec(name, folders[name], latent_distribution=True, stochastic=True)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_card_rebuilds_codec_and_encoder(folders, name: str) -> None:
     model, words = codec(name, folders[name]), encoder(name, folders[name])
     whitening = {"mean": list(model.whitening.mean), "std": list(model.whitening.std)}
@@ -337,8 +369,9 @@ def test_the_next_command_tunes_the_network_that_lies_beside(
 
 
 def test_keys_that_tune_published_networks_fit_their_configurations(repo_root: Path) -> None:
-    codecs = [c for c in CODECS.values() if issubclass(c, Autoencoder) and c.tuning]
-    assert len(codecs) == 23  # all but Cosmos 1.0 and Predict2.5, which have no recipe
+    every = [c for c in CODECS.values() if issubclass(c, Autoencoder)]
+    codecs = [c for c in every if c.tuning]
+    assert {c.name for c in every if not c.tuning} == {"cosmos", "cosmos_predict25"}
     for codec in codecs:
         config, *keys = codec.tuning
         if keys == ["model.name=custom"]:  # the sizes, and whose they are, are the folder's

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from torch.overrides import BaseTorchFunctionMode
 
 from dit.models.dit.model import DiT
 from tests.packs import tiny_model
@@ -20,7 +21,13 @@ def test_literal_cuda_devices_mean_the_cpu(groups):
     assert torch.tensor([1.0], device="cuda:0").device.type == "cpu"
     assert torch.empty(1, device=torch.cuda.current_device()).device.type == "cpu"
     assert torch.ones(1).cuda().device.type == "cpu"
+    assert torch.full((2,), 3.0, device=torch.device("cuda")).device.type == "cpu"
     torch.cuda.synchronize()
+
+
+@CPU_ONLY
+def test_no_function_of_torch_goes_through_python(groups):
+    assert not torch.overrides._get_current_function_mode_stack()
 
 
 @CPU_ONLY
@@ -28,6 +35,8 @@ def test_types_have_the_names_that_megatrons_optimizers_compare(groups):
     assert torch.ones(1).type() == "torch.cuda.FloatTensor"
     assert torch.ones(1, dtype=torch.bfloat16).type() == "torch.cuda.BFloat16Tensor"
     assert torch.ones(1).type(torch.float64).dtype is torch.float64
+    with BaseTorchFunctionMode():
+        assert torch.ones(1).type() == "torch.cuda.FloatTensor"
 
 
 @CPU_ONLY
@@ -45,15 +54,28 @@ def test_random_number_tracker_keeps_a_stream_of_its_own(groups):
         assert not torch.equal(torch.rand(3), first)
 
 
+@CPU_ONLY
+def test_a_device_of_a_block_holds_for_what_is_made_in_it():
+    script = """
+import torch
+from dit.distributed.process_groups import run_megatron_on_cpu
+run_megatron_on_cpu()
+with torch.device("meta"):
+    made = [torch.tensor(1), torch.zeros(1), torch.ones(1), torch.full((1,), 2.0), torch.empty(1)]
+assert {one.device.type for one in made} == {"meta"}
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_nothing_is_patched_where_there_is_cuda():
     script = """
 import torch
-before = (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.manual_seed)
+asked = "torch.tensor, torch.zeros, torch.Tensor.cuda, torch.cuda.synchronize"
+before = eval(asked)
 torch.cuda.is_available = lambda: True
 from dit.distributed.process_groups import run_megatron_on_cpu
 run_megatron_on_cpu()
-assert before == (torch.cuda.current_device, torch.cuda.synchronize, torch.cuda.manual_seed)
-assert not torch.overrides._get_current_function_mode_stack()
+assert before == eval(asked)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 

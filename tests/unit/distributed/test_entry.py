@@ -232,4 +232,4 @@ def test_a_wrong_option_is_said_as_any_other_error(capfd, typed: tuple[str, ...]
     assert run(lambda: generate_dit.main(asked)) == 1
     message = capfd.readouterr().err
     assert message.startswith(f"error: {said}")
-    assert message.endswith("--help lists the options\n")
+    assert message.endswith("--help=all lists the options\n")

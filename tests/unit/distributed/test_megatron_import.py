@@ -18,7 +18,7 @@ import torch
 compiler = torch.compile
 from dit.distributed.megatron_import import import_megatron
 import_megatron()
-import dit.train.start_checks
+import dit.train.opening.checks
 import megatron.core
 print([name for name in {LEFT_OUT!r} if name in sys.modules], torch.compile is compiler)
 """

@@ -25,7 +25,7 @@ from dit.fitting.proposal import Proposal, by_samples, choose, drafts
 from dit.fitting.rules import LAST_LEVEL, LEARNED_GUIDANCE, NAMED, SMALL, noise_levels
 from dit.fitting.step_time import measured_seconds, planned_seconds
 from dit.fitting.train_yaml import file_text
-from dit.models.flops import forward_flops
+from dit.sizing.flops import forward_flops
 from recipes.runs import RECIPES
 
 DRAWINGS = Corpus(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,6 @@ from dit.lora.factors import LoraFactors, LoraFileError, linear_shapes
 from dit.lora.files import write_lora
 from dit.lora.frozen import frozen_adapter
 from dit.lora.targets import attach_adapters, chosen_adapters
-from dit.models.cost import weight_bytes
 from dit.models.layers.adaptable import (
     CHILD,
     FROZEN,
@@ -38,6 +38,7 @@ from dit.models.layers.adaptable import (
 )
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
+from dit.sizing.memory import weight_bytes
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.reference_passes import reference_passes
 from dit.train.trainer import measure_steps, pretrain
@@ -75,7 +76,7 @@ def written(folder: Path, factors: Factors) -> str:
 def steps_of(config: RunConfig, steps: int = 2) -> list[tuple[float, float]]:
     """Losses and norms of gradients from random weights, and adapters that are nothing."""
 
-    def fill(model: Any, _: RunConfig) -> None:
+    def fill(model: Any) -> None:
         randomise(model, seed=2)
         for name, parameter in model.named_parameters():
             if is_up(name):
@@ -105,7 +106,7 @@ def a_network(groups: Any) -> Any:
     model = build_model_and_optimizer(
         config,
         groups,
-        fill=lambda model, _: randomise(model, seed=2),
+        fill=partial(randomise, seed=2),
         adapters=adapters,
         frozen=frozen,
     )

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from diffusers.modular_pipelines.anima.modular_blocks_anima import AnimaAutoBlocks
+from diffusers.modular_pipelines.flux3.modular_blocks_flux3 import Flux3AutoBlocks
+from diffusers.pipelines.ernie_image.pipeline_ernie_image import ErnieImagePipeline
 from diffusers.pipelines.flux2.pipeline_flux2 import Flux2Pipeline
 from diffusers.pipelines.flux2.pipeline_flux2_klein import Flux2KleinPipeline
 from diffusers.pipelines.hidream_image.pipeline_hidream_image import HiDreamImagePipeline
+from diffusers.pipelines.ideogram4.pipeline_ideogram4 import Ideogram4Pipeline
+from diffusers.pipelines.krea2.pipeline_krea2 import Krea2Pipeline
 from diffusers.pipelines.lumina2.pipeline_lumina2 import Lumina2Pipeline
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline
+from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import QwenImage21Pipeline
 from diffusers.pipelines.z_image.pipeline_z_image import ZImagePipeline
 from safetensors.torch import load_file
 from torch import Tensor
@@ -31,10 +37,15 @@ PIPELINES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "lumina2": (Lumina2Pipeline, "lumina2", {}),
     "zimage": (ZImagePipeline, "zimage", {}),
     "hidream": (HiDreamImagePipeline, "hidream", {"max_resolution": (16, 16)}),
+    "flux3": (Flux3AutoBlocks, "flux3", {}),
     "anima": (AnimaAutoBlocks, "dit", NETWORKS["images"]),
+    "ernie_image": (ErnieImagePipeline, "ernie_image", {}),
+    "krea2": (Krea2Pipeline, "krea2", {}),
+    "ideogram4": (Ideogram4Pipeline, "ideogram4", {}),
+    "qwen_image21": (QwenImage21Pipeline, "qwen_image21", {}),
 }
 """The class of the pipeline, its family, what makes the tiny network one of it."""
-UNREAD_OF_COMFYUI = {"lumina2", "zimage"}
+UNREAD_OF_COMFYUI = {"lumina2", "zimage", "flux3", "ideogram4"}
 TURNED = "norm_out.linear"
 """Diffusers reads FLUX.2's of ComfyUI as if scale and shift of this one stood as in its own."""
 
@@ -62,11 +73,14 @@ def _output(name: str, network: Any, model: Any) -> Tensor:
 
 
 def _opened(kind: Any, network: Any) -> Any:
-    if kind is AnimaAutoBlocks:
+    if kind in (AnimaAutoBlocks, Flux3AutoBlocks):
         pipe: Any = kind().init_pipeline()
         pipe.update_components(transformer=network)
         return pipe
-    return kind(**dict.fromkeys(kind._get_signature_keys(kind)[0]) | {"transformer": network})
+    parts = dict.fromkeys(kind._get_signature_keys(kind)[0]) | {"transformer": network}
+    if kind is QwenImage21Pipeline:  # asks it for tokens at once
+        parts["processor"] = MagicMock()
+    return kind(**parts)
 
 
 @pytest.mark.usefixtures("resize")

@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from dit.config import Recompute
+from dit.models import compilation
+from dit.models.compilation import check_compiler, missing_for_compilation
 from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
 from dit.models.layers import packed_attention, per_sample
-from dit.models.layers.per_sample import check_compiler, missing_for_compilation
 from dit.train.model_and_optimizer import randomise
 from tests.packs import random_pack, tiny_model
 
@@ -99,6 +102,20 @@ def test_rows_of_any_number_are_one_kernel_and_a_single_row_is_its_own():
         x_TD, scale_ND = torch.rand(rows, 4), torch.rand(1, 4)
         assert torch.equal(scaled(x_TD, scale_ND), x_TD * scale_ND)
         assert counters["stats"]["unique_graphs"] == graphs, rows
+
+
+def test_kernels_are_kept_by_the_instructions_that_they_use(monkeypatch, tmp_path):
+    """Those of another processor may end in an illegal instruction."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    folders = []
+    for instructions in ("AVX512", "AVX512", "DEFAULT", "AVX512"):
+        monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda name=instructions: name)
+        compilation._name_of_processor.cache_clear()
+        compilation.compile_here(lambda x: x + 1, backend="eager")
+        folders.append(Path(cache_dir()))
+    compilation._name_of_processor.cache_clear()
+    assert folders[0] == folders[1] == folders[3] != folders[2]
+    assert {folder.parent for folder in folders} == {tmp_path}
 
 
 def test_a_missing_compiler_is_said_before_anything_is_built(monkeypatch):

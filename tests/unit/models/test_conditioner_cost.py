@@ -25,11 +25,11 @@ from dit.config import (
     RunConfig,
     TrainConfig,
 )
-from dit.models.cost import memory
 from dit.models.dit.conditioner_layers import Conditioner
 from dit.models.dit.family import TextConditioner
 from dit.models.dit.model import DiT
-from dit.models.flops import attention_flops, forward_flops, pack_forward_flops
+from dit.sizing.flops import attention_flops, forward_flops, pack_forward_flops
+from dit.sizing.memory import memory
 from dit.token_ids import TOKEN_IDS
 from dit.train.model_and_optimizer import randomise
 from tests.packs import random_pack, run_config, tiny_model

@@ -45,6 +45,6 @@ def test_a_new_table_of_positions_is_that_of_diffusers(groups) -> None:
     model: Any = tiny("sd3")
     network = family_of(model).network()(model, groups)
     initialise_weights(network, run_config(model=model))
-    content = diffusers_form(model).content(run_config(model=model))
+    content = diffusers_form(model).keys.content(model)
     expected = CASES["sd3"].network(**content).pos_embed.pos_embed[0]
     assert torch.equal(network.positions.table, expected)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers.models.transformers.transformer_flux import FluxPosEmbed
 
-from dit.config import LoraConfig, ObjectiveConfig, Problems
+from dit.config import InitMethod, LoraConfig, ObjectiveConfig, Problems
 from dit.config_loading import ConfigError, load_config
 from dit.config_loading.validate import check_objective_inputs
 from dit.data.cook import Expected, cook
@@ -105,3 +105,30 @@ def test_inputs_that_a_sample_may_lack_and_must_have() -> None:
     config = run_config(model=model, objective=ObjectiveConfig(name="flow", guidance=1.0))
     for index in range(6):
         assert cook(mock_record(config, seed=1, index=index), Expected.of(config), key="a")
+
+
+def test_xavier_draws_what_mlperf_starts_from(groups) -> None:
+    """Of each matrix the bound and variance of torch's, with fused ones as one linear."""
+    model = flux_model(init_method=InitMethod.XAVIER, init_method_std=0.02, crossattn_emb_size=96)
+    network = FluxNetwork(model, groups)
+    initialise_weights(network, run_config(model=model, objective=ObjectiveConfig(name="flow")))
+    drawn = dict[str, float]()
+    for name, weight in network.named_parameters():
+        if weight.dim() < 2 or family_of(model).weights.starts_at_zero(name):
+            assert weight.unique().tolist() == [1 if "norm" in name else 0], name
+            continue
+        torch.manual_seed(0)
+        oracle = torch.empty_like(weight)
+        if "told" in name:
+            torch.nn.init.normal_(oracle, std=0.02)
+        else:
+            torch.nn.init.xavier_uniform_(oracle)
+            assert weight.abs().max().item() == pytest.approx(oracle.max().item(), rel=0.02), name
+        # The mean square of n numbers varies by sqrt(2 / n) of it at most.
+        apart = (2 / weight.numel()) ** 0.5
+        ours, theirs = (one.square().mean().item() for one in (weight, oracle))
+        assert ours == pytest.approx(theirs, rel=8 * apart), name
+        assert weight.mean().abs() < 6 * (theirs / weight.numel()) ** 0.5, name
+        drawn[name.rpartition("layers.")[2]] = theirs
+    fused = [drawn["0.attention.linear_qkv.weight"], drawn["0.linear_in.weight"]]
+    assert fused[1] < 0.7 * fused[0]  # 7 outputs a width beside 3

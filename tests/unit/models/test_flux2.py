@@ -8,11 +8,11 @@ from diffusers.pipelines.flux2.pipeline_flux2 import Flux2Pipeline
 
 from dit.config import LoraConfig
 from dit.lora.targets import chosen_adapters
-from dit.models.cost import network_cost
 from dit.models.flux2.model import Flux2Network
 from dit.models.linears import matrices_of_linears
 from dit.models.positions import TimeOffsetPositions
 from dit.models.registry import family_named
+from dit.sizing.inventory import alone, inventory
 from dit.train.model_and_optimizer import initialise_weights
 from tests.packs import run_config
 
@@ -65,5 +65,5 @@ def test_words_of_adapters_mean_the_linears_of_both_kinds_of_layers() -> None:
     matrices = matrices_of_linears(MODEL)
     sides = {name: sum(s) for pair in matrices for name, s in pair.their_shapes.items()}
     adapted = found["attention"] | found["mlp"]
-    planned = network_cost(MODEL).adapter_numbers(2)
+    planned = inventory(alone(MODEL)).adapter_numbers(2)
     assert planned == 2 * sum(sides[f"{name}.weight"] for name in adapted)

@@ -93,7 +93,7 @@ def test_matrices_are_restored_by_our_kernel_where_it_runs(groups, monkeypatch, 
         calls.append((narrow.stride(0) % 16, narrow.stride(1), exponents.dtype))
         return restored(narrow.view(frozen_blocks.ROUNDED), exponents.view(E8M0), dtype)
 
-    monkeypatch.setattr(frozen_blocks, "restored_rows", kernel)
+    monkeypatch.setattr("dit.models.kernels.restored_rows.restored_rows", kernel)
     monkeypatch.setattr(per_sample, "kernels_run_on", lambda _: True)
     network = _network(groups, "dit", fused_kernels=allowed)
     linear = next(frozen_blocks._linears(frozen_blocks._layers(network)[0]))

@@ -138,3 +138,22 @@ def test_a_ring_of_two_rows_is_refused():
     ):
         check_joint_context(ContextComm.P2P, 2)
     check_joint_context(ContextComm.P2P, 1)
+
+
+def test_references_count_apart_or_together():
+    """Of a target of 2 x 3, references of 2 and 4, and a sample without any."""
+    batch = SimpleNamespace(
+        starts=(0, 16, 24),
+        grids=((1, 2, 3), (1, 1, 5)),
+        references=(((1, 1, 2), (1, 2, 2)), ()),
+        num_samples=2,
+        segment_T=range(24),
+        share=SequenceShard(),
+    )
+    pack: Any = batch
+    apart, together = (
+        [(piece.before, piece.real) for piece in TokenRow.of_pictures(pack, **told).pieces]
+        for told in ({}, {"references_meet": True})
+    )
+    assert apart == [(0, 6), (6, 2), (8, 4), (0, 5)]
+    assert together == [(0, 6), (6, 6), (0, 5)]

@@ -17,10 +17,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from dit.batch import PackedBatch
 from dit.config import ContextComm, ModelConfig, Precision, Recompute
-from dit.models.cost import kept_by_layer, network_cost
 from dit.models.layers import context_parallel, per_sample
-from dit.models.registry import families, family_of, named_model
+from dit.models.registry import families, family_of, named_model, network_spec
 from dit.pack_wire import pack_to
+from dit.sizing.memory import kept_by_layer
 from tests.packs import random_pack
 
 NAMES = [name for family in families() for name in family.sizes]
@@ -34,7 +34,7 @@ GRID, TEXT = (1, 48, 48), 128
 
 def counted(model: ModelConfig, groups) -> float:
     """Bytes for each latent token and unit of width of all layers, from one layer more of each."""
-    stacks = {stack.name for stack in network_cost(model).stacks}
+    stacks = {stack.name for stack in network_spec(model).stacks}
     names = (*LAYERS, REFINERS) if "noise_refiner" in stacks else LAYERS
     counts = {name: count for name in names if (count := getattr(model, name, 0))}
     few = replace(model, **(dict.fromkeys(counts, 1) | {"num_layers": 2}))
@@ -93,7 +93,7 @@ def test_recomputed_layers_keep_their_input(name: str, fused: bool, groups) -> N
     selective = _named(name, fused_kernels=fused, recompute_granularity=Recompute.SELECTIVE)
     assert counted(selective, groups) == pytest.approx(_planned(selective), rel=0.05)
     full = replace(selective, recompute_granularity=Recompute.FULL)
-    assert counted(full, groups) == pytest.approx(2 * network_cost(full).layers, rel=0.05)
+    assert counted(full, groups) == pytest.approx(2 * network_spec(full).layers, rel=0.05)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -119,6 +119,6 @@ def _named(name: str, **changes: Any) -> ModelConfig:
 
 def _planned(model: ModelConfig) -> float:
     """Like `counted`."""
-    cost = network_cost(model)
+    cost = network_spec(model)
     text = (cost.image_rows + cost.text([cost.image_rows + TEXT])[0]) / math.prod(GRID)
     return cost.layers * kept_by_layer(model, text=text)

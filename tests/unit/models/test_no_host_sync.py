@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName, Precision, Recompute
 from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
+from dit.objectives.noise import insert_padding
+from dit.objectives.pack_draws import with_null_inputs
 from dit.objectives.registry import training_objective
-from dit.objectives.training_target import insert_padding, with_null_inputs
 from dit.pack_wire import pack_to
 from dit.train.loss import loss_of
 from tests.packs import random_pack, tiny_model

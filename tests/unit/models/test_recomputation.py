@@ -9,11 +9,11 @@ import pytest
 
 from dit.config import Recompute, RecomputeMethod, RunConfig
 from dit.config_loading import load_config
-from dit.config_loading.describe import describe
-from dit.models.cost import memory
 from dit.models.dit.family import DitConfig
-from dit.models.recomputation import USABLE, choose_recomputation
-from dit.train.trainer import _with_recomputation
+from dit.sizing.describe import describe
+from dit.sizing.memory import memory
+from dit.sizing.recomputation import USABLE, choose_recomputation
+from dit.train.opening.machine import with_recomputation
 from recipes.runs import dit_debug
 from tests.learning import tiny_run
 
@@ -67,11 +67,11 @@ def test_too_small_a_device_computes_all_that_it_can_again_and_is_told():
 
 
 def test_nothing_is_computed_again_on_a_cpu(groups):
-    config, notes = _with_recomputation(tiny_run(recompute_granularity=Recompute.AUTO))
+    config, notes = with_recomputation(tiny_run(recompute_granularity=Recompute.AUTO))
     assert config.model.recompute_granularity is Recompute.NONE
-    assert notes == ["recomputation auto: none on a CPU"]
+    assert notes == ("recomputation auto: none on a CPU",)
     full = tiny_run(recompute_granularity=Recompute.FULL)
-    assert _with_recomputation(full) == (full, [])
+    assert with_recomputation(full) == (full, ())
 
 
 def test_a_dry_run_says_what_each_kind_of_device_would_choose():

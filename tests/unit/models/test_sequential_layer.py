@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import layer_norm, linear, rms_norm, scaled_dot_product_attention, silu
 
 from dit.models.attention.spans import Spans
-from dit.models.layer_spec import PerBlockModulation, RowKind, SequentialLayerSpec
+from dit.models.layer_spec import (
+    PerBlockModulation,
+    RowKind,
+    SequentialLayerSpec,
+    SharedModulation,
+    TableModulation,
+)
 from dit.models.layers.context_parallel import TokenExchange
 from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.packed_attention import RowConditions
@@ -28,8 +34,22 @@ from tests.packs import random_pack
 FAMILY = family_named("lumina2")
 MODEL: Any = Lumina2Config(**{**FAMILY.tiny["lumina2"], "name": "custom", "num_layers": 2})
 SPEC: Any = lumina2_stacks(MODEL)[-1].layer
-LENGTHS = (5, 3)
+LENGTHS = (6, 4)
 _TOLD = PerBlockModulation(inputs=6)
+
+
+def _weight(norm: Any) -> Tensor:
+    return norm.weight if hasattr(norm, "weight") else 1 + norm.offset
+
+
+def modulation(layer: Any, spec: Any, t_emb_NX: Tensor) -> Tensor:
+    """Shifts, scales and gates of the layer side by side; perhaps those of others behind them."""
+    if isinstance(spec.modulation, TableModulation):
+        return t_emb_NX[:, : 6 * spec.attention.width] + layer.modulation.table.flatten()
+    if isinstance(spec.modulation, SharedModulation):
+        return t_emb_NX[:, spec.modulation.first * spec.attention.width :]
+    x_NX = silu(t_emb_NX) if spec.modulation.activated else t_emb_NX
+    return linear(x_NX, layer.modulation.linear.weight, layer.modulation.linear.bias)
 
 
 def reference(layer: Any, spec: SequentialLayerSpec, h_TD: Tensor, t_emb_NX: Tensor) -> Tensor:
@@ -39,26 +59,36 @@ def reference(layer: Any, spec: SequentialLayerSpec, h_TD: Tensor, t_emb_NX: Ten
     def normed(x: Tensor, norm: Any) -> Tensor:
         if isinstance(norm, torch.nn.Identity):
             return x
-        return rms_norm(x, x.shape[-1:], norm.weight, spec.eps)
+        return rms_norm(x, x.shape[-1:], _weight(norm), spec.eps)
 
     def attention(x: Tensor) -> Tensor:
         made = layer.attention.linear_qkv(x).unflatten(-1, (keys, -1, width))
-        q, (k, v) = made[:, :, :-2].flatten(1, 2), made[:, :, -2:].unbind(2)
+        readers = heads // keys
+        q, k, v = made[:, :, :readers].flatten(1, 2), made[:, :, readers], made[:, :, readers + 1]
+        gate = made[:, :, readers + 2 :].flatten(1)
         q, k = (
-            rms_norm(one, (width,), norm.weight, spec.attention.eps)
+            rms_norm(one, (width,), _weight(norm), spec.attention.eps)
             for one, norm in ((q, layer.attention.q_layernorm), (k, layer.attention.k_layernorm))
         )
         # Head h of queries reads head h // n of keys.
         k, v = (one[:, torch.arange(heads) // (heads // keys)] for one in (k, v))
         q, k, v = (one.transpose(0, 1) for one in (q, k, v))
-        made = scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
+        together = torch.arange(len(x)) // (spec.attention.states or len(x))
+        seen = together[:, None] == together
+        made = scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1).flatten(1)
+        made = made * gate.sigmoid() if spec.attention.output_gate else made
         return layer.attention.linear_proj(made)
 
     made = None
     if spec.modulation is not None:
-        x_NX = silu(t_emb_NX) if spec.modulation.activated else t_emb_NX
-        weights = layer.modulation.linear
-        made = linear(x_NX, weights.weight, weights.bias).chunk(6 if spec.shifted else 4, dim=-1)
+        made_NX = modulation(layer, spec, t_emb_NX)
+        vectors = (2 + spec.shifted) * (1 if spec.parallel else 2)
+        made = made_NX.split(spec.attention.width, dim=-1)[:vectors]
+    if spec.parallel:
+        assert made is not None
+        shift, scale, gate = made
+        x_TD = layer_norm(h_TD, h_TD.shape[-1:], eps=1e-6) * (1 + scale) + shift
+        return h_TD + gate * (attention(x_TD) + layer.mlp(x_TD))
     parts = ((attention, layer.norm_1, layer.after_1), (layer.mlp, layer.norm_2, layer.after_2))
     for at, (part, before, after) in enumerate(parts):
         x_TD, gate = normed(h_TD, before), torch.ones(())
@@ -78,7 +108,16 @@ def reference(layer: Any, spec: SequentialLayerSpec, h_TD: Tensor, t_emb_NX: Ten
         {"shifted": True, "rows": RowKind.LATENTS},
         {"modulation": PerBlockModulation(inputs=6, activated=False)},
         {"modulation": None, "rows": RowKind.TEXT},
+        {"modulation": SharedModulation(1), "shifted": True, "after": False, "tanh": False},
+        {"modulation": TableModulation(), "shifted": True, "centred": True, "tanh": False},
+        {"attention": replace(SPEC.attention, output_gate=True, centred=True)},
+        {"attention": replace(SPEC.attention, output_gate=True, groups=None)},
+        {
+            **{"modulation": None, "rows": RowKind.TEXT, "after": False},
+            "attention": replace(SPEC.attention, output_gate=True, states=2),
+        },
         {"attention": replace(SPEC.attention, groups=None)},
+        {"parallel": True, "weighted": False, "after": False, "shifted": True, "tanh": False},
     ],
 )
 def test_layers_compute_what_their_spec_says(groups, changes) -> None:
@@ -87,16 +126,16 @@ def test_layers_compute_what_their_spec_says(groups, changes) -> None:
     at: dict[str, Any] = {"model": MODEL, "layer_number": 1, "pg_collection": groups}
     layer = LAYERS[spec.rows](config, spec=spec, **at)
     randomise(layer, seed=3)
-    assert spec.cost.parameters() == sum(weight.numel() for weight in layer.parameters())
     rng, tokens = torch.Generator().manual_seed(1), sum(LENGTHS)
     h_TD = torch.randn(tokens, 96, generator=rng)
-    t_emb_NX = torch.randn(2, 6, generator=rng)
+    rows_of_all = isinstance(spec.modulation, SharedModulation | TableModulation)
+    t_emb_NX = torch.randn(2, 8 * 96 if rows_of_all else 6, generator=rng)
     segment_T = torch.arange(2).repeat_interleave(torch.tensor(LENGTHS))
     row = RowConditions(per_sample=PerSample.of(segment_T), angles_TK=None)
     rows = [(0, LENGTHS[0]), LENGTHS]
     exchange = TokenExchange(spans=Spans.of(rows, rows, total=tokens, device=h_TD.device))
     conditions: Any = SimpleNamespace(
-        timestep=TimestepConditioning(t_emb_ND=t_emb_NX),
+        timestep=TimestepConditioning(t_emb_ND=t_emb_NX, adaln_shift_NX=t_emb_NX[:, : 6 * 96]),
         **dict.fromkeys(("joint", "latents", "text"), row),
         **dict.fromkeys(("latents_alone", "text_alone"), exchange),
         order=SimpleNamespace(joined=exchange),

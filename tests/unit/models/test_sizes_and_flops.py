@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dit.models.dit.family import FAMILY
 from dit.models.dit.model import DiT
-from dit.models.flops import pack_forward_flops, training_flops
 from dit.models.layers.per_sample import PerSample
+from dit.sizing.flops import pack_forward_flops, training_flops
 from dit.train.loss import loss_of
 from dit.train.model_and_optimizer import initialise, randomise
 from tests.packs import random_pack, tiny_model

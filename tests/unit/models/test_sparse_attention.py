@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,7 +32,6 @@ from dit.config import (
     Recompute,
 )
 from dit.config.sparsity import CUBE_TOKENS, WHOLE, SparseSchedule, attended_cubes
-from dit.config_loading import load_config
 from dit.models.attention import cube_attention, cube_kernel
 from dit.models.attention import cubes as cubes_module
 from dit.models.attention.cube_attention import attend_cubes, chosen_cubes
@@ -39,15 +39,14 @@ from dit.models.attention.cube_kernel import attend_in_blocks, block_mask
 from dit.models.attention.cubes import Cubes
 from dit.models.attention.kernels import attend_by_runs
 from dit.models.attention.spans import Spans
-from dit.models.cost import memory
-from dit.models.flops import attention_flops, forward_flops
-from dit.models.layers.per_sample import missing_for_compilation
+from dit.models.compilation import missing_for_compilation
 from dit.models.wan.model import WanNetwork
+from dit.sizing.flops import attention_flops, forward_flops
+from dit.sizing.memory import memory
 from dit.train.model_and_optimizer import initialise_weights, randomise
-from recipes.runs import dit_debug
 from tests.families.wan import wan_model
 from tests.float64 import IN_FLOAT64, in_float64
-from tests.launching import ROOT
+from tests.launching import ROOT, run
 from tests.packs import random_pack, run_config, single
 
 CPU = torch.device("cpu")
@@ -148,8 +147,20 @@ def test_it_attends_as_fastvideo_does(case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(missing_for_compilation()), reason=missing_for_compilation())
-def test_the_kernel_of_a_gpu_chooses_the_same_cubes(monkeypatch) -> None:
-    """Its compiled forward pass, which runs here as well; `tests/gpu` has the backward pass."""
+def test_the_kernel_of_a_gpu_chooses_the_same_cubes() -> None:
+    """Its compiled forward pass, which runs here as well; `tests/gpu` has the backward pass.
+
+    In a process of its own: torch 2.13 cannot compile it for CPUs behind another compilation, as
+    one of `test_compiled.py` ("full not supported in subgraph, missing lowering").
+    """
+    code = f"from {__name__} import gap_in_blocks; print(gap_in_blocks())"
+    done = run([sys.executable, "-c", code])
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout.split()[-1]) < 2e-6
+
+
+def gap_in_blocks() -> float:
+    """The largest difference between attention in FlexAttention's blocks and in plain runs."""
     spans = _spans(GRIDS, Fraction(3, 10))
     q, k, v, gate, _ = _random(spans.total, seed=5, width=16)
     wanted = attend_cubes((q, k, v), gate, spans, attend=attend_by_runs)
@@ -158,10 +169,10 @@ def test_the_kernel_of_a_gpu_chooses_the_same_cubes(monkeypatch) -> None:
         cubes = spans.cubes
         return cubes.of_order(attend_in_blocks(tuple(map(cubes.placed, qkv)), chosen, cubes))
 
-    monkeypatch.setattr(cube_attention, "attend_by_mask", in_blocks)
+    cube_attention.attend_by_mask = in_blocks
     with torch.no_grad():
         made = attend_cubes((q, k, v), gate, spans, attend=attend_by_runs)
-    assert (made - wanted).abs().max() < 2e-6
+    return float((made - wanted).abs().max())
 
 
 @pytest.mark.parametrize("heads_at_once", [1, 2, 3])
@@ -287,27 +298,6 @@ def test_the_share_goes_down_as_fastvideos_sparsity_goes_up() -> None:
     assert SparseSchedule.of(0.1, step=1, interval=5).at(5) == Fraction(1, 10)
     # The numbers are meant as they are written: ten of 100 cubes, and not eleven.
     assert [attended_cubes(Fraction(1, 10), n) for n in (1, 10, 11, 100)] == [1, 1, 2, 10]
-
-
-def test_fastvideos_keys_are_read() -> None:
-    config = run_config(model=wan_model())
-    keys = ["VSA_sparsity=0.9", "VSA_decay_rate=0.03", "VSA_decay_interval_steps=30"]
-    model = load_config(config, overrides=keys).model
-    assert model.sparse_attention
-    assert model.share_schedule == SparseSchedule.of(0.1, step=0.03, interval=30)
-    model = load_config(config, overrides=["training.vsa.sparsity=0.8"]).model
-    assert model.share_schedule.at(1) == Fraction(1, 5)
-
-
-def test_fastvideos_decay_is_of_no_other_family(caplog) -> None:
-    words = ["VSA_sparsity=0", "VSA_decay_rate=0.03"]
-    caplog.set_level("INFO")
-    for model, note in (
-        (wan_model(), "read as model.sparse_share_step=0.03"),
-        (dit_debug().model, "read, not used: attention is dense in model.family=dit"),
-    ):
-        load_config(run_config(model=model), overrides=words)
-        assert f"VSA_decay_rate=0.03 (command line): {note}" in caplog.messages
 
 
 def _network(groups, **changes) -> WanNetwork:

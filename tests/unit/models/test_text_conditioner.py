@@ -27,11 +27,11 @@ from dit.convert.load_hf.settings import checked_table
 from dit.convert.verify import compare_forward, compare_tensors
 from dit.lora.factors import shapes_of, to_stored
 from dit.lora.targets import attach_adapters, chosen_adapters
-from dit.models.cost import parameter_count
 from dit.models.diffusers.names import Pair, their_tensors
-from dit.models.dit.conditioner import conditioner_cost
 from dit.models.dit.family import TextConditioner
 from dit.models.registry import family_of, pairs
+from dit.sizing.flops import pass_work
+from dit.sizing.memory import parameter_count
 from dit.token_ids import TOKEN_IDS, as_ids
 from dit.train.checkpoint.state_dict import load_weights
 from tests.families import anima
@@ -188,9 +188,8 @@ def test_description_and_adapters() -> None:
         conditioner_size=96, conditioner_layers=2, conditioner_heads=4,
         conditioner_mlp_ratio=2.5, conditioner_vocabulary=700,
     )  # fmt: skip
-    cost = conditioner_cost(model)
-    assert cost.parameters() == sum(one.numel() for one in conditioner.parameters())
-    assert parameter_count(model) == cost.parameters() + parameter_count(
+    own = sum(one.numel() for one in conditioner.parameters())
+    assert parameter_count(model) == own + parameter_count(
         replace(
             model,
             text_conditioner=TextConditioner.NONE,
@@ -201,7 +200,8 @@ def test_description_and_adapters() -> None:
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         conditioner(torch.zeros(1, ROWS, 40), torch.zeros(1, ROWS).long())
     angles = 2 * 2 * ROWS * 96 // 4 // 2  # two products of places and frequencies
-    multiplied = cost.multiplications.of([0], [ROWS])
+    work = pass_work(model).conditioner
+    multiplied = (work.linears + work.attention).of([0], [ROWS])
     assert 2 * multiplied == counter.get_total_flops() - angles
     usual = chosen_adapters(model, LoraConfig(rank=2, targets=("attention", "mlp", "modulation")))
     assert usual and not any(name.startswith("text_conditioner") for name in usual)

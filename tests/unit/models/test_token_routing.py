@@ -18,8 +18,8 @@ from dit.models.stacks import stacked_transformer
 from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 from dit.models.stacks.token_routing import kept_pack
 from dit.objectives.objective import real_only
+from dit.objectives.pack_draws import Draw, pack_rng
 from dit.objectives.token_draws import draw_route
-from dit.objectives.training_target import Draw, pack_rng
 from dit.train.model_and_optimizer import randomise
 from tests.packs import random_pack, single, tiny_model
 from tests.toy_networks import NETWORKS, RECOMPUTED, level_rows, toy_model, toy_pack
@@ -195,13 +195,14 @@ def test_a_rate_of_zero_leaves_nothing_out(groups, name):
 
 
 @pytest.mark.parametrize("name", ["joint", "wan_ti2v"])
-def test_without_a_draw_no_bit_changes(groups, name):
+def test_without_a_draw_nothing_changes(groups, name):
     """As in validation and generation; the route of the configuration says nothing there."""
     batch = replace(_pack(name), route_T=None)
     weight_TC = torch.ones_like(batch.latent_TC)
     routed = _network(groups, name, route_from=0, route_to=1)
     found, plain = (_results(n, batch, weight_TC) for n in (routed, _network(groups, name)))
-    assert all(torch.equal(found[n], value) for n, value in plain.items())
+    for n, value in plain.items():  # a route may pad texts, and some kernels round by the rows
+        assert (found[n] - value).abs().max() <= 1e-5 * value.abs().max(), n
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,9 @@ from dit.models.family import InputKind, NullInput, SampleInput
 from dit.models.patch_layout import PatchLayout
 from dit.models.positions import GridPositions
 from dit.models.registry import VARIABLE
+from dit.objectives.pack_draws import with_clean_tokens
 from dit.objectives.registry import training_objective
-from dit.objectives.training_target import (
-    training_problem,
-    validation_pack,
-    validation_problem,
-    with_clean_tokens,
-)
+from dit.objectives.training_target import training_problem, validation_pack, validation_problem
 from dit.train.loss import loss_of
 from recipes.runs import dit_debug
 from tests.toy_family import PLACE

@@ -4,16 +4,10 @@ import pytest
 import torch
 
 from dit.config import ObjectiveConfig, ObjectiveName
+from dit.objectives.pack_draws import Draw, draw_dropout, pack_rng, with_null_inputs
 from dit.objectives.registry import training_objective
 from dit.objectives.timestep_sampling import draw_quantiles
-from dit.objectives.training_target import (
-    Draw,
-    draw_dropout,
-    pack_rng,
-    training_problem,
-    validation_problem,
-    with_null_inputs,
-)
+from dit.objectives.training_target import training_problem, validation_problem
 
 CPU = torch.device("cpu")
 NULL = {"text": torch.zeros(1, 5)}

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from dit.objectives.training_target import with_null_inputs
+from dit.objectives.pack_draws import with_null_inputs
 
 NULL = torch.full((2, 5), 3.0)
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from dit.batch import PackedBatch, Problem
 from dit.config import OBJECTIVES, CheckpointConfig, Problems, RunConfig, ValidationConfig
 from dit.config_loading import ConfigError, load_config, read_config, save_config
-from dit.config_loading.describe import describe
 from dit.convert.diffusers_config import objective_config
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, check_expressible
 from dit.objectives.objective import per_token, real_only
 from dit.objectives.registry import REGISTRY, ObjectiveParts, register, training_objective
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
+from dit.sizing.describe import describe
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.trainer import pretrain
 from tests.learning import tiny_run, train

@@ -17,12 +17,12 @@ from dit.config.sparsity import TokenShare, trained_as
 from dit.data.pack import SampleSize
 from dit.distributed.model_parallel import split_tokens
 from dit.models.dit.model import DiT
-from dit.models.flops import training_flops
 from dit.models.patch_layout import PatchLayout
 from dit.objectives.registry import training_objective
 from dit.objectives.token_draws import draw_parts, draw_route
 from dit.objectives.training_target import training_problem
 from dit.planner.times import expected_load
+from dit.sizing.flops import training_flops
 from dit.train.loss import Loss, loss_of
 from dit.train.metrics.step_metrics import samples_of_datasets
 from dit.train.model_and_optimizer import randomise

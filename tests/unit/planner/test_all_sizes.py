@@ -7,13 +7,13 @@ import math
 import pytest
 
 from dit.config_loading import load_config
-from dit.config_loading.describe import describe
 from dit.device_specs import DEVICES
-from dit.models.cost import parameter_count
 from dit.models.registry import FAMILIES, family_named, family_of, pairs
 from dit.planner.efficiency import FUSED
 from dit.planner.layouts import plans
 from dit.planner.times import expected_load
+from dit.sizing.describe import describe
+from dit.sizing.memory import parameter_count
 from recipes.runs import dit_xl
 
 SIZES = [size for name in FAMILIES for size in family_named(name).sizes]

@@ -21,14 +21,13 @@ from measuring.memory_traffic import (
 
 from benchmarks.count_traffic import LAYERS, layer_columns
 from dit.config import ContextComm, Precision
-from dit.models.cost import network_cost
 from dit.models.layers import context_parallel
 from dit.models.layers.context_parallel import Context, TokenExchange, TokenOrder
-from dit.models.registry import families, named_model
+from dit.models.registry import families, named_model, network_spec
 from dit.planner import layer_traffic as planned
 from dit.planner.layer_traffic import LayerLoad, layer_units, row_of
 
-(_XL,) = network_cost(named_model("dit_xl")).stacks
+(_XL,) = network_spec(named_model("dit_xl")).stacks
 XL = _XL.layer
 TIGHT = LayerLoad(fused=False, text=1 / 8)
 
@@ -47,11 +46,11 @@ def test_the_table_is_what_is_counted(groups, name: str, kernels: str) -> None:
 def test_a_row_is_of_such_a_layer_and_every_layer_has_a_row():
     for name, (size, _, more) in LAYERS.items():
         rows = [
-            row_of(one.layer) for one in network_cost(replace(named_model(size), **more)).stacks
+            row_of(one.layer) for one in network_spec(replace(named_model(size), **more)).stacks
         ]
         assert name in rows
     sizes = [size for family in families() for size in family.config().sizes]
-    rows = {row_of(one.layer) for size in sizes for one in network_cost(named_model(size)).stacks}
+    rows = {row_of(one.layer) for size in sizes for one in network_spec(named_model(size)).stacks}
     assert rows == LAYERS.keys()
 
 
@@ -104,7 +103,7 @@ def test_the_counter_finds_as_much_in_other_sizes(groups, name, fused):
     shape = PackShape(text=text)
     found = layer_traffic(model, shape, groups, fused=fused)
     load = LayerLoad(fused=fused, text=(model.text_pad_to or text) / 1024)
-    units = layer_units(network_cost(model).stacks[-1].layer, load)
+    units = layer_units(network_spec(model).stacks[-1].layer, load)
     forward, backward = found
     assert units.forward == pytest.approx(forward.units(), rel=0.03)
     assert units.backward == pytest.approx(backward.units(), rel=0.03)

@@ -49,7 +49,7 @@ def test_published_figures_are_met_within_a_quarter(published, repo_root):
     )
     tflops = 3 * load.flops * published.packs / spent.step / published.devices / 1e12
     assert tflops == pytest.approx(published.tflops, rel=0.25)
-    assert f"| {tflops:.0f} |" in (repo_root / "docs/throughput.md").read_text()
+    assert f"| {tflops:.0f} |" in (repo_root / "docs/throughput_figures.md").read_text()
 
 
 def test_the_page_has_both_readings_of_a_figure_that_is_not_fitted(repo_root):
@@ -59,7 +59,7 @@ def test_the_page_has_both_readings_of_a_figure_that_is_not_fitted(repo_root):
     whole = 3 * PackLoad.of(wan, [(tokens, 512)]).flops
     of_layer = (4 * width**2 + 2 * width * hidden) + tokens * width  # causal: half of all pairs
     causal = 6 * wan.num_layers * tokens * of_layer
-    page = (repo_root / "docs/throughput.md").read_text()
+    page = (repo_root / "docs/throughput_figures.md").read_text()
     for operations in (whole, causal):
         assert f"{operations / 325.77e12:.1f} s" in page
 

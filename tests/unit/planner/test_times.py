@@ -22,13 +22,13 @@ from dit.config import (
     TrainConfig,
 )
 from dit.device_specs import Device
-from dit.models.cost import memory, network_cost, parameter_count, trained_count
 from dit.models.dit.family import DitConfig
-from dit.models.registry import named_model
+from dit.models.registry import named_model, network_spec
 from dit.planner.efficiency import FUSED, PLAIN, Efficiency, efficiency_of
 from dit.planner.layer_traffic import LayerLoad, Moved, layer_units
 from dit.planner.times import PackLoad, Times, expected_load, not_modelled, times
 from dit.planner.traffic import traffic
+from dit.sizing.memory import memory, parameter_count, trained_count
 
 # Every rate is half of the device's, so that bytes and operations are seconds.
 DEVICE = Device(flops=2.0, memory=1.0, bandwidth=2.0, link=2.0, network=2.0, host=2.0, together=8)
@@ -69,7 +69,7 @@ UNIT = 1000 * 1152 * 2
 
 
 def xl_units(*, fused: bool) -> Moved:
-    (stack,) = network_cost(DitConfig()).stacks
+    (stack,) = network_spec(DitConfig()).stacks
     return layer_units(stack.layer, LayerLoad(fused=fused, text=125 / 1000))
 
 
@@ -142,8 +142,8 @@ def test_a_frozen_base_has_no_gradients_and_8_bits_are_restored_in_each_pass():
 
 
 def test_what_the_times_leave_out_is_said():
-    assert not_modelled(RunConfig(model=DitConfig())) == []
-    (adapters,) = not_modelled(beside(None))
+    assert not_modelled(RunConfig(model=DitConfig()).lora) == []
+    (adapters,) = not_modelled(beside(None).lora)
     assert "products of adapters" in adapters
 
 
@@ -221,4 +221,4 @@ def test_attention_goes_by_the_kernel_that_the_run_takes(backend, linears, deter
         ),
         train=TrainConfig(deterministic=deterministic),
     )
-    assert efficiency_of(config) is expected
+    assert efficiency_of(config.model, config.train) is expected

@@ -24,17 +24,17 @@ from dit.config import (
     Sharding,
     TrainConfig,
 )
-from dit.config_loading.describe import describe
 from dit.device_specs import DEVICES
-from dit.models.cost import memory, network_cost, parameter_count, trained_count
 from dit.models.dit.family import DitConfig
-from dit.models.pack_traffic import break_even_tokens, pack_traffic
-from dit.models.recomputation import choose_recomputation
 from dit.models.registry import named_model, pairs
 from dit.planner.efficiency import FUSED
 from dit.planner.layouts import ParallelLayout, break_even, plan_of, plans, recommended
 from dit.planner.times import PackLoad, Times, expected_load, times
 from dit.planner.traffic import checkpoint_bytes, traffic
+from dit.sizing.describe import describe
+from dit.sizing.memory import inventory_of, memory, parameter_count, trained_count
+from dit.sizing.pack_traffic import break_even_tokens, pack_traffic
+from dit.sizing.recomputation import choose_recomputation
 
 SHARES = DdpConfig(sharding=Sharding.WEIGHTS)
 LOAD = PackLoad(tokens=1000.0, text=125.0, flops=70.0, attention=20.0)
@@ -155,7 +155,7 @@ def test_layers_that_stay_gathered_are_not_gathered_again() -> None:
 
 def test_what_is_fetched_ahead_takes_memory() -> None:
     one, three = (run(DitConfig(), replace(SHARES, prefetch_layers=count)) for count in (1, 3))
-    layer = network_cost(one.model).stacks[0].layer.cost.parameters(tensor=1)
+    layer = inventory_of(one.model).stacks[0][1].parameters
     more = memory(three, world_size=8).gathered - memory(one, world_size=8).gathered
     assert more == 2 * 2 * layer
 
@@ -296,7 +296,7 @@ CELL = re.compile(
 
 def test_the_page_has_these_figures(repo_root: Path) -> None:
     """Each layout of the table takes what it says; the faster of a row is recommended."""
-    page = (repo_root / "docs/throughput.md").read_text()
+    page = (repo_root / "docs/throughput_figures.md").read_text()
     part = page.partition("### Tensor parallelism, or weights in shares")[2].partition("\n###")[0]
     rows = re.findall(r"^\| ([^|,]+), (\d+) \|(.+)\|(.+)\| `(\w+)` \|$", part, re.MULTILINE)
     assert [name for name, *_ in rows] == [name for name in NETWORKS for _ in range(3)]

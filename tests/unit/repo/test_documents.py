@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 from torch.distributed.run import get_args_parser
 
 from dit.codecs.vae import CODECS
@@ -19,12 +20,17 @@ from tests.launching import run
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = commands(ROOT)
+NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+SECTIONS = {name: pages for one in NAV if isinstance(one, dict) for name, pages in one.items()}
+GUIDES = ("README.md", "docs/index.md", *(f"docs/{page}" for page in SECTIONS["Guides"]))
+"""Pages that are read from top to bottom; all others are looked up."""
 TEXT = {".py", ".md", ".yaml", ".toml", ".txt", ".sbatch", ""}
 
 
 def project_files() -> list[Path]:
     """Text files of the project, without what installing and running leaves behind."""
-    places = ("dit", "data_prep", "recipes", "benchmarks", "tools", "conf", "tests", "docs")
+    places = ("dit", "data_prep", "recipes", "benchmarks", "examples", "tools")
+    places += ("conf", "tests", "docs")
     places += ("docker", ".ci")
     inside = [file for place in places for file in (ROOT / place).rglob("*") if file.is_file()]
     found = [file for file in (*ROOT.iterdir(), *inside) if file.is_file()]
@@ -33,8 +39,8 @@ def project_files() -> list[Path]:
 
 @cache
 def help_of(*program: str) -> str:
-    """What a program of ours prints for --help."""
-    done = run([sys.executable, *program, "--help"])
+    """What a program of ours prints for --help=all."""
+    done = run([sys.executable, *program, "--help=all"])
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -52,7 +58,7 @@ def test_program_exists_and_knows_the_flags(command: Command) -> None:
     program, arguments = script_call(command.words) or ([], [])
     flags = {word.partition("=")[0] for word in arguments if re.match(r"--[a-z_-]+$|--\w+=", word)}
     known = set(re.findall(r"--[a-zA-Z_-]+", help_of(*program)))
-    assert flags <= known, f"{sorted(flags - known)} not in {program} --help"
+    assert flags <= known, f"{sorted(flags - known)} not in {program} --help=all"
     get_args_parser().parse_args([*launcher_flags(command.words), "script.py"])
 
 
@@ -149,9 +155,43 @@ def test_pages_list_every_configuration_file_folder_and_part() -> None:
         assert re.search(rf"^    {folder}/", readme, re.MULTILINE)
     for part in (ROOT / "dit").iterdir():
         if (part / "__init__.py").is_file():
-            assert f"      {part.name}/" in readme
+            assert f"    {part.name}/" in developing
         elif part.suffix == ".py" and part.name != "__init__.py":
             assert f"| `{part.name}` |" in developing
+
+
+def words_of(text: str) -> int:
+    """Number of words; bars and rules of tables are none."""
+    return len(re.findall(r"\S*\w\S*", text))
+
+
+def too_long(text: str) -> list[str]:
+    """Which bounds of a guide its text exceeds."""
+    before, command, _ = text.partition("```bash")
+    counts = {"in all": (text, 1_100), "before the first command": (before, 60)}
+    words = {where: words_of(part) for where, (part, _) in counts.items()}
+    found = [f"{words[where]} words {where}" for where in words if words[where] > counts[where][1]]
+    return found if command else [*found, "no command"]
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_guide_is_read_through(page: str) -> None:
+    """Rules and rare cases are in the pages that end with _reference."""
+    assert not too_long((ROOT / page).read_text())
+
+
+def test_all_guides_together_are_read_in_an_afternoon() -> None:
+    assert sum(words_of((ROOT / page).read_text()) for page in GUIDES) <= 25_000
+
+
+def test_a_long_guide_is_found() -> None:
+    guide = "word " * 60 + "```bash\n" + "word " * 1_038
+    assert not too_long(guide)
+    assert too_long("| a | b |\n|---|---|\n" + "word " * 60) == [
+        "62 words before the first command",
+        "no command",
+    ]
+    assert too_long(guide + "word word word") == ["1102 words in all"]
 
 
 def test_readme_ends_within_two_screens_after_the_networks() -> None:
@@ -159,7 +199,8 @@ def test_readme_ends_within_two_screens_after_the_networks() -> None:
     assert 0 < sum(1 + max(0, len(line) - 1) // 100 for line in rest.splitlines()) <= 100
 
 
-def test_way_to_eight_gpus_names_what_each_codec_downloads() -> None:
-    page = (ROOT / "docs" / "eight_gpus.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| (?:`(.+?)`|none)", page, re.MULTILINE))
+def test_the_reference_of_data_names_what_each_codec_downloads() -> None:
+    page = (ROOT / "docs" / "data_reference.md").read_text()
+    table = page.partition("\n### Encoders to download\n")[2].partition("\n#")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (?:`(.+?)`|none)", table, re.MULTILINE))
     assert rows == {name: "" if name == "pixel" else c.default_model for name, c in CODECS.items()}

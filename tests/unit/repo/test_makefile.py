@@ -110,8 +110,25 @@ def test_ci_runs_lint_and_all_tests(repo_root: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
     lines = script.read_text().splitlines()
     assert "set -euo pipefail" in lines
-    assert [line for line in lines if line.startswith("make ")] == ["make lint", "make test-all"]
-    text = script.read_text().replace("\\\n", "")
-    (named,) = re.findall(r'^ATEN_CPU_CAPABILITY=default make test TESTS="(.+)"$', text, re.M)
-    missing = [name for name in named.split() if not (repo_root / name).exists()]
-    assert not missing and "tests/contract/test_parity.py" in named
+    commands = [line.split("#")[0].split() for line in lines if line.startswith("make ")]
+    assert [command[:2] for command in commands] == [["make", "lint"], ["make", "test-all"]]
+    # A variable that the Makefile does not read would be ignored without a word.
+    for variable in (word.partition("=")[0] for command in commands for word in command[2:]):
+        assert f"$({variable})" in (repo_root / "Makefile").read_text()
+
+
+def test_ci_meets_another_release_on_other_kernels(repo_root: Path) -> None:
+    """One run for both; the tests of numbers where there is no other release."""
+    text = (repo_root / ".ci" / "run").read_text().replace("\\\n", "")
+    _, found, block = text.partition("export ATEN_CPU_CAPABILITY=default\n")
+    assert found
+    first, newer, otherwise, named, *_ = [line.strip() for line in block.splitlines()]
+    assert first == "if make .venv/newer; then"
+    assert (newer, otherwise) == ("make test-newer", "else")
+    (alone,) = re.findall(r'^make test TESTS="(.+)"$', named)
+    *_, last = make(repo_root, "--dry-run", "test-newer").splitlines()
+    numbers = alone.split()
+    assert "tests/contract/test_parity.py" in numbers
+    for name in numbers:
+        assert (repo_root / name).exists(), name
+        assert re.search(rf" {name}( |$)| {Path(name).parent}( |$)", last), name

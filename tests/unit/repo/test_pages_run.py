@@ -66,6 +66,10 @@ TINY_PAGES = {
         still("model.family=flux2", "model.num_layers=2", "model.num_single_layers=2"),
     ),
     **dict.fromkeys(
+        ("models/FLUX.3", "runs/flux3_lora"),
+        still("model.family=flux3", "model.num_layers=2", "model.num_single_layers=2"),
+    ),
+    **dict.fromkeys(
         ("models/LongCat", "runs/longcat_lora"),
         still("model.family=longcat", "model.num_layers=2", "model.num_single_layers=2"),
     ),
@@ -83,6 +87,21 @@ TINY_PAGES = {
     **dict.fromkeys(
         ("models/OmniGen2", "runs/omnigen2_lora"),
         still("model.family=omnigen2", "model.num_layers=2", "model.num_refiner_layers=1"),
+    ),
+    **dict.fromkeys(
+        ("models/ERNIE", "runs/ernie_image_lora"),
+        still("model.family=ernie_image", "model.num_layers=2"),
+    ),
+    **dict.fromkeys(
+        ("models/Krea", "runs/krea2_lora"), still("model.family=krea2", "model.num_layers=2")
+    ),
+    **dict.fromkeys(
+        ("models/Ideogram", "runs/ideogram4_lora"),
+        still("model.family=ideogram4", "model.num_layers=2"),
+    ),
+    **dict.fromkeys(
+        ("models/Qwen-Image-2.1", "runs/qwen_image21_lora"),
+        still("model.family=qwen_image21", "model.num_layers=2"),
     ),
     **dict.fromkeys(
         ("models/HiDream", "runs/hidream_lora"),
@@ -113,7 +132,7 @@ TINY_PAGES = {
 @pytest.fixture
 def workspace(tmp_path: Path, repo_root: Path) -> Path:
     """A folder like a fresh checkout, so that what the commands write is not left in ours."""
-    for name in ("recipes", "benchmarks", "conf", "docs", "tests", "Makefile"):
+    for name in ("recipes", "benchmarks", "examples", "conf", "docs", "tests", "Makefile"):
         (tmp_path / name).symlink_to(repo_root / name)
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / ".venv").mkdir()
@@ -174,12 +193,17 @@ PIPELINES: dict[str, dict[str, tuple[str, tuple, dict]]] = {
     "chroma.md": {"Chroma1-HD": ("chroma", (), {})},
     "hunyuan_image.md": {"HunyuanImage-2.1-Diffusers": ("hunyuan_image", (), {})},
     "flux2.md": {"FLUX.2-klein-base-4B": ("flux2", ("klein",), {})},
+    "flux3.md": {"FLUX.3-klein-base": ("flux3", (), {})},
     "lumina2.md": {"Lumina-Image-2.0": ("lumina2", (), {})},
     "longcat.md": {"LongCat-Image": ("longcat", (), {})},
     "anima.md": {"Anima": ("anima", (), {})},
     "zimage.md": {"Z-Image": ("zimage", (), {})},
     "omnigen2.md": {"OmniGen2": ("omnigen2", (), {})},
     "hidream.md": {"HiDream-I1": ("hidream", (), {})},
+    "ernie_image.md": {"ERNIE-Image": ("ernie_image", (), {})},
+    "krea2.md": {"Krea-2-Raw": ("krea2", (), {})},
+    "ideogram4.md": {"Ideogram-4": ("ideogram4", (), {})},
+    "qwen_image21.md": {"Qwen-Image-2.1": ("qwen_image21", (), {"halvings": 2})},
     "ltx.md": {"LTX-Video-0.9.5": ("ltx", ("LTXConditionPipeline",), {})},
 }
 """Page -> folder in models/ -> the file of tests/families whose `pipeline` fills it, its inputs."""
@@ -192,7 +216,7 @@ CLIPS: dict[str, tuple[tuple[str, ...], int, str | None]] = {
     "hunyuan_video_15.md": (("films",), 2, 'a fox with a sign "run"'),
 }
 """Page -> folders, number of clips in each, their caption."""
-PAIRS = {name: ("before", "after") for name in ("flux2.md", "omnigen2.md")}
+PAIRS = {name: ("before", "after") for name in ("flux2.md", "flux3.md", "omnigen2.md")}
 """Page -> folders of a picture each, of the same name."""
 
 
@@ -249,11 +273,19 @@ PAGES = [
     ),
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
     *("ltx.md", "training_cost.md", "flux2.md", "distilled.md", "lumina2.md", "preferences.md"),
+    "few_steps.md",
     "longcat.md",
     "zimage.md",
     "omnigen2.md",
     "anima.md",
     "hidream.md",
+    "flux3.md",
+    *(f"{page}_reference.md" for page in ("launching", "throughput")),
+    *("loader.md", "throughput_figures.md"),
+    "ernie_image.md",
+    "krea2.md",
+    "ideogram4.md",
+    "qwen_image21.md",
 ]
 BY_HAND = ("data/edits", "runs/edits")
 """Their text encoder needs torchvision, of which pip has no build for a torch without CUDA."""
@@ -271,7 +303,7 @@ def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: st
     if page in ("diffusers.md", "fine_tuning.md"):  # go on from the first run
         run(tiny(training), workspace)
     publish(page, workspace)
-    if page == "launching.md":
+    if page.startswith("launching"):
         publish_shards(workspace)
     publish_photos(workspace / "photos", captions=page == "eight_gpus.md")
     for words in _calls(repo_root, page):

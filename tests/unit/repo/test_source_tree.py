@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
+from tools.docstring_form import docstring_faults
 from tools.import_graph import arrows, circles, late_imports
 from tools.measure_house import with_legends
 from tools.source_tree import (
@@ -140,3 +141,34 @@ def test_shapes_are_told_by_names_and_by_legends(tmp_path):
     )
     told = {place.split(" ")[1]: is_told for place, is_told in with_legends(read(tmp_path))}
     assert told == {"f(x)": False, "f(level_N)": True, "g(x)": True, "h(x)": True}
+
+
+def test_docstrings_that_lean_on_others_are_found(tmp_path):
+    text = '''
+        """Samples of shards: a module."""
+        class Pack:
+            """Tokens."""
+            width: int
+            """Of each token."""
+            count: int
+            """Number of them."""
+            def rows(self, share_of):
+                """Where the share begins."""
+            def stops(self, share):
+                """Where they end, in tokens."""
+            def _ends(self, share):
+                """Where they end, in tokens."""
+        def made(pack):
+            """Training loss of a sample."""
+            def inner(share):
+                """Drawn again for each."""
+    '''
+    write(tmp_path, dit__pack=textwrap.dedent(text))
+    found = docstring_faults(read(tmp_path))
+    assert [(one.line, one.why.partition(":")[0]) for one in found.pop("dit/pack.py")] == [
+        (4, "has fewer than three words in its first paragraph"),
+        (6, "begins with no subject of its own"),
+        (12, "names neither an argument nor a result"),
+        (18, "begins with no subject of its own"),
+    ]
+    assert not found

@@ -55,6 +55,13 @@ def test_programs_end_as_python_lets_them(words: list[str], code: int, said: str
 
 
 @pytest.mark.slow
+def test_a_limit_of_the_shell_holds() -> None:
+    code = "import resource; print(resource.getrlimit(resource.RLIMIT_FSIZE)[0])"
+    done = run(["bash", "-c", f'ulimit -f 8; {warm_python()} -c "{code}"'])
+    assert done.stdout == "8192\n", done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_program_ends_with_its_client(tmp_path: Path, number: signal.Signals) -> None:
     code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"

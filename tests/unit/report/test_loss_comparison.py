@@ -59,11 +59,13 @@ def test_two_runs_keep_their_colours_apart_and_one_chart_else(tmp_path: Path) ->
 def test_every_option_of_the_objective_counts_for_losses_or_does_not() -> None:
     """A new option stands in one of the two lists of comparison.py."""
     options = {one.name for one in fields(ObjectiveConfig)}
+    options |= {key for key in MEASURES if key.startswith("distill.")}
     assert set(MEASURES) | OTHERS == options and not set(MEASURES) & OTHERS
 
 
 FLOW = {"name": "flow"}
 UNIFORM = {"name": "flow", "density": "uniform"}
+OPD = FLOW | {"distill.method": "opd"}
 HUBER = {"loss": "huber"}
 
 
@@ -85,6 +87,9 @@ HUBER = {"loss": "huber"}
         (HUBER | {"huber_c": 0.3}, HUBER, False),
         ({"loss_mean": "sample"}, {}, False),
         ({"sigma_max": 9.0, "text_dropout": 0.2}, {}, True),
+        (OPD, FLOW, False),
+        (OPD | {"distill.steps": 8}, OPD, False),
+        (FLOW | {"distill.steps": 8}, FLOW, True),
     ],
 )
 def test_only_options_in_effect_count(ours: dict, theirs: dict, compare: bool) -> None:
@@ -95,7 +100,8 @@ def test_only_options_in_effect_count(ours: dict, theirs: dict, compare: bool) -
 
 
 def recorded(name: str, changes: dict) -> RunRecord:
-    settings = default_settings() | {f"objective.{key}": value for key, value in changes.items()}
+    named = {key if "." in key else f"objective.{key}": value for key, value in changes.items()}
+    settings = default_settings() | named
     lists: dict = {"lines": [], "starts": [], "unreadable": []}
     return RunRecord(
         name=name, folder=Path(name), settings=settings, config=None, card=None, **lists

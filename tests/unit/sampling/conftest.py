@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dit.codecs.text.longcat import LongCatEditText
-from dit.codecs.text.qwen_image import QwenImageEditText
+from dit.codecs.text.qwen_image import QwenImage21Text, QwenImageEditText
 from tests.families import stand_ins
 
 
@@ -17,8 +17,10 @@ def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from diffusers.pipelines.longcat_image import pipeline_longcat_image_edit
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+    from diffusers.pipelines.qwenimage21 import pipeline_qwenimage21
 
     parts = {pipeline_qwenimage_edit: 64, pipeline_qwenimage_edit_plus: 64}
+    parts[pipeline_qwenimage21] = 64
     for module, part in (parts | {pipeline_longcat_image_edit: 512}).items():
         whole = module.calculate_dimensions
 
@@ -33,5 +35,9 @@ def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     def pictures(encoder: LongCatEditText) -> stand_ins.StandInPictures:
         return stand_ins.StandInPictures(encoder.load_tokenizer("tokenizer"))
 
+    def chats(encoder: QwenImage21Text) -> stand_ins.StandInProcessor:
+        return stand_ins.StandInChatProcessor(encoder.load_tokenizer("processor"))
+
     monkeypatch.setattr(QwenImageEditText, "load_processor", processor)
+    monkeypatch.setattr(QwenImage21Text, "load_processor", chats)
     monkeypatch.setattr(LongCatEditText, "load_processor", pictures)

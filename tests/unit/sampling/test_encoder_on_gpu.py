@@ -18,6 +18,7 @@ class Encoder:
     """Says where it computes each prompt."""
 
     most_pictures, sees_first_frame, name = 0, False, "stub"
+    reads_alone = True
 
     def __init__(self, seen: list[str], place: str = "cpu", *, room: int):
         self.seen, self.place, self.room = seen, place, room

@@ -60,4 +60,4 @@ def test_the_distilled_network_generates_alone(groups, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sampler heun: .*whole steps \(mean flow\)"):
         ours(run, noise_of(PICTURE), QUOTED, sampler="heun")
     with pytest.raises(Problems, match=r"model.use_meanflow=true: .*no objective here teaches"):
-        check_trainable(run.config)
+        check_trainable(run.config.model)

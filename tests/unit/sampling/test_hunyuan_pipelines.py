@@ -84,9 +84,9 @@ def test_image_to_video(groups, tmp_path: Path, use_meanflow: bool) -> None:
         with pytest.raises(ValueError, match=r"sampler heun: .*whole steps \(mean flow\)"):
             ours(run, start, prompt, sampler="heun")
         with pytest.raises(Problems, match=r"model.use_meanflow=true: .*no objective here teaches"):
-            check_trainable(run.config)
+            check_trainable(run.config.model)
         return
-    check_trainable(run.config)
+    check_trainable(run.config.model)
     parts = {n: p for n, p in pipe.components.items() if n[:5] not in ("image", "featu")}
     of_text = HunyuanVideo15Pipeline(**parts)
     of_text.set_progress_bar_config(disable=True)

@@ -114,7 +114,7 @@ def test_a_table_of_captions_is_no_list_of_prompts(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize("network", ["lumina2", "zimage"])
 def test_sizes_beyond_the_tables_of_a_network_are_refused(network: str) -> None:
     """512 tokens of 16 x 16 pixels a side."""
-    stride = LatentStride(stride=8, temporal_stride=1, patch_spatial=2, patch_temporal=1)
+    stride = LatentStride(stride=8, temporal_stride=1, side_cells=2, patch_temporal=1)
     config = SimpleNamespace(model=named_model(network))
     run: Any = SimpleNamespace(card={}, path="run", latent_stride=stride, config=config)
     sizes: Any = {"height": 16, "num_video_frames": 1}
@@ -232,7 +232,7 @@ def test_digits_are_not_judged_with_numbers_that_make_no_sense(flags):
     ],
 )
 def test_sizes_are_rounded_up_to_what_decoder_and_patches_take(pixels, latent, made):
-    steps = LatentStride(stride=8, temporal_stride=4, patch_spatial=2, patch_temporal=1)
+    steps = LatentStride(stride=8, temporal_stride=4, side_cells=2, patch_temporal=1)
     assert steps.latent(pixels) == latent and steps.pixels(latent) == made
     said = rounding(pixels, made)
     assert (not said) == (pixels == made)

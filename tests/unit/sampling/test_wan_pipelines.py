@@ -145,11 +145,11 @@ def test_two_experts(groups, tmp_path: Path) -> None:
     for offload in (False, True):
         both = replace(encoders, checkpoint_path_low=str(low), offload_experts=offload)
         run = open_checkpoint(high, weights="model", options=both)
-        with patch.object(type(run.model.low), "to", lambda *told: moves.append(told)):
+        with patch.object(type(run.model.second), "to", lambda *told: moves.append(told)):
             assert gap(ours(run, noise_of(VIDEO, 16), Prompt(text=PROMPT), **asked), theirs) <= 1e-4
         assert offload or not moves
     # 2 of 4 steps have levels from 875 on; each calls its expert with and without the caption.
-    above, below = run.model.high, run.model.low
+    above, below = run.model.first, run.model.second
     wanted = [(below, "cpu"), (above, run.model.device)] * 4
     assert moves == wanted + [(above, "cpu"), (below, run.model.device)] * 4
     for options, words in (

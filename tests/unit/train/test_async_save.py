@@ -21,7 +21,7 @@ from dit.checkpoint_paths import CheckpointError, find_checkpoint
 from dit.config import CheckpointConfig, DdpConfig, Precision
 from dit.train.checkpoint import async_save
 from dit.train.checkpoint.async_save import Saver, save_checkpoint
-from dit.train.checkpoint.resume import close_saver
+from dit.train.checkpoint.saving import close_saver
 from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages

@@ -71,7 +71,7 @@ def test_weights_that_are_never_drawn_are_those_of_the_checkpoint(
 ):
     """Nothing of what fills new memory is left, in weights, moments or averages."""
 
-    def with_nans(model, _):
+    def with_nans(model):
         for weight in model.parameters():
             weight.data.fill_(torch.nan)
 

@@ -76,3 +76,13 @@ def test_a_configuration_that_is_cut_short_is_damage(tmp_path):
     (tmp_path / "config.yaml").write_bytes(whole[: whole.index(b"model:") + 20])
     with pytest.raises(CheckpointError, match=r"config.yaml cannot be read, .* damaged"):
         saved_config(tmp_path)
+
+
+def test_a_strangers_configuration_of_nested_aliases_is_refused_at_once(tmp_path):
+    rows = [
+        "a0: &a0 [x]",
+        *(f"a{n}: &a{n} [{', '.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 30)),
+    ]
+    (tmp_path / "config.yaml").write_text("\n".join(rows))
+    with pytest.raises(CheckpointError, match="aliases, which no run writes"):
+        saved_config(tmp_path)

@@ -66,7 +66,7 @@ def counted(reads: _Reads) -> Iterator[None]:
 CORE = "finalize_model_grads.py finalize_model_grads"
 """`if num_tokens > 0`, up to Megatron-Core 0.18."""
 ON_CPU = {
-    "training_target.py draw_dropout",  # numbers of the host
+    "pack_draws.py draw_dropout",  # numbers of the host
     "adamw.py _adamw",  # one fused kernel on a GPU
     "per_sample.py _runs",  # a GPU operates on all tokens of a pack at once
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ CONFIG = RunConfig(
 def _built(config: RunConfig, groups, seed: int = 2):
     adapters = chosen_adapters(config.model, config.lora)
     return build_model_and_optimizer(
-        config, groups, fill=lambda model, _: randomise(model, seed=seed), adapters=adapters
+        config, groups, fill=partial(randomise, seed=seed), adapters=adapters
     )
 
 

@@ -22,9 +22,10 @@ from dit.config import (
 )
 from dit.data import dataset_sizes
 from dit.models.dit.family import FAMILY
+from dit.objectives.pack_draws import Draw, pack_rng
 from dit.objectives.registry import training_objective
 from dit.objectives.timestep_sampling import draw_quantiles
-from dit.objectives.training_target import Draw, pack_rng, training_problem
+from dit.objectives.training_target import training_problem
 from dit.train.checkpoint.state_dict import TrainProgress
 from dit.train.metrics.interval_metrics import (
     EMBEDDERS,
@@ -54,7 +55,7 @@ NO_DROPOUT = ObjectiveConfig(text_dropout=0.0)
 
 
 def _model(groups, config):
-    return build_model_and_optimizer(config, groups, fill=lambda model, _: randomise(model, seed=2))
+    return build_model_and_optimizer(config, groups, fill=partial(randomise, seed=2))
 
 
 def _items(config, objective, step):
@@ -76,7 +77,7 @@ def _train(groups, config, *, steps, interval_metrics=True):
     read, reports = [], []
     for step in range(1, steps + 1):
         items = _items(config, objective, step)
-        report = forward_backward(model, items, config=config)
+        report = forward_backward(model, items, objective=config.objective)
         reports.append((items, report))
         if metrics is not None:
             metrics.before_update(step)
@@ -131,7 +132,9 @@ def test_norms_are_those_of_the_tensors(groups, sharded, precision):
     objective, model = training_objective(config.objective), _model(groups, config)
     metrics = IntervalMetrics(config, model, objective)
     before = [shard.value.detach().clone() for shard in model.ema.shards]
-    report = forward_backward(model, items := _items(config, objective, 2), config=config)
+    report = forward_backward(
+        model, items := _items(config, objective, 2), objective=config.objective
+    )
     wanted = dict.fromkeys(PARTS, 0.0)
     for name, weight in model.chunks[0].named_parameters():
         wanted[part_here(name)] += weight.main_grad.double().square().sum().item()
@@ -225,7 +228,7 @@ def test_a_step_that_is_not_finite_has_no_norms(groups):
     config = _config()
     objective, model = training_objective(config.objective), _model(groups, config)
     metrics = IntervalMetrics(config, model, objective)
-    forward_backward(model, _items(config, objective, 2), config=config)
+    forward_backward(model, _items(config, objective, 2), objective=config.objective)
     metrics.before_update(2)
     done = optimizer_step(model, config=config, number=1, loss=math.nan)
     values = metrics.read(TrainProgress(step=2), done)
@@ -281,7 +284,7 @@ def test_samples_are_counted_by_dataset_and_pass():
 
 
 def test_mock_data_have_no_datasets():
-    assert dataset_sizes(tiny_run()) == {}
+    assert dataset_sizes(tiny_run().dataset) == {}
 
 
 def _pack_of(lengths, keys):

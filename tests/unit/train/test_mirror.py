@@ -21,7 +21,7 @@ from dit.config_loading import ConfigError, load_config
 from dit.train.checkpoint.mirror import Mirror, restored, to_fetch
 from dit.train.checkpoint.object_store import CheckpointStore, fetched_checkpoint
 from dit.train.checkpoint.starting_point import named_checkpoint
-from dit.train.start_checks import check_start
+from dit.train.opening.checks import check_start
 from tests.packs import run_config
 
 FILES = ("metadata.json", ".metadata", "config.yaml", "null_text.safetensors", "__0_0.distcp")
@@ -140,7 +140,7 @@ def test_a_kill_between_any_two_objects_leaves_a_whole_checkpoint(run: Run, tmp_
         for whole in run.store.glob("checkpoints/*/manifest.json"):
             assert not changed_files(whole.parent, parse_manifest(whole.read_bytes()))
         shutil.rmtree(empty, ignore_errors=True)
-        (said,) = restored(run.config_in(empty))
+        (said,) = restored(run.config_in(empty).checkpoint)
         latest = (empty / "checkpoints/LATEST").read_text()
         assert said.startswith(f"fetched {latest} from {run.address}")
         wanted = tree(run.folder / f"checkpoints/{new}") if latest == new else old
@@ -158,7 +158,7 @@ def test_the_best_checkpoint_stays_when_the_disk_is_lost(run: Run) -> None:
         run.save(step, best=step == 1)
         run.copy()
     shutil.rmtree(run.folder)
-    restored(run.config)
+    restored(run.config.checkpoint)
     for step in (4, 5):
         run.save(step)
         run.copy()
@@ -257,20 +257,20 @@ def test_damage_in_the_store_is_named_when_it_is_fetched(run: Run, tmp_path: Pat
     file = run.store / "checkpoints" / name / ".metadata"
     file.write_bytes(bytes(len(file.read_bytes())))
     with pytest.raises(CheckpointError, match=r"step_00000002 is damaged there, \.metadata has an"):
-        restored(run.config_in(tmp_path / "empty"))
+        restored(run.config_in(tmp_path / "empty").checkpoint)
     assert not (tmp_path / "empty/checkpoints" / name).exists()
     (file.parent / "manifest.json").unlink()  # as the message says
-    assert "fetched step_00000001" in restored(run.config_in(tmp_path / "empty"))[0]
+    assert "fetched step_00000001" in restored(run.config_in(tmp_path / "empty").checkpoint)[0]
 
 
 def test_a_run_with_checkpoints_of_its_own_goes_on_from_them(run: Run, tmp_path: Path) -> None:
     run.save(1)
-    assert restored(run.config) == []
+    assert restored(run.config.checkpoint) == []
     run.save(9)
     run.copy()
     other = Run(tmp_path / "other", run.store, run.address)
     other.save(4)
-    (said,) = restored(other.config)
+    (said,) = restored(other.config.checkpoint)
     assert "has step_00000009, later than step_00000004 here, from which this run goes on" in said
     other.copy()  # the later one stays until this run has passed it
     assert (run.store / "checkpoints/step_00000009/manifest.json").exists()
@@ -278,21 +278,21 @@ def test_a_run_with_checkpoints_of_its_own_goes_on_from_them(run: Run, tmp_path:
 
 
 def test_an_empty_store_and_one_that_is_not_there(run: Run, tmp_path: Path, monkeypatch) -> None:
-    assert restored(run.config) == []
-    assert to_fetch(run.config) is None
+    assert restored(run.config.checkpoint) == []
+    assert to_fetch(run.config.checkpoint) is None
     other = Run(run.folder, run.store, "msc://no-such-profile/x")
     for start in (restored, to_fetch):
         with pytest.raises(CheckpointError, match=r"msc://no-such-profile/x cannot be used .*MSC_"):
-            start(other.config)
+            start(other.config.checkpoint)
 
     def files(_: CheckpointStore) -> None:
         raise CheckpointError("the store is away")
 
     monkeypatch.setattr(CheckpointStore, "files", files)
     with pytest.raises(CheckpointError, match="is away"):  # it may have what this run made
-        restored(run.config)
+        restored(run.config.checkpoint)
     run.save(1)
-    (said,) = restored(run.config)
+    (said,) = restored(run.config.checkpoint)
     assert said.startswith("checkpoint.mirror: the store is away; the run goes on, and tries again")
 
 

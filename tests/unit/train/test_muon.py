@@ -77,7 +77,9 @@ def step(model: ModelAndOptimizer, config: RunConfig, given: dict[Tensor, Tensor
 
 def matrices(model: ModelAndOptimizer, config: RunConfig) -> dict[Tensor, Any]:
     """Weight -> its pair, of those that Muon updates."""
-    pairs = {(pair.ours, pair.layer): pair for pair in orthogonalised(config)}
+    pairs = {
+        (pair.ours, pair.layer): pair for pair in orthogonalised(config.model, config.optimizer)
+    }
     entries = entries_of(model.modules[0])
     return {data_of(e): pairs[weight_of(e)] for e in entries if weight_of(e) in pairs}
 
@@ -164,8 +166,12 @@ def test_linears_that_diffusers_fuses_are_apart(groups, name):
     for part in pair.split(before - weight.detach())[0].split(rows):
         values = torch.linalg.svdvals(part / (1e-2 * 0.2 * math.sqrt(max(part.shape))))
         assert values.quantile(0.1) > 0.9 and values.max() < 1.15
-    counted = [shape for pair in orthogonalised(config) for shape in linear_shapes(pair)]
-    assert orthogonalisation(config).matrices == len(counted)
+    counted = [
+        shape
+        for pair in orthogonalised(config.model, config.optimizer)
+        for shape in linear_shapes(pair)
+    ]
+    assert orthogonalisation(config.model, config.optimizer).matrices == len(counted)
     assert linear_shapes(pair) == [(n, width) for n in rows]
 
 
@@ -179,7 +185,7 @@ def test_the_layouts_of_a_plan_share_one_look_at_the_matrices(monkeypatch):
 
     monkeypatch.setattr("dit.models.linears.pairs", looked)
     works = [
-        orthogonalisation(run(lr=0.0123, model=replace(WAN, tensor_model_parallel_size=ranks)))
+        orthogonalisation(replace(WAN, tensor_model_parallel_size=ranks), run(lr=0.0123).optimizer)
         for ranks in (1, 2)
     ]
     assert len(found) == 1
@@ -312,7 +318,7 @@ def test_a_resume_goes_on_bit_for_bit_with_one_state_of_each_matrix(
     for number in (1, 2):
         step_on_a_pack(model, config, number)
     place = saved(tmp_path, model, config)
-    names = {pair.ours for pair in orthogonalised(config)}
+    names = {pair.ours for pair in orthogonalised(config.model, config.optimizer)}
     stored = {name: tensor_names(place) for name in names}
     for name, every in stored.items():
         assert f"optimizer.state.exp_avg.{name}" in every

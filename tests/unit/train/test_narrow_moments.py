@@ -6,13 +6,14 @@ The real FusedAdam has run in no test.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from dit.config import DdpConfig, MomentType, OptimizerConfig, Precision, Problems, RunConfig
 from dit.config_loading import load_config
-from dit.models.cost import memory, parameter_count
+from dit.sizing.memory import memory, parameter_count
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
@@ -32,9 +33,7 @@ def _config(kind: MomentType, **model) -> RunConfig:
 
 
 def _built(config: RunConfig, groups, seed: int = 2):
-    return build_model_and_optimizer(
-        config, groups, fill=lambda model, _: randomise(model, seed=seed)
-    )
+    return build_model_and_optimizer(config, groups, fill=partial(randomise, seed=seed))
 
 
 def _step(model, config: RunConfig, number: int) -> None:

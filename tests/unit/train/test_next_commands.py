@@ -10,8 +10,8 @@ from dit.config import EmaConfig, EmaKind, LoraConfig, ObjectiveConfig, Objectiv
 from dit.config.objective import SamplingLevels
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, check_expressible
-from dit.train.checkpoint import resume
-from dit.train.checkpoint.resume import exportable
+from dit.train.checkpoint import saving
+from dit.train.checkpoint.saving import exportable
 from tests.families.wan import wan_model
 from tests.packs import run_config, tiny_model
 
@@ -71,8 +71,8 @@ def test_export_is_offered_where_the_converter_accepts_the_run(config, expected)
 )
 def test_commands_fit_what_the_run_has_kept(config, words, tmp_path, monkeypatch):
     (tmp_path / "dataset_card.json").touch()
-    monkeypatch.setattr(resume, "find_checkpoint", lambda _: tmp_path)
+    monkeypatch.setattr(saving, "find_checkpoint", lambda _: tmp_path)
     data = replace(config.dataset, mock=False, path="data")
     save = replace(config.checkpoint, save=str(tmp_path))
-    said = resume.next_commands(replace(config, dataset=data, checkpoint=save))
+    said = saving.next_commands(replace(config, dataset=data, checkpoint=save))
     assert all(word in said for word in words)

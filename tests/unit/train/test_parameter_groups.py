@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from dit.checkpoint_paths import CheckpointError
 from dit.config import EmaConfig, EmaKind, OptimizerConfig, ParameterGroup, Problems, RunConfig
-from dit.config_loading.describe import describe
 from dit.convert.megatron_checkpoint import StoredWeights
-from dit.models.cost import memory, parameter_count, trained_count
 from dit.models.parameter_groups import own_name
 from dit.models.registry import pairs
 from dit.planner.traffic import checkpoint_bytes
+from dit.sizing.describe import describe
+from dit.sizing.memory import memory, parameter_count, trained_count
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint, load_weights
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
@@ -36,7 +37,7 @@ def _run(*groups: ParameterGroup, **changes) -> RunConfig:
 
 
 def _built(config: RunConfig, groups):
-    return build_model_and_optimizer(config, groups, fill=lambda model, _: randomise(model, seed=2))
+    return build_model_and_optimizer(config, groups, fill=partial(randomise, seed=2))
 
 
 def _values(model) -> dict[str, torch.Tensor]:

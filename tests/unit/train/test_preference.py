@@ -28,10 +28,10 @@ from dit.data.mock import mock_record
 from dit.data.pack import SampleSize, pack_samples
 from dit.data.rejections import SampleRefused
 from dit.lora.targets import chosen_adapters
-from dit.models.flops import pack_forward_flops
 from dit.models.patch_layout import PatchLayout
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
+from dit.sizing.flops import pack_forward_flops
 from dit.train.loss import loss_of, mean_errors, token_errors
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
@@ -239,7 +239,7 @@ def a_step(config: RunConfig, groups: Any, packs: list[PackedBatch], *, fresh: b
     found = reference_passes(run, packs, items, step=4)
     assert found is not None and not found.unadapted_TC and len(found.error_N) == len(packs)
     assert found.flops == sum(pack_forward_flops(config.model, batch) for batch, _ in items)
-    loss = forward_backward(model, items, config=config, references=found)
+    loss = forward_backward(model, items, objective=config.objective, references=found)
     grads = {n: p.main_grad.clone() for n, p in network.named_parameters() if p.requires_grad}
     return loss, grads
 

@@ -209,6 +209,7 @@ def test_operations_are_those_that_torch_counts(groups, options: dict[str, Any])
     # No padding: torch cannot know which tokens count.
     pack = random_pack([(1, 4, 4), (2, 4, 4)], [5, 2], model=run.config.model)
     item = item_of(run, pack, objective)
+    reference_passes(run, [pack], [item], step=4)  # the network is asked for its operations once
     # The counter has no formula for the CPU's fused attention, so that one runs unfused.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         found = reference_passes(run, [pack], [item], step=4)

@@ -31,6 +31,7 @@ OTHER = {
     "objective.name": "flow",
     "objective.level_range": "[0.5, 1.0]",
     "objective.second_level_rate": "0.5",
+    "distill.levels": "[0.1, 0.9]",
     "lora.targets": "[attention]",
     "optimizer.groups": "[{pattern: '*', lr: 1.0}]",
 }
@@ -45,6 +46,7 @@ WITH = {
     "objective.dpo_beta": ("lora.rank=4", "objective.preference=dpo"),
     "objective.guidance": ("model.family=flux", "objective.guidance=1"),
     "lora.plus_ratio": ("lora.rank=4",),
+    "distill.method": ("lora.rank=4", "objective.name=flow"),
     "model.clean_references": ("model.reference_latents=1",),
     "model.dual_attention_layers": ("model.qk_norm=true",),
     "model.image_embed_positions": (
@@ -117,7 +119,7 @@ def test_what_stored_weights_and_moments_depend_on_is_refused_by_name(
         # A new run on these weights keeps what decides their shape and meaning, and nothing else.
         of_weights = key.startswith("model.") and key not in _refused(base, Resume.OF_INPUTS)
         with pytest.raises(CheckpointError, match=difference) if of_weights else nullcontext():
-            state_dict.check_same_weights(tmp_path, here)
+            state_dict.check_same_weights(tmp_path, here.model)
 
 
 def test_keys_of_one_value_have_no_other():

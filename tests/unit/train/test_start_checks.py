@@ -252,10 +252,10 @@ NOT_IN_A_DRY_RUN = {
         prompt_requests._request_of_prompt given_pictures._ends given_pictures._references
         generate.check_requests
         generate._blank samples._extractor""",
-    "writes": "resume.run_folder resume._make_run_folder safe_writing._lock jsonl.*",
+    "writes": "start.run_folder start._make_run_folder safe_writing._lock jsonl.*",
     "fetches, where a dry run asks what there is to fetch (to_fetch)": "mirror.restored",
     "explains what happens in training": "resumable_loader.deaths_in_words",
-    "raises for programs that give no `start`": "trainer._first_values",
+    "raises for programs that give no `start`": "start._stored_values",
     "rules of the configuration refuse that before": "stack.pipeline_stages",
     "only where `train.epochs` is given": "passes.steps_of_epochs",
     "a dry run may name the processes of a run elsewhere by WORLD_SIZE": "launched.check_launch",
@@ -339,12 +339,21 @@ def test_data_that_are_elsewhere_are_said_and_all_else_is_checked(made, tmp_path
         main([*away, "lora.rank=2"])
 
 
-def test_a_file_of_diffusion_pipe_of_another_network_is_refused(made, tmp_path):
+def test_a_file_of_diffusion_pipe_starts_its_network_and_says_with_which_weights(
+    made, tmp_path, caplog
+):
+    caplog.set_level("INFO")
     file = tmp_path / "main.toml"
     file.write_text("[model]\ntype = 'wan'\n")
-    for more in (["--dry-run"], []):
-        with pytest.raises(ValueError, match=r"names a network of model\.family=wan, and"):
-            main(["--config-file", str(file), *Place(made).words(), *more])
+    words = [*Place(made).words(), "dataset.mock=true", "dataset.path=null"]
+    words += ["dataset.mock_samples=[{height: 8, width: 8, text_length: 1}]"]
+    assert main(["--config-file", str(file), *words, "--dry-run"]) == 0
+    said = "\n".join(caplog.messages)
+    assert 'read as model.family="wan"' in said and "it begins with random weights" in said
+    with pytest.raises(
+        ValueError, match=r"of family wan, and .* holds weights of model\.family=dit"
+    ):
+        main(["--config-file", str(file), *words, f"checkpoint.load_hf={Place(made).hf}"])
 
 
 Function = tuple[str, int]  # file and first line of a function

@@ -11,15 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dit.config import ContextComm, LoraConfig, MockGeometry, Problems, RunConfig
 from dit.config.sparsity import TokenRoute
-from dit.data import data_lines, route_lines
-from dit.models.cost import memory, seen_tokens
 from dit.models.dit.model import DiT
-from dit.models.flops import forward_flops, pack_forward_flops
 from dit.objectives.registry import training_objective
 from dit.objectives.token_draws import draw_route
 from dit.objectives.training_target import training_problem
 from dit.planner.times import expected_load
 from dit.planner.traffic import traffic
+from dit.sizing.flops import forward_flops, pack_forward_flops
+from dit.sizing.memory import memory, seen_tokens
+from dit.sizing.passes import data_lines, route_lines
 from dit.train.model_and_optimizer import randomise
 from dit.train.validation import validate
 from tests.families.flux import flux_model

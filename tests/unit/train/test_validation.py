@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from statistics import NormalDist
 
 import pytest
@@ -12,8 +13,10 @@ import torch
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName
 from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
+from dit.objectives.noise import draw_noise
+from dit.objectives.pack_draws import CPU, Draw, pack_rng, with_null_inputs
 from dit.objectives.registry import training_objective
-from dit.objectives.training_target import CPU, Draw, draw_noise, pack_rng, validation_problem
+from dit.objectives.training_target import validation_problem
 from dit.train.metrics.interval_metrics import quantiles
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.validation import kind, validate
@@ -27,7 +30,7 @@ KINDS = ["image_8", "video8_4", "image_8", "image_16", "image_2"]
 
 
 def _model(groups, config):
-    return build_model_and_optimizer(config, groups, fill=lambda model, _: randomise(model, seed=2))
+    return build_model_and_optimizer(config, groups, fill=partial(randomise, seed=2))
 
 
 @pytest.fixture(params=list(LossMean))
@@ -76,6 +79,64 @@ def test_losses_are_means_over_samples_of_their_quantile_and_kind(groups, config
     assert mine == pytest.approx(expected, rel=1e-6)
     averaged = {name.replace("_ema", ""): v for name, v in found.items() if "ema" in name}
     assert averaged == mine  # before the first step
+
+
+def _fixed(config, **validation):
+    flow = replace(config.objective, name=ObjectiveName.FLOW)
+    validation = replace(config.validation, fixed_levels=True, **validation)
+    return replace(config, objective=flow, validation=validation)
+
+
+def test_with_fixed_levels_each_sample_counts_once_at_its_own_level(groups, config):
+    """0, 1/8, ..., 7/8, the mean over samples of the mean over tokens, for either `loss_mean`."""
+    config = _fixed(config)
+    model, objective = _model(groups, config), training_objective(config.objective)
+    levels = ((7, 0), (3, 3, 4))
+    pairs = zip(_packs(config), levels, strict=True)
+    packs = [replace(pack, level_indices=of) for pack, of in pairs]
+    found = validate(model, packs, objective=objective, config=config)
+    errors = []
+    for pack in packs:
+        rng = pack_rng(
+            seed=config.rng.seed,
+            step=0,
+            pack_id=pack.pack_id,
+            device=CPU,
+            draw=Draw.VALIDATION_NOISE,
+        )
+        noise_TC = draw_noise(pack, rng)
+        t_N = torch.tensor(pack.level_indices) / 8
+        t_T1 = t_N[pack.segment_T, None]
+        with torch.no_grad():
+            x_TC = (1 - t_T1) * pack.latent_TC + t_T1 * noise_TC
+            raw = model.chunks[0](x_TC * pack.is_real_T[:, None], 1000 * t_N, pack)
+        error_T = (raw - (noise_TC - pack.latent_TC)).double().square().mean(-1)
+        for n, tokens in enumerate(pack.num_tokens):
+            errors.append((pack.level_indices[n], float(error_T[pack.starts[n] :][:tokens].mean())))
+    assert found["val_loss"] == pytest.approx(sum(e for _, e in errors) / 5, rel=1e-5)
+    for k in (0, 3, 4, 7):
+        mine = [e for level, e in errors if level == k]
+        assert found[f"val_loss_k{k}"] == pytest.approx(sum(mine) / len(mine), rel=1e-5)
+    names = {name for name in found if "_k" in name and "ema" not in name}
+    assert names == {f"val_loss_k{k}" for k in (0, 3, 4, 7)}
+    assert not any("_q" in name for name in found)
+
+
+def test_captions_are_dropped_in_validation_where_it_is_asked_for_alone(groups, config):
+    config = _fixed(config)
+    model, objective = _model(groups, config), training_objective(config.objective)
+    null = {"text": torch.randn(1, config.model.crossattn_emb_size)}
+    pairs = zip(_packs(config), ((7, 0), (3, 3, 4)), strict=True)
+    packs = [replace(pack, level_indices=of) for pack, of in pairs]
+
+    def loss(dropout):
+        asked = _fixed(config, text_dropout=dropout)
+        return validate(model, packs, objective=objective, config=asked, null=null)["val_loss"]
+
+    bare = [with_null_inputs(pack, [True] * pack.num_samples, null) for pack in packs]
+    without = validate(model, bare, objective=objective, config=config)["val_loss"]
+    assert loss(1.0) == without != loss(0.0)
+    assert loss(0.5) == loss(0.5) and loss(0.5) not in (loss(0.0), loss(1.0))
 
 
 def test_a_second_evaluation_is_equal_to_the_last_bit_and_touches_nothing(groups, config):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from dit.config import CheckpointConfig, DatasetConfig, LoggerConfig, MockGeometry
+from dit.config import CheckpointConfig, DatasetConfig, LoggerConfig, MockGeometry, ValidationConfig
 from dit.config_loading import load_config
 from dit.console import Console
 from dit.data.rejections import RefusedSample
 from dit.train.metrics import run_logger
-from dit.train.metrics.jsonl import LogFileError
+from dit.train.metrics.jsonl import JsonlWriter, LogFileError
+from dit.train.metrics.mlperf_log import MlperfLog
 from dit.train.metrics.run_logger import RunLogger
 from dit.train.metrics.step_metrics import SkippedStep
 from dit.train.train_state import DrawnSamples
@@ -29,6 +31,7 @@ from tests.packs import run_config
 
 VALUES = {"loss": 0.5, "grad_norm": 1.5, "lr": 2e-3, "tokens_per_s": 4e3, "pack_fill": 1.0}
 VALUES |= {"refused": 0, "skipped_steps": 0}
+AT_TARGET = {"val_loss": 0.5, "target_samples": 16}
 ERRORS = ("EPIPE", "ENOSPC", "ENOENT", "EROFS", "EMFILE", "ECONNRESET")
 ONCE = " (said once; training goes on)"
 Watcher = Callable[[RunLogger, Any, Exception], None]
@@ -90,6 +93,11 @@ def _wandb(logger: RunLogger, patch: Any, error: Exception) -> None:
     patch.setattr(logger.dashboards, "wandb", Failing(error))
 
 
+def _target(logger: RunLogger, patch: Any, error: Exception) -> None:
+    """Seconds until the target are read from the lines of all steps."""
+    patch.setattr(JsonlWriter, "sum_of", Failing(error).fail)
+
+
 def _cost(logger: RunLogger, patch: Any, error: Exception) -> None:
     """Of the process it asks the system, by a file."""
     patch.setattr(run_logger.psutil, "Process", Failing(error).fail)
@@ -99,11 +107,17 @@ LINES = ("metrics.jsonl", "skipped_samples.jsonl", "refused_samples.jsonl")
 WATCHERS: dict[str, tuple[str, Watcher]] = {
     **{f"{name} at open": (name, _at_open(name)) for name in LINES},
     **{f"{name} at write": (name, _at_write(name)) for name in LINES},
+    "seconds to the target": ("metrics.jsonl", _target),
+    "MLPerf's log": ("mlperf.log", _at_open("mlperf.log")),
     "TensorBoard": ("TensorBoard", _tensorboard),
     "TensorBoard's file": ("TensorBoard", _tensorboard_file),
     "W&B": ("W&B", _wandb),
     "cost": ("the cost of the run", _cost),
 }
+
+
+def _progress(step: int) -> Any:
+    return SimpleNamespace(step=step, consumed_samples=8 * step, lowest_val_loss=math.inf)
 
 
 def a_logger(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunLogger, io.StringIO]:
@@ -113,11 +127,18 @@ def a_logger(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunLogger, 
     config = run_config(
         checkpoint=CheckpointConfig(save=str(folder)),
         logger=LoggerConfig(log_interval=1, price_per_gpu_hour=1.0),
+        validation=ValidationConfig(target=1.0),
     )
     run: Any = SimpleNamespace(
-        config=config, folder=folder, loader=None, validation={}, progress=SimpleNamespace(step=0)
+        config=config,
+        folder=folder,
+        loader=None,
+        validation={},
+        data_ranks=SimpleNamespace(size=lambda: 1),
+        progress=_progress(0),
     )
     logger, said = RunLogger(run), io.StringIO()
+    logger.mlperf = MlperfLog(folder / "mlperf.log", samples=0)
     assert logger.terminal is not None
     logger.terminal.console = Console(file=said)
     return logger, said
@@ -127,9 +148,11 @@ def watched(logger: RunLogger) -> None:
     """Two steps, each with all that a run has to say, and the end."""
     sample = {"shard": "a.tar", "dataset": "d", "reason": "TOO_LONG", "detail": ""}
     for step in (1, 2):
-        logger.run.progress = SimpleNamespace(step=step)  # type: ignore[assignment]
+        logger.run.progress = _progress(step)
         skipped = SkippedStep(step=step, because="loss", keys=("a",))
-        logger.log_step(VALUES | {"step": step}, skipped)
+        values = VALUES | {"step": step}
+        logger.validating()
+        logger.log_step(values if step == 1 else values | AT_TARGET, skipped)
         logger._write_refused([RefusedSample(key=str(step), **sample)])
         logger.log_samples(DrawnSamples(grid=None, videos=[], quality={}, firsts=[]))
     logger.info_cost()

@@ -18,15 +18,13 @@ from dit.codecs import vae
 from dit.codecs.text import WordTable
 from dit.command_line import python
 from dit.parsing import parse_yaml
+from tests import launching
 from tests.tables import table
-from tests.warm_python import warm_python
 
 
-def run(*arguments: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [warm_python(), "-m", "data_prep", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, cwd=folder
-    )
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "data_prep", *map(str, arguments)]
+    return launching.run(command)
 
 
 def image(source: Path, out: Path, *more: str) -> int:
@@ -36,9 +34,9 @@ def image(source: Path, out: Path, *more: str) -> int:
 ALL_TRAIN = ("--split", "1,0,0")
 
 
-def test_digits(tmp_path: Path, repo_root: Path, read_samples) -> None:
+def test_digits(tmp_path: Path, read_samples) -> None:
     out = tmp_path / "my digits"
-    done = run("digits", "--output_dir", out, "--num_samples", 120, folder=repo_root)
+    done = run("digits", "--output_dir", out, "--num_samples", 120)
     assert done.returncode == 0, done.stderr
     samples = read_samples(out)
     assert len(samples) == 120
@@ -52,7 +50,7 @@ def test_digits(tmp_path: Path, repo_root: Path, read_samples) -> None:
     assert "\r" not in done.stderr and "\x1b" not in done.stderr + done.stdout
     card = json.loads((out / "dataset_card.json").read_text())
     assert card["processor"] == {"name": "pixel", "block": 2, "pixel_channels": 1}
-    again = run("digits", "--output_dir", out, folder=repo_root)
+    again = run("digits", "--output_dir", out)
     assert again.returncode == 1 and "--overwrite" in again.stderr
     assert "Traceback" not in again.stderr
 
@@ -64,16 +62,13 @@ def test_the_next_command_names_any_folder(folder: str) -> None:
     assert key == "dataset.path" and parse_yaml(value).values == folder
 
 
-def test_a_nested_folder_of_images(
-    tmp_path: Path, repo_root: Path, picture_folder, read_samples
-) -> None:
+def test_a_nested_folder_of_images(tmp_path: Path, picture_folder, read_samples) -> None:
     source, out = picture_folder(40), tmp_path / "out"
     (source / "part0" / "BROKEN.JPG").write_bytes(b"\xff\xd8\xff")
     (source / "part0" / "film.mp4").touch()
     done = run(
         "image", "--image_dir", source, "--output_dir", out, "--processor", "pixel",
         "--pixel_block", 2, "--shard_size", 9, "--split", "0.6,0.3,0.1", "--minutes", 0,
-        folder=repo_root,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     samples = read_samples(out)
@@ -99,7 +94,7 @@ def test_a_nested_folder_of_images(
         assert line in done.stdout
     refused = json.loads((out / "refused.jsonl").read_text())
     assert refused["source"] == "part0/BROKEN.JPG" and refused["reason"] in done.stdout
-    inspected = run("inspect", out, folder=repo_root)
+    inspected = run("inspect", out)
     assert inspected.returncode == 0, inspected.stderr
     assert f"40 samples in {len(list(out.rglob('*.tar')))} shards" in inspected.stdout
 
@@ -226,7 +221,7 @@ def test_captions_may_be_demanded(tmp_path: Path, picture_folder, capsys) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
 def test_a_signal_ends_it_with_its_exit_code_and_publishes_nothing(
-    tmp_path: Path, repo_root: Path, sent: str
+    tmp_path: Path, sent: str
 ) -> None:
     program = (
         "import os, runpy, signal, sys; from data_prep.sources import digits\n"
@@ -238,24 +233,21 @@ def test_a_signal_ends_it_with_its_exit_code_and_publishes_nothing(
         "sys.argv[1:] = ['digits', '--output_dir', sys.argv[1], '--num_samples', '60']\n"
         "runpy.run_module('data_prep', run_name='__main__')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "out")],
-        capture_output=True, text=True, timeout=120, check=False, cwd=repo_root,
-    )  # fmt: skip
+    done = launching.run([sys.executable, "-c", program, str(tmp_path / "out")])
     assert done.returncode == 130
     assert done.stderr.splitlines()[-1].startswith("interrupted: nothing was published")
     assert "Traceback" not in done.stderr and not (tmp_path / "out/.nv-meta").exists()
 
 
-def test_help_and_the_list_of_processors(repo_root: Path) -> None:
-    plain = run(folder=repo_root)
+def test_help_and_the_list_of_processors() -> None:
+    plain = run()
     assert plain.returncode == 0 and "digits" in plain.stdout and "inspect" in plain.stdout
-    listed = run("image", "--list_processors", folder=repo_root)
+    listed = run("image", "--list_processors")
     assert listed.returncode == 0 and "pixel" in listed.stdout and "none" in listed.stdout
-    helped = " ".join(run("image", "--help", folder=repo_root).stdout.split())
+    helped = " ".join(run("image", "--help=all").stdout.split())
     assert "The caption of pictures/old_cat.jpg is, in this order" in helped
     assert "Largest size of a shard" in helped
-    helped = " ".join(run("video", "--help", folder=repo_root).stdout.split())
+    helped = " ".join(run("video", "--help=all").stdout.split())
     assert "a clip is a sample" in helped
 
 
@@ -287,7 +279,7 @@ def test_preparing_data_loads_neither_megatron_core_nor_the_model(repo_root: Pat
 def test_what_was_typed_wrong_is_one_line(capsys, typed: list[str], said: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         image(Path("in"), Path("out"), *typed)
-    help_of = "python -m data_prep image --help lists the options"
+    help_of = "python -m data_prep image --help=all lists the options"
     assert capsys.readouterr().err == f"error: {said}; {help_of}\n"
 
 
@@ -315,16 +307,13 @@ def test_a_plan_says_that_packing_would_publish_nothing(tmp_path: Path, image_of
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_named(tmp_path: Path, picture_folder, repo_root: Path) -> None:
+def test_a_full_disk_is_named(tmp_path: Path, picture_folder) -> None:
     program = (
         "import resource, sys; from data_prep.cli.parser import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); sys.exit(main(sys.argv[1:]))\n"
     )
     words = ["image", "--image_dir", picture_folder(40), "--output_dir", tmp_path / "out"]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, words)],
-        capture_output=True, text=True, timeout=120, check=False, cwd=repo_root,
-    )  # fmt: skip
+    done = launching.run([sys.executable, "-c", program, *map(str, words)])
     assert done.returncode == 1 and "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]
     assert line.startswith(f"error: {tmp_path / 'out'}/")

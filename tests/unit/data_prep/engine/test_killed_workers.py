@@ -18,6 +18,7 @@ from data_prep.refusals import Reason
 from data_prep.sources.digits import Digits
 from dit.codecs.text import ByteTable
 from dit.codecs.vae import Pixel
+from tests.launching import run
 from tests.media_files import image
 
 KILLS = int(os.environ.get("PREP_KILLS", "2"))
@@ -41,8 +42,9 @@ def command(pictures: Path, out: Path, workers: int) -> list[str]:
     return [sys.executable, "-m", "data_prep", *map(str, words)]
 
 
-def finish(words: list[str], repo_root: Path) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=250, cwd=repo_root)
+def finish(words: list[str]) -> None:
+    """A run that nobody kills; it is a fork with torch imported, where others are cold."""
+    done = run(words, timeout=250)
     assert done.returncode == 0, done.stderr
 
 
@@ -76,9 +78,9 @@ def kill_at(words: list[str], out: Path, size: int, repo_root: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(pictures: Path, tmp_path_factory: pytest.TempPathFactory, repo_root: Path) -> Path:
+def undisturbed(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed") / "out"
-    finish(command(pictures, out, 0), repo_root)
+    finish(command(pictures, out, 0))
     return out
 
 
@@ -89,20 +91,20 @@ def test_one_kill(
     out = tmp_path / "out"
     assert kill_at(command(pictures, out, 0), out, written(undisturbed) // 2, repo_root) == -9
     assert not (out / ".nv-meta").exists() and list(out.glob("*/*.tar.tmp"))
-    finish(command(pictures, out, 2), repo_root)  # and goes on with other workers
+    finish(command(pictures, out, 2))  # and goes on with other workers
     assert content_of(out) == content_of(undisturbed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("left", ["plan.jsonl.spool.tmp", "plan.jsonl.tmp"])
 def test_a_kill_before_the_plan_is_whole(
-    left: str, pictures: Path, undisturbed: Path, tmp_path: Path, repo_root: Path, content_of
+    left: str, pictures: Path, undisturbed: Path, tmp_path: Path, content_of
 ) -> None:
     """A moment so short that kills at random seldom meet it."""
     out = tmp_path / "out"
     out.mkdir()
     (out / left).write_text('{"half a li')
-    finish(command(pictures, out, 0), repo_root)
+    finish(command(pictures, out, 0))
     assert content_of(out) == content_of(undisturbed)
 
 
@@ -114,7 +116,7 @@ def test_kills_at_random_moments(
     """Two kills a run: at any time of it, then while more is written. PREP_KILLS=20 for a look."""
     moments = random.Random(workers)
     start = time.monotonic()
-    finish(command(pictures, tmp_path / "whole", workers), repo_root)
+    finish(command(pictures, tmp_path / "whole", workers))
     duration, total, died = time.monotonic() - start, written(undisturbed), 0
     for number in range(KILLS // 2):
         out = tmp_path / str(number)
@@ -124,7 +126,7 @@ def test_kills_at_random_moments(
         died += killed(process) == -signal.SIGKILL
         before = written(out)
         died += kill_at(words, out, moments.randint(before, total), repo_root) == -signal.SIGKILL
-        finish(words, repo_root)
+        finish(words)
         assert content_of(out) == content_of(undisturbed)
     assert died >= KILLS // 2  # the others fell behind the end
 

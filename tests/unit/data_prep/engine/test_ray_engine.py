@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,33 +12,31 @@ from data_prep.media.clips import Clip, Entry
 from data_prep.sources.digits import Digits
 from dit.codecs.text import ByteTable
 from dit.codecs.vae import Pixel
+from tests.launching import run
 from tests.media_files import image
 
 COUNT = 150
 
 
-def launch(folder: Path, out: Path, repo_root: Path, ranks: int) -> None:
+def launch(folder: Path, out: Path, ranks: int) -> None:
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
     words = ["-m", *(launcher if ranks > 1 else []), "data_prep", "image"]
     words += ["--image_dir", folder, "--output_dir", out, "--num_workers", "0"]
     words += ["--shard_size", "20", "--split", "0.8,0.2,0", "--text_width", "16"]
     words += ["--minutes", "0"]
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=250,
-        cwd=repo_root,
-    )  # fmt: skip
+    done = run([sys.executable, *map(str, words)])
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 def test_ranks_share_the_work_and_may_change_in_number(
-    tmp_path: Path, repo_root: Path, read_samples, content_of
+    tmp_path: Path, read_samples, content_of
 ) -> None:
     for index in range(COUNT):
         image(tmp_path / f"in/{index}.png", 16 + 8 * (index % 4), 16, seed=index)
     (tmp_path / "in/broken.png").write_bytes(b"no picture")
-    launch(tmp_path / "in", tmp_path / "alone", repo_root, 1)
-    launch(tmp_path / "in", tmp_path / "out", repo_root, 2)
+    launch(tmp_path / "in", tmp_path / "alone", 1)
+    launch(tmp_path / "in", tmp_path / "out", 2)
     wanted, found = read_samples(tmp_path / "alone"), read_samples(tmp_path / "out")
     assert len(found) == COUNT and set(found) == set(wanted)
     for source, sample in found.items():
@@ -50,7 +47,7 @@ def test_ranks_share_the_work_and_may_change_in_number(
         "rank0", "rank1",
     }  # fmt: skip
     # One process goes on with what two have made: samples are copied into the shards of one.
-    launch(tmp_path / "in", tmp_path / "out", repo_root, 1)
+    launch(tmp_path / "in", tmp_path / "out", 1)
     assert content_of(tmp_path / "out") == content_of(tmp_path / "alone")
 
 

@@ -69,17 +69,15 @@ def test_a_value_that_a_key_cannot_have(tmp_path: Path, key, value, message) -> 
         ("a.yaml", "resolutions: &x [*x]\ndirectory: [{path: a}]", "own anchor"),
         ("a.yaml", "directory: &x [*x]", "inside its own anchor"),
         ("a.yaml", "a: &a {<<: *a}", "a.yaml"),
-        ("a.yaml", "resolutions: [0x" + "f" * 9999 + "]", "a.yaml: a number of 39,996 bits"),
-        ("a.yaml", "[" * 2_000, "nested more than"),
+        ("a.yaml", "[" * 2_000, "nested too deeply"),
         ("a.yaml", "directory: [{path: a, num_repeats: 2, num_repeats: 3}]", "duplicate key"),
         ("a.yaml", "x: !!python/object/apply:os.system [echo]", "could not determine"),
         ("a.yaml", "x: !!int ''", "a.yaml"),
         ("a.yaml", "x: !!timestamp x", "a.yaml"),
         ("a.yaml", "x: 2020-99-99", "a.yaml"),
-        ("a.yaml", "directory: [{path: \"a\\0b\"}]", "holds a NUL"),
         ("a.yaml", "directory: a", "needs a list 'directory'"),
         ("a.yaml", "directory: [{path: a}]\ndirectories: [{path: b}]", "key 'directories'"),
-        ("a.toml", "x = " + "[" * 20_000, "nested more than"),
+        ("a.toml", "x = " + "[" * 20_000, "nested too deeply"),
         ("a.toml", "[[directory]]\npath = 'a'\npath = 'b'", "a.toml"),
         ("a.toml", "num_repeats = inf\n[[directory]]\npath = 'a'", "num_repeats: inf is not"),
         ("a.toml", "resolutions = [1979-05-27]\n[[directory]]\npath = 'a'", "'1979-05-27' is not"),
@@ -95,19 +93,6 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     for path in (tmp_path / "a.toml", tmp_path, tmp_path / "nowhere.yaml"):
         with pytest.raises(PrepError, match="--dataset_config"):
             read(path)
-
-
-@pytest.mark.parametrize("kind", ["aliases", "merges"])
-def test_a_file_that_would_grow_without_end(tmp_path: Path, kind: str) -> None:
-    value = "[*a{0}{1}]" if kind == "aliases" else "{{<<: [*a{0}{1}]}}"
-    lines = ["a0: &a0 " + ("[1, 2]" if kind == "aliases" else "{p: 1, q: 2}")]
-    for level in range(30):
-        lines.append(f"a{level + 1}: &a{level + 1} " + value.format(level, f", *a{level}" * 9))
-    for key in ("resolutions", "path", "caption_prefix"):
-        text = "\n".join([*lines, f"directory: [{{path: a, ? {key} : *a30}}]"])
-        problem(tmp_path, text)
-    problem(tmp_path, "\n".join(line.partition(": ")[2] and line for line in lines))
-    problem(tmp_path, "directory: [" + "{path: a}, " * 3 + "*x]")
 
 
 def test_merges_and_anchors_of_one_folder_for_another(tmp_path: Path) -> None:

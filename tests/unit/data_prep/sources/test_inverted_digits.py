@@ -11,7 +11,7 @@ from data_prep.cli.parser import main
 from data_prep.sources.digits import Digits, MovingDigits
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
-from dit.sampling.commands.digit_judges import MIDDLE, grey_levels, part_light
+from examples.digits.judges import MIDDLE, grey_levels, part_light
 from tests.media_files import image
 
 

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from data_prep.cli.parser import main
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
-from dit.sampling.commands.digit_judges import DigitJudge
+from examples.digits.judges import DigitJudge
 
 COUNT = 60
 

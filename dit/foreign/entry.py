@@ -1,0 +1,156 @@
+"""`Foreign`: how one key of another tool and its values are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+Reading = Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+"""(value, all keys of their file with values) -> our keys with values; empty: it asks for nothing.
+
+Raises ValueError with a message for the user where the value asks for something unsupported.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Foreign:
+    """How a key of another tool is read as our keys, or why it is not used."""
+
+    instead: str | Callable[[Any], str] = ""
+    """For the user, perhaps by the value: which key of ours decides, or how its meaning differs."""
+    accepts: tuple[Any, ...] | None = None  # the supported values; None means any value
+    reading: Reading | None = None  # None: the key is not used
+    optional: bool = False  # not used, without an error, where the run cannot take it
+    grave: bool = False  # the run may train another network or method than the file asks for
+
+    def takes(self, value: object) -> bool:
+        """Whether the value is supported; True is not 1."""
+        if self.accepts is None:
+            return True
+        return any(type(value) is type(one) and value == one for one in self.accepts)
+
+    def note(self, value: object) -> str:
+        """The sentence about a value of this key for the log."""
+        return self.instead if isinstance(self.instead, str) else self.instead(value)
+
+
+def unused_key(instead: str, *accepts: Any, grave: bool = False) -> Foreign:
+    return Foreign(instead=instead, accepts=accepts or None, grave=grave)
+
+
+def read_as(*keys: str, note: str = "") -> Foreign:
+    """An entry whose value becomes that of one or several of our keys, unchanged."""
+    return read_by(lambda value: dict.fromkeys(keys, value), note)
+
+
+def read_by(
+    reading: Callable[[Any], dict[str, Any]], note: str = "", *, optional: bool = False
+) -> Foreign:
+    """An entry whose value alone decides what it is read as."""
+    return Foreign(reading=lambda value, _: reading(value), instead=note, optional=optional)
+
+
+def read_together(
+    reading: Callable[[Mapping[str, Any]], dict[str, Any]], note: str = ""
+) -> Foreign:
+    """An entry for one of several keys that are read together."""
+    return Foreign(reading=lambda _, values: reading(values), instead=note)
+
+
+def probability(key: str) -> Callable[[Any], dict[str, Any]]:
+    """Reads a number from 0 to 1."""
+
+    def reading(value: Any) -> dict[str, Any]:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ValueError("expected a number from 0 to 1")
+        return {key: value}
+
+    return reading
+
+
+def flow(key: str) -> Foreign:
+    """An entry of flow matching, which also sets objective.name=flow."""
+    return read_by(lambda value: {"objective.name": "flow", key: value})
+
+
+def betas(value: Any) -> dict[str, Any]:
+    parts = value.split(",") if isinstance(value, str) else value
+    try:
+        first, second = (float(part) for part in parts)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("expected two numbers, such as [0.9, 0.999]") from None
+    return {"optimizer.adam_beta1": first, "optimizer.adam_beta2": second}
+
+
+def recompute(value: Any) -> dict[str, Any]:
+    if value in ("full", "unsloth") or value is True:
+        return {"model.recompute_granularity": "full"}
+    if value in ("", "none") or value is False:
+        return {"model.recompute_granularity": "none"}
+    raise ValueError("is not supported: use true, false, or model.recompute_granularity")
+
+
+def going_on(value: Any) -> dict[str, Any]:
+    """Keys for a setting that resumes a run.
+
+    A run resumes from its own folder without being asked, or from a given checkpoint.
+    """
+    automatic = value in ("", "LATEST", "latest", "auto") or isinstance(value, bool)
+    return {} if automatic else {"checkpoint.load": value}
+
+
+def adapter_dtype(value: Any) -> dict[str, Any]:
+    words = {"bfloat16": "bf16", "float32": "fp32"}
+    name = str(value).removeprefix("torch.")
+    if name not in words:
+        raise ValueError("is not supported: lora.dtype is bf16 or fp32")
+    return {"lora.dtype": words[name]}
+
+
+def first_of(key: str) -> Callable[[Any], dict[str, Any]]:
+    """Reads the only element of a list, or a plain value."""
+
+    def reading(value: Any) -> dict[str, Any]:
+        if isinstance(value, list) and len(value) != 1:
+            raise ValueError(f"has {len(value)} values, and {key} takes one")
+        return {key: value[0] if isinstance(value, list) else value}
+
+    return reading
+
+
+def network_of(families: Mapping[str, str]) -> Foreign:
+    """An entry whose values name networks, each of one of our families."""
+
+    def reading(value: Any) -> dict[str, Any]:
+        if str(value) not in families:
+            raise ValueError(
+                "names no network that is here; take the key out, and set model.family, or"
+                " checkpoint.load_hf to a Diffusers folder of weights"
+            )
+        return {"model.family": families[str(value)]}
+
+    return replace(read_by(reading, NETWORK.note(None)), grave=True)
+
+
+NETWORK = unused_key(
+    "model.family and model.name say which network is trained, objective.name how; it begins with"
+    " random weights, or with those of a Diffusers folder on this machine that checkpoint.load_hf"
+    " names",
+    grave=True,
+)
+PART = unused_key("it belongs to another network; model.* describes the one that is trained here")
+CHOOSE_TARGETS = "lora.targets names the linears that get an adapter; no key excludes linears"
+GOING_ON = "the same command continues the run; for a path set checkpoint.load"
+STEPS = "set train.train_iters, or train.epochs: passes through the data"
+PACKS = (
+    "a micro-batch is one pack of dataset.task_encoder_seq_length tokens, and"
+    " train.global_batch_size packs make a step"
+)
+BUCKETS = "there are no buckets: samples of all sizes share a pack"
+CONVERT = (
+    "shards are read here: `python -m data_prep convert FOLDER --output_dir NEW` writes them;"
+    " then set dataset.path=NEW"
+)
+MACHINE = "the launcher and the machine decide"
+SHARDED = "ddp.sharding says what data-parallel ranks share out: the optimizer, or weights as well"

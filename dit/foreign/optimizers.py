@@ -1,0 +1,96 @@
+"""Other tools' optimizers, by the names of their classes: AdamW, Muon, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dit.foreign.entry import Foreign, read_as, unused_key
+
+_ADAMW = ("adam", "adamw", "adamwoptimi", "fusedadam")
+_MOMENTS = {"adamw8bit": 2, "pagedadamw8bit": 2, "adamw8bitkahan": 2, "adamwfp8": 2, "adafactor": 0}
+"""Bytes of moments that others keep of each number: one a moment. Adafactor (arXiv:1804.04235)
+keeps a sum for each row and column of a matrix, some thousandths of a byte a number."""
+_MUON = ("muon", "distmuon")
+
+
+def _name(value: Any) -> str:
+    """`bitsandbytes.optim.AdamW8bit` and `adamw_8bit` are `adamw8bit`."""
+    return str(value).rpartition(".")[2].lower().replace("_", "")
+
+
+def _kind(value: Any) -> dict[str, Any]:
+    if _name(value) in _MUON:
+        return {"optimizer.kind": "muon"}
+    if value is not None and _name(value) not in (*_ADAMW, *_MOMENTS):
+        raise ValueError(
+            "is not supported: optimizers are AdamW and Muon, and learning rates of others do not"
+            " fit; write AdamW, and a learning rate for it (1e-4 is usual for LoRA, 1e-5 for all"
+            " weights)"
+        )
+    return {} if value is None else {"optimizer.kind": "adamw"}
+
+
+def _note(value: Any, *, scale: str, lr: str) -> str:
+    """What AdamW in the place of this optimizer costs, or how learning rates of Muon differ."""
+    if _name(value) in _MUON:
+        return (
+            "whole matrices of attention and feed-forward, each linear by itself, and updates as"
+            " large as AdamW's (0.2 sqrt(max(rows, columns)) times the learning rate). For the"
+            f" steps of a Muon that scales by {scale}, {lr}"
+        )
+    theirs = _MOMENTS.get(_name(value))
+    if theirs is None:
+        return ""
+    return (
+        f"its two moments take 8 bytes for each trained number, {8 - theirs} more than what {value}"
+        " keeps; --dry-run says how much memory that is. The blocks and the sums over rows that it"
+        " keeps would change with the layout, and the run with them; optimizer.exp_avg_dtype and"
+        " exp_avg_sq_dtype (bf16, fp16, fp8) keep less where Transformer Engine is"
+    )
+
+
+def _of_torch(value: Any) -> str:
+    return _note(
+        value,
+        scale="sqrt(max(1, rows / columns))",
+        lr="divide optimizer.lr by 0.2 sqrt(model.hidden_size), and multiply"
+        " optimizer.weight_decay by it",
+    )
+
+
+def _of_megatron(value: Any) -> str:
+    return _note(
+        value,
+        scale="sqrt(max(rows, columns)) (muon_scale_mode=spectral)",
+        lr="multiply optimizer.lr by 5, and divide optimizer.weight_decay by 5",
+    )
+
+
+OPTIMIZER = Foreign(reading=lambda value, _: _kind(value), instead=_of_torch)
+"""The key that names an optimizer."""
+OF_MEGATRON = Foreign(reading=lambda value, _: _kind(value), instead=_of_megatron)
+"""The key that names an optimizer in files of Megatron-Core's stacks."""
+OF_MUON = {
+    "momentum": read_as("optimizer.muon_momentum"),
+    "nesterov": read_as("optimizer.muon_nesterov"),
+    "ns_steps": read_as("optimizer.muon_steps"),
+    "ns_coefficients": unused_key("optimizer.muon_coefficients names some"),
+    "adjust_lr_fn": unused_key(
+        "match_rms_adamw is how updates are scaled here, so that optimizer.lr keeps its value then"
+    ),
+}
+"""Options of torch's Muon."""
+_WHOLE = unused_key("each linear is orthogonalised by itself and as a whole")
+_SCALE = unused_key("updates are as large as AdamW's: 0.2 sqrt(max(rows, columns))")
+OF_MEGATRONS_MUON = {
+    "muon_use_nesterov": read_as("optimizer.muon_nesterov"),
+    "muon_num_ns_steps": read_as("optimizer.muon_steps"),
+    "muon_split_qkv": _WHOLE,
+    "muon_tp_mode": _WHOLE,
+    "muon_scale_mode": _SCALE,
+    "muon_extra_scale_factor": _SCALE,
+    "muon_fp32_matmul_prec": unused_key("iterations are in float32 where the model is"),
+}
+"""Options of Megatron-Core's, beside `muon_momentum`, which is ours as well."""
+OPTION = unused_key("the optimizer has no such option; optimizer.* are its keys")
+"""An option of another optimizer."""

@@ -1,0 +1,68 @@
+"""torch.compile with kernels of this processor alone, and what it needs on a machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PREFIX = "cpu_"
+
+
+def compile_here(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`torch.compile(function, **options)`, which never takes kernels of another processor.
+
+    Inductor builds C++ kernels for the processor that it runs on (`-march=native`) and keeps them
+    in `TORCHINDUCTOR_CACHE_DIR` under names that say nothing of it. Where that folder is shared, or
+    a disk moves to another machine, the process would end with an illegal instruction. So they
+    are kept in a folder for each kind of processor, inside of that one.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    folder = Path(cache_dir())
+    if folder.name.startswith(_PREFIX):  # of the parent process
+        folder = folder.parent
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / _name_of_processor())
+    return torch.compile(function, **options)
+
+
+@cache
+def _name_of_processor() -> str:
+    """`_PREFIX` and a digest of the instructions that its kernels may use, and of the model."""
+    described = {torch.backends.cpu.get_cpu_capability()}  # also that of ATEN_CPU_CAPABILITY
+    listed = Path("/proc/cpuinfo")
+    if listed.is_file():
+        for line in listed.read_text().splitlines():
+            if line.split(":")[0].strip() in ("model name", "flags", "CPU part", "Features"):
+                described.add(line)
+    digest = hashlib.blake2b("\n".join(sorted(described)).encode(), digest_size=6)
+    return f"{_PREFIX}{digest.hexdigest()}"
+
+
+def check_compiler() -> None:
+    """Checks that torch.compile can make kernels on this machine.
+
+    Raises:
+        ValueError: there is no C++ compiler or no Python.h, which kernels of CPUs and of GPUs need.
+    """
+    if missing := missing_for_compilation():
+        raise ValueError(
+            "model.compile=true needs a C++ compiler and Python's headers, and there is no"
+            f" {missing} here; install it (Debian: g++ and python3-dev), or set model.compile=false"
+        )
+
+
+def missing_for_compilation() -> str:
+    """What torch.compile needs and this machine lacks, such as `Python.h`; empty if nothing."""
+    wanted = [os.environ.get("CXX", ""), "g++", "clang++"]
+    if not any(shutil.which(name) for name in wanted if name):
+        return "g++, clang++ or $CXX"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return "" if header.is_file() else str(header)

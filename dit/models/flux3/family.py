@@ -1,0 +1,180 @@
+"""The family `flux3`, FLUX.3 klein: its fields, sizes and rules, and what else it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dit.config import TextPadding
+from dit.config.checks import Rule, bounded
+from dit.config.resume import OfInputs, Refused
+from dit.models.family import (
+    Family,
+    HasReferences,
+    ObjectiveConventions,
+    SampleInput,
+    WeightRules,
+    half_step_positions,
+    reference_inputs,
+    text_input,
+)
+from dit.models.joint.family import (
+    EVEN_STEPS,
+    JOINT_PARTS,
+    TINY_DOUBLE_SINGLE,
+    DoubleSingleConfig,
+    axes_fill_heads,
+    joint_layer_parts,
+)
+from dit.models.layer_spec import (
+    Activation,
+    NetworkSpec,
+    RowKind,
+    SequentialLayerSpec,
+    SharedModulation,
+    StackSpec,
+)
+from dit.models.registry import imported
+
+EARLY, SINGLE, HEAD = 3, 3, 2
+"""Shift, scale and gate of the layers over one row of tokens, of those over all, and of the head,
+which has no gate."""
+ALL_VECTORS = EARLY + SINGLE + HEAD
+STACKS: Mapping[str, RowKind] = {
+    "text_blocks": RowKind.TEXT,
+    "image_blocks": RowKind.LATENTS,
+    "reference_blocks": RowKind.REFERENCES,
+}
+"""Layers over one row of tokens, before those over all (`blocks`)."""
+MOST_REFERENCES = 10
+LONGEST_TEXT = 8192
+SHIFT = 6.93
+"""Shift of the levels, in Diffusers' modular pipelines."""
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {
+    "flux3_klein_base": {},
+    "flux3_klein": {"flow_map": True},
+}
+"""What each `model.name` sets: the defaults of Diffusers' class."""
+_TINY = {
+    **TINY_DOUBLE_SINGLE,
+    "num_single_layers": 2,
+    "hidden_size": 48,
+    "mlp_ratio": 2.0,
+    "patch_spatial": 2,
+    "crossattn_emb_size": 16,
+    "rope_axes": (2, 4, 4, 2),
+    "text_pad_to": TextPadding.STORED,
+}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "flux3_klein_base": {**_TINY, "reference_latents": 1},
+    "flux3_klein": _TINY,
+}
+"""Tiny size by name (`Family.tiny`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flux3Config(HasReferences, DoubleSingleConfig):
+    """The network: sizes, conditions, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    takes_stored_padding: ClassVar[bool] = True
+
+    name: str = "flux3_klein_base"
+    """A named size (flux3_klein_base, flux3_klein) or `custom`."""
+    family: str = "flux3"
+    num_layers: int = 5
+    """Layers over the text alone, as many over the picture alone, and over references alone."""
+    num_single_layers: Refused[int] = bounded(28, most=2**14)
+    """Layers after these over text, picture and references together."""
+    mlp_ratio: float = 3.0
+    in_channels: int = 128
+    patch_spatial: int = 1
+    crossattn_emb_size: int = 20480
+    rope_axes: tuple[int, int, int, int] = (32, 32, 32, 32)  # type: ignore[assignment]
+    """Widths of a head rotated by time, row, column and place in the text; their sum is its width.
+    """
+    text_pad_to: TextPadding | None = None
+    """What shards hold of padding: stored, its states, which published weights see; or null."""
+    flow_map: Refused[bool] = False
+    """Whether the network was distilled to few steps and gets the noise level at the end of a step
+    as a second input; in training this is the level of the sample."""
+    reference_latents: OfInputs[int] = bounded(0, most=MOST_REFERENCES, least=0)
+
+    def own_sizes(self) -> list[Rule]:
+        first, early = self.route_from, len(STACKS) * self.num_layers
+        return [
+            *super().own_sizes(),
+            (
+                first is None or first >= early,
+                f"route_from={first}: the first {early} layers of FLUX.3 see whole pictures; let"
+                f" the route begin at {early} or later",
+            ),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        return [axes_fill_heads(self)]
+
+    @property
+    def all_layers(self) -> int:
+        return len(STACKS) * self.num_layers + self.num_single_layers
+
+    @property
+    def unguided_by(self) -> str | None:
+        return "model.flow_map=true" if self.flow_map else None
+
+    @property
+    def whole_samples_by(self) -> str | None:
+        pictures = self.reference_latents
+        return f"model.reference_latents={pictures}" if pictures else None
+
+
+def flux3_stacks(model: Flux3Config) -> tuple[StackSpec, ...]:
+    """The layers; each token takes the rows of modulations that are made for its kind."""
+    shared: Any = {
+        **joint_layer_parts(model, activation=Activation.SWIGLU, bias=False),
+        **{"parallel": True, "weighted": False, "after": False, "shifted": True, "tanh": False},
+    }
+
+    def layer(rows: RowKind) -> SequentialLayerSpec:
+        first = EARLY if rows is RowKind.JOINT else 0
+        idle = rows is RowKind.REFERENCES and not model.reference_latents
+        return SequentialLayerSpec(
+            rows=rows, modulation=SharedModulation(first), idle=idle, **shared
+        )
+
+    early = (StackSpec(name=n, count=model.num_layers, layer=layer(r)) for n, r in STACKS.items())
+    joint = layer(RowKind.JOINT)
+    return *early, StackSpec(name="blocks", count=model.num_single_layers, layer=joint)
+
+
+def _inputs(model: Flux3Config) -> tuple[SampleInput, ...]:
+    return (
+        text_input(model, encoder="flux3_klein", most_rows=LONGEST_TEXT),
+        *reference_inputs(model, clean=True),
+    )
+
+
+FAMILY = Family(
+    name="flux3",
+    config=Flux3Config,
+    network=imported("dit.models.flux3.model:Flux3Network"),
+    spec=lambda model: NetworkSpec(stacks=flux3_stacks(model)),
+    parts={
+        "image_modulations.out": "head",
+        **{"text_blocks": "text", "image_blocks": "picture", "reference_blocks": "references"},
+        **JOINT_PARTS,
+    },
+    diffusers=imported("dit.models.flux3.diffusers:FORM"),
+    inputs=_inputs,
+    positions=half_step_positions,
+    weights=WeightRules(zero=("*modulation*.weight", "proj_out.weight")),  # as `ADALN_ZERO`
+    objective=ObjectiveConventions(
+        settings=EVEN_STEPS, of_size={size: {"flow_shift": SHIFT} for size in MODEL_SIZES}
+    ),
+    tells_step_end=lambda model: model.flow_map,
+    trains_step_end=True,
+    vae=lambda _: "flux3_klein",
+    tiny=TINY,
+)

@@ -1,0 +1,105 @@
+"""FLUX.3 klein: layers for text, picture and references alone, then layers over all of them."""
+
+# T packed tokens, C patch features, D model width, M level rows, N samples
+
+from __future__ import annotations
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dit.batch import PackedBatch
+from dit.models.flux3.family import (
+    ALL_VECTORS,
+    EARLY,
+    HEAD,
+    SINGLE,
+    Flux3Config,
+    flux3_stacks,
+)
+from dit.models.layer_spec import LEVEL_WAVES
+from dit.models.layers.adaptable import TOKENS
+from dit.models.layers.modulation import PrecomputedAdaLN, SharedModulations, TwoLinears, sinusoid
+from dit.models.layers.parallel_linear import BuildContext, Replicated
+from dit.models.positions import TimeOffsetPositions
+from dit.models.stacks.double_single_transformer import DoubleSingleTransformer
+from dit.models.stacks.joint_transformer import T_EMB
+from dit.models.stacks.stacked_transformer import Shapes
+
+KINDS = ("image", "reference", "text")
+"""Kinds of tokens, in the order of their level rows, N of each."""
+_EACH = {"early": EARLY, "single": SINGLE}
+
+
+class Flux3Network(DoubleSingleTransformer):
+    """Noisy tokens, noise level, text and reference pictures of a pack -> velocity of each token.
+
+    The arithmetic is that of Diffusers' `Flux3Transformer2DModel`. A sample has three level rows:
+    its picture has its level, references and text have level 0. Each kind of tokens has linears of
+    its own that make its rows of modulations; the first pipeline stage makes all rows, which travel
+    with the hidden states. With `flow_map` a sample's level at the end of a step is told to all
+    three; in training, which has no steps, that is its own level.
+    """
+
+    refines_references = references_meet = True
+    text_level = KINDS.index("text")
+
+    def __init__(
+        self, model: Flux3Config, groups: ProcessGroupCollection, vp_stage: int | None = None
+    ):
+        super().__init__(
+            model,
+            groups,
+            vp_stage,
+            flux3_stacks(model),
+            told=lambda config: TwoLinears(LEVEL_WAVES, config, bias=False),
+            modulate_out=lambda context: PrecomputedAdaLN(
+                context.config, first=EARLY + SINGLE, gated=False
+            ),
+        )
+        if self.pre_process:
+            config, width = self.config, model.hidden_size
+            self.reference_patches = Replicated(
+                model.patch_features, width, config=config, token_row=TOKENS
+            )
+            self.step_end = TwoLinears(LEVEL_WAVES, config, bias=False) if model.flow_map else None
+            context = BuildContext(model=model, config=config, groups=groups)
+            self.image_modulations = SharedModulations(context, width, _EACH | {"out": HEAD})
+            self.reference_modulations = SharedModulations(context, width, _EACH)
+            self.text_modulations = SharedModulations(context, width, _EACH)
+
+    def parameters_without_gradient(self) -> list[str]:
+        of_references = ["reference_blocks.*", "reference_patches.*", "reference_modulations.*"]
+        none = [] if self.model.reference_latents else of_references
+        return [*super().parameters_without_gradient(), *none]
+
+    def embedded_patches(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:
+        is_reference_T = self.my_tokens(batch.is_real_T & ~batch.is_target_T)[:, None]
+        return torch.where(is_reference_T, self.reference_patches(x_TC), self.patches(x_TC))
+
+    def t_emb(self, level_M: Tensor, batch: PackedBatch) -> Tensor:
+        samples, dtype = batch.num_samples, self.config.params_dtype
+        level_N = level_M[:samples]
+        both_2N = torch.cat((level_N, torch.zeros_like(level_N)))
+        told_2ND = self.told(sinusoid(both_2N, LEVEL_WAVES).to(dtype))
+        if self.step_end is not None:
+            end_N = level_N if batch.step_end_N is None else batch.step_end_N
+            told_2ND = told_2ND + self.step_end(sinusoid(end_N, LEVEL_WAVES).to(dtype)).repeat(2, 1)
+        noisy_ND, clean_ND = told_2ND.split(samples)
+        rows = (
+            self.image_modulations(noisy_ND),
+            self.reference_modulations(clean_ND),
+            self.text_modulations(clean_ND),
+        )
+        width = ALL_VECTORS * self.config.hidden_size
+        # Nothing reads what the head makes of text and references.
+        return torch.cat([pad(row, (0, width - row.shape[1])) for row in rows])
+
+    def condition_shapes(self, batch: PackedBatch) -> Shapes:
+        rows = len(KINDS) * batch.num_samples
+        return {T_EMB: (rows, ALL_VECTORS * self.config.hidden_size)}
+
+    def text_positions(self, batch: PackedBatch) -> Tensor:
+        rows_LA = TimeOffsetPositions.of_text(self.text_lengths(batch))
+        return rows_LA.to(batch.position_TA.device)

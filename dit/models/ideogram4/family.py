@@ -1,0 +1,162 @@
+"""The family `ideogram4`, Ideogram 4: its fields, sizes and rules, and what else it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dit.config import ModelConfig
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
+from dit.models.family import (
+    TINY_NETWORK,
+    Family,
+    InputKind,
+    NullInput,
+    ObjectiveConventions,
+    SampleInput,
+    WeightRules,
+    far_picture_positions,
+)
+from dit.models.joint.family import (
+    ADALN_ZERO,
+    JOINT_PARTS,
+    attends_to_no_padding,
+    learns_pictures,
+)
+from dit.models.layer_spec import (
+    Activation,
+    AttentionSpec,
+    FeedForwardSpec,
+    NetworkSpec,
+    PerBlockModulation,
+    SequentialLayerSpec,
+    StackSpec,
+)
+from dit.models.registry import imported
+
+EPS = 1e-5
+THETA = 5e6
+"""Base of the angles of positions."""
+TITLE = "Ideogram 4"
+LEVELS: Mapping[str, Any] = {
+    "logit_std": 1.5,
+    "shift_base_tokens": 1024,  # 512 x 512 pixels, whose logits of levels have the mean 0
+    "text_dropout": 0.0,  # the network that guidance leads away from is another one
+}
+"""Keys of `objective` in training; those of the pipeline's steps are the same."""
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {"ideogram4": {}}
+"""What each `model.name` sets: the class of either network of ideogram-ai/ideogram-4-fp8."""
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "ideogram4": {
+        **TINY_NETWORK,
+        "hidden_size": 64,
+        "mlp_ratio": 1.25,
+        "patch_spatial": 2,
+        "crossattn_emb_size": 20,
+        "adaln_width": 12,
+        "mrope_section": (4, 2, 2),
+    }
+}
+"""Tiny size by name (`Family.tiny`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ideogram4Config(ModelConfig):
+    """The network: sizes, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+
+    name: str = "ideogram4"
+    """A named size (ideogram4) or `custom`."""
+    family: str = "ideogram4"
+    num_layers: int = 34
+    """Layers over latents and text together."""
+    hidden_size: int = 4608
+    num_attention_heads: int = 18
+    """Heads of attention over latents and text."""
+    mlp_ratio: float = 12288 / 4608
+    in_channels: int = 128
+    patch_spatial: int = 1
+    crossattn_emb_size: int = 53248
+    """Width of the text embedding in the shards: 13 states of each token, laid through each other;
+    106 KB a token."""
+    adaln_width: Refused[int] = bounded(512, most=2**17)
+    """Numbers that all modulations are made of."""
+    mrope_section: Refused[tuple[int, int, int]] = bounded((24, 20, 20), most=2**17, least=None)
+    """Frequencies of a head that turn by place, row and column (MRoPE), as config.json says it: the
+    last two are laid through the first third each, and all others turn by place."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [learns_pictures(self, TITLE), attends_to_no_padding(self, TITLE)]
+
+    def own_shapes(self) -> list[Rule]:
+        heads, width = self.num_attention_heads, self.hidden_size
+        pairs, sections = width // heads // 2, list(self.mrope_section)
+        last = max(axis + 3 * (count - 1) for axis, count in enumerate(sections) if axis)
+        return [
+            (
+                width % (2 * heads) == 0,
+                f"hidden_size={width} / num_attention_heads={heads} gives heads of an odd width, or"
+                " of none; rotary positions turn pairs",
+            ),
+            (
+                min(sections) > 0 and last < pairs,
+                f"mrope_section={sections} must be at least 1 each, and needs {last + 1}"
+                f" frequencies: heads of width {width // heads} have {pairs}",
+            ),
+        ]
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        return [*super().cost_sizes, self.crossattn_emb_size, self.adaln_width]
+
+
+def ideogram4_stack(model: Ideogram4Config) -> StackSpec:
+    """The layers, whose modulations are linears of a narrow embedding of the level."""
+    width, heads = model.hidden_size, model.num_attention_heads
+    layer = SequentialLayerSpec(
+        attention=AttentionSpec(width=width, heads=heads, eps=EPS),
+        feed_forward=FeedForwardSpec(
+            width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
+        ),
+        modulation=PerBlockModulation(inputs=model.adaln_width, activated=False),
+        eps=EPS,
+    )
+    return StackSpec(name="blocks", count=model.num_layers, layer=layer)
+
+
+def _inputs(model: Ideogram4Config) -> tuple[SampleInput, ...]:
+    """The caption; published guidance leads away from a network that sees none."""
+    text = SampleInput(
+        name="text",
+        kind=InputKind.TEXT,
+        width=model.crossattn_emb_size,
+        may_be_empty=True,
+        null=NullInput.EMPTY,
+        encoder="ideogram4",
+    )
+    return (text,)
+
+
+FAMILY = Family(
+    name="ideogram4",
+    config=Ideogram4Config,
+    network=imported("dit.models.ideogram4.model:Ideogram4Network"),
+    spec=lambda model: NetworkSpec(stacks=(ideogram4_stack(model),)),
+    parts={**JOINT_PARTS, "text_embedder": "text"},
+    diffusers=imported("dit.models.ideogram4.diffusers:FORM"),
+    inputs=_inputs,
+    positions=far_picture_positions,
+    weights=WeightRules(zero=ADALN_ZERO, no_decay=("row_kind.weight",)),
+    objective=ObjectiveConventions(
+        settings={"name": "flow", "sampling_levels": "quantiles", **LEVELS},
+        sign=-1,
+        tells_data_part=True,
+        clean_level=None,
+    ),
+    vae=lambda _: "ideogram4",
+    tiny=TINY,
+)

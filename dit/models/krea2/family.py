@@ -1,0 +1,236 @@
+"""The family `krea2`, Krea 2: its fields, sizes and rules, and what else it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dit.config import ContextComm, ModelConfig
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
+from dit.models.family import (
+    TINY_NETWORK,
+    Family,
+    ObjectiveConventions,
+    SampleInput,
+    WeightRules,
+    grid_positions,
+    text_input,
+)
+from dit.models.joint.family import (
+    EVEN_STEPS,
+    JOINT_PARTS,
+    attends_to_no_padding,
+    axes_fill_heads,
+    even_axes,
+    key_heads_divide,
+    learns_pictures,
+)
+from dit.models.layer_spec import (
+    MOST_REFINER_LAYERS,
+    Activation,
+    AttentionSpec,
+    FeedForwardSpec,
+    NetworkSpec,
+    RowKind,
+    SequentialLayerSpec,
+    StackSpec,
+    TableModulation,
+)
+from dit.models.registry import imported
+
+EPS = 1e-5
+THETA = 1000.0
+"""Base of the angles of rows and columns."""
+VECTORS: Mapping[str, int] = {"blocks": 6}
+"""Shifts, scales and gates that all layers share, each beside a table of its own."""
+TITLE = "Krea 2"
+
+MODEL_SIZES: dict[str, dict[str, Any]] = {"krea2_raw": {}, "krea2_turbo": {}}
+"""What each `model.name` sets: the class of krea/Krea-2-Raw and of Krea-2-Turbo."""
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "krea2_raw": {
+        **TINY_NETWORK,
+        "hidden_size": 96,
+        "num_attention_heads": 12,
+        "num_kv_heads": 4,
+        "mlp_ratio": 1.0,
+        "crossattn_emb_size": 48,
+        "num_text_layers": 3,
+        "text_heads": 4,
+        "text_kv_heads": 4,
+        "text_mlp_size": 12,
+        "num_fusion_layers": 1,
+        "num_refiner_layers": 1,
+        "rope_axes": (2, 2, 4),
+    }
+}
+"""Tiny size by name (`Family.tiny`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Krea2Config(ModelConfig):
+    """The network: sizes, precision and how it is spread over devices."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+    shown_before: ClassVar[Mapping[str, str]] = {"num_kv_heads": "mlp_ratio"}
+
+    name: str = "krea2_raw"
+    """A named size (krea2_raw, krea2_turbo) or `custom`."""
+    family: str = "krea2"
+    num_layers: int = 28
+    """Layers over latents and text together."""
+    hidden_size: int = 6144
+    num_attention_heads: int = 48
+    """Heads of queries."""
+    num_kv_heads: Refused[int] = bounded(12, most=2**14)
+    """Heads of keys and values, each read by num_attention_heads / num_kv_heads heads of queries;
+    tensor ranks share them."""
+    mlp_ratio: float = 16384 / 6144
+    crossattn_emb_size: int = 30720
+    """Width of the text embedding in the shards: all states of a token side by side."""
+    num_text_layers: Refused[int] = bounded(12, most=2**10)
+    """Hidden states of a token of text, of several layers of the text encoder."""
+    num_fusion_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    """Layers in which the states of each token attend to each other."""
+    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    """Layers over the tokens of text alone, behind those."""
+    text_heads: Refused[int] = bounded(20, most=2**14)
+    """Heads of queries in the layers over text."""
+    text_kv_heads: Refused[int] = bounded(20, most=2**14)
+    """Heads of keys in the layers over text."""
+    text_mlp_size: Refused[int] = bounded(6912, most=2**20)
+    """Width of the MLPs in the layers over text."""
+    rope_axes: Refused[tuple[int, int, int]] = bounded((32, 48, 48), most=2**17, least=None)
+    """Widths of a head rotated by frame, row and column; their sum is its width."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            even_axes(self),
+            learns_pictures(self, TITLE),
+            attends_to_no_padding(self, TITLE),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        return [axes_fill_heads(self), *key_heads_divide(self), *self._text_shapes()]
+
+    def _text_shapes(self) -> list[Rule]:
+        states, heads, keys = self.num_text_layers, self.text_heads, self.text_kv_heads
+        tp, cp = self.tensor_model_parallel_size, self.context_parallel_size
+        exchanged = cp > 1 and self.cp_comm_type is ContextComm.A2A
+        return [
+            (
+                self.crossattn_emb_size % (states * heads) == 0,
+                f"crossattn_emb_size={self.crossattn_emb_size} does not divide into"
+                f" num_text_layers={states} states of text_heads={heads} heads each",
+            ),
+            (
+                heads % keys == 0,
+                f"text_kv_heads={keys} does not divide text_heads={heads}, which share them",
+            ),
+            (
+                keys % tp == 0 and self.text_mlp_size % tp == 0,
+                f"tensor_model_parallel_size={tp} divides not both text_kv_heads={keys} and"
+                f" text_mlp_size={self.text_mlp_size}, which tensor ranks share",
+            ),
+            (
+                not exchanged or heads % (tp * cp) == 0,
+                f"cp_comm_type=a2a spreads text_heads={heads} over tensor_model_parallel_size={tp}"
+                f" * context_parallel_size={cp} = {tp * cp} ranks, which does not divide; use"
+                " cp_comm_type=all_gather",
+            ),
+        ]
+
+    @property
+    def text_width(self) -> int:
+        """Width of one state of a token of text."""
+        return self.crossattn_emb_size // self.num_text_layers
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        sizes = super().cost_sizes
+        return [*sizes, self.num_kv_heads, self.crossattn_emb_size, self.text_mlp_size]
+
+
+def _layer(
+    width: int, *, heads: int, groups: int, hidden: int, states: int | None = None, **more: Any
+) -> SequentialLayerSpec:
+    attention: Any = {"eps": EPS, "centred": True, "output_gate": True, "states": states}
+    return SequentialLayerSpec(
+        attention=AttentionSpec(width=width, heads=heads, groups=groups, **attention),
+        feed_forward=FeedForwardSpec(width=width, hidden=hidden, activation=Activation.SWIGLU),
+        eps=EPS,
+        centred=True,
+        after=False,
+        tanh=False,
+        **more,
+    )
+
+
+def krea2_stack(model: Krea2Config) -> StackSpec:
+    """The layers over both rows."""
+    sizes: Any = {"heads": model.num_attention_heads, "groups": model.num_kv_heads}
+    layer = _layer(
+        model.hidden_size,
+        hidden=model.ffn_hidden_size,
+        modulation=TableModulation(),
+        shifted=True,
+        **sizes,
+    )
+    return StackSpec(name="blocks", count=model.num_layers, layer=layer)
+
+
+def fusion_layers(model: Krea2Config) -> tuple[SequentialLayerSpec, SequentialLayerSpec]:
+    """A layer among the states of each token of text, and one among the tokens."""
+    sizes: Any = {"heads": model.text_heads, "groups": model.text_kv_heads}
+    sizes |= {"hidden": model.text_mlp_size, "rows": RowKind.TEXT, "modulation": None}
+    states, tokens = (
+        _layer(model.text_width, states=count, **sizes) for count in (model.num_text_layers, None)
+    )
+    return states, tokens
+
+
+def _spec(model: Krea2Config) -> NetworkSpec:
+    """Layers over text keep their inputs: all states of a token, then the row made of them."""
+    states = (model.num_fusion_layers + 1) * model.crossattn_emb_size
+    return NetworkSpec(
+        stacks=(krea2_stack(model),),
+        text_layers="text_fusion.",
+        text_layers_kept=states + model.num_refiner_layers * model.text_width,
+    )
+
+
+def _inputs(model: Krea2Config) -> tuple[SampleInput, ...]:
+    return (text_input(model, encoder="krea2"),)
+
+
+_BY_TOKENS = {
+    **{"time_shift_type": "exponential", "base_shift": 0.5, "max_shift": 1.15},
+    "max_image_seq_len": 6400,
+}
+SAME_FOR_ALL = {"base_shift": 1.15, "max_shift": 1.15}
+"""Keys of `objective` for Turbo: its pipeline shifts levels of all sizes alike."""
+
+FAMILY = Family(
+    name="krea2",
+    config=Krea2Config,
+    network=imported("dit.models.krea2.model:Krea2Network"),
+    spec=_spec,
+    parts={"text_fusion": "text", **JOINT_PARTS},
+    diffusers=imported("dit.models.krea2.diffusers:FORM"),
+    inputs=_inputs,
+    positions=grid_positions,
+    # As `ADALN_ZERO`; each layer's table is zero, too.
+    weights=WeightRules(
+        zero=("modulations.*.weight", "*modul*.table", "proj_out.weight"), no_decay=("*.table",)
+    ),
+    objective=ObjectiveConventions(
+        settings=EVEN_STEPS,
+        of_size={"krea2_raw": _BY_TOKENS, "krea2_turbo": _BY_TOKENS | SAME_FOR_ALL},
+        clean_level=None,
+    ),
+    vae=lambda _: "krea2",
+    distilled=("krea2_turbo",),
+    tiny=TINY,
+)

@@ -1,0 +1,194 @@
+"""Krea 2: states of several text layers are fused into one row, then layers over both rows."""
+
+# T packed tokens, M level rows, C patch features, D model width, L text tokens, S states of a token
+# E width of a state, X all states of a token side by side, or below each other
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+from torch.utils.checkpoint import checkpoint
+
+from dit.batch import PackedBatch
+from dit.models.krea2.family import (
+    EPS,
+    THETA,
+    VECTORS,
+    Krea2Config,
+    fusion_layers,
+    krea2_stack,
+)
+from dit.models.layer_spec import LEVEL_WAVES, SequentialLayerSpec
+from dit.models.layers.adaptable import (
+    TOKENS,
+    DropoutRows,
+    dropout_rows,
+    dropping,
+    sees_part_of_tokens,
+)
+from dit.models.layers.modulation import (
+    SharedModulations,
+    TableAdaLN,
+    TimestepConditioning,
+    TwoLinears,
+    sinusoid,
+)
+from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.models.layers.queries_and_keys import CentredNorm, RotaryTable
+from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
+from dit.models.stacks.sequential_layer import TextLayer
+from dit.models.stacks.stacked_transformer import Blocks, Shapes
+from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
+
+_GELU = partial(gelu, approximate="tanh")
+_SHARED = sum(VECTORS.values())
+
+
+class Krea2Network(JointTransformer):
+    """Noisy tokens, noise level and text of a pack -> velocity of each token.
+
+    The arithmetic is that of Diffusers' `Krea2Transformer2DModel`. The first pipeline stage fuses
+    the states of the text and makes the rows that all modulations share, which travel with the
+    embedding of the level, 7 rows for each sample.
+    """
+
+    def __init__(
+        self, model: Krea2Config, groups: ProcessGroupCollection, vp_stage: int | None = None
+    ):
+        config, width = transformer_config(model), model.hidden_size
+        super().__init__(config, model, groups, vp_stage, (krea2_stack(model),))
+        self.rotary = RotaryTable(model.rope_axes, (THETA,) * 3, dtype=torch.float64)
+        context = BuildContext(model=model, config=config, groups=groups)
+        if self.pre_process:
+            text: Any = {"widths": (width, width), "activation": _GELU}
+            self.patches = Replicated(
+                model.patch_features, width, config=config, bias=True, token_row=TOKENS
+            )
+            self.told = TwoLinears(LEVEL_WAVES, config, activation=_GELU)
+            self.modulations = SharedModulations(
+                context, width, VECTORS, bias=True, activation=_GELU
+            )
+            self.text_fusion = TextFusion(context)
+            self.text_norm = _norm(model.text_width, context)
+            self.text_embedder = TwoLinears(model.text_width, config, token_row=TEXT_TOKENS, **text)
+        self.build_stacks()
+        self.build_head(
+            JOINT_TOKENS,
+            modulate_out=lambda context: TableAdaLN(context.config, width, parts=1, gated=False),
+        )
+        if self.post_process:
+            self.norm_out = _norm(width, context)
+
+    def condition_shapes(self, batch: PackedBatch) -> Shapes:
+        return {T_EMB: (batch.num_levels, (_SHARED + 1) * self.config.hidden_size)}
+
+    def embed(
+        self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
+    ) -> Blocks:
+        dtype = self.config.params_dtype
+        told_MD = self.told(sinusoid(level_M, LEVEL_WAVES).to(dtype))
+        rows_MX = torch.cat((self.modulations(told_MD), told_MD), dim=-1)
+        conditions = self.conditions({T_EMB: rows_MX}, batch, layout)
+        apart = self._order(layout.text.row, device=x_TC.device).apart
+        # Text is not rotated; its heads have a width of their own.
+        plain = replace(conditions.text, angles_TK=None)
+        text_LX = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
+        fused_LE = self.text_fusion(text_LX, replace(conditions, text=plain, text_alone=apart))
+        return {
+            TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))),
+            TEXT_TOKENS: self.text_embedder(self.text_norm(fused_LE)),
+            T_EMB: rows_MX,
+        }
+
+    def conditions(
+        self, blocks: Blocks, batch: PackedBatch, layout: JointLayout
+    ) -> JointConditions:
+        shared_MX, told_MD = self._rows(blocks)
+        timestep = TimestepConditioning(t_emb_ND=told_MD, adaln_shift_NX=shared_MX)
+        return replace(super().conditions(blocks, batch, layout), timestep=timestep)
+
+    def head(self, blocks: Blocks, batch: PackedBatch, layout: JointLayout) -> Tensor:  # noqa: ARG002
+        _, told_MD = self._rows(blocks)
+        head: Any = self.modulate_out
+        (adaln,) = head.of_embedding(told_MD)
+        normed_JD = self.norm_out(blocks[JOINT_TOKENS])
+        return layout.order.latents(
+            self.all_tokens(self.proj_out(adaln.scaled(normed_JD, layout.joint)))
+        )
+
+    def _rows(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """Rows that all layers share [M, 6 D], and the embedding of the level [M, D]."""
+        width = self.config.hidden_size
+        shared_MX, told_MD = blocks[T_EMB].split((_SHARED * width, width), dim=-1)
+        return shared_MX, told_MD
+
+
+def _norm(width: int, context: BuildContext) -> CentredNorm:
+    made = CentredNorm(width, eps=EPS, dtype=context.config.params_dtype)
+    sees_part_of_tokens(made, context.config)
+    return made
+
+
+class TextFusion(MegatronModule):
+    """All hidden states of each token of text [L, X] -> one row of it [L, E].
+
+    The states of a token attend to each other, one linear makes one row of them, and the tokens of
+    a caption attend to each other. The arithmetic is that of Diffusers' `Krea2TextFusion`.
+    """
+
+    def __init__(self, context: BuildContext):
+        super().__init__(config=context.config)
+        model: Any = context.model
+        self.states, self.width = model.num_text_layers, model.text_width
+        of_states, of_tokens = fusion_layers(model)
+
+        # Attributes, because Megatron-Core would store split weights of a ModuleList as whole ones.
+        def add(name: str, spec: SequentialLayerSpec, count: int) -> list[str]:
+            names = [f"{name}_{number}" for number in range(count)]
+            for number, one in enumerate(names, 1):
+                # They are on the first stage, before the layers that virtual stages share.
+                at: Any = {"layer_number": number, "pg_collection": context.groups, "vp_stage": 0}
+                setattr(self, one, TextLayer(context.config, spec=spec, model=model, **at))
+            return names
+
+        self.layers_of_states = add("states", of_states, model.num_fusion_layers)
+        self.projector = Replicated(self.states, 1, config=context.config, token_row=TEXT_TOKENS)
+        self.layers_of_tokens = add("tokens", of_tokens, model.num_refiner_layers)
+
+    def forward(self, text_LX: Tensor, conditions: JointConditions) -> Tensor:
+        # All states of a token are neighbours, however tokens are shared out.
+        h_XE = text_LX.unflatten(-1, (self.states, self.width)).flatten(0, 1)
+        for name in self.layers_of_states:
+            h_XE = self._again(getattr(self, name), h_XE, conditions, rows=self.states)
+        h_LES = h_XE.unflatten(0, (-1, self.states)).transpose(1, 2)
+        with dropping(_of_states(self.width)):
+            h_LE = self.projector(h_LES.flatten(0, 1)).view(-1, self.width)
+        for name in self.layers_of_tokens:
+            h_LE = self._again(getattr(self, name), h_LE, conditions, rows=1)
+        return h_LE
+
+    def _again(self, layer: nn.Module, h: Tensor, conditions: JointConditions, rows: int) -> Tensor:
+        """Output of a layer, whose backward pass computes it again.
+
+        All of them would keep about 4 MB for each token of text; inputs are 61 KB a layer.
+        """
+        dropout = _of_states(rows)
+
+        def run(h: Tensor) -> Tensor:
+            with dropping(dropout):  # the way back has left the pass
+                return layer(h, conditions)
+
+        return checkpoint(run, h, use_reentrant=False) if self.training else run(h)
+
+
+def _of_states(count: int) -> DropoutRows | None:
+    """What adapters drop where each token of text has so many rows."""
+    rows = dropout_rows()
+    return rows if rows is None or count == 1 else rows.of_states(TEXT_TOKENS, count)

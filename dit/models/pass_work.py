@@ -1,0 +1,92 @@
+"""Operations of a forward pass, by the lengths of the samples in a pack.
+
+`dit.sizing.flops` asks a network for them once. From then on they are numbers, by which a worker of
+the loader weighs packs without the network.
+"""
+
+# n latent tokens, m text tokens of a sample
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+from dit.config.sparsity import TokenRoute
+from dit.models.layer_spec import NetworkSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplications:
+    """Multiplications of a forward pass over a sample with n latent and m text tokens."""
+
+    sample: int = 0
+    n: int = 0
+    m: int = 0
+    nn: float = 0  # an integer unless queries see a share of the keys
+    nm: int = 0
+    mm: int = 0
+
+    def __add__(self, other: Multiplications) -> Multiplications:
+        return Multiplications(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def times(self, count: float) -> Multiplications:
+        return Multiplications(*(count * one for one in astuple(self)))
+
+    def of(self, tokens: Sequence[int], text: Sequence[int]) -> int:
+        """Multiplications for samples with so many latent `tokens` and `text` tokens."""
+        total = self.sample * len(tokens) + self.n * sum(tokens) + self.m * sum(text)
+        for n, m in zip(tokens, text, strict=True):
+            total += round(self.nn * n * n) + self.nm * n * m + self.mm * m * m
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class PartWork:
+    """Multiplications of a part of a network."""
+
+    linears: Multiplications = Multiplications()
+    attention: Multiplications = Multiplications()
+
+    def __add__(self, other: PartWork) -> PartWork:
+        return PartWork(self.linears + other.linears, self.attention + other.attention)
+
+    def times(self, count: int) -> PartWork:
+        return PartWork(self.linears.times(count), self.attention.times(count))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassWork:
+    """Operations of a forward pass of a network.
+
+    A product of matrices counts 2 m n k. Lengths are the true ones: padding of samples that no
+    token attends to and recomputation count nothing. Linears go by tokens or samples, attention by
+    pairs of tokens. Layers of a token route count the tokens that they see.
+    """
+
+    spec: NetworkSpec
+    whole: PartWork
+    """Work of all that sees every token."""
+    routed: PartWork
+    """Work of the layers of `route`."""
+    conditioner: PartWork
+    """Work of what sees captions before they are filled up."""
+    route: TokenRoute | None
+
+    def flops(self, tokens: Sequence[int], text: Sequence[int]) -> int:
+        """Operations for samples of `tokens` patches and `text` caption tokens."""
+        parts = [one.linears for one in (self.whole, self.routed, self.conditioner)]
+        return self._flops(parts, tokens, text) + self.attention_flops(tokens, text)
+
+    def attention_flops(self, tokens: Sequence[int], text: Sequence[int]) -> int:
+        """Operations among `flops` that attention takes, of the same samples."""
+        parts = [one.attention for one in (self.whole, self.routed, self.conditioner)]
+        return self._flops(parts, tokens, text)
+
+    def _flops(
+        self, parts: Sequence[Multiplications], tokens: Sequence[int], text: Sequence[int]
+    ) -> int:
+        whole, routed, conditioner = parts
+        lengths, tokens = self.spec.text(text), self.spec.filled(tokens)
+        kept = tokens if self.route is None else [self.route.tokens(one) for one in tokens]
+        total = whole.of(tokens, lengths) + routed.of(kept, lengths)
+        return 2 * (total + conditioner.of([0] * len(text), text))

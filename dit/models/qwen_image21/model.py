@@ -1,0 +1,169 @@
+"""Qwen-Image-2.1: sequential layers over a sequence of texts and pictures, block-causal."""
+
+# T packed tokens, L text tokens, N samples, M level rows, C patch features, D model width
+# A axes of positions, E text width, R pictures of a sample
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, chain, pairwise
+from typing import Any, TypeVar
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from dit.batch import TEXT, Grid, PackedBatch
+from dit.models.attention.block_causal import Segment
+from dit.models.layer_spec import LEVEL_WAVES
+from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
+from dit.models.layers.modulation import PrecomputedAdaLN, SharedModulations, TwoLinears, sinusoid
+from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
+from dit.models.layers.queries_and_keys import CentredNorm, RotaryTable
+from dit.models.layers.token_refiner import by_sample
+from dit.models.qwen_image21.family import (
+    EPS,
+    MOST_REFERENCES,
+    THETA,
+    VECTORS,
+    QwenImage21Config,
+    qwen_image21_stack,
+)
+from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
+from dit.models.stacks.stacked_transformer import Blocks, Shapes
+from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
+from dit.pack_wire import to_device
+
+X = TypeVar("X")
+
+
+class QwenImage21Network(JointTransformer):
+    """Noisy tokens, noise level, texts and reference pictures of a pack -> velocity of each token.
+
+    The arithmetic is that of Diffusers' `QwenImage21Transformer2DModel` for one sample. A sample is
+    a sequence: texts with references between them, then its picture. A sample has two level rows:
+    its picture has its level, texts and references have level 0. The first pipeline stage makes the
+    rows of all modulations, 5 for each level row, which travel with the hidden states.
+    """
+
+    text_level = 1
+
+    def __init__(
+        self, model: QwenImage21Config, groups: ProcessGroupCollection, vp_stage: int | None = None
+    ):
+        config, width = transformer_config(model), model.hidden_size
+        super().__init__(config, model, groups, vp_stage, (qwen_image21_stack(model),))
+        self.rotary = RotaryTable(model.rope_axes, (THETA,) * 3)
+        if self.pre_process:
+            made: Any = {"config": config, "bias": False}
+            text, sizes = model.crossattn_emb_size, (width, width)
+            self.patches = Replicated(model.patch_features, width, token_row=TOKENS, **made)
+            self.text_norm = CentredNorm(text, eps=EPS, dtype=config.params_dtype)
+            sees_part_of_tokens(self.text_norm, config)
+            of_text: Any = {"widths": sizes, "activation": partial(gelu, approximate="tanh")}
+            self.text_embedder = TwoLinears(text, token_row=TEXT_TOKENS, **of_text, **made)
+            self.told = TwoLinears(LEVEL_WAVES, **made)
+            context = BuildContext(model=model, config=config, groups=groups)
+            self.modulations = SharedModulations(context, width, VECTORS)
+        self.build_stacks()
+        self.build_head(
+            JOINT_TOKENS,
+            modulate_out=lambda context: PrecomputedAdaLN(
+                context.config, first=VECTORS["blocks"], gated=False, shifted=False
+            ),
+            bias=False,
+        )
+
+    def sequences(self, batch: PackedBatch) -> Sequence[Sequence[Segment]]:
+        found = []
+        samples = zip(_samples(batch), batch.num_tokens, strict=True)
+        for (texts, grids), tokens in samples:
+            sizes = [math.prod(grid) for grid in grids]
+            own = tokens - sum(sizes)
+            # Latents hold the target first, which is the last in the sequence.
+            firsts = accumulate(sizes, initial=own)
+            pictures = [*zip(firsts, sizes, strict=False), (0, own)]
+            texts_of = zip(accumulate(texts, initial=0), texts, strict=False)
+            both = ((True, texts_of), (False, pictures))
+            found.append(_laid(*([Segment(kind, *one) for one in of] for kind, of in both)))
+        return found
+
+    def prepared(self, batch: PackedBatch) -> PackedBatch:
+        """The number of its picture in a token's position becomes its place in the sequence."""
+        places = [_places(*sample)[1] for sample in _samples(batch)]
+        # The target, whose number is 0, stands behind all references.
+        rows = [[own[-1], *own[:-1], *[0] * (1 + MOST_REFERENCES - len(own))] for own in places]
+        position_TA = batch.position_TA
+        place_NR = to_device(torch.tensor(rows, dtype=position_TA.dtype), position_TA.device)
+        place_T = place_NR[batch.segment_T, position_TA[:, 0].long()]
+        moved_TA = torch.cat((place_T[:, None], position_TA[:, 1:]), dim=1)
+        return replace(batch, position_TA=moved_TA)
+
+    def text_positions(self, batch: PackedBatch) -> Tensor:
+        """The place of a token, on all axes."""
+        places = [place for sample in _samples(batch) for place in _places(*sample)[0]]
+        place_L = torch.tensor(places, dtype=batch.position_TA.dtype)
+        place_LA = place_L[:, None].repeat(1, batch.position_TA.shape[1])
+        return to_device(place_LA, batch.position_TA.device)
+
+    def condition_shapes(self, batch: PackedBatch) -> Shapes:
+        width = sum(VECTORS.values()) * self.config.hidden_size
+        return {T_EMB: (2 * batch.num_samples, width)}
+
+    def embed(
+        self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: JointLayout
+    ) -> Blocks:
+        dtype, level_N = self.config.params_dtype, level_M[: batch.num_samples]
+        clean_N = torch.zeros_like(level_N) if self.model.causal_condition else level_N
+        told_MD = self.told(sinusoid(torch.cat((level_N, clean_N)), LEVEL_WAVES).to(dtype))
+        offsets = _texts_in_order(batch)
+        text_LE = by_sample([batch.texts[name].to(dtype) for name in offsets], [*offsets.values()])
+        text_LE = self.my_tokens(layout.text.of(text_LE))
+        return {
+            TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))),
+            TEXT_TOKENS: self.text_embedder(self.text_norm(text_LE)),
+            T_EMB: self.modulations(told_MD),
+        }
+
+
+def _texts_in_order(batch: PackedBatch) -> dict[str, tuple[int, ...]]:
+    """Offsets of the texts of a pack by name, those before references first, the caption last."""
+    names = [name for name in batch.text_offsets if name != TEXT]
+    return {name: batch.text_offsets[name] for name in (*names, TEXT)}
+
+
+def _samples(batch: PackedBatch) -> Iterator[tuple[tuple[int, ...], tuple[Grid, ...]]]:
+    """Rows of the texts of each sample, in their order, and grids of its references."""
+    offsets = _texts_in_order(batch).values()
+    lengths = ([stop - start for start, stop in pairwise(of)] for of in offsets)
+    references = batch.references or ((),) * batch.num_samples
+    return zip(zip(*lengths, strict=True), references, strict=True)
+
+
+def _laid(texts: Sequence[X], pictures: Sequence[X]) -> list[X]:
+    """A text before each reference, then all other texts, then the target, the last picture."""
+    *references, target = pictures
+    count = len(references)
+    assert len(texts) > count, "a text before each reference, and the caption"
+    pairs = zip(texts[:count], references, strict=True)
+    return [*chain.from_iterable(pairs), *texts[count:], target]
+
+
+def _places(texts: Sequence[int], references: Sequence[Grid]) -> tuple[list[int], list[int]]:
+    """Place of each token of the texts of a sample, and of its pictures, the target last.
+
+    A token of text counts for one place, a reference for as many as its longest side has tokens.
+    """
+    of_texts, of_pictures, place = list[int](), list[int](), 0
+    sides = [max(grid[1:]) for grid in references]
+    for is_text, size in _laid([(True, n) for n in texts], [(False, n) for n in (*sides, 0)]):
+        if is_text:
+            of_texts += range(place, place + size)
+        else:
+            of_pictures.append(place)
+        place += size
+    return of_texts, of_pictures

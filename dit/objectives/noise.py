@@ -1,0 +1,52 @@
+"""Standard normal numbers of the tokens of a pack, and latents drawn from their distributions."""
+
+# T packed tokens, R real tokens, C patch features
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dit.batch import PackedBatch
+
+
+def draw_latents(batch: PackedBatch, *rngs: torch.Generator) -> PackedBatch:
+    """The pack with latents of the distributions whose means and log variances it has.
+
+    That is mean + exp(log variance / 2) * noise (arXiv:1312.6114, Eq. 10). The generators, one or
+    one for each sample, are on the device of the batch. A pack without variances stays as it is.
+    """
+    if batch.latent_logvar_TC is None:
+        return batch
+    assert batch.share.count == 1, "draws are made before a pack is split"
+    std_TC = (batch.latent_logvar_TC.float() / 2).exp()
+    latent_TC = batch.latent_TC + std_TC * draw_noise(batch, *rngs)
+    return replace(batch, latent_TC=latent_TC, latent_logvar_TC=None)
+
+
+def draw_noise(batch: PackedBatch, *rngs: torch.Generator) -> Tensor:
+    """Standard normal noise [T, C], float32, zero on padding; that of a pair is the same.
+
+    Numbers are drawn for the real tokens in pack order, so padding does not change them: by one
+    generator, or those of each sample by its own.
+    """
+    rows = [batch.real_tokens // batch.copies] if len(rngs) == 1 else batch.num_tokens
+    width = batch.latent_TC.shape[1]
+    drawn = zip(rows, rngs, strict=True)
+    noise_RC = torch.cat(
+        [torch.randn((n, width), generator=rng, device=rng.device) for n, rng in drawn]
+    )
+    if batch.in_pairs:
+        of_pairs = noise_RC.split(batch.num_tokens[::2])
+        noise_RC = torch.cat([noise for one in of_pairs for noise in (one, one)])
+    return insert_padding(noise_RC, batch)
+
+
+def insert_padding(values_RC: Tensor, batch: PackedBatch) -> Tensor:
+    """Values of the real tokens in pack order -> [T, C] with zeros on padding."""
+    # A cumulative count, because nonzero() would wait for the device. Before the first real token
+    # it is -1, which is a valid row that is masked like all padding.
+    row_T = batch.is_real_T.cumsum(0) - 1
+    return values_RC[row_T].masked_fill(~batch.is_real_T[:, None], 0)

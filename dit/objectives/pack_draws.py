@@ -1,0 +1,305 @@
+"""What is drawn for a pack in training, pack -> pack: given frames, dropped inputs, parts, a route.
+
+1. TRAINING_DRAWS  all of them, in their order; each has random numbers of its own (`Draw`)
+2. frames          which frames at the beginning of a target are given, as its shard says or drawn
+3. dropout         captions and images that a sample is trained without
+
+A given frame has no noise and no loss. What is drawn are counts, on the CPU; the pack that was read
+holds the latents of all frames, so that nothing but its masks changes. Where the frame is shown in
+channels beside the noisy ones (HunyuanVideo 1.5), a sample that does not use it has zeros there.
+"""
+
+# T packed tokens, N samples, L text tokens, E text width
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dit.batch import TEXT, NullInputs, PackedBatch
+from dit.config import ObjectiveConfig
+from dit.config.sparsity import TokenRoute
+from dit.objectives.noise import draw_latents
+from dit.objectives.token_draws import draw_parts, draw_route
+from dit.pack_wire import to_device
+
+CPU = torch.device("cpu")
+
+
+class Draw(IntEnum):
+    """Purpose of a stream of random numbers; the streams of one pack are independent."""
+
+    NOISE = 0
+    LEVELS = 1
+    TEXT_DROPOUT = 2
+    VALIDATION_NOISE = 3
+    GIVEN_FRAMES = 4
+    VALIDATION_GIVEN_FRAMES = 5
+    IMAGE_DROPOUT = 6
+    ADAPTER_DROPOUT = 7
+    ROUTE = 8
+    PARTS = 9
+    LATENTS = 10
+    VALIDATION_LATENTS = 11
+    VALIDATION_TEXT_DROPOUT = 12
+    STUDENT_STEP = 13
+    # Of DMD: where teacher and critic judge what the student makes
+    STUDENT_LEVEL = 14
+    STUDENT_NOISE = 15
+    # What the student makes for the critic, and where the critic learns it
+    CRITIC_STEP = 16
+    CRITIC_ROLLOUT = 17
+    CRITIC_LEVEL = 18
+    CRITIC_NOISE = 19
+
+
+def pack_rng(
+    *, seed: int, step: int, pack_id: int, device: torch.device, draw: Draw = Draw.NOISE
+) -> torch.Generator:
+    """Generator of one pack at one step: the same on every layout and rank.
+
+    Torch's CPU generator keeps only the low 32 bits of a seed, so two of 2**32 streams may coincide
+    there. On CUDA all 64 bits count.
+    """
+    return torch.Generator(device).manual_seed(_stream(seed, step, pack_id, draw))
+
+
+def _stream(seed: int, step: int, pack_id: int, draw: Draw) -> int:
+    """64 bits: the same children of (seed, step, pack_id) that SeedSequence.spawn would make."""
+    sequence = np.random.SeedSequence((seed, step, pack_id), spawn_key=(int(draw),))
+    return int(sequence.generate_state(1, np.uint64)[0])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawContext:
+    """What a draw of training depends on beside the pack: its numbers, null inputs, settings."""
+
+    seed: int
+    step: int
+    pack_id: int
+    null: NullInputs  # the inputs of a sample without caption
+    options: ObjectiveConfig
+    route: TokenRoute | None
+
+    def rng(self, draw: Draw, device: torch.device = CPU) -> torch.Generator:
+        """The generator of one purpose; no draw moves the numbers of another."""
+        return torch.Generator(device).manual_seed(self.stream(draw))
+
+    def stream(self, draw: Draw) -> int:
+        return _stream(self.seed, self.step, self.pack_id, draw)
+
+
+def _latents(batch: PackedBatch, context: DrawContext) -> PackedBatch:
+    return draw_latents(batch, context.rng(Draw.LATENTS, batch.latent_TC.device))
+
+
+def _frames(batch: PackedBatch, context: DrawContext) -> PackedBatch:
+    return draw_given_frames(batch, context.options, context.rng(Draw.GIVEN_FRAMES))
+
+
+def _images(batch: PackedBatch, context: DrawContext) -> PackedBatch:
+    rate, rng = context.options.image_dropout, context.rng(Draw.IMAGE_DROPOUT)
+    dropped = of_samples(batch, draw_dropout(samples_drawn(batch), rate, rng))
+    return without_image(batch, dropped, context.null)
+
+
+def _captions(batch: PackedBatch, context: DrawContext) -> PackedBatch:
+    dropped = dropped_captions(batch, seed=context.seed, step=context.step, options=context.options)
+    return with_null_inputs(batch, dropped, context.null)
+
+
+def _parts(batch: PackedBatch, context: DrawContext) -> PackedBatch:
+    share = context.options.level_share
+    return batch if share is None else draw_parts(batch, share, context.rng(Draw.PARTS))
+
+
+def _route(batch: PackedBatch, context: DrawContext) -> PackedBatch:
+    route = context.route
+    return batch if route is None else draw_route(batch, route, context.rng(Draw.ROUTE))
+
+
+def _adapters(batch: PackedBatch, context: DrawContext) -> PackedBatch:
+    return replace(batch, dropout_seed=context.stream(Draw.ADAPTER_DROPOUT) >> 1)
+
+
+TRAINING_DRAWS: Sequence[Callable[[PackedBatch, DrawContext], PackedBatch]] = (
+    _latents,  # latents of shards that hold distributions
+    _frames,  # the numbers of given frames
+    _images,  # dropped images become zeros
+    _captions,  # dropped captions become null inputs
+    _parts,  # two parts of a sample, with a level each
+    _route,  # the tokens that the layers of a route see
+    _adapters,  # the seed of their dropout
+)
+"""What is drawn for a pack in training, in this order, before its levels and noise.
+
+A method adds its function here and a member of `Draw`.
+"""
+
+
+def draw_given_frames(
+    batch: PackedBatch, options: ObjectiveConfig, rng: torch.Generator
+) -> PackedBatch:
+    """The pack in which each sample trains with a drawn number of given frames.
+
+    With `given_frames`, a sample gets that many of its own first frames, and at least one is left
+    to learn, so that an image gets none. Else a sample keeps the given frames of its shard with
+    `image_condition_probability`. `rng` is a CPU generator; one number is drawn for each sample.
+    """
+    if options.given_frames is None and options.image_condition_probability == 1:
+        return batch
+    uniform_N = torch.rand(samples_drawn(batch), generator=rng, dtype=torch.float64).tolist()
+    uniform_N = of_samples(batch, uniform_N)
+    if options.given_frames is None and batch.pictures:
+        unused = [one >= options.image_condition_probability for one in uniform_N]
+        return without_pictures(batch, unused)
+    if options.given_frames is None:
+        of_shard = batch.clean_tokens or (0,) * batch.num_samples
+        kept = [one < options.image_condition_probability for one in uniform_N]
+        counts = [tokens * keep for tokens, keep in zip(of_shard, kept, strict=True)]
+    else:
+        edges = list(accumulate(options.given_frames))
+        frames = [bisect(edges[:-1], one * edges[-1]) for one in uniform_N]
+        pairs = zip(frames, batch.grids, strict=True)
+        counts = [min(count, f - 1) * h * w for count, (f, h, w) in pairs]
+    return with_clean_tokens(batch, counts)
+
+
+def without_pictures(batch: PackedBatch, dropped: Sequence[bool]) -> PackedBatch:
+    """A copy of the pack whose `dropped` samples have no picture.
+
+    Their condition channels are zeros, and they have no rows of the texts made of pictures.
+    """
+    if not any(dropped):
+        return batch
+    if batch.condition_TC is not None:
+        dropped_N = to_device(torch.tensor(dropped), batch.segment_T.device)
+        condition_TC = batch.condition_TC.masked_fill(dropped_N[batch.segment_T, None], 0)
+        batch = replace(batch, condition_TC=condition_TC)
+    for name in batch.pictures:
+        rows_LE, spans = batch.texts[name], pairwise(batch.text_offsets[name])
+        each = [rows_LE[a : a if drop else b] for drop, (a, b) in zip(dropped, spans, strict=True)]
+        offsets = tuple(accumulate(map(len, each), initial=0))
+        batch = batch.with_text(name, torch.cat(each), offsets)
+    return batch
+
+
+def with_clean_tokens(batch: PackedBatch, counts: Sequence[int]) -> PackedBatch:
+    """A copy of the pack in which the first `counts` tokens of each target are given.
+
+    `batch` is a whole pack. Nothing waits for the device.
+    """
+    assert batch.share.count == 1, "draws are made before a pack is split"
+    assert batch.clean_level is not None or not any(counts), "given tokens have no level"
+    numbers = torch.tensor([batch.starts[:-1], batch.latent_tokens, counts])
+    numbers_T = to_device(numbers, batch.segment_T.device)[:, batch.segment_T]
+    start_T, own_T, clean_T = numbers_T.unbind()
+    row_T = torch.arange(len(start_T), device=start_T.device) - start_T
+    is_own_T, is_clean_T = row_T < own_T, row_T < clean_T
+    level_row_T = batch.segment_T + batch.num_samples * is_clean_T
+    return replace(
+        batch,
+        is_target_T=is_own_T & ~is_clean_T,
+        level_row_T=torch.where(is_own_T, level_row_T, batch.level_row_T),
+        clean_tokens=tuple(counts) if any(counts) else (),
+    )
+
+
+def draw_dropout(count: int, probability: float, rng: torch.Generator) -> list[bool]:
+    """Which of `count` samples train without an input of theirs; `rng` is a CPU generator."""
+    return (torch.rand(count, generator=rng, dtype=torch.float64) < probability).tolist()
+
+
+def samples_drawn(batch: PackedBatch) -> int:
+    """How many samples have draws of their own; the two of a pair share them."""
+    return batch.num_samples // batch.copies
+
+
+def of_samples(batch: PackedBatch, drawn: Sequence[Any]) -> list[Any]:
+    """What was drawn, for each sample."""
+    return [one for one in drawn for _ in range(batch.copies)]
+
+
+def dropped_captions(
+    batch: PackedBatch, *, seed: int, step: int, options: ObjectiveConfig
+) -> list[bool]:
+    """Whether each sample of the pack trains without its caption at `step`."""
+    rng = pack_rng(seed=seed, step=step, pack_id=batch.pack_id, device=CPU, draw=Draw.TEXT_DROPOUT)
+    return of_samples(batch, draw_dropout(samples_drawn(batch), options.text_dropout, rng))
+
+
+def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
+    """A copy of the pack whose `dropped` samples have the inputs of an empty caption, `null`.
+
+    The main text of a sample is replaced by its own rows for this purpose, where it has any.
+    Lengths are Python integers, so this does not wait for the device.
+
+    Raises:
+        ValueError: an input of `null` has another width than those of the pack.
+    """
+    for name, value in null.items():
+        packed = batch.vectors[name] if name in batch.vectors else batch.texts[name]
+        if value.shape[-1] != packed.shape[-1]:
+            raise ValueError(
+                f"the null input `{name}` has shape {list(value.shape)}, in a pack of width"
+                f" {packed.shape[-1]}; take it from the encoder that packed the dataset"
+            )
+    for name in [name for name in batch.texts if name in null]:
+        rows_LE = batch.texts[name]
+        each = [rows_LE[a:b] for a, b in pairwise(batch.text_offsets[name])]
+        own = own_null_texts(batch) if name == TEXT else [rows_LE[:0]] * len(each)
+        for n, (drop, own_LE) in enumerate(zip(dropped, own, strict=True)):
+            if drop:
+                each[n] = (own_LE if len(own_LE) else null[name]).to(rows_LE)
+        offsets = tuple(accumulate(map(len, each), initial=0))
+        batch = batch.with_text(name, torch.cat(each), offsets)
+    vectors = dict(batch.vectors)
+    for name in [name for name in vectors if name in null]:
+        pairs = zip(dropped, vectors[name], strict=True)
+        each = [null[name].to(own_E) if drop else own_E for drop, own_E in pairs]
+        vectors[name] = torch.stack(each)
+    return replace(batch, vectors=vectors, null_text_LE=None, null_text_starts=())
+
+
+def own_null_texts(batch: PackedBatch) -> list[Tensor]:
+    """Rows [M, E] that replace the main text of each sample if dropped; 0 rows if it has none."""
+    rows_LE = batch.null_text_LE
+    if rows_LE is None:
+        return [batch.text_LE[:0]] * batch.num_samples
+    return [rows_LE[a:b] for a, b in pairwise(batch.null_text_starts)]
+
+
+def without_image(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
+    """A copy of the pack with zeros for all that is made of pictures of the `dropped` samples.
+
+    These inputs are the condition channels, and the texts and vectors that `null` lacks because no
+    caption decides them. Their numbers of rows stay, unless the network can do without a picture:
+    then the sample has no rows of it. Given frames are left to `draw_given_frames`.
+    """
+    if not any(dropped):
+        return batch
+    if batch.pictures:
+        return without_pictures(batch, dropped)
+    changes: dict[str, Tensor] = {}
+    if batch.condition_TC is not None:
+        dropped_N = to_device(torch.tensor(dropped), batch.segment_T.device)
+        is_dropped_T1 = dropped_N[batch.segment_T, None]
+        changes["condition_TC"] = batch.condition_TC.masked_fill(is_dropped_T1, 0)
+    offsets = {name: of for name, of in batch.text_offsets.items() if name not in null}
+    rows = {name: range(batch.num_samples + 1) for name in batch.vectors if name not in null}
+    for field, every in (("texts", offsets), ("vectors", rows)):
+        for name, starts in every.items():
+            rows_LE = getattr(batch, field)[name].clone()
+            for drop, (first, stop) in zip(dropped, pairwise(starts), strict=True):
+                if drop:
+                    rows_LE[first:stop] = 0
+            changes[f"{field}.{name}"] = rows_LE
+    return batch.with_tensors(changes)

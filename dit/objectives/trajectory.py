@@ -1,0 +1,141 @@
+"""Packs on their way from noise to latents, as distillation makes them in training.
+
+A `NoisyPack` goes from level to level by steps of Euler's method or of LCM, as in `dit.sampling`,
+but each sample has a level of its own, and stays where a step ends at the level at which it begins.
+"""
+
+# C patch features, T packed tokens, N samples, S + 1 levels of S steps
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dit.batch import PackedBatch, Problem
+from dit.objectives.objective import SamplingPath, per_token, real_only
+from dit.objectives.timestep_sampling import draw_quantiles
+from dit.objectives.training_target import with_clean_level, with_given_tokens
+from dit.pack_wire import to_device
+
+LEAST_DISTANCE = 1e-6
+"""The least mean distance of a latent to the teacher's prediction that a gradient is divided by."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoisyPack:
+    """A pack with a noisy state of each sample."""
+
+    batch: PackedBatch
+    state_TC: Tensor  # float64, as in samplers
+    level_N: Tensor  # float64, on the device
+
+    @classmethod
+    def of(
+        cls,
+        path: SamplingPath,
+        batch: PackedBatch,
+        latent_TC: Tensor,
+        level_N: Tensor,
+        noise_TC: Tensor,
+    ) -> NoisyPack:
+        """Latents with as much of the noise [T, C] as the levels say."""
+        signal_T1, level_T1 = (per_token(one, batch) for one in (path.signal(level_N), level_N))
+        state_TC = signal_T1 * latent_TC + level_T1 * noise_TC
+        return cls(batch=batch, state_TC=state_TC, level_N=level_N)
+
+    def asked(self, path: SamplingPath, batch: PackedBatch | None = None) -> Problem:
+        """What the network is asked of this state; there is no target.
+
+        `batch` is the pack with other texts, of the same latents.
+        """
+        batch = self.batch if batch is None else batch
+        noise_T1 = per_token(self.level_N, batch)
+        input_TC = real_only(path.network_input(self.state_TC, noise_T1), batch).float()
+        if batch.has_given_tokens:
+            input_TC = with_given_tokens(input_TC, batch)
+        level_N = path.network_level(self.level_N).float()
+        return Problem(
+            input_TC=input_TC,
+            level_M=with_clean_level(level_N, batch, path),
+            target_TC=input_TC,
+            weight_N=level_N,
+            noise_N=level_N,
+        )
+
+    def moved(self, path: SamplingPath, raw_TC: Tensor, end_N: Tensor) -> NoisyPack:
+        """The pack after a step of Euler's method to the levels `end_N`, from the raw output."""
+        noise_T1 = per_token(self.level_N, self.batch)
+        velocity_TC = path.predict(self.state_TC, raw_TC.double(), noise_T1).velocity_TC
+        step_T1 = per_token(end_N - self.level_N, self.batch)
+        return replace(self, state_TC=self.state_TC + step_T1 * velocity_TC, level_N=end_N)
+
+    def latent(self, path: SamplingPath, raw_TC: Tensor) -> Tensor:
+        """The clean latent [T, C], float64, that the raw output predicts."""
+        noise_T1 = per_token(self.level_N, self.batch)
+        return path.predict(self.state_TC, raw_TC.double(), noise_T1).latent_TC
+
+    def renoised(
+        self, path: SamplingPath, raw_TC: Tensor, end_N: Tensor, noise_TC: Tensor
+    ) -> NoisyPack:
+        """The pack after a step of LCM: the predicted latents, with new noise."""
+        there = NoisyPack.of(path, self.batch, self.latent(path, raw_TC), end_N, noise_TC)
+        stays_T1 = per_token(end_N == self.level_N, self.batch)
+        return replace(there, state_TC=torch.where(stays_T1, self.state_TC, there.state_TC))
+
+
+def mean_velocity(start: NoisyPack, end: NoisyPack) -> Tensor:
+    """The velocity [T, C] that leads from one state to the other in one step of Euler's method."""
+    step_T1 = per_token(end.level_N - start.level_N, start.batch)
+    return (end.state_TC - start.state_TC) / step_T1
+
+
+def draw_steps(count: int, rng: torch.Generator, *, steps: int) -> Tensor:
+    """Numbers [count] of steps, each of 0 to `steps` - 1 as likely; `rng` is a CPU generator."""
+    return (draw_quantiles(count, rng) * steps).long()
+
+
+def levels_of_steps(level_SN: Tensor, step_N: Tensor) -> Tensor:
+    """The level [N] at which step `step_N` of each sample begins."""
+    return level_SN.gather(0, step_N[None])[0]
+
+
+def regression_to(start: NoisyPack, path: SamplingPath, raw_TC: Tensor, move_TC: Tensor) -> Problem:
+    """The problem whose target is the latent of the raw output at `start`, moved by `move_TC`.
+
+    Its loss is half the squared distance of latents, so that its gradient by the latent, at that
+    output, is -`move_TC` for each number, over the divisor of the loss. No output is its own target
+    to the bit unless it moves by 0.
+    """
+    level_N1 = start.level_N[:, None]
+    ones_N1, zeros_N1 = torch.ones_like(level_N1), torch.zeros_like(level_N1)
+    # Predictions are affine in the raw output: this is the factor.
+    of_one, of_none = (path.predict(zeros_N1, raw, level_N1) for raw in (ones_N1, zeros_N1))
+    factor_N = (of_one.latent_TC - of_none.latent_TC)[:, 0]
+    target_TC = raw_TC.double() + move_TC / per_token(factor_N, start.batch)
+    asked = start.asked(path)
+    unread_T1 = ~start.batch.is_target_T[:, None]
+    return replace(
+        asked,
+        target_TC=target_TC.masked_fill(unread_T1, 0).float(),
+        weight_N=(factor_N.square() / 2).float(),
+        noise_N=start.level_N.float(),
+    )
+
+
+def distribution_gradient(
+    batch: PackedBatch, latent_TC: Tensor, *, real_TC: Tensor, fake_TC: Tensor
+) -> Tensor:
+    """DMD's gradient [T, C] by the latents that a student made; 0 on tokens without noise.
+
+    (fake - real) / mean |latent - real|, where both are the latents that critic and teacher predict
+    of the noisy latent, and the mean is over the numbers of a sample: arXiv:2311.18828, Eq. 7 and 8
+    in predictions of latents, whose factors of the level the mean takes out.
+    """
+    target_T1 = batch.is_target_T[:, None]
+    away_T = (latent_TC - real_TC).abs().mean(-1).masked_fill(~batch.is_target_T, 0)
+    sums_N = away_T.new_zeros(batch.num_samples).index_add_(0, batch.segment_T, away_T)
+    mean_N = sums_N / to_device(torch.tensor(batch.loss_tokens), sums_N.device)
+    move_TC = (fake_TC - real_TC) / per_token(mean_N.clamp(min=LEAST_DISTANCE), batch)
+    return move_TC.masked_fill(~target_T1, 0)

@@ -1,0 +1,235 @@
+"""Multiplications of a network, counted in passes over packs of several sizes on the meta device.
+
+Rows of each linear, and queries and keys of each attention, are straight lines in the tokens and
+the text of a sample. Packs of equal samples say which: one of them, and ones with more tokens, more
+text and more samples. References, glyphs and given frames, which a sample need not have, are not
+there. Counted is what the formula needs: of the head, which may run over text as well, the latent
+tokens alone.
+"""
+
+# n latent tokens, m text tokens of a sample
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
+from itertools import count as numbers
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dit.batch import PackedBatch
+from dit.config import AttentionBackend, ModelConfig
+from dit.models.attention.kernels import ATTEND
+from dit.models.attention.spans import Spans
+from dit.models.layers import packed_attention
+from dit.models.layers.adaptable import Adaptable
+from dit.models.pass_work import Multiplications, PartWork
+from dit.models.registry import network_spec
+from dit.sizing.meta_network import META, groups_as_given, meta_pack, replaced, stage_on_meta
+
+_SIDE, _TEXT, _SAMPLES = 4, 64, 2
+_BASE = {"side": _SIDE, "text": _TEXT, "samples": _SAMPLES}
+_PACKS = (_BASE, _BASE | {"side": 2 * _SIDE}, _BASE | {"text": 2 * _TEXT})
+_MORE_SAMPLES = _BASE | {"samples": 2 * _SAMPLES}
+_CONDITIONER, _OUTSIDE, _LAYER = "conditioner", "outside", "layer"
+
+
+def count_work(model: ModelConfig) -> tuple[PartWork, tuple[PartWork, ...], PartWork]:
+    """Work outside of the layers of a network on one rank, of each layer, and of a conditioner.
+
+    It is asked in as many pipeline stages as it has layers, of which the first and the last of each
+    stack are built: every layer between them is like the first.
+    """
+    if model.text_zeros_to is not None:
+        model = replace(model, text_pad_to=None)  # captions of any length stay as they are
+    counts = [stack.count for stack in network_spec(model).stacks if stack.count]
+    ends = [*accumulate(counts)]
+    asked = {*(ends[i] - n for i, n in enumerate(counts)), *(end - 1 for end in ends)}
+    found = {at: _StageWork.of(model, stage=at, stages=ends[-1]) for at in asked}
+    layers = list[PartWork]()
+    for end, count in zip(ends, counts, strict=True):
+        layers += [found[end - count].part(_LAYER)] * (count - 1) + [found[end - 1].part(_LAYER)]
+    outside = [found[at].part(_OUTSIDE) for at in {0, ends[-1] - 1}]
+    return sum(outside, PartWork()), tuple(layers), found[0].part(_CONDITIONER)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attended:
+    """An attention of a pass over a pack of equal samples."""
+
+    place: str
+    width: int  # of all heads together
+    queries: int  # of a sample
+    keys: int
+    seen: float  # pairs of a query and a key for each pair of tokens
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What a pass over a pack computes."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    """Rows of each linear, by its name."""
+    attentions: list[_Attended] = field(default_factory=list)
+    place: str = _OUTSIDE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Line:
+    """A number that grows with tokens and text: sample + n * tokens + m * text."""
+
+    sample: int
+    n: int
+    m: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _StageWork:
+    """The passes of a stage over the packs, and how long their samples are."""
+
+    network: Any
+    passes: tuple[_Pass, ...]  # as `_PACKS`, then with more samples
+    tokens: tuple[int, ...]  # of a sample of each of the packs, as attention sees it
+    texts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: ModelConfig, *, stage: int, stages: int) -> _StageWork:
+        network = stage_on_meta(model, stage=stage, stages=stages).eval()
+        batches = [meta_pack(model, **one) for one in (*_PACKS, _MORE_SAMPLES)]
+        return cls(
+            network=network,
+            passes=tuple(_run(network, batch) for batch in batches),
+            tokens=tuple(model.attended_in(batch)[0] for batch in batches),
+            texts=tuple(network_spec(model).text(model.text_in(batch))[0] for batch in batches),
+        )
+
+    def part(self, place: str) -> PartWork:
+        """The work at one place of the stage."""
+        linears = (self._linear(name) for name in self.passes[0].rows if self._is_at(name, place))
+        groups = zip(*(one.attentions for one in self.passes[:3]), strict=True)
+        attentions = (self._attention(group) for group in groups if group[0].place == place)
+        none = Multiplications()
+        return PartWork(sum(linears, none), sum(attentions, none))
+
+    def _is_at(self, name: str, place: str) -> bool:
+        first = name.partition(".")[0]
+        here = _LAYER if first in self.network.stacks else _OUTSIDE
+        return place == (_CONDITIONER if first == _CONDITIONER else here)
+
+    def _line(self, base: int, wide: int, long: int) -> _Line:
+        """The line through numbers of a sample of each of `_PACKS`."""
+        n = _slope(wide - base, self.tokens[1] - self.tokens[0])
+        m = _slope(long - base, self.texts[2] - self.texts[0])
+        return _Line(sample=base - n * self.tokens[0] - m * self.texts[0], n=n, m=m)
+
+    def _linear(self, name: str) -> Multiplications:
+        base, wide, long, many = (one.rows[name] for one in self.passes)
+        # What a pack has once, such as the embedding of a guidance scale, each sample needs.
+        once = 2 * base - many
+        line = self._line(*((rows - once) // _SAMPLES + once for rows in (base, wide, long)))
+        one = Multiplications(line.sample, line.n, line.m)
+        if line.n and not self.network.pre_process and self._is_at(name, _OUTSIDE):
+            one = Multiplications(n=line.n)  # the head, of which text is not read
+        return one.times(self.network.get_submodule(name).weight.numel())
+
+    def _attention(self, group: Sequence[_Attended]) -> Multiplications:
+        """Queries with keys, and weights with values: twice the width for each pair."""
+        q, k = self._line(*(a.queries for a in group)), self._line(*(a.keys for a in group))
+        of_pairs = Multiplications(
+            sample=q.sample * k.sample,
+            n=q.sample * k.n + q.n * k.sample,
+            m=q.sample * k.m + q.m * k.sample,
+            nn=q.n * k.n * group[0].seen,
+            nm=q.n * k.m + q.m * k.n,
+            mm=q.m * k.m,
+        )
+        return of_pairs.times(2 * group[0].width)
+
+
+def _slope(rise: int, run: int) -> int:
+    if not run:  # texts of one length
+        return 0
+    slope, rest = divmod(rise, run)
+    assert not rest, "rows grow with tokens or text, by whole numbers"
+    return slope
+
+
+def _run(network: Any, batch: PackedBatch) -> _Pass:
+    """A pass of a stage over a pack."""
+    found = _Pass()
+
+    def count(name: str, _: Any, inputs: tuple[Tensor, ...]) -> None:
+        found.rows[name] += inputs[0].numel() // inputs[0].shape[-1]
+
+    linears = [(n, one) for n, one in network.named_modules() if isinstance(one, Adaptable)]
+    hooks = [one.register_forward_pre_hook(partial(count, name)) for name, one in linears]
+    places = [(one, _LAYER) for one in network.stacks.values()]
+    if (conditioner := getattr(network, _CONDITIONER, None)) is not None:
+        places.append((conditioner, _CONDITIONER))
+    for module, place in places:
+        hooks.append(module.register_forward_pre_hook(partial(_goes_to, found, place)))
+        hooks.append(module.register_forward_hook(partial(_goes_to, found, _OUTSIDE)))
+    if not network.pre_process:
+        dtype = network.config.params_dtype
+        before = torch.empty(network.hidden_shape(batch), device=META, dtype=dtype)
+        network.set_input_tensor([before])
+    with (
+        groups_as_given(),
+        _attention_counted(found, network.model, len(batch.keys)),
+        torch.no_grad(),
+    ):
+        network(batch.latent_TC.float(), torch.empty(batch.num_levels, device=META), batch)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def _goes_to(found: _Pass, place: str, *_: Any) -> None:
+    found.place = place
+
+
+@contextmanager
+def _attention_counted(found: _Pass, model: ModelConfig, samples: int) -> Iterator[None]:
+    """Inside, attention of a pack of so many `samples` is not computed, but counted."""
+    each = (s.layer.attention.sparse_pairs for s in network_spec(model).stacks)
+    sparse = next(filter(None, each), 1.0)
+
+    def attend(q_THK: Tensor, _k: Any, _v: Any, spans: Spans, *, seen: float = 1) -> Tensor:
+        width, pairs = q_THK.shape[1] * q_THK.shape[2], (spans.lengths[0], spans.key_lengths[0])
+        found.attentions.append(_Attended(found.place, width, *pairs, seen))
+        return torch.empty_like(q_THK)
+
+    def attend_cubes(qkv: tuple[Tensor, Tensor, Tensor], _: Any, spans: Spans, **__: Any) -> Tensor:
+        return attend(*qkv, spans, seen=sparse)
+
+    calls = numbers()
+
+    def masked(q_THK: Tensor, k_SHK: Tensor, *_: Any) -> Tensor:
+        if next(calls) % samples == 0:  # each sample, of which all are equal, has a call
+            width, pairs = q_THK.shape[1] * q_THK.shape[2], (len(q_THK), len(k_SHK))
+            found.attentions.append(_Attended(found.place, width, *pairs, seen=1))
+        return torch.empty_like(q_THK)
+
+    def among_states(q_THK: Tensor, _k: Any, _v: Any, states: int) -> Tensor:
+        width, queries = q_THK.shape[1] * q_THK.shape[2], q_THK.shape[0] // samples
+        found.attentions.append(_Attended(found.place, width, queries, states, seen=1))
+        return torch.empty_like(q_THK)
+
+    kernel = AttentionBackend.FLASH_2  # that of bfloat16 on the meta device
+    own, ATTEND[kernel] = ATTEND[kernel], attend
+    try:
+        others = {
+            "attend_cubes": attend_cubes,
+            "_among_states": among_states,
+            "masked_attention": masked,
+        }
+        with replaced([(packed_attention, name, one) for name, one in others.items()]):
+            yield
+    finally:
+        ATTEND[kernel] = own

@@ -1,0 +1,72 @@
+"""Operations of a network, asked of the network itself (count_work.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from dit.config import Balance, DatasetConfig, ModelConfig
+from dit.models.pass_work import PartWork, PassWork
+from dit.models.registry import network_spec
+from dit.sizing.inventory import alone
+
+if TYPE_CHECKING:
+    from dit.batch import PackedBatch
+
+
+def forward_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int]) -> int:
+    """Operations of one forward pass (`PassWork.flops`)."""
+    return pass_work(model).flops(tokens, text)
+
+
+def attention_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int]) -> int:
+    """Operations among `forward_flops` that attention takes."""
+    return pass_work(model).attention_flops(tokens, text)
+
+
+def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
+    """Operations of one forward pass, from the true geometry of the pack.
+
+    All layers see all tokens of a pack without a drawn route.
+    """
+    if batch.route_T is None and model.token_route is not None:
+        model = model.with_all_tokens()
+    return forward_flops(model, tokens=model.attended_in(batch), text=model.text_in(batch))
+
+
+def training_flops(model: ModelConfig, batch: PackedBatch) -> int:
+    """Operations of both passes on a pack: the backward pass costs twice the forward one."""
+    return 3 * pack_forward_flops(model, batch)
+
+
+def work_of_packs(model: ModelConfig, dataset: DatasetConfig) -> PassWork | None:
+    """Operations of a pass, by which the loader of `config` weighs packs; None: it weighs none."""
+    if dataset.balance is Balance.NONE:
+        return None
+    # A route may begin or end at a resume, and a share of attention follows the step.
+    return pass_work(model.with_all_tokens().at_step(0))
+
+
+@lru_cache(maxsize=64)  # it is asked for at every pack
+def pass_work(model: ModelConfig) -> PassWork:
+    """What a forward pass of `model` multiplies, whatever its layout."""
+    outside, layers, conditioner = _counted(alone(model))
+    route = model.token_route
+    inside = [route is not None and route.first <= at <= route.last for at in range(len(layers))]
+    routed = [one for one, routes in zip(layers, inside, strict=True) if routes]
+    others = [one for one, routes in zip(layers, inside, strict=True) if not routes]
+    return PassWork(
+        spec=network_spec(model),
+        whole=sum(others, outside),
+        routed=sum(routed, PartWork()),
+        conditioner=conditioner,
+        route=route,
+    )
+
+
+@lru_cache(maxsize=64)
+def _counted(model: ModelConfig) -> tuple[PartWork, tuple[PartWork, ...], PartWork]:
+    from dit.sizing.count_work import count_work  # Megatron-Core takes 4 s to import
+
+    return count_work(model)

@@ -1,0 +1,157 @@
+"""The weights of a network, asked of the network itself: before, in and after its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+from dit.config import CUSTOM_SIZE, ModelConfig, Precision, Recompute
+from dit.models.registry import network_spec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linear:
+    """A linear of a network, on one tensor rank."""
+
+    inputs: int
+    outputs: int
+    axis: int | None  # of its weight that tensor ranks share: 0 outputs, 1 inputs; None: nothing
+    tensor: int  # ranks that share it
+    parts: int  # linears of the published network that it is made of
+
+    @property
+    def all_outputs(self) -> int:
+        """Outputs on all tensor ranks together."""
+        return self.outputs * (self.tensor if self.axis == 0 else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A layer, or all that comes before or after the layers."""
+
+    parameters: int
+    linears: tuple[Linear, ...]
+
+    @property
+    def matrix_numbers(self) -> int:
+        """Part of `parameters` that is in matrices of linears."""
+        return sum(one.inputs * one.outputs for one in self.linears)
+
+    @property
+    def matrix_rows(self) -> int:
+        """Rows (outputs) of all matrices, over all tensor ranks."""
+        return sum(one.all_outputs for one in self.linears)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inventory:
+    """The parts of a network, as one tensor rank has them."""
+
+    before: Part
+    stacks: tuple[tuple[int, Part], ...]
+    """How many layers a stack has, and one of them."""
+    after: Part
+
+    def ends(self, *, pipeline: int = 1) -> int:
+        """Number of weights outside of the layers on the fullest of so many stages.
+
+        The first stage has what comes before the layers, the last one what comes after them.
+        """
+        both = [self.before.parameters, self.after.parameters]
+        return sum(both) if pipeline == 1 else max(both)
+
+    def parameters(self, *, pipeline: int = 1) -> int:
+        """Number of weights on the fullest of so many stages.
+
+        Each has as many layers; where they are of several kinds, its kinds are the largest.
+        """
+        runs = [(count, layer.parameters) for count, layer in self.stacks]
+        held = -(-sum(count for count, _ in runs) // pipeline)
+        return self.ends(pipeline=pipeline) + _fullest(runs, held)
+
+    def layer_matrices(self) -> tuple[int, int]:
+        """Numbers, and rows, of the matrices of a layer, on average over the layers."""
+        layers = sum(count for count, _ in self.stacks)
+        numbers = sum(count * layer.matrix_numbers for count, layer in self.stacks)
+        rows = sum(count * layer.matrix_rows for count, layer in self.stacks)
+        return numbers // layers, rows // layers
+
+    def adapter_numbers(self, rank: int, *, tensor: int = 1, pipeline: int = 1) -> int:
+        """Numbers of adapters of `rank` on one of `tensor` ranks and `pipeline` stages.
+
+        All linears of layers that tensor ranks share have one: an A and a B for each part, of which
+        a tensor rank has one whole and its share of the other. This network is on one tensor rank.
+        """
+        total = 0
+        for count, layer in self.stacks:
+            split = [one for one in layer.linears if one.axis is not None]
+            ends = sum(one.parts * one.inputs + one.outputs for one in split)
+            total += count * (rank * ends * (tensor + 1) // (2 * tensor))
+        return -(-total // pipeline)
+
+
+def _fullest(runs: Iterable[tuple[int, int]], held: int) -> int:
+    """The largest sum of `held` neighbours, cut from the first on, in runs of equal numbers."""
+    each = [number for count, number in runs for _ in range(count)]
+    return max(sum(each[at : at + held]) for at in range(0, len(each), held))
+
+
+@lru_cache(maxsize=4096)  # a plan asks for each layout and each number of recomputed layers
+def alone(model: ModelConfig) -> ModelConfig:
+    """The network of `model` on one rank, in bfloat16, with nothing computed again."""
+    one = {"name": CUSTOM_SIZE, "precision": Precision.BF16}
+    return replace(model.on_one_rank(), **one, recompute_granularity=Recompute.NONE)
+
+
+@lru_cache(maxsize=256)
+def inventory(model: ModelConfig, *, tensor: int = 1) -> Inventory:
+    """The parts of a network on one of `tensor` ranks; `model` is on one rank (`alone`).
+
+    It is asked in as many pipeline stages as it has layers, of which one of each kind is built.
+    """
+    from dit.sizing.meta_network import stage_on_meta  # Megatron-Core takes 4 s to import
+
+    model = replace(model, tensor_model_parallel_size=tensor)
+    counts = [stack.count for stack in network_spec(model).stacks]
+    layers, firsts = sum(counts), [0, *accumulate(counts)]
+    kinds = {0, *firsts[:-1], layers - 1} - {layers}
+    built = {at: stage_on_meta(model, stage=at, stages=layers) for at in kinds}
+    last = built[layers - 1]
+    stacks = []
+    for first, count, name in zip(firsts, counts, built[0].stacks, strict=False):
+        if count:
+            (layer,) = built[first].stacks[name].layers
+            stacks.append((count, _part(layer, [n for n, _ in layer.named_parameters()], tensor)))
+    return Inventory(
+        before=_part(built[0], _outside(built[0]), tensor),
+        stacks=tuple(stacks),
+        after=_part(last, _outside(last) if layers > 1 else [], tensor),
+    )
+
+
+def _outside(network: Any) -> list[str]:
+    """Names of the weights outside of the layers."""
+    inside = tuple(f"{name}." for name in network.stacks)
+    return [name for name, _ in network.named_parameters() if not name.startswith(inside)]
+
+
+def _part(module: Any, names: Iterable[str], tensor: int) -> Part:
+    """Part of `module`: its weights with these `names`."""
+    from dit.models.layers.adaptable import Adaptable
+
+    names = [*names]
+    owners = {name.rpartition(".")[0]: None for name in names if name.endswith(".weight")}
+    linears = [module.get_submodule(name) for name in owners]
+    return Part(
+        sum(module.get_parameter(name).numel() for name in names),
+        tuple(_linear(one, tensor) for one in linears if isinstance(one, Adaptable)),
+    )
+
+
+def _linear(module: Any, tensor: int) -> Linear:
+    outputs, inputs = module.weight.shape
+    axis = module.tensor_sharing().axis
+    return Linear(inputs=inputs, outputs=outputs, axis=axis, tensor=tensor, parts=module.parts)

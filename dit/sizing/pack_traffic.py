@@ -1,0 +1,53 @@
+"""What data ranks with weights in shares send each other in every pack (`ddp.sharding=weights`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dit.config import RunConfig
+from dit.sizing.memory import (
+    parameter_count,
+    parameters_here,
+    summed_size,
+    trained_count,
+    trained_here,
+    weight_bytes,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackTraffic:
+    """Bytes that a device sends in each pack with `ddp.sharding=weights`, in rings."""
+
+    forward: float
+    """Weights for the forward pass."""
+    backward: float
+    """Weights that are sent again, unless they stay gathered (`ddp.reshard_after_forward`)."""
+    gradients: float
+    """Their sums, of which each rank keeps its rows; `ddp.reduce_each_pack` says in which packs."""
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.gradients
+
+
+def pack_traffic(config: RunConfig, *, shards: int) -> PackTraffic:
+    """The traffic of a pack whose weights, frozen ones too, lie in so many shares."""
+    others = (shards - 1) / shards
+    weights = others * weight_bytes(config)
+    gradients = others * trained_here(config) * summed_size(config)
+    again = weights * config.ddp.reshard_after_forward
+    return PackTraffic(forward=weights, backward=again, gradients=gradients)
+
+
+def break_even_tokens(config: RunConfig, *, shards: int, flops: float, bytes_per_s: float) -> float:
+    """Tokens of a pack whose products take as long as the traffic of its weights.
+
+    Products are counted as two operations of each weight and token in the forward pass, two for
+    gradients of inputs, and two for those of trained weights: `flops` a second. Nothing is computed
+    again.
+    """
+    model = config.model
+    trained = trained_count(config) / parameter_count(model)
+    a_token = 2 * (2 + trained) * parameters_here(model) / model.context_parallel_size
+    return pack_traffic(config, shards=shards).total / bytes_per_s * flops / a_token

@@ -1,0 +1,73 @@
+"""Which layers a device computes again in the backward pass, for what it keeps to fit.
+
+With `model.recompute_granularity=auto` a device of so much memory computes whole layers again, as
+few as fit (`block`). Recomputing attention alone frees nothing where a fused kernel computes it:
+queries, keys and values are kept for it, and its output for the linear that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dit.config import ModelConfig, Recompute, RecomputeMethod, RunConfig
+from dit.models.registry import network_spec
+from dit.sizing.memory import memory
+
+USABLE = 0.90
+"""Part of a device's memory; libraries' buffers and fragmentation take the rest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recomputation:
+    """What `auto` has chosen."""
+
+    config: RunConfig
+    """The run with the keys of the choice."""
+    reason: str
+    """One line for the log."""
+
+
+def choose_recomputation(
+    config: RunConfig, *, world_size: int, device_memory: float | None
+) -> Recomputation:
+    """The keys that a device of `device_memory` bytes needs; None is a CPU, which needs none."""
+    choices = list(_choices(config))
+    if device_memory is None:
+        return Recomputation(config=choices[0], reason="auto: none on a CPU")
+    room = USABLE * device_memory
+    needs = ((one, memory(one, world_size=world_size).total) for one in choices)
+    fitting = next(((one, need) for one, need in needs if need <= room), None)
+    chosen = fitting[0] if fitting else choices[-1]
+    need = memory(chosen, world_size=world_size).total
+    return Recomputation(
+        config=chosen,
+        reason=f"auto: {_in_words(chosen.model)}; about {need / 2**30:.1f} GiB, which"
+        f" {'fit' if fitting else 'do not fit'} into {USABLE:.0%} of {device_memory / 2**30:.1f}",
+    )
+
+
+def _choices(config: RunConfig) -> Iterator[RunConfig]:
+    """Choices of layers to recompute, from the fastest to the one of least memory.
+
+    The last layer of a stage is never one of them: the backward pass begins with it, when no memory
+    has been freed yet.
+    """
+    model = config.model
+    stages = model.pipeline_model_parallel_size * model.virtual_stages
+    layers = -(-network_spec(model).layers // stages)  # of the fullest stage
+
+    none = {"recompute_granularity": Recompute.NONE, "recompute_num_layers": 1}
+    yield replace(config, model=replace(model, **none))
+    for number in range(1, layers):
+        block = {"recompute_granularity": Recompute.FULL, "recompute_num_layers": number}
+        block |= {"recompute_method": RecomputeMethod.BLOCK}
+        yield replace(config, model=replace(model, **block))
+
+
+def _in_words(model: ModelConfig) -> str:
+    if model.recompute_granularity is Recompute.NONE:
+        return "none"
+    stages = model.pipeline_model_parallel_size * model.virtual_stages
+    of = "each stage" if stages > 1 else f"{network_spec(model).layers}"
+    return f"full, block, the first {model.recompute_num_layers} layers of {of}"

@@ -1,0 +1,75 @@
+"""`distill.method=opd`: on-policy distillation by average velocity.
+
+1. rollout    the student's own Euler trajectory to the level at which a drawn step begins
+2. teacher    from there its guided Euler trajectory, in smaller steps, to the level where it ends
+3. problem    the mean velocity of 2 is the target of the student at the state of 1
+
+Where every step is learned, the student's trajectory ends where the teacher's would. With one step
+of the teacher (`distill.teacher_steps=1`) the target is its velocity, which is the mean matching of
+DiffusionOPD (arXiv:2605.15055): Euler's error of large steps stays, and only guidance is learned.
+"""
+
+# C patch features, T packed tokens, N samples, S + 1 levels of S steps
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from dit.batch import PackedBatch
+from dit.distributed.data_parallel import own_passes
+from dit.distributed.model_parallel import Item
+from dit.objectives.training_target import problem_of_velocity
+from dit.objectives.trajectory import NoisyPack, levels_of_steps, mean_velocity
+from dit.pack_wire import to_device
+from dit.train.distill.rollouts import OF_STUDENT, Passes, RolloutStart, begin, no_dropout, rollout
+from dit.train.distill.teacher import taught
+from dit.train.references import References
+
+if TYPE_CHECKING:
+    from dit.train.train_state import TrainState
+
+
+@torch.no_grad()
+def average_velocity(
+    run: TrainState, packs: Sequence[PackedBatch], *, step: int
+) -> tuple[list[Item], References]:
+    """The problems of the packs of a step; all ranks call it.
+
+    The latents of the packs are not read, but for clean tokens.
+    """
+    passes = Passes.of(run, step=step)
+    with no_dropout(run.model.chunks):
+        starts = [begin(passes, pack, OF_STUDENT) for pack in packs]
+        # One after the other: who has fewer passes of one waits for the others before the next.
+        with own_passes(run.model.chunks):
+            noisy = rollout(passes, starts)
+        with taught(run) as teacher, own_passes(teacher):
+            ends = _ends(passes, teacher, noisy, starts)
+    items = []
+    for start, end in zip(noisy, ends, strict=True):
+        told = {"state_TC": start.state_TC, "velocity_TC": mean_velocity(start, end)}
+        problem = problem_of_velocity(run.objective, start.batch, start.level_N, **told)
+        items.append((start.batch, problem))
+    return items, References(factor_N=[], flops=passes.flops)
+
+
+def _ends(
+    passes: Passes,
+    teacher: Sequence[nn.Module],
+    noisy: Sequence[NoisyPack],
+    starts: Sequence[RolloutStart],
+) -> list[NoisyPack]:
+    """The teacher's states where the drawn steps end."""
+    steps, ends = passes.run.config.distill.teacher_steps, [*noisy]
+    uncaptioned = [start.uncaptioned for start in starts]
+    for number in range(1, steps + 1):
+        answers = passes.guided(teacher, ends, uncaptioned)
+        for index, (start, raw_TC) in enumerate(zip(starts, answers, strict=True)):
+            first_N, last_N = (levels_of_steps(start.level_SN, start.step_N + k) for k in (0, 1))
+            level_N = to_device(torch.lerp(first_N, last_N, number / steps), raw_TC.device)
+            ends[index] = ends[index].moved(passes.path, raw_TC, level_N)
+    return ends

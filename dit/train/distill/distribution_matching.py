@@ -1,0 +1,159 @@
+"""`distill.method=dmd`: distribution matching, DMD2 (arXiv:2405.14867) without a GAN loss.
+
+1. made            what the student predicts at a drawn step of its own rollout, or of noisy data
+2. critic_items    the critic learns these latents by plain flow matching
+3. student_items   noise is added to them; the student moves from what the critic predicts of it
+                   towards what the teacher predicts
+
+The student's rollout and passes of critic and teacher are without gradients. The gradient of 3 is
+known before the pass that learns: that pass is a regression to the latent that lies one gradient
+further, so that it is the same on every layout as any other.
+"""
+
+# C patch features, T packed tokens, N samples
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dit.batch import PackedBatch
+from dit.distributed.data_parallel import own_passes
+from dit.distributed.model_parallel import Item
+from dit.objectives.noise import draw_noise
+from dit.objectives.objective import TrainingObjective
+from dit.objectives.pack_draws import Draw
+from dit.objectives.registry import training_objective
+from dit.objectives.timestep_sampling import draw_quantiles
+from dit.objectives.training_target import draw_problem
+from dit.objectives.trajectory import NoisyPack, distribution_gradient, regression_to
+from dit.pack_wire import to_device
+from dit.train.distill.rollouts import (
+    OF_CRITIC,
+    OF_STUDENT,
+    Passes,
+    RolloutDraws,
+    RolloutStart,
+    begin,
+    no_dropout,
+    rollout,
+)
+from dit.train.distill.teacher import taught
+from dit.train.references import References
+
+if TYPE_CHECKING:
+    from dit.train.train_state import TrainState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """What the student makes of a pack."""
+
+    start: RolloutStart
+    noisy: NoisyPack  # its state where the drawn steps begin
+    raw_TC: Tensor  # its output there
+    latent_TC: Tensor  # float64: what that predicts; the pack's own on given tokens
+
+
+@torch.no_grad()
+def critic_items(
+    run: TrainState, packs: Sequence[PackedBatch], *, step: int
+) -> tuple[list[Item], References]:
+    """The problems of the critic at a step; all ranks call it."""
+    passes, items = Passes.of(run, step=step), list[Item]()
+    every = made(passes, packs, OF_CRITIC)
+    for one in every:
+        batch, context = one.noisy.batch, one.start.context
+        batch = replace(batch, latent_TC=one.latent_TC.float())
+        noise_rng = context.rng(Draw.CRITIC_NOISE, batch.latent_TC.device)
+        rngs = {"levels_rng": context.rng(Draw.CRITIC_LEVEL), "noise_rng": noise_rng}
+        items.append((batch, draw_problem(judged_levels(run), batch, **rngs)))
+    return items, _references(passes, every)
+
+
+@torch.no_grad()
+def student_items(
+    run: TrainState, packs: Sequence[PackedBatch], *, step: int
+) -> tuple[list[Item], References]:
+    """The problems of the student at a step; all ranks call it."""
+    assert run.critic is not None
+    passes, items = Passes.of(run, step=step), list[Item]()
+    every = made(passes, packs, OF_STUDENT)
+    judged = [_judged(passes, one) for one in every]
+    critic, uncaptioned = run.critic.chunks, [one.start.uncaptioned for one in every]
+    with no_dropout(critic), own_passes(critic):
+        fakes = passes.answers(critic, judged, [None] * len(judged))
+    with _teacher(run) as teacher, own_passes(teacher):
+        reals = passes.guided(teacher, judged, uncaptioned)
+    for one, noisy, fake_TC, real_TC in zip(every, judged, fakes, reals, strict=True):
+        gradient_TC = distribution_gradient(
+            noisy.batch,
+            one.latent_TC,
+            real_TC=noisy.latent(passes.path, real_TC),
+            fake_TC=noisy.latent(passes.path, fake_TC),
+        )
+        problem = regression_to(one.noisy, passes.path, one.raw_TC, -gradient_TC)
+        items.append((one.noisy.batch, problem))
+    return items, _references(passes, every)
+
+
+@contextmanager
+def _teacher(run: TrainState) -> Iterator[Sequence]:
+    with no_dropout(run.model.chunks), taught(run) as teacher:
+        yield teacher
+
+
+def made(passes: Passes, packs: Sequence[PackedBatch], draws: RolloutDraws) -> list[Made]:
+    """What the student makes of the packs."""
+    chunks, path = passes.run.model.chunks, passes.path
+    with no_dropout(chunks), own_passes(chunks):
+        starts = [begin(passes, pack, draws) for pack in packs]
+        noisy = rollout(passes, starts)
+        answers = passes.answers(chunks, noisy, [None] * len(noisy))
+    found = []
+    for start, there, raw_TC in zip(starts, noisy, answers, strict=True):
+        target_T1, own_TC = there.batch.is_target_T[:, None], there.batch.latent_TC.double()
+        latent_TC = torch.where(target_T1, there.latent(path, raw_TC), own_TC)
+        found.append(Made(start=start, noisy=there, raw_TC=raw_TC, latent_TC=latent_TC))
+    return found
+
+
+def judged_levels(run: TrainState) -> TrainingObjective:
+    """The objective whose levels are those of `distill.levels`."""
+    c = run.config
+    return training_objective(replace(c.objective, level_range=c.distill.levels))
+
+
+def _judged(passes: Passes, one: Made) -> NoisyPack:
+    """The student's latents with the noise at which teacher and critic judge them."""
+    batch, context = one.noisy.batch, one.start.context
+    where = batch.latent_TC.device
+    quantile_N = draw_quantiles(batch.num_samples, context.rng(Draw.STUDENT_LEVEL))
+    level_N = judged_levels(passes.run).levels(quantile_N, batch.latent_tokens).double()
+    noise_TC = draw_noise(batch, context.rng(Draw.STUDENT_NOISE, where)).double()
+    return NoisyPack.of(passes.path, batch, one.latent_TC, to_device(level_N, where), noise_TC)
+
+
+def _references(passes: Passes, every: Sequence[Made]) -> References:
+    return References(
+        factor_N=[],
+        flops=passes.flops,
+        latents_23=sum(_sums(one) for one in every),  # type: ignore[arg-type]
+    )
+
+
+def _sums(one: Made) -> Tensor:
+    """Count, sum and sum of squares of the student's latents and of the data's, float64 [2, 3]."""
+    batch = one.noisy.batch
+    target_T1 = batch.is_target_T[:, None]
+    rows = []
+    for latent_TC in (one.latent_TC, one.start.noisy.batch.latent_TC.double()):
+        latent_TC = latent_TC.masked_fill(~target_T1, 0)
+        count = torch.full_like(latent_TC[0, 0], sum(batch.loss_tokens) * latent_TC.shape[1])
+        rows.append(torch.stack([count, latent_TC.sum(), latent_TC.square().sum()]))
+    return torch.stack(rows)

@@ -1,0 +1,150 @@
+"""RUN/mlperf.log: lines of MLPerf Training's FLUX.1 (`logger.mlperf_division`).
+
+The package mlperf-logging (extra `mlperf`) checks them; writing them needs no package:
+
+    python -m mlperf_logging.compliance_checker --usage training --ruleset 6.0.0 RUN/mlperf.log
+
+`run_start` comes when all is loaded, and `run_stop` behind the last validation; a resumed run goes
+on in the file, so that its seconds include those between its starts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dit.config import Precision, RunConfig
+from dit.config.groups import MlperfDivision
+from dit.parsing import parse_json
+from dit.safe_writing import write_atomically
+
+MLPERF_FILE = "mlperf.log"
+_TOKEN = ":::MLLOG "
+
+
+class MlperfLog:
+    """Appends to the file, which only the first rank writes."""
+
+    def __init__(self, path: Path, *, samples: int, clock: Callable[[], float] = time.time):
+        """Continues the file of a run that has seen `samples`, without what came after that."""
+        self._path, self._clock = path, clock
+        kept = list(_lines_until(path, samples)) if samples else []
+        self._sized = any('"global_batch_size"' in line for line in kept)
+        write_atomically(path, "".join(kept).encode())
+
+    def begin(self, facts: Mapping[str, Any], *, loading_since: float, samples: int) -> None:
+        """The lines before the first step; `loading_since` is in seconds since 1970."""
+        for key in ("submission_benchmark", "submission_division", "submission_org"):
+            self._write(key, facts[key])
+        self._write("submission_platform", facts["submission_platform"])
+        self._write("cache_clear", False)
+        self._write("init_start", at=loading_since, kind="INTERVAL_START")
+        for key, value in facts.items():
+            if not key.startswith("submission_"):
+                self._write(key, value)
+        self._write("init_stop", kind="INTERVAL_END")
+        self._write("run_start", kind="INTERVAL_START")
+        self._write("block_start", kind="INTERVAL_START", samples_count=samples)
+
+    def stepped(self, config: RunConfig, *, samples: int, data_ranks: int) -> None:
+        """The lines that the first step decides, whose batch has so many samples."""
+        if self._sized:
+            return
+        self._sized = True
+        packs = config.train.global_batch_size
+        self._write("global_batch_size", samples)
+        self._write("micro_batch_size", max(1, samples // packs))
+        self._write("gradient_accumulation_steps", packs // data_ranks)
+        self._write("evaluation_frequency", samples * config.train.eval_interval)
+
+    def validating(self, samples: int) -> None:
+        """The lines before a validation."""
+        self._write("block_stop", kind="INTERVAL_END", samples_count=samples)
+        self._write("eval_start", kind="INTERVAL_START", samples_count=samples)
+
+    def validated(self, loss: float, *, samples: int, ends: str | None) -> None:
+        """The lines behind a validation; `ends` is the status of a run that ends with it."""
+        for key in ("eval_accuracy", "averaged_validation_loss"):
+            self._write(key, loss, samples_count=samples)
+        self._write("eval_stop", kind="INTERVAL_END", samples_count=samples)
+        if ends is None:
+            self._write("block_start", kind="INTERVAL_START", samples_count=samples)
+        else:
+            self._write("run_stop", kind="INTERVAL_END", samples_count=samples, status=ends)
+
+    def _write(
+        self,
+        key: str,
+        value: Any = None,
+        *,
+        kind: str = "POINT_IN_TIME",
+        at: float | None = None,
+        **metadata: Any,
+    ) -> None:
+        """Appends a line.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        line = {
+            "namespace": "",
+            "time_ms": int(1000 * (self._clock() if at is None else at)),
+            "event_type": kind,
+            "key": key,
+            "value": value,
+            "metadata": {"file": "mlperf_log.py", "lineno": 1, **metadata},
+        }
+        with self._path.open("a") as file:
+            file.write(f"{_TOKEN}{json.dumps(line)}\n")
+
+
+def _lines_until(path: Path, samples: int) -> Iterator[str]:
+    """The lines that are not of a later state, nor the end of the run that goes on."""
+    for line in path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else ():
+        try:
+            found = parse_json(line.removeprefix(_TOKEN).encode())
+            seen = found["metadata"].get("samples_count", 0)
+            if seen <= samples and found["key"] != "run_stop":
+                yield line
+        except (ValueError, LookupError, TypeError, AttributeError):
+            continue  # a torn line
+
+
+def mlperf_facts(
+    config: RunConfig, *, devices: str, train_samples: int, eval_samples: int
+) -> dict[str, Any]:
+    """Facts of a run that its log has before the first step, by MLPerf's names.
+
+    `train_samples` and `eval_samples` count the samples of the two splits.
+    """
+    model, optimizer, division = config.model, config.optimizer, config.logger.mlperf_division
+    narrowest = "bfloat16" if model.precision is Precision.BF16 else "fp32"
+    return {
+        "submission_benchmark": "flux1",
+        "submission_division": str(division or MlperfDivision.OPEN),
+        "submission_org": config.logger.mlperf_org,
+        "submission_platform": devices,
+        "seed": config.rng.seed,
+        "target_accuracy": config.validation.target,
+        "train_samples": train_samples,
+        "eval_samples": eval_samples,
+        "opt_name": str(optimizer.kind),
+        "opt_adamw_beta_1": optimizer.adam_beta1,
+        "opt_adamw_beta_2": optimizer.adam_beta2,
+        "opt_adamw_epsilon": optimizer.adam_eps,
+        "opt_adamw_weight_decay": optimizer.weight_decay,
+        "opt_base_learning_rate": optimizer.lr,
+        "opt_learning_rate_warmup_steps": config.scheduler.lr_warmup_iters,
+        "opt_gradient_clip_norm": optimizer.clip_grad,
+        "lowest_numerical_precision_in_linear": "fp8" if model.fp8 else narrowest,
+        "lowest_numerical_precision_in_attn": narrowest,
+        "lowest_numerical_precision_in_comm": narrowest,
+        "tensor_parallelism": model.tensor_model_parallel_size,
+        "pipeline_parallelism": model.pipeline_model_parallel_size,
+        "context_parallelism": model.context_parallel_size,
+        "expert_parallelism": 1,
+        "config_filename": "config.yaml",
+    }

@@ -1,0 +1,40 @@
+"""`validation.target`: the loss at which a run ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from dit.config import ValidationConfig
+from dit.train.train_state import TrainState
+
+
+def compared_loss(values: Mapping[str, Any]) -> float:
+    """The loss that tells the best checkpoint, and the target; infinite without a validation."""
+    return values.get("val_loss_ema", values.get("val_loss", math.inf))
+
+
+def is_at_target(validation: ValidationConfig, loss: float) -> bool:
+    """Whether a validation loss is at or below the target, where there is one."""
+    target = validation.target
+    return target is not None and loss <= target
+
+
+def was_at_target(run: TrainState) -> bool:
+    """Whether a checkpoint of the run has reached the target already."""
+    return is_at_target(run.config.validation, run.progress.lowest_val_loss)
+
+
+def reached_line(run: TrainState, values: Mapping[str, Any] | None = None) -> str:
+    """What is said of a target that is reached with the values of this step, or was before."""
+    target = f"validation.target={run.config.validation.target:g}"
+    if values is None:
+        lowest = run.progress.lowest_val_loss
+        return f"{target} was reached before, by a validation loss of {lowest:.4f}: nothing to do"
+    return (
+        f"{target} is reached at step {values['step']}: a validation loss of"
+        f" {compared_loss(values):.4f} after {values['target_samples']:,} samples and"
+        f" {timedelta(seconds=round(values['target_s']))} of steps and validations"
+    )

@@ -1,0 +1,56 @@
+"""Step 1 of an opening: the configuration, as the devices allow it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from dit.config import Recompute, RunConfig
+from dit.distributed.collective_errors import on_all_ranks
+from dit.distributed.process_groups import device_memory, process_groups
+from dit.sizing.recomputation import choose_recomputation
+from dit.train.opening.checks import check_settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """The processes of a run, and its configuration without settings that are left to devices."""
+
+    config: RunConfig
+    groups: ProcessGroupCollection
+    timed: bool  # whether kernels of attention may be timed
+    notes: tuple[str, ...]
+
+
+def fit(config: RunConfig, *, timed: bool) -> Machine:
+    """Fits a configuration to the devices; all ranks call it.
+
+    Raises:
+        ValueError: as `check_settings`.
+    """
+    if config.train.deterministic:
+        _be_deterministic()
+    check_settings(config)
+    config, notes = with_recomputation(config)
+    return Machine(config=config, groups=process_groups(), timed=timed, notes=notes)
+
+
+def _be_deterministic() -> None:
+    torch.use_deterministic_algorithms(True)
+    # Nothing here reads memory that it has not written, and each empty tensor would be filled.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # Transformer Engine's attention
+
+
+def with_recomputation(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
+    """The run with what `recompute_granularity=auto` stands for on these devices, and a note."""
+    if config.model.recompute_granularity is not Recompute.AUTO:
+        return config, ()
+    known = [size for size in on_all_ranks(device_memory) if size is not None]
+    size = min(known, default=None)  # ranks that share a layer must recompute alike
+    chosen = choose_recomputation(config, world_size=dist.get_world_size(), device_memory=size)
+    return chosen.config, (f"recomputation {chosen.reason}",)

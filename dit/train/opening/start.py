@@ -1,0 +1,215 @@
+"""Step 3 of an opening: what is trained, beside which base, from which checkpoint, and where saved.
+
+1. Start         of one network; `STARTS` has each by name
+2. choose_start  run folder, mirror, and the starts of all networks
+3. run_folder    the folder is made and locked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from dit.checkpoint_paths import has_adapters
+from dit.config import DistillMethod, RunConfig
+from dit.distributed.collective_errors import from_first_rank
+from dit.safe_writing import FolderInUseError, only_writer
+from dit.system_errors import explained
+from dit.train.checkpoint.mirror import restored
+from dit.train.checkpoint.starting_point import (
+    StartingPoint,
+    check_writable,
+    starting_point,
+    unwritable,
+)
+from dit.train.checkpoint.state_dict import CRITIC
+from dit.train.model_and_optimizer import Initialise, initialise_weights, leave_to_checkpoint
+from dit.train.opening.machine import Machine
+from dit.train.train_state import InitialWeights, ReadFolder
+
+if TYPE_CHECKING:
+    from dit.train.checkpoint.adapters import AdapterStart
+
+NETWORK = "network"
+"""The network that a run is named after: its student, where a critic learns beside it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What a program gives a run beside its configuration."""
+
+    weights: InitialWeights | None = None  # that a new network starts from
+    read_folder: ReadFolder | None = None  # opens a Diffusers folder of frozen weights
+    fill: Initialise | None = None  # in the place of the first values, where these do not matter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What of a network is trained, beside which base, and from which checkpoint.
+
+    All weights are trained: those of the checkpoint, else of a Diffusers folder, else drawn. Or
+    adapters are, beside a base (`AdapterRun.base`) that is one of these three.
+    """
+
+    point: StartingPoint
+    weights: InitialWeights | None  # of a Diffusers folder
+    adapters: AdapterStart | None  # what alone is trained, and its base; None trains all weights
+    fill: Initialise  # gives a new model its first values
+
+
+Networks = Mapping[str, Start]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Starts:
+    """The starts of all networks of a run, by name, and its folder."""
+
+    folder: Path | None  # locked; None writes nothing
+    networks: Networks
+    teacher: AdapterStart | None  # of a distillation: weights that no adapters stand beside
+    notes: tuple[str, ...]
+
+
+def choose_start(machine: Machine, given: Given, ends: ExitStack) -> Starts:
+    """Locks the run folder until `ends`, and chooses what each network starts from.
+
+    All ranks call it.
+
+    Raises:
+        ValueError: the folder cannot be written, or there is nothing that could be started from.
+    """
+    config, notes = machine.config, list[str]()
+    folder = ends.enter_context(run_folder(config.checkpoint.save))
+    notes += from_first_rank(lambda: restored(config.checkpoint))
+    networks = _starts_of_networks(config, given, notes.append)
+    teacher = _start_of_teacher(config, given)
+    return Starts(folder=folder, networks=networks, teacher=teacher, notes=tuple(notes))
+
+
+def _starts_of_networks(config: RunConfig, given: Given, say: Say) -> Networks:
+    found: dict[str, Start] = {}
+    for name, start_of in STARTS.items():
+        if (start := start_of(config, given, found, say)) is not None:
+            found[name] = start
+    return found
+
+
+def start_of_network(config: RunConfig, given: Given, _: Networks, say: Say) -> Start:
+    """The start of the network itself; `say` takes lines for the log."""
+    # Drawing takes minutes for a large model; all ranks must agree on it.
+    point = from_first_rank(lambda: starting_point(config.checkpoint))
+    if not (config.lora.enabled or has_adapters(point.checkpoint)):
+        fill = given.fill or _stored_values(config.checkpoint.load_hf, point, given.weights)
+        fill = fill or partial(initialise_weights, config=config)
+        return Start(point=point, weights=given.weights, adapters=None, fill=fill)
+    from dit.train.checkpoint.adapters import adapters_at_start
+
+    adapters = adapters_at_start(config, point, given.read_folder, say)
+    fill = adapters.first_values(config, given.fill)
+    return Start(point=point, weights=given.weights, adapters=adapters, fill=fill)
+
+
+def start_of_critic(config: RunConfig, given: Given, before: Networks, _: Say) -> Start | None:
+    """The start of the critic of DMD: as the teacher; None without one.
+
+    With adapters, it has others beside the student's base, else all weights of the teacher.
+    """
+    if config.distill.method is not DistillMethod.DMD:
+        return None
+    student = before[NETWORK]
+    if student.point.continued is not None:
+        return replace(student, fill=leave_to_checkpoint)
+    new = replace(student, point=StartingPoint())
+    if student.adapters is None:
+        from dit.train.distill.teacher import as_teacher
+
+        return replace(new, fill=partial(as_teacher, config=config, read_folder=given.read_folder))
+    from dit.train.checkpoint.adapters import initialise_adapters
+
+    return replace(
+        new,
+        adapters=replace(student.adapters, begins=True),
+        fill=partial(initialise_adapters, seed=config.rng.seed),
+    )
+
+
+STARTS: Mapping[str, Callable[[RunConfig, Given, Networks, Say], Start | None]] = {
+    NETWORK: start_of_network,
+    CRITIC: start_of_critic,
+}
+"""How each network of a run starts, from the starts of those before it; None: there is no such."""
+
+
+def _start_of_teacher(config: RunConfig, given: Given) -> AdapterStart | None:
+    if config.distill.teacher is None:
+        return None
+    from dit.train.distill.teacher import teacher_start
+
+    return teacher_start(config, given.read_folder)
+
+
+def _stored_values(
+    load_hf: str | None, point: StartingPoint, weights: InitialWeights | None
+) -> Initialise | None:
+    """What fills a new model whose weights are all trained; None: they are drawn."""
+    if point.checkpoint is not None:
+        return leave_to_checkpoint
+    if weights is not None:
+        return weights.fill
+    if load_hf is not None:
+        raise ValueError(
+            f"checkpoint.load_hf={load_hf} is read by recipes/pretrain_dit.py"
+            " alone; leave it out here"
+        )
+    return None
+
+
+@contextmanager
+def run_folder(save: str | None) -> Iterator[Path | None]:
+    """Makes `checkpoint.save` and locks it against other runs; all ranks call it.
+
+    Yields None where nothing is to be written.
+
+    Raises:
+        FolderInUseError: another run writes to it.
+        ValueError: it cannot be written, or holds shards.
+    """
+    if not save:
+        yield None
+        return
+    folder = Path(save)
+    _make_run_folder(folder)
+    with ExitStack() as held:
+        refusal = _lock(folder, held) if dist.get_rank() == 0 else ""
+        refusals: list[str] = [refusal]
+        dist.broadcast_object_list(refusals, src=0)
+        if refusals[0]:  # raised on all ranks
+            raise FolderInUseError(refusals[0])
+        yield folder
+
+
+def _make_run_folder(folder: Path) -> None:
+    check_writable(folder)
+    try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise unwritable(folder, explained(error)) from error
+
+
+def _lock(folder: Path, held: ExitStack) -> str:
+    """Locks the folder until `held` closes; returns the reason if it cannot."""
+    try:
+        held.enter_context(only_writer(folder, named=f"checkpoint.save={folder}"))
+    except (FolderInUseError, OSError) as error:
+        return explained(error)
+    return ""

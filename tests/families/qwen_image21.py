@@ -1,0 +1,232 @@
+"""Qwen-Image-2.1 in Diffusers: tiny random networks, and what they make of a noise."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl_qwenimage21 import AutoencoderKLQwenImage21
+from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21Transformer2DModel
+from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import QwenImage21Pipeline
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
+    FlowMatchEulerDiscreteScheduler,
+)
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
+
+from dit.batch import Grid, PackedBatch
+from dit.config import ModelConfig
+from tests.families import case, pipeline_parts, stand_ins
+from tests.packs import random_pack
+
+TINY = {
+    "in_channels": 16,
+    "out_channels": 16,
+    "num_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 4,
+    "context_in_dim": 16,
+    "mlp_ratio": 2,
+    "axes_dims_rope": (4, 4, 8),
+}
+"""Keys of a tiny config.json."""
+SLOT = 4
+"""Tokens of a picture for a slot of the text encoder."""
+
+
+def _configuration(number: int) -> dict[str, Any]:
+    """Of config.json; every fourth one tells text and references the level of the sample."""
+    draw, channels = random.Random(number), (3, 8, 16)[number % 3]
+    return {
+        **case.shape_of(number, draw),
+        "axes_dims_rope": case.AXES[number % len(case.AXES)],
+        "in_channels": channels,
+        "out_channels": channels,
+        "context_in_dim": draw.choice([8, 20]),
+        "mlp_ratio": draw.choice([1, 2, 3]),
+        "causal_condition": number % 4 != 2,
+    }
+
+
+def _pack(model: ModelConfig, number: int) -> PackedBatch:
+    """Pictures of unequal sides, texts of a row or more, two samples with references."""
+    draw, references = random.Random(number), (2, 0, 3, 1)[number % 4]
+    grids = [(1, 2 * draw.randint(1, 3), 2 * draw.randint(1, 3)) for _ in range(4)] + [(1, 6, 2)]
+    texts = ([7, 1, 12, 3, 20], [1, 1, 5, 2, 1])[number % 2]
+    packed: Any = replace(model, reference_latents=references)  # type: ignore[call-arg]
+    batch = random_pack(grids, texts, model=packed)
+    assert [len(r) for r in batch.references or [()] * 5] == [0, references, 0, references, 0]
+    if references > 1:  # the first two of the fourth sample stand side by side
+        name = "text_before_1"
+        first, *_, a, b, last = batch.text_offsets[name]
+        offsets = (*batch.text_offsets[name][:4], a, last - (b - a))
+        rows = batch.texts[name]
+        batch = batch.with_text(name, torch.cat((rows[:a], rows[b:])), offsets)
+        assert first == 0 and offsets[3] == offsets[4]
+    return batch
+
+
+def _sequence(batch: PackedBatch, index: int) -> tuple[Tensor, Tensor, list[tuple[Tensor, Grid]]]:
+    """Text with states at slots of pictures [1, L, E], where slots are, and pictures [n, C]."""
+    start, grid = batch.starts[index], batch.grids[index]
+    end = start + grid[1] * grid[2]
+    target, pictures = batch.latent_TC[start:end], list[tuple[Tensor, Grid]]()
+    for one in batch.references[index] if batch.references else ():
+        start, end = end, end + one[1] * one[2]
+        pictures.append((batch.latent_TC[start:end], one))
+    pictures.append((target, grid))
+    names = sorted(name for name in batch.texts if name != "text")
+    texts = [case.text_of(batch, index, name)[0] for name in (*names, "text")]
+    parts, slots = list[Tensor](), list[bool]()
+    for number, text in enumerate(texts):
+        parts.append(text)
+        slots += [False] * len(text)
+        if number < len(pictures) - 1:
+            count = len(pictures[number][0]) // SLOT
+            parts.append(torch.full((count, text.shape[1]), 3.0))
+            slots += [True] * count
+    slots += [True] * (len(target) // SLOT)
+    return torch.cat(parts)[None], torch.tensor([slots]), pictures
+
+
+def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
+    text, is_slot, pictures = _sequence(batch, index)
+    rows, grids = zip(*pictures, strict=True)
+    (made,) = network(
+        torch.cat(rows)[None],
+        text,
+        torch.tensor([level / 1000]),
+        [list(grids)],
+        is_slot,
+        return_dict=False,
+    )
+    return made[0, -len(rows[-1]) :]
+
+
+def _arguments(model: Any) -> dict[str, Any]:
+    frames, rows, columns = case.COUNTED
+    tokens, text = frames * rows * columns, case.COUNTED_TEXT
+    is_slot = pad(torch.zeros(1, text, dtype=torch.bool), (0, tokens // SLOT), value=True)
+    return {
+        "hidden_states": torch.zeros(1, tokens, model.patch_features),
+        "encoder_hidden_states": torch.zeros(1, text, model.crossattn_emb_size),
+        "img_shapes": [[(1, frames * rows, columns)]],
+        "img_mask": is_slot,
+    }
+
+
+CASE = case.Case(
+    network=QwenImage21Transformer2DModel,
+    tiny=TINY,
+    parameters=dict.fromkeys(("qwen_image21", "qwen_image21_turbo"), 7_115_124_736),
+    configuration=_configuration,
+    cases=12,
+    quick=3,
+    pack=_pack,
+    theirs=_theirs,
+    compares_given=False,
+    counted=[("qwen_image21", {}), ("qwen_image21_turbo", {"mlp_ratio": 2.0})],
+    arguments=_arguments,
+    refused=[
+        ({"rope_axes": (4, 4, 2)}, "add up to 10, .* width 128"),
+        ({"rope_axes": (3, 5, 4)}, "must be even"),
+        ({"reference_latents": 11}, "reference_latents=11 must be at most 10"),
+        ({"patch_temporal": 2}, "Qwen-Image-2.1 learns pictures"),
+        ({"text_pad_to": 8}, "Qwen-Image-2.1 attends to no padding"),
+        (
+            {"reference_latents": 1, "route_from": 1, "route_to": 4},
+            "texts between the pictures .* see whole pictures.* set route_from",
+        ),
+    ],
+    grids=((1, 4, 6), (1, 2, 4), (1, 4, 2)),
+    training=("model.reference_latents=2",),
+    comfyui=True,
+    adapted=(
+        *("gate_layer", "img_mlp.proj", "img_mlp.out", "norm_out.linear", "img_in"),
+        *("txt_in.in_layer", "modulation.1", "timestep_embedder.linear_1"),
+    ),
+)
+random_qwen_image21 = CASE.random
+
+
+class Opened(QwenImage21Pipeline):
+    """The pipeline with a stand-in for its processor, whose picture half needs torchvision."""
+
+    @classmethod
+    def from_pretrained(cls, folder: Path, *, torch_dtype: torch.dtype) -> Self:  # type: ignore[override]
+        kinds: dict[str, Any] = {
+            "vae": AutoencoderKLQwenImage21,
+            "transformer": QwenImage21Transformer2DModel,
+            "text_encoder": Qwen3VLForConditionalGeneration,
+        }
+        types = {"text_encoder": torch.bfloat16}  # that of shards
+        parts = {
+            name: kind.from_pretrained(folder / name, torch_dtype=types.get(name, torch_dtype))
+            for name, kind in kinds.items()
+        }
+        letters = AutoTokenizer.from_pretrained(folder / "processor")
+        parts["scheduler"] = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler")
+        processor: Any = stand_ins.StandInChatProcessor(letters)
+        pipe = cls(processor=processor, **parts)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+
+_CLASSES = {
+    "vae": ["diffusers", "AutoencoderKLQwenImage21"],
+    "transformer": ["diffusers", "QwenImage21Transformer2DModel"],
+    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    "text_encoder": ["transformers", "Qwen3VLForConditionalGeneration"],
+    "processor": ["transformers", "Qwen3VLProcessor"],
+}
+
+
+def pipeline(folder: Path, *, halvings: int = 4) -> Opened:
+    """The pipeline with random weights, in `folder`/pipeline; `halvings` are those of the VAE."""
+    source = pipeline_parts.qwen_image21(folder / "pipeline", halvings=halvings)
+    random_qwen_image21().save_pretrained(source / "transformer")
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15
+    )
+    scheduler.save_pretrained(source / "scheduler")
+    index = {"_class_name": "QwenImage21Pipeline", "_diffusers_version": "0.42.1", **_CLASSES}
+    (source / "model_index.json").write_text(json.dumps(index))
+    return Opened.from_pretrained(source, torch_dtype=torch.float32)
+
+
+def made_by(pipe: Any, noise_CFHW: Tensor, texts: case.Texts, **call: Any) -> Tensor:
+    """Latent [C, 1, H, W] of the pipeline from `noise_CFHW` and texts as our encoder has them."""
+    # Its network takes one layout for a batch; each text has a call of its own in the pipeline.
+    call |= {f"{name}_embeds": text["text"][None].float() for name, text in texts.items()}
+    packed = noise_CFHW[:, 0].flatten(1).transpose(0, 1)[None]
+    call |= case.sides_of(noise_CFHW, pipe.vae_scale_factor)
+    found = case.latents_made(pipe, packed, **call)
+    return found[0].transpose(0, 1).reshape(noise_CFHW.shape)
+
+
+def _encoded(pipe: Any, texts: case.Texts) -> list[tuple[Tensor, Tensor]]:
+    prompts = {"prompt": case.PROMPT, "negative_prompt": case.NEGATIVE}
+    with torch.no_grad():
+        return [(texts[n]["text"], pipe.encode_prompt(one)[0][0]) for n, one in prompts.items()]
+
+
+GENERATIONS = {
+    "qwen_image21": case.Generation(
+        pipeline=pipeline,
+        made_by=made_by,
+        size=(1, 6, 10),
+        channels=16,
+        objective={
+            **{"name": "flow", "sampling_levels": "even", "time_shift_type": "exponential"},
+            **{"base_shift": 0.5, "max_shift": 1.15},
+        },
+        encoded=_encoded,
+        calls=[({"true_cfg_scale": scale}, {"guidance": scale}) for scale in (4.0, 1.0, 2.5)],
+        slow=False,
+    )
+}
