@@ -31,7 +31,7 @@ from dit.models.layers import packed_attention
 from dit.models.layers.adaptable import Adaptable
 from dit.models.pass_work import Multiplications, PartWork
 from dit.models.registry import network_spec
-from dit.sizing.meta_network import META, groups_as_given, meta_pack, replaced, stage_on_meta
+from dit.sizing.meta_network import meta_pack, meta_pass, replaced, stage_on_meta
 
 _SIDE, _TEXT, _SAMPLES = 4, 64, 2
 _BASE = {"side": _SIDE, "text": _TEXT, "samples": _SAMPLES}
@@ -175,16 +175,8 @@ def _run(network: Any, batch: PackedBatch) -> _Pass:
     for module, place in places:
         hooks.append(module.register_forward_pre_hook(partial(_goes_to, found, place)))
         hooks.append(module.register_forward_hook(partial(_goes_to, found, _OUTSIDE)))
-    if not network.pre_process:
-        dtype = network.config.params_dtype
-        before = torch.empty(network.hidden_shape(batch), device=META, dtype=dtype)
-        network.set_input_tensor([before])
-    with (
-        groups_as_given(),
-        _attention_counted(found, network.model, len(batch.keys)),
-        torch.no_grad(),
-    ):
-        network(batch.latent_TC.float(), torch.empty(batch.num_levels, device=META), batch)
+    with _attention_counted(found, network.model, len(batch.keys)), torch.no_grad():
+        meta_pass(network, batch)
     for hook in hooks:
         hook.remove()
     return found

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 from dit.models.layer_spec.parts import (
     PER_BLOCK,
@@ -14,43 +13,11 @@ from dit.models.layer_spec.parts import (
     LayerTextSpec,
     ModulationSpec,
     PerBlockModulation,
-    QkNorm,
     SharedModulation,
     TableModulation,
     WholeLayerModulation,
 )
-from dit.models.layer_spec.shapes import (
-    AFFINE,
-    BY_TABLE,
-    CENTRED,
-    CENTRED_HEADS,
-    CROSS,
-    CROSS_ACROSS_HEADS,
-    EXCHANGED,
-    EXCHANGED_ACROSS_HEADS,
-    FLOAT32_ROWS,
-    GROUPED,
-    JOINT,
-    JOINT_ACROSS_HEADS,
-    JOINT_WITHOUT_NORM,
-    MODULATED,
-    NOT_AFTER,
-    NOTHING,
-    OF_CUBES,
-    OF_IMAGE,
-    OUTPUT_GATE,
-    SECOND,
-    SELF,
-    SELF_ACROSS_HEADS,
-    SEQUENTIAL,
-    SINGLE,
-    TWISTED,
-    UNCHANGED,
-    AttentionShape,
-    KeptBy,
-    LayerNeeds,
-    RowKind,
-)
+from dit.models.layer_spec.shapes import AttentionShape, RowKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,32 +38,18 @@ class CrossLayerSpec:
     them with keys, values and a softmax of their own, and adds what it finds (Wan 2.1); None: it
     attends to text alone."""
 
-    @cached_property  # a planner asks for it many times
-    def needs(self) -> LayerNeeds:
-        # Two exchanges, because the third is that of cross-attention.
-        across = self.attention.norm is QkNorm.ACROSS_HEADS
-        part = BY_TABLE if isinstance(self.modulation, TableModulation) else MODULATED
-        kept = (SELF_ACROSS_HEADS if across else SELF) + part + part
-        kept += part if self.gated_cross else AFFINE if self.cross_norm else UNCHANGED
-        rows = RowKind.LATENTS
-        total = _self_attention(self.attention, self.feed_forward, rows, exchanges=1, kept=kept)
-        exchanged = EXCHANGED_ACROSS_HEADS if across else EXCHANGED
-        return total + self._of_cross_attention + LayerNeeds(kept_exchanged=exchanged)
+    @property
+    def attentions(self) -> tuple[AttentionShape, ...]:
+        width = self.cross_attention.width
+        found = (AttentionShape(width=self.attention.width),)
+        found += (AttentionShape(width=width, keys=RowKind.TEXT),)
+        if self.image_rows is None:
+            return found
+        return *found, AttentionShape(width=width, keys=RowKind.SAMPLES, times=self.image_rows)
 
     @property
-    def _of_cross_attention(self) -> LayerNeeds:
-        cross = self.cross_attention
-        kept = CROSS_ACROSS_HEADS if cross.norm is QkNorm.ACROSS_HEADS else CROSS
-        total = LayerNeeds(
-            attentions=(AttentionShape(width=cross.width, keys=RowKind.TEXT),),
-            exchanges=1,
-            kept=kept,
-            kept_of_text=kept,
-        )
-        if self.image_rows is None:
-            return total
-        image = AttentionShape(width=cross.width, keys=RowKind.SAMPLES, times=self.image_rows)
-        return total + LayerNeeds(attentions=(image,), kept=OF_IMAGE)
+    def exchanges(self) -> int:
+        return 2 + self.feed_forward.exchanges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,18 +83,15 @@ class DoubleLayerSpec:
         assert isinstance(own, FeedForwardSpec), "experts of text have no layer here"
         return own
 
-    @cached_property
-    def needs(self) -> LayerNeeds:
-        """What a layer needs whose text is read afterwards, or which does not update it."""
-        attention, width = self.attention, self.attention.width
-        kept = _JOINT[attention.norm] + MODULATED + MODULATED
-        total = _self_attention(attention, self.feed_forward, RowKind.JOINT, exchanges=1, kept=kept)
-        if self.text_feed_forward is not None:
-            total = replace(total, kept_of_text=kept + self.of_text.kept)
-        if self.second_attention:
-            own = AttentionShape(width=width)
-            total += LayerNeeds(attentions=(own,), exchanges=1, kept=SECOND)
-        return total
+    @property
+    def attentions(self) -> tuple[AttentionShape, ...]:
+        found = (_among(self.attention, RowKind.JOINT),)
+        own = (_among(self.attention, RowKind.LATENTS),)
+        return found + own if self.second_attention else found
+
+    @property
+    def exchanges(self) -> int:
+        return 1 + self.second_attention + self.feed_forward.exchanges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +104,13 @@ class SingleLayerSpec:
     fused: bool = False
     """Whether the first matrix is one linear in Diffusers (FLUX.2), with one adapter, too."""
 
-    @cached_property
-    def needs(self) -> LayerNeeds:
-        kept, rows = SINGLE + MODULATED, RowKind.JOINT
-        return _self_attention(self.attention, self.feed_forward, rows, exchanges=0, kept=kept)
+    @property
+    def attentions(self) -> tuple[AttentionShape, ...]:
+        return (_among(self.attention, RowKind.JOINT),)
+
+    @property
+    def exchanges(self) -> int:
+        return self.feed_forward.exchanges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,57 +145,22 @@ class SequentialLayerSpec:
     idle: bool = False
     """Whether no sample has such rows, so that nothing is computed."""
 
-    @cached_property
-    def needs(self) -> LayerNeeds:
-        attention = self.attention
-        kept = SEQUENTIAL if attention.key_heads == attention.heads else GROUPED
-        more = (
-            (NOT_AFTER, not self.after),
-            (TWISTED, attention.twisted),
-            (CENTRED, self.centred),
-            (CENTRED_HEADS, attention.centred),
-            (OUTPUT_GATE, attention.output_gate),
-            (FLOAT32_ROWS, isinstance(self.modulation, TableModulation)),
-        )
-        kept = sum((one for one, holds in more if holds), kept)
-        if not self.weighted:
-            across = attention.norm is QkNorm.ACROSS_HEADS
-            kept = (SELF_ACROSS_HEADS if across else SELF) + MODULATED
-            kept += NOTHING if self.parallel else MODULATED
-        made = _self_attention(attention, self.feed_forward, self.rows, exchanges=1, kept=kept)
-        if self.rows is RowKind.TEXT or self.idle:  # references: all latents of a pack that has any
-            made = replace(made, kept=NOTHING)
-        return made
+    @property
+    def attentions(self) -> tuple[AttentionShape, ...]:
+        return (_among(self.attention, self.rows),)
+
+    @property
+    def exchanges(self) -> int:
+        return 1 + self.feed_forward.exchanges
 
 
-_JOINT = {
-    QkNorm.NONE: JOINT_WITHOUT_NORM,
-    QkNorm.PER_HEAD: JOINT,
-    QkNorm.ACROSS_HEADS: JOINT_ACROSS_HEADS,
-}
-
-
-def _self_attention(
-    attention: AttentionSpec,
-    feed_forward: FeedForwardSpec | ExpertsSpec,
-    rows: RowKind,
-    *,
-    exchanges: int,
-    kept: KeptBy,
-) -> LayerNeeds:
-    """What self-attention and `feed_forward` need; `exchanges` are those of the first alone."""
-    kept += feed_forward.kept
-    sparse = attention.sparse_pairs is not None
-    return LayerNeeds(
-        attentions=(AttentionShape(width=attention.width, queries=rows, keys=rows),),
-        exchanges=exchanges + feed_forward.exchanges,
-        kept=kept + OF_CUBES if sparse else kept,
-        kept_of_text=kept if RowKind.TEXT in rows else NOTHING,
-        cube_heads=attention.heads if sparse else 0,
-    )
+def _among(attention: AttentionSpec, rows: RowKind) -> AttentionShape:
+    return AttentionShape(width=attention.width, queries=rows, keys=rows)
 
 
 LayerSpec = CrossLayerSpec | DoubleLayerSpec | SingleLayerSpec | SequentialLayerSpec
+"""Each says who attends to whom (`attentions`), and how often tensor ranks gather tokens, compute
+with split matrices and scatter them (`exchanges`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,14 +177,12 @@ class NetworkSpec:
     """The layers of a network, and how many tokens they see of a sample."""
 
     stacks: tuple[StackSpec, ...]
-    conditioner_kept: KeptBy = NOTHING
-    """What the backward pass needs of each caption token in the conditioner (Anima), which makes
-    text of captions before they are filled up, for each unit of width."""
+    trains_conditioner: bool = False
+    """Whether the first stage has a conditioner, which makes text of captions before they are
+    filled up (Anima)."""
     text_layers: str = ""
     """How the names of weights of layers over text alone begin, which are computed again in the
     backward pass, on the first stage (Krea 2)."""
-    text_layers_kept: int = 0
-    """Numbers of each text token that they keep for it."""
     text_tokens: int | None = None
     """Text is filled up to this many tokens a sample; None leaves it as long as it is."""
     attended_multiple: int = 1
@@ -281,13 +197,13 @@ class NetworkSpec:
 
     @property
     def exchanges(self) -> int:
-        """Exchanges between tensor ranks in a pass, of all layers (see `LayerNeeds.exchanges`)."""
-        return sum(stack.count * stack.layer.needs.exchanges for stack in self.stacks)
+        """Exchanges between tensor ranks in a pass, of all layers (see `LayerSpec`)."""
+        return sum(stack.count * stack.layer.exchanges for stack in self.stacks)
 
     @property
     def attends_jointly(self) -> bool:
         """Whether layers attend to latents and text together, so that each pays for the other."""
-        shapes = (shape for stack in self.stacks for shape in stack.layer.needs.attentions)
+        shapes = (shape for stack in self.stacks for shape in stack.layer.attentions)
         return any(shape.queries == RowKind.JOINT for shape in shapes)
 
     def text(self, lengths: Sequence[int]) -> Sequence[int]:
