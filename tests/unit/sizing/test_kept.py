@@ -25,7 +25,7 @@ from dit.pack_wire import pack_to
 from dit.sizing.cuda_kernels import META, CudaKernels
 from dit.sizing.kept import kept_by_layer
 from dit.sizing.meta_network import groups_as_given
-from tests.packs import random_pack
+from tests.packs import random_pack, tiny_model
 
 NAMES = [name for family in families() for name in family.sizes]
 NAMES.remove("hunyuanimage_21_distilled")  # of mean flow, which is not trained
@@ -121,6 +121,24 @@ def test_what_context_ranks_exchange_is_counted(
     sizes = {"context_parallel_size": ranks, "cp_comm_type": comm}
     model = _named(name, fused_kernels=fused, **sizes)
     assert counted(model, shared) == pytest.approx(_traced(model), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, 18 + 2 * 4),
+        ({"fused_kernels": False}, 29 + 2 * 4),
+        ({"compile": True}, 29 + 2 * 4),
+        ({"mlp_ratio": 2.5}, 18 + 2 * 2.5),
+        ({"tensor_model_parallel_size": 2}, 9 + (9 + 8) / 2),
+        ({"tensor_model_parallel_size": 2, "sequence_parallel": True}, (18 + 8) / 2),
+    ],
+)
+def test_what_a_layer_keeps_follows_from_its_parts(changes: dict, kept: float) -> None:
+    """In float32 numbers for each token and unit of width; few for each token come on top."""
+    model = tiny_model(**changes)
+    found = kept_by_layer(model).token / model.hidden_size
+    assert 4 * kept < found < 4.1 * kept
 
 
 def _named(name: str, **changes: Any) -> ModelConfig:
