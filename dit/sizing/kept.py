@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -25,7 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from dit.batch import PackedBatch, SequenceShard
 from dit.config import ContextComm, ModelConfig, Precision
 from dit.config.sparsity import CUBE
-from dit.models.layer_spec import LayerSpec, RowKind, SequentialLayerSpec
+from dit.models.layer_spec import LayerSpec, NetworkSpec, RowKind, SequentialLayerSpec
 from dit.models.registry import network_spec
 from dit.sizing.cuda_kernels import CudaKernels, FusedAttention
 from dit.sizing.inventory import alone
@@ -36,7 +36,10 @@ _SIDE, _TEXT, _SAMPLES = 16, 64, 2  # one sample is in joint order already, and 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes for each latent token of a rank, each text row of a pack, and each of its samples."""
+    """Bytes for each latent token of a rank, each text row of a pack, and each of its samples.
+
+    Layers over latents and text together share the text out: there, take it for latents.
+    """
 
     token: float = 0.0
     text: float = 0.0
@@ -44,6 +47,9 @@ class Kept:
 
     def __add__(self, other: Kept) -> Kept:
         return Kept(*(getattr(self, x.name) + getattr(other, x.name) for x in fields(Kept)))
+
+    def __sub__(self, other: Kept) -> Kept:
+        return self + other.times(-1)
 
     def times(self, factor: float) -> Kept:
         return Kept(*(getattr(self, x.name) * factor for x in fields(Kept)))
@@ -67,7 +73,7 @@ class _Bytes:
 def kept_by_layers(model: ModelConfig) -> list[tuple[int, Kept]]:
     """How many layers each stack has, and what one of them keeps on one tensor and context rank."""
     counts = [stack.count for stack in network_spec(model).stacks if stack.count]
-    return [*zip(counts, _on_tensor_rank(model), strict=True)]
+    return [*zip(counts, _on_rank(model), strict=True)]
 
 
 @lru_cache(maxsize=4096)  # a plan asks for each layout and each number of recomputed layers
@@ -86,46 +92,84 @@ def kept_of_text(model: ModelConfig, part: str) -> float:
     return _traced_on_text(alone(model), part).of(model.precision).text
 
 
-def _on_tensor_rank(model: ModelConfig) -> list[Kept]:
+def _on_rank(model: ModelConfig) -> list[Kept]:
     """Two traces tell what tensor ranks share: numbers between two split matrices."""
-    ranks, precision = model.tensor_model_parallel_size, model.precision
-    whole = [one.of(precision) for one in _traced(_form(model, tensor=1))]
+    ranks, whole = model.tensor_model_parallel_size, _traced_in(model)
+    more = _exchanged(model, whole)
     if ranks == 1:
-        return whole
+        return [one + exchanged for one, exchanged in zip(whole, more, strict=True)]
     few = ranks if ranks % 2 else 2
-    split = [one.of(precision) for one in _traced(_form(model, tensor=few))]
-    found, outside_by = list[Kept](), ranks if model.sequence_parallel else 1
-    for one, part in zip(whole, split, strict=True):
-        inside = (one + part.times(-1)).times(few / (few - 1))
-        outside = one + inside.times(-1)
-        found.append(inside.times(1 / ranks) + outside.times(1 / outside_by))
+    split, outside_by = _traced_in(model, tensor=few), ranks if model.sequence_parallel else 1
+    found = list[Kept]()
+    for one, part, exchanged in zip(whole, split, more, strict=True):
+        inside = (one - part).times(few / (few - 1))
+        outside = one - inside
+        found.append((inside + exchanged).times(1 / ranks) + outside.times(1 / outside_by))
     return found
 
 
-def _form(model: ModelConfig, *, tensor: int) -> ModelConfig:
-    """The configuration by which traces are told apart: what changes nothing is left out.
+def _exchanged(model: ModelConfig, alone: Sequence[Kept]) -> list[Kept]:
+    """What a context rank keeps more than `alone`, where it attends: on one tensor rank.
 
-    A ring of context ranks is not traced: what it keeps is taken for what one rank does.
+    By heads it is the same for all numbers of ranks, and grows evenly with them where they gather
+    keys and values. A ring is not traced: what it keeps is taken for what one rank does.
     """
     ranks, comm = model.context_parallel_size, model.cp_comm_type
-    if comm is ContextComm.P2P or ranks == 1:
-        ranks, comm = 1, ContextComm.A2A
-    return replace(
-        alone(model),
-        fused_kernels=model.fused_kernels and not model.compile,
-        tensor_model_parallel_size=tensor,
-        context_parallel_size=ranks,
-        cp_comm_type=comm,
+    if ranks == 1 or comm is ContextComm.P2P:
+        return [Kept()] * len(alone)
+
+    def more(ranks: int) -> list[Kept]:
+        found = _traced_in(model, context=ranks)
+        return [one - own for one, own in zip(found, alone, strict=True)]
+
+    if comm is ContextComm.A2A:
+        return more(ranks if ranks % 2 else 2)
+    two = more(2)
+    if ranks == 2:
+        return two
+    rise = ((one - less).times((ranks - 2) / 2) for less, one in zip(two, more(4), strict=True))
+    return [one + by for one, by in zip(two, rise, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Form:
+    """What a trace depends on, by which the traces of a process are told apart."""
+
+    family: str
+    spec: NetworkSpec
+    fused: bool
+    tensor: int
+    context: int
+    comm: ContextComm
+    model: ModelConfig = field(compare=False)  # with all of this
+
+
+def _traced_in(model: ModelConfig, *, tensor: int = 1, context: int = 1) -> list[Kept]:
+    """What a layer of each stack keeps with so many tensor and context ranks."""
+    spec, comm = network_spec(model), model.cp_comm_type if context > 1 else ContextComm.A2A
+    stacks = (replace(one, count=min(one.count, 2)) for one in spec.stacks)
+    fused = model.fused_kernels and not model.compile
+    sizes: Any = {"tensor_model_parallel_size": tensor, "context_parallel_size": context}
+    form = _Form(
+        family=model.family,
+        spec=replace(spec, stacks=tuple(stacks)),
+        fused=fused,
+        tensor=tensor,
+        context=context,
+        comm=comm,
+        model=replace(alone(model), fused_kernels=fused, cp_comm_type=comm, **sizes),
     )
+    return [one.of(model.precision) for one in _traced(form)]
 
 
 @lru_cache(maxsize=256)
-def _traced(model: ModelConfig) -> tuple[_Bytes, ...]:
-    """What a layer of each stack keeps, in `_form`.
+def _traced(form: _Form) -> tuple[_Bytes, ...]:
+    """What a layer of each stack keeps.
 
     It is asked in as many pipeline stages as it has layers, of which the first of each stack are
     built.
     """
+    model = form.model
     stacks = [stack for stack in network_spec(model).stacks if stack.count]
     firsts, found = [0, *accumulate(stack.count for stack in stacks)], list[_Bytes]()
     of_packs = replace(model, fused_kernels=True, tensor_model_parallel_size=1)

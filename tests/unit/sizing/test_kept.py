@@ -148,6 +148,8 @@ def _named(name: str, **changes: Any) -> ModelConfig:
 def _traced(model: ModelConfig) -> float:
     """Like `counted`."""
     spec = network_spec(model)
-    texts = spec.text([spec.image_rows + TEXT] * 2)
-    tokens = 2 * math.prod(GRID) / model.context_parallel_size
-    return spec.layers * kept_by_layer(model).of(tokens=tokens, text=sum(texts), samples=2)
+    text, ranks = sum(spec.text([spec.image_rows + TEXT] * 2)), model.context_parallel_size
+    tokens, kept = 2 * math.prod(GRID), kept_by_layer(model)
+    if ranks > 1 and spec.attends_jointly:
+        return spec.layers * kept.of(tokens=(tokens + text) / ranks)
+    return spec.layers * kept.of(tokens=tokens / ranks, text=text, samples=2)
