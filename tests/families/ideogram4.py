@@ -167,7 +167,13 @@ GENERATIONS = {
             **{"shift_base_tokens": 1024, "text_dropout": 0.0},
         },
         encoded=_encoded,
-        calls=[({"guidance_scale": scale}, {"guidance": scale}) for scale in (7.0, 1.0, 3.0)],
+        calls=[
+            *(({"guidance_scale": scale}, {"guidance": scale}) for scale in (7.0, 1.0, 3.0)),
+            (
+                {"guidance_schedule": (7.0, 7.0, 7.0, 3.0)},
+                {"guidance": 7.0, "guidance_steps": 0.75, "guidance_after": 3.0},
+            ),
+        ],
         negative="",
         away="unconditional_transformer",
         slow=False,
