@@ -143,6 +143,11 @@ def _unread(_: Any, name: str, batch: PackedBatch) -> bool:
     return "image_cond" in name and not any(batch.references)
 
 
+def _their_operations(model: Any, tokens: int, _: int) -> int:
+    """It embeds no pictures as references that are none, as ours does with their level."""
+    return -2 * model.hidden_size * (tokens * model.patch_features + 6 * model.hidden_size)
+
+
 CASE = case.Case(
     network=Flux3Transformer2DModel,
     tiny=TINY,
@@ -154,6 +159,17 @@ CASE = case.Case(
     theirs=_theirs,
     compares_given=False,
     unread=_unread,
+    adapted_by={"flux3": (Flux3AutoBlocks, {})},
+    unread_comfyui=True,
+    published_levels=dict.fromkeys(
+        ("flux3_klein_base", "flux3_klein"), case.levels_of(shift=SHIFT)
+    ),
+    page=case.Page(
+        model="FLUX.3-klein-base",
+        keys=("model.num_layers=2", "model.num_single_layers=2"),
+        edits=True,
+    ),
+    their_operations=_their_operations,
     counted=[("flux3_klein_base", {}), ("flux3_klein", {})],
     arguments=_arguments,
     repeated=_repeated,

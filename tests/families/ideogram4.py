@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2
 from diffusers.models.transformers.transformer_ideogram4 import Ideogram4Transformer2DModel
+from diffusers.pipelines.ideogram4 import pipeline_ideogram4
 from diffusers.pipelines.ideogram4.pipeline_ideogram4 import Ideogram4Pipeline
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
     FlowMatchEulerDiscreteScheduler,
@@ -92,6 +93,15 @@ def _repeated(model: Any) -> int:
     return 2 * rows * model.hidden_size + 3 * (tokens + text) * head
 
 
+def _levels(num_steps: int, tokens: int) -> Tensor:
+    """The mean goes by pixels, 16 x 16 of which are a token."""
+    mu = pipeline_ideogram4._resolution_aware_mu(16, 16 * tokens, 0.0)
+    made = pipeline_ideogram4._logit_normal_sigmas(num_steps, mu, 1.5).tolist()
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(sigmas=made)
+    return scheduler.sigmas
+
+
 CASE = case.Case(
     network=Ideogram4Transformer2DModel,
     tiny=TINY,
@@ -101,6 +111,10 @@ CASE = case.Case(
     quick=3,
     pack=_pack,
     theirs=_theirs,
+    adapted_by={"ideogram4": (Ideogram4Pipeline, {})},
+    unread_comfyui=True,
+    published_levels={"ideogram4": _levels},
+    page=case.Page(model="Ideogram-4"),
     counted=[("ideogram4", {}), ("ideogram4", {"adaln_width": 20, "patch_spatial": 1})],
     arguments=_arguments,
     text_rows=lambda _: case.COUNTED_TEXT,

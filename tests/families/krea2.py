@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
 from diffusers.models.transformers.transformer_krea2 import Krea2Transformer2DModel
-from diffusers.pipelines.krea2.pipeline_krea2 import Krea2Pipeline
+from diffusers.pipelines.krea2.pipeline_krea2 import Krea2Pipeline, calculate_shift
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
     FlowMatchEulerDiscreteScheduler,
 )
@@ -96,6 +96,11 @@ def _arguments(model: Any) -> dict[str, Any]:
     }
 
 
+def _levels(num_steps: int, tokens: int) -> Tensor:
+    mu = calculate_shift(tokens, max_seq_len=6400)
+    return case.even_levels(num_steps, use_dynamic_shifting=True, mu=mu)
+
+
 CASE = case.Case(
     network=Krea2Transformer2DModel,
     tiny=TINY,
@@ -105,6 +110,12 @@ CASE = case.Case(
     quick=3,
     pack=_pack,
     theirs=_theirs,
+    adapted_by={"krea2": (Krea2Pipeline, {})},
+    published_levels={
+        "krea2_raw": _levels,
+        "krea2_turbo": case.levels_of(use_dynamic_shifting=True, mu=1.15),
+    },
+    page=case.Page(model="Krea-2-Raw"),
     counted=[("krea2_raw", {}), ("krea2_raw", {"num_fusion_layers": 2, "num_text_layers": 4})],
     arguments=_arguments,
     refused=[

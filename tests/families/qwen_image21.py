@@ -11,7 +11,10 @@ from typing import Any, Self
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_qwenimage21 import AutoencoderKLQwenImage21
 from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21Transformer2DModel
-from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import QwenImage21Pipeline
+from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import (
+    QwenImage21Pipeline,
+    calculate_shift,
+)
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
     FlowMatchEulerDiscreteScheduler,
 )
@@ -120,6 +123,10 @@ def _arguments(model: Any) -> dict[str, Any]:
     }
 
 
+def _levels(num_steps: int, tokens: int) -> Tensor:
+    return case.even_levels(num_steps, use_dynamic_shifting=True, mu=calculate_shift(tokens))
+
+
 CASE = case.Case(
     network=QwenImage21Transformer2DModel,
     tiny=TINY,
@@ -130,6 +137,10 @@ CASE = case.Case(
     pack=_pack,
     theirs=_theirs,
     compares_given=False,
+    adapted_by={"qwen_image21": (QwenImage21Pipeline, {})},
+    published_levels={"qwen_image21": _levels},
+    page=case.Page(model="Qwen-Image-2.1", options={"halvings": 2}),
+    their_operations=case.head_of_text,
     counted=[("qwen_image21", {}), ("qwen_image21_turbo", {"mlp_ratio": 2.0})],
     arguments=_arguments,
     refused=[
