@@ -1,4 +1,4 @@
-"""Codecs of all families, as in Diffusers' pipelines."""
+"""Codecs of most families, as in Diffusers' pipelines."""
 
 # N samples, C colour or latent channels, F frames, H rows, W columns, E width
 
@@ -15,9 +15,6 @@ from torch.nn.functional import pad
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae.autoencoder import Autoencoder, picture_of
-from dit.codecs.vae.flux2 import ErnieImage, Flux2, Flux2Klein, Flux3Klein, Ideogram4
-from dit.codecs.vae.hunyuan_video import Hunyuan, HunyuanVideo, HunyuanVideoI2V
-from dit.codecs.vae.ltx import Ltx
 
 
 class FluxAutoencoder(Autoencoder):
@@ -416,19 +413,3 @@ class AnimaWithStates(Anima):
     name = text_encoder = "anima_states"
     description = "as anima; text for model.text_conditioner=trained"
     tuning = (*Anima.tuning, "model.text_conditioner=trained")
-
-
-AUTOENCODERS: tuple[type[Autoencoder], ...] = (
-    *(Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
-    *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
-    *(HunyuanVideoI2V, Ltx, Flux2, Flux2Klein, Lumina2, LongCat, LongCatEdit, ZImage),
-    *(Anima, AnimaWithStates),
-    HiDream,
-    OmniGen2,
-    ErnieImage,
-    Krea2,
-    Flux3Klein,
-    Ideogram4,
-    QwenImage21,
-)
-"""All of them; `CODECS` has the codec without weights, too."""
