@@ -264,7 +264,7 @@ def _loaded(part: PipelineComponent) -> Any:
 
 
 def _multiply_out(model: Any, unexpected: Iterable[str], part: PipelineComponent) -> None:
-    """Multiplies weights that were stored in 8-bit floats by the scales of their rows (Ideogram 4).
+    """Multiplies weights that were stored in 8-bit floats by the scales of their rows.
 
     Transformers has taken the numbers over as they are, and the scales are in no module.
 

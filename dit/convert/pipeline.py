@@ -111,7 +111,7 @@ def _components(pipeline: Path, config: RunConfig) -> list[str]:
     if not keeps_scheduler(pipeline, config.model):
         own.add(SCHEDULER)
     index = read_json(pipeline_index(pipeline))
-    # Library and class; other lists are numbers, such as those of Krea 2's text layers.
+    # Library and class; other lists are numbers, such as those of layers.
     pairs = {name: what for name, what in index.items() if isinstance(what, list)}
     present = [name for name, what in pairs.items() if what and isinstance(what[0], str)]
     return [name for name in present if name not in own]
