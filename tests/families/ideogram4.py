@@ -24,7 +24,9 @@ from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.ideogram4.diffusers import network_inputs
 from dit.models.positions import FarPicturePositions
-from tests.families import case, flux2_parts
+from tests.families import case
+from tests.families.flux2_parts import MISTRAL_CHAT, chat_tokenizer, flux2_vae, qwen3_vl
+from tests.families.pipeline_parts import randomized, save
 
 TINY = {
     "in_channels": 16,
@@ -134,6 +136,12 @@ CASE = case.Case(
 random_ideogram4 = CASE.random
 
 
+def encoders(root: Path) -> Path:
+    """Encoders of Ideogram 4: FLUX.2's VAE, and the network of Qwen3-VL with 36 layers."""
+    parts = {"text_encoder": randomized(Qwen3VLModel(qwen3_vl(layers=36))), "vae": flux2_vae()}
+    return save(root, parts | {"tokenizer": chat_tokenizer(MISTRAL_CHAT, "right")})
+
+
 def pipeline(folder: Path) -> Ideogram4Pipeline:
     """The pipeline with random weights, saved in `folder`/pipeline."""
     kinds = {"text_encoder": Qwen3VLModel, "tokenizer": AutoTokenizer, "vae": AutoencoderKLFlux2}
@@ -142,7 +150,7 @@ def pipeline(folder: Path) -> Ideogram4Pipeline:
         transformer=networks[0],
         unconditional_transformer=networks[1],
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        **case.parts_of(flux2_parts.ideogram4(folder / "parts"), **kinds),
+        **case.parts_of(encoders(folder / "parts"), **kinds),
     )
     return case.saved(opened, folder)
 
