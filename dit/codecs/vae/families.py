@@ -14,7 +14,10 @@ from torch.nn.functional import pad
 
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import Whitening
+from dit.codecs.pretrained import published
 from dit.codecs.vae.autoencoder import Autoencoder, picture_of
+
+_QWEN_IMAGE21 = "diffusers.pipelines.qwenimage21.pipeline_qwenimage21"
 
 
 class FluxAutoencoder(Autoencoder):
@@ -367,9 +370,8 @@ class QwenImage21(Autoencoder):
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
         """A megapixel of this ratio in steps of 32, as QwenImage21Pipeline has it."""
-        from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import calculate_dimensions
-
-        wide, high, _ = calculate_dimensions(1024 * 1024, width / height)
+        scaled = published(f"{_QWEN_IMAGE21}:calculate_dimensions")
+        wide, high, _ = scaled(1024 * 1024, width / height)
         return wide, high
 
     @property
