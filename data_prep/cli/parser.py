@@ -16,7 +16,7 @@ from data_prep.planning.splits import DEFAULT_SPLIT
 from data_prep.refusals import PrepError
 from data_prep.writing.pack_options import ShardOptions, WorkOptions
 from dit.codecs.dataset_card import CodecError
-from dit.codecs.encoder_options import OF_CODECS, OF_TEXT_ENCODERS, TEXT_ENCODER_NAMES
+from dit.codecs.encoder_options import OF_CODECS, OF_TEXT_ENCODERS
 from dit.command_line import OptionParser, Whole, add_options, not_an_option, option
 from dit.console import Console
 from dit.launched import LauncherWatch, local_rank
@@ -139,7 +139,7 @@ class _OutputOptions:
     text_encoder: str | None = option(
         None,
         metavar="NAME",
-        help=f"Text encoder: {', '.join(TEXT_ENCODER_NAMES)}. (default: that of the processor)",
+        help="Text encoder; --list_processors shows all. (default: that of the processor)",
     )
 
 
@@ -275,7 +275,7 @@ def _add_groups(parser: argparse.ArgumentParser, groups: Mapping[str, Any]) -> N
 
 
 def _add_list_processors(parser: argparse.ArgumentParser) -> None:
-    about = "Show the known processors and exit."
+    about = "Show the known processors and text encoders and exit."
     parser.add_argument("--list_processors", action=_ListCodecs, help=about)
 
 

@@ -12,6 +12,7 @@ from data_prep.inspect.read_shards import ShardReport
 from data_prep.packing import Summary
 from data_prep.planning.statistics import CAPACITIES, PlanStatistics, crop_line
 from data_prep.writing.dataset_folder import PAGE_NAME, PLAN_NAME, REFUSED_NAME
+from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS
 from dit.console import Console
 from dit.progress import counted
@@ -85,6 +86,7 @@ def show_codecs(console: Console) -> None:
     for name, codec in CODECS.items():
         table.add_row(name, ", ".join(codec.media), codec.default_model, codec.description)
     console.print(table)
+    console.print(f"text encoders: {', '.join(TEXT_ENCODERS)}")
 
 
 def show_inspection(console: Console, folder: Path, reports: Sequence[ShardReport]) -> None:

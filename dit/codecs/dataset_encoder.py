@@ -5,6 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from dit.codecs.dataset_card import CodecError, part_of_card
@@ -49,6 +52,18 @@ class DatasetEncoder(ABC):
 
 
 E = TypeVar("E", bound=DatasetEncoder)
+
+
+def classes_of(interface: type[E], package: ModuleType) -> list[type[E]]:
+    """The classes in the files of a package that have a name of their own, file by file."""
+    found = list[type[E]]()
+    for info in iter_modules(package.__path__):
+        file = import_module(f"{package.__name__}.{info.name}")
+        for one in vars(file).values():
+            is_ours = isinstance(one, type) and issubclass(one, interface) and "name" in vars(one)
+            if is_ours and one.__module__ == file.__name__:  # and not imported there
+                found.append(one)
+    return found
 
 
 class Registry(dict[str, type[E]], Generic[E]):

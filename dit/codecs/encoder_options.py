@@ -15,41 +15,6 @@ from typing import Any
 from dit.command_line import option
 from dit.local_path import LocalPath
 
-TEXT_ENCODER_NAMES = (
-    "words",
-    "bytes",
-    "flux",
-    "sd3",
-    "wan",
-    "hunyuan",
-    "cosmos",
-    "cosmos_predict25",
-    "chroma",
-    "ltx",
-    "qwen_image",
-    "qwen_image_edit",
-    "qwen_image_edit_2511",
-    "hunyuanimage",
-    "hunyuanvideo",
-    "hunyuanvideo_i2v",
-    "flux2",
-    "flux2_klein",
-    "lumina2",
-    "longcat",
-    "longcat_edit",
-    "zimage",
-    "anima",
-    "anima_states",
-    "hidream",
-    "omnigen2",
-    "ernie_image",
-    "krea2",
-    "flux3_klein",
-    "ideogram4",
-    "qwen_image21",
-)
-"""The keys of `dit.codecs.text.TEXT_ENCODERS`."""
-
 
 class EncoderPadding(StrEnum):
     """What becomes of the states that an encoder without a mask has at its padding."""

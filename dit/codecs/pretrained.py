@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Self
 
 from dit.codecs.dataset_card import CodecError
@@ -89,13 +91,23 @@ class ModelLocation:
 
 
 def _class_of(part: PipelineComponent) -> Any:
+    return published(f"{part.library}:{part.kind}")
+
+
+def published(place: str) -> Any:
+    """What `package.module:name` is, of Diffusers or Transformers.
+
+    Raises:
+        CodecError: the package is not installed, or its version has no such thing.
+    """
+    package, name = place.partition(":")[0].partition(".")[0], place.partition(":")[2]
     try:
-        return getattr(importlib.import_module(part.library), part.kind)
-    except ImportError:
-        raise CodecError(
-            f"{part.kind} needs the package {part.library}; install it with"
-            " pip install 'megatron-dit[prep]'"
-        ) from None
+        return resolve_name(place)
+    except (ImportError, AttributeError) as error:
+        lacks = f"{name} needs the package {package}"
+        if find_spec(package) is not None:
+            lacks = f"{package} {version(package)} has no {name} ({error})"
+        raise CodecError(f"{lacks}; install it with pip install 'megatron-dit[prep]'") from None
 
 
 def _unusable(part: PipelineComponent, error: Exception) -> CodecError:
@@ -264,7 +276,7 @@ def _loaded(part: PipelineComponent) -> Any:
 
 
 def _multiply_out(model: Any, unexpected: Iterable[str], part: PipelineComponent) -> None:
-    """Multiplies weights that were stored in 8-bit floats by the scales of their rows (Ideogram 4).
+    """Multiplies weights that were stored in 8-bit floats by the scales of their rows.
 
     Transformers has taken the numbers over as they are, and the scales are in no module.
 

@@ -106,7 +106,7 @@ class FlowConfig:
     sampling_levels: Live[SamplingLevels] = SamplingLevels.LINEAR
     """Flow: levels of samplers: linear, even (FLUX.1), empirical (FLUX.2), unipc (Wan),
     linear_quadratic (LTX-Video), karras, karras_to_sigma_min, lcm (HiDream-I1 Dev), quantiles of
-    the density (Ideogram 4)."""
+    the density."""
     sampling_timesteps: Live[tuple[float, ...] | None] = None
     """Flow: falling timesteps of a distilled network's steps, in place of sampling_levels."""
     level_spacing: Live[LevelSpacing | None] = None

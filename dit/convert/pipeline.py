@@ -13,12 +13,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from dit.config import FlowPrediction, ModelConfig, ObjectiveConfig, RunConfig
 from dit.convert.diffusers_checkpoint import (
     CONFIG,
     PIPELINE_INDEX,
     SCHEDULER_CONFIG,
     SECOND,
+    WEIGHTS,
     level_range,
     pipeline_index,
     read_json,
@@ -27,8 +30,10 @@ from dit.convert.diffusers_checkpoint import (
 from dit.convert.errors import ConvertError, listed
 from dit.models.registry import diffusers_form
 from dit.objectives.registry import REGISTRY
+from dit.system_errors import explained
 
 TRANSFORMER, SCHEDULER = "transformer", "scheduler"
+_TOLD = "quantization_config"
 _INSTALLED = "safety_checker"  # this component is an installed package, not a folder
 
 
@@ -47,6 +52,11 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
         )
     if lost := [name for name in _components(pipeline, config) if not (pipeline / name).is_dir()]:
         raise ConvertError(f"--pipeline-from {pipeline} has no {listed(lost)}")
+    if narrow := [name for name in _components(pipeline, config) if _needs_scales(pipeline / name)]:
+        raise ConvertError(
+            f"--pipeline-from {pipeline} has 8-bit floats with scales in {listed(narrow)}, which"
+            " Diffusers does not read: give a pipeline in bfloat16, or export without it"
+        )
     if problems := _misfits(pipeline, kind, config.model, config.objective):
         raise ConvertError(
             f"--pipeline-from {pipeline} does not fit the run: {'; '.join(problems)}. Export"
@@ -101,10 +111,31 @@ def _components(pipeline: Path, config: RunConfig) -> list[str]:
     if not keeps_scheduler(pipeline, config.model):
         own.add(SCHEDULER)
     index = read_json(pipeline_index(pipeline))
-    # Library and class; other lists are numbers, such as those of Krea 2's text layers.
+    # Library and class; other lists are numbers, such as those of layers.
     pairs = {name: what for name, what in index.items() if isinstance(what, list)}
     present = [name for name, what in pairs.items() if what and isinstance(what[0], str)]
     return [name for name in present if name not in own]
+
+
+def _needs_scales(part: Path) -> bool:
+    """Whether weights are stored with scales that no quantizer of config.json multiplies in.
+
+    Raises:
+        ConvertError: a file of weights is damaged.
+    """
+    for file in part.glob("*.safetensors"):
+        try:
+            with safe_open(file, framework="numpy") as opened:
+                scaled = any(name.endswith(".weight_scale") for name in opened.keys())  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ConvertError(
+                f"{file} is damaged ({explained(error)}); download it again"
+            ) from error
+        # Transformers has a quantizer where config.json names one; Diffusers' networks have none.
+        read = not file.name.startswith(WEIGHTS) and _setting(part / CONFIG, _TOLD)
+        if scaled and not read:
+            return True
+    return False
 
 
 def _misfits(

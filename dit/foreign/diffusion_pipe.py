@@ -24,6 +24,7 @@ from dit.foreign.entry import (
     unused_key,
 )
 from dit.foreign.optimizers import OPTIMIZER, OPTION
+from dit.models.registry import FAMILIES, family_named
 
 _PACKING = "data are packed before training, by `python -m data_prep`"
 _COUNTED = "it counts steps"
@@ -31,31 +32,17 @@ _MERGE = "merge them into the weights that you start from: `python -m dit.conver
 _HUBER = "objective.loss=huber is the pseudo-Huber loss, sqrt(e² + c²) - c, with objective.huber_c"
 
 
-_FAMILIES = {
-    "chroma": "chroma",
+_NAMES = {
     "cosmos": "dit",
     "cosmos_predict2": "dit",
-    "ernie_image": "ernie_image",
-    "flux": "flux",
-    "flux2": "flux2",
-    "hidream": "hidream",
     "hunyuan-video": "hunyuan_video",
-    "hunyuan_image": "hunyuan_image",
-    "hunyuan_video_15": "hunyuan_video_15",
-    "ideogram4": "ideogram4",
-    "krea2": "krea2",
     "ltx-video": "ltx",
     "lumina_2": "lumina2",
-    "omnigen2": "omnigen2",
-    "qwen_image": "qwen_image",
     "qwen_image_plus": "qwen_image",
-    "sd3": "sd3",
-    "wan": "wan",
     "z_image": "zimage",
 }
-"""Its networks, and our families; it has others that are not here."""
-_CELLS = ("flux2", "ernie_image", "ideogram4")
-"""Families whose tokens are single cells of the latent, not patches of 2 x 2."""
+"""Its networks that are families of another name here; it has some that are none."""
+_FAMILIES = {name: name for name in FAMILIES} | _NAMES
 
 
 def _dataset_file(value: Any) -> dict[str, Any]:
@@ -129,7 +116,8 @@ def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
             return {}
         # Whatever the network, get_lin_function of diffusion-pipe has these numbers, and counts
         # patches of 2 x 2 cells.
-        patch = 4 if values.get("model.type") in _CELLS else 1
+        name = _FAMILIES.get(str(values.get("model.type")))
+        patch = 4 if name and family_named(name).default().patch_spatial == 1 else 1
         line = {"base_shift": 0.5, "max_shift": 1.15}
         line |= {"base_image_seq_len": 256 * patch, "max_image_seq_len": 4096 * patch}
         keys = {"time_shift_type": "exponential", "flow_shift": 1.0, **line}

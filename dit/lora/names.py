@@ -49,7 +49,7 @@ class LoraKey:
 
 
 _PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.")
-_PREFIXES += ("conditional_transformer.",)  # of Ideogram 4, whose other network sees no captions
+_PREFIXES += ("conditional_transformer.",)  # of two, the other of which sees no captions
 _INNER = "net."  # of Cosmos' own checkpoints
 _FLAT = ("lora_unet__", "lora_unet_", "lora_transformer_", "lycoris_")
 # Modules of XLabs and of Diffusers' former processors end in lora themselves:

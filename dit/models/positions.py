@@ -142,8 +142,8 @@ class TimeOffsetPositions:
 class HalfStepPositions:
     """(frame, row / 2, column / 2, place): the target has place 0, reference j, from 1, place -j.
 
-    Tokens of the text have the places 0, 1, 2, ... (`TimeOffsetPositions.of_text`). Source: the
-    modular pipelines of FLUX.3 in Diffusers.
+    Tokens of the text have the places 0, 1, 2, ... (`TimeOffsetPositions.of_text`). Source:
+    `_prepare_image_ids` of Diffusers' modular pipelines.
     """
 
     @property

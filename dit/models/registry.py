@@ -163,7 +163,7 @@ def is_distilled(config: RunConfig) -> bool:
     """Whether published weights of such a network and such noise levels take few steps.
 
     Its size need not be named, because a folder of Diffusers does not do that, but where networks
-    that are not distilled have the same levels (ERNIE-Image).
+    that are not distilled have the same levels.
     """
     family = family_of(config.model)
     if family.trains_step_end and family.tells_step_end(config.model):

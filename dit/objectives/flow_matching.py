@@ -243,7 +243,7 @@ class FlowMatching:
         quantile_S1 = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)[:-1, None]
         low, high = torch.tensor(LOGITS, dtype=torch.float64).sigmoid()
         t_SN = timestep_sampling.shifted(self._unshifted(quantile_S1), factor_N).clamp(low, high)
-        # Rounded as there, because Ideogram 4 tells the last bit of a level from the next.
+        # Rounded as there, because a network may tell the last bit of a level from the next.
         t_SN = t_SN.float().to(t_SN)
         return torch.cat([t_SN, torch.zeros_like(t_SN[:1])])
 

@@ -1,7 +1,7 @@
 """Two networks of one sample.
 
 TwoExperts   that of high noise levels, and that of low ones (Wan 2.2)
-GuidedPair   that of captions, and that which guidance leads away from (Ideogram 4)
+GuidedPair   that of captions, and that which guidance leads away from
 """
 
 # T packed tokens, C patch features, N samples, M level rows

@@ -87,6 +87,8 @@ class SamplingSettings:
     """0 to 1: part of the way back to the deviation that the prediction has without guidance."""
     guidance_steps: float = 1.0
     """Part of the steps, from the first on, that are guided, in all of their network calls."""
+    guidance_after: float = 1.0
+    """`guidance` of the steps behind that part."""
     guidance_least_norm: float = 0.0
     """Where the family keeps norms in guidance: `Guidance.least_norm`."""
     condition_noise: float = 0.0
@@ -180,9 +182,10 @@ def _check_sampler(
             " flow), which euler takes; choose it"
         )
     unguided = model.unguided_by
-    if unguided is not None and settings.guidance != 1:
+    scale = settings.guidance_after if settings.guidance == 1 else settings.guidance
+    if unguided is not None and scale != 1:
         raise ValueError(
-            f"guidance {settings.guidance:g}: the network was distilled to steps without guidance"
+            f"guidance {scale:g}: the network was distilled to steps without guidance"
             f" ({unguided}); set it to 1"
         )
     steps = objective.sampling_timesteps
@@ -356,14 +359,16 @@ def _guided(
     conditional, *others = predictions
     if settings.guiders is not None:
         return guided_by(settings.guiders, conditional, unconditional, batch, steps)
-    guide = settings.guide(sampling_path(config.objective), config.model)
-    if others:
-        both = guided_by_references(conditional, others[0], unconditional, guide, batch)
-    else:
-        both = guided(conditional, unconditional, guide, batch)
+    first = settings.guide(sampling_path(config.objective), config.model)
+
+    def combined(guide: Guidance) -> Network:
+        if others:
+            return guided_by_references(conditional, others[0], unconditional, guide, batch)
+        return guided(conditional, unconditional, guide, batch)
+
     return guided_at_first(
-        both,
-        conditional,
+        combined(first),
+        combined(replace(first, scale=settings.guidance_after)),
         num_steps=settings.num_steps,
         part=settings.guidance_steps,
         sampler=settings.sampler,

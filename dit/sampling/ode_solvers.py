@@ -160,9 +160,9 @@ def rescaled(
 
 
 def guided_at_first(
-    both: Network, alone: Network, *, num_steps: int, part: float, sampler: Sampler
+    first: Network, after: Network, *, num_steps: int, part: float, sampler: Sampler
 ) -> Network:
-    """A network that calls `both` in the first part of the steps, and `alone` in the others.
+    """A network that calls `first` in the first part of the steps, and `after` in the others.
 
     It is of one sampling: calls are counted, for Heun's second one of a step has the level of the
     first one of the next, and a step is guided as a whole.
@@ -171,7 +171,7 @@ def guided_at_first(
     calls, guided_calls = count(), guided_steps * sampler.calls_a_step
 
     def network(input_TC: Tensor, level_N: Tensor) -> Tensor:
-        return (both if next(calls) < guided_calls else alone)(input_TC, level_N)
+        return (first if next(calls) < guided_calls else after)(input_TC, level_N)
 
     return network
 

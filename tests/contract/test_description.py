@@ -37,7 +37,6 @@ from dit.models.registry import (
     family_named,
     family_of,
     named_model,
-    network_spec,
     pairs,
 )
 from dit.sizing.flops import forward_flops
@@ -173,24 +172,8 @@ def test_operations_are_those_of_diffusers(
     rows = case.text_rows(arguments) + (getattr(model, "image_rows", 0) or 0)
     tokens = case.attended or math.prod(COUNTED)
     counted = forward_flops(model, tokens=[tokens], text=[rows])
-    assert counted + _unread(model, tokens, rows) == counter.get_total_flops() - case.repeated(
-        model
-    )
-
-
-def _unread(model: Any, tokens: int, rows: int) -> int:
-    """Operations of Diffusers' network alone, on text that nothing reads afterwards.
-
-    Some compute the text of the last layer, others give text to the head. Those of OmniGen2 and
-    FLUX.3 do not embed pictures as references that are none, as ours do, with their level.
-    """
-    (text,), width = network_spec(model).text([rows]), model.hidden_size
-    if model.family in ("qwen_image", "hunyuan_video_15"):
-        return 2 * text * (width**2 + 2 * width * model.ffn_hidden_size)
-    head = 2 * text * width * model.output_features
-    head *= model.family in ("lumina2", "zimage", "omnigen2", "ernie_image", "qwen_image21")
-    patches = tokens * model.patch_features * (model.family in ("omnigen2", "flux3"))
-    return head - 2 * width * (patches + 6 * width * (model.family == "flux3"))
+    theirs_alone = case.their_operations(model, tokens, rows) + case.repeated(model)
+    assert counted + theirs_alone == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ def test_everything_is_written_down(generate, trained):
     asked |= {"sampler": "heun", "weights": "ema", "negative_prompt": "", "fps": 24.0}
     asked |= {"guidance_interval": None, "guidance_rescale": 0.0, "guider": None}
     asked |= {"guidance_steps": 1.0, "guidance_least_norm": 0.0, "reference_guidance": 1.0}
+    asked |= {"guidance_after": 1.0}
     asked |= {"image": [], "last_image": None, "distilled_guidance": None, "video": []}
     asked |= {"at_frame": [], "strength": [], "condition_noise": 0.0}
     asked |= {"reference": [], "reference_video": [], "reference_size": "target"}

@@ -10,13 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
+    FlowMatchEulerDiscreteScheduler,
+)
 from torch import Tensor, nn
 
 from dit.batch import Grid, PackedBatch
 from dit.config import ModelConfig
 from dit.convert.diffusers_checkpoint import OUR_KEY
 from dit.models.positions import unpatchify
+from dit.models.registry import network_spec
 from tests.packs import random_pack
 
 LEVELS = (812.5, 0.0, 437.0, 999.0, 31.25)
@@ -24,6 +29,25 @@ LEVELS = (812.5, 0.0, 437.0, 999.0, 31.25)
 GUIDANCE = 3.5
 AXES = [(4, 4, 4), (2, 6, 6), (2, 2, 4), (8, 4, 2), (16, 6, 10)]
 IMAGES, VIDEOS = ((1, 3, 5), (1, 2, 3), (1, 4, 1)), ((1, 3, 5), (3, 2, 3), (2, 4, 1))
+
+
+Levels = Callable[[int, int], Tensor]
+"""(number of steps, tokens of a picture) -> noise levels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """How the commands of docs/FAMILY.md are run, on a tiny pipeline in the place of a download."""
+
+    model: str
+    """Folder of the pipeline in models/."""
+    keys: Sequence[str] = ("model.num_layers=2",)
+    """Of the network that `pipeline` of the family's file makes."""
+    inputs: Sequence[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of that function."""
+    edits: bool = False
+    """Whether the page has pairs of pictures, in `before` and `after`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +111,16 @@ class Case:
     """A block's attention of which the adapter of the keys has another rank."""
     comfyui: bool = False
     """Whether ComfyUI reads Diffusers' names, of any set of linears."""
+    adapted_by: Mapping[str, tuple[Any, Mapping[str, Any]]] = field(default_factory=dict)
+    """Classes of pipelines that load adapters, by name, and changes of `tiny` of their networks."""
+    unread_comfyui: bool = False
+    """Whether these pipelines read no file of ComfyUI."""
+    published_levels: Mapping[str, Levels] = field(default_factory=dict)
+    """Named size -> the noise levels of its pipeline."""
+    page: Page | None = None
+    """The page of the family, where it is its own and its network makes pictures."""
+    their_operations: Callable[[Any, int, int], int] = lambda *_: 0
+    """(our model, tokens, rows of text) -> operations that Diffusers has more than we do."""
 
     def random(self, *, seed: int = 0, **changes: Any) -> Any:
         """Diffusers' network with random weights everywhere; its own start has zeros and ones."""
@@ -187,6 +221,30 @@ def embeds_of(texts: Texts) -> dict[str, Tensor]:
 def sides_of(noise_CFHW: Tensor, stride: int) -> dict[str, int]:
     """Rows and columns of a latent in pixels."""
     return {"height": noise_CFHW.shape[2] * stride, "width": noise_CFHW.shape[3] * stride}
+
+
+def even_levels(num_steps: int, *, mu: float | None = None, **options: Any) -> Tensor:
+    """Levels of Diffusers' scheduler with these settings, from 1 to 1 / `num_steps` evenly."""
+    scheduler = FlowMatchEulerDiscreteScheduler(**options)
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / num_steps, num_steps), mu=mu)
+    return scheduler.sigmas
+
+
+def levels_of(**options: Any) -> Levels:
+    """`even_levels` with settings that do not depend on the size of a picture."""
+    return lambda steps, _: even_levels(steps, **options)
+
+
+def head_of_text(model: Any, _: int, rows: int) -> int:
+    """Operations of a head that computes text, too, which nothing reads."""
+    (text,) = network_spec(model).text([rows])
+    return 2 * text * model.hidden_size * model.output_features
+
+
+def text_of_last_layer(model: Any, _: int, rows: int) -> int:
+    """Operations of the text of the last layer, which nothing reads."""
+    (text,), width = network_spec(model).text([rows]), model.hidden_size
+    return 2 * text * (width**2 + 2 * width * model.ffn_hidden_size)
 
 
 def gap(ours: Tensor, theirs: Tensor) -> float:

@@ -95,6 +95,7 @@ CASE = case.Case(
     pack=_pack,
     theirs=_theirs,
     exportable={"mlp_ratio": 4.0},
+    page=case.Page(model="Chroma1-HD"),
     counted=[("chroma", {})],
     adapted=("proj_mlp",),
     arguments=_arguments,

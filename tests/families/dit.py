@@ -11,13 +11,23 @@ from typing import Any
 
 import torch
 from diffusers import CosmosTransformer3DModel
+from diffusers.modular_pipelines.anima.modular_blocks_anima import AnimaAutoBlocks
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.data.pack import pack_samples
 from dit.models.patch_layout import PatchLayout
-from tests.families.case import COUNTED, COUNTED_TEXT, VIDEOS, Case, latent_of, rows_of, text_of
+from tests.families.case import (
+    COUNTED,
+    COUNTED_TEXT,
+    VIDEOS,
+    Case,
+    latent_of,
+    levels_of,
+    rows_of,
+    text_of,
+)
 from tests.packs import random_pack, random_samples, run_config
 
 TINY = {
@@ -191,6 +201,8 @@ CASE = Case(
     theirs=_theirs,
     levels=_levels,
     clean_level=1e-4,
+    adapted_by={"anima": (AnimaAutoBlocks, NETWORKS["images"])},
+    published_levels={"anima": levels_of(shift=3.0)},
     counted=[("cosmos_7b", {"text_pad_to": None}), ("cosmos_7b", {})],
     arguments=_arguments,
     refused=(),

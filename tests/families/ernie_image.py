@@ -15,11 +15,13 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
 )
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import AutoTokenizer, Mistral3Model
+from transformers import AutoTokenizer, Mistral3Config, Mistral3Model
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from tests.families import case, flux2_parts
+from tests.families import case
+from tests.families.flux2_parts import MISTRAL_CHAT, chat_tokenizer, flux2_vae
+from tests.families.pipeline_parts import randomized, save
 
 TINY = {
     "hidden_size": 48,
@@ -88,6 +90,10 @@ CASE = case.Case(
     quick=3,
     pack=_pack,
     theirs=_theirs,
+    adapted_by={"ernie_image": (ErnieImagePipeline, {})},
+    published_levels=dict.fromkeys(("ernie_image", "ernie_image_turbo"), case.levels_of(shift=4.0)),
+    page=case.Page(model="ERNIE-Image"),
+    their_operations=case.head_of_text,
     counted=[("ernie_image", {}), ("ernie_image", {"crossattn_emb_size": 64, "patch_spatial": 1})],
     arguments=_arguments,
     text_rows=lambda arguments: arguments["text_bth"].shape[1],
@@ -107,6 +113,21 @@ CASE = case.Case(
 random_ernie_image = CASE.random
 
 
+def encoders(root: Path) -> Path:
+    """Encoders of ERNIE-Image: FLUX.2's VAE, and the network of Mistral3 with three layers."""
+    text = {
+        "model_type": "mistral", "vocab_size": 99, "hidden_size": 16, "intermediate_size": 16,
+        "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+    }  # fmt: skip
+    tower = {
+        "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "image_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+    }  # fmt: skip
+    config = Mistral3Config(text_config=text, vision_config=tower, image_token_index=3)
+    parts = {"text_encoder": randomized(Mistral3Model(config)), "vae": flux2_vae()}
+    return save(root, parts | {"tokenizer": chat_tokenizer(MISTRAL_CHAT, "left")})
+
+
 def pipeline(folder: Path) -> ErnieImagePipeline:
     """The pipeline with random weights, saved in `folder`/pipeline."""
     kinds = {
@@ -117,7 +138,7 @@ def pipeline(folder: Path) -> ErnieImagePipeline:
     opened = ErnieImagePipeline(
         transformer=random_ernie_image(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=4.0),
-        **case.parts_of(flux2_parts.ernie_image(folder / "parts"), **kinds),
+        **case.parts_of(encoders(folder / "parts"), **kinds),
     )
     return case.saved(opened, folder)
 

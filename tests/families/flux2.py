@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from diffusers.models.transformers.transformer_flux2 import Flux2Transformer2DModel
 from diffusers.pipelines.flux2.pipeline_flux2 import Flux2Pipeline
+from diffusers.pipelines.flux2.pipeline_flux2_klein import Flux2KleinPipeline
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
@@ -116,6 +117,16 @@ CASE = case.Case(
     pack=_pack,
     theirs=_theirs,
     unread=_unread,
+    adapted_by={
+        "flux2": (Flux2Pipeline, {}),
+        "klein": (Flux2KleinPipeline, {"guidance_embeds": False}),
+    },
+    page=case.Page(
+        model="FLUX.2-klein-base-4B",
+        keys=("model.num_layers=2", "model.num_single_layers=2"),
+        inputs=("klein",),
+        edits=True,
+    ),
     counted=[("flux2_klein_4b", {}), ("flux2_dev", {})],
     arguments=_arguments,
     refused=[

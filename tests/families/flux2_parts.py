@@ -9,13 +9,10 @@ import torch
 from transformers import (
     Mistral3Config,
     Mistral3ForConditionalGeneration,
-    Mistral3Model,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLModel,
 )
 
 from tests.families.pipeline_parts import randomized, save, tokenizer
@@ -30,15 +27,16 @@ QWEN3_CHAT = (
 )
 
 
-def _chat_tokenizer(template: str, side: str) -> PreTrainedTokenizerFast:
+def chat_tokenizer(template: str, side: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with a chat template that pads at a side."""
     made = tokenizer(512)
     made.add_special_tokens({"bos_token": "<s>"})
     made.chat_template, made.padding_side = template, side
     return made
 
 
-def _flux2_vae() -> Any:
-    """4 channels, a stride of 2, and statistics of its 16 that differ."""
+def flux2_vae() -> Any:
+    """FLUX.2's VAE: 4 channels, a stride of 2, and statistics of its 16 that differ."""
     from diffusers import AutoencoderKLFlux2
 
     vae = AutoencoderKLFlux2(
@@ -66,23 +64,8 @@ def flux2(root: Path, *, side: str = "left") -> Path:
     }  # fmt: skip
     config = Mistral3Config(text_config=text, vision_config=tower, image_token_index=3)
     parts = {"text_encoder": randomized(Mistral3ForConditionalGeneration(config))}
-    parts |= {"tokenizer": _chat_tokenizer(MISTRAL_CHAT, side), "vae": _flux2_vae()}
+    parts |= {"tokenizer": chat_tokenizer(MISTRAL_CHAT, side), "vae": flux2_vae()}
     return save(root, parts)
-
-
-def ernie_image(root: Path) -> Path:
-    """Encoders of ERNIE-Image: FLUX.2's VAE, and the network of Mistral3 with three layers."""
-    text = {
-        "model_type": "mistral", "vocab_size": 99, "hidden_size": 16, "intermediate_size": 16,
-        "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
-    }  # fmt: skip
-    tower = {
-        "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "image_size": 16,
-        "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
-    }  # fmt: skip
-    config = Mistral3Config(text_config=text, vision_config=tower, image_token_index=3)
-    parts = {"text_encoder": randomized(Mistral3Model(config)), "vae": _flux2_vae()}
-    return save(root, parts | {"tokenizer": _chat_tokenizer(MISTRAL_CHAT, "left")})
 
 
 def flux2_klein(root: Path, *, side: str = "right") -> Path:
@@ -91,24 +74,12 @@ def flux2_klein(root: Path, *, side: str = "right") -> Path:
         vocab_size=99, hidden_size=16, intermediate_size=16, num_hidden_layers=27,
         num_attention_heads=2, num_key_value_heads=1, head_dim=8,
     )  # fmt: skip
-    parts = {"text_encoder": randomized(Qwen3ForCausalLM(config)), "vae": _flux2_vae()}
-    return save(root, parts | {"tokenizer": _chat_tokenizer(QWEN3_CHAT, side)})
+    parts = {"text_encoder": randomized(Qwen3ForCausalLM(config)), "vae": flux2_vae()}
+    return save(root, parts | {"tokenizer": chat_tokenizer(QWEN3_CHAT, side)})
 
 
-def flux3_klein(root: Path) -> Path:
-    """Encoders of FLUX.3 klein: FLUX.2's VAE, and Qwen3-VL with 33 layers and a tokenizer alone."""
-    network = Qwen3VLForConditionalGeneration(_qwen3_vl(layers=33))
-    parts = {"text_encoder": randomized(network), "vae": _flux2_vae()}
-    return save(root, parts | {"tokenizer": _chat_tokenizer(QWEN3_CHAT, "right")})
-
-
-def ideogram4(root: Path) -> Path:
-    """Encoders of Ideogram 4: FLUX.2's VAE, and the network of Qwen3-VL with 36 layers."""
-    parts = {"text_encoder": randomized(Qwen3VLModel(_qwen3_vl(layers=36))), "vae": _flux2_vae()}
-    return save(root, parts | {"tokenizer": _chat_tokenizer(MISTRAL_CHAT, "right")})
-
-
-def _qwen3_vl(*, layers: int) -> Qwen3VLConfig:
+def qwen3_vl(*, layers: int) -> Qwen3VLConfig:
+    """The configuration of a Qwen3-VL."""
     text: Any = {
         "vocab_size": 99, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": layers,
         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,

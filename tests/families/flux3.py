@@ -38,7 +38,9 @@ from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
-from tests.families import case, flux2_parts
+from tests.families import case
+from tests.families.flux2_parts import QWEN3_CHAT, chat_tokenizer, flux2_vae, qwen3_vl
+from tests.families.pipeline_parts import randomized, save
 from tests.packs import random_pack
 
 TINY = {
@@ -143,6 +145,11 @@ def _unread(_: Any, name: str, batch: PackedBatch) -> bool:
     return "image_cond" in name and not any(batch.references)
 
 
+def _their_operations(model: Any, tokens: int, _: int) -> int:
+    """It embeds no pictures as references that are none, as ours does with their level."""
+    return -2 * model.hidden_size * (tokens * model.patch_features + 6 * model.hidden_size)
+
+
 CASE = case.Case(
     network=Flux3Transformer2DModel,
     tiny=TINY,
@@ -154,6 +161,17 @@ CASE = case.Case(
     theirs=_theirs,
     compares_given=False,
     unread=_unread,
+    adapted_by={"flux3": (Flux3AutoBlocks, {})},
+    unread_comfyui=True,
+    published_levels=dict.fromkeys(
+        ("flux3_klein_base", "flux3_klein"), case.levels_of(shift=SHIFT)
+    ),
+    page=case.Page(
+        model="FLUX.3-klein-base",
+        keys=("model.num_layers=2", "model.num_single_layers=2"),
+        edits=True,
+    ),
+    their_operations=_their_operations,
     counted=[("flux3_klein_base", {}), ("flux3_klein", {})],
     arguments=_arguments,
     repeated=_repeated,
@@ -189,6 +207,13 @@ class Whole:
         return cls(pipe)
 
 
+def encoders(root: Path) -> Path:
+    """Encoders of FLUX.3 klein: FLUX.2's VAE, and Qwen3-VL with 33 layers and a tokenizer alone."""
+    network = Qwen3VLForConditionalGeneration(qwen3_vl(layers=33))
+    parts = {"text_encoder": randomized(network), "vae": flux2_vae()}
+    return save(root, parts | {"tokenizer": chat_tokenizer(QWEN3_CHAT, "right")})
+
+
 def pipeline(folder: Path, *, flow_map: bool = False) -> Whole:
     """The pipeline with random weights, saved in `folder`/pipeline; texts in bfloat16."""
     blocks = Flux3DistilledAutoBlocks if flow_map else Flux3AutoBlocks
@@ -198,7 +223,7 @@ def pipeline(folder: Path, *, flow_map: bool = False) -> Whole:
     pipe.update_components(
         transformer=random_flux3(joint_attention_dim=128, flow_map=flow_map),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
-        **case.parts_of(flux2_parts.flux3_klein(folder / "parts"), **kinds),
+        **case.parts_of(encoders(folder / "parts"), **kinds),
     )
     pipe.save_pretrained(str(folder / "pipeline"), overwrite_modular_index=True)
     return Whole(pipe)

@@ -117,6 +117,15 @@ def _arguments(model: Any) -> dict[str, Any]:
     }
 
 
+def _levels(name: str) -> case.Levels:
+    def levels(num_steps: int, _: int) -> Tensor:
+        made = scheduler(name)
+        made.set_timesteps(num_steps)
+        return made.sigmas
+
+    return levels
+
+
 CASE = case.Case(
     network=HiDreamImageTransformer2DModel,
     tiny=TINY,
@@ -128,6 +137,9 @@ CASE = case.Case(
     theirs=_theirs,
     exportable={"mlp_ratio": 4.0},
     # All experts of all tokens are computed; Diffusers leaves out those that weigh nothing.
+    adapted_by={"hidream": (HiDreamImagePipeline, {"max_resolution": (16, 16)})},
+    published_levels={"hidream_i1_full": _levels("full"), "hidream_i1_dev": _levels("dev")},
+    page=case.Page(model="HiDream-I1", keys=("model.num_layers=2", "model.num_single_layers=3")),
     counted=[("hidream_i1_full", {"num_activated_experts": 4, "max_resolution": (16, 16)})],
     arguments=_arguments,
     level="timesteps",

@@ -116,6 +116,7 @@ CASE = case.Case(
     unread=case.last_text(*case.TEXT_OF_LAST_BLOCK, "ff_context"),
     zero=case.ONES_OF_REFINER,
     exportable={"glyph_hidden_size": 2048},
+    their_operations=case.text_of_last_layer,
     counted=[("hunyuanvideo_15", {})],
     grids=case.VIDEOS,
     still=case.UNREAD_TEXT,

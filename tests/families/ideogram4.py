@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2
 from diffusers.models.transformers.transformer_ideogram4 import Ideogram4Transformer2DModel
+from diffusers.pipelines.ideogram4 import pipeline_ideogram4
 from diffusers.pipelines.ideogram4.pipeline_ideogram4 import Ideogram4Pipeline
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
     FlowMatchEulerDiscreteScheduler,
@@ -23,7 +24,9 @@ from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.ideogram4.diffusers import network_inputs
 from dit.models.positions import FarPicturePositions
-from tests.families import case, flux2_parts
+from tests.families import case
+from tests.families.flux2_parts import MISTRAL_CHAT, chat_tokenizer, flux2_vae, qwen3_vl
+from tests.families.pipeline_parts import randomized, save
 
 TINY = {
     "in_channels": 16,
@@ -92,6 +95,15 @@ def _repeated(model: Any) -> int:
     return 2 * rows * model.hidden_size + 3 * (tokens + text) * head
 
 
+def _levels(num_steps: int, tokens: int) -> Tensor:
+    """The mean goes by pixels, 16 x 16 of which are a token."""
+    mu = pipeline_ideogram4._resolution_aware_mu(16, 16 * tokens, 0.0)
+    made = pipeline_ideogram4._logit_normal_sigmas(num_steps, mu, 1.5).tolist()
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(sigmas=made)
+    return scheduler.sigmas
+
+
 CASE = case.Case(
     network=Ideogram4Transformer2DModel,
     tiny=TINY,
@@ -101,6 +113,10 @@ CASE = case.Case(
     quick=3,
     pack=_pack,
     theirs=_theirs,
+    adapted_by={"ideogram4": (Ideogram4Pipeline, {})},
+    unread_comfyui=True,
+    published_levels={"ideogram4": _levels},
+    page=case.Page(model="Ideogram-4"),
     counted=[("ideogram4", {}), ("ideogram4", {"adaln_width": 20, "patch_spatial": 1})],
     arguments=_arguments,
     text_rows=lambda _: case.COUNTED_TEXT,
@@ -120,6 +136,12 @@ CASE = case.Case(
 random_ideogram4 = CASE.random
 
 
+def encoders(root: Path) -> Path:
+    """Encoders of Ideogram 4: FLUX.2's VAE, and the network of Qwen3-VL with 36 layers."""
+    parts = {"text_encoder": randomized(Qwen3VLModel(qwen3_vl(layers=36))), "vae": flux2_vae()}
+    return save(root, parts | {"tokenizer": chat_tokenizer(MISTRAL_CHAT, "right")})
+
+
 def pipeline(folder: Path) -> Ideogram4Pipeline:
     """The pipeline with random weights, saved in `folder`/pipeline."""
     kinds = {"text_encoder": Qwen3VLModel, "tokenizer": AutoTokenizer, "vae": AutoencoderKLFlux2}
@@ -128,7 +150,7 @@ def pipeline(folder: Path) -> Ideogram4Pipeline:
         transformer=networks[0],
         unconditional_transformer=networks[1],
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        **case.parts_of(flux2_parts.ideogram4(folder / "parts"), **kinds),
+        **case.parts_of(encoders(folder / "parts"), **kinds),
     )
     return case.saved(opened, folder)
 
@@ -167,7 +189,13 @@ GENERATIONS = {
             **{"shift_base_tokens": 1024, "text_dropout": 0.0},
         },
         encoded=_encoded,
-        calls=[({"guidance_scale": scale}, {"guidance": scale}) for scale in (7.0, 1.0, 3.0)],
+        calls=[
+            *(({"guidance_scale": scale}, {"guidance": scale}) for scale in (7.0, 1.0, 3.0)),
+            (
+                {"guidance_schedule": (7.0, 7.0, 7.0, 3.0)},
+                {"guidance": 7.0, "guidance_steps": 0.75, "guidance_after": 3.0},
+            ),
+        ],
         negative="",
         away="unconditional_transformer",
         slow=False,

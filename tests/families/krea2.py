@@ -9,18 +9,19 @@ from typing import Any
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
 from diffusers.models.transformers.transformer_krea2 import Krea2Transformer2DModel
-from diffusers.pipelines.krea2.pipeline_krea2 import Krea2Pipeline
+from diffusers.pipelines.krea2.pipeline_krea2 import Krea2Pipeline, calculate_shift
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
     FlowMatchEulerDiscreteScheduler,
 )
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import AutoTokenizer, Qwen3VLModel
+from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLModel
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.positions import GridPositions
-from tests.families import case, pipeline_parts
+from tests.families import case
+from tests.families.pipeline_parts import qwen_image_vae, qwen_vl_text, randomized, save, tokenizer
 
 TINY = {
     "in_channels": 16,
@@ -96,6 +97,11 @@ def _arguments(model: Any) -> dict[str, Any]:
     }
 
 
+def _levels(num_steps: int, tokens: int) -> Tensor:
+    mu = calculate_shift(tokens, max_seq_len=6400)
+    return case.even_levels(num_steps, use_dynamic_shifting=True, mu=mu)
+
+
 CASE = case.Case(
     network=Krea2Transformer2DModel,
     tiny=TINY,
@@ -105,6 +111,12 @@ CASE = case.Case(
     quick=3,
     pack=_pack,
     theirs=_theirs,
+    adapted_by={"krea2": (Krea2Pipeline, {})},
+    published_levels={
+        "krea2_raw": _levels,
+        "krea2_turbo": case.levels_of(use_dynamic_shifting=True, mu=1.15),
+    },
+    page=case.Page(model="Krea-2-Raw"),
     counted=[("krea2_raw", {}), ("krea2_raw", {"num_fusion_layers": 2, "num_text_layers": 4})],
     arguments=_arguments,
     refused=[
@@ -130,6 +142,18 @@ CASE = case.Case(
 random_krea2 = CASE.random
 
 
+def encoders(root: Path) -> Path:
+    """Qwen3-VL, of the depth that the pipeline reads, and the VAE of Qwen-Image."""
+    text = qwen_vl_text(98) | {"num_hidden_layers": 36, "head_dim": 8}
+    tower = {
+        "depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16,
+        "intermediate_size": 16, "patch_size": 4, "deepstack_visual_indexes": [0],
+    }  # fmt: skip
+    network = Qwen3VLModel(Qwen3VLConfig(text_config=text, vision_config=tower))
+    parts = {"vae": qwen_image_vae(4), "tokenizer": tokenizer(2048)}
+    return save(root, parts | {"text_encoder": randomized(network)})
+
+
 def pipeline(folder: Path) -> Krea2Pipeline:
     """The pipeline with random weights, saved in `folder`/pipeline."""
     kinds = {
@@ -142,7 +166,7 @@ def pipeline(folder: Path) -> Krea2Pipeline:
         scheduler=FlowMatchEulerDiscreteScheduler(
             use_dynamic_shifting=True, max_image_seq_len=6400
         ),
-        **case.parts_of(pipeline_parts.krea2(folder / "parts"), **kinds),
+        **case.parts_of(encoders(folder / "parts"), **kinds),
     )
     return case.saved(opened, folder)
 

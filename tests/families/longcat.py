@@ -12,6 +12,7 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.transformers.transformer_longcat_image import LongCatImageTransformer2DModel
 from diffusers.pipelines.longcat_image.pipeline_longcat_image import (
     LongCatImagePipeline,
+    calculate_shift,
     prepare_pos_ids,
 )
 from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import LongCatImageEditPipeline
@@ -95,6 +96,10 @@ def _arguments(model: Any) -> dict[str, Any]:
     }
 
 
+def _levels(num_steps: int, tokens: int) -> Tensor:
+    return case.even_levels(num_steps, use_dynamic_shifting=True, mu=calculate_shift(tokens))
+
+
 CASE = case.Case(
     network=LongCatImageTransformer2DModel,
     tiny=TINY,
@@ -103,6 +108,8 @@ CASE = case.Case(
     cases=12,
     pack=_pack,
     theirs=_theirs,
+    published_levels={"longcat_image": _levels},
+    page=case.Page(model="LongCat-Image", keys=("model.num_layers=2", "model.num_single_layers=2")),
     counted=[("longcat_image_edit", {})],
     arguments=_arguments,
     refused=[

@@ -90,6 +90,13 @@ CASE = case.Case(
     cases=12,
     pack=_pack,
     theirs=_theirs,
+    adapted_by={"lumina2": (Lumina2Pipeline, {})},
+    unread_comfyui=True,
+    published_levels={"lumina2": case.levels_of(shift=6.0)},
+    page=case.Page(
+        model="Lumina-Image-2.0", keys=("model.num_layers=2", "model.num_refiner_layers=1")
+    ),
+    their_operations=case.head_of_text,
     counted=[("lumina2", {}), ("lumina2", {"num_refiner_layers": 2})],
     arguments=_arguments,
     refused=[

@@ -191,6 +191,18 @@ def _arguments(model: Any) -> dict[str, Any]:
     }
 
 
+def _levels(num_steps: int, tokens: int) -> Tensor:
+    """Its times run from noise, 0, to data; the shift goes by cells, four of which are a token."""
+    even_S, shift = torch.linspace(0, 1, num_steps + 1).double(), (4 * tokens) ** 0.5 / 40
+    return 1 - even_S / (shift - shift * even_S + even_S)
+
+
+def _their_operations(model: Any, tokens: int, rows: int) -> int:
+    """It gives text to the head, and embeds no pictures as references that are none."""
+    embedded = 2 * model.hidden_size * tokens * model.patch_features
+    return case.head_of_text(model, tokens, rows) - embedded
+
+
 CASE = case.Case(
     network=OmniGen2Transformer2DModel,
     tiny=TINY,
@@ -200,6 +212,11 @@ CASE = case.Case(
     pack=_pack,
     theirs=_theirs,
     unread=_unread,
+    published_levels={"omnigen2": _levels},
+    page=case.Page(
+        model="OmniGen2", keys=("model.num_layers=2", "model.num_refiner_layers=1"), edits=True
+    ),
+    their_operations=_their_operations,
     counted=[("omnigen2", {}), ("omnigen2", {"num_refiner_layers": 2})],
     arguments=_arguments,
     text_rows=lambda a: a["text_hidden_states"].shape[1],

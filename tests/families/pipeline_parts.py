@@ -284,7 +284,8 @@ def cosmos(root: Path) -> Path:
     return save(root, parts)
 
 
-def _qwen_vl_text(vocabulary: int) -> dict[str, Any]:
+def qwen_vl_text(vocabulary: int) -> dict[str, Any]:
+    """Configuration of the half of Qwen-VL that reads text."""
     return {
         "vocab_size": vocabulary, "hidden_size": 16, "intermediate_size": 16,
         "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -298,7 +299,7 @@ def cosmos25(root: Path) -> Path:
 
     vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16}
     vision["intermediate_size"] = 16
-    config = Qwen2_5_VLConfig(text_config=_qwen_vl_text(98), vision_config=vision)
+    config = Qwen2_5_VLConfig(text_config=qwen_vl_text(98), vision_config=vision)
     transformer = CosmosTransformer3DModel(
         in_channels=17, num_attention_heads=2, attention_head_dim=16, num_layers=1, mlp_ratio=2.0,
         text_embed_dim=24, adaln_lora_dim=4, max_size=(4, 16, 16), use_crossattn_projection=True,
@@ -318,7 +319,7 @@ def _qwen_vl() -> Any:
         "window_size": 16, "fullatt_block_indexes": [1],
     }  # fmt: skip
     config = Qwen2_5_VLConfig(
-        text_config=_qwen_vl_text(101), vision_config=tower, image_token_id=IMAGE_TOKEN,
+        text_config=qwen_vl_text(101), vision_config=tower, image_token_id=IMAGE_TOKEN,
         vision_start_token_id=98, vision_end_token_id=99, video_token_id=97,
     )  # fmt: skip
     return randomized(Qwen2_5_VLForConditionalGeneration(config))
@@ -345,65 +346,12 @@ def ltx(root: Path, *, pipeline: str = "LTXConditionPipeline") -> Path:
 
 def qwen_image(root: Path) -> Path:
     """Qwen2.5-VL, a tokenizer of one token a character, a VAE."""
-    parts = {"vae": _qwen_image_vae(16), "tokenizer": tokenizer(2048), "text_encoder": _qwen_vl()}
+    parts = {"vae": qwen_image_vae(16), "tokenizer": tokenizer(2048), "text_encoder": _qwen_vl()}
     return save(root, parts)
 
 
-def krea2(root: Path) -> Path:
-    """Qwen3-VL, of the depth that the pipeline reads, and the VAE of Qwen-Image."""
-    from transformers import Qwen3VLConfig, Qwen3VLModel
-
-    text = _qwen_vl_text(98) | {"num_hidden_layers": 36, "head_dim": 8}
-    tower = {
-        "depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16,
-        "intermediate_size": 16, "patch_size": 4, "deepstack_visual_indexes": [0],
-    }  # fmt: skip
-    network = Qwen3VLModel(Qwen3VLConfig(text_config=text, vision_config=tower))
-    parts = {"vae": _qwen_image_vae(4), "tokenizer": tokenizer(2048)}
-    return save(root, parts | {"text_encoder": randomized(network)})
-
-
-CHAT_OF_PARTS = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for part in m['content'] %}"
-    "{{ part['text'] }}{% endfor %}<|im_end|>\n{% endfor %}"
-)
-
-
-def qwen_image21(root: Path, *, halvings: int = 4) -> Path:
-    """Qwen3-VL with a tower that sees pictures, the tokenizer of its processor, the RGBA VAE.
-
-    `halvings` are the VAE's, whose stride the pipeline takes to be 16.
-    """
-    from diffusers import AutoencoderKLQwenImage21
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
-
-    letters = tokenizer(4096)
-    letters.backend_tokenizer.post_processor = processors.Sequence([])
-    letters.add_tokens(["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"], special_tokens=True)
-    letters.add_tokens(["<|im_start|>", "<|im_end|>", "\n"], special_tokens=True)
-    letters.chat_template = CHAT_OF_PARTS
-    text = _qwen_vl_text(104) | {"head_dim": 8}
-    tower = {
-        "depth": 2, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16,
-        "intermediate_size": 16, "patch_size": 4, "temporal_patch_size": 2,
-        "spatial_merge_size": 2, "deepstack_visual_indexes": [0], "num_position_embeddings": 64,
-    }  # fmt: skip
-    config = Qwen3VLConfig(
-        text_config=text, vision_config=tower, image_token_id=IMAGE_TOKEN,
-        vision_start_token_id=98, vision_end_token_id=99, video_token_id=97,
-    )  # fmt: skip
-    vae = AutoencoderKLQwenImage21(
-        base_dim=4, decoder_base_dim=4, z_dim=16, num_res_blocks=1, dim_mult=[1] * (halvings + 1),
-        temperal_downsample=[False] * halvings, scale_factor_spatial=2**halvings,
-        latents_mean=torch.linspace(-0.5, 0.5, 16).tolist(),
-        latents_std=torch.linspace(0.5, 2, 16).tolist(),
-    )  # fmt: skip
-    parts = {"vae": randomized(vae), "processor": letters}
-    parts["text_encoder"] = randomized(Qwen3VLForConditionalGeneration(config))
-    return save(root, parts)
-
-
-def _qwen_image_vae(channels: int) -> Any:
+def qwen_image_vae(channels: int) -> Any:
+    """Qwen-Image's VAE, with statistics that differ."""
     from diffusers import AutoencoderKLQwenImage
 
     vae = AutoencoderKLQwenImage(
@@ -424,7 +372,7 @@ def anima(root: Path) -> Path:
     )  # fmt: skip
     words = tokenizer(2048)
     words.backend_tokenizer.post_processor = processors.Sequence([])
-    parts = {"vae": _qwen_image_vae(4), "tokenizer": words, "t5_tokenizer": tokenizer(2048)}
+    parts = {"vae": qwen_image_vae(4), "tokenizer": words, "t5_tokenizer": tokenizer(2048)}
     parts |= {"text_encoder": _qwen3(), "text_conditioner": randomized(conditioner)}
     return save(root, parts)
 

@@ -11,17 +11,22 @@ from typing import Any, Self
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_qwenimage21 import AutoencoderKLQwenImage21
 from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21Transformer2DModel
-from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import QwenImage21Pipeline
+from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import (
+    QwenImage21Pipeline,
+    calculate_shift,
+)
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
     FlowMatchEulerDiscreteScheduler,
 )
+from tokenizers import processors
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
+from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from dit.batch import Grid, PackedBatch
 from dit.config import ModelConfig
-from tests.families import case, pipeline_parts, stand_ins
+from tests.families import case, stand_ins
+from tests.families.pipeline_parts import IMAGE_TOKEN, qwen_vl_text, randomized, save, tokenizer
 from tests.packs import random_pack
 
 TINY = {
@@ -120,6 +125,10 @@ def _arguments(model: Any) -> dict[str, Any]:
     }
 
 
+def _levels(num_steps: int, tokens: int) -> Tensor:
+    return case.even_levels(num_steps, use_dynamic_shifting=True, mu=calculate_shift(tokens))
+
+
 CASE = case.Case(
     network=QwenImage21Transformer2DModel,
     tiny=TINY,
@@ -130,6 +139,10 @@ CASE = case.Case(
     pack=_pack,
     theirs=_theirs,
     compares_given=False,
+    adapted_by={"qwen_image21": (QwenImage21Pipeline, {})},
+    published_levels={"qwen_image21": _levels},
+    page=case.Page(model="Qwen-Image-2.1", options={"halvings": 2}),
+    their_operations=case.head_of_text,
     counted=[("qwen_image21", {}), ("qwen_image21_turbo", {"mlp_ratio": 2.0})],
     arguments=_arguments,
     refused=[
@@ -186,9 +199,46 @@ _CLASSES = {
 }
 
 
+CHAT_OF_PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for part in m['content'] %}"
+    "{{ part['text'] }}{% endfor %}<|im_end|>\n{% endfor %}"
+)
+
+
+def encoders(root: Path, *, halvings: int = 4) -> Path:
+    """Qwen3-VL with a tower that sees pictures, the tokenizer of its processor, the RGBA VAE.
+
+    `halvings` are the VAE's, whose stride the pipeline takes to be 16.
+    """
+    letters = tokenizer(4096)
+    letters.backend_tokenizer.post_processor = processors.Sequence([])
+    letters.add_tokens(["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"], special_tokens=True)
+    letters.add_tokens(["<|im_start|>", "<|im_end|>", "\n"], special_tokens=True)
+    letters.chat_template = CHAT_OF_PARTS
+    text = qwen_vl_text(104) | {"head_dim": 8}
+    tower = {
+        "depth": 2, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16,
+        "intermediate_size": 16, "patch_size": 4, "temporal_patch_size": 2,
+        "spatial_merge_size": 2, "deepstack_visual_indexes": [0], "num_position_embeddings": 64,
+    }  # fmt: skip
+    config = Qwen3VLConfig(
+        text_config=text, vision_config=tower, image_token_id=IMAGE_TOKEN,
+        vision_start_token_id=98, vision_end_token_id=99, video_token_id=97,
+    )  # fmt: skip
+    vae = AutoencoderKLQwenImage21(
+        base_dim=4, decoder_base_dim=4, z_dim=16, num_res_blocks=1, dim_mult=[1] * (halvings + 1),
+        temperal_downsample=[False] * halvings, scale_factor_spatial=2**halvings,
+        latents_mean=torch.linspace(-0.5, 0.5, 16).tolist(),
+        latents_std=torch.linspace(0.5, 2, 16).tolist(),
+    )  # fmt: skip
+    parts = {"vae": randomized(vae), "processor": letters}
+    parts["text_encoder"] = randomized(Qwen3VLForConditionalGeneration(config))
+    return save(root, parts)
+
+
 def pipeline(folder: Path, *, halvings: int = 4) -> Opened:
     """The pipeline with random weights, in `folder`/pipeline; `halvings` are those of the VAE."""
-    source = pipeline_parts.qwen_image21(folder / "pipeline", halvings=halvings)
+    source = encoders(folder / "pipeline", halvings=halvings)
     random_qwen_image21().save_pretrained(source / "transformer")
     scheduler = FlowMatchEulerDiscreteScheduler(
         use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15

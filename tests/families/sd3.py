@@ -102,6 +102,7 @@ CASE = case.Case(
     unread=case.last_text("attn.add_q_proj", "attn.norm_added_q"),
     zero=("transformer_blocks.*.attn2.to_k.bias",),  # where keys are not normalised
     exportable={"mlp_ratio": 4.0},
+    page=case.Page(model="stable-diffusion-3.5-medium", keys=("model.num_layers=3",)),
     counted=[("sd3", {}), ("sd3.5_medium", {})],
     still=("last_block.*.text_attention.q_layernorm.*",),
     second_attention="attn2",

@@ -1,77 +1,18 @@
-"""The cases of all families that Diffusers has."""
+"""The cases of all families, each in the file of its family's name."""
 
 from __future__ import annotations
 
-from tests.families import (
-    anima,
-    chroma,
-    dit,
-    ernie_image,
-    flux,
-    flux2,
-    flux3,
-    hidream,
-    hunyuan_image,
-    hunyuan_video,
-    hunyuan_video_15,
-    ideogram4,
-    krea2,
-    longcat,
-    ltx,
-    lumina2,
-    omnigen2,
-    qwen_image,
-    qwen_image21,
-    sd3,
-    wan,
-    zimage,
-)
+from importlib import import_module
+
+from dit.models.registry import FAMILIES
 from tests.families.case import Case, Generation
 
-CASES: dict[str, Case] = {
-    "dit": dit.CASE,
-    "wan": wan.CASE,
-    "flux": flux.CASE,
-    "qwen_image": qwen_image.CASE,
-    "hunyuan_video": hunyuan_video.CASE,
-    "hunyuan_video_15": hunyuan_video_15.CASE,
-    "sd3": sd3.CASE,
-    "hunyuan_image": hunyuan_image.CASE,
-    "chroma": chroma.CASE,
-    "ltx": ltx.CASE,
-    "flux2": flux2.CASE,
-    "flux3": flux3.CASE,
-    "lumina2": lumina2.CASE,
-    "longcat": longcat.CASE,
-    "zimage": zimage.CASE,
-    "omnigen2": omnigen2.CASE,
-    "hidream": hidream.CASE,
-    "ernie_image": ernie_image.CASE,
-    "krea2": krea2.CASE,
-    "ideogram4": ideogram4.CASE,
-    "qwen_image21": qwen_image21.CASE,
-}
+_FILES = {name: import_module(f"tests.families.{name}") for name in (*FAMILIES, "anima")}
+CASES: dict[str, Case] = {name: _FILES[name].CASE for name in FAMILIES}
 """`model.family` -> its case."""
 GENERATIONS: dict[str, Generation] = {
-    **anima.GENERATIONS,
-    **chroma.GENERATIONS,
-    **ernie_image.GENERATIONS,
-    **flux.GENERATIONS,
-    **flux2.GENERATIONS,
-    **flux3.GENERATIONS,
-    **hidream.GENERATIONS,
-    **hunyuan_image.GENERATIONS,
-    **hunyuan_video.GENERATIONS,
-    **hunyuan_video_15.GENERATIONS,
-    **ideogram4.GENERATIONS,
-    **krea2.GENERATIONS,
-    **ltx.GENERATIONS,
-    **longcat.GENERATIONS,
-    **lumina2.GENERATIONS,
-    **qwen_image.GENERATIONS,
-    **qwen_image21.GENERATIONS,
-    **sd3.GENERATIONS,
-    **wan.GENERATIONS,
-    **zimage.GENERATIONS,
+    name: generation
+    for file in _FILES.values()
+    for name, generation in getattr(file, "GENERATIONS", {}).items()
 }
 """Pipelines that make pictures and videos of texts."""

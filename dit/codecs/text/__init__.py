@@ -1,4 +1,4 @@
-"""Text encoders by name. To add one: subclass `TextEncoder`, and name it in `TEXT_ENCODERS`.
+"""Text encoders by name. To add one: subclass `TextEncoder` in a file of this folder.
 
 anima               those of Anima, whose conditioner reads the states of Qwen3 by T5's tokens
 chats               those of Z-Image and of OmniGen2, whose captions are a chat
@@ -6,7 +6,7 @@ encoder             the interface: caption -> embedding; the words of captions a
 fixed_vectors       `bytes` and `words`: a fixed vector for each byte, or for each word
 pretrained_encoder  text encoders on Transformers
 flux2               those of FLUX.2, FLUX.3, Ideogram 4, which join the states of several layers
-families            those of eight families, in the table `OF_FAMILIES`
+families            those of eight families
 longcat             those of LongCat-Image and of its edit model, which sees the picture
 lumina2             those of Lumina Image 2.0 and ERNIE-Image, of the layer before the last
 hidream             those of HiDream-I1: CLIP, T5, and all layers of Llama
@@ -16,45 +16,19 @@ qwen_image          those of HunyuanImage, Krea 2, Qwen-Image and its 2.1; edit 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from dit.codecs.dataset_card import CodecError, part_of_card
-from dit.codecs.dataset_encoder import Registry
+from dit.codecs.dataset_encoder import Registry, classes_of
 from dit.codecs.pretrained import ModelLocation
-from dit.codecs.text.anima import AnimaStates, AnimaText
-from dit.codecs.text.chats import OmniGen2Text, ZImageText
 from dit.codecs.text.encoder import TextEncoder
-from dit.codecs.text.families import OF_FAMILIES
 from dit.codecs.text.fixed_vectors import ByteTable, WordTable
-from dit.codecs.text.flux2 import Flux2KleinText, Flux2Text, Flux3KleinText, Ideogram4Text
-from dit.codecs.text.hidream import HiDreamText
-from dit.codecs.text.hunyuan_video import HunyuanVideoImageText, HunyuanVideoText
-from dit.codecs.text.longcat import LongCatEditText, LongCatText
-from dit.codecs.text.lumina2 import ErnieImageText, Lumina2Text
-from dit.codecs.text.qwen_image import (
-    HunyuanImageText,
-    Krea2Text,
-    QwenImage21Text,
-    QwenImageEditPlusText,
-    QwenImageEditText,
-    QwenImageText,
-)
+
+__all__ = ["TEXT_ENCODERS", "ByteTable", "TextEncoder", "WordTable"]
 
 TEXT_ENCODERS = Registry(
-    TextEncoder,
-    (
-        *(WordTable, ByteTable, *OF_FAMILIES),
-        *(QwenImageText, QwenImageEditText, QwenImageEditPlusText, HunyuanImageText),
-        *(HunyuanVideoText, HunyuanVideoImageText, Flux2Text, Flux2KleinText),
-        *(Lumina2Text, LongCatText, LongCatEditText, ZImageText, AnimaText),
-        *(AnimaStates, HiDreamText, OmniGen2Text),
-        ErnieImageText,
-        Krea2Text,
-        Flux3KleinText,
-        Ideogram4Text,
-        QwenImage21Text,
-    ),
-    known="those known",
+    TextEncoder, classes_of(TextEncoder, sys.modules[__name__]), known="those known"
 )
 text_encoder_named = TEXT_ENCODERS.named
 

@@ -19,7 +19,7 @@ from dit.codecs.dataset_encoder import DatasetEncoder
 
 
 class TextEncoder(DatasetEncoder):
-    """Turns captions into embeddings. A new one is a subclass and a name in `TEXT_ENCODERS`."""
+    """Turns captions into embeddings. A new one is a subclass in a file of this folder."""
 
     kind: ClassVar[str] = "text encoder"
     card_part: ClassVar[str] = "text_encoder"

@@ -303,19 +303,6 @@ class LtxText(PretrainedTextEncoder):
         return {"text": states[0, : int(mask.sum())]}
 
 
-OF_FAMILIES: tuple[type[PretrainedTextEncoder], ...] = (
-    FluxText,
-    Sd3Text,
-    WanText,
-    HunyuanText,
-    CosmosText,
-    CosmosPredict25Text,
-    ChromaText,
-    LtxText,
-)
-"""Text encoders of this file, in the order of `TEXT_ENCODERS`."""
-
-
 _WEIGHT, _BIAS = "crossattn_proj.0.weight", "crossattn_proj.0.bias"
 
 

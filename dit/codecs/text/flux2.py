@@ -15,12 +15,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dit.codecs.pretrained import model_config_of
+from dit.codecs.pretrained import model_config_of, published
 from dit.codecs.text.pretrained_encoder import (
     TEXT_DTYPE,
     PretrainedTextEncoder,
     WholeTextEncoder,
 )
+
+_IDEOGRAM4 = "diffusers.pipelines.ideogram4.pipeline_ideogram4"
 
 
 class Flux2Text(WholeTextEncoder):
@@ -125,14 +127,13 @@ class Flux3KleinText(Flux2Text):
         return tokenizer(chat, verbose=False).input_ids
 
     def embed(self, caption: str) -> dict[str, Tensor]:
-        from diffusers.modular_pipelines.flux3.encoders import Flux3TextEncoderStep
-
+        step = published("diffusers.modular_pipelines.flux3.encoders:Flux3TextEncoderStep")
         tokenizer = self.load_tokenizer(self.subfolders[1])
         # The half of the published processor that reads no pictures.
         reads: Any = SimpleNamespace(
             tokenizer=tokenizer, apply_chat_template=tokenizer.apply_chat_template
         )
-        rows_1LE = Flux3TextEncoderStep._get_qwen3_vl_prompt_embeds(
+        rows_1LE = step._get_qwen3_vl_prompt_embeds(
             self.load_network(self.network, self.subfolders[0]),
             reads,
             caption,
@@ -162,9 +163,7 @@ class Ideogram4Text(PretrainedTextEncoder):
 
     @property
     def width(self) -> int:  # type: ignore[override] # the model's configuration has it
-        from diffusers.pipelines.ideogram4 import pipeline_ideogram4 as published
-
-        return len(published.QWEN3_VL_ACTIVATION_LAYERS) * super().width
+        return len(published(f"{_IDEOGRAM4}:QWEN3_VL_ACTIVATION_LAYERS")) * super().width
 
     def length_of(self, caption: str) -> int:
         return super().length_of(caption) + self.chat_tokens
@@ -178,9 +177,8 @@ class Ideogram4Text(PretrainedTextEncoder):
         return len(tokenizer(chat, add_special_tokens=False, verbose=False).input_ids)
 
     def embed(self, caption: str) -> dict[str, Tensor]:
-        from diffusers.pipelines.ideogram4.pipeline_ideogram4 import Ideogram4Pipeline
-
-        pipe = self.pipeline_of(Ideogram4Pipeline, unconditional_transformer=None)
+        kind = published(f"{_IDEOGRAM4}:Ideogram4Pipeline")
+        pipe = self.pipeline_of(kind, unconditional_transformer=None)
         # At the chat's own length there is no padding; no row sees those behind it, which are cut.
         told: Any = {"max_sequence_length": self.count(caption), "device": self.device}
         rows_1LE, *_ = pipe.encode_prompt(caption, grid_h=0, grid_w=0, **told)

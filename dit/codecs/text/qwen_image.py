@@ -19,11 +19,13 @@ from PIL import Image
 from torch import Tensor
 
 from dit.codecs.dataset_card import CodecError
-from dit.codecs.pretrained import load
+from dit.codecs.pretrained import load, published
 from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder, as_stored
 
 _PICTURE_TOKENS = 1400  # of a megapixel, about: one for 28 x 28 pixels
 _MEGAPIXEL = 1024 * 1024
+_KREA2 = "diffusers.pipelines.krea2.pipeline_krea2:Krea2Pipeline"
+_QWEN_IMAGE21 = "diffusers.pipelines.qwenimage21.pipeline_qwenimage21:QwenImage21Pipeline"
 _KREA2_LAYERS = 12  # whose states are joined, as the pipeline chooses them
 
 
@@ -70,9 +72,7 @@ class Krea2Text(QwenImageText):
 
     @property
     def pipeline(self) -> Any:
-        from diffusers.pipelines.krea2.pipeline_krea2 import Krea2Pipeline
-
-        return self.pipeline_of(Krea2Pipeline)
+        return self.pipeline_of(published(_KREA2))
 
     @property
     def width(self) -> int:  # type: ignore[override]
@@ -217,11 +217,10 @@ class QwenImage21Text(QwenImageText):
         return self._pipeline(_TextHalf(self.load_tokenizer(self.subfolders[1])))
 
     def _pipeline(self, processor: Any) -> Any:
-        from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import QwenImage21Pipeline
-
+        pipeline = published(_QWEN_IMAGE21)
         network = self.load_network(self.network, self.subfolders[0])
         parts = {"text_encoder": network, "processor": processor}
-        return self.pipeline_of(QwenImage21Pipeline, **parts)
+        return self.pipeline_of(pipeline, **parts)
 
     def load_processor(self) -> Any:
         """What turns captions and pictures into the network's inputs.

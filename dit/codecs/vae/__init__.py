@@ -1,9 +1,9 @@
-"""Codecs by name. To add one: subclass `Codec`, and name the class in `AUTOENCODERS`.
+"""Codecs by name. To add one: subclass `Codec` in a file of this folder.
 
 codec          the interface: video -> whitened latent -> pictures
 pixel          the codec without weights: space to depth
 autoencoder    codecs on the autoencoders of Diffusers
-families       the autoencoders of most families, and the table of all, `AUTOENCODERS`
+families       the autoencoders of most families
 flux2          that of FLUX.2, whose statistics are those of a batch norm
 hunyuan_video  those of HunyuanVideo and of its version 1.5
 ltx            that of LTX-Video, whose statistics lie beside its weights
@@ -11,18 +11,20 @@ ltx            that of LTX-Video, whose statistics lie beside its weights
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
 from dit.codecs.dataset_card import CodecError, part_of_card
-from dit.codecs.dataset_encoder import Registry, lacking
+from dit.codecs.dataset_encoder import Registry, classes_of, lacking
 from dit.codecs.normalization import Whitening
 from dit.codecs.pretrained import ModelLocation
 from dit.codecs.vae.codec import Codec
-from dit.codecs.vae.families import AUTOENCODERS
 from dit.codecs.vae.pixel import Pixel
 
-CODECS = Registry(Codec, (Pixel, *AUTOENCODERS), known="--list_processors shows those known")
+CODECS = Registry(
+    Codec, classes_of(Codec, sys.modules[__name__]), known="--list_processors shows those known"
+)
 codec_named = CODECS.named
 
 

@@ -26,7 +26,7 @@ DISTRIBUTION_DTYPE = torch.bfloat16
 class Codec(DatasetEncoder):
     """Turns videos and pictures into whitened latents, and latents into pictures.
 
-    A new one is a subclass and a name in `CODECS`.
+    A new one is a subclass in a file of this folder.
     """
 
     kind: ClassVar[str] = "processor"

@@ -1,4 +1,4 @@
-"""Codecs of all families, as in Diffusers' pipelines."""
+"""Codecs of most families, as in Diffusers' pipelines."""
 
 # N samples, C colour or latent channels, F frames, H rows, W columns, E width
 
@@ -14,10 +14,10 @@ from torch.nn.functional import pad
 
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.normalization import Whitening
+from dit.codecs.pretrained import published
 from dit.codecs.vae.autoencoder import Autoencoder, picture_of
-from dit.codecs.vae.flux2 import ErnieImage, Flux2, Flux2Klein, Flux3Klein, Ideogram4
-from dit.codecs.vae.hunyuan_video import Hunyuan, HunyuanVideo, HunyuanVideoI2V
-from dit.codecs.vae.ltx import Ltx
+
+_QWEN_IMAGE21 = "diffusers.pipelines.qwenimage21.pipeline_qwenimage21"
 
 
 class FluxAutoencoder(Autoencoder):
@@ -370,9 +370,8 @@ class QwenImage21(Autoencoder):
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
         """A megapixel of this ratio in steps of 32, as QwenImage21Pipeline has it."""
-        from diffusers.pipelines.qwenimage21.pipeline_qwenimage21 import calculate_dimensions
-
-        wide, high, _ = calculate_dimensions(1024 * 1024, width / height)
+        scaled = published(f"{_QWEN_IMAGE21}:calculate_dimensions")
+        wide, high, _ = scaled(1024 * 1024, width / height)
         return wide, high
 
     @property
@@ -416,19 +415,3 @@ class AnimaWithStates(Anima):
     name = text_encoder = "anima_states"
     description = "as anima; text for model.text_conditioner=trained"
     tuning = (*Anima.tuning, "model.text_conditioner=trained")
-
-
-AUTOENCODERS: tuple[type[Autoencoder], ...] = (
-    *(Flux, Sd3, Wan, Hunyuan, Cosmos, CosmosPredict2, CosmosPredict25),
-    *(QwenImage, QwenImageEdit, QwenImageEditPlus, HunyuanImage, Chroma, HunyuanVideo),
-    *(HunyuanVideoI2V, Ltx, Flux2, Flux2Klein, Lumina2, LongCat, LongCatEdit, ZImage),
-    *(Anima, AnimaWithStates),
-    HiDream,
-    OmniGen2,
-    ErnieImage,
-    Krea2,
-    Flux3Klein,
-    Ideogram4,
-    QwenImage21,
-)
-"""All of them; `CODECS` has the codec without weights, too."""

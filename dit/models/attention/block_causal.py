@@ -1,6 +1,6 @@
 """Attention in which a token of a text sees what stands before it, and one of a picture all of it.
 
-A sample is a sequence of texts and pictures (Qwen-Image 2.1):
+A sample is a sequence of texts and pictures:
 
     a token of a text    sees the keys at its own place and before it
     a token of a picture sees the keys before the end of its picture

@@ -356,8 +356,8 @@ class LeadingOne(Same):
 class SwappedHalves(Same):
     """(scale, shift) there and (shift, scale) here: the last norm of FLUX, Qwen-Image, Hunyuan.
 
-    A weight [2 * D, I], or its bias [2 * D]. On `axis` 1 inputs: (sine, cosine) there (ERNIE-Image)
-    and (cosine, sine) here, [O, 2 * W].
+    A weight [2 * D, I], or its bias [2 * D]. On `axis` 1 inputs: (sine, cosine) there and
+    (cosine, sine) here, [O, 2 * W].
     """
 
     axis: int = 0
@@ -375,7 +375,7 @@ class SwappedHalves(Same):
 
 @dataclass(frozen=True, slots=True)
 class ScaleFirst(Same):
-    """(scale, shift, gate) there and (shift, scale, gate) here, of both parts of a layer (Krea 2).
+    """(scale, shift, gate) there and (shift, scale, gate) here, of both parts of a layer.
 
     A weight [6 * D, I], its bias [6 * D], or a table [6, D].
     """

@@ -281,7 +281,7 @@ class Pipeline:
     objective: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `objective` that its loop fixes, whatever its scheduler says."""
     of_few_steps: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of `objective` for networks that its index calls distilled to few steps (Krea 2)."""
+    """Keys of `objective` for networks that its index calls distilled to few steps."""
     sampling: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
     """Where its loop fixes any: scheduler_config.json -> keys for the samplers."""
     scheduler: Callable[[Any], dict[str, Any]] = lambda _: {}

@@ -115,7 +115,7 @@ class SingleLayerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialLayerSpec:
-    """Attention, then feed-forward, over latents, text, or both in one row (Lumina, ERNIE).
+    """Attention, then feed-forward, over latents, text, or both in one row.
 
     y = norm_1(h) * (1 + scale) + shift;    h = h + gate * after_1(attention(y))
     y = norm_2(h) * (1 + scale) + shift;    h = h + gate * after_2(feed_forward(y))
@@ -129,12 +129,12 @@ class SequentialLayerSpec:
     modulation: PerBlockModulation | SharedModulation | TableModulation | None = PER_BLOCK
     """None: without scales, shifts and gates, as in refiners of text."""
     parallel: bool = False
-    """Whether attention and feed-forward stand side by side (FLUX.3); norms have no weights."""
+    """Whether attention and feed-forward stand side by side; norms have no weights."""
     weighted: bool = True
     """Whether norms are RMSNorms with weights; else LayerNorms without (HiDream)."""
     eps: float = 1e-5  # of those with weights
     centred: bool = False
-    """Whether these weights are stored less 1 (Krea 2)."""
+    """Whether these weights are stored less 1."""
     after: bool = True
     """Whether what attention and feed-forward make is normed, too (sandwich)."""
     shifted: bool = False
@@ -182,7 +182,7 @@ class NetworkSpec:
     filled up (Anima)."""
     text_layers: str = ""
     """How the names of weights of layers over text alone begin, which are computed again in the
-    backward pass, on the first stage (Krea 2)."""
+    backward pass, on the first stage."""
     text_tokens: int | None = None
     """Text is filled up to this many tokens a sample; None leaves it as long as it is."""
     attended_multiple: int = 1

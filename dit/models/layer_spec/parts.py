@@ -46,10 +46,10 @@ class AttentionSpec:
     groups: int | None = None
     """Heads of keys and of values, each read by as many heads of queries; None: one for each."""
     twisted: bool = False
-    """Whether the two numbers of a rotary pair turn by angles of their own (ERNIE-Image), so that
-    no kernel fuses them with their norm."""
+    """Whether the two numbers of a rotary pair turn by angles of their own, so that no kernel fuses
+    them with their norm."""
     centred: bool = False
-    """Whether weights of that norm are stored less 1 (Krea 2)."""
+    """Whether weights of that norm are stored less 1."""
     output_gate: bool = False
     """Whether what attention makes is multiplied by the sigmoid of a linear of its input."""
     states: int | None = None

@@ -349,7 +349,7 @@ class SharedModulations(MegatronModule):
     ):
         """`vectors`: name of a linear -> scales, shifts and gates that it makes, in their order.
 
-        `plain` are the names of linears that read the embedding itself (ERNIE-Image).
+        `plain` are the names of linears that read the embedding itself.
         """
         super().__init__(config=context.config)
         self.plain, self.activation = plain, activation

@@ -55,7 +55,7 @@ class HeadNorm(nn.RMSNorm):
 
 
 class CentredNorm(nn.Module):
-    """RMSNorm in float32 whose weights are stored less 1, so that they start at 0 (Krea 2).
+    """RMSNorm in float32 whose weights are stored less 1, so that they start at 0.
 
     It is over the width of a token, or of a head.
     """
@@ -224,7 +224,7 @@ class RotaryTable(nn.Module):
         In float32 the cosine at position 1024 is off by 4e-5. `rounded`: angles of `dtype` are
         rounded to float32 before their cosines are taken, as those of Z-Image are. `twisted`: the
         numbers 2i and 2i + 1 of a head have angle i, while pairs lie half a head apart, so that the
-        two of a pair turn by different angles: no rotation, and as ERNIE-Image was trained.
+        two of a pair turn by different angles, which is no rotation.
         """
         super().__init__()
         self.axes, self.rounded, self.twisted = len(widths), rounded, twisted
@@ -253,7 +253,7 @@ class InterleavedRotary(nn.Module):
 
     Axis a of A, but for the first, has `sections[a]` frequencies, with numbers a, a + A, a + 2 A;
     the first axis has all others. Angles are float32: positions beyond 65536 were trained so.
-    Source: the interleaved MRoPE of Qwen3-VL (arXiv:2511.21631), as Ideogram 4 has it.
+    Source: the interleaved MRoPE of Qwen3-VL (arXiv:2511.21631).
     """
 
     def __init__(self, width: int, sections: Sequence[int], theta: float):

@@ -1,7 +1,7 @@
 """Networks of double-stream layers, then single-stream ones, over patches and one text.
 
 FLUX.1, FLUX.2 and Chroma are such networks; they differ in what their modulations are made of. In
-the place of the double-stream layers FLUX.3 has layers for each row of tokens alone.
+the place of the double-stream layers there may be layers for each row of tokens alone.
 """
 
 # T packed tokens, M level rows, C patch features, D model width, L text tokens, E text width

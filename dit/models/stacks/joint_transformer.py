@@ -246,8 +246,7 @@ class JointTransformer(StackedTransformer):
 class TextFirstTransformer(JointTransformer):
     """A network in whose positions the picture stands behind its caption.
 
-    Tokens of the picture have the caption's length on the first axis (Lumina Image 2.0, Z-Image,
-    ERNIE-Image).
+    Tokens of the picture have the caption's length on the first axis.
     """
 
     first_place: ClassVar[int] = 0

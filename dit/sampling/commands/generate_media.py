@@ -200,6 +200,7 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
         guidance_rescale=options.guidance_rescale,
         reference_guidance=options.reference_guidance,
         guidance_steps=options.guidance_steps,
+        guidance_after=options.guidance_after,
         guidance_least_norm=options.guidance_least_norm,
         sampler=Sampler(options.sampler),
         condition_noise=options.condition_noise,

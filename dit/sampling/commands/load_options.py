@@ -16,7 +16,7 @@ class NetworkOptions:
     checkpoint_path_low: CheckpointPath | None = option(None, metavar="DIR")
     """The second of two experts (Wan 2.2), for the levels below objective.level_range."""
     checkpoint_path_away: CheckpointPath | None = option(None, metavar="DIR")
-    """The network that guidance leads away from, which sees no caption (Ideogram 4)."""
+    """The network that guidance leads away from, which sees no caption."""
     lora: Sequence[LocalPath] = option((), metavar="FILE[:SCALE]")
     """File or folder of LoRA adapters, and their scale, such as x.safetensors:0.8; repeatable.
     (default scale: 1)"""

@@ -43,6 +43,7 @@ _PARTS = {
 _BESIDE_GUIDERS = {
     "guidance_rescale": 0,
     "guidance_steps": 1,
+    "guidance_after": 1,
     "guidance_least_norm": 0,
     "guidance_interval": None,
     "reference_guidance": 1,
@@ -148,6 +149,8 @@ class SamplerOptions:
     guidance_steps: float = 1.0
     """0 to 1: part of the steps, from the first on, with guidance, in both calls of heun
     (`cfg_trunc_ratio` of Lumina Image 2.0). (default: %(default)s)"""
+    guidance_after: float = 1.0
+    """g in the steps behind those of --guidance_steps; 1 is none. (default: %(default)s)"""
     guidance_least_norm: float = 0.0
     """0 to 1, for networks whose guidance gets back the norm without it (Lumina Image 2.0, LongCat,
     Qwen-Image): the least part of the guided norm that is kept; 1 keeps it. (default: %(default)s)
@@ -179,9 +182,10 @@ class GenerationOptions(SamplerOptions, ContentOptions):
                 f"--condition_noise {self.condition_noise} must lie in [0, 1]; 0 is none"
             )
         self._check_guidance()
+        self._check_steps_of_guidance()
 
     def _check_guidance(self) -> None:
-        for name in ("guidance", "reference_guidance"):
+        for name in ("guidance", "reference_guidance", "guidance_after"):
             if (scale := getattr(self, name)) is not None and not abs(scale) <= MOST_GUIDANCE:
                 most = f"[-{MOST_GUIDANCE}, {MOST_GUIDANCE}]"
                 raise ValueError(f"--{name} {scale} must lie in {most}; 1 is none")
@@ -191,9 +195,6 @@ class GenerationOptions(SamplerOptions, ContentOptions):
         for name, meaning in _PARTS.items():
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"--{name} {value} must lie in [0, 1]; {meaning}")
-        for name, none in _BESIDE_GUIDERS.items():
-            if self.guider is not None and getattr(self, name) not in (None, none):
-                raise ValueError(f"--guider {self.guider} {_HAS_ITS_OWN} --{name}")
         if self.guidance_interval is not None:
             low, high = self.guidance_interval
             if not 0 <= low <= high:
@@ -201,6 +202,16 @@ class GenerationOptions(SamplerOptions, ContentOptions):
                     f"--guidance_interval {low} {high} must be two noise levels from 0 on, the"
                     " lower first: sigma for EDM, t for flow matching"
                 )
+
+    def _check_steps_of_guidance(self) -> None:
+        for name, none in _BESIDE_GUIDERS.items():
+            if self.guider is not None and getattr(self, name) not in (None, none):
+                raise ValueError(f"--guider {self.guider} {_HAS_ITS_OWN} --{name}")
+        if self.guidance_after != 1 and self.guidance_steps == 1:
+            raise ValueError(
+                f"--guidance_after {self.guidance_after}: all steps have --guidance; give"
+                " --guidance_steps below 1, the part of them before"
+            )
 
 
 def check_count(name: str, value: int, *, most: int) -> None:

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from data_prep.cli.parser import main
 from dit.codecs.dataset_card import read_card
-from dit.codecs.encoder_options import TEXT_ENCODER_NAMES
-from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.vae import CODECS, Codec, Pixel
 
 
@@ -56,7 +54,3 @@ def test_it_packs_and_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(codec, Negative) and type(plain) is Pixel
     assert torch.equal(codec.decode(latent_CFHW), plain.decode(positive_CFHW))
     assert torch.allclose(latent_CFHW.float(), -positive_CFHW.float(), atol=2e-3)
-
-
-def test_the_help_names_all_text_encoders() -> None:
-    assert tuple(TEXT_ENCODERS) == TEXT_ENCODER_NAMES

@@ -159,8 +159,8 @@ def test_the_command_for_klein_fits_both_of_its_sizes(tmp_path):
 def test_a_size_that_was_distilled_is_known_without_its_name():
     """A folder does not name a size: noise levels tell Z-Image-Turbo from Z-Image.
 
-    ERNIE-Image and its Turbo have the same, so that the name alone tells them apart. The distilled
-    FLUX.3 klein has an input of its own, the level at the end of a step.
+    Where both have the same, the name alone tells them apart. Others have an input of their own,
+    the level at the end of a step.
     """
     for family in families():
         plain = [keys for n, keys in family.keys_of_sizes.items() if n not in family.distilled]

@@ -17,6 +17,7 @@ from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.load_hf.settings import open_hf_weights
 from dit.convert.verify import compare_forward, compare_tensors
+from tests.families import ideogram4
 from tests.families.ideogram4 import random_ideogram4
 
 FUSED = "attention.qkv.weight"
@@ -89,6 +90,23 @@ def test_eight_bits_are_multiplied_out_once(groups, folder: Path, tmp_path: Path
     for name, value in meant.items():
         part = (rows, columns)[: value.dim()]
         assert torch.equal(source.read(name, part), value[part])
+
+
+def test_a_pipeline_with_scales_is_not_exported(groups, tmp_path: Path) -> None:
+    """Diffusers would read them without: the second network's, or those of the text encoder."""
+    ideogram4.pipeline(tmp_path)
+    source = tmp_path / "pipeline"
+    done = import_weights(source, tmp_path / "ours")
+    for part in ("unconditional_transformer", "text_encoder"):
+        (file,) = (source / part).glob("*.safetensors")
+        plain = load_file(file)
+        name = next(name for name, weight in plain.items() if weight.dim() == 2)
+        scaled = {name: plain[name].to(torch.float8_e4m3fn), f"{name}_scale": torch.ones(1)}
+        save_file(plain | scaled, file)
+        with pytest.raises(ConvertError, match=rf"scales in {part}, which Diffusers does not"):
+            export_weights(done.path, tmp_path / "out", ExportOptions(pipeline_from=source))
+        save_file(plain, file)
+    assert not (tmp_path / "out").exists()
 
 
 def test_weights_without_their_scales_are_refused(folder: Path) -> None:

@@ -10,14 +10,14 @@ from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux
 from diffusers.pipelines.ernie_image.pipeline_ernie_image import ErnieImagePipeline
 from transformers import AutoTokenizer, Mistral3Model
 
-from tests.families import encoding, flux2_parts
+from tests.families import encoding, ernie_image
 
 CAPTIONS = ["a red bird on a roof", "", "x" * 1200]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return flux2_parts.ernie_image(tmp_path_factory.mktemp("ernie_image"))
+    return ernie_image.encoders(tmp_path_factory.mktemp("ernie_image"))
 
 
 def test_texts_are_those_of_the_pipeline(folder: Path) -> None:

@@ -15,14 +15,14 @@ from PIL import Image
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from dit.codecs.dataset_card import CodecError
-from tests.families import encoding, flux2_parts
+from tests.families import encoding, flux3
 
 CAPTIONS = ["a red bird on a roof", "", "x" * 200]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return flux2_parts.flux3_klein(tmp_path_factory.mktemp("flux3"))
+    return flux3.encoders(tmp_path_factory.mktemp("flux3"))
 
 
 @pytest.mark.parametrize("length", [None, 100])

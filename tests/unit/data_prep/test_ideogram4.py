@@ -15,14 +15,14 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, Qwen3VLModel
 
-from tests.families import encoding, flux2_parts
+from tests.families import encoding, ideogram4
 
 CAPTIONS = ["a red bird on a roof", "", "x" * 60]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return flux2_parts.ideogram4(tmp_path_factory.mktemp("ideogram4"))
+    return ideogram4.encoders(tmp_path_factory.mktemp("ideogram4"))
 
 
 def test_texts_are_those_of_the_pipeline(folder: Path) -> None:

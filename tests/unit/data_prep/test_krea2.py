@@ -10,14 +10,14 @@ from diffusers.pipelines.krea2.pipeline_krea2 import Krea2Pipeline
 from transformers import AutoTokenizer, Qwen3VLModel
 
 from dit.convert.import_ import import_weights
-from tests.families import encoding, krea2, pipeline_parts
+from tests.families import encoding, krea2
 
 CAPTIONS = ["a red bird on a roof", "", "x" * 600]
 
 
 def test_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
     """Twelve states of each token side by side, without the padding before the last rows."""
-    folder = pipeline_parts.krea2(tmp_path)
+    folder = krea2.encoders(tmp_path)
     ours = encoding.encoder("krea2", folder)
     assert (ours.width, ours.max_length) == (12 * 16, 512)
     network = Qwen3VLModel.from_pretrained(folder, subfolder="text_encoder").eval()

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 from data_prep.cli.parser import main
 from dit.codecs.text.qwen_image import QwenImage21Text
 from dit.codecs.vae.families import QwenImage21
-from tests.families import encoding, pipeline_parts, stand_ins
+from tests.families import encoding, qwen_image21, stand_ins
 
 CAPTION = "a red bird on a roof"
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pipeline_parts.qwen_image21(tmp_path_factory.mktemp("qwen21"))
+    return qwen_image21.encoders(tmp_path_factory.mktemp("qwen21"))
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from PIL import Image
 from tests import media_files
 from tests.doc_commands import commands, pages, script_call
 from tests.families import wan
+from tests.families.table import CASES
 from tests.tables import table
 from tests.warm_python import warm_python
 
@@ -46,15 +47,14 @@ def still(*keys: str) -> dict[str, list[str]]:
     return own | {"recipes/pretrain_dit.py": [*own["recipes/pretrain_dit.py"], *keys]}
 
 
+OF_FAMILIES = {name: case.page for name, case in CASES.items() if case.page is not None}
 TINY_PAGES = {
     "conf/dit_xl_image.yaml": NETWORKS["xl"],
-    **dict.fromkeys(
-        ("models/stable-diffusion", "runs/sd3_lora"),
-        still("model.family=sd3", "model.num_layers=3"),
-    ),
-    **dict.fromkeys(
-        ("models/Chroma", "runs/chroma_lora"), still("model.family=chroma", "model.num_layers=2")
-    ),
+    **{
+        place: still(f"model.family={name}", *page.keys)
+        for name, page in OF_FAMILIES.items()
+        for place in (f"models/{page.model}", f"runs/{name}_lora")
+    },
     **dict.fromkeys(
         ("models/HunyuanImage", "runs/hunyuanimage_lora"),
         still("model.family=hunyuan_image", "model.num_layers=2"),
@@ -62,50 +62,7 @@ TINY_PAGES = {
     **dict.fromkeys(("runs/eight", "data/mixed"), EIGHT),
     "models/Wan2.1-T2V": TEXT_TO_VIDEO,
     **dict.fromkeys(
-        ("models/FLUX.2", "runs/flux2_lora"),
-        still("model.family=flux2", "model.num_layers=2", "model.num_single_layers=2"),
-    ),
-    **dict.fromkeys(
-        ("models/FLUX.3", "runs/flux3_lora"),
-        still("model.family=flux3", "model.num_layers=2", "model.num_single_layers=2"),
-    ),
-    **dict.fromkeys(
-        ("models/LongCat", "runs/longcat_lora"),
-        still("model.family=longcat", "model.num_layers=2", "model.num_single_layers=2"),
-    ),
-    **dict.fromkeys(
-        ("models/Lumina", "runs/lumina2_lora"),
-        still("model.family=lumina2", "model.num_layers=2", "model.num_refiner_layers=1"),
-    ),
-    **dict.fromkeys(
         ("models/Anima", "runs/anima_lora"), still("model.family=dit", "model.num_layers=2")
-    ),
-    **dict.fromkeys(
-        ("models/Z-Image", "runs/zimage_lora"),
-        still("model.family=zimage", "model.num_layers=2", "model.num_refiner_layers=1"),
-    ),
-    **dict.fromkeys(
-        ("models/OmniGen2", "runs/omnigen2_lora"),
-        still("model.family=omnigen2", "model.num_layers=2", "model.num_refiner_layers=1"),
-    ),
-    **dict.fromkeys(
-        ("models/ERNIE", "runs/ernie_image_lora"),
-        still("model.family=ernie_image", "model.num_layers=2"),
-    ),
-    **dict.fromkeys(
-        ("models/Krea", "runs/krea2_lora"), still("model.family=krea2", "model.num_layers=2")
-    ),
-    **dict.fromkeys(
-        ("models/Ideogram", "runs/ideogram4_lora"),
-        still("model.family=ideogram4", "model.num_layers=2"),
-    ),
-    **dict.fromkeys(
-        ("models/Qwen-Image-2.1", "runs/qwen_image21_lora"),
-        still("model.family=qwen_image21", "model.num_layers=2"),
-    ),
-    **dict.fromkeys(
-        ("models/HiDream", "runs/hidream_lora"),
-        still("model.family=hidream", "model.num_layers=2", "model.num_single_layers=3"),
     ),
     **dict.fromkeys(("models/Wan", "runs/wan"), NETWORKS["wan"]),
     **dict.fromkeys(("models/FLUX", "runs/flux_"), NETWORKS["flux"]),
@@ -172,6 +129,10 @@ def tiny(words: tuple[str, ...]) -> str:
 
 
 PIPELINES: dict[str, dict[str, tuple[str, tuple, dict]]] = {
+    **{
+        f"{name}.md": {page.model: (name, tuple(page.inputs), dict(page.options))}
+        for name, page in OF_FAMILIES.items()
+    },
     "wan.md": {
         "Wan2.1-I2V-14B-480P-Diffusers": ("wan", ("i2v_2.1",), {}),
         "Wan2.2-I2V-A14B-Diffusers": ("wan", ("i2v_2.2",), {"boundary_ratio": 0.9}),
@@ -189,21 +150,8 @@ PIPELINES: dict[str, dict[str, tuple[str, tuple, dict]]] = {
     "hunyuan_video_15.md": {
         "HunyuanVideo-1.5-Diffusers-480p_i2v": ("hunyuan_video_15", (), {"image": True}),
     },
-    "sd3.md": {"stable-diffusion-3.5-medium": ("sd3", (), {})},
-    "chroma.md": {"Chroma1-HD": ("chroma", (), {})},
     "hunyuan_image.md": {"HunyuanImage-2.1-Diffusers": ("hunyuan_image", (), {})},
-    "flux2.md": {"FLUX.2-klein-base-4B": ("flux2", ("klein",), {})},
-    "flux3.md": {"FLUX.3-klein-base": ("flux3", (), {})},
-    "lumina2.md": {"Lumina-Image-2.0": ("lumina2", (), {})},
-    "longcat.md": {"LongCat-Image": ("longcat", (), {})},
     "anima.md": {"Anima": ("anima", (), {})},
-    "zimage.md": {"Z-Image": ("zimage", (), {})},
-    "omnigen2.md": {"OmniGen2": ("omnigen2", (), {})},
-    "hidream.md": {"HiDream-I1": ("hidream", (), {})},
-    "ernie_image.md": {"ERNIE-Image": ("ernie_image", (), {})},
-    "krea2.md": {"Krea-2-Raw": ("krea2", (), {})},
-    "ideogram4.md": {"Ideogram-4": ("ideogram4", (), {})},
-    "qwen_image21.md": {"Qwen-Image-2.1": ("qwen_image21", (), {"halvings": 2})},
     "ltx.md": {"LTX-Video-0.9.5": ("ltx", ("LTXConditionPipeline",), {})},
 }
 """Page -> folder in models/ -> the file of tests/families whose `pipeline` fills it, its inputs."""
@@ -216,7 +164,7 @@ CLIPS: dict[str, tuple[tuple[str, ...], int, str | None]] = {
     "hunyuan_video_15.md": (("films",), 2, 'a fox with a sign "run"'),
 }
 """Page -> folders, number of clips in each, their caption."""
-PAIRS = {name: ("before", "after") for name in ("flux2.md", "flux3.md", "omnigen2.md")}
+PAIRS = {f"{name}.md": ("before", "after") for name, page in OF_FAMILIES.items() if page.edits}
 """Page -> folders of a picture each, of the same name."""
 
 
@@ -263,29 +211,12 @@ def publish_photos(photos: Path, *, captions: bool) -> None:
 PAGES = [
     *("README.md", "first_run.md", "own_data.md", "objectives.md", "watching.md", "validation.md"),
     *("throughput.md", "diffusers.md", "coming_from.md", "two_cpu_cores.md", "wan.md"),
-    *("flux.md", "fine_tuning.md", "eight_gpus.md", "qwen_image.md", "sd3.md", "chroma.md"),
-    *(
-        "families.md",
-        "configuration_files.md",
-        "developing.md",
-        "launching.md",
-        "troubleshooting.md",
-    ),
+    *("flux.md", "fine_tuning.md", "eight_gpus.md", "qwen_image.md", "anima.md", "ltx.md"),
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
-    *("ltx.md", "training_cost.md", "flux2.md", "distilled.md", "lumina2.md", "preferences.md"),
-    "few_steps.md",
-    "longcat.md",
-    "zimage.md",
-    "omnigen2.md",
-    "anima.md",
-    "hidream.md",
-    "flux3.md",
-    *(f"{page}_reference.md" for page in ("launching", "throughput")),
-    *("loader.md", "throughput_figures.md"),
-    "ernie_image.md",
-    "krea2.md",
-    "ideogram4.md",
-    "qwen_image21.md",
+    *("families.md", "configuration_files.md", "developing.md", "launching.md", "loader.md"),
+    *("troubleshooting.md", "training_cost.md", "distilled.md", "preferences.md", "few_steps.md"),
+    *("launching_reference.md", "throughput_reference.md", "throughput_figures.md"),
+    *(f"{name}.md" for name in OF_FAMILIES),
 ]
 BY_HAND = ("data/edits", "runs/edits")
 """Their text encoder needs torchvision, of which pip has no build for a torch without CUDA."""

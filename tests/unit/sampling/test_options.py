@@ -97,7 +97,11 @@ def test_options_by_name(parse) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["guidance_rescale", "guidance_steps", "guidance_least_norm", "reference_guidance"]
+    "name",
+    [
+        *("guidance_rescale", "guidance_steps", "guidance_least_norm", "reference_guidance"),
+        "guidance_after",
+    ],
 )
 def test_a_guider_has_guidance_of_its_own(name: str) -> None:
     with pytest.raises(ValueError, match=f"--guider models .* leave out --{name}"):

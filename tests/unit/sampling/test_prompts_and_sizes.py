@@ -182,6 +182,8 @@ def test_hostile_prompts_as_lines(tmp_path, content):
         ("--guidance", "inf"),
         ("--guidance_rescale", "nan"),
         ("--guidance_steps", "1.5"),
+        ("--guidance_after", "3"),
+        ("--guidance_after", "nan", "--guidance_steps", "0.5"),
         ("--guidance_least_norm", "-1"),
         ("--guidance_interval", "nan", "1"),
         ("--guidance_interval", "1", "0"),

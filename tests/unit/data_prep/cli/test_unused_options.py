@@ -9,7 +9,7 @@ import torch
 from data_prep.cli.parser import main
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.dataset_encoder import unused_places
-from dit.codecs.text import ByteTable, TextEncoder, text_encoder_of_card
+from dit.codecs.text import TEXT_ENCODERS, ByteTable, TextEncoder, text_encoder_of_card
 from dit.codecs.text.families import WanText
 from dit.codecs.vae import Pixel
 from dit.sampling import cards
@@ -111,7 +111,12 @@ def test_generation_decodes_on_the_gpu(monkeypatch) -> None:
 def test_processors_are_listed_without_a_command(capsys) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--list_processors"])
-    assert end.value.code == 0 and "pixel" in capsys.readouterr().out
+    listed = capsys.readouterr().out.split()
+    assert (
+        end.value.code == 0
+        and "pixel" in listed
+        and {*TEXT_ENCODERS} <= {word.rstrip(",") for word in listed}
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 9])
