@@ -13,6 +13,8 @@ from typing import Any, Protocol, Self
 from PIL import Image
 from torch import Tensor
 
+from data_prep.media.sounds import PlannedSound
+
 REJECTED_LATENT = "rejected_latent"
 """In a shard, as in dit/batch.py, which this folder must not import; a test compares them."""
 
@@ -93,6 +95,7 @@ class Entry:
     mask: PlannedMask | None = None  # of the loss
     references: tuple[PlannedReference, ...] = ()  # control pictures or videos of an edit
     rejected: PlannedReference | None = None  # what people like less than this sample
+    sound: PlannedSound | None = None
     tokens: int = 0
     repeats: int = 1  # copies of it in the shards
     notes: tuple[str, ...] = ()
@@ -115,6 +118,8 @@ class Entry:
             given["mask"] = asdict(self.mask)
         if self.rejected is not None:
             given["rejected"] = self.rejected.written()
+        if self.sound is not None:
+            given["sound"] = asdict(self.sound)
         if self.references:
             given["references"] = [one.written() for one in self.references]
         return json.dumps(given, separators=(",", ":")) + "\n"
@@ -131,6 +136,8 @@ class Entry:
             given["mask"] = PlannedMask(**mask | lists)
         if "rejected" in given:
             given["rejected"] = PlannedReference.read(given["rejected"])
+        if "sound" in given:
+            given["sound"] = PlannedSound(**given["sound"])
         given["references"] = tuple(map(PlannedReference.read, given.get("references", ())))
         return cls(**given)
 
@@ -149,6 +156,7 @@ class Clip:
     rejected_CFHW: Tensor | None = None  # of the shape of `video_CFHW`: what people like less
     # Their first frames, RGB, before they are scaled and cropped
     originals: tuple[Image.Image, ...] = ()
+    sound_CS: Tensor | None = None  # float32, at the rate and channels of the sound codec
     notes: tuple[str, ...] = ()  # the summary counts them; for example the origin of the caption
 
 

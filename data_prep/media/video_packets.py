@@ -96,7 +96,8 @@ def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
 def _film_of(container: Any) -> Any:
     film = first_film(container)
     if film is None:
-        raise RefusedError(Reason.NO_VIDEO, "it holds no video stream")
+        sound = "sound without pictures" if container.streams.audio else "no video stream"
+        raise RefusedError(Reason.NO_VIDEO, f"it holds {sound}")
     if film.codec_context is None:
         raise RefusedError(Reason.NO_VIDEO, "its codec is unknown")
     if not film.time_base:

@@ -173,7 +173,7 @@ class _HeardFrame(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class _SoundRun:
-    """Decoded samples without a gap."""
+    """A run of decoded samples without a gap."""
 
     rate: int
     pieces: list[np.ndarray] = field(default_factory=list)
