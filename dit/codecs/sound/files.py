@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import struct
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -55,17 +56,25 @@ def aac_rate(rate: int) -> int:
     return next((one for one in AAC_RATES if one >= rate), AAC_RATES[-1])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waveform:
+    """The sound of a video."""
+
+    samples_CS: np.ndarray  # float32, full scale is 1; one or two channels
+    rate: int  # samples a second
+
+
 class AacTrack:
     """The sound track of an MP4 file that is being written."""
 
-    def __init__(self, container: Any, samples_CS: np.ndarray, rate: int, bits: int | None = None):
+    def __init__(self, container: Any, sound: Waveform, bits: int | None = None):
         """Adds a track for a waveform; `bits` a second and channel, by default as FFmpeg has it."""
-        self._container, self._rate = container, aac_rate(rate)
-        self._samples_CS = resampled(samples_CS, rate, self._rate)
-        self._layout = "mono" if len(samples_CS) == 1 else "stereo"
+        self._container, self._rate = container, aac_rate(sound.rate)
+        self._samples_CS = resampled(sound.samples_CS, sound.rate, self._rate)
+        self._layout = "mono" if len(self._samples_CS) == 1 else "stereo"
         self._stream = container.add_stream("aac", rate=self._rate, layout=self._layout)
         if bits is not None:
-            self._stream.bit_rate = bits * len(samples_CS)
+            self._stream.bit_rate = bits * len(self._samples_CS)
 
     def write(self) -> None:
         """Encodes and writes all of it, after every track of the file is added."""
@@ -89,7 +98,7 @@ def page_sound(samples_CS: np.ndarray, rate: int) -> bytes:
     if rate > _SHOWN_RATE:
         shown_CS, rate = resampled(samples_CS, rate, _SHOWN_RATE), _SHOWN_RATE
     with av.open(content, "w", format="mp4") as container:
-        AacTrack(container, shown_CS, rate, _SHOWN_BITS).write()
+        AacTrack(container, Waveform(samples_CS=shown_CS, rate=rate), _SHOWN_BITS).write()
     return content.getvalue()
 
 
