@@ -13,8 +13,6 @@ from typing import Any, Protocol, Self
 from PIL import Image
 from torch import Tensor
 
-from data_prep.media.sounds import PlannedSound
-
 REJECTED_LATENT = "rejected_latent"
 """In a shard, as in dit/batch.py, which this folder must not import; a test compares them."""
 
@@ -61,6 +59,15 @@ class PlannedReference:
         values: dict[str, Any] = {}
         values |= {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
         return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedSound:
+    """The part of a sound track that a sample gets."""
+
+    begin: float  # seconds on the clock of the file
+    seconds: float
+    track: int | None = None  # among the sound tracks of the file; None for silence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,6 +20,7 @@ from data_prep.refusals import Reason, RefusedError
 if TYPE_CHECKING:  # needs torch, without which --help answers
     from torch import Tensor
 
+    from data_prep.media.clips import PlannedSound
     from dit.codecs.sound.tracks import SoundSpan
 
 WITH, SILENCE = "with sound", "with silence in the place of sound (--missing_audio silence)"
@@ -44,15 +45,6 @@ class SilentAudio(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedSound:
-    """The part of a sound track that a sample gets."""
-
-    begin: float  # seconds on the clock of the file
-    seconds: float
-    track: int | None = None  # among the sound tracks of the file; None for silence
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FoundSound:
     """The sound track of a file, or why there is none, by its header."""
 
@@ -63,6 +55,8 @@ class FoundSound:
         """The sound of a sample with these frames; None of one without."""
         if kept.fps is None or (self.track is None and SILENCE not in self.notes):
             return None
+        from data_prep.media.clips import PlannedSound
+
         seconds = len(kept.shown) / kept.fps
         return PlannedSound(begin=kept.begin, seconds=seconds, track=self.track)
 

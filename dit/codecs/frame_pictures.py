@@ -47,7 +47,7 @@ _SIDEWAYS = frozenset(turn for (transposed, *_), turn in _TURNS.items() if trans
 _CROOKED = 0.02  # part of the largest element that an element of a quarter turn may have; 1 degree
 
 
-def any_title() -> dict[str, Any]:
+def any_title() -> Any:
     """Arguments of `av.open` for files whose titles may be of any encoding."""
     import av
 

@@ -64,4 +64,4 @@ def read_sound(parts: Mapping[str, bytes], about: Mapping[str, Any]) -> StoredSo
     if latent_KA.dim() != 2 or not all(type(n) is int and n > 0 for n in numbers.values()):
         shape = list(latent_KA.shape)
         raise ValueError(f".{PART} has a latent {shape}, not [K, A], and .json {numbers}")
-    return StoredSound(latent_KA=latent_KA, **numbers)  # type: ignore[arg-type]  # checked above
+    return StoredSound(latent_KA=latent_KA, **numbers)

@@ -14,8 +14,7 @@ import safetensors.torch
 import torch
 
 from data_prep.cli.parser import main
-from data_prep.media.clips import Entry
-from data_prep.media.sounds import PlannedSound
+from data_prep.media.clips import Entry, PlannedSound
 from dit.codecs import sound
 from dit.codecs.dataset_card import CodecError, read_card
 from dit.codecs.sound.sound_part import PART, read_sound
