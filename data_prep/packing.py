@@ -265,7 +265,7 @@ class Packing:
         return self.sound is not None and self.sound.scales_by_dataset
 
     def _fitted(self, plan: PackingPlan) -> dict[str, Any]:
-        """Whitening and scale of all clips that can be read, the same for any number of workers.
+        """The whitening and scale of all clips that can be read, whatever the number of workers.
 
         Raises:
             PrepError: too few can be read.

@@ -269,8 +269,9 @@ def _sample(folder: Path, one: dict[str, Any], undrawn: list[NotShown]) -> str:
     if not one["file"].endswith(".mp4"):
         return _image(file, undrawn, **said)
     wave = one.get("waveform")
-    is_beside = isinstance(wave, str) and Path(wave).name == wave
-    return _video(file, undrawn, **said, wave=wave if is_beside else "")
+    if not isinstance(wave, str) or Path(wave).name != wave:  # none beside it
+        wave = ""
+    return _video(file, undrawn, **said, wave=wave)
 
 
 def _shared(samples: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:

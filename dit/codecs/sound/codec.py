@@ -67,7 +67,7 @@ class SoundCodec(DatasetEncoder):
         return moments
 
     def fitted(self, moments: Moments) -> Self:
-        """This codec with the scale of a dataset: the power of two next to its deviation."""
+        """A copy whose scale is the power of two next to the deviation of `moments`."""
         deviation = moments.whitening().std[0] if moments.count else 1.0
         return replace(self, scale=2.0 ** round(math.log2(deviation)))
 

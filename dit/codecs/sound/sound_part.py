@@ -16,7 +16,7 @@ from dit.codecs.sound.codec import SoundCodec
 from dit.parsing import cause
 
 PART = "sound.safetensors"
-"""Ending of the file of a shard with the latent [K, A] of a sample's sound."""
+"""The ending of files that hold the latent [K, A] of a sample's sound."""
 ABOUT = "sound"
 """Key in the `.json` of a sample that has sound."""
 
@@ -60,7 +60,7 @@ def read_sound(parts: Mapping[str, bytes], about: Mapping[str, Any]) -> StoredSo
         latent_KA = safetensors.torch.load(bytes(payload))["latent"]
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f".{PART}: {cause(error)}") from error
-    numbers = {name: said.get(name) for name in ("rate", "channels", "samples")}
+    numbers: dict[str, Any] = {n: said.get(n) for n in ("rate", "channels", "samples")}
     if latent_KA.dim() != 2 or not all(type(n) is int and n > 0 for n in numbers.values()):
         shape = list(latent_KA.shape)
         raise ValueError(f".{PART} has a latent {shape}, not [K, A], and .json {numbers}")
