@@ -52,6 +52,7 @@ from data_prep.writing.readme import PICTURES, MadeBy, sample_picture
 from data_prep.writing.shard_writer import RankBlocks, Writer
 from dit.codecs.dataset_card import FORMAT_VERSION
 from dit.codecs.normalization import Moments, Whitening
+from dit.codecs.sound import SOUND_LATENT, SoundCodec
 from dit.codecs.text import TextEncoder
 from dit.codecs.text.encoder import vocabulary
 from dit.codecs.vae import Codec
@@ -76,6 +77,10 @@ class Packing:
     settings: Mapping[str, Any]
     whitening: Whitening | None = None
     """Instead of one measured on the data, for a codec that whitens by dataset."""
+    sound: SoundCodec | None = None
+    """Codec of the sound of videos; None packs no sound."""
+    sound_scale: float | None = None
+    """Scale of the latents of sound, instead of one measured on the data."""
     engine: Engine = field(default_factory=InProcess)
     ranks: Ranks = ALONE
     track: Track = no_progress
@@ -129,7 +134,7 @@ class Packing:
 
     def _decode(self, plan: PackingPlan) -> Iterator[tuple[str, str] | None]:
         blocks, room = plan.blocks(self.options.block_size), PageRoom()
-        work = replace(self._work(Task.DECODE), side=side_for(plan.total))
+        work = replace(self.work(Task.DECODE), side=side_for(plan.total))
         with self.track(Task.DECODE, plan.total, 0) as advance:
             for outcomes in self.engine.run(work, blocks):
                 for outcome in outcomes:
@@ -155,6 +160,10 @@ class Packing:
         }
         if self.whitening is not None:  # without it, folders of older versions go on
             identity["whitening"] = asdict(self.whitening)
+        if self.sound is not None:
+            identity["audio_processor"] = {"name": self.sound.name, **self.sound.settings}
+        if self.sound_scale is not None:
+            identity["sound_scale"] = self.sound_scale
         return json.loads(json.dumps(identity, default=asdict))
 
     def _check_options(self) -> None:
@@ -210,11 +219,13 @@ class Packing:
             refusals.write(self.folder / REFUSED_NAME)
         refusals.check(total=plan.total, max_fraction=self.options.max_bad_fraction)
 
-    def _work(self, task: Task) -> BlockWorker:
+    def work(self, task: Task) -> BlockWorker:
+        """The worker that does `task` with the samples of this packing."""
         return BlockWorker(
             source=self.source,
             codec=self.codec,
             text=self.text,
+            sound=self.sound,
             task=task,
             batch_size=self.options.batch_size,
             decode_threads=self.options.decode_threads,
@@ -222,43 +233,66 @@ class Packing:
         )
 
     def _measure(self, plan: PackingPlan) -> None:
-        """Rank 0 writes the whitening, if the codec takes it from the data; all ranks read it.
+        """Rank 0 writes what codecs take from the data: whitening, scale; all ranks read it.
 
         It is measured where none is given.
         """
-        if not self.codec.whitens_by_dataset:
+        whitens, scales = self.codec.whitens_by_dataset, self._scales_sound
+        if not (whitens or scales):
             return
         path = self.folder / LEDGER / WHITENING_NAME
         if self.ranks.rank == 0 and not path.exists():
-            whitening = self.whitening or self._whitening(plan)
-            if whitening is not None:
-                content = {"mean": whitening.mean, "std": whitening.std}
+            content = dict[str, Any]()
+            if (whitens and self.whitening is None) or (scales and self.sound_scale is None):
+                content = self._fitted(plan)
+            if whitens and self.whitening is not None:
+                content |= asdict(self.whitening)
+            if scales and self.sound_scale is not None:
+                content["sound_scale"] = self.sound_scale
+            if content:
                 write_atomically(path, json.dumps(content).encode())
         self.ranks.barrier()
         if path.exists():
             content = json.loads(path.read_bytes())
-            whitening = Whitening(mean=tuple(content["mean"]), std=tuple(content["std"]))
-            self.codec = replace(self.codec, whitening=whitening)
+            if "mean" in content:
+                whitening = Whitening(mean=tuple(content["mean"]), std=tuple(content["std"]))
+                self.codec = replace(self.codec, whitening=whitening)
+            if self.sound is not None and "sound_scale" in content:
+                self.sound = replace(self.sound, scale=content["sound_scale"])
 
-    def _whitening(self, plan: PackingPlan) -> Whitening | None:
-        """The whitening of all clips that can be read, the same for any number of workers.
+    @property
+    def _scales_sound(self) -> bool:
+        return self.sound is not None and self.sound.scales_by_dataset
+
+    def _fitted(self, plan: PackingPlan) -> dict[str, Any]:
+        """The whitening and scale of all clips that can be read, whatever the number of workers.
 
         Raises:
             PrepError: too few can be read.
         """
-        moments, refusals, size = Moments(), Refusals(), self.options.block_size
-        results = self.engine.run(self._work(Task.MEASURE), plan.blocks(size))
+        moments, heard = Moments(), Moments()
+        refusals, size = Refusals(), self.options.block_size
+        results = self.engine.run(self.work(Task.MEASURE), plan.blocks(size))
         with self.track(Task.MEASURE, plan.total, 0) as advance:
             for block, outcomes in zip(plan.blocks(size), results, strict=True):
                 for line, outcome in zip(block, outcomes, strict=True):
                     if isinstance(outcome, RefusedResult):
                         source = Entry.from_line(line).source
                         refusals.add(source, outcome.reason, outcome.detail)
-                    elif outcome.is_finite:  # a latent with NaN or Inf is refused when encoded
-                        moments.merge(outcome)
+                        continue
+                    # A latent with NaN or Inf is refused when it is encoded.
+                    if outcome.video is not None and outcome.video.is_finite:
+                        moments.merge(outcome.video)
+                    if outcome.sound is not None:
+                        heard.merge(outcome.sound)
                 advance(len(block))
         self._check(refusals, plan)
-        return self.codec.fitted(moments).whitening if moments.count else None
+        content = dict[str, Any]()
+        if moments.count:
+            content |= asdict(self.codec.fitted(moments).whitening)
+        if self.sound is not None and self._scales_sound:
+            content["sound_scale"] = self.sound.fitted(heard).scale
+        return content
 
     def _encode(self, plan: PackingPlan) -> None:
         """Encodes the samples of this rank that its ledger does not list yet."""
@@ -272,7 +306,7 @@ class Packing:
             self.track(Task.ENCODE, share.total, progress.samples) as advance,
         ):
             todo = map(writer.without_earlier, share.after(progress.samples))
-            results = self.engine.run(self._work(Task.ENCODE), todo)
+            results = self.engine.run(self.work(Task.ENCODE), todo)
             for block, outcomes in zip(share.after(progress.samples), results, strict=True):
                 writer.write(block, outcomes)
                 advance(len(block))
@@ -292,7 +326,7 @@ class Packing:
             publish(
                 self.folder,
                 shards=summary.shards,
-                card=self._card(summary) | vocabulary(self._captions(plan, summary), self.text),
+                card=self._card(summary) | self._about_sound() | self._words(plan, summary),
                 # Where the encoder needs pictures, each sample has a null text of its own.
                 null_text=self.text.encode_all("") if self.text.reads_alone else {},
                 made=MadeBy(command=self.command, pictures=self._pictures(plan, summary)),
@@ -308,14 +342,15 @@ class Packing:
             if len(found) == PICTURES:
                 break
             with suppress(RefusedError):  # it has changed in the last second
-                clip = self.source.read(replace(entry, keep=entry.keep[:1]))
+                clip = self.source.read(replace(entry, keep=entry.keep[:1], sound=None))
                 found.append((clip.caption, sample_picture(clip)))
         return tuple(found)
 
-    def _captions(self, plan: PackingPlan, summary: Summary) -> Iterator[str]:
-        """Captions of the packed samples of the train split."""
+    def _words(self, plan: PackingPlan, summary: Summary) -> dict[str, Any]:
+        """Entries of the card about the captions of the train split."""
         split_of, packed = self.options.split.split_of, self._packed(plan, summary)
-        return (entry.caption for entry in packed if split_of(entry.group) is Split.TRAIN)
+        captions = (e.caption for e in packed if split_of(e.group) is Split.TRAIN)
+        return vocabulary(captions, self.text)
 
     def _packed(self, plan: PackingPlan, summary: Summary) -> Iterator[Entry]:
         refused = summary.refusals.sources
@@ -349,6 +384,16 @@ class Packing:
             "psnr": summary.psnr,
             "settings": dict(self.settings),
             "license": self.options.license,
+        }
+
+    def _about_sound(self) -> dict[str, Any]:
+        """Entries of the card about sound; none without a codec of sound."""
+        if self.sound is None:
+            return {}
+        codec = self.sound
+        return {
+            codec.card_part: {"name": codec.name, **codec.settings},
+            SOUND_LATENT: {"channels": codec.channels, "dtype": "float32", "scale": codec.scale},
         }
 
 

@@ -47,6 +47,7 @@ class Reason(StrEnum):
     BAD_CAPTION = "caption file cannot be used"
     BAD_WEIGHT = "loss_weight is no number that can be used"
     OTHER_MODEL = "sample is of another model than the others"
+    NO_SOUND = "sound is missing or cannot be used"
     NOT_FINITE = "latent has NaN or Inf"
 
 

@@ -15,9 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.cli.media_arguments import LATER_SETTINGS, SETTINGS
-from data_prep.cli.media_options import gentler_sizings, source_of, unused_options
+from data_prep.cli.media_options import (
+    gentler_sizings,
+    sound_codec_of,
+    source_of,
+    unused_options,
+)
 from data_prep.cli.next_command import edit_keys, fit_run, from_scratch, training_command, tuning_of
 from data_prep.cli.terminal import show_inspection, show_next, show_plan, show_summary, show_words
+from data_prep.engine.block_worker import Task
 from data_prep.engine.processes import Engine, InProcess, Processes, RayWorkers
 from data_prep.engine.ranks import Ranks, join
 from data_prep.formats.automodel import INDEX, relocate
@@ -45,8 +51,9 @@ from data_prep.writing.dataset_folder import (
     check_source_outside,
     locked_folder,
 )
-from dit.codecs import text, vae
+from dit.codecs import sound, text, vae
 from dit.codecs.dataset_card import read_card
+from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae import Codec, Pixel
 from dit.command_line import chosen
@@ -76,7 +83,7 @@ def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {"split": args.split or DEFAULT_SPLIT, **given}
 
 
-def _command(args: argparse.Namespace, *readers: Codec | text.TextEncoder) -> str:
+def _command(args: argparse.Namespace, *readers: DatasetEncoder) -> str:
     """The command without paths and without what does not change the samples."""
     words, own = ["python", "-m", "data_prep", args.command], (sorted(r.options) for r in readers)
     names = dict.fromkeys(
@@ -121,6 +128,14 @@ def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
             " give a dataset that was packed with the same options of the processor"
         )
     return other.whitening
+
+
+def _sound_scale(args: argparse.Namespace, codec: sound.SoundCodec | None) -> float | None:
+    """The scale of the sound of `--whitening_from`; None measures that of the data."""
+    if args.whitening_from is None or codec is None or not codec.scales_by_dataset:
+        return None
+    other = sound.sound_codec_of_card(read_card(args.whitening_from))
+    return None if other is None else other.scale
 
 
 def _form(codec: Codec) -> str:
@@ -203,7 +218,8 @@ def run_media(args: argparse.Namespace) -> int:
     encoder = text.text_encoder_named(args.text_encoder or codec.text_encoder).from_arguments(args)
     _check_model(args, codec, encoder)
     options = _options(args)
-    asked, source = args.video_loader_type, source_of(args, codec)
+    heard = sound_codec_of(args)
+    asked, source = args.video_loader_type, source_of(args, codec, heard)
     source = replace(source, keeps_originals=encoder.most_pictures > 0)
     for given in source.inputs:
         if isinstance(given.collection, FolderCollection):
@@ -218,7 +234,8 @@ def run_media(args: argparse.Namespace) -> int:
     }
     ranks = join()
     if ranks.rank == 0:
-        for sentence in unused_options(args, args.parser, (codec, encoder)):
+        readers = (codec, encoder, *filter(None, [heard]))
+        for sentence in unused_options(args, args.parser, readers):
             Console().print(sentence)
     if ranks.rank == 0 and asked == "torchvision":
         Console().print("--video_loader_type torchvision: it decodes no videos any more; PyAV does")
@@ -233,8 +250,10 @@ def run_media(args: argparse.Namespace) -> int:
             text=encoder,
             options=options,
             whitening=_whitening(args, codec),
+            sound=heard,
+            sound_scale=_sound_scale(args, heard),
             settings=_settings(args, *SETTINGS, "max_bad_fraction") | later,
-            command=_command(args, codec, encoder),
+            command=_command(args, codec, encoder, *filter(None, [heard])),
             gentler=gentler_sizings(args, codec, encoder),
             engine=_engine(args, ranks),
             ranks=ranks,
@@ -288,10 +307,8 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
     refusals = packing.review(plan)
     facts = write_plan_page(
         plan,
-        packing.source,
+        packing.work(Task.DECODE),
         args.output_dir / PAGE_NAME,
-        codec=packing.codec,
-        text=packing.text,
         cropped=packing.cropped,
         decoded=packing.decoded if args.plan == "decode" else None,
     )

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from data_prep.media.captions import PRECEDENCE, CaptionFormat, MissingCaption, SeveralCaptions
 from data_prep.media.frame_selection import Window
 from data_prep.media.resizing import PRESETS, ResizeMode
-from dit.codecs.encoder_options import EncoderPadding
+from data_prep.media.sounds import MissingAudio, SilentAudio
+from dit.codecs.encoder_options import SOUND_CODEC_NAMES, EncoderPadding
 from dit.codecs.pretrained import PRECISIONS
 from dit.codecs.rgb import WHITE, ReferenceFit, colour
 from dit.command_line import Whole, add_options, option, option_names, whole
@@ -169,6 +170,24 @@ class FrameOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SoundOptions:
+    """Options of the sound of videos."""
+
+    audio_processor: str | None = option(None, choices=SOUND_CODEC_NAMES)
+    """Codec that encodes the sound of videos, of the span of their frames. (default: shards hold no
+    sound)"""
+    missing_audio: MissingAudio = MissingAudio.NONE
+    """For a video without a sound track that can be used: pack it without sound; with silence,
+    which a network then learns; or refuse it. (default: %(default)s)"""
+    silent: SilentAudio = SilentAudio.KEEP
+    """Sound that is silent from beginning to end: keep it, or pack the clip without sound.
+    (default: %(default)s)"""
+    audio_track: Whole | None = option(None, metavar="N")
+    """Sound track of files with several, from 0. (default: the one that the file calls its default,
+    or the first)"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderOptions:
     """The option that chooses the library which decodes videos."""
 
@@ -238,7 +257,7 @@ class ModelOptions:
 
 # They decide the samples, too, but datasets of versions without them have no such settings: where
 # they have their default, the settings of a dataset leave them out.
-LATER_SETTINGS = ("reference_size", "background")
+LATER_SETTINGS = ("reference_size", "background", *option_names(SoundOptions))
 _OF_SAMPLES = (SizeOptions, FrameOptions, CaptionTextOptions, DecoderOptions)
 SETTINGS = tuple(name for name in option_names(*_OF_SAMPLES) if name not in LATER_SETTINGS)
 """The options that decide the samples; no paths, because they differ between machines."""
@@ -248,6 +267,7 @@ def add_media(parser: ArgumentParser) -> None:
     """Adds the options of sizes, frames and captions to a parser."""
     add_options(parser.add_argument_group("size"), SizeOptions)
     add_options(parser.add_argument_group("frames of videos"), FrameOptions, DecoderOptions)
+    add_options(parser.add_argument_group("sound of videos"), SoundOptions)
     add_options(parser.add_argument_group("captions", PRECEDENCE), CaptionTextOptions)
 
 

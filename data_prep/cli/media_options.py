@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from data_prep.cli.media_arguments import DecoderOptions, FrameOptions
+from data_prep.cli.media_arguments import DecoderOptions, FrameOptions, SoundOptions
 from data_prep.cli.next_command import is_published
 from data_prep.media.captions import MissingCaption, SeveralCaptions
 from data_prep.media.frame_selection import FrameRule, Window
 from data_prep.media.resizing import PRESETS, Buckets, Fit, ResizeMode, Sizing, aspect_buckets
+from data_prep.media.sounds import MissingAudio, SilentAudio, SoundRule
 from data_prep.media.videos import VideoDecoder
 from data_prep.refusals import PrepError
 from data_prep.sources.beside_media import ControlFolder, MaskFolder, ReferenceRule, RejectedFolder
@@ -23,16 +24,29 @@ from data_prep.sources.listing import BOTH, IMAGES, VIDEOS
 from data_prep.sources.media_source import Input, MediaSource, TokenGrid
 from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.rgb import ReferenceFit
+from dit.codecs.sound import SOUND_CODECS, SoundCodec
 from dit.codecs.text import TEXT_ENCODERS, TextEncoder
 from dit.codecs.vae import CODECS, Codec
 from dit.command_line import option_names
 
 _FRAMES = {*option_names(FrameOptions, DecoderOptions)}
+_SOUND = {*option_names(SoundOptions)}
 _ROWS = {"dataset_split", "image_column", "video_column", "caption_column"}
 
 
-def source_of(args: Namespace, codec: Codec) -> MediaSource:
-    """The source that the options describe.
+def sound_codec_of(args: Namespace) -> SoundCodec | None:
+    """The codec of sound that the options ask for; None of none.
+
+    Raises:
+        CodecError: its options contradict each other.
+    """
+    if args.audio_processor is None:
+        return None
+    return SOUND_CODECS.named(args.audio_processor).from_arguments(args)
+
+
+def source_of(args: Namespace, codec: Codec, sound: SoundCodec | None = None) -> MediaSource:
+    """The source that the options describe, with the sound that the codec `sound` encodes.
 
     Raises:
         PrepError: they contradict each other, or a file that they name cannot be used.
@@ -70,7 +84,18 @@ def source_of(args: Namespace, codec: Codec) -> MediaSource:
         resize_mode=ResizeMode(args.resize_mode),
         decoder=video_decoder_of(args),
         background=args.background,
+        sound=None if sound is None else _sound_rule(args, sound),
         most=args.max_items,
+    )
+
+
+def _sound_rule(args: Namespace, codec: SoundCodec) -> SoundRule:
+    return SoundRule(
+        rate=codec.rate,
+        channels=codec.sound_channels,
+        missing=MissingAudio(args.missing_audio),
+        silent=SilentAudio(args.silent),
+        track=args.audio_track,
     )
 
 
@@ -267,7 +292,7 @@ def unused_options(
 ) -> list[str]:
     """One sentence for each given option that has no effect, with the reason."""
     readers = list(readers)
-    known = (*CODECS.values(), *TEXT_ENCODERS.values())
+    known = (*CODECS.values(), *TEXT_ENCODERS.values(), *SOUND_CODECS.values())
     read = {name for reader in readers for name in reader.options}
     ignored = {name for reader in known for name in reader.options} - read
     chosen = " and ".join(repr(reader.name) for reader in readers) or "this command"
@@ -275,7 +300,7 @@ def unused_options(
     if args.command == "image" and not any(
         (args.video_dir, args.dataset_config, args.dataset_path, args.hf_dataset)
     ):
-        reasons.append((_FRAMES, "there are no videos"))
+        reasons.append((_FRAMES | _SOUND, "there are no videos"))
     has_rows = args.command == "convert" or args.hf_dataset or args.dataset_type == "hf"
     if not has_rows:
         reasons.append((_ROWS, "there is no --hf_dataset"))
@@ -294,6 +319,10 @@ def unused_options(
 def _unused_of_media(args: Namespace) -> Iterator[tuple[set[str], str]]:
     """Options of frames and sizes that others leave without effect, and why."""
     counts = {"target_frames", "drop_short"}
+    if args.audio_processor is None:
+        yield _SOUND, "there is no --audio_processor, and shards hold no sound"
+    elif args.mode == "frames":
+        yield _SOUND, "--mode frames takes single frames, which have no sound"
     if args.mode == "frames":
         names = {"frame_buckets", "train_fps", "window"} | counts
         yield names, "--mode frames takes single frames, --num_frames of each video"

@@ -16,7 +16,7 @@ from data_prep.planning.splits import DEFAULT_SPLIT
 from data_prep.refusals import PrepError
 from data_prep.writing.pack_options import ShardOptions, WorkOptions
 from dit.codecs.dataset_card import CodecError
-from dit.codecs.encoder_options import OF_CODECS, OF_TEXT_ENCODERS
+from dit.codecs.encoder_options import OF_CODECS, OF_SOUND_CODECS, OF_TEXT_ENCODERS
 from dit.command_line import OptionParser, Whole, add_options, not_an_option, option
 from dit.console import Console
 from dit.launched import LauncherWatch, local_rank
@@ -264,6 +264,7 @@ def _add_media(commands: Any, name: str, about: str) -> None:
     add_options(parser, _CodecOptions)
     _add_list_processors(parser)
     _add_groups(parser, OF_CODECS)
+    _add_groups(parser, OF_SOUND_CODECS)
     add_options(parser, _WhiteningOptions)
     add_models(parser)
 

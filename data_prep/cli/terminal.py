@@ -109,6 +109,8 @@ def show_inspection(console: Console, folder: Path, reports: Sequence[ShardRepor
     console.print(table)
     total = sum(report.samples for report in reports)
     console.print(f"{counted(total, 'sample')} in {counted(len(reports), 'shard')} of {folder}")
+    if sounds := [seconds for report in reports for seconds in report.sounds]:
+        console.print(f"{counted(len(sounds), 'sample')} with sound, {sum(sounds):,.1f} s in all")
     if pairs := sum(report.pairs for report in reports):
         console.print(
             f"{counted(pairs, 'sample')} with a rejected partner, for objective.preference"

@@ -32,6 +32,8 @@ from data_prep.media.images import to_levels, to_rgb
 from data_prep.refusals import Reason, RefusedError
 from data_prep.writing.tar_shards import sample_parts
 from dit.codecs.dataset_card import FORMAT_VERSION
+from dit.codecs.normalization import Moments
+from dit.codecs.sound import SoundCodec, sound_part
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 from dit.codecs.vae.autoencoder import picture_of
@@ -60,6 +62,14 @@ class RefusedResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSample:
+    """Moments of the latents of a sample, of codecs that are fitted to the dataset."""
+
+    video: Moments | None
+    sound: Moments | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedSample:
     """The looks and thumbnail of a decoded sample, and the notes on it."""
 
@@ -83,6 +93,7 @@ class BlockWorker:
     source: Source
     codec: Codec
     text: TextEncoder
+    sound: SoundCodec | None = None
     task: Task = Task.ENCODE
     batch_size: int = 1
     """Samples of one shape that are encoded together."""
@@ -97,13 +108,14 @@ class BlockWorker:
         """A copy of this worker with its models on `device`; without models if it only decodes."""
         if self.task is Task.DECODE:
             return self
-        return replace(self, codec=self.codec.on(device), text=self.text.on(device))
+        sound = self.sound and self.sound.on(device)
+        return replace(self, codec=self.codec.on(device), text=self.text.on(device), sound=sound)
 
     def run(self, blocks: Iterable[Block]) -> Iterator[list[Any]]:
         """For each of `blocks` a list of results, one for each line of the block.
 
-        A result is a `RefusedResult`, or by task an `EncodedSample`, the `Moments` of a latent, or
-        a `DecodedSample`. The next block is requested before the current one is finished, so that
+        A result is a `RefusedResult`, or by task an `EncodedSample`, a `MeasuredSample`, or a
+        `DecodedSample`. The next block is requested before the current one is finished, so that
         it is decoded ahead; None instead of a block finishes all that have begun.
         """
         ahead = 1 if self.decode_threads else 0
@@ -146,7 +158,7 @@ class BlockWorker:
             elif self.task is Task.DECODE:
                 results[index] = self._decoded(clip)
             elif self.task is Task.MEASURE:
-                results[index] = self.codec.measure(clip.video_CFHW)
+                results[index] = self._measured(clip)
             else:
                 clips[index] = clip
                 same = shapes.setdefault(tuple(clip.video_CFHW.shape), [])
@@ -157,6 +169,14 @@ class BlockWorker:
             self._encode(started, clips, same, results)
         return results
 
+    def _measured(self, clip: Clip) -> MeasuredSample:
+        video, sound = None, None
+        if self.codec.whitens_by_dataset:
+            video = self.codec.measure(clip.video_CFHW)
+        if self.sound is not None and self.sound.scales_by_dataset and clip.sound_CS is not None:
+            sound = self.sound.measure(clip.sound_CS)
+        return MeasuredSample(video=video, sound=sound)
+
     def _decoded(self, clip: Clip) -> DecodedSample:
         frames = clip.video_CFHW.shape[1]
         controls = map(to_levels, clip.references)
@@ -164,10 +184,13 @@ class BlockWorker:
         if clip.rejected_CFHW is not None:
             shown_FHW3 = beside_rejected(shown_FHW3, to_levels(clip.rejected_CFHW))
         seconds = seconds_of(frames, clip.fps)
+        shown = thumbnail(shown_FHW3, side=self.side, seconds=seconds)
+        if self.sound is not None and clip.sound_CS is not None:
+            shown = shown.with_sound(clip.sound_CS.numpy(), self.sound.rate)
         return DecodedSample(
             # [F, H, W], the first frame and the last, in grey
             looks=looks_of(clip.video_CFHW[:, [0, -1]].mean(0)),
-            thumbnail=thumbnail(shown_FHW3, side=self.side, seconds=seconds),
+            thumbnail=shown,
             notes=clip.notes,
         )
 
@@ -206,9 +229,12 @@ class BlockWorker:
             assert clip.loss_mask_1FHW.shape[1:] == latent_CFHW.shape[1:], "cells of another size"
             tensors = {**tensors, "loss_mask": clip.loss_mask_1FHW.to(LATENT_DTYPE)}
         everything = {**tensors, **self._texts(entry, clip)}
+        sound_KA = None
+        if self.sound is not None and clip.sound_CS is not None:
+            sound_KA = self.sound.encode(clip.sound_CS)
         _, frames, height, width = clip.video_CFHW.shape
         return EncodedSample(
-            parts=sample_parts(everything, self._description(entry, clip)),
+            parts=sample_parts(everything, self._description(entry, clip), sound_KA),
             size=(frames, height, width),
             notes=(*clip.notes, *self.text.notes_on(clip.caption)),
             moments=(values.numel(), round(mean, 9), round(square, 9)),
@@ -246,6 +272,8 @@ class BlockWorker:
             more["rejected"] = entry.rejected.name
         if entry.references:
             more["references"] = [one.name for one in entry.references]
+        if self.sound is not None and clip.sound_CS is not None:
+            more[sound_part.ABOUT] = sound_part.about_sound(self.sound, clip.sound_CS)
         return {
             "format_version": FORMAT_VERSION,
             "caption": clip.caption,

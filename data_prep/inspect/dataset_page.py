@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 
@@ -33,6 +33,8 @@ from data_prep.media.clips import REJECTED_LATENT
 from data_prep.writing.dataset_folder import REFUSED_NAME
 from dit.codecs import vae
 from dit.codecs.dataset_card import read_card
+from dit.codecs.sound import SoundCodec, sound_codec_of_card
+from dit.codecs.sound.sound_part import read_sound
 from dit.codecs.text.encoder import WORDS
 from dit.codecs.vae import Codec
 from dit.parsing import parse_json
@@ -41,6 +43,13 @@ from dit.progress import Track, no_progress
 _DECODING_S = 300.0  # for pictures, where a network decodes them
 _SIZE = ("width", "height", "num_frames", "samples")
 _LIST = 6  # longer lists of numbers are shown by their range
+
+
+class ShownCodecs(NamedTuple):
+    """The codecs that decode what a page shows of a dataset."""
+
+    video: Codec
+    sound: SoundCodec | None
 
 
 def duplicates_in(reports: Sequence[ShardReport], by: ComparedBy) -> Duplicates:
@@ -68,7 +77,8 @@ def write_inspection(
     """
     card = read_card(folder)
     refused = list(_refused(folder))
-    rows, note = _rows(folder, reports, duplicates, vae.codec_of_card(card), track)
+    codecs = ShownCodecs(vae.codec_of_card(card), sound_codec_of_card(card))
+    rows, note = _rows(folder, reports, duplicates, codecs, track)
     own = {name: card[name] for name in card if name not in ("sizes", "refused", WORDS)}
     sizes = [[one.get(name) for name in _SIZE] for one in card.get("sizes") or []]
     parts = [f"<details><summary>Card</summary>{html_table(('', ''), _facts(own))}</details>"]
@@ -87,7 +97,7 @@ def _rows(
     folder: Path,
     reports: Sequence[ShardReport],
     duplicates: Duplicates,
-    codec: Codec,
+    codecs: ShownCodecs,
     track: Track,
 ) -> tuple[list[Row], str]:
     """A row for each sample, and what is said about their pictures."""
@@ -97,8 +107,8 @@ def _rows(
         for number, report in enumerate(reports):
             # Each shard gets an equal part of the time that is left.
             begun, shards = time.monotonic(), len(reports) - number
-            until = None if codec.is_exact else begun + (end - begun) / shards
-            shown = dict(_pictures(folder, report, codec, room, side_for(samples), until))
+            until = None if codecs.video.is_exact else begun + (end - begun) / shards
+            shown = dict(_pictures(folder, report, codecs, room, side_for(samples), until))
             for one in report.seen:
                 pictures = shown[one.key].row if one.key in shown else {}
                 rows.append(_row(report, one, len(rows), duplicates) | pictures)
@@ -156,7 +166,7 @@ def reference_names(tensors: Iterable[str]) -> list[str]:
 def _pictures(
     folder: Path,
     report: ShardReport,
-    codec: Codec,
+    codecs: ShownCodecs,
     room: PageRoom,
     side: int,
     until: float | None,
@@ -164,17 +174,22 @@ def _pictures(
     """Keys and decoded samples of a shard, while there is room, and until a time if it is given."""
     if report.problems:
         return
+    codec = codecs.video
     for _, key, files in read_samples(folder / report.name):
+        about: dict[str, Any] = parse_json(files["json"])
         tensors = safetensors.torch.load(files["safetensors"])
         frames_FHW3 = codec.decode(tensors["latent"]).numpy()
         count = len(frames_FHW3)
-        seconds = seconds_of(count, parse_json(files["json"]).get("fps"))
+        seconds = seconds_of(count, about.get("fps"))
         controls = [codec.decode(tensors[name]).numpy() for name in reference_names(tensors)]
         shown_FHW3 = with_controls(frames_FHW3[frames_shown(count)], controls)
         if REJECTED_LATENT in tensors:
             rejected_FHW3 = codec.decode(tensors[REJECTED_LATENT]).numpy()
             shown_FHW3 = beside_rejected(shown_FHW3, rejected_FHW3)
-        found = room.take(thumbnail(shown_FHW3, side=side, seconds=seconds))
+        shown = thumbnail(shown_FHW3, side=side, seconds=seconds)
+        if codecs.sound is not None and (sound := read_sound(files, about)) is not None:
+            shown = shown.with_sound(sound.waveform(codecs.sound).numpy(), sound.rate)
+        found = room.take(shown)
         if found is None:
             return
         yield key, found

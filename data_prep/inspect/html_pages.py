@@ -21,18 +21,21 @@ import numpy as np
 from PIL import Image
 
 from data_prep.refusals import printable
+from dit.codecs.sound.files import page_sound, waveform_picture
 from dit.safe_writing import write_atomically
 
 MOST_ROWS = 100_000
 """Samples that a page lists; a browser takes a second for so many."""
 Row = dict[str, Any]
 """A listed sample: name, caption; and where they are known bucket (its size), facts, refused,
-detail, group (of near duplicates), repeats (of its caption), picture and clip (data URIs), file (a
-path relative to the page)."""
+detail, group (of near duplicates), repeats (of its caption), picture, clip, waveform and sound
+(data URIs), file (a path relative to the page)."""
 PAGE_BYTES = 36_000_000
-"""Bytes of all pictures of a page, and as many of all clips; as text they take a third more."""
+"""Bytes of all pictures of a page, and as many of all clips, and of all sounds; as text they take a
+third more."""
 # Pixels -> bytes of a photograph of foliage; drawings take a third.
 _SIDES = {128: 3_400, 96: 2_100, 64: 1_200, 48: 750, 32: 480, 24: 340}
+_LOOKS = ("picture", "clip", "waveform")
 _LOSSLESS = 64 * 64  # pixels of a picture that is shown as it is
 _LONGEST = 2**24 - 1  # milliseconds that a frame of WebP is shown
 _FRAMES, _FPS = 16, 16.0  # frames of a clip at most, and the rate of one that does not say it
@@ -82,16 +85,28 @@ class Thumbnail:
     picture: bytes
     clip: bytes = b""
     """A clip of some frames, for a sample with several."""
+    waveform: bytes = b""
+    """A picture of its sound, for a sample that has sound."""
+    sound: bytes = b""
+    """Its sound, as MP4."""
 
     @property
     def row(self) -> Row:
-        """Picture and clip as `data:` addresses, for the page's row of the sample."""
-        found = {"picture": self.picture, "clip": self.clip}
+        """Picture, clip and sound as `data:` addresses, for the page's row of the sample."""
+        found = {name: ("image/webp", getattr(self, name)) for name in _LOOKS}
+        found["sound"] = "audio/mp4", self.sound
         return {
-            name: f"data:image/webp;base64,{base64.b64encode(content).decode()}"
-            for name, content in found.items()
+            name: f"data:{kind};base64,{base64.b64encode(content).decode()}"
+            for name, (kind, content) in found.items()
             if content
         }
+
+    def with_sound(self, samples_CS: np.ndarray | None, rate: int) -> Thumbnail:
+        """A copy of this one with a waveform; this one without any."""
+        if samples_CS is None:
+            return self
+        sound = page_sound(samples_CS, rate)
+        return replace(self, waveform=waveform_picture(samples_CS), sound=sound)
 
 
 def side_for(samples: int) -> int:
@@ -167,15 +182,19 @@ class PageRoom:
 
     pictures: int = PAGE_BYTES
     clips: int = PAGE_BYTES
+    sounds: int = PAGE_BYTES
     shown: int = 0  # samples with a picture
 
     def take(self, one: Thumbnail | None) -> Thumbnail | None:
-        """The thumbnail `one` as far as there is room: whole, without its clip, or None."""
+        """The thumbnail `one` as far as there is room: whole, without clip or sound, or None."""
         if one is None or len(one.picture) > self.pictures:
             return None
         if len(one.clip) > self.clips:
             one = replace(one, clip=b"")
+        if len(one.sound) > self.sounds:
+            one = replace(one, sound=b"", waveform=b"")
         self.pictures -= len(one.picture)
+        self.sounds -= len(one.sound)
         self.clips -= len(one.clip)
         self.shown += 1
         return one

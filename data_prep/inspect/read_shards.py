@@ -25,6 +25,7 @@ from data_prep.writing.dataset_folder import META
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError, read_card
 from dit.codecs.normalization import Moments
+from dit.codecs.sound import sound_part
 from dit.codecs.text.encoder import WORDS
 from dit.codecs.vae import Codec
 from dit.parsing import cause, parse_json
@@ -56,6 +57,7 @@ class ShardReport:
     seen: list[InspectedSample] = field(default_factory=list)
     text_lengths: list[int] = field(default_factory=list)  # tokens
     pairs: int = 0  # samples with a rejected latent
+    sounds: list[float] = field(default_factory=list)  # seconds of each sound
     moments: Moments = field(default_factory=Moments)
     problems: list[str] = field(default_factory=list)
 
@@ -249,11 +251,13 @@ def _check_sample(
         if is_mlperf(parts):
             tensors = mlperf_tensors(parts)
             about = {"source": about.get("key", key), **mlperf_sizes(tensors["latent"])}
-        elif wrong := _wrong_sum(parts["safetensors"], about["crc32"]["safetensors"]):
+        elif wrong := _wrong_sum(parts, about, "safetensors"):
             report.problems.append(f"{where}: {wrong}")
             return
         else:
             tensors = safetensors.torch.load(parts["safetensors"])
+        if not is_mlperf(parts):
+            _add_sound(report, where, parts, about)
         if REJECTED_LATENT in tensors:
             _add_pair(report, where, tensors["latent"], tensors[REJECTED_LATENT])
         if _add(report, where, tensors["latent"], tensors["text"]):
@@ -264,10 +268,22 @@ def _check_sample(
         report.problems.append(f"{where}: cannot be read: {cause(error)}")
 
 
-def _wrong_sum(payload: bytes, wanted: str) -> str:
-    """What is wrong with the checksum of a `.safetensors`; empty if nothing is."""
-    found = f"{zlib.crc32(payload):08x}"
-    return "" if found == wanted else f"checksum of .safetensors is {found}, .json says {wanted}"
+def _wrong_sum(parts: dict[str, bytes], about: dict[str, Any], part: str) -> str:
+    """What is wrong with the checksum of a file `part` of tensors; empty if nothing is."""
+    found, wanted = f"{zlib.crc32(parts[part]):08x}", about["crc32"][part]
+    return "" if found == wanted else f"checksum of .{part} is {found}, .json says {wanted}"
+
+
+def _add_sound(
+    report: ShardReport, where: str, parts: dict[str, bytes], about: dict[str, Any]
+) -> None:
+    """Adds the length of a sample's sound, or a problem with it."""
+    if wrong := sound_part.PART in parts and _wrong_sum(parts, about, sound_part.PART):
+        report.problems.append(f"{where}: {wrong}")
+    elif (sound := sound_part.read_sound(parts, about)) is not None:
+        report.sounds.append(sound.seconds)
+        if not torch.isfinite(sound.latent_KA).all():
+            report.problems.append(f"{where}: NaN or Inf in its sound")
 
 
 def _seen(

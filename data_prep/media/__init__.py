@@ -8,6 +8,7 @@ truncation       whether a video file is as long as its container says
 video_packets    packets of a video file: times and key frames, before anything is decoded
 video_looks      frames of a video -> shape and flaws of the first, and where the shape changes
 videos           video file -> times of its frames; frames -> upright pictures, by two libraries
+sounds           sound of a video -> the span of its samples' frames, or why there is none
 frame_selection  times of the frames -> the frames that are kept
 resizing         size of a picture -> size that is encoded
 """

@@ -62,6 +62,15 @@ class PlannedReference:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedSound:
+    """The part of a sound track that a sample gets."""
+
+    begin: float  # seconds on the clock of the file
+    seconds: float
+    track: int | None = None  # among the sound tracks of the file; None for silence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
     """A sample as planned before anything is decoded, or the reason why it is refused.
 
@@ -93,6 +102,7 @@ class Entry:
     mask: PlannedMask | None = None  # of the loss
     references: tuple[PlannedReference, ...] = ()  # control pictures or videos of an edit
     rejected: PlannedReference | None = None  # what people like less than this sample
+    sound: PlannedSound | None = None
     tokens: int = 0
     repeats: int = 1  # copies of it in the shards
     notes: tuple[str, ...] = ()
@@ -115,6 +125,8 @@ class Entry:
             given["mask"] = asdict(self.mask)
         if self.rejected is not None:
             given["rejected"] = self.rejected.written()
+        if self.sound is not None:
+            given["sound"] = asdict(self.sound)
         if self.references:
             given["references"] = [one.written() for one in self.references]
         return json.dumps(given, separators=(",", ":")) + "\n"
@@ -131,6 +143,8 @@ class Entry:
             given["mask"] = PlannedMask(**mask | lists)
         if "rejected" in given:
             given["rejected"] = PlannedReference.read(given["rejected"])
+        if "sound" in given:
+            given["sound"] = PlannedSound(**given["sound"])
         given["references"] = tuple(map(PlannedReference.read, given.get("references", ())))
         return cls(**given)
 
@@ -149,6 +163,7 @@ class Clip:
     rejected_CFHW: Tensor | None = None  # of the shape of `video_CFHW`: what people like less
     # Their first frames, RGB, before they are scaled and cropped
     originals: tuple[Image.Image, ...] = ()
+    sound_CS: Tensor | None = None  # float32, at the rate and channels of the sound codec
     notes: tuple[str, ...] = ()  # the summary counts them; for example the origin of the caption
 
 

@@ -33,6 +33,7 @@ class KeptFrames(NamedTuple):
     shown: tuple[int, ...]
     fps: float | None  # None for a single picture
     is_resampled: bool = False  # to a constant frame rate
+    begin: float = 0.0  # seconds on the clock of the file at which the sample begins
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,10 +91,13 @@ class FrameRule:
 
     def _window(self, line: Timeline, shown: tuple[int, ...], start: int, stop: int) -> KeptFrames:
         """The frames number `start` to `stop` - 1, with one mean rate, as training needs it."""
+        kept, tick = shown[start:stop], float(line.tick)
         if self.fps is not None:
-            return KeptFrames(shown[start:stop], self.fps, is_resampled=True)
+            # The frame that is shown then may have begun earlier.
+            begin = line.shown[0] * tick + start / self.fps
+            return KeptFrames(kept, self.fps, is_resampled=True, begin=begin)
         fps = line.fps_of(start, stop) if line.is_uneven else line.fps
-        return KeptFrames(shown[start:stop], fps)
+        return KeptFrames(kept, fps, begin=kept[0] * tick)
 
     def _at_rate(self, line: Timeline, fps: float) -> tuple[int, ...]:
         """The frame that is shown at each tick of a constant rate.

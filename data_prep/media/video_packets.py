@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 from data_prep.media.images import HEAD, VIDEO, open_media, what_it_is
 from data_prep.media.truncation import missing_bytes
 from data_prep.refusals import Reason, RefusedError
-from dit.codecs.frame_pictures import LIMITS, first_film, stored_packets
+from dit.codecs.frame_pictures import LIMITS, any_title, first_film, stored_packets
 
 _INDEXED = ("mov", "matroska")  # formats with a table of key frames, by which FFmpeg seeks
 _REORDERED = 64  # later packets hold no earlier frame: codecs reorder at most 16 frames
@@ -72,13 +72,10 @@ def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
     """The container and its first video stream; errors of FFmpeg become refusals."""
     import av.error
 
-    # Titles may be of any encoding, which PyAV reads by itself from 19 on.
-    is_old = int(av.__version__.partition(".")[0]) < 19
-    options: Any = {"metadata_errors": "replace"} if is_old else {}
     with open_media(file) as stream:
         stream.seek(0)
         try:
-            container = av.open(stream, "r", **options)
+            container = av.open(stream, "r", **any_title())
         except (av.error.FFmpegError, OSError, ValueError) as error:
             stream.seek(0)
             what = what_it_is(stream.read(HEAD))
@@ -99,7 +96,8 @@ def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
 def _film_of(container: Any) -> Any:
     film = first_film(container)
     if film is None:
-        raise RefusedError(Reason.NO_VIDEO, "it holds no video stream")
+        sound = "sound without pictures" if container.streams.audio else "no video stream"
+        raise RefusedError(Reason.NO_VIDEO, f"it holds {sound}")
     if film.codec_context is None:
         raise RefusedError(Reason.NO_VIDEO, "its codec is unknown")
     if not film.time_base:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from data_prep.engine.block_worker import DecodedSample
+from data_prep.engine.block_worker import BlockWorker, DecodedSample
 from data_prep.inspect.duplicates import ComparedBy, Duplicates
 from data_prep.inspect.html_pages import (
     Row,
@@ -29,8 +29,6 @@ from data_prep.media.images import to_levels
 from data_prep.planning.plan import PackingPlan
 from data_prep.planning.statistics import CAPACITIES, Judged, PlanStatistics, crop_line
 from data_prep.refusals import RefusedError
-from dit.codecs.text import TextEncoder
-from dit.codecs.vae import Codec
 
 _PICTURES = 60  # samples of a quick plan with a picture, evenly spread over it
 _LATENT_BYTES = 2  # half precision
@@ -38,18 +36,18 @@ _LATENT_BYTES = 2  # half precision
 
 def write_plan_page(
     plan: PackingPlan,
-    source: Source,
+    work: BlockWorker,
     path: Path,
     *,
-    codec: Codec,
-    text: TextEncoder,
     cropped: Mapping[str, Any],
     decoded: Sequence[DecodedSample | None] | None = None,
 ) -> PlanStatistics:
     """Writes the page and returns its statistics.
 
-    `decoded` has one for each line of the plan, None of a refused one; None after a quick plan.
+    `work` has the source and the codecs. `decoded` has one for each line of the plan, None of a
+    refused one; None after a quick plan.
     """
+    codec, text, source = work.codec, work.text, work.source
     facts = PlanStatistics(
         text_tokens=text.length_of,
         latent_bytes=codec.channels * codec.patch**2 * _LATENT_BYTES,
@@ -61,6 +59,7 @@ def write_plan_page(
         cropped=cropped,
         patch=codec.patch,
         stride=codec.stride,
+        sound=work.sound,
     )
     if decoded is None:
         facts.duplicates.by = ComparedBy.NOTHING
@@ -72,7 +71,7 @@ def write_plan_page(
     facts.duplicates.finish()
     parts = [*_sums(facts), *_lists(facts, source.ignored), facts.duplicates.html()]
     rows = _rows(plan, source, path.parent, facts.duplicates)
-    for number, one in _thumbnails(plan, source, decoded):
+    for number, one in _thumbnails(plan, work, decoded):
         rows[number] |= one.row
     parts.append(_about_pictures(rows, quick=decoded is None))
     write_html(path, "Plan", parts, rows)
@@ -95,7 +94,7 @@ def _rows(plan: PackingPlan, source: Source, folder: Path, duplicates: Duplicate
 
 
 def _thumbnails(
-    plan: PackingPlan, source: Source, decoded: Sequence[DecodedSample | None] | None
+    plan: PackingPlan, work: BlockWorker, decoded: Sequence[DecodedSample | None] | None
 ) -> Iterator[tuple[int, Thumbnail]]:
     """Numbers of samples and how they look; a quick plan decodes some for this."""
     if decoded is not None:
@@ -106,12 +105,15 @@ def _thumbnails(
     for number, entry in enumerate(plan.entries):
         if number % math.ceil(plan.total / _PICTURES) == 0 and not entry.refused:
             with suppress(RefusedError):  # only the header was read, and packing will say why
-                clip = source.read(_of_first_frame(entry))
+                clip = work.source.read(_of_first_frame(entry))
                 controls = map(to_levels, clip.references)
                 first_1HW3 = with_controls(to_levels(clip.video_CFHW[:, :1]), controls)
                 if clip.rejected_CFHW is not None:
                     first_1HW3 = beside_rejected(first_1HW3, to_levels(clip.rejected_CFHW))
-                yield number, thumbnail(first_1HW3, side=side_for(_PICTURES), seconds=0)
+                shown = thumbnail(first_1HW3, side=side_for(_PICTURES), seconds=0)
+                if work.sound is not None and clip.sound_CS is not None:
+                    shown = shown.with_sound(clip.sound_CS.numpy(), work.sound.rate)
+                yield number, shown
 
 
 def _of_first_frame(entry: Entry) -> Entry:
@@ -152,6 +154,8 @@ def _sums(facts: PlanStatistics) -> Iterator[str]:
         (f"tokens, {facts.token}", facts.tokens),
         ("expected bytes of the shards", round(facts.bytes)),
     ]
+    if facts.sound is not None:
+        rows.append((f"seconds of sound, at {facts.sound.rate:,} Hz", round(facts.seconds)))
     yield html_table(("", ""), rows)
     yield f"<p>{escape(crop_line(facts.cropped))}</p>"
     packs = [

@@ -20,8 +20,10 @@ from data_prep.media.resizing import Placement, Sizing
 from data_prep.refusals import Refusals, RefusedError
 from dit.bin_packing import mean_fill
 from dit.codecs.dataset_card import CodecError, read_card
+from dit.codecs.sound import SoundCodec
 
 CAPACITIES = (4096, 16384, 32768)  # tokens in one pack, for which packs are simulated
+_SOUND_BYTES = 4  # float32
 _BUFFER = 100  # samples that wait for a pack, as `dataset.packing_buffer_size`
 
 
@@ -44,7 +46,9 @@ class PlanStatistics:
     extra_bytes: Callable[..., int]  # of a sample, as `Codec.extra_bytes`
     patch: int  # latent cells along one side of a token
     stride: int  # pixels along one side of a cell
+    sound: SoundCodec | None = None
     samples: int = 0
+    seconds: float = 0.0  # of sound
     judged_by: Judged = Judged.HEADERS
     cropped: Mapping[str, Any] = field(default_factory=dict)  # as CropStatistics.summary
     notes: Counter[str] = field(default_factory=Counter)
@@ -78,6 +82,10 @@ class PlanStatistics:
         self.cut += length > self.longest_text
         bytes_ = entry.tokens * self.latent_bytes + self.text_rows(entry.caption) * self.text_bytes
         bytes_ += self.extra_bytes(frames=frames, height=height, width=width)
+        if self.sound is not None and entry.sound is not None:
+            self.seconds += entry.sound.seconds * entry.repeats
+            count = round(entry.sound.seconds * self.sound.rate)
+            bytes_ += self.sound.frames_of(count) * self.sound.channels * _SOUND_BYTES
         self.bytes += bytes_ * entry.repeats
         self.lengths[entry.tokens] += entry.repeats
 
@@ -97,6 +105,7 @@ class PlanStatistics:
             "patch_spatial": self.patch,
             "expected_bytes": round(self.bytes),
             "cropped": dict(self.cropped),
+            **({} if self.sound is None else {"seconds_of_sound": round(self.seconds, 3)}),
             **self.duplicates.summary,
         }
 

@@ -29,6 +29,9 @@ _REMEDIES = {
     "tables of captions are read from .csv, .tsv and .jsonl": (
         ".parquet .xls .xlsx .ods .ndjson .tab"
     ),
+    "sound without pictures makes no sample; sound is read from videos": (
+        ".wav .mp3 .flac .m4a .aac .ogg .oga .opus .wma .aif .aiff .ac3 .mka .amr"
+    ),
     "unpack them, or pack them as .tar": ".zip .7z .rar .tgz .gz .bz2 .xz .zst",
 }
 OF_SYSTEMS = frozenset(("@eaDir", "#recycle", "@Recycle", "$RECYCLE.BIN", "__MACOSX"))

@@ -26,6 +26,7 @@ from data_prep.media.clips import Clip, Entry, PlannedReference
 from data_prep.media.frame_selection import FrameRule, KeptFrames
 from data_prep.media.images import open_image, probe_image, to_rgb, to_rgba, to_video
 from data_prep.media.resizing import Placement, ResizeMode, Sizing
+from data_prep.media.sounds import SoundRule, is_about_sound
 from data_prep.media.videos import Timeline, VideoDecoder, timeline
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError, printable
@@ -103,6 +104,8 @@ class MediaSource:
     """Size of control pictures."""
     keeps_originals: bool = False
     """Whether clips have control pictures as they were, too, for text encoders that see them."""
+    sound: SoundRule | None = None
+    """How the sound of videos is read; None reads none."""
     most: int | None = None  # files
     ignored: Counter[str] = field(default_factory=Counter)
 
@@ -182,6 +185,7 @@ class MediaSource:
         else:
             size, is_animated, has_alpha, flaws = probe_image(file)
             flaws += ("only the first frame of an animation",) * is_animated
+        heard = self.sound.find(file) if self.sound is not None and line is not None else None
         probed, masks, mask = _probed(blank, size, line), given.collection.masks, medium.mask
         found = None if masks is None or mask is None else masks.find(mask, size, line)
         pictures = [_references(given.collection, caption, controls) for caption in captions]
@@ -204,6 +208,7 @@ class MediaSource:
                     notes += _notes_of_controls(given.collection, medium, shown)
                     notes += ["rejected partner"] * (rejected is not None)
                     notes += _flaws_beside(of_pair)
+                    notes += heard.notes if heard and window.fps is not None else ()
                     yield replace(
                         probed,
                         caption=given.caption_prefix + caption.text,
@@ -217,6 +222,7 @@ class MediaSource:
                         mask=found.planned(line, window) if found else None,
                         references=references,
                         rejected=rejected,
+                        sound=heard.planned(window) if heard else None,
                         tokens=tokens
                         + sum(self.grid.tokens(*one.size, one.frames) for one in references),
                         notes=tuple(notes),
@@ -258,6 +264,10 @@ class MediaSource:
         notes += [_SAME_CONTROL] * any(torch.equal(one, video_CFHW) for one in references)
         if rejected_CFHW is not None and torch.equal(rejected_CFHW, video_CFHW):
             notes.append(_SAME_PAIR)
+        sound_CS = None
+        if self.sound is not None and entry.sound is not None:
+            heard = self.sound.read(given.collection.open(entry.where), entry.sound)
+            sound_CS, notes = heard[0], [n for n in notes if not is_about_sound(n)] + [*heard[1]]
         return Clip(
             video_CFHW=video_CFHW,
             caption=entry.caption,
@@ -268,6 +278,7 @@ class MediaSource:
             references=references,
             rejected_CFHW=rejected_CFHW,
             originals=tuple(one.original for one in shown) if self.keeps_originals else (),
+            sound_CS=sound_CS,
             notes=tuple(dict.fromkeys(notes)),
         )
 

@@ -18,6 +18,7 @@ import numpy as np
 import safetensors.torch
 from torch import Tensor
 
+from dit.codecs.sound import sound_part
 from dit.safe_writing import TEMPORARY, AtomicFile, write_atomically
 from dit.system_errors import writing
 
@@ -25,11 +26,22 @@ _BLOCK = 512  # bytes; a tar pads each header and each content to a multiple of 
 _END = bytes(2 * _BLOCK)
 
 
-def sample_parts(tensors: dict[str, Tensor], description: dict[str, Any]) -> dict[str, bytes]:
-    """The two files of a sample; the description gets a checksum of the tensors."""
-    payload = safetensors.torch.save({name: t.contiguous() for name, t in tensors.items()})
-    checked = {**description, "crc32": {"safetensors": f"{zlib.crc32(payload):08x}"}}
-    return {"safetensors": payload, "json": json.dumps(checked).encode()}
+def sample_parts(
+    tensors: dict[str, Tensor], description: dict[str, Any], sound_KA: Tensor | None = None
+) -> dict[str, bytes]:
+    """The files of a sample: two, or three of one whose sound has the latent `sound_KA`.
+
+    The description gets a checksum of each file of tensors.
+    """
+    groups = {"safetensors": tensors}
+    if sound_KA is not None:
+        groups[sound_part.PART] = {"latent": sound_KA}
+    payloads = {
+        part: safetensors.torch.save({name: t.contiguous() for name, t in group.items()})
+        for part, group in groups.items()
+    }
+    sums = {part: f"{zlib.crc32(payload):08x}" for part, payload in payloads.items()}
+    return {**payloads, "json": json.dumps({**description, "crc32": sums}).encode()}
 
 
 def tar_members(key: str, parts: dict[str, bytes]) -> bytes:

@@ -2,6 +2,7 @@
 
 vae/             codecs: videos and pictures -> whitened latents -> pictures
 text/            text encoders: captions -> embeddings
+sound/           sound of files -> waveforms in step with their frames
 picture_colours  an open picture file -> what it tells of its colours, as an ICC profile
 icc_profiles     numbers that tell colours -> ICC profile -> sRGB
 rgb              pictures of any mode -> 8-bit RGB; the size of reference pictures

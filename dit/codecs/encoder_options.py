@@ -1,7 +1,7 @@
 """What the command line reads of codecs and text encoders; nothing here imports torch.
 
-An option that one of them alone has is a field of a dataclass here, which stands in one of the two
-tables below the title of its group in the help.
+An option that one of them alone has is a field of a dataclass here, which stands in one of the
+tables below by the title of its group in the help.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from typing import Any
 
 from dit.command_line import option
 from dit.local_path import LocalPath
+
+
+SOUND_CODEC_NAMES = ("wave",)
+"""The keys of `dit.codecs.sound.SOUND_CODECS`."""
 
 
 class EncoderPadding(StrEnum):
@@ -41,6 +45,18 @@ class PixelOptions:
     pixel_basis: Basis = Basis.DCT
     """Channels of a latent cell: its frequencies, which make cleaner pictures, or its pixels.
     (default: %(default)s)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaveOptions:
+    """Options of the sound codec without weights."""
+
+    wave_rate: int = option(16_000, metavar="HZ")
+    """Samples a second; sound of other rates is resampled. (default: %(default)s)"""
+    wave_channels: int = option(1, metavar="CHANNELS")
+    """Channels: 1 for mono, 2 for stereo. (default: %(default)s)"""
+    wave_frame: int = option(160, metavar="SAMPLES")
+    """Samples of each channel in one latent frame. (default: %(default)s)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +100,8 @@ class LlamaOptions:
 
 OF_CODECS: Mapping[str, Any] = {"processor pixel": PixelOptions}
 """Title of a group in the help -> its options."""
+OF_SOUND_CODECS: Mapping[str, Any] = {"audio processor wave": WaveOptions}
+"""Title of a group in the help -> options of a sound codec."""
 OF_TEXT_ENCODERS: Mapping[str, Any] = {
     "text encoders words and bytes": VectorOptions,
     "text encoder cosmos_predict25": ProjectionOptions,

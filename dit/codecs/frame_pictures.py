@@ -47,6 +47,14 @@ _SIDEWAYS = frozenset(turn for (transposed, *_), turn in _TURNS.items() if trans
 _CROOKED = 0.02  # part of the largest element that an element of a quarter turn may have; 1 degree
 
 
+def any_title() -> Any:
+    """Arguments of `av.open` for files whose titles may be of any encoding."""
+    import av
+
+    is_old = int(av.__version__.partition(".")[0]) < 19  # PyAV 19 reads them by itself
+    return {"metadata_errors": "replace"} if is_old else {}
+
+
 def first_film(container: Any) -> Any:
     """The first video stream of a container that is no cover picture; None if there is none."""
     return next(iter(films_of(container)), None)

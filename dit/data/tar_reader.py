@@ -196,7 +196,8 @@ class SampleLocation:
         data = self._whole(self.shards.read_again, 0, self.size)
         found = sample_members(lambda at, size: bytes(data[at : at + size]), self.size)
         parts = {split_name(name)[1]: data[at : at + size] for name, at, size in found}
-        return {n: part if has_tensors(n) else bytes(part) for n, part in parts.items()}
+        read = {n: part for n, part in parts.items() if not is_unread(n)}
+        return {n: part if has_tensors(n) else bytes(part) for n, part in read.items()}
 
     def _whole(self, read: Callable[[str, int, int], Data], offset: int, size: int) -> Data:
         data = read(self.path, self.start + offset, min(size, self.size - offset))
@@ -257,6 +258,11 @@ def _check_times(records: bytes) -> None:
 
 def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode()
+
+
+def is_unread(extension: str) -> bool:
+    """Whether no network reads this part of a record: the sound beside a video."""
+    return extension.startswith("sound.")
 
 
 def has_tensors(extension: str) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from dit.codecs.sound.files import Waveform, page_sound, waveform_picture
 from dit.codecs.text.encoder import unknown_words
 from dit.parsing import parse_json
 from dit.sampling.commands.generate_media import (
@@ -243,6 +244,7 @@ class Studio:
         return {
             "picture": data_url(frames, fps=fps),
             **({"still": data_url(frames[:1], fps=fps)} if len(frames) > 1 else {}),
+            **({} if made.sound is None else heard(made.sound)),
             "height": frames.shape[1],
             "width": frames.shape[2],
             "guidance": settings["guidance"],
@@ -260,6 +262,16 @@ def _with_size(opened: OpenCheckpoint) -> GenerationOptions:
 
 def _given(options: GenerationOptions) -> dict[str, Any]:
     return {name: value for name, value in asdict(options).items() if value is not None}
+
+
+def heard(sound: Waveform) -> dict[str, str]:
+    """The waveform of a video as `data:` addresses of a picture and of an MP4."""
+    drawn, played = waveform_picture(sound.samples_CS), page_sound(sound.samples_CS, sound.rate)
+    kinds = {"waveform": ("image/webp", drawn), "sound": ("audio/mp4", played)}
+    return {
+        name: f"data:{kind};base64,{base64.b64encode(content).decode()}"
+        for name, (kind, content) in kinds.items()
+    }
 
 
 def data_url(frames_FHW3: np.ndarray, *, fps: float) -> str:

@@ -170,8 +170,11 @@ def _image(file: Path, undrawn: list[NotShown], *, alt: str, title: str = "") ->
     return source and f'<img{kind} src="{source}" alt="{escape(alt)}"{words}>'
 
 
-def _video(file: Path, undrawn: list[NotShown], *, alt: str, title: str) -> str:
-    """A <video> with the bytes of the file; empty if it is none, or is too large for a page."""
+def _video(file: Path, undrawn: list[NotShown], *, alt: str, title: str, wave: str = "") -> str:
+    """A <video> with the bytes of the file; empty if it is none, or is too large for a page.
+
+    `wave` is the name of a picture of its sound beside it, which then stands below.
+    """
     source = ""
     with watching(str(file), undrawn):
         if not file.is_file():
@@ -183,7 +186,10 @@ def _video(file: Path, undrawn: list[NotShown], *, alt: str, title: str) -> str:
             raise ValueError("it is no MP4")
         source = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
     words = f'aria-label="{escape(alt)}" title="{escape(title)}"'
-    return source and f'<video controls loop muted preload=metadata src="{source}" {words}></video>'
+    muted = "" if wave else " muted"
+    shown = f'<video controls loop{muted} preload=metadata src="{source}" {words}></video>'
+    drawn = _image(file.with_name(wave), undrawn, alt=f"waveform: {alt}") if wave else ""
+    return source and shown + drawn
 
 
 def _source(file: Path) -> tuple[str, bool]:
@@ -194,9 +200,9 @@ def _source(file: Path) -> tuple[str, bool]:
     """
     if not file.is_file():  # reading a pipe would wait for ever
         raise FileNotFoundError("it is not there, or is no file")
-    content, kind = file.read_bytes(), "png"
+    content = file.read_bytes()
     with Image.open(file) as image:
-        whole = image.convert("RGBA")
+        whole, kind = image.convert("RGBA"), "webp" if image.format == "WEBP" else "png"
     corners = {whole.getpixel((x, y)) for x in (0, whole.width - 1) for y in (0, whole.height - 1)}
     if len(content) > _WHOLE:
         content, kind = _smaller(whole), "webp"
@@ -259,12 +265,17 @@ def _samples(content: Any) -> list[dict[str, Any]]:
 
 
 def _sample(folder: Path, one: dict[str, Any], undrawn: list[NotShown]) -> str:
-    draw = _video if one["file"].endswith(".mp4") else _image
-    return draw(folder / one["file"], undrawn, alt=one["prompt"], title=f"seed {one['seed']}")
+    file, said = folder / one["file"], {"alt": one["prompt"], "title": f"seed {one['seed']}"}
+    if not one["file"].endswith(".mp4"):
+        return _image(file, undrawn, **said)
+    wave = one.get("waveform")
+    if not isinstance(wave, str) or Path(wave).name != wave:  # none beside it
+        wave = ""
+    return _video(file, undrawn, **said, wave=wave)
 
 
 def _shared(samples: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
     """Settings that all pictures have in common: sampler, steps, guidance, checkpoint, ..."""
-    own = {"file", "prompt", "seed"}
+    own = {"file", "prompt", "seed", "waveform", "wav"}
     first = samples[0].items() if samples else ()
     return [(k, v) for k, v in first if k not in own and all(s.get(k) == v for s in samples)]

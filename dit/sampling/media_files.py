@@ -1,4 +1,4 @@
-"""Pictures -> files: a PNG or MP4 for each, samples.json, and a grid of all (grid.py)."""
+"""Pictures -> files: a PNG or MP4 with sound for each, samples.json, a grid of all (grid.py)."""
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
 
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from dit.codecs.sound.files import Waveform
+
 LISTING, GRID = "samples.json", "grid.png"
 RATES = (0.01, 1000)
 """Smallest and largest frame rate of a video file."""
-_OURS = re.compile(r"\d{5,}\.(png|mp4|safetensors)")
+_OURS = re.compile(r"\d{5,}\.(png|mp4|safetensors|wav|webp)")
+_WRITTEN = ("file", "latent", "waveform", "wav")  # keys of samples.json that name files
 _SHOWN = 3
 _BT709, _LIMITED = 1, 1  # ITU-T H.273, tables 2 to 4; FFmpeg's number of levels from 16 to 235
 
@@ -45,6 +48,9 @@ class Picture:
     )  # if given, it is written beside the picture
     clear_FHW4: np.ndarray | None = None  # uint8, with transparency, of codecs that have it
     given_HW3: np.ndarray | None = None  # uint8, the picture it begins with, for the grid
+    sound: Waveform | None = None  # of a video, as long as it
+    sound_latent_KA: Tensor | None = field(default=None, repr=False)  # beside `latent_CFHW`
+    keeps_wav: bool = False  # whether its sound is written as WAV, too, without any loss
 
 
 def make_folder(folder: Path, *, count: int) -> None:
@@ -134,10 +140,12 @@ def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]
             pixels = frames if picture.clear_FHW4 is None else picture.clear_FHW4
             _write_png(folder / name, pixels[0], picture.prompt, note)
         else:
-            _write_mp4(folder / name, frames, fps=note["fps"])
+            _write_mp4(folder / name, frames, fps=note["fps"], sound=picture.sound)
+            entry |= _write_sound(picture, folder, number)
         if picture.latent_CFHW is not None:
             entry["latent"] = f"{number:05d}.safetensors"
-            _write_latent(folder / entry["latent"], picture.latent_CFHW)
+            latents = {"latent": picture.latent_CFHW, "sound_latent": picture.sound_latent_KA}
+            _write_latents(folder / entry["latent"], latents)
     except BaseException:
         (folder / name).unlink(missing_ok=True)  # a half-written file would look like a picture
         raise
@@ -188,7 +196,7 @@ def replace_file(file: Path, content: bytes) -> None:
 def _names(listing: Path) -> set[str]:
     """File names in samples.json that have the form which this module writes."""
     each = _entries(listing) or []
-    said = [one.get(key) for one in each if isinstance(one, dict) for key in ("file", "latent")]
+    said = [one.get(key) for one in each if isinstance(one, dict) for key in _WRITTEN]
     return {name for name in said if isinstance(name, str) and _OURS.fullmatch(name)}
 
 
@@ -240,8 +248,31 @@ def _write_png(
     Image.fromarray(picture_HW3).save(path, pnginfo=note)
 
 
-def _write_mp4(path: Path, video_FHW3: np.ndarray, *, fps: float) -> None:
+def _write_sound(picture: Picture, folder: Path, number: int) -> dict[str, Any]:
+    """Writes a picture of the waveform, and the WAV if it is kept; returns what samples.json says.
+
+    A picture without sound has neither.
+    """
+    from dit.codecs.sound.files import wav_file, waveform_picture
+
+    if picture.sound is None:
+        return {}
+    samples_CS, rate = picture.sound.samples_CS, picture.sound.rate
+    said = {"sound_rate": rate, "waveform": f"{number:05d}.webp"}
+    (folder / said["waveform"]).write_bytes(waveform_picture(samples_CS))
+    if picture.keeps_wav:
+        said["wav"] = f"{number:05d}.wav"
+        (folder / said["wav"]).write_bytes(wav_file(samples_CS, rate))
+    return said
+
+
+def _write_mp4(
+    path: Path, video_FHW3: np.ndarray, *, fps: float, sound: Waveform | None = None
+) -> None:
+    """Writes a video as H.264, with its sound as AAC, which begins with the first frame."""
     import numpy as np
+
+    from dit.codecs.sound.files import AacTrack
 
     try:
         import av
@@ -262,17 +293,21 @@ def _write_mp4(path: Path, video_FHW3: np.ndarray, *, fps: float) -> None:
         codec = stream.codec_context
         codec.colorspace = codec.color_primaries = codec.color_trc = _BT709
         codec.color_range = _LIMITED
+        track = None if sound is None else AacTrack(container, sound)
         yuv = {"format": "yuv420p", "dst_colorspace": _BT709, "dst_color_range": _LIMITED}
         for picture_HW3 in even_FHW3:
             frame = av.VideoFrame.from_ndarray(picture_HW3, format="rgb24")
             container.mux(stream.encode(frame.reformat(**yuv)))
         container.mux(stream.encode())
+        if track is not None:
+            track.write()
 
 
-def _write_latent(path: Path, latent_CFHW: Tensor) -> None:
+def _write_latents(path: Path, latents: Mapping[str, Tensor | None]) -> None:
     from safetensors.torch import save_file
 
-    save_file({"latent": latent_CFHW.float().cpu().contiguous()}, path)
+    found = {name: x.float().cpu().contiguous() for name, x in latents.items() if x is not None}
+    save_file(found, path)
 
 
 def false_colours(latent_CFHW: Tensor) -> np.ndarray:

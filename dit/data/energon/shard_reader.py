@@ -25,6 +25,7 @@ from dit.data.tar_reader import (
     SampleLocation,
     ShardError,
     has_tensors,
+    is_unread,
     sample_members,
     split_name,
 )
@@ -197,7 +198,7 @@ def read_head(
         key = key or stem
         if stem != key:
             raise NotPlain(f"{stem} beside {key}")
-        if part_filter is None or part_filter(extension):
+        if not is_unread(extension) and (part_filter is None or part_filter(extension)):
             whole = place.size <= _WINDOW or not has_tensors(extension)
             parts[extension] = window(at, size) if whole else _head(window, at, size, extension)
             names.append(name)

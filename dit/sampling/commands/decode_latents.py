@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,17 +44,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_path = partial(add, type=local_text)
     add_path("--tokenizer_cache_dir", help="Hugging Face cache, or pipeline folder, with the VAE")
     add_path("--tokenizer_model", help="hub name or folder of the VAE, if not that of the dataset")
+    add("--save_wav", action="store_true", help="write the sound of videos as WAV, too")
     args = parser.parse_args(argv)
     entries, card = _entries(args.latents), _read(args.latents / CARD)
     make_folder(args.output_dir, count=len(entries))
-    decoder = _decoder(card, args.latents / CARD, args)
-    written = decode(entries, decoder, latents=args.latents, folder=args.output_dir)
+    decoders = LatentDecoders(
+        video=_decoder(card, args.latents / CARD, args),
+        sound=_sound_decoder(card),
+        keeps_wav=args.save_wav,
+    )
+    written = decode(entries, decoders, latents=args.latents, folder=args.output_dir)
     report_written(written, args.output_dir, count=sum("latent" in entry for entry in entries))
     return 0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentDecoders:
+    """Codecs of the dataset card that latents were saved with."""
+
+    video: Any
+    sound: Any = None  # None where the dataset has no sound
+    keeps_wav: bool = False
+
+
 def decode(
-    entries: Sequence[dict[str, Any]], decoder: Any, *, latents: Path, folder: Path
+    entries: Sequence[dict[str, Any]], decoders: LatentDecoders, *, latents: Path, folder: Path
 ) -> Written:
     """Writes the pictures of all latents; a latent that cannot be decoded is left out.
 
@@ -66,7 +81,7 @@ def decode(
         made = first = None
         if "latent" in entry:
             with watching(str(entry["latent"]), lost):
-                picture = _decoded(latents, entry, decoder)
+                picture = _decoded(latents, entry, decoders)
                 made = write_picture(picture, folder, number)
                 made |= {"latent": entry["latent"]} if at_home else {}
                 first = picture.frames_FHW3[0]
@@ -123,7 +138,13 @@ def _decoder(card: Any, file: Path, args: argparse.Namespace) -> Any:
         ) from error
 
 
-def _decoded(folder: Path, entry: dict[str, Any], decoder: Any) -> Picture:
+def _sound_decoder(card: dict[str, Any]) -> Any:
+    from dit.codecs.sound import sound_codec_of_card
+
+    return sound_codec_of_card(card)
+
+
+def _decoded(folder: Path, entry: dict[str, Any], decoders: LatentDecoders) -> Picture:
     from safetensors.torch import load_file
 
     from dit.codecs.rgb import on_white
@@ -131,16 +152,29 @@ def _decoded(folder: Path, entry: dict[str, Any], decoder: Any) -> Picture:
     name = Path(entry["latent"])
     if name.name != str(name):
         raise ValueError("is not the name of a file beside samples.json")
-    latent_CFHW = load_file(folder / name)["latent"]
-    video = decoder.decode(latent_CFHW, alpha=True).numpy()
+    tensors = load_file(folder / name)
+    video = decoders.video.decode(tensors["latent"], alpha=True).numpy()
     size: list[Any] = [entry.get(name) for name in ("num_video_frames", "height", "width")]
     if all(size):
         video = cut(video, (size[0], size[1], size[2]))
-    own = {"file", "latent", "prompt", "seed"}
+    own = {"file", "latent", "prompt", "seed", "sound_rate", "waveform", "wav"}
     return Picture(
         frames_FHW3=on_white(video),
         clear_FHW4=video if video.shape[-1] == 4 else None,
         prompt=entry["prompt"],
         seed=entry["seed"],
         settings={name: value for name, value in entry.items() if name not in own},
+        sound=_waveform(tensors.get("sound_latent"), len(video), entry, decoders.sound),
+        keeps_wav=decoders.keeps_wav,
     )
+
+
+def _waveform(latent_KA: Any, frames: int, entry: dict[str, Any], codec: Any) -> Any:
+    """The sound of a video, as long as its frames; None without a latent or without its codec."""
+    from dit.codecs.sound.files import Waveform
+
+    fps = entry.get("fps")
+    if latent_KA is None or codec is None or not fps:
+        return None
+    samples = round(frames / fps * codec.rate)
+    return Waveform(samples_CS=codec.decode(latent_KA, samples).numpy(), rate=codec.rate)

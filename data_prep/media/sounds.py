@@ -1,0 +1,149 @@
+"""The sound of a video -> what is planned of it for a sample; the plan -> its waveform.
+
+A sample whose sound cannot be used is packed without it, and counted; so the plan says, or a note
+of its clip where only decoding tells.
+"""
+
+# C channels of sound, S samples
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from data_prep.media.frame_selection import KeptFrames
+from data_prep.refusals import Reason, RefusedError
+
+if TYPE_CHECKING:  # needs torch, without which --help answers
+    from torch import Tensor
+
+    from data_prep.media.clips import PlannedSound
+    from dit.codecs.sound.tracks import SoundSpan
+
+WITH, SILENCE = "with sound", "with silence in the place of sound (--missing_audio silence)"
+_WITHOUT = "without sound"
+_SILENT = 1e-3  # of full scale, -60 dB: no sample of a silent clip is larger
+_NOTICED = 0.1  # seconds of missing sound that are said
+
+
+class MissingAudio(StrEnum):
+    """What becomes of a clip whose sound is missing or cannot be used."""
+
+    NONE = "none"  # it is packed without sound
+    SILENCE = "silence"  # its sound is silence, which is learnt
+    REFUSE = "refuse"
+
+
+class SilentAudio(StrEnum):
+    """What becomes of sound that is silent from beginning to end."""
+
+    KEEP = "keep"
+    DROP = "drop"  # the clip is packed without sound
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundSound:
+    """The sound track of a file, or why there is none, by its header."""
+
+    track: int | None
+    notes: tuple[str, ...]
+
+    def planned(self, kept: KeptFrames) -> PlannedSound | None:
+        """The sound of a sample with these frames; None of one without."""
+        if kept.fps is None or (self.track is None and SILENCE not in self.notes):
+            return None
+        from data_prep.media.clips import PlannedSound
+
+        seconds = len(kept.shown) / kept.fps
+        return PlannedSound(begin=kept.begin, seconds=seconds, track=self.track)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SoundRule:
+    """Whether and how the sound of videos is read."""
+
+    rate: int  # samples a second
+    channels: int
+    missing: MissingAudio = MissingAudio.NONE
+    silent: SilentAudio = SilentAudio.KEEP
+    track: int | None = None
+    """Number of the track that is read; None reads the default one of each file."""
+
+    def find(self, file: Path | BinaryIO) -> FoundSound:
+        """The sound track of a video, by its header.
+
+        Raises:
+            RefusedError: there is none that can be used, and such videos are refused.
+        """
+        from dit.codecs.sound.tracks import SoundError
+
+        try:
+            track = self._track(file, self.track)
+        except SoundError as error:
+            return FoundSound(track=None, notes=(self._missing(error),))
+        notes = (WITH,)
+        if track.tracks > 1:
+            taken = f"number {track.number} of {track.tracks} sound tracks is taken"
+            notes += (taken + " (--audio_track)" * (self.track is None),)
+        return FoundSound(track=track.number, notes=notes)
+
+    def read(
+        self, file: Path | BinaryIO, planned: PlannedSound
+    ) -> tuple[Tensor | None, tuple[str, ...]]:
+        """The waveform [C, S] of a sample, and notes on it; None where it is packed without.
+
+        Raises:
+            RefusedError: it cannot be used, and such videos are refused.
+        """
+        import torch
+
+        from dit.codecs.sound.tracks import SoundError
+
+        silence_CS = torch.zeros(self.channels, round(planned.seconds * self.rate))
+        if planned.track is None:
+            return silence_CS, (SILENCE,)
+        try:
+            track = self._track(file, planned.track)
+            span = track.read_span(planned.begin, planned.seconds)
+        except SoundError as error:
+            note = self._missing(error)
+            return (silence_CS if note == SILENCE else None), (note,)
+        samples_CS = torch.from_numpy(span.samples_CS)
+        if samples_CS.abs().max() < _SILENT:
+            if self.silent is SilentAudio.DROP:
+                return None, (f"{_WITHOUT}: it is silent (--silent drop)",)
+            return samples_CS, (WITH, "sound that is silent from beginning to end")
+        return samples_CS, (WITH, *_notes_of(span))
+
+    def _track(self, file: Path | BinaryIO, number: int | None) -> Any:
+        from dit.codecs.sound.tracks import SoundTrack
+
+        return SoundTrack.of(file, rate=self.rate, channels=self.channels, number=number)
+
+    def _missing(self, error: Any) -> str:
+        """The note on a sample whose sound is missing.
+
+        Raises:
+            RefusedError: it is refused.
+        """
+        if self.missing is MissingAudio.REFUSE:
+            raise RefusedError(Reason.NO_SOUND, str(error)) from error
+        return SILENCE if self.missing is MissingAudio.SILENCE else f"{_WITHOUT}: {error.fault}"
+
+
+def is_about_sound(note: str) -> bool:
+    """Whether a note says that a sample has sound, or why it has none."""
+    return note in (WITH, SILENCE) or note.startswith(_WITHOUT)
+
+
+def _notes_of(span: SoundSpan) -> Iterator[str]:
+    """Notes on what a track lacks within a clip."""
+    if span.late > _NOTICED:
+        yield "sound that begins after the clip does: silent before"
+    if span.short > _NOTICED:
+        yield "sound that ends before the clip does: silent behind"
+    if span.gaps > _NOTICED:
+        yield "sound with gaps: silent there"

@@ -1,0 +1,40 @@
+"""Sound: files -> waveforms in step with their frames -> latents -> waveforms -> files.
+
+tracks      a file with sound -> its track; a span of it -> samples at the rate of a codec
+codec       the interface: waveform -> scaled latent -> waveform
+wave        the codec without weights: frames of samples
+files       waveform -> WAV, MP4 with AAC, and a picture to look at
+sound_part  what a shard holds of the sound of a sample
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dit.codecs.dataset_card import CodecError, part_of_card
+from dit.codecs.dataset_encoder import Registry
+from dit.codecs.pretrained import ModelLocation
+from dit.codecs.sound.codec import SoundCodec
+from dit.codecs.sound.wave import Wave
+
+SOUND_CODECS = Registry(SoundCodec, (Wave,), known="known are")
+SOUND_LATENT = "sound_latent"
+"""Key of a dataset card under which it says what the latents of its sound are."""
+
+
+def sound_codec_of_card(
+    card: dict[str, Any], location: ModelLocation | None = None
+) -> SoundCodec | None:
+    """The codec that made the sound of a dataset; None of one without sound.
+
+    Raises:
+        CodecError: the card names no known codec, lacks a setting, or its model is not there.
+    """
+    if SoundCodec.card_part not in card:
+        return None
+    codec, latent = SOUND_CODECS.of_card(card, location), part_of_card(card, SOUND_LATENT)
+    scale = latent.get("scale")
+    if not isinstance(scale, int | float) or isinstance(scale, bool) or not scale > 0:
+        raise CodecError(f"the dataset card has {scale=} of its sound; pack the data again")
+    return replace(codec, scale=float(scale))

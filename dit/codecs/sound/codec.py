@@ -1,0 +1,94 @@
+"""The interface of sound codecs, for data preparation and generation."""
+
+# C channels of sound, S samples, K channels of a latent, A frames of a latent
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from torch import Tensor
+
+from dit.codecs.dataset_encoder import DatasetEncoder
+from dit.codecs.normalization import Moments
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoundCodec(DatasetEncoder):
+    """Turns waveforms into latents, and latents into waveforms.
+
+    A new one is a subclass and a name in `SOUND_CODECS`.
+    """
+
+    kind: ClassVar[str] = "audio processor"
+    card_part: ClassVar[str] = "audio_processor"
+    subfolder: ClassVar[str] = "audio_vae"
+
+    description: ClassVar[str]
+    scale: float = 1.0
+    """Number by which latents are divided, so that their standard deviation is about 1."""
+
+    @property
+    @abstractmethod
+    def rate(self) -> int:
+        """Samples of the waveform a second."""
+
+    @property
+    @abstractmethod
+    def sound_channels(self) -> int:
+        """Channels of the waveform: 1 (mono) or 2 (stereo)."""
+
+    @property
+    @abstractmethod
+    def channels(self) -> int:
+        """Number of channels of a latent."""
+
+    @abstractmethod
+    def frames_of(self, samples: int) -> int:
+        """Number of latent frames of a waveform of `samples` samples."""
+
+    @abstractmethod
+    def encode_raw(self, samples_CS: Tensor) -> Tensor:
+        """The latent [K, A] of a waveform [C, S], whose full scale is 1; before it is scaled."""
+
+    @abstractmethod
+    def decode_raw(self, latent_KA: Tensor) -> Tensor:
+        """The inverse of `encode_raw`: a waveform [C, S] of whole frames."""
+
+    scales_by_dataset: ClassVar[bool] = False
+    """Whether `scale` is measured on the sound of the dataset before it is encoded."""
+
+    def measure(self, samples_CS: Tensor) -> Moments:
+        """Mean and variance of all samples of one waveform."""
+        moments = Moments()
+        moments.add(samples_CS.reshape(1, -1))
+        return moments
+
+    def fitted(self, moments: Moments) -> Self:
+        """A copy whose scale is the power of two next to the deviation of `moments`."""
+        deviation = moments.whitening().std[0] if moments.count else 1.0
+        return replace(self, scale=2.0 ** round(math.log2(deviation)))
+
+    def encode(self, samples_CS: Tensor) -> Tensor:
+        """The scaled latent [K, A], float32, of a waveform [C, S]."""
+        if samples_CS.dim() != 2 or samples_CS.shape[0] != self.sound_channels:
+            raise ValueError(
+                f"{self.kind} {self.name!r} encodes waveforms [{self.sound_channels}, S], and was"
+                f" given {list(samples_CS.shape)}"
+            )
+        return self.encode_raw(samples_CS.float()) / self.scale
+
+    def decode(self, latent_KA: Tensor, samples: int | None = None) -> Tensor:
+        """The waveform [C, S] of a latent, float32 on the CPU; its first `samples`, if given.
+
+        Raises:
+            ValueError: the latent is not [K, A] with the channels of this codec.
+        """
+        if latent_KA.dim() != 2 or latent_KA.shape[0] != self.channels:
+            raise ValueError(
+                f"{self.kind} {self.name!r} decodes latents [{self.channels}, A], and was given"
+                f" {list(latent_KA.shape)}; use the dataset card that the model was trained with"
+            )
+        return self.decode_raw(latent_KA.float().cpu() * self.scale)[:, :samples]

@@ -1,0 +1,67 @@
+"""What a shard holds of the sound of a sample: a file of its own, and an object in its `.json`."""
+
+# C channels of sound, S samples, K channels of a latent, A frames of a latent
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from dit.codecs.sound.codec import SoundCodec
+from dit.parsing import cause
+
+PART = "sound.safetensors"
+"""The ending of files that hold the latent [K, A] of a sample's sound."""
+ABOUT = "sound"
+"""Key in the `.json` of a sample that has sound."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredSound:
+    """The sound of a sample as a shard holds it."""
+
+    latent_KA: Tensor
+    rate: int
+    channels: int
+    samples: int
+
+    def waveform(self, codec: SoundCodec) -> Tensor:
+        """The waveform [C, S], without the silence that fills the last frame."""
+        return codec.decode(self.latent_KA, self.samples)
+
+    @property
+    def seconds(self) -> float:
+        return self.samples / self.rate
+
+
+def about_sound(codec: SoundCodec, samples_CS: Tensor) -> dict[str, int]:
+    """The object in the `.json` of a sample with this waveform."""
+    channels, samples = samples_CS.shape
+    return {"rate": codec.rate, "channels": channels, "samples": samples}
+
+
+def read_sound(parts: Mapping[str, bytes], about: Mapping[str, Any]) -> StoredSound | None:
+    """The sound among the files of a sample and in its `.json`; None where it has none.
+
+    Raises:
+        ValueError: one of both is missing or damaged, or they contradict each other.
+    """
+    said, payload = about.get(ABOUT), parts.get(PART)
+    if said is None and payload is None:
+        return None
+    if payload is None or not isinstance(said, dict):
+        raise ValueError(f".json {'has' if said else 'lacks'} {ABOUT!r}, and .{PART} does not fit")
+    try:
+        latent_KA = safetensors.torch.load(bytes(payload))["latent"]
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f".{PART}: {cause(error)}") from error
+    numbers: dict[str, Any] = {n: said.get(n) for n in ("rate", "channels", "samples")}
+    if latent_KA.dim() != 2 or not all(type(n) is int and n > 0 for n in numbers.values()):
+        shape = list(latent_KA.shape)
+        raise ValueError(f".{PART} has a latent {shape}, not [K, A], and .json {numbers}")
+    return StoredSound(latent_KA=latent_KA, **numbers)
