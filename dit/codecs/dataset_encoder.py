@@ -59,10 +59,12 @@ def classes_of(interface: type[E], package: ModuleType) -> list[type[E]]:
     found = list[type[E]]()
     for info in iter_modules(package.__path__):
         file = import_module(f"{package.__name__}.{info.name}")
-        for one in vars(file).values():
-            is_ours = isinstance(one, type) and issubclass(one, interface) and "name" in vars(one)
-            if is_ours and one.__module__ == file.__name__:  # and not imported there
-                found.append(one)
+        found += [
+            one
+            for one in vars(file).values()
+            if isinstance(one, type) and issubclass(one, interface) and "name" in vars(one)
+            if one.__module__ == file.__name__  # and not imported there
+        ]
     return found
 
 
