@@ -10,7 +10,7 @@ globalThis.document={getElementById:i=>els[i], createElement:t=>{const e=new El(
  querySelector:s=>new El(s), querySelectorAll:s=>s.includes("range")?[els.num_steps,els.guidance]:boxes.filter(b=>b.type=="checkbox"&&b.checked)};
 const sent=[];
 globalThis.fetch=async(u,o)=>{ if(u=="about") return {ok:true, json:async()=>({variants:["a","b"],usual:{height:8,width:8,num_video_frames:1,num_steps:35,guidance:1.5,sampler:"heun"}, examples:["a cat"]})};
- sent.push(JSON.parse(o.body)); const lines=['{"step":1,"steps":2,"way":"data:1"}\n{"st','ep":2,"steps":2}\n','{"picture":"data:2","still":"data:3","height":8,"width":8,"guidance":1.5}\n'];
+ sent.push(JSON.parse(o.body)); const lines=['{"step":1,"steps":2,"way":"data:1"}\n{"st','ep":2,"steps":2}\n','{"picture":"data:2","still":"data:3","waveform":"data:4","sound":"data:5","height":8,"width":8,"guidance":1.5}\n'];
  return {ok:true, body:new ReadableStream({start(c){for(const l of lines)c.enqueue(new TextEncoder().encode(l));c.close()}})}; };
 
 // What the script then does, printed as JSON.
@@ -19,9 +19,9 @@ globalThis.submit = async () => {
   els.seed.value = "3";
   await els.form.h.submit({ preventDefault() {} });
   const shown = els.results.children[0].children.map((figure) => {
-    const [picture, , { children: [, way] }, play, words] = figure.children;
+    const [picture, , { children: [, way] }, play, wave, sound, words] = figure.children;
     const [prompt, note] = words.children;
-    return { picture: picture.src, stages: way.max + 1, chosen: way.value, play: play.textContent, prompt, text: note.textContent };
+    return { picture: picture.src, stages: way.max + 1, chosen: way.value, play: play.textContent, heard: [wave.src, sound.src, sound.hidden], prompt, text: note.textContent };
   });
   const said = { error: els.error.textContent, status: els.status.textContent };
   console.log(JSON.stringify({ sent, shown, placeholder: els.prompt.placeholder, ...said }));

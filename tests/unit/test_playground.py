@@ -172,6 +172,7 @@ def test_the_page_sends_wishes_and_shows_the_way(repo_root: Path) -> None:
     assert first["text"].startswith("a: seed 3") and second["text"].startswith("b: seed 3")
     # Where the reader wants nothing to move, the first frame of a clip.
     assert (first["picture"], first["play"]) == ("data:3", "Play")
+    assert first["heard"] == ["data:4", "data:5", False]
     assert (first["stages"], first["chosen"], first["prompt"]) == (2, 1, "a fox")
 
 
