@@ -79,11 +79,16 @@ def pin_pack(pack: PackedBatch) -> PackedBatch:
 def widest_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The order of tensors in a row of bytes: each begins at a multiple of its element size.
 
-    Tensors of one element size come in the order of the fields of a pack.
+    Tensors of one element size come in the order of the fields of a pack, then those of methods in
+    the order of their names.
     """
-    order = {one.name: number for number, one in enumerate(fields(PackedBatch))}
-    at = {name: (-t.element_size(), order[name.partition(".")[0]]) for name, t in tensors.items()}
-    return dict(sorted(tensors.items(), key=lambda item: at[item[0]]))
+    order = {one.name: (number, "") for number, one in enumerate(fields(PackedBatch))}
+
+    def place(named: tuple[str, Tensor]) -> tuple[int, tuple[int, str]]:
+        name, tensor = named
+        return -tensor.element_size(), order.get(name.partition(".")[0], (len(order), name))
+
+    return dict(sorted(tensors.items(), key=place))
 
 
 def views_of(row: Tensor, outlines: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -17,7 +17,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dit.batch import NullInputs, PackedBatch, Problem, pack_identity
+from dit.batch import (
+    CleanTokens,
+    FixedLevels,
+    LatentVariance,
+    NullInputs,
+    PackedBatch,
+    Problem,
+    pack_identity,
+)
 from dit.config import ObjectiveConfig
 from dit.config.choices import ValidationLatents
 from dit.config.sparsity import TokenRoute
@@ -93,8 +101,7 @@ def validation_pack(
     shares the pack of a sample.
     """
     if latents is ValidationLatents.MEAN:
-        if batch.latent_logvar_TC is not None:
-            batch = replace(batch, latent_logvar_TC=None)
+        batch = batch.without(LatentVariance)
     else:
         where = batch.latent_TC.device
         told = {"seed": seed, "step": 0, "device": where, "draw": Draw.VALIDATION_LATENTS}
@@ -131,7 +138,9 @@ def fixed_level_problem(
 
     The noise is that of `validation_problem`.
     """
-    noise_N = torch.tensor(batch.level_indices, dtype=torch.float64) / levels
+    fixed = batch.method(FixedLevels)
+    assert fixed is not None, "validation has no fixed levels"
+    noise_N = torch.tensor(fixed.indices, dtype=torch.float64) / levels
     noise_TC = draw_noise(batch, _validation_rng(batch, seed))
     return _problem_at(objective, batch, noise_N.float(), noise_TC)
 
@@ -220,9 +229,10 @@ class _TellsLevels(Protocol):
 
 def with_clean_level(level_N: Tensor, batch: PackedBatch, objective: _TellsLevels) -> Tensor:
     """Timesteps [M] of all level rows: those of the samples, then of the clean level, if any."""
-    if batch.clean_level is None:
+    clean = batch.method(CleanTokens)
+    if clean is None:
         return level_N
-    told = clean_network_level(objective, batch.clean_level)
+    told = clean_network_level(objective, clean.level)
     return torch.cat((level_N, torch.full_like(level_N, told)))
 
 

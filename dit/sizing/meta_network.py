@@ -16,7 +16,7 @@ import torch
 from megatron.core.tensor_parallel import layers, mappings
 from torch import Tensor, nn
 
-from dit.batch import TEXT, LatentSample, PackedBatch
+from dit.batch import TEXT, LatentSample, PackedBatch, StepEnd
 from dit.config import ModelConfig
 from dit.data.pack import pack_samples
 from dit.distributed.process_groups import run_megatron_on_cpu
@@ -133,4 +133,4 @@ def meta_pack(model: ModelConfig, *, side: int, text: int, samples: int) -> Pack
     batch = pack_to(pack_samples([sample] * samples, layout), META)
     if not family.tells_step_end(model):
         return batch
-    return replace(batch, step_end_N=torch.empty(samples, device=META))
+    return batch.with_method(StepEnd(level_N=torch.empty(samples, device=META)))

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dit.batch import PackedBatch, Problem
+from dit.batch import PackedBatch, Parts, Problem, TokenWeights
 from dit.config import LossKind, LossMean, ObjectiveConfig
 from dit.pack_wire import to_device
 
@@ -83,8 +83,8 @@ def token_errors(
         error_TC = error_TC + options.drift_weight * away_TC.square()
     error_T = error_TC.mean(-1)
     error_T = error_T * problem.weight_N[batch.segment_T]
-    if batch.weight_T is not None:
-        error_T = error_T * batch.weight_T
+    if (of_data := batch.method(TokenWeights)) is not None:
+        error_T = error_T * of_data.weight_T
     # Not a product: on padding the prediction means nothing, and may be NaN.
     return error_T.where(batch.is_target_T, 0)
 
@@ -113,7 +113,8 @@ def loss_of(
         total, counts = error_T.sum(), batch.shared_loss_tokens
         count = sum(counts)
     else:
-        read = batch.parts_of or range(batch.num_samples)
+        parts = batch.method(Parts)
+        read = range(batch.num_samples) if parts is None else parts.of
         # Two levels do not make two samples of one.
         total = _parts_of_means(error_T, batch, read=read).sum()
         error_T = _parts_of_means(error_T, batch)

@@ -92,8 +92,7 @@ class TokenRow:
         count as one.
         """
         pieces: list[Piece] = []
-        references = batch.references or ((),) * batch.num_samples
-        samples = zip(pairwise(batch.starts), batch.grids, references, strict=True)
+        samples = zip(pairwise(batch.starts), batch.grids, batch.references, strict=True)
         for (start, stop), own, others in samples:
             sizes = [math.prod(grid) for grid in (own, *others)]
             if references_meet:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.batch import LatentSample, PackedBatch
+from dit.batch import LatentSample, LatentVariance, PackedBatch
 from dit.config import ObjectiveConfig
 from dit.config.choices import ValidationLatents
 from dit.data.pack import pack_samples
@@ -84,7 +84,7 @@ def test_a_draw_follows_from_seed_step_and_pack() -> None:
     first = trained(pack).latent_TC
     sent = unflatten_pack(*flatten_pack(pack))  # as it comes to other ranks
     assert torch.equal(trained(sent).latent_TC, first)
-    assert pack.latent_logvar_TC is not None and trained(pack).latent_logvar_TC is None
+    assert pack.method(LatentVariance) and trained(pack).method(LatentVariance) is None
     others = [
         trained(pack, seed=2),
         trained(pack, step=3),
@@ -139,7 +139,7 @@ def test_validation_takes_the_mean_or_one_draw_of_each_sample() -> None:
 
     def latents(pack: PackedBatch, latents=ValidationLatents.DRAWN, seed=1):
         found = validation_pack(pack, seed=seed, options=FLOW, latents=latents)
-        assert found.latent_logvar_TC is None
+        assert found.method(LatentVariance) is None
         return found.latent_TC
 
     assert torch.equal(latents(pack, ValidationLatents.MEAN), pack.latent_TC)

@@ -1,69 +1,32 @@
-"""The three values that cross folder borders.
-
-A `LatentSample` is what a shard holds; a `PackedBatch` is what the loader hands to the step; a
-`Problem` is what an objective asks of the network. All three are frozen.
-"""
+"""What the loader hands to the step: samples that share a row of tokens."""
 
 # C latent channels, or patch features C * pt * ph * pw once patched; T packed tokens; L text tokens
-# N samples in a pack; M level rows; E text width; A axes of positions; D model width
-# F H W frames, rows and columns of a latent
+# N samples in a pack; M level rows; E text width; A axes of positions
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-TEXT = "text"
-"""The main text input of every family, by its name in a shard."""
-NULL_TEXT = "null_text"
-"""A sample's own replacement of `text` for a dropped caption; its text encoder sees pictures."""
-REJECTED_LATENT = "rejected_latent"
-"""The latent that people like less than `latent`, of the same shape, by its name in a shard."""
-NullInputs = Mapping[str, Tensor]
-"""Inputs by name that replace those of a sample whose caption is dropped.
+from dit.batch.methods import (
+    CleanTokens,
+    ConditionLevels,
+    GuidanceInput,
+    KeptTokens,
+    Pairs,
+    Parts,
+    ReferenceGrids,
+    Route,
+)
+from dit.batch.sample import TEXT, Grid
 
-An input that is absent keeps the sample's own value.
-"""
-Grid = tuple[int, int, int]
-"""Frames, rows and columns, in patches."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LatentSample:
-    """One encoded image or video with its caption, as a shard holds it."""
-
-    key: str  # unique in its dataset; part of the pack identity
-    latent_CFHW: Tensor  # float, whitened to unit variance per channel
-    text_LE: Tensor  # float, true length
-    fps: float  # frames per second of the latent's pixels; NaN for an image or unknown
-    caption: str = ""
-    source: str = ""  # name of the dataset in a blend
-    loss_weight: float = 1.0  # multiplies the loss of the sample; at least 0
-    loss_mask_1FHW: Tensor | None = None  # float, at least 0: multiplies that of each latent cell
-    # Log variance of each number of the latent, whose mean `latent_CFHW` is; None: there is no draw
-    latent_logvar_CFHW: Tensor | None = None
-    # Of validation with a fixed level for each sample: k of the level k / 8; None: it has none
-    level_index: int | None = None
-    # What the family reads beside latent and text, by name, as far as the sample has it
-    others: Mapping[str, Tensor] = field(default_factory=dict)
-    unknown: tuple[str, ...] = ()  # names of tensors in its record that the family does not read
-
-    @property
-    def is_weighted(self) -> bool:
-        """Whether the losses of its tokens have weights of their own."""
-        return self.loss_weight != 1 or self.loss_mask_1FHW is not None
-
-    @property
-    def inputs(self) -> Mapping[str, Tensor]:
-        """All inputs beside the latent, by name."""
-        return {TEXT: self.text_LE, **self.others}
+Method = TypeVar("Method")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +59,10 @@ class SequenceShard:
         return tuple((start + place * size, size) for place in places)
 
 
+WHOLE = SequenceShard()
+"""The share of one rank that has all tokens."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBatch:
     """N samples laid end to end in one row of T tokens (THD).
@@ -109,17 +76,11 @@ class PackedBatch:
 
     # bfloat16 or float32, whitened to std 1; C = channels * patch volume, order (c, t, h, w)
     latent_TC: Tensor
-    # Log variance of each number of the latent, float, -inf for none; `latent_TC` holds means then,
-    # of which a step draws its latents. None: those are the latents
-    latent_logvar_TC: Tensor | None = None
     position_TA: Tensor  # float32, such as (frame at 24 fps, row, column), inside the owning sample
     segment_T: Tensor  # int64 in [0, N): the sample that owns each token
     is_real_T: Tensor  # bool, False on alignment padding
     is_target_T: Tensor  # bool, True on tokens with noise and loss
     level_row_T: Tensor  # int64 in [0, M): the row of the noise level that each token gets
-    # float32, at least 0: multiplies the loss of each target token, and means nothing elsewhere.
-    # What a loss is divided by stays the number of target tokens. None: all are 1
-    weight_T: Tensor | None = None
     condition_TC: Tensor | None = None  # channels that are appended to the noisy ones, as patches
     # By the names of the inputs; of a family's text inputs each is here, also where all are empty.
     texts: Mapping[
@@ -127,47 +88,29 @@ class PackedBatch:
     ]  # [L, E], bfloat16 or float32: rows of the N samples laid end to end
     text_offsets: Mapping[str, tuple[int, ...]]  # N + 1 offsets of the samples in L
     vectors: Mapping[str, Tensor] = field(default_factory=dict)  # [N, E], such as pooled text
-    # [M, E] and N + 1 offsets in it: in the place of the main text of a dropped caption, where a
-    # sample has such rows of its own. They are no tokens. None: no sample has any
-    null_text_LE: Tensor | None = None
-    null_text_starts: tuple[int, ...] = ()
     fps_N: Tensor  # float32, frames per second; NaN for an image or unknown
     # Python integers, so that no step waits for a device to learn a length.
     grids: tuple[Grid, ...]  # of the targets
-    references: tuple[tuple[Grid, ...], ...] = ()  # of each sample's reference latents; () for none
-    clean_tokens: tuple[int, ...] = ()  # of each target, at its beginning; () for none
-    # Noise level (t of flow matching) of clean tokens. Where there are any, or some may be drawn, N
-    # rows of it follow the N rows of the samples' levels
-    clean_level: float | None = None
-    # Level rows after these, which generation uses for pictures that a video shows at its frames
-    more_levels: int = 0
     starts: tuple[int, ...]  # N + 1 offsets of the samples in T, each a multiple of sample_multiple
     keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none
-    captions: tuple[str, ...] = ()  # of the N samples, where they are known; for people alone
-    # `LatentSample.level_index` of the N samples; () where one of them has none
-    level_indices: tuple[int, ...] = ()
-    # Tokens that each sample of a partial pack has, which lacks some of its grid. `starts` count
-    # these alone; `grids` and `clean_tokens` still describe the whole pack. None: the pack is whole
-    kept_tokens: tuple[int, ...] | None = None
-    # Where samples are cut into parts with a level and texts of their own, each part is a sample of
-    # this pack: the number of the sample that it was cut from, and its number of target tokens,
-    # which come first in it. `clean_tokens` are those of a part, then
-    parts_of: tuple[int, ...] | None = None
-    kept_targets: tuple[int, ...] | None = None
-    # int64, added to the index of each token: sorts each run of neighbours of a token route, those
-    # that its layers see before the others. None: all layers see all tokens
-    route_T: Tensor | None = None
-    # Whether samples 2 i and 2 i + 1 are a pair of a preferred and a rejected latent with the same
-    # text, which share all random draws
-    in_pairs: bool = False
+    captions: tuple[str, ...]  # of the N samples, or () where they are unknown; for people alone
     pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
-    guidance: float | None = None  # guidance scale to embed; None: the network embeds none
-    # float32: the level at the end of a sampler's step, for networks of mean flow; None in training
-    step_end_N: Tensor | None = None
-    # Texts that are made of a given picture: a sample without it has no rows of them
-    pictures: tuple[str, ...] = ()
-    dropout_seed: int | None = None  # 63 bits, of adapters in training; None drops nothing
-    share: SequenceShard = SequenceShard()
+    share: SequenceShard  # the tokens that tensors with a T have
+    # What methods add, by type (`methods.py`): `method(Route)` is None where no route is used
+    methods: Mapping[type, Any]
+
+    def method(self, kind: type[Method]) -> Method | None:
+        """The value of the method `kind`; None where the pack does not use it."""
+        return self.methods.get(kind)
+
+    def with_method(self, value: object) -> PackedBatch:
+        """A copy of the pack with the `value` of a method, in the place of one of its type."""
+        return replace(self, methods={**self.methods, type(value): value})
+
+    def without(self, *kinds: type) -> PackedBatch:
+        """The pack without the methods `kinds`."""
+        left = {kind: value for kind, value in self.methods.items() if kind not in kinds}
+        return self if len(left) == len(self.methods) else replace(self, methods=left)
 
     @property
     def num_samples(self) -> int:
@@ -176,7 +119,12 @@ class PackedBatch:
     @property
     def copies(self) -> int:
         """Samples that share their random draws."""
-        return 2 if self.in_pairs else 1
+        return 2 if Pairs in self.methods else 1
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether layers of a token route see a part of the tokens."""
+        return Route in self.methods
 
     @property
     def samples_read(self) -> tuple[int, ...]:
@@ -184,14 +132,37 @@ class PackedBatch:
 
         A sample of a shard becomes two where it is a pair, or several where it is cut into parts.
         """
-        if self.parts_of is None:
+        parts = self.method(Parts)
+        if parts is None:
             return tuple(range(0, self.num_samples, self.copies))
-        return tuple(self.parts_of.index(n) for n in range(self.parts_of[-1] + 1))
+        return tuple(parts.of.index(n) for n in range(parts.of[-1] + 1))
+
+    @property
+    def references(self) -> tuple[tuple[Grid, ...], ...]:
+        """Grids of each sample's reference latents."""
+        found = self.method(ReferenceGrids)
+        return ((),) * self.num_samples if found is None else found.of
+
+    @property
+    def clean_tokens(self) -> tuple[int, ...]:
+        """Number of tokens at the beginning of each target that are given."""
+        clean = self.method(CleanTokens)
+        return (0,) * self.num_samples if clean is None else clean.counts
+
+    @property
+    def guidance(self) -> float | None:
+        """What a guidance embedding is told; None: the network has none."""
+        told = self.method(GuidanceInput)
+        return None if told is None else told.scale
 
     @property
     def num_levels(self) -> int:
-        """M: a level row for each sample, another if tokens may be clean, and `more_levels`."""
-        return self.num_samples * (1 if self.clean_level is None else 2) + self.more_levels
+        """M: a level row for each sample, another if tokens may be clean, and those of conditions.
+
+        The clean level has N rows, which follow the N rows of the samples' own levels.
+        """
+        more = self.method(ConditionLevels)
+        return self.num_samples * (1 + (CleanTokens in self.methods)) + (more.rows if more else 0)
 
     @property
     def text_LE(self) -> Tensor:  # noqa: N802  # names of tensors end in their axes
@@ -219,11 +190,12 @@ class PackedBatch:
     @property
     def num_tokens(self) -> tuple[int, ...]:
         """Tokens of each sample without padding, of target and references together."""
-        if self.kept_tokens is not None:
-            return self.kept_tokens
-        if not self.references:
+        kept, references = self.method(KeptTokens), self.method(ReferenceGrids)
+        if kept is not None:
+            return kept.counts
+        if references is None:
             return self.latent_tokens
-        pairs = zip(self.latent_tokens, self.references, strict=True)
+        pairs = zip(self.latent_tokens, references.of, strict=True)
         return tuple(own + sum(map(math.prod, others)) for own, others in pairs)
 
     @property
@@ -233,13 +205,14 @@ class PackedBatch:
     @property
     def loss_tokens(self) -> tuple[int, ...]:
         """Tokens of each sample that have a loss."""
-        clean, own = self.clean_tokens or (0,) * self.num_samples, self._targets
-        return tuple(tokens - given for tokens, given in zip(own, clean, strict=True))
+        own = zip(self._targets, self.clean_tokens, strict=True)
+        return tuple(tokens - given for tokens, given in own)
 
     @property
     def _targets(self) -> tuple[int, ...]:
         """Tokens of each target that this pack has; a partial pack lacks some."""
-        return self.latent_tokens if self.kept_targets is None else self.kept_targets
+        parts = self.method(Parts)
+        return self.latent_tokens if parts is None else parts.targets
 
     @property
     def has_given_tokens(self) -> bool:
@@ -248,18 +221,18 @@ class PackedBatch:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by the names of their fields, those inside mappings as `field.name`."""
+        """All tensors by the names of their fields, as `field.name` inside of a mapping.
+
+        Those of a method are `Type.field`.
+        """
         return dict(_tensors_of(self))
 
     @property
     def token_tensors(self) -> dict[str, Tensor]:
-        """Tensors with a row for each token (names that end in `_T...`), by field."""
-        tensors = ((one.name, getattr(self, one.name)) for one in fields(self))
-        return {
-            name: value
-            for name, value in tensors
-            if isinstance(value, Tensor) and name.rpartition("_")[2].startswith("T")
-        }
+        """Tensors with a row for each token (names that end in `_T...`), as `tensors` has them."""
+        of_tokens = {name: name.rpartition("_")[2].startswith("T") for name in self.tensors}
+        inputs = {f"texts.{name}" for name in self.texts} | {f"vectors.{n}" for n in self.vectors}
+        return {n: value for n, value in self.tensors.items() if of_tokens[n] and n not in inputs}
 
     def partial(
         self, rows_T: Tensor, *, starts: tuple[int, ...], kept_tokens: tuple[int, ...]
@@ -269,16 +242,21 @@ class PackedBatch:
         `starts` and `kept_tokens` count tokens of all context ranks; in each sample, real tokens
         come before padding. `share` stays as it is.
         """
-        tensors = {name: tensor[rows_T] for name, tensor in self.token_tensors.items()}
-        changes: dict[str, Any] = {**tensors, "route_T": None}
-        return replace(self, starts=starts, kept_tokens=kept_tokens, **changes)
+        whole = self.without(Route)
+        part = whole.with_tensors({n: tensor[rows_T] for n, tensor in whole.token_tensors.items()})
+        return replace(part, starts=starts).with_method(KeptTokens(counts=kept_tokens))
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> PackedBatch:
         """A copy of the pack in which `tensors` replace those of the same names."""
         changes: dict[str, Any] = {}
+        kinds = {kind.__name__: kind for kind in self.methods}
         for name, tensor in tensors.items():
             outer, _, inner = name.partition(".")
-            if inner:
+            if outer in kinds:
+                methods = changes.setdefault("methods", dict(self.methods))
+                own = methods[kinds[outer]]
+                methods[kinds[outer]] = replace(own, **{inner: tensor})
+            elif inner:
                 changes.setdefault(outer, dict(getattr(self, outer)))[inner] = tensor
             else:
                 changes[outer] = tensor
@@ -333,32 +311,9 @@ def _tensors_of(pack: PackedBatch) -> Iterator[tuple[str, Tensor]]:
         value = getattr(pack, one.name)
         if isinstance(value, Tensor):
             yield one.name, value
+        elif one.name == "methods":
+            for kind, own in value.items():
+                of_kind = ((f"{kind.__name__}.{f.name}", getattr(own, f.name)) for f in fields(own))
+                yield from ((name, x) for name, x in of_kind if isinstance(x, Tensor))
         elif isinstance(value, Mapping):
             yield from ((f"{one.name}.{k}", v) for k, v in value.items() if isinstance(v, Tensor))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """A weighted regression: weight · mean over C of an error of scale · (network output - target).
-
-    The error is its square, unless `objective.loss` says otherwise.
-    The network sees `input_TC` and `level_M` only. Padding tokens are zero in both tensors; clean
-    and reference tokens are the latents themselves in `input_TC`, and zero in `target_TC`.
-    """
-
-    input_TC: Tensor  # float32, what the network is fed
-    level_M: Tensor  # float32, ln(sigma) / 4 for EDM, timestep_scale * t for flow matching
-    target_TC: Tensor  # float32, what the raw network output should be
-    weight_N: Tensor  # float32, multiplies the error of each token of the sample
-    noise_N: Tensor  # float32, sigma or t itself, for metrics and samplers
-    # float32, makes a difference of outputs one of velocities; None: they are what is compared
-    scale_N: Tensor | None = None
-    anchor_TC: Tensor | None = None  # a prediction that the loss holds the network to as well
-    # float64, of pairs: mean errors of the network without adapters
-    reference_N: Tensor | None = None
-
-
-def pack_identity(keys: tuple[str, ...]) -> int:
-    """Order-sensitive 63-bit hash of the sample keys of a pack, the same on every machine."""
-    digest = hashlib.blake2b("\0".join(keys).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
