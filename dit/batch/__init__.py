@@ -2,8 +2,9 @@
 
 1. sample        `LatentSample`: what a shard holds
 2. methods       what one method of training, or one kind of input, adds to a pack: a type for each
-3. packed_batch  `PackedBatch`: what the loader hands to the step
-4. problem       `Problem`: what an objective asks of the network
+3. token_stream  `TokenStream`: the tokens of one modality
+4. packed_batch  `PackedBatch`: what the loader hands to the step, streams of the same samples
+5. problem       `Problem`: what an objective asks of the network
 
 All are frozen.
 """
@@ -16,6 +17,7 @@ from dit.batch.methods import (
     GuidanceInput,
     KeptTokens,
     LatentVariance,
+    NoisyTokens,
     NullTexts,
     Pairs,
     Parts,
@@ -26,7 +28,7 @@ from dit.batch.methods import (
     TokenWeights,
     by_type,
 )
-from dit.batch.packed_batch import WHOLE, PackedBatch, SequenceShard
+from dit.batch.packed_batch import LATENTS, PackedBatch
 from dit.batch.problem import Problem
 from dit.batch.sample import (
     NULL_TEXT,
@@ -37,8 +39,10 @@ from dit.batch.sample import (
     NullInputs,
     pack_identity,
 )
+from dit.batch.token_stream import WHOLE, SequenceShard, TokenStream
 
 __all__ = [
+    "LATENTS",
     "NULL_TEXT",
     "REJECTED_LATENT",
     "TEXT",
@@ -52,6 +56,7 @@ __all__ = [
     "KeptTokens",
     "LatentSample",
     "LatentVariance",
+    "NoisyTokens",
     "NullInputs",
     "NullTexts",
     "PackedBatch",
@@ -63,6 +68,7 @@ __all__ = [
     "Route",
     "SequenceShard",
     "StepEnd",
+    "TokenStream",
     "TokenWeights",
     "by_type",
     "pack_identity",

@@ -4,7 +4,7 @@ A pack that does not use the method has no value of the type. Tensors whose name
 have a row for each token of the pack, and are split with its tokens.
 """
 
-# T packed tokens, C patch features, N samples, L text tokens, E text width
+# T packed tokens, C patch features, N samples, M level rows, L text tokens, E text width
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ class TokenWeights:
     # float32, at least 0: multiplies the loss of each target token, and means nothing elsewhere.
     # What a loss is divided by stays the number of target tokens
     weight_T: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoisyTokens:
+    """What a network is fed of a stream beside the main one."""
+
+    input_TC: Tensor  # float32
+    level_M: Tensor  # float32, of the level rows of the stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

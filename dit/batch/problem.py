@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -13,7 +14,8 @@ from torch import Tensor
 class Problem:
     """A weighted regression: weight · mean over C of an error of scale · (network output - target).
 
-    The error is its square, unless `objective.loss` says otherwise.
+    It is that of the main stream; `others` has that of each other one. The error is its square,
+    unless `objective.loss` says otherwise.
     The network sees `input_TC` and `level_M` only. Padding tokens are zero in both tensors; clean
     and reference tokens are the latents themselves in `input_TC`, and zero in `target_TC`.
     """
@@ -28,3 +30,5 @@ class Problem:
     anchor_TC: Tensor | None = None  # a prediction that the loss holds the network to as well
     # float64, of pairs: mean errors of the network without adapters
     reference_N: Tensor | None = None
+    # Of the other streams of the pack, by name, each with levels and noise of its own
+    others: Mapping[str, Problem] = field(default_factory=dict)

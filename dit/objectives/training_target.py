@@ -3,7 +3,8 @@
 1. training_problem     the draws of `pack_draws`, then the problem at drawn levels
 2. validation_problem   the same pack at one level, with the same noise at every validation
 3. problem_of           the problem with each sample at a level; clean tokens have no noise
-4. problem_of_velocity  the problem of flow matching with a given state and velocity
+4. problem_of_streams   the same of all streams of a pack, with given levels and noise of each
+5. problem_of_velocity  the problem of flow matching with a given state and velocity
 """
 
 # C patch features, T packed tokens, R real ones among them, N samples, L text tokens, E text width
@@ -11,6 +12,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -18,12 +20,14 @@ import torch
 from torch import Tensor
 
 from dit.batch import (
+    LATENTS,
     CleanTokens,
     FixedLevels,
     LatentVariance,
     NullInputs,
     PackedBatch,
     Problem,
+    TokenStream,
     pack_identity,
 )
 from dit.config import ObjectiveConfig
@@ -176,8 +180,23 @@ def problem_of(
     noise_rng: torch.Generator,
 ) -> Problem:
     """The problem with each sample at the level of its quantile, and noise for each real token."""
+    assert not batch.others, "a run draws levels and noise of the main stream alone"
     noise_N = objective.levels(quantile_N, batch.latent_tokens)
     return _problem_at(objective, batch, noise_N, draw_noise(batch, noise_rng))
+
+
+def problem_of_streams(
+    objective: TrainingObjective,
+    batch: PackedBatch,
+    noise_N: Mapping[str, Tensor],
+    noise_TC: Mapping[str, Tensor],
+) -> Problem:
+    """The problem of all streams of `batch`, each with levels [N] and noise [T, C] of its own."""
+    made = {
+        name: _problem_at(objective, stream, noise_N[name], noise_TC[name])
+        for name, stream in batch.streams.items()
+    }
+    return replace(made.pop(LATENTS), others=made)
 
 
 def problem_of_velocity(
@@ -201,7 +220,7 @@ def problem_of_velocity(
 
 
 def _problem_at(
-    objective: TrainingObjective, batch: PackedBatch, noise_N: Tensor, noise_TC: Tensor
+    objective: TrainingObjective, batch: TokenStream, noise_N: Tensor, noise_TC: Tensor
 ) -> Problem:
     noise_N = to_device(noise_N, batch.latent_TC.device)
     problem = objective.problem_at(batch, noise_N, noise_TC)
@@ -216,7 +235,7 @@ def _problem_at(
     )
 
 
-def with_given_tokens(input_TC: Tensor, batch: PackedBatch) -> Tensor:
+def with_given_tokens(input_TC: Tensor, batch: TokenStream) -> Tensor:
     """Network input with the latents themselves at clean and reference tokens."""
     return torch.where(batch.is_target_T[:, None], input_TC, batch.latent_TC.to(input_TC))
 
@@ -227,7 +246,7 @@ class _TellsLevels(Protocol):
     def network_level(self, noise_N: Tensor) -> Tensor: ...
 
 
-def with_clean_level(level_N: Tensor, batch: PackedBatch, objective: _TellsLevels) -> Tensor:
+def with_clean_level(level_N: Tensor, batch: TokenStream, objective: _TellsLevels) -> Tensor:
     """Timesteps [M] of all level rows: those of the samples, then of the clean level, if any."""
     clean = batch.method(CleanTokens)
     if clean is None:

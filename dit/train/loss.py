@@ -17,15 +17,15 @@ Other code has sums over a sample, with which beta would go by its size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dit.batch import PackedBatch, Parts, Problem, TokenWeights
+from dit.batch import LATENTS, PackedBatch, Parts, Problem, TokenStream, TokenWeights
 from dit.config import LossKind, LossMean, ObjectiveConfig
 from dit.pack_wire import to_device
 
@@ -48,7 +48,7 @@ class Loss:
         return torch.stack([sample_sums(self.error_T, batch), self.count_N.double()], dim=1)
 
 
-def sample_sums(values_T: Tensor, batch: PackedBatch) -> Tensor:
+def sample_sums(values_T: Tensor, batch: TokenStream) -> Tensor:
     """Sums over the tokens of each sample on this rank, float64 [N]."""
     sums_N = torch.zeros(batch.num_samples, dtype=torch.float64, device=values_T.device)
     return sums_N.index_add_(0, batch.segment_T, values_T.double())
@@ -66,7 +66,7 @@ def pseudo_huber(error_TC: Tensor, *, c: float) -> Tensor:
 
 
 def token_errors(
-    batch: PackedBatch, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
+    batch: TokenStream, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
 ) -> Tensor:
     """Mean error over the features of each target token, weighted, float32 [T]; 0 elsewhere."""
 
@@ -92,7 +92,7 @@ def token_errors(
 def loss_of(
     batch: PackedBatch,
     problem: Problem,
-    prediction_TC: Tensor,
+    prediction_TC: Tensor | Mapping[str, Tensor],
     options: ObjectiveConfig,
     *,
     context: dist.ProcessGroup | None = None,
@@ -103,7 +103,12 @@ def loss_of(
     has the gradient of two copies of the sample, and the others' gradients stay as they are. Pairs
     whose errors without adapters are known have the loss of preferences, summed over pairs;
     `context` has the ranks with the other tokens of the pack.
+
+    Of several streams, by name in `prediction_TC`, the losses add up. What they are divided by is
+    counted in the main stream.
     """
+    if isinstance(prediction_TC, Mapping):
+        return _of_streams(batch, problem, prediction_TC, options)
     error_T = token_errors(batch, problem, prediction_TC, options)
     if problem.reference_N is not None:
         return preference_loss(
@@ -128,15 +133,32 @@ def loss_of(
     )
 
 
+def _of_streams(
+    batch: PackedBatch,
+    problem: Problem,
+    prediction_TC: Mapping[str, Tensor],
+    options: ObjectiveConfig,
+) -> Loss:
+    assert problem.reference_N is None, "preferences are of one stream"
+    main = loss_of(batch, problem, prediction_TC[LATENTS], options)
+    total = main.total
+    for name, stream in batch.others.items():
+        error_T = token_errors(stream, problem.others[name], prediction_TC[name], options)
+        if options.loss_mean is LossMean.SAMPLE:
+            error_T = _parts_of_means(error_T, stream)
+        total = total + error_T.sum()
+    return replace(main, total=total)
+
+
 def _parts_of_means(
-    error_T: Tensor, batch: PackedBatch, *, read: Sequence[int] | None = None
+    error_T: Tensor, batch: TokenStream, *, read: Sequence[int] | None = None
 ) -> Tensor:
     """What each token adds to the mean error of its sample, or of the one of `read` it is of."""
     tokens = torch.tensor(batch.loss_tokens, dtype=torch.float32)
     if read is not None:
         of_N = torch.tensor(read)
         tokens = torch.zeros(len(of_N)).index_add_(0, of_N, tokens)[of_N]
-    return error_T / to_device(tokens, error_T.device)[batch.segment_T]
+    return error_T / to_device(tokens.clamp(min=1), error_T.device)[batch.segment_T]
 
 
 @torch.no_grad()

@@ -289,7 +289,7 @@ class StackedTransformer(MegatronModule):
             left_out = rows[TOKENS] - route.rows(rows[TOKENS])
             rows[hidden[0]] -= left_out  # the first of the hidden states has the latents
             waiting[WAITING] = (left_out, width)
-        shapes = {name: (rows[name], width) for name in hidden} | waiting
+        shapes = {name: (rows[name], self.hidden_width(name)) for name in hidden} | waiting
         return shapes | dict(self.condition_shapes(batch))
 
     def my_tokens(self, x_T: Tensor) -> Tensor:
@@ -334,6 +334,13 @@ class StackedTransformer(MegatronModule):
     def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
         """Rows of each hidden state on this rank."""
         return {"hidden": len(batch.segment_T) // self.token_parts}
+
+    def hidden_width(self, name: str) -> int:  # noqa: ARG002
+        """Width of the hidden state `name`; streams of other modalities may have one of their own.
+
+        Stages hand on rows of the model width, which hold as many numbers.
+        """
+        return self.config.hidden_size
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
         """Shapes of what stages send with hidden states: all that `conditions` and `head` read.
