@@ -18,7 +18,7 @@ Other code has sums over a sample, with which beta would go by its size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,8 @@ class Loss:
     count_N: Tensor  # int32, each sample's part of `count`; of pairs and parts, 1 for each
     # float64 [P, 3] on the first context rank of pairs: margin, e_w - r_w, e_l - r_l
     pairs_P3: Tensor | None = None
+    # float32, likewise of each token of the other streams of the pack, by name; without gradient
+    others: Mapping[str, Tensor] = field(default_factory=dict)
 
     def of_samples(self, batch: PackedBatch) -> Tensor:
         """Error and count of each sample, float64 [N, 2]."""
@@ -141,13 +143,13 @@ def _of_streams(
 ) -> Loss:
     assert problem.reference_N is None, "preferences are of one stream"
     main = loss_of(batch, problem, prediction_TC[LATENTS], options)
-    total = main.total
+    total, others = main.total, dict[str, Tensor]()
     for name, stream in batch.others.items():
         error_T = token_errors(stream, problem.others[name], prediction_TC[name], options)
         if options.loss_mean is LossMean.SAMPLE:
             error_T = _parts_of_means(error_T, stream)
-        total = total + error_T.sum()
-    return replace(main, total=total)
+        total, others[name] = total + error_T.sum(), error_T.detach()
+    return replace(main, total=total, others=others)
 
 
 def _parts_of_means(

@@ -25,6 +25,7 @@ from dit.objectives.registry import training_objective
 from dit.objectives.training_target import problem_of_streams
 from dit.pack_wire import flatten_pack, unflatten_pack
 from dit.train.loss import loss_of
+from dit.train.step import RankLoss
 
 SOUND, WIDTH, MULTIPLE = "sound", 3, 4
 LENGTHS = (6, 0, 3)
@@ -130,6 +131,14 @@ def test_losses_of_streams_add_up_on_one_rank_and_on_two(pack, mean) -> None:
         parts.append(loss_of(mine, part, told, options))
     assert float(sum(one.total for one in parts)) == pytest.approx(wanted, rel=1e-5)
     assert sum(one.count for one in parts) == found.count
+
+
+def test_samples_whose_sound_has_no_finite_loss_are_named(pack) -> None:
+    whole, _ = problem(pack)
+    said = {LATENTS: whole.target_TC, SOUND: whole.others[SOUND].target_TC.clone()}
+    assert RankLoss.of([(loss_of(pack, whole, said, FLOW), pack)]).not_finite == ()
+    said[SOUND][pack.others[SOUND].starts[2]] = math.inf
+    assert RankLoss.of([(loss_of(pack, whole, said, FLOW), pack)]).not_finite == ("k2",)
 
 
 def test_ranks_have_their_parts_of_every_stream_and_what_the_network_is_fed(pack) -> None:
