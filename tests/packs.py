@@ -157,7 +157,7 @@ def single(batch: PackedBatch, index: int) -> PackedBatch:
         starts=(0, stop - start),
         text_offsets={name: (0, last - first) for name, (first, last) in rows.items()},
         keys=keys,
-        captions=batch.captions[index : index + 1],
+        captions=(),
         pack_id=pack_identity(keys),
         share=WHOLE,
         methods=by_type(

@@ -226,7 +226,7 @@ def fields_given(source: Source, kinds: set[str]) -> set[str]:
             found |= {k.arg for k in given if k.arg}
     keys = [key for node in source.nodes(ast.Dict) for key in node.keys]
     keys += [node.slice for node in source.nodes(ast.Subscript) if isinstance(node.ctx, ast.Store)]
-    return found | {key.value for key in keys if isinstance(key, ast.Constant)}
+    return found | {str(key.value) for key in keys if isinstance(key, ast.Constant)}
 
 
 def functions_of_opening(sources: list[Source]) -> list[ast.FunctionDef]:
