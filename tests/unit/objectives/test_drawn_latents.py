@@ -78,6 +78,16 @@ def test_draws_have_the_mean_and_variance_of_the_shard(dtype) -> None:
     assert padding.numel() and not padding.any()
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_variances_are_those_of_the_shard_beside_texts_of_any_length(count: int) -> None:
+    """Patches are written two numbers at once, wherever a pack has room for them."""
+    samples = [sample_of(n, logvar=-float(n), dtype=torch.float32) for n in range(count)]
+    pack = pack_samples(samples, LAYOUT)
+    logvar_TC = pack.method(LatentVariance).logvar_TC
+    for n, start in enumerate(pack.starts[:-1]):
+        assert (logvar_TC[start : start + 6] == -n).all()
+
+
 def test_a_draw_follows_from_seed_step_and_pack() -> None:
     samples = [sample_of(n) for n in range(3)]
     pack = pack_samples(samples, LAYOUT)
