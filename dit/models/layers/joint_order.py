@@ -191,12 +191,10 @@ def row_exchange(
     gathers = context.group.size() > 1 and context.comm is ContextComm.ALL_GATHER
     if gathers:
         own, own_real = _joint_rows([asking], asking.share.index)
-        # Keys of samples without a query here come last.
-        asked = defaultdict(int, own_real)
     else:
         own, own_real = _joint_rows_of_all([asking])
-        asked = None
-    every, every_real = _joint_rows_of_all([answering], asked=asked)
+    # Keys of samples without a query come last, so that the others lie side by side.
+    every, every_real = _joint_rows_of_all([answering], asked=defaultdict(int, own_real))
     queries, keys = _spans_of(own_real), _spans_of(every_real)
     # Ascending keys; samples without any stand where there are none.
     nowhere = (sum(every_real.values()), 0)

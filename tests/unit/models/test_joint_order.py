@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,6 +182,23 @@ def test_a_row_attends_to_another_one_sample_by_sample():
         wanted = torch.einsum("hts,shk->thk", score.softmax(-1), v[keys])
         torch.testing.assert_close(found[rows], wanted)
         assert found[rows].any() == (number > 0)
+
+
+@pytest.mark.parametrize("comm", [ContextComm.A2A, ContextComm.ALL_GATHER])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_queries_and_keys_of_two_rows_ascend(rank, comm):
+    """As kernels need it; samples without a query on this rank have keys behind all others."""
+    latents, text = _rows(2, rank)
+    context = _context(2, rank, comm)
+    for asking, answering in ((latents, text.row), (text.row, latents)):
+        spans = row_exchange(asking, answering, context=context, device=CPU).spans
+        ranks = [rank] if comm is ContextComm.ALL_GATHER else range(2)
+        here = {piece.sample for one in ranks for piece in asking.on(one) if piece.real}
+        both = [sample for sample in sorted(here) if sample in answering.lengths]
+        assert spans.key_lengths == tuple(answering.lengths[sample] for sample in both)
+        assert [*spans.starts] == sorted(spans.starts)
+        ends = [*accumulate(spans.key_lengths, initial=0)]
+        assert [*spans.key_starts] == ends[:-1]  # one behind the other
 
 
 def test_a_ring_does_not_take_two_rows():
