@@ -27,6 +27,9 @@ from dit.batch import PackedBatch
 _AHEAD = 3
 _HEAD = 64  # bytes before a row; the first one says whether the row is taken
 
+# Patches of these are written two numbers at once, so that nothing of odd length may come before.
+_LATENTS = ("latent_TC", "LatentVariance.logvar_TC")
+
 BufferSlot = tuple[int, int]
 """(torch's worker id, buffer index). Torch's id, because Energon's changes on resume."""
 
@@ -79,11 +82,17 @@ def pin_pack(pack: PackedBatch) -> PackedBatch:
 def widest_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The order of tensors in a row of bytes: each begins at a multiple of its element size.
 
-    Tensors of one element size come in the order of the fields of a pack.
+    Tensors of one element size come in the order of the fields of a pack, then those of methods in
+    the order of their names; variances of latents follow the latents.
     """
-    order = {one.name: number for number, one in enumerate(fields(PackedBatch))}
-    at = {name: (-t.element_size(), order[name.partition(".")[0]]) for name, t in tensors.items()}
-    return dict(sorted(tensors.items(), key=lambda item: at[item[0]]))
+    order = {one.name: (number, "") for number, one in enumerate(fields(PackedBatch))}
+
+    def place(named: tuple[str, Tensor]) -> tuple[int, bool, tuple[int, str]]:
+        name, tensor = named
+        at = order.get(name.partition(".")[0], (len(order), name))
+        return -tensor.element_size(), name not in _LATENTS, at
+
+    return dict(sorted(tensors.items(), key=place))
 
 
 def views_of(row: Tensor, outlines: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -6,9 +6,9 @@ float64 there as well, so that two networks of equal arithmetic differ by roundi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,12 +57,9 @@ def widened(batch: PackedBatch, again: PackedBatch) -> PackedBatch:
     `again` is the same pack, made in float64. Its positions are not rounded to float32, but its
     latents are other ones, because a generator draws others in float64.
     """
-    values = {field.name: _doubled(getattr(batch, field.name)) for field in fields(batch)}
-    return replace(batch, **values | {"position_TA": again.position_TA, "fps_N": again.fps_N})
+    doubled = batch.with_tensors({name: _doubled(x) for name, x in batch.tensors.items()})
+    return replace(doubled, position_TA=again.position_TA, fps_N=again.fps_N)
 
 
-def _doubled(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _doubled(one) for name, one in value.items()}
-    is_float32 = isinstance(value, Tensor) and value.dtype == torch.float32
-    return value.double() if is_float32 else value
+def _doubled(value: Tensor) -> Tensor:
+    return value.double() if value.dtype == torch.float32 else value

@@ -9,7 +9,20 @@ from typing import Any
 
 import torch
 
-from dit.batch import TEXT, Grid, LatentSample, PackedBatch, pack_identity
+from dit.batch import (
+    TEXT,
+    WHOLE,
+    CleanTokens,
+    Grid,
+    GuidanceInput,
+    LatentSample,
+    PackedBatch,
+    ReferenceGrids,
+    StepEnd,
+    TokenWeights,
+    by_type,
+    pack_identity,
+)
 from dit.config import ModelConfig, Precision, RunConfig
 from dit.data.pack import pack_samples
 from dit.models.dit.family import DitConfig
@@ -125,8 +138,9 @@ def single(batch: PackedBatch, index: int) -> PackedBatch:
     """The sample at `index` as a pack of its own."""
     start, stop = batch.starts[index : index + 2]
     rows = {name: starts[index : index + 2] for name, starts in batch.text_offsets.items()}
-    clean = batch.clean_tokens[index] if batch.clean_tokens else 0
     is_clean_T = batch.level_row_T[start:stop] >= batch.num_samples
+    clean, end = batch.method(CleanTokens), batch.method(StepEnd)
+    weights, others = batch.method(TokenWeights), batch.references
     keys = batch.keys[index : index + 1]
     return PackedBatch(
         latent_TC=batch.latent_TC[start:stop],
@@ -135,21 +149,26 @@ def single(batch: PackedBatch, index: int) -> PackedBatch:
         is_real_T=batch.is_real_T[start:stop],
         is_target_T=batch.is_target_T[start:stop],
         level_row_T=is_clean_T.long(),
-        weight_T=None if batch.weight_T is None else batch.weight_T[start:stop],
         condition_TC=None if batch.condition_TC is None else batch.condition_TC[start:stop],
         texts={name: batch.texts[name][slice(*rows[name])] for name in rows},
         vectors={name: rows[index : index + 1] for name, rows in batch.vectors.items()},
         fps_N=batch.fps_N[index : index + 1],
-        step_end_N=None if batch.step_end_N is None else batch.step_end_N[index : index + 1],
-        clean_tokens=(clean,),
-        clean_level=batch.clean_level if is_clean_T.any() else None,
-        guidance=batch.guidance,
         grids=batch.grids[index : index + 1],
-        references=batch.references[index : index + 1] if any(batch.references) else (),
         starts=(0, stop - start),
         text_offsets={name: (0, last - first) for name, (first, last) in rows.items()},
         keys=keys,
+        captions=(),
         pack_id=pack_identity(keys),
+        share=WHOLE,
+        methods=by_type(
+            None if weights is None else TokenWeights(weight_T=weights.weight_T[start:stop]),
+            None if end is None else StepEnd(level_N=end.level_N[index : index + 1]),
+            CleanTokens(level=clean.level, counts=clean.counts[index : index + 1])
+            if clean is not None and is_clean_T.any()
+            else None,
+            batch.method(GuidanceInput),
+            ReferenceGrids(of=others[index : index + 1]) if any(others) else None,
+        ),
     )
 
 

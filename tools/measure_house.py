@@ -36,6 +36,9 @@ Figures, of the Python files of dit/, data_prep/, recipes/ and benchmarks/
                         names of one, arguments included and those of functions inside not
     trainer             lines of dit/train/trainer.py
     over_400            files of more than 400 lines
+    pack_missing        fields that a pack may lack, those with a default, over all types of a pack
+    pack_own            fields among them that at most one module of dit/ gives a value (None and
+                        empty ones do not count), so that they are of one method or family
     family_names        names that a family's family.py, model.py and diffusers.py import from our
                         other modules, late imports included, each once: the median of all families
 
@@ -46,6 +49,7 @@ Lists
     long_functions      those of more than 60 lines
     long_files          those of more than 400 lines
     names_of_families   what family_names is the median of
+    pack_fields         what pack_missing counts, with the number of modules that give it a value
     circles_of, arrows_of, exceptions_of    what the three figures count
     classes_twice       classes of one name in two places
     functions_twice     public functions of one name at the top level of two modules, without main
@@ -110,6 +114,7 @@ RIDDLES = re.compile(
 _SHAPE = re.compile(r"[a-z0-9]_[A-Z][A-Z0-9]*$")
 _BRACKETS = re.compile(r"\[[^\]\[]*\b[A-Z][A-Z0-9]?\b[^\]\[]*\]")
 OPENING, TRAINER = "dit/train/opening/", "dit/train/trainer.py"
+NO_PACK = ("LatentSample", "Problem", "SequenceShard")
 PAGES = ("family.py", "model.py", "diffusers.py")
 _RUNS = ("mock_run", "lora_run", "convert_import")
 
@@ -132,6 +137,7 @@ def measure(tree: Path) -> dict[str, Any]:
         "long_functions": long_functions(sources),
         "long_files": [f"{s.path} {s.lines}" for s in sources if s.lines > LONG_FILE],
         "names_of_families": names_of_families(sources),
+        "pack_fields": pack_fields(sources),
         "circles_of": [", ".join(ring) for ring in rings],
         "arrows_of": edges,
         "exceptions_of": excuses,
@@ -179,8 +185,48 @@ def figures(sources: list[Source]) -> dict[str, Any]:
         "opening": [max(map(of, steps), default=0) for of in (length, local_names)],
         "trainer": sum(s.lines for s in sources if s.path == TRAINER),
         "over_400": sum(source.lines > LONG_FILE for source in sources),
+        "pack_missing": len(pack_fields(sources)),
+        "pack_own": sum(modules < 2 for modules in pack_fields(sources).values()),
         "family_names": median(names_of_families(sources).values()),
     }
+
+
+def pack_fields(sources: list[Source]) -> dict[str, int]:
+    """Type.field of a pack -> modules that give it a value, of the fields with a default.
+
+    The types of a pack are the classes of dit/batch, but for those of a sample and of a problem.
+    """
+    kinds = [
+        node
+        for source in sources
+        if re.match(r"dit/batch(\.py|/)", source.path)
+        for node in source.nodes(ast.ClassDef)
+        if node.name not in NO_PACK
+    ]
+    optional = [
+        (kind.name, line.target.id)
+        for kind in kinds
+        for line in kind.body
+        if isinstance(line, ast.AnnAssign) and line.value and isinstance(line.target, ast.Name)
+    ]
+    others = [s for s in sources if re.match(r"dit/(?!batch[./])", s.path)]
+    given = [fields_given(source, {kind.name for kind in kinds}) for source in others]
+    return {f"{kind}.{name}": sum(name in one for one in given) for kind, name in optional}
+
+
+def fields_given(source: Source, kinds: set[str]) -> set[str]:
+    """Names that a module gives a value by keyword where it makes or changes one of `kinds`.
+
+    Keys of dictionaries count, too: tensors of a pack may be given by name.
+    """
+    found = set[str]()
+    for call in source.nodes(ast.Call):
+        if ast.unparse(call.func).rpartition(".")[2] in {*kinds, "replace"}:
+            given = [k for k in call.keywords if ast.unparse(k.value) not in ("None", "()", "{}")]
+            found |= {k.arg for k in given if k.arg}
+    keys = [key for node in source.nodes(ast.Dict) for key in node.keys]
+    keys += [node.slice for node in source.nodes(ast.Subscript) if isinstance(node.ctx, ast.Store)]
+    return found | {str(key.value) for key in keys if isinstance(key, ast.Constant)}
 
 
 def functions_of_opening(sources: list[Source]) -> list[ast.FunctionDef]:

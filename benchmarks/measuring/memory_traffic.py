@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dit.batch import Grid, LatentSample, PackedBatch
+from dit.batch import AdapterDropout, Grid, LatentSample, PackedBatch
 from dit.config import LoraConfig, ModelConfig
 from dit.data.pack import pack_samples
 from dit.lora.targets import attach_adapters, chosen_adapters
@@ -181,7 +181,7 @@ def layer_traffic(
             for made in (one, two):
                 chosen: Any = chosen_adapters(made.model, lora)
                 attach_adapters(made, chosen, precision=model.precision, dropout=lora.dropout)
-    batch = replace(shape.pack(model), dropout_seed=0)
+    batch = shape.pack(model).with_method(AdapterDropout(seed=0))
     return added_traffic(one, two, batch, width=model.hidden_size)
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.batch import TEXT, LatentSample
+from dit.batch import TEXT, CleanTokens, LatentSample, StepEnd
 from dit.config import ModelConfig, Precision, RunConfig, Weights
 from dit.convert.diffusers_checkpoint import DiffusersFolder, open_folder
 from dit.convert.diffusers_config import diffusers_transformer_config
@@ -222,12 +222,12 @@ def _our_outputs(
     load_weights(stored.path, [network], groups, averaged=bool(stored.prefix))
     batch = pack_samples(samples, PatchLayout.of(replace(config, model=model)))
     level_M = torch.tensor(_LEVELS)
-    if batch.clean_level is not None:
-        level_M = torch.cat((level_M, torch.full_like(level_M, batch.clean_level)))
+    if (clean := batch.method(CleanTokens)) is not None:
+        level_M = torch.cat((level_M, torch.full_like(level_M, clean.level)))
     family = family_of(model)
     if family.tells_step_end(model) and not family.trains_step_end:
         # At the data, as `DiffusersForm.run` has it.
-        batch = replace(batch, step_end_N=torch.zeros(batch.num_samples))
+        batch = batch.with_method(StepEnd(level_N=torch.zeros(batch.num_samples)))
     made_TC = network(batch.latent_TC, level_M, batch)
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
     return unpack_latents(made_TC, batch, **patch)

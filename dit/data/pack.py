@@ -19,7 +19,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dit.batch import REJECTED_LATENT, Grid, LatentSample, PackedBatch, pack_identity
+from dit.batch import (
+    REJECTED_LATENT,
+    WHOLE,
+    CleanTokens,
+    FixedLevels,
+    Grid,
+    GuidanceInput,
+    LatentSample,
+    LatentVariance,
+    NullTexts,
+    PackedBatch,
+    Pairs,
+    PictureTexts,
+    ReferenceGrids,
+    TokenWeights,
+    by_type,
+    pack_identity,
+)
 from dit.models.family import InputKind
 from dit.models.patch_layout import PatchLayout
 from dit.models.positions import padded_positions, write_patches
@@ -84,8 +101,12 @@ class SampleSize(NamedTuple):
         )
 
 
-NULL_ROWS = "null_text_LE"
+NULL_ROWS = "NullTexts.rows_LE"
 """Tensor of a pack with rows in the place of dropped captions."""
+LOGVAR = "LatentVariance.logvar_TC"
+"""Tensor of a pack with the log variances of its latents."""
+WEIGHT = "TokenWeights.weight_T"
+"""Tensor of a pack with the weights of the loss."""
 
 
 def references(sample: LatentSample, layout: PatchLayout) -> list[Tensor]:
@@ -158,9 +179,9 @@ def _of_some(sizes: Sequence[SampleSize], rows: int, *, width: int) -> dict[str,
     """Types and shapes of the tensors that only packs of certain samples have."""
     shapes: dict[str, tuple[Any, ...]] = {}
     if any(of_logvar := [size.logvar_dtype for size in sizes]):
-        shapes["latent_logvar_TC"] = (common_dtype(of_logvar), rows, width)
+        shapes[LOGVAR] = (common_dtype(of_logvar), rows, width)
     if any(size.is_weighted for size in sizes):
-        shapes["weight_T"] = (torch.float32, rows)
+        shapes[WEIGHT] = (torch.float32, rows)
     return shapes
 
 
@@ -209,9 +230,9 @@ class PackWriter:
         if at < self._start:
             latent_TC[at : self._start] = 0
         clean = self._write_given_frames(sample, grids[0], first)
-        if "latent_logvar_TC" in self._tensors:
+        if LOGVAR in self._tensors:
             self._write_logvar(sample, grids[0], first, clean)
-        if "weight_T" in self._tensors:
+        if WEIGHT in self._tensors:
             self._write_weights(sample, grids[0], first)
         if "condition_TC" in self._tensors:
             self._write_condition(sample, grids[0], first)
@@ -269,7 +290,7 @@ class PackWriter:
 
     def _write_logvar(self, sample: LatentSample, grid: Grid, first: int, clean: int) -> None:
         """Writes the log variance of the target; -inf, a variance of 0, where nothing is drawn."""
-        own_TC = self._tensors["latent_logvar_TC"][first : self._start].fill_(-math.inf)
+        own_TC = self._tensors[LOGVAR][first : self._start].fill_(-math.inf)
         if sample.latent_logvar_CFHW is not None:
             target_TC = own_TC[: math.prod(grid)]
             write_patches(target_TC, sample.latent_logvar_CFHW, grid, self._layout.patch)
@@ -277,7 +298,7 @@ class PackWriter:
 
     def _write_weights(self, sample: LatentSample, grid: Grid, first: int) -> None:
         """The weight of the sample; of a target's token, times the mean of its patch's mask."""
-        own_T = self._tensors["weight_T"][first : self._start].fill_(sample.loss_weight)
+        own_T = self._tensors[WEIGHT][first : self._start].fill_(sample.loss_weight)
         if sample.loss_mask_1FHW is not None:
             patches_TC = own_T.new_empty(math.prod(grid), math.prod(self._layout.patch))
             write_patches(patches_TC, sample.loss_mask_1FHW, grid, self._layout.patch)
@@ -315,33 +336,54 @@ class PackWriter:
         null, fps_N = self._null_rows, self._tensors.pop("fps_N")[:count]
         fps_N.copy_(torch.tensor([a.fps for a in added], dtype=torch.float32))
         tensors = {n: t[: self._start] for n, t in self._tensors.items()}
+        logvar, weight = tensors.pop(LOGVAR, None), tensors.pop(WEIGHT, None)
         spans = [padded_positions(a.grids, a.padded, a.fps, layout.positions) for a in added]
         padded, keys = [a.padded for a in added], tuple(a.key for a in added)
         torch.cat([position for position, _ in spans], out=tensors["position_TA"])
         torch.cat([is_real for _, is_real in spans], out=tensors["is_real_T"])
         owners = torch.arange(count)
         tensors["segment_T"].copy_(owners.repeat_interleave(torch.tensor(padded)))
-        has_level = self._mark_given(tensors) or layout.draws_given_frames
+        has_clean = self._mark_given(tensors)
         return PackedBatch(
             **tensors,  # type: ignore[arg-type]  # by the names of the fields
             texts=texts,
             text_offsets={name: tuple(starts) for name, starts in self._texts.items()},
             vectors=vectors,
-            null_text_LE=None if null is None else null[: self._null_starts[-1]],
-            null_text_starts=() if null is None else tuple(self._null_starts),
             fps_N=fps_N,
             grids=tuple(a.grids[0] for a in added),
-            references=_or_none([a.grids[1:] for a in added]),
-            clean_tokens=_or_none([a.clean for a in added]),
-            clean_level=layout.clean_level if has_level else None,
-            guidance=layout.guidance,
-            pictures=layout.pictures,
             starts=tuple(accumulate(padded, initial=0)),
             keys=keys,
-            in_pairs=layout.in_pairs,
             captions=tuple(a.caption for a in added),
-            level_indices=_of_all(a.level_index for a in added),
             pack_id=pack_identity(keys),
+            share=WHOLE,
+            methods=self._methods(has_clean, null=null, logvar=logvar, weight=weight),
+        )
+
+    def _methods(
+        self,
+        has_clean: bool,
+        *,
+        null: Tensor | None,
+        logvar: Tensor | None,
+        weight: Tensor | None,
+    ) -> Mapping[type, Any]:
+        """What methods add to the pack."""
+        added, layout = self._added, self._layout
+        starts, level = tuple(self._null_starts), layout.clean_level
+        level = level if has_clean or layout.draws_given_frames else None
+        levels = [a.level_index for a in added if a.level_index is not None]
+        references = tuple(a.grids[1:] for a in added)
+        clean = tuple(a.clean for a in added)
+        return by_type(
+            None if logvar is None else LatentVariance(logvar_TC=logvar),
+            None if weight is None else TokenWeights(weight_T=weight),
+            None if null is None else NullTexts(rows_LE=null[: starts[-1]], starts=starts),
+            ReferenceGrids(of=references) if any(references) else None,
+            None if level is None else CleanTokens(level=level, counts=clean),
+            None if layout.guidance is None else GuidanceInput(scale=layout.guidance),
+            PictureTexts(names=layout.pictures) if layout.pictures else None,
+            Pairs() if layout.in_pairs else None,
+            FixedLevels(indices=tuple(levels)) if len(levels) == len(added) > 0 else None,
         )
 
     def _mark_given(self, tensors: dict[str, Tensor]) -> bool:
@@ -361,17 +403,6 @@ class PackWriter:
                 any_clean |= is_clean
             first += a.padded
         return any_clean
-
-
-def _or_none(values: Sequence[Any]) -> tuple[Any, ...]:
-    """No values where all are empty, as `PackedBatch` has it."""
-    return tuple(values) if any(values) else ()
-
-
-def _of_all(values: Iterable[int | None]) -> tuple[int, ...]:
-    """The values, and none where one is missing."""
-    every = tuple(values)
-    return tuple(value for value in every if value is not None) if None not in every else ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

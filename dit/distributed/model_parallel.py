@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,12 +25,13 @@ from megatron.core.pipeline_parallel.schedules import get_schedule_table
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from dit.batch import PackedBatch, Problem, SequenceShard
+from dit.batch import NoisyTokens, PackedBatch, Problem, SequenceShard, TokenStream
 from dit.distributed.watchdog import heartbeat
 from dit.pack_wire import to_device
 
 Item = tuple[PackedBatch, Problem]
 Shape = list[int]
+Stream = TypeVar("Stream", bound=TokenStream)
 
 
 def rank_part(module: Any, item: Item) -> Item:
@@ -45,13 +46,29 @@ def split_tokens(
     """A context rank's part of a pack, padded at its end to a `multiple` of tokens.
 
     `ModelConfig.token_multiple` says what needs the multiple. All random draws were made for the
-    whole pack before, so the numbers are those of a single rank.
+    whole pack before, so the numbers are those of a single rank. Streams beside the main one get
+    what the network is fed of them (`NoisyTokens`).
     """
-    rows_T = batch.rows(share)
-    padding = -len(rows_T) % multiple
-    if share.count == 1 and padding == 0:
+    others, problems = dict[str, TokenStream](), dict[str, Problem]()
+    for name, own in problem.others.items():
+        fed = NoisyTokens(input_TC=own.input_TC, level_M=own.level_M)
+        stream = batch.others[name].with_method(fed)
+        others[name], problems[name] = _split(stream, own, share=share, multiple=multiple)
+    batch, problem = _split(batch, problem, share=share, multiple=multiple)
+    if not others:
         return batch, problem
-    rows_T = to_device(rows_T, batch.latent_TC.device)
+    return replace(batch, others=others), replace(problem, others=problems)
+
+
+def _split(
+    stream: Stream, problem: Problem, *, share: SequenceShard, multiple: int
+) -> tuple[Stream, Problem]:
+    """The part of a stream and of its problem, of one row or more: every weight has a gradient."""
+    rows_T = stream.rows(share)
+    padding = -len(rows_T) % multiple if len(rows_T) else multiple
+    if share.count == 1 and padding == 0:
+        return stream, problem
+    rows_T = to_device(rows_T, stream.latent_TC.device)
 
     def part(tensor: Tensor, value: Any = 0) -> Tensor:
         """The rows of this share, of [T, ...], then padding with `value`."""
@@ -60,12 +77,12 @@ def split_tokens(
 
     # Padding needs the index of a sample and of a level row that are there. Any will do, because
     # nothing reads its output.
-    last, rows_of = batch.num_samples - 1, ("segment_T", "level_row_T")
+    last, rows_of = stream.num_samples - 1, ("segment_T", "level_row_T")
     tensors = {
         name: part(tensor, last if name in rows_of else 0)
-        for name, tensor in batch.token_tensors.items()
+        for name, tensor in stream.token_tensors.items()
     }
-    mine = replace(batch.with_tensors(tensors), share=share)
+    mine = replace(stream.with_tensors(tensors), share=share)
     return mine, replace(
         problem, input_TC=part(problem.input_TC), target_TC=part(problem.target_TC)
     )

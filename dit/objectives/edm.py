@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dit.batch import PackedBatch, Problem
+from dit.batch import Problem, TokenStream
 from dit.config import EdmConfig
 from dit.objectives import timestep_sampling
 from dit.objectives.objective import Prediction, per_token, real_only
@@ -68,7 +68,7 @@ class Edm:
         sigma_N = timestep_sampling.log_normal(quantile_N.double(), mean=c.p_mean, std=c.p_std)
         return sigma_N.float()
 
-    def problem_at(self, batch: PackedBatch, noise_N: Tensor, noise_TC: Tensor) -> Problem:
+    def problem_at(self, batch: TokenStream, noise_N: Tensor, noise_TC: Tensor) -> Problem:
         sigma_N = noise_N.float()
         part = mixing(per_token(sigma_N, batch), sigma_data=self.config.sigma_data)
         latent_TC, noise_TC = batch.latent_TC.float(), noise_TC.float()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dit.batch import PackedBatch, Problem
+from dit.batch import Problem, TokenStream
 from dit.config import (
     EdmConfig,
     FlowConfig,
@@ -188,7 +188,7 @@ class FlowMatching:
             )
         return torch.lerp(low_N, high_N, quantile_N)
 
-    def problem_at(self, batch: PackedBatch, noise_N: Tensor, noise_TC: Tensor) -> Problem:
+    def problem_at(self, batch: TokenStream, noise_N: Tensor, noise_TC: Tensor) -> Problem:
         t_N, latent_TC, noise_TC = noise_N.float(), batch.latent_TC.float(), noise_TC.float()
         state_TC = torch.lerp(latent_TC, noise_TC, per_token(t_N, batch))
         target_TC = latent_TC if self._says_latent else noise_TC - latent_TC

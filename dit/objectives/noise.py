@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dit.batch import PackedBatch
+from dit.batch import LatentVariance, PackedBatch, Pairs
 
 
 def draw_latents(batch: PackedBatch, *rngs: torch.Generator) -> PackedBatch:
@@ -18,12 +18,13 @@ def draw_latents(batch: PackedBatch, *rngs: torch.Generator) -> PackedBatch:
     That is mean + exp(log variance / 2) * noise (arXiv:1312.6114, Eq. 10). The generators, one or
     one for each sample, are on the device of the batch. A pack without variances stays as it is.
     """
-    if batch.latent_logvar_TC is None:
+    variance = batch.method(LatentVariance)
+    if variance is None:
         return batch
     assert batch.share.count == 1, "draws are made before a pack is split"
-    std_TC = (batch.latent_logvar_TC.float() / 2).exp()
+    std_TC = (variance.logvar_TC.float() / 2).exp()
     latent_TC = batch.latent_TC + std_TC * draw_noise(batch, *rngs)
-    return replace(batch, latent_TC=latent_TC, latent_logvar_TC=None)
+    return replace(batch, latent_TC=latent_TC).without(LatentVariance)
 
 
 def draw_noise(batch: PackedBatch, *rngs: torch.Generator) -> Tensor:
@@ -38,7 +39,7 @@ def draw_noise(batch: PackedBatch, *rngs: torch.Generator) -> Tensor:
     noise_RC = torch.cat(
         [torch.randn((n, width), generator=rng, device=rng.device) for n, rng in drawn]
     )
-    if batch.in_pairs:
+    if batch.method(Pairs) is not None:
         of_pairs = noise_RC.split(batch.num_tokens[::2])
         noise_RC = torch.cat([noise for one in of_pairs for noise in (one, one)])
     return insert_padding(noise_RC, batch)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dit.batch import PackedBatch, Problem
+from dit.batch import Problem, TokenStream
 
 
 class TrainingObjective(Protocol):
@@ -27,7 +27,7 @@ class TrainingObjective(Protocol):
         """
         ...
 
-    def problem_at(self, batch: PackedBatch, noise_N: Tensor, noise_TC: Tensor) -> Problem:
+    def problem_at(self, batch: TokenStream, noise_N: Tensor, noise_TC: Tensor) -> Problem:
         """The regression problem at the levels `noise_N`, with standard normal noise `noise_TC`.
 
         It draws no random numbers.
@@ -86,11 +86,11 @@ class SamplingPath(Protocol):
         ...
 
 
-def real_only(values_TC: Tensor, batch: PackedBatch) -> Tensor:
+def real_only(values_TC: Tensor, batch: TokenStream) -> Tensor:
     """`values_TC` with zeros on padding, also where padding held NaN."""
     return values_TC.masked_fill(~batch.is_real_T[:, None], 0)
 
 
-def per_token(values_N: Tensor, batch: PackedBatch) -> Tensor:
+def per_token(values_N: Tensor, batch: TokenStream) -> Tensor:
     """The value of each token's sample, as a column [T, 1]."""
     return values_N[batch.segment_T, None]

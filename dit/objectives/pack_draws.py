@@ -24,7 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dit.batch import TEXT, NullInputs, PackedBatch
+from dit.batch import (
+    TEXT,
+    AdapterDropout,
+    CleanTokens,
+    NullInputs,
+    NullTexts,
+    PackedBatch,
+    PictureTexts,
+)
 from dit.config import ObjectiveConfig
 from dit.config.sparsity import TokenRoute
 from dit.objectives.noise import draw_latents
@@ -127,7 +135,8 @@ def _route(batch: PackedBatch, context: DrawContext) -> PackedBatch:
 
 
 def _adapters(batch: PackedBatch, context: DrawContext) -> PackedBatch:
-    return replace(batch, dropout_seed=context.stream(Draw.ADAPTER_DROPOUT) >> 1)
+    seed = context.stream(Draw.ADAPTER_DROPOUT) >> 1
+    return batch.with_method(AdapterDropout(seed=seed))
 
 
 TRAINING_DRAWS: Sequence[Callable[[PackedBatch, DrawContext], PackedBatch]] = (
@@ -158,13 +167,12 @@ def draw_given_frames(
         return batch
     uniform_N = torch.rand(samples_drawn(batch), generator=rng, dtype=torch.float64).tolist()
     uniform_N = of_samples(batch, uniform_N)
-    if options.given_frames is None and batch.pictures:
+    if options.given_frames is None and batch.method(PictureTexts) is not None:
         unused = [one >= options.image_condition_probability for one in uniform_N]
         return without_pictures(batch, unused)
     if options.given_frames is None:
-        of_shard = batch.clean_tokens or (0,) * batch.num_samples
         kept = [one < options.image_condition_probability for one in uniform_N]
-        counts = [tokens * keep for tokens, keep in zip(of_shard, kept, strict=True)]
+        counts = [tokens * keep for tokens, keep in zip(batch.clean_tokens, kept, strict=True)]
     else:
         edges = list(accumulate(options.given_frames))
         frames = [bisect(edges[:-1], one * edges[-1]) for one in uniform_N]
@@ -184,7 +192,8 @@ def without_pictures(batch: PackedBatch, dropped: Sequence[bool]) -> PackedBatch
         dropped_N = to_device(torch.tensor(dropped), batch.segment_T.device)
         condition_TC = batch.condition_TC.masked_fill(dropped_N[batch.segment_T, None], 0)
         batch = replace(batch, condition_TC=condition_TC)
-    for name in batch.pictures:
+    pictures = batch.method(PictureTexts)
+    for name in pictures.names if pictures is not None else ():
         rows_LE, spans = batch.texts[name], pairwise(batch.text_offsets[name])
         each = [rows_LE[a : a if drop else b] for drop, (a, b) in zip(dropped, spans, strict=True)]
         offsets = tuple(accumulate(map(len, each), initial=0))
@@ -198,19 +207,20 @@ def with_clean_tokens(batch: PackedBatch, counts: Sequence[int]) -> PackedBatch:
     `batch` is a whole pack. Nothing waits for the device.
     """
     assert batch.share.count == 1, "draws are made before a pack is split"
-    assert batch.clean_level is not None or not any(counts), "given tokens have no level"
+    clean = batch.method(CleanTokens)
+    assert clean is not None or not any(counts), "given tokens have no level"
     numbers = torch.tensor([batch.starts[:-1], batch.latent_tokens, counts])
     numbers_T = to_device(numbers, batch.segment_T.device)[:, batch.segment_T]
     start_T, own_T, clean_T = numbers_T.unbind()
     row_T = torch.arange(len(start_T), device=start_T.device) - start_T
     is_own_T, is_clean_T = row_T < own_T, row_T < clean_T
     level_row_T = batch.segment_T + batch.num_samples * is_clean_T
-    return replace(
+    given = replace(
         batch,
         is_target_T=is_own_T & ~is_clean_T,
         level_row_T=torch.where(is_own_T, level_row_T, batch.level_row_T),
-        clean_tokens=tuple(counts) if any(counts) else (),
     )
+    return given if clean is None else given.with_method(replace(clean, counts=tuple(counts)))
 
 
 def draw_dropout(count: int, probability: float, rng: torch.Generator) -> list[bool]:
@@ -266,15 +276,15 @@ def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInpu
         pairs = zip(dropped, vectors[name], strict=True)
         each = [null[name].to(own_E) if drop else own_E for drop, own_E in pairs]
         vectors[name] = torch.stack(each)
-    return replace(batch, vectors=vectors, null_text_LE=None, null_text_starts=())
+    return replace(batch, vectors=vectors).without(NullTexts)
 
 
 def own_null_texts(batch: PackedBatch) -> list[Tensor]:
     """Rows [M, E] that replace the main text of each sample if dropped; 0 rows if it has none."""
-    rows_LE = batch.null_text_LE
-    if rows_LE is None:
+    own = batch.method(NullTexts)
+    if own is None:
         return [batch.text_LE[:0]] * batch.num_samples
-    return [rows_LE[a:b] for a, b in pairwise(batch.null_text_starts)]
+    return [own.rows_LE[a:b] for a, b in pairwise(own.starts)]
 
 
 def without_image(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
@@ -286,7 +296,7 @@ def without_image(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs)
     """
     if not any(dropped):
         return batch
-    if batch.pictures:
+    if batch.method(PictureTexts) is not None:
         return without_pictures(batch, dropped)
     changes: dict[str, Tensor] = {}
     if batch.condition_TC is not None:

@@ -12,18 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dit.batch import PackedBatch
+from dit.batch import (
+    CleanTokens,
+    ConditionLevels,
+    PackedBatch,
+    Pairs,
+    Parts,
+    ReferenceGrids,
+    Route,
+)
 from dit.config.sparsity import TokenRoute, TokenShare
 from dit.pack_wire import to_device
 
 
 def draw_route(batch: PackedBatch, route: TokenRoute, rng: torch.Generator) -> PackedBatch:
-    """The pack with a draw of the tokens that the layers of a route see (`PackedBatch.route_T`).
+    """The pack with a draw of the tokens that the layers of a route see (`Route`).
 
     `rng` is a CPU generator.
     """
     move_T = _draw(batch, route, rng) - torch.arange(batch.starts[-1])
-    return replace(batch, route_T=to_device(move_T, batch.segment_T.device))
+    return batch.with_method(Route(move_T=to_device(move_T, batch.segment_T.device)))
 
 
 def _draw(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> Tensor:
@@ -55,8 +63,8 @@ def draw_parts(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> P
 
     Source: dual-timestep scheduling of Self-Flow, with attention apart (arXiv:2607.02508).
     """
-    assert not batch.in_pairs and not batch.more_levels
-    order_T, clean = _draw(batch, share, rng), batch.clean_tokens or (0,) * batch.num_samples
+    assert batch.method(Pairs) is None and batch.method(ConditionLevels) is None
+    order_T, clean = _draw(batch, share, rng), batch.clean_tokens
     rows, sources, counts = list[Tensor](), list[int](), list[list[int]]()
     samples = zip(clean, batch.latent_tokens, batch.num_tokens, pairwise(batch.starts), strict=True)
     for number, (given, target, real, (start, stop)) in enumerate(samples):
@@ -88,7 +96,7 @@ def _of_parts(
     chosen = to_device(torch.tensor([*sources]), where)
     each: dict[str, Any] = {
         name: tuple(getattr(batch, name)[sample] for sample in sources)
-        for name in ("grids", "references", "keys", "captions", "level_indices")
+        for name in ("grids", "keys", "captions")
         if getattr(batch, name)
     }
     for name, rows_LE in batch.texts.items():
@@ -96,6 +104,12 @@ def _of_parts(
         texts = [rows_LE[slice(*spans[sample])] for sample in sources]
         offsets = tuple(accumulate(map(len, texts), initial=0))
         parted = parted.with_text(name, torch.cat(texts), offsets)
+    if (references := batch.method(ReferenceGrids)) is not None:
+        of_parts = tuple(references.of[sample] for sample in sources)
+        parted = parted.with_method(ReferenceGrids(of=of_parts))
+    if (given := batch.method(CleanTokens)) is not None:
+        parted = parted.with_method(replace(given, counts=clean))
+    parted = parted.with_method(Parts(of=tuple(sources), targets=targets))
     return replace(
         parted,
         **each,
@@ -103,7 +117,4 @@ def _of_parts(
         level_row_T=segment_T + len(rows) * is_clean_T,
         vectors={name: value[chosen] for name, value in batch.vectors.items()},
         fps_N=batch.fps_N[chosen],
-        clean_tokens=clean if any(clean) else (),
-        parts_of=tuple(sources),
-        kept_targets=targets,
     )

@@ -3,7 +3,8 @@
 1. training_problem     the draws of `pack_draws`, then the problem at drawn levels
 2. validation_problem   the same pack at one level, with the same noise at every validation
 3. problem_of           the problem with each sample at a level; clean tokens have no noise
-4. problem_of_velocity  the problem of flow matching with a given state and velocity
+4. problem_of_streams   the same of all streams of a pack, with given levels and noise of each
+5. problem_of_velocity  the problem of flow matching with a given state and velocity
 """
 
 # C patch features, T packed tokens, R real ones among them, N samples, L text tokens, E text width
@@ -11,13 +12,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from dit.batch import NullInputs, PackedBatch, Problem, pack_identity
+from dit.batch import (
+    LATENTS,
+    CleanTokens,
+    FixedLevels,
+    LatentVariance,
+    NullInputs,
+    PackedBatch,
+    Problem,
+    TokenStream,
+    pack_identity,
+)
 from dit.config import ObjectiveConfig
 from dit.config.choices import ValidationLatents
 from dit.config.sparsity import TokenRoute
@@ -93,8 +105,7 @@ def validation_pack(
     shares the pack of a sample.
     """
     if latents is ValidationLatents.MEAN:
-        if batch.latent_logvar_TC is not None:
-            batch = replace(batch, latent_logvar_TC=None)
+        batch = batch.without(LatentVariance)
     else:
         where = batch.latent_TC.device
         told = {"seed": seed, "step": 0, "device": where, "draw": Draw.VALIDATION_LATENTS}
@@ -131,7 +142,9 @@ def fixed_level_problem(
 
     The noise is that of `validation_problem`.
     """
-    noise_N = torch.tensor(batch.level_indices, dtype=torch.float64) / levels
+    fixed = batch.method(FixedLevels)
+    assert fixed is not None, "validation has no fixed levels"
+    noise_N = torch.tensor(fixed.indices, dtype=torch.float64) / levels
     noise_TC = draw_noise(batch, _validation_rng(batch, seed))
     return _problem_at(objective, batch, noise_N.float(), noise_TC)
 
@@ -167,8 +180,23 @@ def problem_of(
     noise_rng: torch.Generator,
 ) -> Problem:
     """The problem with each sample at the level of its quantile, and noise for each real token."""
+    assert not batch.others, "a run draws levels and noise of the main stream alone"
     noise_N = objective.levels(quantile_N, batch.latent_tokens)
     return _problem_at(objective, batch, noise_N, draw_noise(batch, noise_rng))
+
+
+def problem_of_streams(
+    objective: TrainingObjective,
+    batch: PackedBatch,
+    noise_N: Mapping[str, Tensor],
+    noise_TC: Mapping[str, Tensor],
+) -> Problem:
+    """The problem of all streams of `batch`, each with levels [N] and noise [T, C] of its own."""
+    made = {
+        name: _problem_at(objective, stream, noise_N[name], noise_TC[name])
+        for name, stream in batch.streams.items()
+    }
+    return replace(made.pop(LATENTS), others=made)
 
 
 def problem_of_velocity(
@@ -192,7 +220,7 @@ def problem_of_velocity(
 
 
 def _problem_at(
-    objective: TrainingObjective, batch: PackedBatch, noise_N: Tensor, noise_TC: Tensor
+    objective: TrainingObjective, batch: TokenStream, noise_N: Tensor, noise_TC: Tensor
 ) -> Problem:
     noise_N = to_device(noise_N, batch.latent_TC.device)
     problem = objective.problem_at(batch, noise_N, noise_TC)
@@ -207,7 +235,7 @@ def _problem_at(
     )
 
 
-def with_given_tokens(input_TC: Tensor, batch: PackedBatch) -> Tensor:
+def with_given_tokens(input_TC: Tensor, batch: TokenStream) -> Tensor:
     """Network input with the latents themselves at clean and reference tokens."""
     return torch.where(batch.is_target_T[:, None], input_TC, batch.latent_TC.to(input_TC))
 
@@ -218,11 +246,12 @@ class _TellsLevels(Protocol):
     def network_level(self, noise_N: Tensor) -> Tensor: ...
 
 
-def with_clean_level(level_N: Tensor, batch: PackedBatch, objective: _TellsLevels) -> Tensor:
+def with_clean_level(level_N: Tensor, batch: TokenStream, objective: _TellsLevels) -> Tensor:
     """Timesteps [M] of all level rows: those of the samples, then of the clean level, if any."""
-    if batch.clean_level is None:
+    clean = batch.method(CleanTokens)
+    if clean is None:
         return level_N
-    told = clean_network_level(objective, batch.clean_level)
+    told = clean_network_level(objective, clean.level)
     return torch.cat((level_N, torch.full_like(level_N, told)))
 
 

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dit.batch import TEXT, LatentSample, PackedBatch
+from dit.batch import TEXT, LatentSample, PackedBatch, StepEnd
 from dit.bin_packing import best_fit_decreasing
 from dit.config import ModelConfig, ObjectiveConfig, RunConfig, Sampler
 from dit.data.cook import Expected, check_inputs
@@ -313,7 +313,9 @@ def _sample_pack(
         def run(input_TC: Tensor, level_N: Tensor) -> Tensor:
             if pack.has_given_tokens:
                 input_TC = with_given_tokens(input_TC, pack)
-            told = replace(pack, step_end_N=steps.end(level_N)) if tells_end else pack
+            told = pack
+            if tells_end:
+                told = pack.with_method(StepEnd(level_N=steps.end(level_N)))
             level_M = with_clean_level(level_N, pack, path)
             if given is not None:
                 level_M = torch.cat([level_M, given.tokens.told(level_N, path)])

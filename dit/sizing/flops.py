@@ -30,7 +30,7 @@ def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
 
     All layers see all tokens of a pack without a drawn route.
     """
-    if batch.route_T is None and model.token_route is not None:
+    if not batch.is_routed and model.token_route is not None:
         model = model.with_all_tokens()
     return forward_flops(model, tokens=model.attended_in(batch), text=model.text_in(batch))
 

@@ -19,7 +19,7 @@ import torch
 from megatron.core.tensor_parallel import layers, mappings
 from torch import Tensor, nn
 
-from dit.batch import TEXT, LatentSample, PackedBatch, SequenceShard
+from dit.batch import TEXT, LatentSample, PackedBatch, SequenceShard, StepEnd
 from dit.config import ModelConfig
 from dit.data.pack import pack_samples
 from dit.distributed.process_groups import run_megatron_on_cpu
@@ -162,7 +162,7 @@ def meta_pack(
     batch = pack_to(batch, META)
     if not family.tells_step_end(model):
         return batch
-    return replace(batch, step_end_N=torch.empty(samples, device=META))
+    return batch.with_method(StepEnd(level_N=torch.empty(samples, device=META)))
 
 
 def _others(

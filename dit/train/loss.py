@@ -17,15 +17,15 @@ Other code has sums over a sample, with which beta would go by its size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dit.batch import PackedBatch, Problem
+from dit.batch import LATENTS, PackedBatch, Parts, Problem, TokenStream, TokenWeights
 from dit.config import LossKind, LossMean, ObjectiveConfig
 from dit.pack_wire import to_device
 
@@ -42,13 +42,15 @@ class Loss:
     count_N: Tensor  # int32, each sample's part of `count`; of pairs and parts, 1 for each
     # float64 [P, 3] on the first context rank of pairs: margin, e_w - r_w, e_l - r_l
     pairs_P3: Tensor | None = None
+    # float32, likewise of each token of the other streams of the pack, by name; without gradient
+    others: Mapping[str, Tensor] = field(default_factory=dict)
 
     def of_samples(self, batch: PackedBatch) -> Tensor:
         """Error and count of each sample, float64 [N, 2]."""
         return torch.stack([sample_sums(self.error_T, batch), self.count_N.double()], dim=1)
 
 
-def sample_sums(values_T: Tensor, batch: PackedBatch) -> Tensor:
+def sample_sums(values_T: Tensor, batch: TokenStream) -> Tensor:
     """Sums over the tokens of each sample on this rank, float64 [N]."""
     sums_N = torch.zeros(batch.num_samples, dtype=torch.float64, device=values_T.device)
     return sums_N.index_add_(0, batch.segment_T, values_T.double())
@@ -66,7 +68,7 @@ def pseudo_huber(error_TC: Tensor, *, c: float) -> Tensor:
 
 
 def token_errors(
-    batch: PackedBatch, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
+    batch: TokenStream, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
 ) -> Tensor:
     """Mean error over the features of each target token, weighted, float32 [T]; 0 elsewhere."""
 
@@ -83,8 +85,8 @@ def token_errors(
         error_TC = error_TC + options.drift_weight * away_TC.square()
     error_T = error_TC.mean(-1)
     error_T = error_T * problem.weight_N[batch.segment_T]
-    if batch.weight_T is not None:
-        error_T = error_T * batch.weight_T
+    if (of_data := batch.method(TokenWeights)) is not None:
+        error_T = error_T * of_data.weight_T
     # Not a product: on padding the prediction means nothing, and may be NaN.
     return error_T.where(batch.is_target_T, 0)
 
@@ -92,7 +94,7 @@ def token_errors(
 def loss_of(
     batch: PackedBatch,
     problem: Problem,
-    prediction_TC: Tensor,
+    prediction_TC: Tensor | Mapping[str, Tensor],
     options: ObjectiveConfig,
     *,
     context: dist.ProcessGroup | None = None,
@@ -103,7 +105,12 @@ def loss_of(
     has the gradient of two copies of the sample, and the others' gradients stay as they are. Pairs
     whose errors without adapters are known have the loss of preferences, summed over pairs;
     `context` has the ranks with the other tokens of the pack.
+
+    Of several streams, by name in `prediction_TC`, the losses add up. What they are divided by is
+    counted in the main stream.
     """
+    if isinstance(prediction_TC, Mapping):
+        return _of_streams(batch, problem, prediction_TC, options)
     error_T = token_errors(batch, problem, prediction_TC, options)
     if problem.reference_N is not None:
         return preference_loss(
@@ -113,7 +120,8 @@ def loss_of(
         total, counts = error_T.sum(), batch.shared_loss_tokens
         count = sum(counts)
     else:
-        read = batch.parts_of or range(batch.num_samples)
+        parts = batch.method(Parts)
+        read = range(batch.num_samples) if parts is None else parts.of
         # Two levels do not make two samples of one.
         total = _parts_of_means(error_T, batch, read=read).sum()
         error_T = _parts_of_means(error_T, batch)
@@ -127,15 +135,32 @@ def loss_of(
     )
 
 
+def _of_streams(
+    batch: PackedBatch,
+    problem: Problem,
+    prediction_TC: Mapping[str, Tensor],
+    options: ObjectiveConfig,
+) -> Loss:
+    assert problem.reference_N is None, "preferences are of one stream"
+    main = loss_of(batch, problem, prediction_TC[LATENTS], options)
+    total, others = main.total, dict[str, Tensor]()
+    for name, stream in batch.others.items():
+        error_T = token_errors(stream, problem.others[name], prediction_TC[name], options)
+        if options.loss_mean is LossMean.SAMPLE:
+            error_T = _parts_of_means(error_T, stream)
+        total, others[name] = total + error_T.sum(), error_T.detach()
+    return replace(main, total=total, others=others)
+
+
 def _parts_of_means(
-    error_T: Tensor, batch: PackedBatch, *, read: Sequence[int] | None = None
+    error_T: Tensor, batch: TokenStream, *, read: Sequence[int] | None = None
 ) -> Tensor:
     """What each token adds to the mean error of its sample, or of the one of `read` it is of."""
     tokens = torch.tensor(batch.loss_tokens, dtype=torch.float32)
     if read is not None:
         of_N = torch.tensor(read)
         tokens = torch.zeros(len(of_N)).index_add_(0, of_N, tokens)[of_N]
-    return error_T / to_device(tokens, error_T.device)[batch.segment_T]
+    return error_T / to_device(tokens.clamp(min=1), error_T.device)[batch.segment_T]
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dit.batch import PackedBatch
+from dit.batch import PackedBatch, Parts
 from dit.config import ObjectiveConfig, RunConfig, TargetSchedule
 from dit.distributed.data_parallel import own_passes
 from dit.distributed.model_parallel import Item, rank_part, run_pipeline
@@ -111,7 +111,8 @@ def reference_passes(
         every = replace(options, text_dropout=1.0)  # the same levels, noise and given frames
         for pack, (batch, problem) in zip(packs, items, strict=True):
             dropped = dropped_captions(pack, seed=seed, step=step, options=options)
-            dropped = [dropped[sample] for sample in batch.parts_of or range(len(dropped))]
+            parts = batch.method(Parts)
+            dropped = [dropped[sample] for sample in parts.of] if parts else dropped
             factors.append(cfg_factors(problem.noise_N, dropped, options=options))
             # By all tokens in all layers, as samplers find guidance, whatever route training has.
             uncaptioned.append(

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.batch import PackedBatch
+from dit.batch import LATENTS, PackedBatch
 from dit.config import ObjectiveConfig, RunConfig
 from dit.distributed.data_parallel import ModelChunk, zero_gradients
 from dit.distributed.model_parallel import Item, rank_part, run_pipeline
@@ -74,8 +74,9 @@ class RankLoss:
 
 def _not_finite(losses: Sequence[PackLoss]) -> Iterator[str]:
     for loss, pack in losses:
-        bad_T = ~loss.error_T.isfinite()
-        yield from (pack.keys[owner] for owner in pack.segment_T[bad_T].unique().tolist())
+        errors = {LATENTS: loss.error_T, **loss.others}
+        owners = [s.segment_T[~errors[name].isfinite()] for name, s in pack.streams.items()]
+        yield from (pack.keys[owner] for owner in torch.cat(owners).unique().tolist())
 
 
 def forward_backward(

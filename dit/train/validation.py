@@ -41,7 +41,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dit.batch import NullInputs, PackedBatch
+from dit.batch import FixedLevels, NullInputs, PackedBatch
 from dit.config import LossMean, ModelConfig, RunConfig
 from dit.data import ValidationPacks, validation_groups
 from dit.data.preflight import validation_sets
@@ -179,13 +179,21 @@ def _losses(
                     sums[name] += each_N2.sum(0)
                     if quantile is not None:
                         sums[f"{name}_q{100 * quantile:.3g}"] += each_N2.sum(0)
-                    for n, (grid, one) in enumerate(zip(batch.grids, each_N2, strict=True)):
-                        sums[f"{name}_{kind(grid, config.model)}"] += one
-                        if fixed:
-                            sums[f"{name}_k{batch.level_indices[n]}"] += one
+                    for groups, one in zip(_groups(batch, config), each_N2, strict=True):
+                        for group in groups:
+                            sums[f"{name}_{group}"] += one
     for chunk in model.chunks:
         chunk.train()
     return _mean_over_ranks({key: tuple(both.tolist()) for key, both in sums.items()})
+
+
+def _groups(batch: PackedBatch, config: RunConfig) -> list[tuple[str, ...]]:
+    """The groups of each sample of `batch`, whose mean losses are written."""
+    kinds = [kind(grid, config.model) for grid in batch.grids]
+    levels = batch.method(FixedLevels) if config.validation.fixed_levels else None
+    if levels is None:
+        return [(one,) for one in kinds]
+    return [(one, f"k{k}") for one, k in zip(kinds, levels.indices, strict=True)]
 
 
 def _problems(

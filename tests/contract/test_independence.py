@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from dit.batch import PackedBatch
+from dit.batch import GuidanceInput, PackedBatch
 from dit.models.family import InputKind
 from dit.models.registry import family_of
 from dit.train.model_and_optimizer import initialise_weights, randomise
@@ -37,11 +36,11 @@ def network_and_pack(groups: Any, size: str) -> tuple[Any, PackedBatch]:
 def places(batch: PackedBatch) -> dict[str, tuple[str, int]]:
     """Input -> its tensor in the pack, and a row that is of the second sample."""
     first = batch.starts[SECOND]
-    clean = batch.clean_tokens[SECOND] if batch.clean_tokens else 0
+    clean = batch.clean_tokens[SECOND]
     found = {"latent": ("latent_TC", first + clean), "position": ("position_TA", first)}
     if clean:
         found["frames"] = ("latent_TC", first)
-    if batch.references and batch.references[SECOND]:
+    if batch.references[SECOND]:
         found["reference"] = ("latent_TC", first + batch.latent_tokens[SECOND])
     if batch.condition_TC is not None:
         found["channels"] = ("condition_TC", first)
@@ -95,7 +94,7 @@ def test_guidance_moves_every_sample_of_networks_that_are_told_it(groups, size: 
     with torch.no_grad():
         one, other = (
             network.eval()(batch.latent_TC, level_rows(LEVELS, batch), of)
-            for of in (batch, replace(batch, guidance=3.5))
+            for of in (batch, batch.with_method(GuidanceInput(scale=3.5)))
         )
     told = batch.guidance is not None
     spans = zip(batch.starts, batch.latent_tokens, strict=False)

@@ -8,7 +8,6 @@ each family also in float32, and then each is held against float64.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dit.batch import PackedBatch
+from dit.batch import PackedBatch, StepEnd
 from dit.config import Precision, Weights
 from dit.convert.cli import LARGEST_PART
 from dit.convert.diffusers_config import model_config
@@ -59,7 +58,7 @@ def test_forward_gradients_and_the_way_back(
     batch = case.pack(model, number)
     levels_N = torch.tensor(case.levels(number))
     if family.tells_step_end(model):
-        batch = replace(batch, step_end_N=0.75 * levels_N)
+        batch = batch.with_method(StepEnd(level_N=0.75 * levels_N))
     ours: Any = family.network()(model, groups)
     load_weights(done.path, [ours], groups, averaged=False)
     with in_float64():

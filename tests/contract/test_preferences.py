@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 
+from dit.batch import Pairs
 from dit.config import Preference
 from tests.contract.test_lora import (
     a_step_of,
@@ -40,7 +41,7 @@ def test_preferences_are_those_of_a_loop_over_peft(
             apart = [one.mean() for one in sample_errors(model, batch, problem, config)]
         ours = [one.mean() for one in sample_errors(model, batch, problem, config)]
         away = [one - other for one, other in zip(ours, apart, strict=True)]
-        assert batch.in_pairs and len(away) % 2 == 0
+        assert batch.method(Pairs) and len(away) % 2 == 0
         for preferred, rejected in zip(away[::2], away[1::2], strict=True):
             margin = -beta / 2 * (preferred - rejected)
             losses.append(-torch.nn.functional.logsigmoid(margin))

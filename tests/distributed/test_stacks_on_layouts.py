@@ -152,6 +152,7 @@ from safetensors.torch import load, save
 from torch.distributed.distributed_c10d import PrefixStore
 import dit.models.dit.model
 import dit.models.registry
+from dit.batch import TokenWeights
 from dit.data import mock
 from dit.distributed import model_parallel
 from dit.models.layers import packed_attention, parallel_linear
@@ -204,8 +205,9 @@ def weighted_record(config, *, seed, index):
 
 def weights_of_other_tokens(batch, problem, *, share, multiple):
     mine, part = split_tokens(batch, problem, share=share, multiple=multiple)
-    if share.count > 1 and mine.weight_T is not None:
-        mine = replace(mine, weight_T=mine.weight_T.flip(0))
+    weights = mine.method(TokenWeights)
+    if share.count > 1 and weights is not None:
+        mine = mine.with_method(TokenWeights(weight_T=weights.weight_T.flip(0)))
     return mine, part
 
 record_of = mock.mock_record

@@ -169,7 +169,7 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
         "fps": None if untold else float(fps),
     }
     if model.condition_mask:
-        clean = batch.clean_tokens[index] if batch.clean_tokens else 0
+        clean = batch.clean_tokens[index]
         count = clean // math.prod(batch.grids[index][1:])
         mask = torch.zeros(1, 1, *latent.shape[1:])
         mask[:, :, :count] = 1

@@ -57,14 +57,14 @@ def _pack(model: ModelConfig, number: int) -> PackedBatch:
     told = case.GUIDANCE if model.guidance_embed else None  # type: ignore[attr-defined]
     packed: Any = replace(model, reference_latents=references)  # type: ignore[call-arg]
     batch = random_pack(grids, texts, model=packed, guidance=told)
-    assert [len(r) for r in batch.references or [()] * 5] == [0, references, 0, references, 0]
+    assert [len(r) for r in batch.references] == [0, references, 0, references, 0]
     return batch
 
 
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """Rows and positions of tokens are the pipeline's."""
     start, grids = batch.starts[index], [batch.grids[index]]
-    grids += batch.references[index] if batch.references else ()
+    grids += batch.references[index]
     pictures = []
     for _, height, width in grids:
         shifted = replace(batch, starts=(start,), grids=((1, height, width),))

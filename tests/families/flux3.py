@@ -36,7 +36,7 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
 from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-from dit.batch import PackedBatch
+from dit.batch import PackedBatch, StepEnd
 from dit.config import ModelConfig
 from tests.families import case
 from tests.families.flux2_parts import QWEN3_CHAT, chat_tokenizer, flux2_vae, qwen3_vl
@@ -88,7 +88,7 @@ def _pack(model: ModelConfig, number: int) -> PackedBatch:
     texts = ([7, 1, 12, 3, 20], [1, 1, 5, 2, 1])[number % 2]
     packed: Any = replace(model, reference_latents=references)  # type: ignore[call-arg]
     batch = random_pack(grids, texts, model=packed)
-    assert [len(r) for r in batch.references or [()] * 5] == [0, references, 0, references, 0]
+    assert [len(r) for r in batch.references] == [0, references, 0, references, 0]
     return batch
 
 
@@ -98,7 +98,7 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
     own = height * width
     text, inputs = case.text_of(batch, index), dict[str, Any]()
     end = start + own
-    if batch.references and (references := batch.references[index]):
+    if references := batch.references[index]:
         sizes = [rows * columns for _, rows, columns in references]
         ids = [
             _prepare_image_ids(rows, columns, HALF, l_coord=-1 - number)
@@ -107,8 +107,8 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
         inputs["image_cond_hidden_states"] = batch.latent_TC[end : end + sum(sizes)][None]
         inputs["image_cond_ids"] = torch.cat(ids)
     if model.flow_map:
-        ends = batch.step_end_N
-        told = level if ends is None else float(ends[index])
+        ends = batch.method(StepEnd)
+        told = level if ends is None else float(ends.level_N[index])
         inputs["target_timestep"] = torch.tensor([told / 1000])
     made = network(
         batch.latent_TC[start:end][None],

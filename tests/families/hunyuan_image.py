@@ -22,7 +22,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from dit.batch import PackedBatch
+from dit.batch import PackedBatch, StepEnd
 from dit.config import ModelConfig
 from tests.families import case, pipeline_parts
 
@@ -73,7 +73,7 @@ def _pack(model: ModelConfig, number: int) -> PackedBatch:
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """As the pipeline calls it, with masks without gaps."""
     text, glyphs = case.text_of(batch, index), case.text_of(batch, index, "text_2")
-    ends, told = batch.step_end_N, batch.guidance
+    ends, told = batch.method(StepEnd), batch.guidance
     (made,) = network(
         case.latent_of(batch, index, model).transpose(0, 1),
         timestep=torch.tensor([level]),
@@ -81,7 +81,7 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
         encoder_attention_mask=torch.ones(text.shape[:2]),
         encoder_hidden_states_2=glyphs,
         encoder_attention_mask_2=torch.ones(glyphs.shape[:2]),
-        timestep_r=None if ends is None else ends[index : index + 1],
+        timestep_r=None if ends is None else ends.level_N[index : index + 1],
         guidance=None if told is None else torch.tensor([1000 * told]),
         return_dict=False,
     )

@@ -92,7 +92,7 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
         "return_dict": False,
     }
     replaces = model.image_condition == "token_replace"
-    if replaces and not (batch.clean_tokens and batch.clean_tokens[index]):
+    if replaces and not batch.clean_tokens[index]:
         plain = HunyuanVideoTransformer3DModel(
             **{**network.config, "image_condition_type": None}  # type: ignore[arg-type]
         )

@@ -60,14 +60,14 @@ def _pack(model: ModelConfig, number: int) -> PackedBatch:
     texts = ([7, 1, 12, 3, 20], [9, 9, 9, 9, 9])[number // 2 % 2]
     packed: Any = replace(model, reference_latents=references)  # type: ignore[call-arg]
     batch = random_pack(grids, texts, model=packed)
-    assert [len(r) for r in batch.references or [()] * 5] == [0, references, 0, references, 0]
+    assert [len(r) for r in batch.references] == [0, references, 0, references, 0]
     return batch
 
 
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """As the pipelines place a text, the picture behind it, and those that are edited."""
     text, start = case.text_of(batch, index), batch.starts[index]
-    grids = [batch.grids[index], *(batch.references[index] if batch.references else ())]
+    grids = [batch.grids[index], *(batch.references[index])]
     rows, ids = [], []
     for number, (_, height, width) in enumerate(grids, 1):
         shifted = replace(batch, starts=(start,), grids=((1, height, width),))

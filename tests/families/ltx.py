@@ -91,9 +91,9 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
     start, tokens = batch.starts[index], batch.num_tokens[index]
     own, fps = batch.latent_tokens[index], float(batch.fps_N[index])
     told_T = torch.full((tokens,), level)
-    told_T[: batch.clean_tokens[index] if batch.clean_tokens else 0] = 0
+    told_T[: batch.clean_tokens[index]] = 0
     told_T[own:] = 0
-    references = batch.references[index] if batch.references else ()
+    references = batch.references[index]
     grids = [batch.grids[index], *references]
     if model.frame_positions == "causal":
         places: Any = torch.cat([coordinates(grid, model, fps) for grid in grids], dim=1)[None]

@@ -153,7 +153,7 @@ def _pack(model: ModelConfig, number: int) -> PackedBatch:
     texts = ([7, 1, 12, 3, 20], [1, 1, 5, 2, 1])[number % 2]
     packed: Any = replace(model, reference_latents=references)  # type: ignore[call-arg]
     batch = random_pack(grids, texts, model=packed)
-    found = [len(one) for one in batch.references or [()] * 5]
+    found = [len(one) for one in batch.references]
     assert found == [0, references, 0, references, 0]
     return batch
 
@@ -161,7 +161,7 @@ def _pack(model: ModelConfig, number: int) -> PackedBatch:
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """As the pipeline calls it and turns it round."""
     at, grids = batch.starts[index], [batch.grids[index]]
-    grids += batch.references[index] if batch.references else ()
+    grids += batch.references[index]
     pictures = []
     for grid in grids:
         shifted = replace(batch, starts=(at,), grids=(grid,))

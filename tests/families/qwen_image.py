@@ -70,7 +70,7 @@ def _pack(model: ModelConfig, number: int) -> PackedBatch:
 def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
     """Packed by the pipeline's own function."""
     start, grids = batch.starts[index], [batch.grids[index]]
-    grids += batch.references[index] if batch.references else ()
+    grids += batch.references[index]
     rows = []
     for grid in grids:
         shifted = replace(batch, starts=(start,), grids=(grid,))

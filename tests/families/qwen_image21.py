@@ -65,7 +65,7 @@ def _pack(model: ModelConfig, number: int) -> PackedBatch:
     texts = ([7, 1, 12, 3, 20], [1, 1, 5, 2, 1])[number % 2]
     packed: Any = replace(model, reference_latents=references)  # type: ignore[call-arg]
     batch = random_pack(grids, texts, model=packed)
-    assert [len(r) for r in batch.references or [()] * 5] == [0, references, 0, references, 0]
+    assert [len(r) for r in batch.references] == [0, references, 0, references, 0]
     if references > 1:  # the first two of the fourth sample stand side by side
         name = "text_before_1"
         first, *_, a, b, last = batch.text_offsets[name]
@@ -81,7 +81,7 @@ def _sequence(batch: PackedBatch, index: int) -> tuple[Tensor, Tensor, list[tupl
     start, grid = batch.starts[index], batch.grids[index]
     end = start + grid[1] * grid[2]
     target, pictures = batch.latent_TC[start:end], list[tuple[Tensor, Grid]]()
-    for one in batch.references[index] if batch.references else ():
+    for one in batch.references[index]:
         start, end = end, end + one[1] * one[2]
         pictures.append((batch.latent_TC[start:end], one))
     pictures.append((target, grid))

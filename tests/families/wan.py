@@ -125,7 +125,7 @@ def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, mo
     )
     missing = (model.text_pad_to or text.shape[1]) - text.shape[1]
     told: Any = torch.tensor(timestep)
-    if batch.clean_tokens and batch.clean_tokens[index]:
+    if batch.clean_tokens[index]:
         told = torch.full((1, batch.num_tokens[index]), level)
         told[:, : batch.clean_tokens[index]] = 0
     if batch.condition_TC is not None:

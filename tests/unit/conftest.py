@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dit.batch import PackedBatch
+from dit.batch import WHOLE, PackedBatch
 from dit.models.attention import kernels
 from dit.models.layers import transformer_engine
 from dit.models.stacks import stacked_transformer
@@ -80,6 +80,9 @@ def make_pack() -> MakePack:
             text_offsets={"text": tuple(sum(lengths[:i]) for i in range(len(lengths) + 1))},
             keys=tuple(f"k{i}" for i in range(len(grids))),
             pack_id=pack_id,
+            share=WHOLE,
+            captions=(),
+            methods={},
         )
 
     return make

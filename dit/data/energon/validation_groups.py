@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 from megatron.energon.flavors.base_dataset import SavableDataset
 
-from dit.batch import PackedBatch
+from dit.batch import FixedLevels, PackedBatch
 from dit.config import RunConfig
 from dit.data.datasets import DatasetSplit
 from dit.data.energon.internals import in_this_process
@@ -163,10 +163,10 @@ class ValidationGroups:
 
     def _with_levels(self, pack: PackedBatch, first: int) -> PackedBatch:
         """The pack with an integer k for each sample, where validation has fixed levels."""
-        if not self._fixed_levels or pack.level_indices:
+        if not self._fixed_levels or pack.method(FixedLevels) is not None:
             return pack
         places = (first + n // pack.copies for n in range(pack.num_samples))
-        return replace(pack, level_indices=tuple(place % LEVELS for place in places))
+        return pack.with_method(FixedLevels(indices=tuple(place % LEVELS for place in places)))
 
 
 def _sizes(group: SampleGroup) -> tuple[tuple[int, int], ...]:

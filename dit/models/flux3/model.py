@@ -9,7 +9,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dit.batch import PackedBatch
+from dit.batch import PackedBatch, StepEnd
 from dit.models.flux3.family import (
     ALL_VECTORS,
     EARLY,
@@ -84,7 +84,8 @@ class Flux3Network(DoubleSingleTransformer):
         both_2N = torch.cat((level_N, torch.zeros_like(level_N)))
         told_2ND = self.told(sinusoid(both_2N, LEVEL_WAVES).to(dtype))
         if self.step_end is not None:
-            end_N = level_N if batch.step_end_N is None else batch.step_end_N
+            end = batch.method(StepEnd)
+            end_N = level_N if end is None else end.level_N
             told_2ND = told_2ND + self.step_end(sinusoid(end_N, LEVEL_WAVES).to(dtype)).repeat(2, 1)
         noisy_ND, clean_ND = told_2ND.split(samples)
         rows = (

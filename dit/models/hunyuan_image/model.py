@@ -10,7 +10,7 @@ from typing import Any
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from dit.batch import TEXT, PackedBatch
+from dit.batch import TEXT, PackedBatch, StepEnd
 from dit.models.hunyuan_image.family import HunyuanImageConfig
 from dit.models.joint.family import GLYPHS, double_then_single
 from dit.models.layers.adaptable import TOKENS
@@ -54,8 +54,10 @@ class HunyuanImageNetwork(JointTransformer):
         text_LE, glyph_GE = (batch.texts[name].to(dtype) for name in (TEXT, GLYPHS))
         refined_LD = self.refiner(level_M[: batch.num_samples], text_LE, starts[0])
         text_LD = by_sample((refined_LD, self.glyphs(glyph_GE)), starts)
+        end = batch.method(StepEnd)
+        end_N = None if end is None else end.level_N
         return {
             TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))),
             TEXT_TOKENS: self.my_tokens(layout.text.of(text_LD)),
-            T_EMB: self.told(level_M, guidance=batch.guidance, step_end_N=batch.step_end_N),
+            T_EMB: self.told(level_M, guidance=batch.guidance, step_end_N=end_N),
         }

@@ -14,7 +14,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from dit.batch import TEXT, PackedBatch
+from dit.batch import TEXT, PackedBatch, StepEnd
 from dit.models.hunyuan_video_15.family import IMAGE, HunyuanVideo15Config, hunyuan_video_15_stack
 from dit.models.joint.family import GLYPHS
 from dit.models.layer_spec import LEVEL_WAVES
@@ -65,8 +65,9 @@ class HunyuanVideo15Network(JointTransformer):
         wave_MX = sinusoid(level_M, LEVEL_WAVES).to(dtype)
         t_emb_MD = self.level_out(torch.nn.functional.silu(self.level_in(wave_MX)))
         if self.step_end is not None:
-            assert batch.step_end_N is not None, "networks of mean flow are told where a step ends"
-            t_emb_MD = t_emb_MD + self.step_end(sinusoid(batch.step_end_N, LEVEL_WAVES).to(dtype))
+            end = batch.method(StepEnd)
+            assert end is not None, "networks of mean flow are told where a step ends"
+            t_emb_MD = t_emb_MD + self.step_end(sinusoid(end.level_N, LEVEL_WAVES).to(dtype))
         return {
             "hidden": self.patches(self.my_tokens(x_TC)),
             "text_hidden": self.my_tokens(layout.text.of(text_LD)),

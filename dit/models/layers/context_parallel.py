@@ -2,7 +2,7 @@
 
     a2a         a rank gets all tokens of some heads for all heads of its tokens, and back
     all_gather  a rank keeps its queries and gets the keys and values of all tokens
-    p2p         keys and values are passed round a ring by Transformer Engine
+    p2p         keys and values are passed round a ring by Transformer Engine; not between two rows
 
 The first two attend with the function that a rank alone uses. By a2a, ranks hold pieces of the pack
 one after the other, so that nothing has to be put in order. Where latents and text lie in rows of
@@ -130,6 +130,15 @@ class TokenExchange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RowExchange:
+    """Where the queries of one row of tokens meet the keys of another, for attention."""
+
+    spans: Spans  # which queries see which keys, each in its own order of attention
+    queries: TokenOrder  # of the rows of this rank by all_gather, else of all context ranks
+    keys: TokenOrder  # of the rows of all context ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
     """The context ranks of this rank, and how they exchange tokens."""
 
@@ -202,6 +211,30 @@ class Context:
         qkv_WHX = everyone.arrange(self._heads_of_all(qkv))
         out_WHK = attend(*qkv_WHX.chunk(len(qkv), dim=-1), spans)
         return self._tokens_of_mine(everyone.restore(out_WHK))
+
+    def attend_across(
+        self,
+        attend: Callable[..., Tensor],
+        q_THK: Tensor,
+        kv_LHK: tuple[Tensor, Tensor],
+        exchange: RowExchange,
+    ) -> Tensor:
+        """Attention [T, H, K] of the tokens of one row to the keys of another one's samples.
+
+        Context ranks share out both rows. A sample without keys gets zeros.
+        """
+        assert not self.share.halves, "a ring passes one row round"
+        spans, queries, keys = exchange.spans, exchange.queries, exchange.keys
+        if self.group.size() == 1:
+            k_LHK, v_LHK = map(keys.arrange, kv_LHK)
+            return queries.restore(attend(queries.arrange(q_THK), k_LHK, v_LHK, spans))
+        if self.comm is ContextComm.ALL_GATHER:
+            kv_WHX = gather_from_sequence_parallel_region(torch.cat(kv_LHK, -1), group=self.group)
+            k_WHK, v_WHK = keys.arrange(kv_WHX).chunk(2, dim=-1)
+            return queries.restore(attend(queries.arrange(q_THK), k_WHK, v_WHK, spans))
+        q_WHK = queries.arrange(self._heads_of_all((q_THK,)))
+        k_WHK, v_WHK = keys.arrange(self._heads_of_all(kv_LHK)).chunk(2, dim=-1)
+        return self._tokens_of_mine(queries.restore(attend(q_WHK, k_WHK, v_WHK, spans)))
 
     def _heads_of_all(self, qkv: tuple[Tensor, ...]) -> Tensor:
         """All heads of this rank's tokens -> this rank's heads of all tokens [W, H / R, n K]."""

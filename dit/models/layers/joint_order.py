@@ -2,7 +2,8 @@
 
 1. Piece, TokenRow    where the samples of a pack lie in one row, and which part of it is here
 2. text_row           text, which arrives whole, with this context rank's share of each piece
-3. JointOrder         both rows <-> [latents of s0, text of s0, latents of s1, ..., padding]
+3. row_exchange       where the queries of one row meet the keys of another
+4. JointOrder         both rows <-> [latents of s0, text of s0, latents of s1, ..., padding]
 
 Softmax attention does not see the order of keys, so that one order serves every family. The real
 tokens of a sample lie side by side in it, latents before text, and all padding lies at the end:
@@ -20,6 +21,7 @@ row by itself.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -37,7 +39,14 @@ from dit.batch import PackedBatch, SequenceShard
 from dit.config import ContextComm
 from dit.models.attention.block_causal import Located, Segment, SequencePlaces, calls_of
 from dit.models.attention.spans import Spans
-from dit.models.layers.context_parallel import Context, TokenExchange, TokenOrder, then_others
+from dit.models.layers.context_parallel import (
+    Context,
+    RowExchange,
+    TokenExchange,
+    TokenOrder,
+    check_joint_context,
+    then_others,
+)
 from dit.pack_wire import to_device
 
 TEXT_TOKENS, JOINT_TOKENS = "text_hidden", "joint"
@@ -92,8 +101,7 @@ class TokenRow:
         count as one.
         """
         pieces: list[Piece] = []
-        references = batch.references or ((),) * batch.num_samples
-        samples = zip(pairwise(batch.starts), batch.grids, references, strict=True)
+        samples = zip(pairwise(batch.starts), batch.grids, batch.references, strict=True)
         for (start, stop), own, others in samples:
             sizes = [math.prod(grid) for grid in (own, *others)]
             if references_meet:
@@ -167,6 +175,41 @@ def text_row(
         begin = first[piece.sample] + share.index * piece.size
         source_L[here][: piece.real] = torch.arange(begin, begin + piece.real)
     return TextRow(row, *to_device(torch.stack((source_L, sample_L)), device))
+
+
+def row_exchange(
+    asking: TokenRow, answering: TokenRow, *, context: Context, device: torch.device
+) -> RowExchange:
+    """How tokens of the row `asking` attend to those of the same samples in `answering`.
+
+    Context ranks share out both rows.
+
+    Raises:
+        ValueError: they pass keys and values round a ring.
+    """
+    check_joint_context(context.comm, context.group.size())
+    gathers = context.group.size() > 1 and context.comm is ContextComm.ALL_GATHER
+    if gathers:
+        own, own_real = _joint_rows([asking], asking.share.index)
+    else:
+        own, own_real = _joint_rows_of_all([asking])
+    # Keys of samples without a query come last, so that the others lie side by side.
+    every, every_real = _joint_rows_of_all([answering], asked=defaultdict(int, own_real))
+    queries, keys = _spans_of(own_real), _spans_of(every_real)
+    # Ascending keys; samples without any stand where there are none.
+    nowhere = (sum(every_real.values()), 0)
+    samples = sorted(queries, key=lambda sample: (keys.get(sample, nowhere)[0], sample))
+    spans = Spans.of(
+        [queries[sample] for sample in samples],
+        [keys.get(sample, nowhere) for sample in samples],
+        total=len(own),
+        device=device,
+    )
+    return RowExchange(
+        spans=spans,
+        queries=TokenOrder.from_pack(own, device=device),
+        keys=TokenOrder.from_pack(every, device=device),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -51,8 +51,8 @@ class QwenImageNetwork(JointTransformer):
         self.build_head(TOKENS)
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
-        references = batch.references or ((),) * batch.num_samples
-        pictures = [(own, *others) for own, others in zip(batch.grids, references, strict=True)]
+        pairs = zip(batch.grids, batch.references, strict=True)
+        pictures = [(own, *others) for own, others in pairs]
         rows_LA = text_positions(self.text_lengths(batch), pictures)
         return to_device(rows_LA.contiguous(), batch.position_TA.device)
 

@@ -140,8 +140,7 @@ def _samples(batch: PackedBatch) -> Iterator[tuple[tuple[int, ...], tuple[Grid, 
     """Rows of the texts of each sample, in their order, and grids of its references."""
     offsets = _texts_in_order(batch).values()
     lengths = ([stop - start for start, stop in pairwise(of)] for of in offsets)
-    references = batch.references or ((),) * batch.num_samples
-    return zip(zip(*lengths, strict=True), references, strict=True)
+    return zip(zip(*lengths, strict=True), batch.references, strict=True)
 
 
 def _laid(texts: Sequence[X], pictures: Sequence[X]) -> list[X]:

@@ -25,7 +25,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dit.batch import PackedBatch
+from dit.batch import AdapterDropout, PackedBatch
 from dit.config import ModelConfig
 from dit.models.compilation import check_compiler
 from dit.models.layer_spec import ALL_NOISE, StackSpec
@@ -158,14 +158,15 @@ class StackedTransformer(MegatronModule):
 
     def _dropout_rows(self, batch: PackedBatch, layout: Any) -> DropoutRows | None:
         """What adapters drop in this pass; None without adapters, and beside training."""
-        if batch.dropout_seed is None or not self.training or not self.adapter_dropout:
+        drops = batch.method(AdapterDropout)
+        if drops is None or not self.training or not self.adapter_dropout:
             return None
         places = {
             name: TokenPlaces(whole_T=place_T, own_T=self.my_tokens(place_T))
             for name, place_T in self.token_places(batch, layout).items()
         }
         kernels = self.model.fused_kernels
-        return DropoutRows(seed=batch.dropout_seed, places=places, fused_kernels=kernels)
+        return DropoutRows(seed=drops.seed, places=places, fused_kernels=kernels)
 
     def token_places(self, batch: PackedBatch, layout: Any) -> Mapping[str, Tensor]:  # noqa: ARG002
         """Place in the pack, int64, of each token of this context rank, by its row's name."""
@@ -193,7 +194,7 @@ class StackedTransformer(MegatronModule):
     def _routed_pass(self, learned: Blocks, batch: PackedBatch) -> RoutedPass | None:
         """What the layers of a route see; None where all layers see all tokens."""
         route = self.model.token_route
-        if route is None or batch.route_T is None:
+        if route is None or not batch.is_routed:
             return None
         tokens = RoutedTokens.of(batch, route, my_tokens=self.my_tokens)
         kept = kept_pack(batch, route)
@@ -284,11 +285,11 @@ class StackedTransformer(MegatronModule):
         hidden, waiting = self.rows_beside(self.stacks[last]), dict[str, tuple[int, ...]]()
         behind = self._first_layer(last, after) + self.plan[after][last].count
         route = self.model.token_route
-        if batch.route_T is not None and route.holds(behind):
+        if batch.is_routed and route.holds(behind):
             left_out = rows[TOKENS] - route.rows(rows[TOKENS])
             rows[hidden[0]] -= left_out  # the first of the hidden states has the latents
             waiting[WAITING] = (left_out, width)
-        shapes = {name: (rows[name], width) for name in hidden} | waiting
+        shapes = {name: (rows[name], self.hidden_width(name)) for name in hidden} | waiting
         return shapes | dict(self.condition_shapes(batch))
 
     def my_tokens(self, x_T: Tensor) -> Tensor:
@@ -333,6 +334,13 @@ class StackedTransformer(MegatronModule):
     def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
         """Rows of each hidden state on this rank."""
         return {"hidden": len(batch.segment_T) // self.token_parts}
+
+    def hidden_width(self, name: str) -> int:  # noqa: ARG002
+        """Width of the hidden state `name`; streams of other modalities may have one of their own.
+
+        Stages hand on rows of the model width, which hold as many numbers.
+        """
+        return self.config.hidden_size
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
         """Shapes of what stages send with hidden states: all that `conditions` and `head` read.

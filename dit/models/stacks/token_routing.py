@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dit.batch import PackedBatch
+from dit.batch import PackedBatch, Route
 from dit.config.sparsity import TokenRoute
 from dit.models.layers.adaptable import DropoutRows
 from dit.models.layers.context_parallel import TokenOrder
@@ -27,8 +27,9 @@ WAITING = "waiting"
 
 def kept_pack(batch: PackedBatch, route: TokenRoute) -> PackedBatch:
     """The tokens that the layers of the route see, of a whole pack or of a rank's part of it."""
-    assert batch.route_T is not None
-    rows_T = _in_runs(batch.route_T, route)[:, : route.kept].flatten()
+    draw = batch.method(Route)
+    assert draw is not None
+    rows_T = _in_runs(draw.move_T, route)[:, : route.kept].flatten()
     return batch.partial(
         rows_T,
         starts=tuple(route.rows(start) for start in batch.starts),
@@ -53,8 +54,9 @@ class RoutedTokens:
     def of(
         cls, batch: PackedBatch, route: TokenRoute, *, my_tokens: Callable[[Tensor], Tensor]
     ) -> RoutedTokens:
-        assert batch.route_T is not None
-        order_T = _in_runs(my_tokens(batch.route_T), route).flatten()
+        draw = batch.method(Route)
+        assert draw is not None
+        order_T = _in_runs(my_tokens(draw.move_T), route).flatten()
         back_T = torch.empty_like(order_T)
         back_T[order_T] = torch.arange(len(order_T), device=order_T.device)
         return cls(route=route, order=TokenOrder(order_T, back_T))

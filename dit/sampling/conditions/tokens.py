@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dit.batch import PackedBatch
+from dit.batch import ConditionLevels, PackedBatch
 from dit.config import ModelConfig, RunConfig
 from dit.models.family import ConditionRules, InputKind, SampleInput
 from dit.models.patch_layout import PatchLayout
@@ -159,12 +159,8 @@ def _placed(
         is_this_T = (batch.segment_T == n) & (strength_T1[:, 0] == torch.tensor(strength))
         level_row_T[is_this_T] = row
     changed = replace(
-        batch,
-        position_TA=position_TA,
-        level_row_T=level_row_T,
-        is_target_T=is_target_T,
-        more_levels=len(told),
-    )
+        batch, position_TA=position_TA, level_row_T=level_row_T, is_target_T=is_target_T
+    ).with_method(ConditionLevels(rows=len(told)))
     tokens = ConditionTokens(
         given_TC=given_TC, noise_T1=noise_T1, strength_T1=strength_T1, rows=tuple(told)
     )

@@ -21,7 +21,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.batch import TEXT, PackedBatch
+from dit.batch import TEXT, NullTexts, PackedBatch
 from dit.config import ModelConfig, RunConfig
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import InputKind
@@ -195,19 +195,19 @@ def sample_inputs(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[s
     found = {}
     for name, starts in batch.text_offsets.items():
         found[name] = batch.texts[name][starts[index] : starts[index + 1]].clone()
+    own = batch.method(NullTexts)
     for name in layout.named(InputKind.NULL_TEXT):
-        if batch.null_text_LE is not None:
-            first, stop = batch.null_text_starts[index : index + 2]
-            found |= {name: batch.null_text_LE[first:stop].clone()} if stop > first else {}
+        if own is not None:
+            first, stop = own.starts[index : index + 2]
+            found |= {name: own.rows_LE[first:stop].clone()} if stop > first else {}
     found |= {name: rows_NE[index].clone() for name, rows_NE in batch.vectors.items()}
     grid, first = batch.grids[index], batch.starts[index]
     patch = (layout.patch_temporal, layout.patch_spatial)
-    clean = batch.clean_tokens[index] if batch.clean_tokens else 0
-    if clean:
+    if clean := batch.clean_tokens[index]:
         (name,) = layout.named(InputKind.FRAMES)
         frames = (clean // math.prod(grid[1:]), *grid[1:])
         found[name] = unpatchify(batch.latent_TC[first:], frames, *patch).clone()
-    others = batch.references[index] if batch.references else ()
+    others = batch.references[index]
     starts = accumulate(map(math.prod, (grid, *others)), initial=first)
     for name, other, (at, _) in zip(
         layout.named(InputKind.REFERENCE), others, pairwise([*starts][1:]), strict=False

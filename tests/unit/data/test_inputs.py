@@ -15,7 +15,14 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from dit.batch import LatentSample, SequenceShard
+from dit.batch import (
+    CleanTokens,
+    LatentSample,
+    NullTexts,
+    PictureTexts,
+    ReferenceGrids,
+    SequenceShard,
+)
 from dit.config import LossMean, ObjectiveConfig, RunConfig
 from dit.data import DataError, build_train_loader, null_inputs
 from dit.data.cook import Expected, cook, measure_sample
@@ -110,10 +117,10 @@ def test_every_input_has_its_place_in_a_pack(dtype: torch.dtype) -> None:
     pack = pack_samples(samples, layout_of())
     assert pack.starts == (0, 24, 32, 36) and pack.num_tokens == TOKENS
     assert pack.references == (((1, 1, 2), (1, 2, 1)), ((1, 2, 2),), ())
-    assert pack.clean_tokens == CLEAN and pack.clean_level == 0.0 and pack.num_levels == 6
+    assert pack.method(CleanTokens) == CleanTokens(level=0.0, counts=CLEAN) and pack.num_levels == 6
     assert pack.loss_tokens == (12, 4, 2)
     assert pack.text_offsets == {"text": (0, 4, 5, 8), "text_2": (0, 2, 2, 2)}
-    assert pack.text_rows == (6, 1, 3) and pack.null_text_starts == (0, 2, 2, 2)
+    assert pack.text_rows == (6, 1, 3) and pack.method(NullTexts).starts == (0, 2, 2, 2)
     assert pack.vectors["pooled_text"].shape == (3, 4)
     assert not pack.vectors["pooled_text"][1:].any()
     assert pack.condition_TC is not None and pack.condition_TC.shape == (36, 4 * 4)
@@ -143,7 +150,7 @@ def test_who_is_a_target_and_which_level_it_is_told(clean: bool) -> None:
     assert torch.equal(pack.is_target_T, wanted_target)
     assert torch.equal(pack.level_row_T, wanted_row)
     without = pack_samples([SAMPLES[2]], layout_of())
-    assert without.clean_level is None and without.num_levels == 1
+    assert without.method(CleanTokens) is None and without.num_levels == 1
     assert not without.has_given_tokens
     assert torch.equal(without.is_target_T, without.is_real_T)
 
@@ -159,7 +166,7 @@ def test_a_latent_that_would_be_given_whole_keeps_its_own_frames() -> None:
     one = sample_of(1)
     given = replace(one, others={"first_frame_latent": torch.zeros(C, 1, 4, 4)})
     pack = pack_samples([given], layout_of())
-    assert pack.clean_tokens == () and pack.clean_level is None
+    assert pack.clean_tokens == (0,) and pack.method(CleanTokens) is None
     assert torch.equal(sample_inputs(pack, 0, layout_of())["text"], one.text_LE)
     assert pack.is_target_T.sum() == 4 and pack.latent_TC[:4].any()
 
@@ -172,7 +179,9 @@ def test_packs_with_every_input_travel_between_processes() -> None:
         assert all(tensor.is_meta for tensor in outline.tensors.values())
         for other in (unflatten_pack(outline, row), pickle.loads(pickle.dumps(one))):
             assert other.text_offsets == one.text_offsets and other.grids == one.grids
-            assert other.references == one.references and other.clean_level == one.clean_level
+            assert other.methods.keys() == one.methods.keys()
+            for kind in (ReferenceGrids, CleanTokens, PictureTexts):
+                assert other.method(kind) == one.method(kind)
             assert other.tensors.keys() == one.tensors.keys()
             for name, tensor in one.tensors.items():
                 got = other.tensors[name]
@@ -230,9 +239,7 @@ def test_given_tokens_have_no_noise_no_loss_and_the_clean_level() -> None:
     assert not problem.target_TC[~pack.is_target_T].any()
     assert problem.level_M.shape == (6,) and not problem.level_M[3:].any()
     # The noise of targets is that of a pack in which the same tokens are not given.
-    bare = replace(
-        pack, is_target_T=pack.is_real_T, references=(), clean_tokens=(), clean_level=None
-    )
+    bare = replace(pack, is_target_T=pack.is_real_T).without(ReferenceGrids, CleanTokens)
     bare = replace(bare, grids=((1, 1, 22), (1, 1, 8), (1, 1, 2)))
     _, other = training_problem(objective, bare, **settings)
     assert torch.equal(problem.level_M[:3], other.level_M)

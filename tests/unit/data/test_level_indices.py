@@ -10,6 +10,7 @@ from itertools import chain
 import pytest
 import torch
 
+from dit.batch import FixedLevels
 from dit.config import ObjectiveConfig, RunConfig
 from dit.data import DataError, validation_groups
 from dit.data.cook import Expected, cook
@@ -36,7 +37,9 @@ def test_a_pack_has_the_level_of_each_sample(shards, expected, indices, packed) 
     ]
     assert [sample.level_index for sample in samples] == [*indices]
     pack = pack_samples(samples, expected.layout)
-    assert pack.level_indices == pickle.loads(pickle.dumps(pack)).level_indices == packed
+    wanted = FixedLevels(indices=packed) if packed else None
+    sent = pickle.loads(pickle.dumps(pack))
+    assert pack.method(FixedLevels) == sent.method(FixedLevels) == wanted
 
 
 @pytest.mark.parametrize("index", [8, -1, 1.0, True, "3", [1]])
@@ -62,7 +65,7 @@ def planned(shards, tmp_path):
         config = shards.config(tmp_path, task_encoder_seq_length=4, **settings)
         groups = validation_groups(at_fixed_levels(config))
         found = groups.read(groups.plan(packs).groups)
-        return [*chain(*(pack.level_indices for pack in found))]
+        return [*chain(*(pack.method(FixedLevels).indices for pack in found))]
 
     return read
 

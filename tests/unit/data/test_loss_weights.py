@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dit.batch import TokenWeights
 from dit.data.cook import Expected, cook, measure_sample
 from dit.data.pack import pack_samples
 from dit.data.rejections import Reject, SampleRefused
@@ -46,12 +47,13 @@ def test_a_weight_is_that_of_each_token_of_its_sample(parts, expected, weights) 
     pack = pack_of([parts(size, **about) for size, about in pairs], expected)
     each = [1.0 if weight is None else float(weight) for weight in weights]
     if set(each) == {1.0}:
-        assert pack.weight_T is None and "weight_T" not in pack.tensors  # and costs nothing
+        assert pack.method(TokenWeights) is None  # and costs nothing
         return
-    assert pack.weight_T is not None and pack.weight_T.dtype == torch.float32
-    assert torch.equal(pack.weight_T, torch.tensor(each)[pack.segment_T])
+    weight_T = pack.method(TokenWeights).weight_T
+    assert weight_T.dtype == torch.float32
+    assert torch.equal(weight_T, torch.tensor(each)[pack.segment_T])
     for sent in (unflatten_pack(*flatten_pack(pack)), pickle.loads(pickle.dumps(pack))):
-        assert sent.weight_T is not None and torch.equal(sent.weight_T, pack.weight_T)
+        assert torch.equal(sent.method(TokenWeights).weight_T, weight_T)
 
 
 def test_a_record_of_dfm_may_have_a_weight(shards, expected) -> None:
@@ -90,9 +92,10 @@ def test_a_loader_gives_weights_where_a_sample_has_one(shards, tmp_path) -> None
     found = shards.one_pass(shards.config(shards.write(tmp_path, records)))
     weights = {}
     for pack in found.packs:
-        assert (pack.weight_T is not None) == any(k[-6:] in ("000004", "000017") for k in pack.keys)
+        of_pack = pack.method(TokenWeights)
+        assert (of_pack is not None) == any(k[-6:] in ("000004", "000017") for k in pack.keys)
         for number, key in enumerate(pack.keys):
-            own = [1.0] if pack.weight_T is None else pack.weight_T[pack.segment_T == number]
+            own = [1.0] if of_pack is None else of_pack.weight_T[pack.segment_T == number]
             weights[key] = {float(weight) for weight in own}
     assert len(weights) == 30
     kept = {key[-6:]: weight for key, weight in weights.items() if weight != {1.0}}
@@ -109,13 +112,13 @@ def test_a_mask_weighs_each_token_by_the_mean_of_its_patch(parts, expected, patc
     mask = (torch.rand(1, *size, generator=rng) > 0.5).to(dtype) * 0.75
     records = [parts(size, loss_mask=mask, loss_weight=3), parts((2, 2, 2))]
     pack = pack_of(records, expected)
-    assert pack.weight_T is not None
+    weight_T = pack.method(TokenWeights).weight_T
     frames, rows, columns = pack.grids[0]
     for token in range(frames * rows * columns):  # looked up where the definition puts it
         f, r, c = token // (rows * columns), token // columns % rows, token % columns
         cells = mask[0, f * pt :, r * ps :, c * ps :][:pt, :ps, :ps].float()
-        assert pack.weight_T[token] == pytest.approx(3 * cells.mean().item(), rel=1e-6)
-    assert (pack.weight_T[pack.starts[1] :] == 1).all()
+        assert weight_T[token] == pytest.approx(3 * cells.mean().item(), rel=1e-6)
+    assert (weight_T[pack.starts[1] :] == 1).all()
 
 
 BAD_MASKS = {

@@ -37,7 +37,7 @@ def test_a_first_frame_is_shown_as_channels_with_a_mask(groups) -> None:
     assert mask_T.nonzero().flatten().tolist() == [first, first + 1]  # of a frame of two tokens
     assert batch.condition_TC[:first].abs().sum() == 0
     assert batch.condition_TC[first : first + 2, :-1].abs().min() > 0
-    assert batch.is_target_T[first] and not batch.clean_tokens
+    assert batch.is_target_T[first] and not any(batch.clean_tokens)
 
 
 def test_a_new_table_of_positions_is_that_of_diffusers(groups) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,16 @@ import torch
 
 from dit.batch import SequenceShard
 from dit.config import ContextComm
+from dit.models.attention.spans import attend_one_by_one
 from dit.models.layers.context_parallel import Context, check_joint_context
-from dit.models.layers.joint_order import JointOrder, Piece, TokenRow, text_row, text_rows
+from dit.models.layers.joint_order import (
+    JointOrder,
+    Piece,
+    TokenRow,
+    row_exchange,
+    text_row,
+    text_rows,
+)
 from tests.packs import random_pack, tiny_model
 
 CPU = torch.device("cpu")
@@ -157,3 +166,43 @@ def test_references_count_apart_or_together():
     )
     assert apart == [(0, 6), (6, 2), (8, 4), (0, 5)]
     assert together == [(0, 6), (6, 6), (0, 5)]
+
+
+def test_a_row_attends_to_another_one_sample_by_sample():
+    """One rank: a sample without words gets zeros, and words of no picture are read by nobody."""
+    latents, text = _rows(1, 0, multiple=4)
+    context = _context(1, 0, ContextComm.A2A)
+    exchange = row_exchange(latents, text.row, context=context, device=CPU)
+    rng = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(n, 2, 4, generator=rng) for n in (20, text.row.rows, text.row.rows))
+    found = context.attend_across(attend_one_by_one, q, (k, v), exchange)
+    for piece, number, first in zip(LATENTS, TEXTS, (0, 3, 3), strict=True):
+        rows, keys = slice(piece.start, piece.start + piece.real), slice(first, first + number)
+        score = torch.einsum("thk,shk->hts", q[rows], k[keys]) / 2
+        wanted = torch.einsum("hts,shk->thk", score.softmax(-1), v[keys])
+        torch.testing.assert_close(found[rows], wanted)
+        assert found[rows].any() == (number > 0)
+
+
+@pytest.mark.parametrize("comm", [ContextComm.A2A, ContextComm.ALL_GATHER])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_queries_and_keys_of_two_rows_ascend(rank, comm):
+    """As kernels need it; samples without a query on this rank have keys behind all others."""
+    latents, text = _rows(2, rank)
+    context = _context(2, rank, comm)
+    for asking, answering in ((latents, text.row), (text.row, latents)):
+        spans = row_exchange(asking, answering, context=context, device=CPU).spans
+        ranks = [rank] if comm is ContextComm.ALL_GATHER else range(2)
+        here = {piece.sample for one in ranks for piece in asking.on(one) if piece.real}
+        both = [sample for sample in sorted(here) if sample in answering.lengths]
+        assert spans.key_lengths == tuple(answering.lengths[sample] for sample in both)
+        assert [*spans.starts] == sorted(spans.starts)
+        ends = [*accumulate(spans.key_lengths, initial=0)]
+        assert [*spans.key_starts] == ends[:-1]  # one behind the other
+
+
+def test_a_ring_does_not_take_two_rows():
+    latents, text = _rows(2, 0)
+    context = _context(2, 0, ContextComm.P2P)
+    with pytest.raises(ValueError, match="p2p sends one row of tokens round"):
+        row_exchange(latents, text.row, context=context, device=CPU)

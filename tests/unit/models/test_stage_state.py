@@ -41,6 +41,23 @@ def test_hidden_states_and_conditions_survive_the_way_to_the_next_stage(
     assert all(torch.equal(came[name], x) for name, x in blocks.items())
 
 
+def test_rows_of_another_width_travel_as_so_many_numbers(groups, monkeypatch):
+    """A stream of another modality is as wide as it is; stages hand on rows of the model width."""
+    model = tiny_model()
+    network, width = DiT(model, groups), model.hidden_size
+    monkeypatch.setattr(network, "hidden_width", lambda name: {"hidden": 40}[name])
+    batch = random_pack(GRIDS, TEXTS, model=model)
+    shapes = network.stage_shapes(batch, after=0)
+    tokens = len(batch.segment_T)
+    assert shapes["hidden"] == (tokens, 40)
+    others = {name: shape for name, shape in shapes.items() if name != "hidden"}
+    wanted = -(-tokens * 40 // width) + stage_rows(others, width)
+    assert network.hidden_shape(batch) == [wanted, 1, width]
+    blocks = {name: torch.randn(shape) for name, shape in shapes.items()}
+    came = unpack_stage_state(pack_stage_state(blocks, shapes, width), shapes, width)
+    assert all(torch.equal(came[name], x) for name, x in blocks.items())
+
+
 def test_a_block_that_a_stage_does_not_read_has_a_gradient_of_zeros():
     shapes = {"hidden": (5, 8), "t_emb": (2, 8), "text": (3, 5)}
     blocks = {name: torch.randn(shape) for name, shape in shapes.items()}

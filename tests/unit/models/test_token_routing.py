@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from dit.batch import Problem, SequenceShard
+from dit.batch import CleanTokens, Problem, ReferenceGrids, Route, SequenceShard
 from dit.config.sparsity import TokenRoute
 from dit.distributed.model_parallel import split_tokens
 from dit.models.dit.family import ExtraPosition
@@ -73,7 +73,7 @@ def _kept_rows(batch, n: int, route: TokenRoute) -> list[int]:
     start, stop = batch.starts[n : n + 2]
     rows = []
     for first in range(start, stop, route.run):
-        moves = batch.route_T[first : first + route.kept].tolist()
+        moves = batch.method(Route).move_T[first : first + route.kept].tolist()
         rows += [first + i + move - start for i, move in enumerate(moves)]
     return [row for row in rows if row < batch.num_tokens[n]]
 
@@ -84,14 +84,12 @@ def _one_by_one(network, batch, route: TokenRoute) -> torch.Tensor:
     for n, (start, _) in enumerate(pairwise(batch.starts)):
         alone = single(batch, n)
         real, kept = alone.real_tokens, torch.tensor(_kept_rows(batch, n, route))
+        few = alone.with_tensors({name: x[kept] for name, x in alone.token_tensors.items()})
         few = replace(
-            alone,
-            **{name: x[kept] for name, x in alone.token_tensors.items()},
-            starts=(0, len(kept)),
-            grids=((1, 1, len(kept)),),
-            references=(),
-            clean_tokens=(),
+            few.without(ReferenceGrids), starts=(0, len(kept)), grids=((1, 1, len(kept)),)
         )
+        if (given := few.method(CleanTokens)) is not None:
+            few = few.with_method(replace(given, counts=(0,)))
         outputs.append(_looped(network, alone, few, kept, route, LEVELS[n : n + 1])[:real])
         assert start % route.run == 0
     return torch.cat(outputs)
@@ -171,7 +169,7 @@ def test_closed_gates_pass_every_token_bit_for_bit(groups, name, first, last):
     x_TC, levels = batch.latent_TC, level_rows(LEVELS, batch)
     with torch.no_grad():
         routed = network(x_TC, levels, batch)
-        dense = network(x_TC, levels, replace(batch, route_T=None))
+        dense = network(x_TC, levels, batch.without(Route))
     assert torch.equal(routed[batch.is_real_T], dense[batch.is_real_T])
     assert dense[batch.is_real_T].norm() > 0
 
@@ -197,7 +195,7 @@ def test_a_rate_of_zero_leaves_nothing_out(groups, name):
 @pytest.mark.parametrize("name", ["joint", "wan_ti2v"])
 def test_without_a_draw_nothing_changes(groups, name):
     """As in validation and generation; the route of the configuration says nothing there."""
-    batch = replace(_pack(name), route_T=None)
+    batch = _pack(name).without(Route)
     weight_TC = torch.ones_like(batch.latent_TC)
     routed = _network(groups, name, route_from=0, route_to=1)
     found, plain = (_results(n, batch, weight_TC) for n in (routed, _network(groups, name)))
@@ -284,7 +282,7 @@ def test_the_draw_is_its_own():
     def drawn(**of):
         named = {"seed": 1, "step": 2, "pack_id": 3} | of
         rng = pack_rng(**named, device=torch.device("cpu"), draw=Draw.ROUTE)
-        return draw_route(batch, route, rng).route_T
+        return draw_route(batch, route, rng).method(Route).move_T
 
     assert torch.equal(drawn(), drawn())
     assert not any(

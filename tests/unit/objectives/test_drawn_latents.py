@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.batch import LatentSample, PackedBatch
+from dit.batch import LatentSample, LatentVariance, PackedBatch
 from dit.config import ObjectiveConfig
 from dit.config.choices import ValidationLatents
 from dit.data.pack import pack_samples
@@ -78,13 +78,23 @@ def test_draws_have_the_mean_and_variance_of_the_shard(dtype) -> None:
     assert padding.numel() and not padding.any()
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_variances_are_those_of_the_shard_beside_texts_of_any_length(count: int) -> None:
+    """Patches are written two numbers at once, wherever a pack has room for them."""
+    samples = [sample_of(n, logvar=-float(n), dtype=torch.float32) for n in range(count)]
+    pack = pack_samples(samples, LAYOUT)
+    logvar_TC = pack.method(LatentVariance).logvar_TC
+    for n, start in enumerate(pack.starts[:-1]):
+        assert (logvar_TC[start : start + 6] == -n).all()
+
+
 def test_a_draw_follows_from_seed_step_and_pack() -> None:
     samples = [sample_of(n) for n in range(3)]
     pack = pack_samples(samples, LAYOUT)
     first = trained(pack).latent_TC
     sent = unflatten_pack(*flatten_pack(pack))  # as it comes to other ranks
     assert torch.equal(trained(sent).latent_TC, first)
-    assert pack.latent_logvar_TC is not None and trained(pack).latent_logvar_TC is None
+    assert pack.method(LatentVariance) and trained(pack).method(LatentVariance) is None
     others = [
         trained(pack, seed=2),
         trained(pack, step=3),
@@ -139,7 +149,7 @@ def test_validation_takes_the_mean_or_one_draw_of_each_sample() -> None:
 
     def latents(pack: PackedBatch, latents=ValidationLatents.DRAWN, seed=1):
         found = validation_pack(pack, seed=seed, options=FLOW, latents=latents)
-        assert found.latent_logvar_TC is None
+        assert found.method(LatentVariance) is None
         return found.latent_TC
 
     assert torch.equal(latents(pack, ValidationLatents.MEAN), pack.latent_TC)

@@ -15,6 +15,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift as of_flux
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift as of_qwen
 
+from dit.batch import ReferenceGrids
 from dit.config import (
     FlowConfig,
     LevelSpacing,
@@ -179,7 +180,8 @@ def test_neither_references_nor_text_are_counted(make_pack) -> None:
 
     plain_N = levels(batch)
     # The first 64 tokens read as a target of 4 x 8 with a reference of 4 x 8.
-    split_N = levels(replace(batch, grids=((1, 4, 8), (1, 4, 4)), references=(((1, 4, 8),), ())))
+    split = replace(batch, grids=((1, 4, 8), (1, 4, 4)))
+    split_N = levels(split.with_method(ReferenceGrids(of=(((1, 4, 8),), ()))))
     alone_N = levels(make_pack([(1, 4, 8), (1, 4, 4)], texts=[50, 9]))
     assert torch.equal(split_N, alone_N)
     assert split_N[0] < plain_N[0] and split_N[1] == plain_N[1]

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.batch import LatentSample, PackedBatch
+from dit.batch import CleanTokens, LatentSample, PackedBatch
 from dit.config import ObjectiveConfig, Problems
 from dit.config_loading import ConfigError, load_config
 from dit.data.pack import pack_samples
@@ -88,7 +88,7 @@ def trained(pack: PackedBatch, *, step: int = 2, **options):
 
 
 def frames_given(pack: PackedBatch) -> list[int]:
-    clean = pack.clean_tokens or (0,) * pack.num_samples
+    clean = pack.clean_tokens
     return [tokens // math.prod(grid[1:]) for tokens, grid in zip(clean, pack.grids, strict=True)]
 
 
@@ -169,7 +169,7 @@ def test_numbers_of_given_frames_have_their_frequencies(weights) -> None:
     for step in range(3):
         batch, problem = trained(pack, step=step, given_frames=weights)
         found += frames_given(batch)
-        assert batch.clean_level == 1e-4 and batch.num_levels == 1600
+        assert batch.method(CleanTokens).level == 1e-4 and batch.num_levels == 1600
         torch.testing.assert_close(problem.level_M[800:], torch.full((800,), 0.1))
         given = batch.is_real_T & ~batch.is_target_T
         assert torch.equal(problem.input_TC[given], batch.latent_TC[given])
@@ -277,8 +277,8 @@ def test_networks_without_such_inputs_refuse_the_options(monkeypatch) -> None:
 def test_packs_have_a_clean_level_where_frames_may_be_drawn() -> None:
     image = [sample_of(1, 0)]
     pack = pack_samples(image, LAYOUT)
-    assert pack.clean_level == 1e-4 and not pack.has_given_tokens
+    assert pack.method(CleanTokens).level == 1e-4 and not pack.has_given_tokens
     for problem in (trained(pack)[1], validation_problem(FLOW, pack, seed=1, quantile=0.5)):
         assert problem.level_M.shape == (pack.num_levels,) == (2,)
     alone = pack_samples(image, replace(LAYOUT, draws_given_frames=False))
-    assert alone.clean_level is None and alone.num_levels == 1
+    assert alone.method(CleanTokens) is None and alone.num_levels == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dit.batch import LatentSample, PackedBatch
+from dit.batch import AdapterDropout, LatentSample, PackedBatch, PictureTexts
 from dit.config import ObjectiveConfig, Problems, RunConfig
 from dit.config_loading.validate import check_objective_inputs
 from dit.data.pack import pack_samples
@@ -57,7 +57,7 @@ def trained(pack: PackedBatch, step: int = 0, **options: Any) -> PackedBatch:
     objective = config(**options).objective
     made = {"seed": 3, "step": step, "null": NULL, "options": objective}
     batch, _ = training_problem(training_objective(objective), pack, **made)
-    return replace(batch, dropout_seed=None)
+    return batch.without(AdapterDropout)
 
 
 def without(every: list[LatentSample], kept: list[bool]) -> PackedBatch:
@@ -82,7 +82,7 @@ def test_each_sample_is_of_text_or_of_a_picture(key: str, value: float, rate: fl
     """A pack with dropped pictures is the pack of samples that never had them."""
     every = samples()
     pack = pack_samples(every, LAYOUT)
-    assert pack.pictures == ("image_embed",)
+    assert pack.method(PictureTexts) == PictureTexts(names=("image_embed",))
     rates, seen = [], []
     for step in range(3):
         batch = trained(pack, step, **{key: value})

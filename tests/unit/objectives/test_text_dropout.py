@@ -4,6 +4,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from dit.batch import NullTexts
 from dit.objectives.pack_draws import with_null_inputs
 
 NULL = torch.full((2, 5), 3.0)
@@ -57,9 +58,9 @@ def test_samples_with_null_texts_of_their_own_get_those(make_pack) -> None:
     """Of the main text alone; the third sample has none and gets the common one."""
     batch = make_pack(texts=[4, 1, 7])
     own_LE = torch.arange(15.0).view(3, 5)
-    batch = replace(batch, null_text_LE=own_LE, null_text_starts=(0, 1, 3, 3))
+    batch = batch.with_method(NullTexts(rows_LE=own_LE, starts=(0, 1, 3, 3)))
     after = with_null_inputs(batch, [False, True, True], {"text": NULL})
     first, second, third = captions(after)
     assert torch.equal(first, captions(batch)[0])
     assert torch.equal(second, own_LE[1:].bfloat16()) and torch.equal(third, NULL.bfloat16())
-    assert after.null_text_LE is None and after.null_text_starts == ()
+    assert after.method(NullTexts) is None

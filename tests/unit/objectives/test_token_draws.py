@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dit.batch import LatentSample, Problem, SequenceShard
+from dit.batch import CleanTokens, LatentSample, Parts, Problem, ReferenceGrids, SequenceShard
 from dit.config import LoraConfig, LossMean, ObjectiveConfig, ObjectiveName, Preference, Problems
 from dit.config.sparsity import TokenShare, trained_as
 from dit.data.pack import SampleSize
@@ -52,8 +52,7 @@ def _parted(batch, *, rate: float = 0.25, seed: int = 3):
 
 
 def _sources(parted) -> tuple[int, ...]:
-    assert parted.parts_of is not None
-    return parted.parts_of
+    return parted.method(Parts).of
 
 
 def _rows(batch, parted) -> list[torch.Tensor]:
@@ -73,7 +72,7 @@ def test_the_parts_have_each_token_once_with_all_that_is_known_of_it(name, rate)
     batch = _pack(name)
     parted, share = _parted(batch, rate=rate), TokenShare.of_rate(rate)
     rows = _rows(batch, parted)
-    assert parted.parts_of == (0, 0, 1, 1, 2, 3, 3)  # one of a token stays whole
+    assert _sources(parted) == (0, 0, 1, 1, 2, 3, 3)  # one of a token stays whole
     every = torch.cat(rows)
     assert torch.equal(every.sort().values, batch.is_real_T.nonzero().flatten())
     assert torch.equal(parted.position_TA[parted.is_real_T], batch.position_TA[every])
@@ -122,16 +121,18 @@ def _alone(batch, source: int, rows: torch.Tensor):
     tensors = {name: x[rows] for name, x in batch.token_tensors.items()}
     clean = batch.level_row_T[rows] >= batch.num_samples
     spans = {name: of[source : source + 2] for name, of in batch.text_offsets.items()}
+    alone = batch.with_tensors(tensors).without(ReferenceGrids)
+    if (given := batch.method(CleanTokens)) is not None:
+        alone = alone.with_method(replace(given, counts=(0,)))
     return replace(
-        batch,
-        **tensors | {"segment_T": torch.zeros_like(rows), "level_row_T": clean.long()},
+        alone,
+        segment_T=torch.zeros_like(rows),
+        level_row_T=clean.long(),
         texts={name: batch.texts[name][slice(*span)] for name, span in spans.items()},
         text_offsets={name: (0, stop - start) for name, (start, stop) in spans.items()},
         vectors={name: x[source : source + 1] for name, x in batch.vectors.items()},
         fps_N=batch.fps_N[source : source + 1],
         grids=((1, 1, len(rows)),),
-        references=(),
-        clean_tokens=(),
         starts=(0, len(rows)),
         keys=batch.keys[source : source + 1],
     )

@@ -29,7 +29,7 @@ MU, STD = 0.6, 0.8  # Gaussian data in latent units
 
 def tensors_of(problem: Problem) -> list[torch.Tensor]:
     every = (getattr(problem, name) for name in Problem.__dataclass_fields__)
-    return [one for one in every if one is not None]
+    return [one for one in every if isinstance(one, torch.Tensor)]
 
 
 def naive_edm(latent, noise, sigma, sigma_data):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
+from dit.batch import CleanTokens
 from dit.config import ObjectiveConfig, Sampler
 from dit.objectives.noise import draw_noise
 from dit.objectives.objective import per_token
@@ -27,7 +26,8 @@ def a_pack():
 
 def test_clean_tokens_keep_their_latents_and_have_no_target() -> None:
     """They are told the clean level, and a sample's target is that of its velocity."""
-    batch = with_clean_tokens(replace(a_pack(), clean_level=0.0), [16, 0, 4])
+    given = CleanTokens(level=0.0, counts=(0, 0, 0))
+    batch = with_clean_tokens(a_pack().with_method(given), [16, 0, 4])
     generator = torch.Generator().manual_seed(0)
     shape, told = batch.latent_TC.shape, {"generator": generator, "dtype": torch.float64}
     state_TC, velocity_TC = (torch.randn(shape, **told) for _ in range(2))

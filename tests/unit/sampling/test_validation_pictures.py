@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from dit.batch import CleanTokens
 from dit.codecs.vae.families import CosmosPredict2
 from dit.config import ObjectiveConfig, Precision, RunConfig, Sampler
 from dit.data.pack import pack_samples
@@ -350,7 +351,7 @@ def test_drawn_given_frames_are_the_sample_s_own(weights: Any, given: int) -> No
     objective = ObjectiveConfig(name="flow", given_frames=weights)
     config = RunConfig(model=model, objective=objective)
     pack = random_pack([(3, 2, 2), (1, 2, 3), (2, 1, 2)], [4, 5, 6], model=model)
-    pack = replace(pack, clean_tokens=())
+    pack = pack.with_method(replace(pack.method(CleanTokens), counts=(0,) * 3))
     for index, most in enumerate((2, 0, 1)):
         inputs = inputs_of_held_out(config, pack, index)
         count = min(given, most)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from dit.batch import PackedBatch, Problem, SequenceShard
+from dit.batch import PackedBatch, Problem, SequenceShard, TokenWeights
 from dit.config import LossKind, LossMean, ObjectiveConfig
 from dit.distributed.model_parallel import split_tokens
 from dit.train.loss import Loss, loss_of, pseudo_huber
@@ -90,7 +89,7 @@ def test_weights_of_the_data_multiply_losses_and_leave_what_they_are_divided_by(
     problem, prediction_TC = _problem()
     plain = loss_of(PACK, problem, prediction_TC, ObjectiveConfig(loss_mean=mean))
     weights = (2.0, 1.0, 0.0)
-    batch = replace(PACK, weight_T=torch.tensor(weights)[PACK.segment_T])
+    batch = PACK.with_method(TokenWeights(weight_T=torch.tensor(weights)[PACK.segment_T]))
     found = loss_of(batch, problem, prediction_TC, ObjectiveConfig(loss_mean=mean))
     wanted_N2 = plain.of_samples(PACK) * torch.tensor([[weight, 1.0] for weight in weights])
     torch.testing.assert_close(found.of_samples(batch), wanted_N2, rtol=1e-6, atol=0)
@@ -99,9 +98,8 @@ def test_weights_of_the_data_multiply_losses_and_leave_what_they_are_divided_by(
     assert found.count == plain.count
     # Token by token: the first half of the first sample counts for nothing, the other as before.
     half_T = (torch.arange(len(PACK.segment_T)) >= 10).float()
-    of_half = loss_of(
-        replace(PACK, weight_T=half_T), problem, prediction_TC, ObjectiveConfig(loss_mean=mean)
-    )
+    of_half = PACK.with_method(TokenWeights(weight_T=half_T))
+    of_half = loss_of(of_half, problem, prediction_TC, ObjectiveConfig(loss_mean=mean))
     assert torch.equal(of_half.error_T, plain.error_T * half_T) and of_half.count == plain.count
 
 
@@ -110,8 +108,8 @@ def test_weights_of_the_data_multiply_losses_and_leave_what_they_are_divided_by(
 @pytest.mark.parametrize("count", [2, 4])
 def test_losses_of_context_ranks_add_up(mean: LossMean, count: int, weighted: bool) -> None:
     problem, prediction_TC = _problem()
-    weight_T = torch.arange(len(PACK.segment_T)) / 8 if weighted else None
-    pack = replace(PACK, weight_T=weight_T)
+    weight_T = torch.arange(len(PACK.segment_T)) / 8
+    pack = PACK.with_method(TokenWeights(weight_T=weight_T)) if weighted else PACK
     parts: list[tuple[PackedBatch, Loss]] = []
     for index in range(count):
         share = SequenceShard(index=index, count=count)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dit.batch import REJECTED_LATENT, LatentSample, PackedBatch, Problem
+from dit.batch import REJECTED_LATENT, LatentSample, PackedBatch, Pairs, Problem
 from dit.config import (
     LoraConfig,
     LossKind,
@@ -74,7 +74,7 @@ def test_a_pair_lies_side_by_side_in_one_pack_and_shares_all_draws() -> None:
     pairs = some_pairs(config)
     pack, layout = a_pack(config, pairs), PatchLayout.of_training(config)
     alone = pack_samples(pairs[:1], PatchLayout.of(config))
-    assert pack.in_pairs and pack.num_samples == 6 and pack.copies == 2
+    assert pack.method(Pairs) and pack.num_samples == 6 and pack.copies == 2
     assert SampleSize.of(pairs[0], layout).tokens == 2 * 16
     assert torch.equal(pack.latent_TC[:16], alone.latent_TC[:16])
     rejected = replace(pairs[0], latent_CFHW=pairs[0].others[REJECTED_LATENT])

@@ -189,7 +189,7 @@ def test_a_draw_moves_no_other_draw():
         for route in (None, config.model.token_route)
     ]
     (plain, problem), (routed, other) = made
-    assert plain.route_T is None and routed.route_T is not None
+    assert not plain.is_routed and routed.is_routed
     for name, value in plain.tensors.items():
         assert torch.equal(routed.tensors[name].nan_to_num(), value.nan_to_num()), name
     assert torch.equal(problem.input_TC, other.input_TC)

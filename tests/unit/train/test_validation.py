@@ -10,6 +10,7 @@ from statistics import NormalDist
 import pytest
 import torch
 
+from dit.batch import FixedLevels
 from dit.config import LossMean, ObjectiveConfig, ObjectiveName
 from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
@@ -93,7 +94,7 @@ def test_with_fixed_levels_each_sample_counts_once_at_its_own_level(groups, conf
     model, objective = _model(groups, config), training_objective(config.objective)
     levels = ((7, 0), (3, 3, 4))
     pairs = zip(_packs(config), levels, strict=True)
-    packs = [replace(pack, level_indices=of) for pack, of in pairs]
+    packs = [pack.with_method(FixedLevels(indices=of)) for pack, of in pairs]
     found = validate(model, packs, objective=objective, config=config)
     errors = []
     for pack in packs:
@@ -105,14 +106,15 @@ def test_with_fixed_levels_each_sample_counts_once_at_its_own_level(groups, conf
             draw=Draw.VALIDATION_NOISE,
         )
         noise_TC = draw_noise(pack, rng)
-        t_N = torch.tensor(pack.level_indices) / 8
+        indices = pack.method(FixedLevels).indices
+        t_N = torch.tensor(indices) / 8
         t_T1 = t_N[pack.segment_T, None]
         with torch.no_grad():
             x_TC = (1 - t_T1) * pack.latent_TC + t_T1 * noise_TC
             raw = model.chunks[0](x_TC * pack.is_real_T[:, None], 1000 * t_N, pack)
         error_T = (raw - (noise_TC - pack.latent_TC)).double().square().mean(-1)
         for n, tokens in enumerate(pack.num_tokens):
-            errors.append((pack.level_indices[n], float(error_T[pack.starts[n] :][:tokens].mean())))
+            errors.append((indices[n], float(error_T[pack.starts[n] :][:tokens].mean())))
     assert found["val_loss"] == pytest.approx(sum(e for _, e in errors) / 5, rel=1e-5)
     for k in (0, 3, 4, 7):
         mine = [e for level, e in errors if level == k]
@@ -127,7 +129,7 @@ def test_captions_are_dropped_in_validation_where_it_is_asked_for_alone(groups, 
     model, objective = _model(groups, config), training_objective(config.objective)
     null = {"text": torch.randn(1, config.model.crossattn_emb_size)}
     pairs = zip(_packs(config), ((7, 0), (3, 3, 4)), strict=True)
-    packs = [replace(pack, level_indices=of) for pack, of in pairs]
+    packs = [pack.with_method(FixedLevels(indices=of)) for pack, of in pairs]
 
     def loss(dropout):
         asked = _fixed(config, text_dropout=dropout)

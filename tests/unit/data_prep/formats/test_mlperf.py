@@ -25,6 +25,7 @@ from data_prep.formats.convert import export
 from data_prep.formats.parquet import read_parquet
 from data_prep.inspect.read_shards import inspect_shard, shard_counts
 from dit import stored_samples
+from dit.batch import FixedLevels, LatentVariance
 from dit.config import RunConfig
 from dit.config_loading import load_config
 from dit.data import DataError, build_train_loader, check_data, null_inputs, validation_groups
@@ -156,9 +157,10 @@ def test_linked_shards_train_as_they_are(theirs: Path, tmp_path: Path) -> None:
     seen = set()
     for _ in range(12):
         pack = next(loader)
-        assert pack.latent_logvar_TC is not None and pack.level_indices == ()
+        variance = pack.method(LatentVariance)
+        assert variance is not None and pack.method(FixedLevels) is None
         means = unpack_latents(pack.latent_TC, pack, patch_temporal=1, patch_spatial=2)
-        logvars = unpack_latents(pack.latent_logvar_TC, pack, patch_temporal=1, patch_spatial=2)
+        logvars = unpack_latents(variance.logvar_TC, pack, patch_temporal=1, patch_spatial=2)
         for n, key in enumerate(pack.keys):
             number = int(key.split("/")[-1])
             seen.add(number)
@@ -175,7 +177,8 @@ def test_linked_shards_train_as_they_are(theirs: Path, tmp_path: Path) -> None:
     assert seen == {*range(8)}
     groups = validation_groups(run)
     plan = groups.plan(100)
-    levels = [level for pack in groups.read(plan.groups) for level in pack.level_indices]
+    packs = groups.read(plan.groups)
+    levels = [level for pack in packs for level in pack.method(FixedLevels).indices]
     assert sorted(levels) == sorted([*range(8)] * 2) and not plan.refused
 
 
@@ -195,7 +198,7 @@ def test_a_conversion_holds_the_distribution(theirs: Path, tmp_path: Path) -> No
     run = config(out)
     assert torch.equal(null_inputs(run)["text"], null_texts()["t5"][0])
     pack = next(build_train_loader(run, rank=0, world_size=1))
-    assert pack.latent_logvar_TC is not None
+    assert pack.method(LatentVariance) is not None
     # Another tool's cache gets the mean, as its autoencoder makes it; the variances are counted
     (out / "dataset_card.json").write_text(json.dumps(card | {"processor": {"name": "flux"}}))
     made = export(out, form="parquet", shard_size=100)

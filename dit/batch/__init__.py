@@ -1,0 +1,75 @@
+"""The three values that cross folder borders.
+
+1. sample        `LatentSample`: what a shard holds
+2. methods       what one method of training, or one kind of input, adds to a pack: a type for each
+3. token_stream  `TokenStream`: the tokens of one modality
+4. packed_batch  `PackedBatch`: what the loader hands to the step, streams of the same samples
+5. problem       `Problem`: what an objective asks of the network
+
+All are frozen.
+"""
+
+from dit.batch.methods import (
+    AdapterDropout,
+    CleanTokens,
+    ConditionLevels,
+    FixedLevels,
+    GuidanceInput,
+    KeptTokens,
+    LatentVariance,
+    NoisyTokens,
+    NullTexts,
+    Pairs,
+    Parts,
+    PictureTexts,
+    ReferenceGrids,
+    Route,
+    StepEnd,
+    TokenWeights,
+    by_type,
+)
+from dit.batch.packed_batch import LATENTS, PackedBatch
+from dit.batch.problem import Problem
+from dit.batch.sample import (
+    NULL_TEXT,
+    REJECTED_LATENT,
+    TEXT,
+    Grid,
+    LatentSample,
+    NullInputs,
+    pack_identity,
+)
+from dit.batch.token_stream import WHOLE, SequenceShard, TokenStream
+
+__all__ = [
+    "LATENTS",
+    "NULL_TEXT",
+    "REJECTED_LATENT",
+    "TEXT",
+    "WHOLE",
+    "AdapterDropout",
+    "CleanTokens",
+    "ConditionLevels",
+    "FixedLevels",
+    "Grid",
+    "GuidanceInput",
+    "KeptTokens",
+    "LatentSample",
+    "LatentVariance",
+    "NoisyTokens",
+    "NullInputs",
+    "NullTexts",
+    "PackedBatch",
+    "Pairs",
+    "Parts",
+    "PictureTexts",
+    "Problem",
+    "ReferenceGrids",
+    "Route",
+    "SequenceShard",
+    "StepEnd",
+    "TokenStream",
+    "TokenWeights",
+    "by_type",
+    "pack_identity",
+]

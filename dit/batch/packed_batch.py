@@ -1,0 +1,110 @@
+"""What the loader hands to the step: streams of tokens of the same samples."""
+
+# L text tokens, N samples in a pack, E text width; T packed tokens
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from torch import Tensor
+
+from dit.batch.methods import GuidanceInput, KeptTokens, Pairs, Parts, Route
+from dit.batch.sample import TEXT
+from dit.batch.token_stream import TokenStream
+
+LATENTS = "latents"
+"""The main stream of every pack, by its name in `PackedBatch.streams`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedBatch(TokenStream):
+    """The main stream, of the latents that shards hold, and what else there is of its samples.
+
+    Text, vectors and streams of other modalities have names. What all streams share stands here:
+    texts, frame rates, keys, and the draws of pairs and of guidance.
+    """
+
+    # By the names of the inputs; of a family's text inputs each is here, also where all are empty.
+    texts: Mapping[
+        str, Tensor
+    ]  # [L, E], bfloat16 or float32: rows of the N samples laid end to end
+    text_offsets: Mapping[str, tuple[int, ...]]  # N + 1 offsets of the samples in L
+    vectors: Mapping[str, Tensor] = field(default_factory=dict)  # [N, E], such as pooled text
+    fps_N: Tensor  # float32, frames per second; NaN for an image or unknown
+    keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none
+    captions: tuple[str, ...]  # of the N samples, or () where they are unknown; for people alone
+    pack_id: int  # 63-bit identity that, with seed and step, decides all random draws
+    # Tokens of other modalities of the same N samples, such as sound, with widths of their own
+    others: Mapping[str, TokenStream] = field(default_factory=dict)
+
+    @property
+    def streams(self) -> Mapping[str, TokenStream]:
+        """All streams by name, the main one first."""
+        return {LATENTS: self, **self.others}
+
+    @property
+    def copies(self) -> int:
+        """Samples that share their random draws."""
+        return 2 if Pairs in self.methods else 1
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether layers of a token route see a part of the tokens."""
+        return Route in self.methods
+
+    @property
+    def samples_read(self) -> tuple[int, ...]:
+        """Number in this pack of the first sample that each sample of the shards became.
+
+        A sample of a shard becomes two where it is a pair, or several where it is cut into parts.
+        """
+        parts = self.method(Parts)
+        if parts is None:
+            return tuple(range(0, self.num_samples, self.copies))
+        return tuple(parts.of.index(n) for n in range(parts.of[-1] + 1))
+
+    @property
+    def guidance(self) -> float | None:
+        """What a guidance embedding is told; None: the network has none."""
+        told = self.method(GuidanceInput)
+        return None if told is None else told.scale
+
+    @property
+    def text_LE(self) -> Tensor:  # noqa: N802  # names of tensors end in their axes
+        """The main text of the samples, laid end to end."""
+        return self.texts[TEXT]
+
+    @property
+    def text_starts(self) -> tuple[int, ...]:
+        """N + 1 offsets of the samples in `text_LE`."""
+        return self.text_offsets[TEXT]
+
+    @property
+    def text_rows(self) -> tuple[int, ...]:
+        """Rows of all text inputs of each sample together."""
+        totals = [0] * self.num_samples
+        for starts in self.text_offsets.values():
+            totals = [n + b - a for n, (a, b) in zip(totals, pairwise(starts), strict=True)]
+        return tuple(totals)
+
+    def partial(
+        self, rows_T: Tensor, *, starts: tuple[int, ...], kept_tokens: tuple[int, ...]
+    ) -> PackedBatch:
+        """A pack of the tokens `rows_T` alone, with their positions and level rows.
+
+        `starts` and `kept_tokens` count tokens of all context ranks; in each sample, real tokens
+        come before padding. `share` stays as it is.
+        """
+        whole = self.without(Route)
+        part = whole.with_tensors({n: tensor[rows_T] for n, tensor in whole.token_tensors.items()})
+        return replace(part, starts=starts).with_method(KeptTokens(counts=kept_tokens))
+
+    def with_text(self, name: str, rows_LE: Tensor, starts: tuple[int, ...]) -> PackedBatch:
+        """A copy of the pack with `rows_LE` and offsets `starts` for the text input `name`."""
+        return replace(
+            self,
+            texts={**self.texts, name: rows_LE},
+            text_offsets={**self.text_offsets, name: starts},
+        )

@@ -1,0 +1,34 @@
+"""What an objective asks of the network."""
+
+# C patch features, T packed tokens, N samples, M level rows
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """A weighted regression: weight · mean over C of an error of scale · (network output - target).
+
+    It is that of the main stream; `others` has that of each other one. The error is its square,
+    unless `objective.loss` says otherwise.
+    The network sees `input_TC` and `level_M` only. Padding tokens are zero in both tensors; clean
+    and reference tokens are the latents themselves in `input_TC`, and zero in `target_TC`.
+    """
+
+    input_TC: Tensor  # float32, what the network is fed
+    level_M: Tensor  # float32, ln(sigma) / 4 for EDM, timestep_scale * t for flow matching
+    target_TC: Tensor  # float32, what the raw network output should be
+    weight_N: Tensor  # float32, multiplies the error of each token of the sample
+    noise_N: Tensor  # float32, sigma or t itself, for metrics and samplers
+    # float32, makes a difference of outputs one of velocities; None: they are what is compared
+    scale_N: Tensor | None = None
+    anchor_TC: Tensor | None = None  # a prediction that the loss holds the network to as well
+    # float64, of pairs: mean errors of the network without adapters
+    reference_N: Tensor | None = None
+    # Of the other streams of the pack, by name, each with levels and noise of its own
+    others: Mapping[str, Problem] = field(default_factory=dict)
