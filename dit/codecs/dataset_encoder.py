@@ -56,7 +56,7 @@ E = TypeVar("E", bound=DatasetEncoder)
 
 def classes_of(interface: type[E], package: ModuleType) -> list[type[E]]:
     """The classes in the files of a package that have a name of their own, file by file."""
-    found = list[type[E]]()
+    found: list[Any] = []
     for info in iter_modules(package.__path__):
         file = import_module(f"{package.__name__}.{info.name}")
         found += [

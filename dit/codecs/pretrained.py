@@ -95,7 +95,7 @@ def _class_of(part: PipelineComponent) -> Any:
 
 
 def published(place: str) -> Any:
-    """What `package.module:name` is, of Diffusers or Transformers.
+    """The class or function of Diffusers or Transformers at `place`, `package.module:name`.
 
     Raises:
         CodecError: the package is not installed, or its version has no such thing.
