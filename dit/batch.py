@@ -144,7 +144,7 @@ class PackedBatch:
     starts: tuple[int, ...]  # N + 1 offsets of the samples in T, each a multiple of sample_multiple
     keys: tuple[str, ...]  # of the N samples; empty strings where a sample has none
     captions: tuple[str, ...] = ()  # of the N samples, where they are known; for people alone
-    # `LatentSample.level_index` of the N samples; () where one of them has none
+    # Of validation: k of the fixed level k / 8 of each of the N samples; () in training
     level_indices: tuple[int, ...] = ()
     # Tokens that each sample of a partial pack has, which lacks some of its grid. `starts` count
     # these alone; `grids` and `clean_tokens` still describe the whole pack. None: the pack is whole

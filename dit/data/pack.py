@@ -224,7 +224,6 @@ class PackWriter:
                 grids=grids,
                 padded=self._start - first,
                 clean=clean,
-                level_index=sample.level_index,
             )
         )
 
@@ -340,7 +339,6 @@ class PackWriter:
             keys=keys,
             in_pairs=layout.in_pairs,
             captions=tuple(a.caption for a in added),
-            level_indices=_of_all(a.level_index for a in added),
             pack_id=pack_identity(keys),
         )
 
@@ -368,12 +366,6 @@ def _or_none(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(values) if any(values) else ()
 
 
-def _of_all(values: Iterable[int | None]) -> tuple[int, ...]:
-    """The values, and none where one is missing."""
-    every = tuple(values)
-    return tuple(value for value in every if value is not None) if None not in every else ()
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Added:
     """What a pack keeps of a sample beside its tensors."""
@@ -387,4 +379,3 @@ class _Added:
     """Tokens of all of them, with padding."""
     clean: int
     """Tokens at the beginning of the target that are given."""
-    level_index: int | None

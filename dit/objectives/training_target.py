@@ -93,8 +93,7 @@ def validation_pack(
     shares the pack of a sample.
     """
     if latents is ValidationLatents.MEAN:
-        if batch.latent_logvar_TC is not None:
-            batch = replace(batch, latent_logvar_TC=None)
+        batch = replace(batch, latent_logvar_TC=None)
     else:
         where = batch.latent_TC.device
         told = {"seed": seed, "step": 0, "device": where, "draw": Draw.VALIDATION_LATENTS}

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import re
+import shlex
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -92,8 +93,12 @@ def null_texts() -> dict[str, Tensor]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Widths of the benchmark, for parts that do not say theirs."""
-    widths = {"text": WIDTH, "pooled_text": POOLED, "latent": CHANNELS, "latent_logvar": CHANNELS}
-    monkeypatch.setattr(stored_samples, "MLPERF_WIDTHS", widths)
+    widths = (WIDTH, POOLED, CHANNELS, CHANNELS)
+    small = {
+        name: one._replace(width=width)
+        for (name, one), width in zip(stored_samples.MLPERF.items(), widths, strict=True)
+    }
+    monkeypatch.setattr(stored_samples, "MLPERF", small)
 
 
 @pytest.fixture
@@ -278,7 +283,7 @@ def test_a_bad_set_is_no_dataset(
 ) -> None:
     if fault.endswith(".npy"):
         (theirs / "empty_encodings" / fault).unlink()
-        said = f"has no {fault}"
+        said = f"{fault} is missing"
     elif fault == "level":
         write(theirs / "more", [parts_of(300, timestep=8)])
         said = "timestep=8 is no whole number from 0 to 7"
@@ -290,6 +295,46 @@ def test_a_bad_set_is_no_dataset(
     printed = capsys.readouterr()
     assert code != 0 and said in " ".join((printed.out + printed.err).split())
     assert not (out / ".nv-meta").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--link",)])
+def test_tars_without_a_sample_are_passed_over(
+    theirs: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    tarfile.open(theirs / "train" / "a_first.tar", "w").close()
+    tarfile.open(theirs / "val" / "shard_000009.tar", "w").close()
+    assert convert(theirs, tmp_path / "out", *options) == 0
+    counts = shard_counts(tmp_path / "out")
+    assert sum(counts.values()) == 24 and min(counts.values()) > 0
+    loader = build_train_loader(config(tmp_path / "out"), rank=0, world_size=1)
+    assert next(loader).keys
+    loader.close()
+
+
+@pytest.mark.parametrize("fault", ["cut", "garbled"])
+def test_no_tar_is_linked_in_part(theirs: Path, tmp_path: Path, fault: str, capsys) -> None:
+    """For tarfile, a header that it cannot read is the end of a tar."""
+    path = theirs / "train" / "shard_000001.tar"
+    with tarfile.open(path) as tar:
+        second = next(one.offset for one in tar if one.name.startswith("00000007"))
+    content = path.read_bytes()
+    if fault == "cut":
+        path.write_bytes(content[: second + 700])
+    else:
+        path.write_bytes(content[:second] + b"\x07" * 512 + content[second + 512 :])
+    assert convert(theirs, tmp_path / "out", "--link") != 0
+    printed = "".join(capsys.readouterr().err.split())
+    assert f"{path}:" in printed and "restoreit" in printed
+    assert not (tmp_path / "out" / ".nv-meta").exists()
+
+
+def test_the_command_of_the_message_runs_as_it_is_printed(theirs: Path, tmp_path: Path) -> None:
+    folder = theirs.rename(tmp_path / "MLPerf's Größe für alle")
+    with pytest.raises(DataError, match=r"by `(.*)`") as caught:
+        check_data(config(folder))
+    words = shlex.split(re.findall("by `(.*)`", str(caught.value))[0])
+    assert words[:3] == ["python", "-m", "data_prep"] and main(words[3:]) == 0
+    assert check_data(config(Path(words[-1]))).samples == 8
 
 
 def test_null_texts_beside_the_shards_are_read_or_missed(theirs: Path, tmp_path: Path) -> None:
