@@ -337,7 +337,10 @@ def _mlperf_outline(head: bytes, size: int, one: MlperfTensor) -> tuple[tuple[in
     except ValueError as error:
         raise UnusableError(f".{one.part} has a damaged header of NumPy: {error}") from error
     if dtype != np.uint16 or by_columns:
-        raise UnusableError(f".{one.part} is {dtype}, not uint16 by rows, the bits of bfloat16")
+        columns = " by columns" * by_columns
+        raise UnusableError(
+            f".{one.part} is {dtype}{columns}, not uint16 by rows, the bits of bfloat16"
+        )
     return shape, stream.tell()
 
 
@@ -370,6 +373,10 @@ def mlperf_nulls(path_of: Callable[[str], Any]) -> dict[str, Tensor]:
             found[name] = with_axes(value, one.axes, what="it").float()
         except OSError as error:
             raise UnusableError(explained(error, path)) from error
-        except (ValueError, TypeError) as error:
+        except UnusableError as error:
             raise UnusableError(f"{path}: {error}; restore it") from error
+        except (ValueError, TypeError) as error:
+            raise UnusableError(
+                f"{path}: it is no array of NumPy with floats: {error}; restore it"
+            ) from error
     return found

@@ -16,7 +16,12 @@ from typing import Any, NamedTuple
 import torch
 
 from data_prep.formats.automodel import INDEX, held_by, index_of, read_automodel, write_automodel
-from data_prep.formats.cached_samples import CachedSample, RefusedRecord, read_shards
+from data_prep.formats.cached_samples import (
+    CachedSample,
+    RefusedRecord,
+    read_shards,
+    tars_below,
+)
 from data_prep.formats.dfm import HELD, form_of, holds_raw_latents, is_raw, read_dfm, write_dfm
 from data_prep.formats.mlperf import holds_mlperf, link_shards, null_texts, read_mlperf
 from data_prep.formats.mlperf import whitening as whitening_of_mlperf
@@ -151,7 +156,7 @@ def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
         return read_parquet(folder)
     if holds_mlperf(folder):
         return read_mlperf(folder)
-    if next(folder.rglob("*.tar"), None) is not None:
+    if tars_below(folder):
         return read_dfm(folder)
     raise PrepError(
         f"{folder} holds no cache that is known: metadata.json of AutoModel, *.parquet of"
@@ -205,9 +210,15 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
     Raises:
         PrepError: it cannot be read, or too much of it was refused.
     """
+    if not args.folder.is_dir():
+        what = "no folder" if args.folder.exists() else "not there"
+        raise PrepError(f"{args.folder} is {what}; give the folder that the other tool wrote")
     of_mlperf = holds_mlperf(args.folder)
     if args.link and not of_mlperf:
-        raise PrepError(f"--link: {args.folder} holds no shards of MLPerf; leave it out")
+        raise PrepError(
+            f"--link: {args.folder} holds no *.tar with a sample of MLPerf; give the folder of its"
+            " shards, or leave --link out for a cache of another tool"
+        )
     # Samples of MLPerf's validation say so themselves.
     split = SplitFractions.parse(args.split or ("1,0,0" if of_mlperf else DEFAULT_SPLIT))
     codec = codec_named(args.processor).from_arguments(args) if args.processor else None

@@ -21,6 +21,7 @@ from data_prep.formats.cached_samples import (
     checked_description,
     numbers,
     read_tars,
+    tars_below,
 )
 from data_prep.inspect.read_shards import key_and_part, tar_files
 from data_prep.planning.splits import Split, key_of
@@ -40,12 +41,12 @@ from dit.stored_samples import (
     mlperf_tensors,
     tars_of_mlperf,
 )
-from dit.system_errors import explained
+from dit.system_errors import reason
 
 
 def holds_mlperf(folder: Path) -> bool:
     """Whether the tars below `folder` have this layout."""
-    return tars_of_mlperf(sorted(folder.rglob("*.tar")))
+    return tars_of_mlperf(tars_below(folder))
 
 
 def read_mlperf(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
@@ -97,12 +98,12 @@ def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split,
         PrepError: a tar or the level of a sample cannot be read.
     """
     shards: dict[Split, dict[str, int]] = {}
-    for path in sorted(folder.rglob("*.tar")):
+    for path in tars_below(folder):
         try:
             check_regular(path)
             ends, found = _outline(path)
         except (OSError, tarfile.TarError, ValueError) as error:
-            raise PrepError(f"{path}: {explained(error)}; restore it") from None
+            raise PrepError(f"{path}: {reason(error)}; restore it") from None
         if len(ends) == 1:
             continue  # no sample
         split = Split.VAL if found else Split.TRAIN
@@ -125,9 +126,17 @@ def _outline(path: Path) -> tuple[list[int], list[int]]:
             starts.append(member.offset)
             last = key
         if part == "json" and content is not None:
-            index = level_index(parse_json(content))
-            levels += [] if index is None else [index]
+            levels += _level_of(key, content)
         end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
     if levels and len(levels) != len(starts):
         raise UnusableError(f"{len(levels)} of its {len(starts)} samples have a `timestep`")
     return [*starts, end], levels
+
+
+def _level_of(key: str, content: bytes) -> list[int]:
+    """The level of a sample in its `.json`; none where it has none."""
+    try:
+        index = level_index(parse_json(content))
+    except ValueError as error:
+        raise UnusableError(f"key {key}: {error}") from error
+    return [] if index is None else [index]
