@@ -48,7 +48,10 @@ _OF_BOTH_KINDS = ("cosmos_predict25",)
 _OF_LOSS = ("loss_weight",)  # beside the tensors
 _IN_HALF = ("latent", "first_frame_latent", "condition_latent", "image_embed")
 _TEXTS = ("text", "text_2", "pooled_text")
-_DTYPES = dict.fromkeys(_IN_HALF, LATENT_DTYPE) | dict.fromkeys(_TEXTS, torch.bfloat16)
+_DTYPES: dict[str, torch.dtype] = {
+    **dict.fromkeys(_IN_HALF, LATENT_DTYPE),
+    **dict.fromkeys(_TEXTS, torch.bfloat16),
+}
 """Types of tensors in our shards, where their latents are no distributions."""
 
 
@@ -409,7 +412,7 @@ def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample 
         latent_CFHW = whitened_by.whitening.apply(latent_CFHW)
     dtypes, tensors = _DTYPES, {**record.tensors, "latent": latent_CFHW}
     if tensors.keys() >= {*DISTRIBUTION}:
-        dtypes = _DTYPES | dict.fromkeys(DISTRIBUTION, DISTRIBUTION_DTYPE)
+        dtypes = {**_DTYPES, **dict.fromkeys(DISTRIBUTION, DISTRIBUTION_DTYPE)}
     tensors = {name: t.to(dtypes.get(name, t.dtype)) for name, t in tensors.items()}
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():

@@ -33,7 +33,7 @@ class PlannedGroup(NamedTuple):
     sizes: tuple[tuple[int, int], ...]
     """Tokens and text of each."""
     levels: tuple[int, ...]
-    """Fixed level of each: the k of its shard, or where samples have none its place modulo 8."""
+    """The k of the fixed level of each: that of its shard, or without one its place modulo 8."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
