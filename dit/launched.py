@@ -74,6 +74,11 @@ def meets_others(environment: Mapping[str, str] = os.environ) -> bool:
     return all(environment.get(name) for name in FIVE)
 
 
+def is_alone() -> bool:
+    """Whether this process is the whole run, so that an address that others left says nothing."""
+    return world_size() == 1 and not is_launched()
+
+
 def is_launched() -> bool:
     """Whether torch.distributed.run started this process, and keeps the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

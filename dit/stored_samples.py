@@ -15,16 +15,19 @@ import math
 import stat
 import tarfile
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dit.parsing import parse_json
+from dit.system_errors import explained
 
 INDEX = "metadata.json"
 AUTOMODEL: Mapping[str, str] = {
@@ -35,35 +38,46 @@ AUTOMODEL: Mapping[str, str] = {
     "image_embed": "image_embeds",
 }
 """Our names of tensors beside latent and text, and those of AutoModel's caches."""
-MLPERF: Mapping[str, str] = {
-    "text": "t5.bytes",
-    "pooled_text": "clip.bytes",
-    "latent": "mean.bytes",
-    "latent_logvar": "logvar.bytes",
+
+
+class MlperfTensor(NamedTuple):
+    """What shards of MLPerf hold of a tensor of a sample."""
+
+    part: str  # extension of its file
+    axes: str
+    width: int  # of the benchmark: that of rows or of the vector, or channels
+    null_file: str = ""  # its value for an empty caption
+
+
+MLPERF: Mapping[str, MlperfTensor] = {
+    "text": MlperfTensor("t5.bytes", "LE", 4096, "t5_empty.npy"),
+    "pooled_text": MlperfTensor("clip.bytes", "E", 768, "clip_empty.npy"),
+    "latent": MlperfTensor("mean.bytes", "CHW", 16),
+    "latent_logvar": MlperfTensor("logvar.bytes", "CHW", 16),
 }
-"""Our names of tensors, and the parts of a record in shards of MLPerf."""
-MLPERF_NULL: Mapping[str, str] = {"text": "t5_empty.npy", "pooled_text": "clip_empty.npy"}
-"""The files that hold the embeddings of an empty caption."""
-LEVELS = 8
-"""Number of fixed noise levels k / 8 of validation; the `.json` of a sample may name k."""
-MLPERF_AXES: Mapping[str, str] = {
-    "text": "LE",
-    "pooled_text": "E",
-    "latent": "CHW",
-    "latent_logvar": "CHW",
-}
+"""The tensors of a sample of MLPerf's FLUX.1, by our names."""
 MLPERF_SHIFT, MLPERF_SCALE = 0.1159, 0.3611
-MLPERF_WIDTHS = {"text": 4096, "pooled_text": 768, "latent": 16, "latent_logvar": 16}
-_STRIDE = 8  # pixels along a side of a latent cell
 """Latents of training are (latent - shift) * scale, by the autoencoder of FLUX.1."""
 MLPERF_HEAD = 256
 """Bytes of a part that say its shape."""
+LEVELS = 8
+"""Number of fixed noise levels k / 8 of validation; the `.json` of a sample may name k."""
+_STRIDE = 8  # pixels along a side of a latent cell
 _NPY = b"\x93NUMPY"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class UnusableError(ValueError):
     """A file holds something else than a sample; the message says what."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordHeader:
+    """The beginning of a part of a record, which has the types and shapes of its tensors."""
+
+    data: bytes
+    size: int
+    """Bytes of the whole part."""
 
 
 def with_axes(value: Any, axes: str, *, what: str) -> Tensor:
@@ -218,17 +232,24 @@ def dfm_texts(found: Any) -> dict[str, Any]:
 
 def is_mlperf(parts: Container[str]) -> bool:
     """Whether a record, of which `parts` are the extensions, is of MLPerf's FLUX.1."""
-    return MLPERF["text"] in parts or MLPERF["latent"] in parts
+    return MLPERF["text"].part in parts or MLPERF["latent"].part in parts
 
 
-def tar_of_mlperf(file: BinaryIO) -> bool:
-    """Whether the first sample of a tar is of MLPerf's FLUX.1; not where it cannot be read."""
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            names = [member.name for member in islice(tar, len(MLPERF) + 1)]
-    except (OSError, tarfile.TarError):
-        return False
-    return is_mlperf({name.rpartition("/")[2].partition(".")[2] for name in names})
+def tars_of_mlperf(paths: Iterable[Any]) -> bool:
+    """Whether the first sample in tars is of MLPerf's FLUX.1.
+
+    `paths` may be of pathlib or Energon. Tars without a sample, and those that cannot be read, are
+    passed over: the reader of samples names them.
+    """
+    for path in paths:
+        with suppress(OSError, tarfile.TarError):
+            if not path.is_file():  # a pipe might never end
+                continue
+            with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+                names = [member.name for member in islice(tar, len(MLPERF) + 1)]
+            if names:
+                return is_mlperf({name.rpartition("/")[2].partition(".")[2] for name in names})
+    return False
 
 
 def level_index(about: Any) -> int | None:
@@ -260,72 +281,67 @@ def uneven_levels(levels: Iterable[int | None]) -> str:
     )
 
 
-def mlperf_outline(head: bytes, size: int, *, name: str, width: int | None) -> tuple[Any, int]:
-    """Shape of the numbers of a part, and its first byte of them.
-
-    `head` are its first bytes, `size` all of them. A part without a header of NumPy has the shape
-    that follows from `width`, of the rows, the vector or the channels of a square latent.
-
-    Raises:
-        UnusableError: it holds something else than uint16, or another number of bytes.
-    """
-    part, axes, start = f".{MLPERF[name]}", MLPERF_AXES[name], 0
-    if head.startswith(_NPY):
-        stream = io.BytesIO(head)
-        try:
-            version = np.lib.format.read_magic(stream)
-            header = np.lib.format
-            read = (
-                header.read_array_header_1_0 if version == (1, 0) else header.read_array_header_2_0
-            )
-            shape, by_columns, dtype = read(stream)
-        except ValueError as error:
-            raise UnusableError(f"{part} has a damaged header of NumPy: {error}") from error
-        start = stream.tell()
-        if dtype != np.uint16 or by_columns:
-            raise UnusableError(f"{part} is {dtype}, not uint16 by rows, the bits of bfloat16")
-    elif width is None:
-        raise UnusableError(f"{part} has no header of NumPy, which says its shape")
-    else:
-        count = size // 2
-        side = math.isqrt(count // width)
-        shape = {"LE": (count // width, width), "E": (width,), "CHW": (width, side, side)}[axes]
-    if len(shape) != len(axes) or 2 * math.prod(shape) != size - start:
-        raise UnusableError(
-            f"{part} has {size - start:,} bytes of numbers, not those of [{', '.join(axes)}] in"
-            f" bfloat16, {list(shape)}"
-        )
-    return shape, start
-
-
-def mlperf_tensor(part: bytes | memoryview, *, name: str, width: int | None = None) -> Tensor:
-    """The bfloat16 numbers of a whole part; a view of memory that can be written.
-
-    Raises:
-        UnusableError: as for `mlperf_outline`.
-    """
-    outline = mlperf_outline(bytes(part[:MLPERF_HEAD]), len(part), name=name, width=width)
-    (shape, start), count = outline, math.prod(outline[0])
-    if count == 0:
-        raise UnusableError(f".{MLPERF[name]} has no numbers")
-    memory = bytearray(part) if isinstance(part, bytes) else part
-    return torch.frombuffer(memory, dtype=torch.bfloat16, count=count, offset=start).view(shape)
-
-
-def mlperf_tensors(parts: Mapping[str, bytes]) -> dict[str, Tensor]:
+def mlperf_tensors(parts: Mapping[str, Any]) -> dict[str, Tensor]:
     """Tensors of a sample by our names: texts [L, E] and [E], mean and log variance [C, 1, H, W].
 
-    Parts without a header of NumPy have the widths of the benchmark.
+    Texts are views of the bytes in bfloat16; the last two are of the normalised latent, float32.
+    Where a part is a RecordHeader, its tensor is on the device `meta`.
 
     Raises:
         KeyError: a part is missing.
-        UnusableError: as for `mlperf_outline`.
+        UnusableError: it holds something else than bfloat16 of its axes.
     """
-    tensors = {
-        ours: mlperf_tensor(parts[theirs], name=ours, width=MLPERF_WIDTHS[ours])
-        for ours, theirs in MLPERF.items()
-    }
-    return tensors | mlperf_latent(tensors["latent"], tensors["latent_logvar"])
+    found = {name: _mlperf_tensor(parts[one.part], one) for name, one in MLPERF.items()}
+    mean_CHW, logvar_CHW = found["latent"].float(), found["latent_logvar"].float()
+    found["latent"] = ((mean_CHW - MLPERF_SHIFT) * MLPERF_SCALE)[:, None]
+    found["latent_logvar"] = (logvar_CHW + 2 * math.log(MLPERF_SCALE))[:, None]
+    return found
+
+
+def _mlperf_tensor(part: Any, one: MlperfTensor) -> Tensor:
+    whole = not isinstance(part, RecordHeader)
+    head, size = (bytes(part[:MLPERF_HEAD]), len(part)) if whole else (part.data, part.size)
+    shape, start = _mlperf_outline(head, size, one)
+    count = math.prod(shape)
+    if len(shape) != len(one.axes) or 2 * count != size - start:
+        raise UnusableError(
+            f".{one.part} has {size - start:,} bytes of numbers, not those of"
+            f" [{', '.join(one.axes)}] in bfloat16, {list(shape)}"
+        )
+    if count == 0:
+        raise UnusableError(f".{one.part} has no numbers")
+    if not whole:
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    memory = bytearray(part) if isinstance(part, bytes) else part  # torch makes no read-only views
+    return torch.frombuffer(memory, dtype=torch.bfloat16, count=count, offset=start).view(shape)
+
+
+def _mlperf_outline(head: bytes, size: int, one: MlperfTensor) -> tuple[tuple[int, ...], int]:
+    """Shape of the numbers of a part, and its first byte of them, by its header of NumPy.
+
+    A part without one has the width of the benchmark, and a square latent.
+
+    Raises:
+        UnusableError: the header is damaged, or that of something else than uint16.
+    """
+    if not head.startswith(_NPY):
+        rows = size // 2 // one.width
+        side = math.isqrt(rows)
+        shapes = {"LE": (rows, one.width), "E": (one.width,), "CHW": (one.width, side, side)}
+        return shapes[one.axes], 0
+    stream, npy = io.BytesIO(head), np.lib.format
+    try:
+        first = npy.read_magic(stream) == (1, 0)
+        read = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
+        shape, by_columns, dtype = read(stream)
+    except ValueError as error:
+        raise UnusableError(f".{one.part} has a damaged header of NumPy: {error}") from error
+    if dtype != np.uint16 or by_columns:
+        columns = " by columns" * by_columns
+        raise UnusableError(
+            f".{one.part} is {dtype}{columns}, not uint16 by rows, the bits of bfloat16"
+        )
+    return shape, stream.tell()
 
 
 def mlperf_sizes(latent_CFHW: Tensor) -> dict[str, int]:
@@ -334,22 +350,33 @@ def mlperf_sizes(latent_CFHW: Tensor) -> dict[str, int]:
     return {"num_frames": 1, "height": _STRIDE * rows, "width": _STRIDE * columns}
 
 
-def mlperf_latent(mean_CHW: Tensor, logvar_CHW: Tensor) -> dict[str, Tensor]:
-    """Mean and log variance [C, 1, H, W] of the normalised latent, float32."""
-    return {
-        "latent": ((mean_CHW.float() - MLPERF_SHIFT) * MLPERF_SCALE)[:, None],
-        "latent_logvar": (logvar_CHW.float() + 2 * math.log(MLPERF_SCALE))[:, None],
-    }
+def mlperf_nulls(path_of: Callable[[str], Any]) -> dict[str, Tensor]:
+    """The embeddings of an empty caption by our names, float32: rows [L, E], and a vector [E].
 
-
-def mlperf_null(content: bytes, *, name: str) -> Tensor:
-    """Embedding of an empty caption from its file: rows [L, E], or a vector [E].
+    `path_of` gives the path of their files by its name. Zeros never stand for a file.
 
     Raises:
-        UnusableError: the file holds something else.
+        UnusableError: a file is missing or damaged; the message names it.
     """
-    try:
-        value = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise UnusableError(f"it is no array of NumPy: {error}") from error
-    return with_axes(value, MLPERF_AXES[name], what="it")
+    found = {}
+    for name, one in MLPERF.items():
+        if not one.null_file:
+            continue
+        path = path_of(one.null_file)
+        if not path.is_file():
+            raise UnusableError(
+                f"{path} is missing: it holds what stands for a dropped caption of MLPerf's shards;"
+                " put the benchmark's file there"
+            )
+        try:
+            value = np.lib.format.read_array(io.BytesIO(path.read_bytes()), allow_pickle=False)
+            found[name] = with_axes(value, one.axes, what="it").float()
+        except OSError as error:
+            raise UnusableError(explained(error, path)) from error
+        except UnusableError as error:
+            raise UnusableError(f"{path}: {error}; restore it") from error
+        except (ValueError, TypeError) as error:
+            raise UnusableError(
+                f"{path}: it is no array of NumPy with floats: {error}; restore it"
+            ) from error
+    return found

@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 
 from data_prep.inspect.read_shards import read_samples, shard_counts
 from data_prep.refusals import PrepError, Reason, RefusedError, printable
+from data_prep.writing.dataset_folder import LEDGER, META
 from dit import safe_pickle
 from dit.parsing import cause, parse_json
 from dit.stored_samples import UnusableError, check_regular, trim_padding, with_axes
@@ -64,11 +65,18 @@ def read_or_refuse(source: str, read: Callable[[], CachedSample]) -> CachedSampl
         return RefusedRecord(source=source, reason=Reason.UNREADABLE, detail=detail)
 
 
+def tars_below(folder: Path) -> list[Path]:
+    """Every tar below `folder`, without those of datasets of ours in folders of their own there."""
+    ours = [p.parent for name in (META, LEDGER) for p in folder.rglob(name) if p.parent != folder]
+    tars = sorted(folder.rglob("*.tar"))
+    return [path for path in tars if not any(path.is_relative_to(one) for one in ours)]
+
+
 def read_tars(
     folder: Path, record: Callable[[str, str, dict[str, bytes]], CachedSample]
 ) -> Iterator[CachedSample | RefusedRecord]:
     """Every sample of every tar below `folder`, made by `record` of its name, key and parts."""
-    for path in sorted(folder.rglob("*.tar")):
+    for path in tars_below(folder):
         try:
             check_regular(path)
             for _, key, parts in read_samples(path):

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 
 from data_prep.formats.automodel import INDEX, held_by, index_of, read_automodel, write_automodel
-from data_prep.formats.cached_samples import CachedSample, RefusedRecord, read_shards
-from data_prep.formats.dfm import HELD, form_of, holds_raw_latents, is_raw, read_dfm, write_dfm
-from data_prep.formats.mlperf import (
-    holds_mlperf,
-    link_shards,
-    null_texts,
-    read_mlperf,
+from data_prep.formats.cached_samples import (
+    CachedSample,
+    RefusedRecord,
+    read_shards,
+    tars_below,
 )
+from data_prep.formats.dfm import HELD, form_of, holds_raw_latents, is_raw, read_dfm, write_dfm
+from data_prep.formats.mlperf import holds_mlperf, link_shards, null_texts, read_mlperf
 from data_prep.formats.mlperf import whitening as whitening_of_mlperf
 from data_prep.formats.parquet import HELD as OF_PARQUET
 from data_prep.formats.parquet import read_parquet, write_parquet
@@ -38,7 +38,7 @@ from dit.codecs.encoder_options import EncoderPadding
 from dit.codecs.normalization import Whitening
 from dit.codecs.text.pretrained_encoder import UnmaskedTextEncoder
 from dit.codecs.vae import codec_named
-from dit.codecs.vae.codec import DISTRIBUTION_DTYPE, LATENT_DTYPE, Codec
+from dit.codecs.vae.codec import DISTRIBUTION, DISTRIBUTION_DTYPE, LATENT_DTYPE, Codec
 from dit.stored_samples import uneven_levels
 from dit.token_ids import TOKEN_IDS
 
@@ -46,8 +46,13 @@ _ROWS_IN_FILE = 64
 # FastVideo stores their latents normalised (Cosmos25WanVAEWrapper) or not (its overfit script).
 _OF_BOTH_KINDS = ("cosmos_predict25",)
 _OF_LOSS = ("loss_weight",)  # beside the tensors
-_DISTRIBUTION = ("latent", "latent_logvar")
 _IN_HALF = ("latent", "first_frame_latent", "condition_latent", "image_embed")
+_TEXTS = ("text", "text_2", "pooled_text")
+_DTYPES: dict[str, torch.dtype] = {
+    **dict.fromkeys(_IN_HALF, LATENT_DTYPE),
+    **dict.fromkeys(_TEXTS, torch.bfloat16),
+}
+"""Types of tensors in our shards, where their latents are no distributions."""
 
 
 class ExportedSamples(NamedTuple):
@@ -154,7 +159,7 @@ def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
         return read_parquet(folder)
     if holds_mlperf(folder):
         return read_mlperf(folder)
-    if next(folder.rglob("*.tar"), None) is not None:
+    if tars_below(folder):
         return read_dfm(folder)
     raise PrepError(
         f"{folder} holds no cache that is known: metadata.json of AutoModel, *.parquet of"
@@ -208,9 +213,15 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
     Raises:
         PrepError: it cannot be read, or too much of it was refused.
     """
+    if not args.folder.is_dir():
+        what = "no folder" if args.folder.exists() else "not there"
+        raise PrepError(f"{args.folder} is {what}; give the folder that the other tool wrote")
     of_mlperf = holds_mlperf(args.folder)
     if args.link and not of_mlperf:
-        raise PrepError(f"--link: {args.folder} holds no shards of MLPerf; leave it out")
+        raise PrepError(
+            f"--link: {args.folder} holds no *.tar with a sample of MLPerf; give the folder of its"
+            " shards, or leave --link out for a cache of another tool"
+        )
     # Samples of MLPerf's validation say so themselves.
     split = SplitFractions.parse(args.split or ("1,0,0" if of_mlperf else DEFAULT_SPLIT))
     codec = codec_named(args.processor).from_arguments(args) if args.processor else None
@@ -399,13 +410,10 @@ def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample 
             )
             return RefusedRecord(source=record.file, reason=Reason.OTHER_MODEL, detail=detail)
         latent_CFHW = whitened_by.whitening.apply(latent_CFHW)
-    tensors = {**record.tensors, "latent": latent_CFHW}
-    distribution = _DISTRIBUTION if "latent_logvar" in tensors else ()
-    tensors |= {k: tensors[k].to(DISTRIBUTION_DTYPE) for k in distribution}
-    half = [k for k in _IN_HALF if k in tensors and k not in distribution]
-    tensors |= {k: tensors[k].to(LATENT_DTYPE) for k in half}
-    texts = tensors.keys() & {"text", "text_2", "pooled_text"}
-    tensors |= {name: tensors[name].to(torch.bfloat16) for name in texts}
+    dtypes, tensors = _DTYPES, {**record.tensors, "latent": latent_CFHW}
+    if tensors.keys() >= {*DISTRIBUTION}:
+        dtypes = {**_DTYPES, **dict.fromkeys(DISTRIBUTION, DISTRIBUTION_DTYPE)}
+    tensors = {name: t.to(dtypes.get(name, t.dtype)) for name, t in tensors.items()}
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             detail = f"the {name} has numbers beyond {tensor.dtype}"

@@ -10,11 +10,9 @@ from __future__ import annotations
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from data_prep.formats.cached_samples import (
@@ -23,7 +21,9 @@ from data_prep.formats.cached_samples import (
     checked_description,
     numbers,
     read_tars,
+    tars_below,
 )
+from data_prep.inspect.read_shards import key_and_part, tar_files
 from data_prep.planning.splits import Split, key_of
 from data_prep.refusals import PrepError, Reason, RefusedError
 from dit.codecs.normalization import Whitening
@@ -31,28 +31,22 @@ from dit.parsing import parse_json
 from dit.safe_writing import write_atomically
 from dit.stored_samples import (
     MLPERF,
-    MLPERF_NULL,
     MLPERF_SCALE,
     MLPERF_SHIFT,
     UnusableError,
     check_regular,
     level_index,
-    mlperf_null,
+    mlperf_nulls,
     mlperf_sizes,
     mlperf_tensors,
-    tar_of_mlperf,
+    tars_of_mlperf,
 )
-from dit.system_errors import explained
+from dit.system_errors import reason
 
 
 def holds_mlperf(folder: Path) -> bool:
-    """Whether the first tar below `folder` has this layout."""
-    for path in sorted(folder.rglob("*.tar"))[:1]:
-        with suppress(OSError):  # the reader of samples says why
-            check_regular(path)
-            with path.open("rb") as file:
-                return tar_of_mlperf(file)
-    return False
+    """Whether the tars below `folder` have this layout."""
+    return tars_of_mlperf(tars_below(folder))
 
 
 def read_mlperf(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
@@ -66,14 +60,12 @@ def whitening(channels: int) -> Whitening:
 
 
 def _record(name: str, _key: str, parts: dict[str, bytes]) -> CachedSample:
-    missing = {*MLPERF.values(), "json"} - set(parts)
-    if missing:
+    if missing := {"json", *(one.part for one in MLPERF.values())} - parts.keys():
         found = ", ".join(f".{part}" for part in parts) or "nothing"
         raise RefusedError(Reason.UNREADABLE, f"no .{min(missing)}, found {found}")
-    about = parse_json(parts["json"])
+    tensors, about = mlperf_tensors(parts), parse_json(parts["json"])
     if not isinstance(about, dict):
         raise RefusedError(Reason.UNREADABLE, f".json holds a {type(about).__name__}, no object")
-    tensors = mlperf_tensors(parts)
     sizes = mlperf_sizes(numbers(tensors["latent"], "CFHW", what="mean"))
     known = {"caption": "", "source": str(about.get("key", name)), "fps": None, **sizes}
     known |= {f"original_{side}": sizes[side] for side in ("height", "width")}
@@ -91,36 +83,29 @@ def null_texts(folder: Path) -> dict[str, Tensor]:
     Raises:
         PrepError: one is missing or damaged.
     """
-    found = {}
-    for name, file in MLPERF_NULL.items():
-        paths = sorted(folder.rglob(file))
-        if not paths:
-            raise PrepError(
-                f"{folder} has no {file}, which holds what stands for a dropped caption; put the"
-                " benchmark's file there or in a folder below"
-            )
-        try:
-            found[name] = torch.as_tensor(mlperf_null(paths[0].read_bytes(), name=name)).float()
-        except (OSError, UnusableError) as error:
-            raise PrepError(f"{paths[0]}: {explained(error)}; restore it") from None
-    return found
+    try:
+        return mlperf_nulls(lambda name: next(iter(sorted(folder.rglob(name))), folder / name))
+    except UnusableError as error:
+        raise PrepError(str(error)) from None
 
 
 def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split, dict[str, int]]:
     """Links every tar below `folder` into `target`, with its index; returns samples by shard.
 
-    Tars whose first sample has a noise level are of split val. `levels` counts the levels.
+    Tars whose samples have noise levels are of split val. `levels` counts the levels.
 
     Raises:
         PrepError: a tar or the level of a sample cannot be read.
     """
     shards: dict[Split, dict[str, int]] = {}
-    for path in sorted(folder.rglob("*.tar")):
+    for path in tars_below(folder):
         try:
             check_regular(path)
             ends, found = _outline(path)
         except (OSError, tarfile.TarError, ValueError) as error:
-            raise PrepError(f"{path}: {explained(error)}; restore it") from None
+            raise PrepError(f"{path}: {reason(error)}; restore it") from None
+        if len(ends) == 1:
+            continue  # no sample
         split = Split.VAL if found else Split.TRAIN
         levels.update(found)
         of_split = shards.setdefault(split, {})
@@ -134,18 +119,24 @@ def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split,
 
 def _outline(path: Path) -> tuple[list[int], list[int]]:
     """Where the samples of a tar begin, and the last one ends; and the levels of those with one."""
-    starts, levels, key = list[int](), list[int](), None
-    with tarfile.open(path, "r:") as tar:
-        for member in tar:
-            place, _, part = member.name.rpartition("/")[2].partition(".")
-            if place != key:
-                starts.append(member.offset)
-                key = place
-            if part == "json":
-                content = tar.extractfile(member)
-                index = level_index(parse_json(content.read())) if content else None
-                levels += [] if index is None else [index]
-        end = tar.offset
+    starts, levels, last, end = list[int](), list[int](), None, 0
+    for member, content in tar_files(path, wanted=lambda name: name.endswith(".json")):
+        key, part = key_and_part(member.name)
+        if key != last:
+            starts.append(member.offset)
+            last = key
+        if part == "json" and content is not None:
+            levels += _level_of(key, content)
+        end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
     if levels and len(levels) != len(starts):
         raise UnusableError(f"{len(levels)} of its {len(starts)} samples have a `timestep`")
     return [*starts, end], levels
+
+
+def _level_of(key: str, content: bytes) -> list[int]:
+    """The level of a sample in its `.json`; none where it has none."""
+    try:
+        index = level_index(parse_json(content))
+    except ValueError as error:
+        raise UnusableError(f"key {key}: {error}") from error
+    return [] if index is None else [index]

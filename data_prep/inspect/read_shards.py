@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,8 +181,8 @@ def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
     """
     start, current, parts = 0, None, dict[str, bytes]()
     try:
-        for member, content in _files(path):
-            key, part = _key_and_part(member.name)
+        for member, content in tar_files(path):
+            key, part = key_and_part(member.name)
             if key != current:
                 if current is not None:
                     yield start, current, parts
@@ -197,7 +197,7 @@ def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
         yield start, current, parts
 
 
-def _key_and_part(name: str) -> tuple[str, str]:
+def key_and_part(name: str) -> tuple[str, str]:
     """`a.b/c.d.e` -> `a.b/c` and `d.e`, as webdataset splits it."""
     folder, slash, file = name.rpartition("/")
     stem, _, part = file.partition(".")
@@ -213,22 +213,31 @@ def _headers() -> Iterator[None]:
         raise tarfile.ReadError(f"a header is damaged: {error}") from error
 
 
-def _files(path: Path) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
-    """Members and their contents; None for links, devices and sparse files."""
+def tar_files(
+    path: Path, *, wanted: Callable[[str], bool] = lambda _: True
+) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
+    """Members and their contents; None for links, devices, sparse files and names not `wanted`.
+
+    Raises:
+        tarfile.TarError: the archive is damaged, or cut short.
+        OSError: it cannot be read.
+    """
     with _headers():
         tar = tarfile.open(path, "r:")  # noqa: SIM115 - it reads the first header
     with tar:
-        yield from _members(tar, path.stat().st_size)
+        yield from _members(tar, path.stat().st_size, wanted)
 
 
-def _members(tar: tarfile.TarFile, size: int) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
+def _members(
+    tar: tarfile.TarFile, size: int, wanted: Callable[[str], bool]
+) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
     members = iter(tar)
     while True:
         with _headers():
             member = next(members, None)
         if member is None:
             break
-        if member.isreg() and not member.issparse():
+        if member.isreg() and not member.issparse() and wanted(member.name):
             content = tar.extractfile(member) if member.size <= size else None
             if content is None:
                 raise tarfile.ReadError(f"{member.name!r} says {member.size} bytes")

@@ -129,7 +129,7 @@ class AdapterDropout:
 class FixedLevels:
     """Noise levels of validation, one for each sample."""
 
-    indices: tuple[int, ...]  # `LatentSample.level_index` of the N samples
+    indices: tuple[int, ...]  # the k of the level k / 8 of each of the N samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,14 +66,15 @@ def told_colours(opened: ImageFile.ImageFile) -> ToldColours:
 
 
 def _profile_alone(opened: ImageFile.ImageFile) -> _Ways:
-    yield _by_profile(opened, opened.info.get("icc_profile"))
+    # Pillow has None in place of one that a JPEG holds in part.
+    if "icc_profile" in opened.info:
+        yield _by_profile(opened, opened.info["icc_profile"] or b"damaged")
 
 
 def _of_png(opened: ImageFile.ImageFile) -> _Ways:
     info = opened.info
     yield _by_cicp(from_start(opened, _cicp_of))
-    if "icc_profile" in info:
-        yield _by_profile(opened, info["icc_profile"] or b"damaged")
+    yield from _profile_alone(opened)
     if "srgb" in info:
         yield _Told()
     yield _by_gamma(info.get("gamma"), info.get("chromaticity"))

@@ -165,6 +165,13 @@ def _read_assignment(text: str) -> list[Setting]:
         file = text.endswith((".yaml", ".yml"))
         form = f"--config-file {text}" if file else "KEY=VALUE, ~KEY or --KEY"
         raise Problems([f"{text} ({COMMAND_LINE}): is no override; write {form}"])
+    if not value.isascii() and value != value.encode(errors="replace").decode():
+        raise Problems(
+            [
+                f"{text} ({COMMAND_LINE}): has bytes that are no UTF-8 here; write it in UTF-8, or"
+                " set LC_ALL=C.UTF-8 before the command"
+            ]
+        )
     try:
         parsed = parse_yaml(value).values
     except YamlError as error:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from dit.command_line import OptionParser, add_options, option, size_in_bytes
 from dit.config import TextPadding, Weights
 from dit.console import Console
-from dit.launched import check_launch, meet, meets_others, rank, world_size
+from dit.launched import check_launch, is_alone, meet, meets_others, rank, world_size
 from dit.local_path import CheckpointPath
 from dit.progress import Track, no_progress, progress_on
 from dit.system_errors import explained
@@ -345,7 +345,8 @@ def _start() -> bool:
     if dist.is_initialized():
         return False
     check_launch()
-    place = {"store": meet()} if meets_others() else {"init_method": "tcp://127.0.0.1:0"}
+    alone = is_alone() or not meets_others()
+    place = {"init_method": "tcp://127.0.0.1:0"} if alone else {"store": meet()}
     dist.init_process_group("gloo", rank=rank(), world_size=world_size(), **place)
     return True
 

@@ -23,22 +23,18 @@ from dit.batch import TEXT, LatentSample
 from dit.config import RunConfig
 from dit.data.pack import SampleSize, references
 from dit.data.records import (
-    LATENT,
     LATENT_LOGVAR,
     MOST_WEIGHT,
     Kinds,
-    RecordHeader,
     ShardRecord,
-    Widths,
-    head_length,
-    is_dfm,
+    has_outline,
     read_outline,
     read_record,
 )
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.family import InputKind, SampleInput
 from dit.models.patch_layout import PatchLayout
-from dit.stored_samples import is_mlperf
+from dit.stored_samples import RecordHeader
 from dit.token_ids import are_ids
 
 
@@ -79,12 +75,6 @@ class Expected:
         """Kinds of the tensors that are read beside the latent, by name."""
         return {one.name: one.kind for one in self.layout.inputs}
 
-    @cached_property
-    def widths(self) -> Widths:
-        """Widths of these tensors, and the channels of a latent, by name."""
-        of_inputs = {one.name: one.width for one in self.layout.inputs}
-        return {**of_inputs, **dict.fromkeys((LATENT, LATENT_LOGVAR), self.channels)}
-
     @classmethod
     def of(cls, config: RunConfig) -> Expected:
         """Expectations of samples of validation and generation."""
@@ -121,11 +111,10 @@ def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize |
     something is wrong with it. A damaged head can say anything, so `cook` finds the reason.
     """
     payload = parts.get("safetensors")
-    if not is_mlperf(parts):
-        if payload is None or is_dfm(parts):
-            return None
-        if not isinstance(payload, RecordHeader) and len(payload) <= SMALL:
-            return None
+    if payload is not None and not isinstance(payload, RecordHeader) and len(payload) <= SMALL:
+        return None
+    if not has_outline(parts):
+        return None
     try:
         return size_in_pack(parts, expected)
     except SampleRefused:
@@ -138,14 +127,9 @@ def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
     Raises:
         SampleRefused: the sample does not fit the model or the pack, or its head is damaged.
     """
-    payload = parts.get("safetensors")
-    if not is_mlperf(parts):
-        if payload is None or is_dfm(parts):
-            return SampleSize.of(cook(parts, expected, key=""), expected.layout)
-        if not isinstance(payload, RecordHeader):
-            payload = RecordHeader(data=payload[: head_length(payload)], size=len(payload))
-        parts = {**parts, "safetensors": payload}
-    outline = read_outline(parts, expected.kinds, expected.widths)
+    if not has_outline(parts):
+        return SampleSize.of(cook(parts, expected, key=""), expected.layout)
+    outline = read_outline(parts, expected.kinds)
     return SampleSize.of(_checked(outline, expected, key=""), expected.layout)
 
 
@@ -157,8 +141,7 @@ def cook(
     Raises:
         SampleRefused: the record is damaged, or the sample does not fit the model or the pack.
     """
-    record = read_record(parts, expected.kinds, expected.widths)
-    sample = _checked(record, expected, key=key, source=source)
+    sample = _checked(read_record(parts, expected.kinds), expected, key=key, source=source)
     # Last, because only this looks at every number.
     if not _all_finite(sample.latent_CFHW):
         raise SampleRefused(Reject.NOT_FINITE, _count_bad(sample.latent_CFHW))

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 import safetensors.torch
@@ -31,7 +32,7 @@ from dit.data.rejections import DataError
 from dit.models.family import InputKind, NullInput, SampleInput
 from dit.models.registry import family_of
 from dit.parsing import cause
-from dit.stored_samples import MLPERF_NULL, UnusableError, mlperf_null, tar_of_mlperf
+from dit.stored_samples import UnusableError, mlperf_nulls, tars_of_mlperf
 from dit.token_ids import are_ids
 
 META = ".nv-meta"
@@ -41,10 +42,6 @@ _CRUDE = {"CrudeWebdataset"}
 _METADATASETS = {"Metadataset", "MetadatasetV2"}
 _CLASS_KEYS = ("__module__", "__class__")
 _FUNCTION_KEYS = ("part_filter", "sample_loader")
-_PREPARE = (
-    "pack media with `python -m data_prep`, or index existing shards with"
-    " `energon prepare --sample-type CrudeWebdataset {path}`"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,39 +230,16 @@ def _null_inputs(leaf: DatasetSplit | None, inputs: Sequence[SampleInput]) -> di
 def _stored_null_inputs(leaf: DatasetSplit) -> dict[str, Tensor] | None:
     path = leaf.path / NULL_TEXT
     if not path.is_file():
-        return _null_of_mlperf(leaf) if _holds_mlperf(leaf) else None
+        if not tars_of_mlperf(shard.path for shard in shards_of(leaf)):
+            return None
+        try:
+            return mlperf_nulls(lambda name: leaf.path / name)
+        except UnusableError as error:
+            raise DataError(str(error)) from error
     try:
         return safetensors.torch.load(path.read_bytes())
     except Exception as error:
         raise DataError(f"{path} cannot be read ({cause(error)}); {_how(leaf)}") from error
-
-
-def _null_of_mlperf(leaf: DatasetSplit) -> dict[str, Tensor]:
-    """The null texts beside shards of MLPerf: their files, which are never taken for zeros."""
-    found = {}
-    for name, file in MLPERF_NULL.items():
-        path = leaf.path / file
-        try:
-            found[name] = mlperf_null(path.read_bytes(), name=name)
-        except OSError as error:
-            raise DataError(
-                f"{path} is missing: it holds what stands for a dropped caption of MLPerf's shards;"
-                " put the benchmark's file there"
-            ) from error
-        except UnusableError as error:
-            raise DataError(f"{path}: {error}; restore it") from error
-    return found
-
-
-def _holds_mlperf(leaf: DatasetSplit) -> bool:
-    """Whether the first shard has MLPerf's layout; not where it cannot be read."""
-    try:
-        for shard in shards_of(leaf)[:1]:
-            with shard.path.open("rb") as file:
-                return tar_of_mlperf(file)
-    except OSError:  # the reader of samples says why
-        pass
-    return False
 
 
 def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetSplit) -> Tensor:
@@ -324,15 +298,15 @@ def _expand(path: EPath, split: str) -> Iterator[DatasetSplit]:
 
 def check_folder(path: EPath) -> None:
     """Raises DataError where a folder is no prepared dataset that can be read here."""
-    how = _PREPARE.format(path=path)
+    how = _prepare(path)
     if not path.is_dir() and not (path / META / ".info.json").is_file():
         raise DataError(f"dataset {path} does not exist; correct the path, or {how}")
     known = [(path / META / name).is_file() for name in (".info.json", ".info.yaml")]
     if not any(known) and _is_mlperf_folder(path):
+        linked = f"{quote(str(path))} --link --output_dir {quote(f'{path}-linked')}"
         raise DataError(
             f"{path} has no {META}/.info.json, and shards of MLPerf's FLUX.1: prepare them in a"
-            f" folder of their own by `python -m data_prep convert {path} --link --output_dir"
-            f" {path}-linked`"
+            f" folder of their own by `python -m data_prep convert {linked}`"
         )
     if not any(known):
         raise DataError(f"{path} has no {META}/.info.json: it is no prepared dataset; {how}")
@@ -429,7 +403,7 @@ def _check_class(document: Any, path: EPath, *, allowed: set[str]) -> None:
         DataError: the file names another module or class, or a function.
     """
     if not isinstance(document, dict):
-        raise DataError(f"{path} holds no settings; {_PREPARE.format(path=path.parent.parent)}")
+        raise DataError(f"{path} holds no settings; {_prepare(path.parent.parent)}")
     module = document.get("__module__", "megatron.energon")
     name = document.get("__class__", min(allowed))
     if module != "megatron.energon" or name not in sorted(allowed):  # a name may be a list
@@ -444,7 +418,15 @@ def _check_class(document: Any, path: EPath, *, allowed: set[str]) -> None:
 
 
 def _how(leaf: DatasetSplit) -> str:
-    return _PREPARE.format(path=leaf.path)
+    return _prepare(leaf.path)
+
+
+def _prepare(path: EPath) -> str:
+    """What makes a folder a dataset."""
+    return (
+        "pack media with `python -m data_prep`, or index existing shards with"
+        f" `energon prepare --sample-type CrudeWebdataset {quote(str(path))}`"
+    )
 
 
 def _no_split(leaf: DatasetSplit) -> str:

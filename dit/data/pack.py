@@ -23,7 +23,6 @@ from dit.batch import (
     REJECTED_LATENT,
     WHOLE,
     CleanTokens,
-    FixedLevels,
     Grid,
     GuidanceInput,
     LatentSample,
@@ -245,7 +244,6 @@ class PackWriter:
                 grids=grids,
                 padded=self._start - first,
                 clean=clean,
-                level_index=sample.level_index,
             )
         )
 
@@ -371,7 +369,6 @@ class PackWriter:
         added, layout = self._added, self._layout
         starts, level = tuple(self._null_starts), layout.clean_level
         level = level if has_clean or layout.draws_given_frames else None
-        levels = [a.level_index for a in added if a.level_index is not None]
         references = tuple(a.grids[1:] for a in added)
         clean = tuple(a.clean for a in added)
         return by_type(
@@ -383,7 +380,6 @@ class PackWriter:
             None if layout.guidance is None else GuidanceInput(scale=layout.guidance),
             PictureTexts(names=layout.pictures) if layout.pictures else None,
             Pairs() if layout.in_pairs else None,
-            FixedLevels(indices=tuple(levels)) if len(levels) == len(added) > 0 else None,
         )
 
     def _mark_given(self, tensors: dict[str, Tensor]) -> bool:
@@ -418,4 +414,3 @@ class _Added:
     """Tokens of all of them, with padding."""
     clean: int
     """Tokens at the beginning of the target that are given."""
-    level_index: int | None

@@ -26,13 +26,12 @@ from dit.models.family import InputKind
 from dit.parsing import cause, parse_json
 from dit.stored_samples import (
     MLPERF,
+    RecordHeader,
     UnusableError,
     dfm_texts,
     is_mlperf,
     level_index,
-    mlperf_latent,
-    mlperf_outline,
-    mlperf_tensor,
+    mlperf_tensors,
     trim_padding,
     with_axes,
 )
@@ -41,9 +40,6 @@ FORMAT_VERSION = 1
 LATENT, LOSS_MASK, LATENT_LOGVAR = "latent", "loss_mask", "latent_logvar"
 Kinds = Mapping[str, InputKind]
 """What is read beside the latent: name in the shard -> kind of input."""
-Widths = Mapping[str, int]
-"""Name of a tensor in the shard -> width of its rows, or channels of a latent."""
-NO_WIDTHS: Widths = {}
 TEXT_ALONE: Kinds = {TEXT: InputKind.TEXT}
 PLACE = "__place__"
 """Part of a record whose `.safetensors` is a RecordHeader: the SampleLocation of the whole."""
@@ -83,15 +79,6 @@ class ShardRecord:
         return self.inputs.get(TEXT)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecordHeader:
-    """The beginning of a `.safetensors`, with the types and shapes of its tensors."""
-
-    data: bytes
-    size: int
-    """Bytes of the whole file."""
-
-
 def head_length(payload: bytes | memoryview) -> int:
     """Length of the head in bytes, from the first 8 bytes of a `.safetensors`."""
     return 8 + int.from_bytes(payload[:8], "little")
@@ -101,34 +88,38 @@ def is_dfm(parts: Mapping[str, Any]) -> bool:
     return "pth" in parts or "pickle" in parts
 
 
-def read_record(
-    parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE, widths: Widths = NO_WIDTHS
-) -> ShardRecord:
-    """Decodes the parts (extension -> bytes) of one sample.
+def has_outline(parts: Mapping[str, Any]) -> bool:
+    """Whether `read_outline` reads such a record: not one of DFM, nor one without tensors."""
+    return is_mlperf(parts) or ("safetensors" in parts and not is_dfm(parts))
 
-    `widths` are those that tensors must have; only layouts without shapes of their own ask for it.
+
+def read_record(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRecord:
+    """Decodes the parts (extension -> bytes) of one sample.
 
     Raises:
         SampleRefused: a part is missing, does not match its checksum or cannot be decoded.
     """
     if is_mlperf(parts):
-        return _read_mlperf(parts, kinds, widths)
+        return _read_mlperf(parts, kinds)
     return _read_dfm(parts, kinds) if is_dfm(parts) else _read_ours(parts, kinds)
 
 
-def read_outline(
-    parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE, widths: Widths = NO_WIDTHS
-) -> ShardRecord:
-    """A record of our layout or MLPerf's; tensors whose part is a RecordHeader are on `meta`.
+def read_outline(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRecord:
+    """A record of our layout or MLPerf's; ours, and parts that are RecordHeaders, are on `meta`.
 
     Raises:
         SampleRefused: the record is damaged, or only the whole record can tell.
     """
     if is_mlperf(parts):
-        return _read_mlperf(parts, kinds, widths)
-    head, about = _part(parts, "safetensors"), _read_json(_part(parts, "json"))
+        return _read_mlperf(parts, kinds)
+    payload, about = _part(parts, "safetensors"), _read_json(_part(parts, "json"))
     _check_version(about)
+    head = payload if isinstance(payload, RecordHeader) else _header_of(payload)
     return _ours(_outlined(head, kinds), about, kinds)
+
+
+def _header_of(payload: bytes | memoryview) -> RecordHeader:
+    return RecordHeader(data=bytes(payload[: head_length(payload)]), size=len(payload))
 
 
 def _read_ours(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
@@ -209,8 +200,7 @@ def _in_place(
     if isinstance(payload, bytes):
         return None  # torch makes no views of read-only memory
     try:
-        head = RecordHeader(data=bytes(payload[: head_length(payload)]), size=len(payload))
-        stored = _stored(head, kinds)
+        stored = _stored(_header_of(payload), kinds)
     except SampleRefused:
         return None
     if any(t is not None and t.start % t.dtype.itemsize for t in stored.values()):
@@ -270,21 +260,14 @@ def _read_dfm(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
     return _ours({LATENT: latent, **found}, about, kinds)
 
 
-def _read_mlperf(parts: Mapping[str, Any], kinds: Kinds, widths: Widths) -> ShardRecord:
+def _read_mlperf(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
     """A record whose parts may be RecordHeaders; its tensors are on `meta` then."""
-    about, tensors = _read_json(_part(parts, "json")), dict[str, Tensor]()
-    for name, extension in MLPERF.items():
-        part, width = _part(parts, extension), widths.get(name)
-        try:
-            if isinstance(part, RecordHeader):
-                shape, _ = mlperf_outline(part.data, part.size, name=name, width=width)
-                tensors[name] = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-            else:
-                tensors[name] = mlperf_tensor(part, name=name, width=width)
-        except UnusableError as error:
-            raise SampleRefused(Reject.UNDECODABLE, str(error)) from error
-    latents = mlperf_latent(tensors[LATENT], tensors[LATENT_LOGVAR])
-    return _ours({**tensors, **latents}, about, kinds)
+    about = _read_json(_part(parts, "json"))
+    tensors = {one.part: _part(parts, one.part) for one in MLPERF.values()}
+    try:
+        return _ours(mlperf_tensors(tensors), about, kinds)
+    except UnusableError as error:
+        raise SampleRefused(Reject.UNDECODABLE, str(error)) from error
 
 
 def _unpickled(part: Any, name: str) -> Any:

@@ -35,7 +35,7 @@ from dit.config import ModelConfig
 from dit.distributed.cpu_threads import BY_USER, CGROUP, about_threads, usable_cores
 from dit.distributed.cuda_environment import set_cuda_environment
 from dit.distributed.entry import say_notice
-from dit.launched import check_launch, local_rank, meet, meets_others, rank, world_size
+from dit.launched import check_launch, is_alone, local_rank, meet, meets_others, rank, world_size
 from dit.parsing import cause
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _sum_over_tensor_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _join_group(target: torch.device, timeout: timedelta, meeting: timedelta) -> None:
     """Joins the group; `meeting` is the time in which all must have come."""
-    launched = meets_others()
+    launched = meets_others() and not is_alone()
     join = partial(
         dist.init_process_group,
         init_method=None if launched else "tcp://127.0.0.1:0",

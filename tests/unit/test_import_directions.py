@@ -52,7 +52,7 @@ ALLOWED = {
     "dit.progress": {"dit.console"},
     "dit.safe_pickle": set(),
     "dit.safe_writing": {"dit.system_errors"},
-    "dit.stored_samples": {"dit.parsing"},
+    "dit.stored_samples": {"dit.parsing", "dit.system_errors"},
     "dit.system_errors": set(),
     "dit.token_ids": set(),
     "dit.batch": set(),

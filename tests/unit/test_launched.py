@@ -7,6 +7,7 @@ from datetime import timedelta
 from unittest import mock
 
 import pytest
+import torch
 
 from data_prep.engine import ranks
 from dit.convert import cli
@@ -56,6 +57,25 @@ def test_one_process_needs_none(launched, variables):
     launched(**variables)
     check_launch()
     assert local_rank() == 0
+
+
+@pytest.mark.parametrize("join", ["train", "convert"])
+def test_one_process_looks_for_nobody(launched, monkeypatch, join):
+    """At the address of another job, whose name nobody knows any more, it would wait for long."""
+    launched(
+        **WHOLE
+        | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        | {"MASTER_ADDR": "no.such.host.invalid"}
+    )
+    joined = mock.Mock()
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: False)
+    monkeypatch.setattr("torch.distributed.init_process_group", joined)
+    if join == "train":
+        limit = timedelta(seconds=9)
+        process_groups._join_group(torch.device("cpu"), limit, limit)
+    else:
+        cli._start()
+    assert joined.call_args.kwargs["init_method"] == "tcp://127.0.0.1:0"
 
 
 def test_all_five_are_taken(launched):

@@ -24,11 +24,10 @@ from dit.codecs.pretrained import (
     model_config_of,
     tensors_of,
 )
-from dit.codecs.vae.codec import DISTRIBUTION_DTYPE, LATENT_DTYPE, Codec
+from dit.codecs.vae.codec import DISTRIBUTION, DISTRIBUTION_DTYPE, LATENT_DTYPE, Codec
 
 _STORED = ("model_name", "precision", "stochastic", "image_conditioning")
 """Fields that a dataset card must have."""
-_DISTRIBUTION = ("latent", "latent_logvar")
 """Parts of a shard that have a latent distribution."""
 
 
@@ -282,9 +281,8 @@ class Autoencoder(Codec):
 
     def _whitened(self, mean_CFHW: Tensor, logvar_CFHW: Tensor) -> dict[str, Tensor]:
         """Mean and log variance of the whitened latent, as in a shard."""
-        logvar_CFHW = self.whitening.apply_to_logvar(logvar_CFHW)
-        found = zip(_DISTRIBUTION, (self.whitening.apply(mean_CFHW), logvar_CFHW), strict=True)
-        return {name: values.to(DISTRIBUTION_DTYPE) for name, values in found}
+        both = self.whitening.apply(mean_CFHW), self.whitening.apply_to_logvar(logvar_CFHW)
+        return {k: v.to(DISTRIBUTION_DTYPE) for k, v in zip(DISTRIBUTION, both, strict=True)}
 
     def _distribution(self, video_NCFHW: Tensor) -> tuple[Tensor, Tensor | None]:
         """Means and log variances [N, c, F, H, W] of the autoencoder; some have no variance."""

@@ -18,8 +18,8 @@ from dit.codecs.normalization import Moments, Whitening
 from dit.codecs.rgb import on_white
 
 LATENT_DTYPE = torch.float16
-DISTRIBUTION_DTYPE = torch.bfloat16
-"""Type of mean and log variance, where a shard holds both."""
+DISTRIBUTION, DISTRIBUTION_DTYPE = ("latent", "latent_logvar"), torch.bfloat16
+"""Names and type of mean and log variance, where a shard holds both."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.source_info import SourceInfo
 
 from dit.data.energon.internals import tar_of_sample
-from dit.data.records import PLACE, UNREADABLE, RecordHeader, head_length
+from dit.data.records import PLACE, UNREADABLE, head_length
 from dit.data.tar_reader import (
     NotPlain,
     OpenShards,
@@ -29,7 +29,7 @@ from dit.data.tar_reader import (
     sample_members,
     split_name,
 )
-from dit.stored_samples import MLPERF_HEAD
+from dit.stored_samples import MLPERF_HEAD, RecordHeader
 
 _DAMAGE = (
     *(tarfile.TarError, OSError, EOFError, struct.error),

@@ -32,8 +32,8 @@ class PlannedGroup(NamedTuple):
     """Where they lie: Energon's restore key of their group."""
     sizes: tuple[tuple[int, int], ...]
     """Tokens and text of each."""
-    places: range
-    """Their places in the list of samples."""
+    levels: tuple[int, ...]
+    """The k of the fixed level of each: that of its shard, or without one its place modulo 8."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +56,8 @@ class ValidationPlan:
     counts: RejectCounts
     refused: tuple[RefusedSample, ...]
     bound: Bound
+    needs_all: bool
+    """Whether levels would be uneven without one of the samples."""
 
     def of(self, indices: Iterable[int]) -> list[PlannedGroup]:
         """The groups at places of the list, which starts over at its end."""
@@ -65,10 +67,16 @@ class ValidationPlan:
         """The packs of a rank; `late` are samples that any rank refused when it read them.
 
         Raises:
-            DataError: too many samples were refused.
+            DataError: too many samples were refused, or one that has a fixed level of its own.
         """
         # Two ranks may have read the same pack, where the list is short.
         late, counts = tuple(dict.fromkeys(late)), self.counts.copied()
+        if late and self.needs_all:
+            raise DataError(
+                f"{late[0].place}: {late[0].reason}, {late[0].detail}; without this sample the"
+                " levels of validation.fixed_levels=true are uneven; restore it, or set that to"
+                " false"
+            )
         for sample in late:
             counts.refuse(sample)
         with counts.reported():
@@ -77,7 +85,7 @@ class ValidationPlan:
             packs=packs,
             counts=counts,
             refused=self.refused + late,
-            samples=self.groups[-1].places.stop if self.groups else 0,
+            samples=sum(len(group.sizes) for group in self.groups),
         )
 
 
@@ -98,7 +106,6 @@ class ValidationGroups:
         self._encoder, groups = open_validation(config, leaves, bound, work)
         self._groups: SavableDataset[Any] = in_this_process(groups)
         self._fixed_levels = config.validation.fixed_levels
-        self._stored_levels = False  # whether samples have fixed levels of their own
         self.late: list[RefusedSample] = []
         """Samples that were found unusable when their packs were read."""
 
@@ -111,25 +118,26 @@ class ValidationGroups:
         counts = self._encoder.counts
         with counts.counts.reported():
             found = islice(self._groups, count)
-            groups, levels, first = list[PlannedGroup](), list[list[int | None]](), 0
+            groups, stored, first = list[PlannedGroup](), list[list[int | None]](), 0
             for _, _, group in found:
-                places = range(first, first + len(group.samples))
-                groups.append(PlannedGroup(group.__restore_key__, _sizes(group), places))
-                levels.append([sample.size.level_index for sample in group.samples])
-                first = places.stop
+                own = [sample.size.level_index for sample in group.samples]
+                levels = (n % LEVELS if k is None else k for n, k in enumerate(own, start=first))
+                groups.append(PlannedGroup(group.__restore_key__, _sizes(group), tuple(levels)))
+                stored.append(own)
+                first += len(own)
             if count and not groups:
                 raise DataError("no usable sample in the whole split")
             if self._fixed_levels:
-                self._check_levels([*chain.from_iterable(islice(cycle(levels), count))])
+                self._check_levels([*chain.from_iterable(islice(cycle(stored), count))])
         return ValidationPlan(
             groups=groups,
             counts=counts.counts.copied(),
             refused=counts.take_fresh(),
             bound=self._bound,
+            needs_all=self._fixed_levels and any(k is not None for k in chain(*stored)),
         )
 
     def _check_levels(self, levels: Sequence[int | None]) -> None:
-        self._stored_levels = any(level is not None for level in levels)
         if uneven := uneven_levels(levels):
             raise DataError(
                 f"validation.fixed_levels=true: {uneven}; let train.eval_iters take the whole set"
@@ -140,10 +148,9 @@ class ValidationGroups:
         """The packs of these groups, without those whose samples are all refused.
 
         Raises:
-            DataError: a shard has been changed since the plan was made, or a sample with a fixed
-                level is refused.
+            DataError: a shard has been changed since the plan was made.
         """
-        for key, sizes, places in groups:
+        for key, sizes, levels in groups:
             group = self._groups.restore_sample(key)
             if _sizes(group) != sizes:  # samples of other sizes could take more room than there is
                 raise DataError(
@@ -152,21 +159,10 @@ class ValidationGroups:
                 )
             finished = self._encoder.pack(group)
             self.late += [sample for sample, _ in finished.refused]
-            if self.late and self._stored_levels:
-                lost = self.late[0]
-                raise DataError(
-                    f"{lost.place}: {lost.reason}, {lost.detail}; without this sample the levels of"
-                    " validation.fixed_levels=true are uneven; restore it, or set that to false"
-                )
             if finished.pack is not None:
-                yield self._with_levels(finished.pack, places.start)
-
-    def _with_levels(self, pack: PackedBatch, first: int) -> PackedBatch:
-        """The pack with an integer k for each sample, where validation has fixed levels."""
-        if not self._fixed_levels or pack.method(FixedLevels) is not None:
-            return pack
-        places = (first + n // pack.copies for n in range(pack.num_samples))
-        return pack.with_method(FixedLevels(indices=tuple(place % LEVELS for place in places)))
+                copies = finished.pack.copies
+                indices = [levels[n // copies] for n in range(finished.pack.num_samples)]
+                yield finished.pack.with_method(FixedLevels(indices=tuple(indices)))
 
 
 def _sizes(group: SampleGroup) -> tuple[tuple[int, int], ...]:

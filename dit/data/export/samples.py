@@ -27,7 +27,6 @@ from dit.data.preflight import read_data_card
 from dit.data.records import (
     LATENT,
     LOSS_MASK,
-    RecordHeader,
     ShardRecord,
     head_length,
     is_dfm,
@@ -38,6 +37,7 @@ from dit.data.rejections import DataError, SampleRefused
 from dit.data.tar_reader import NotPlain, OpenShards, SampleLocation, sample_members, split_name
 from dit.models.family import InputKind
 from dit.parsing import parse_json
+from dit.stored_samples import RecordHeader
 from dit.token_ids import TOKEN_IDS
 
 EXPORTED: Mapping[str, InputKind] = {

@@ -31,29 +31,21 @@ class MlperfLog:
     def __init__(self, path: Path, *, samples: int, clock: Callable[[], float] = time.time):
         """Continues the file of a run that has seen `samples`, without what came after that."""
         self._path, self._clock = path, clock
-        kept = list(_lines_until(path, samples)) if samples else []
-        self._sized = any('"global_batch_size"' in line for line in kept)
+        kept = _lines_until(path, samples) if samples else ()
         write_atomically(path, "".join(kept).encode())
 
     def begin(self, facts: Mapping[str, Any], *, loading_since: float, samples: int) -> None:
         """The lines before the first step; `loading_since` is in seconds since 1970."""
-        for key in ("submission_benchmark", "submission_division", "submission_org"):
-            self._write(key, facts[key])
-        self._write("submission_platform", facts["submission_platform"])
         self._write("cache_clear", False)
         self._write("init_start", at=loading_since, kind="INTERVAL_START")
         for key, value in facts.items():
-            if not key.startswith("submission_"):
-                self._write(key, value)
+            self._write(key, value)
         self._write("init_stop", kind="INTERVAL_END")
         self._write("run_start", kind="INTERVAL_START")
         self._write("block_start", kind="INTERVAL_START", samples_count=samples)
 
     def stepped(self, config: RunConfig, *, samples: int, data_ranks: int) -> None:
         """The lines that the first step decides, whose batch has so many samples."""
-        if self._sized:
-            return
-        self._sized = True
         packs = config.train.global_batch_size
         self._write("global_batch_size", samples)
         self._write("micro_batch_size", max(1, samples // packs))

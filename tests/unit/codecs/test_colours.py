@@ -165,6 +165,24 @@ def test_what_is_not_known_is_named() -> None:
     assert not [name for name, flaws in found.items() if flaws and name not in named]
 
 
+def test_a_profile_of_which_a_jpeg_holds_a_part_is_named() -> None:
+    """A profile may be split over several segments, in any order."""
+    plain, half = saved("JPEG", quality=100), len(P3) // 2
+    parts = [
+        b"ICC_PROFILE\0" + bytes((number, 2)) + content
+        for number, content in ((2, P3[half:]), (1, P3[:half]))
+    ]
+    parts = [b"\xff\xe2" + struct.pack(">H", len(part) + 2) + part for part in parts]
+    whole = plain[:2] + b"".join(parts) + plain[2:]
+    assert (
+        not flaw(whole)
+        and (patches(whole) == patches(saved("JPEG", quality=100, icc_profile=P3))).all()
+    )
+    lacking = plain[:2] + parts[0] + plain[2:]
+    assert "profile that is damaged" in flaw(lacking)
+    assert (patches(lacking) == patches(plain)).all()
+
+
 def by_little_cms(content: bytes, profile: bytes) -> np.ndarray:
     """The patches of a file whose own profile, if it has one, does not count."""
     image = opened(content)

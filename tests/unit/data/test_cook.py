@@ -14,10 +14,11 @@ from dit.config import Precision
 from dit.convert.diffusers_config import model_config
 from dit.data.cook import Expected, cook, measure_sample
 from dit.data.pack import SampleSize
-from dit.data.records import RecordHeader, head_length
+from dit.data.records import head_length
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.dit.family import ExtraPosition
 from dit.models.registry import diffusers_form, named_model
+from dit.stored_samples import RecordHeader
 from tests.families.lumina2 import random_lumina2
 from tests.families.zimage import random_zimage
 

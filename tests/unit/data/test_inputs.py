@@ -29,7 +29,7 @@ from dit.data.cook import Expected, cook, measure_sample
 from dit.data.datasets import _null_inputs, train_leaves
 from dit.data.loader_state import LoaderState, check_identity, loader_identity
 from dit.data.pack import SampleSize, pack_samples
-from dit.data.records import RecordHeader, head_length
+from dit.data.records import head_length
 from dit.data.rejections import Bound, ReaderCounts, Reject, RejectCounts, SampleRefused, sum_counts
 from dit.distributed.model_parallel import split_tokens
 from dit.models.dit.family import DitConfig
@@ -42,6 +42,7 @@ from dit.objectives.training_target import training_problem, validation_problem
 from dit.pack_wire import flatten_pack, unflatten_pack
 from dit.sampling.generate import Request, SamplingSettings, generate_latents
 from dit.sampling.validation.requests import sample_inputs
+from dit.stored_samples import RecordHeader
 from dit.token_ids import as_digits
 from dit.train.loss import loss_of
 from dit.train.opening.checks import check_clean_level

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from dataclasses import replace
 from itertools import chain
 
@@ -14,7 +13,7 @@ from dit.batch import FixedLevels
 from dit.config import ObjectiveConfig, RunConfig
 from dit.data import DataError, validation_groups
 from dit.data.cook import Expected, cook
-from dit.data.pack import pack_samples
+from dit.data.pack import SampleSize
 from dit.data.rejections import Reject, SampleRefused
 
 
@@ -27,19 +26,10 @@ def record(shards, **about):
     return shards.ours(torch.ones(2, 1, 4, 4), torch.ones(2, 8), **about)
 
 
-@pytest.mark.parametrize(
-    ("indices", "packed"), [((7, 0, 3), (7, 0, 3)), ((1, None, 1), ()), ((None, None), ())]
-)
-def test_a_pack_has_the_level_of_each_sample(shards, expected, indices, packed) -> None:
-    samples = [
-        cook(record(shards, timestep=index), expected, key=str(n))
-        for n, index in enumerate(indices)
-    ]
-    assert [sample.level_index for sample in samples] == [*indices]
-    pack = pack_samples(samples, expected.layout)
-    wanted = FixedLevels(indices=packed) if packed else None
-    sent = pickle.loads(pickle.dumps(pack))
-    assert pack.method(FixedLevels) == sent.method(FixedLevels) == wanted
+@pytest.mark.parametrize("index", [7, 0, None])
+def test_a_sample_has_the_level_of_its_json(shards, expected, index) -> None:
+    sample = cook(record(shards, timestep=index), expected, key="k")
+    assert sample.level_index == SampleSize.of(sample, expected.layout).level_index == index
 
 
 @pytest.mark.parametrize("index", [8, -1, 1.0, True, "3", [1]])
@@ -109,7 +99,11 @@ def test_a_refused_sample_makes_levels_uneven(shards, tmp_path) -> None:
     config = shards.config(tmp_path, max_bad_fraction=1.0)
     groups = validation_groups(at_fixed_levels(config))
     plan = groups.plan(1)
+    packs = list(groups.read(plan.groups))
     with pytest.raises(
         DataError, match=r"key 000003: latent has NaN .*fixed_levels=true are uneven"
     ):
-        list(groups.read(plan.groups))
+        plan.packs(packs, late=groups.late)
+    # Levels by place do without it.
+    packs = replace(plan, needs_all=False).packs(packs, late=groups.late)
+    assert packs.packs[0].num_samples == 7

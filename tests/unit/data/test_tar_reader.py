@@ -16,8 +16,9 @@ from webdataset.writer import ShardWriter
 
 from dit.data import tar_reader
 from dit.data.energon.shard_reader import PlainReader
-from dit.data.records import PLACE, RecordHeader
+from dit.data.records import PLACE
 from dit.data.tar_reader import NotPlain, OpenShards, ShardError
+from dit.stored_samples import RecordHeader
 
 
 def readers(root, *, shards=1, **settings):

@@ -44,7 +44,7 @@ def _evaluate(log, config, losses, *, batch, samples=0):
     """What a run logs: a first step, then validations, the last of which reaches the target."""
     every = batch * config.train.eval_interval
     for number, loss in enumerate(losses, start=1):
-        if not samples:
+        if not samples:  # the first step of the run
             log.stepped(config, samples=batch, data_ranks=8 if batch == BATCH else 1)
         samples += every
         log.validating(samples)

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import re
+import shlex
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -93,8 +94,12 @@ def null_texts() -> dict[str, Tensor]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Widths of the benchmark, for parts that do not say theirs."""
-    widths = {"text": WIDTH, "pooled_text": POOLED, "latent": CHANNELS, "latent_logvar": CHANNELS}
-    monkeypatch.setattr(stored_samples, "MLPERF_WIDTHS", widths)
+    widths = (WIDTH, POOLED, CHANNELS, CHANNELS)
+    small = {
+        name: one._replace(width=width)
+        for (name, one), width in zip(stored_samples.MLPERF.items(), widths, strict=True)
+    }
+    monkeypatch.setattr(stored_samples, "MLPERF", small)
 
 
 @pytest.fixture
@@ -235,6 +240,11 @@ FAULTS = [
         Reject.UNDECODABLE,
         r".mean.bytes is float32",
     ),
+    (
+        {"mean": saved(np.zeros((2, 4, 4), np.uint16, order="F"))},
+        Reject.UNDECODABLE,
+        r".mean.bytes is uint16 by columns, not uint16 by rows",
+    ),
     ({"t5": bits(torch.ones(3, 8))[:-2]}, Reject.UNDECODABLE, r".t5.bytes has 46 bytes of numbers"),
     ({"clip": bytes(9)}, Reject.UNDECODABLE, r".clip.bytes has 9 bytes of numbers"),
     ({"clip": bits(torch.ones(6))}, Reject.INPUT_SHAPE, r"`pooled_text` has shape \[6\]"),
@@ -275,16 +285,24 @@ def test_pairs_take_no_distribution() -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--link",)])
-@pytest.mark.parametrize("fault", ["t5_empty.npy", "clip_empty.npy", "level", "unequal"])
+@pytest.mark.parametrize(
+    "fault", ["t5_empty.npy", "clip_empty.npy", "garbage", "bits", "level", "unequal"]
+)
 def test_a_bad_set_is_no_dataset(
     theirs: Path, tmp_path: Path, fault: str, options: tuple[str, ...], capsys
 ) -> None:
     if fault.endswith(".npy"):
         (theirs / "empty_encodings" / fault).unlink()
-        said = f"has no {fault}"
+        said = f"{fault} is missing"
+    elif fault in ("garbage", "bits"):
+        content = b"hello" if fault == "garbage" else saved(np.ones((1, ROWS, WIDTH), np.uint16))
+        (theirs / "empty_encodings" / "t5_empty.npy").write_bytes(content)
+        what = "it is no array of NumPy" if fault == "garbage" else "it is torch.uint16"
+        said = f"empty_encodings/t5_empty.npy: {what}"
     elif fault == "level":
-        write(theirs / "more", [parts_of(300, timestep=8)])
-        said = "timestep=8 is no whole number from 0 to 7"
+        write(theirs / "more", [parts_of(299, timestep=3), parts_of(300, timestep=8)])
+        where = "key 00000001: " if options else "shard_000000/00000001 ("
+        said = f"{where}.json: timestep=8 is no whole number from 0 to 7"
     else:
         write(theirs / "more", [parts_of(300, timestep=5)])
         said = "2 of 4/8, 3 of 5/8, 2 of 6/8"
@@ -293,6 +311,67 @@ def test_a_bad_set_is_no_dataset(
     printed = capsys.readouterr()
     assert code != 0 and said in " ".join((printed.out + printed.err).split())
     assert not (out / ".nv-meta").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--link",)])
+def test_tars_without_a_sample_are_passed_over(
+    theirs: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    tarfile.open(theirs / "train" / "a_first.tar", "w").close()
+    tarfile.open(theirs / "val" / "shard_000009.tar", "w").close()
+    assert convert(theirs, tmp_path / "out", *options) == 0
+    counts = shard_counts(tmp_path / "out")
+    assert sum(counts.values()) == 24 and min(counts.values()) > 0
+    loader = build_train_loader(config(tmp_path / "out"), rank=0, world_size=1)
+    assert next(loader).keys
+    loader.close()
+
+
+def test_a_dataset_of_ours_below_is_not_read_again(theirs: Path) -> None:
+    for options in ((), ("--link",), ("--link",), ()):
+        assert convert(theirs, theirs / "a", *options, "--overwrite") == 0
+        assert sum(shard_counts(theirs / "a").values()) == 24
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("none", "is not there"), ("file", "is no folder"), ("index", "no *.tar")]
+)
+def test_a_folder_without_shards_is_named(tmp_path: Path, name: str, said: str, capsys) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "index.txt").write_text("shard_000000.tar\n")
+    assert convert(tmp_path / name, tmp_path / "out", "--link") != 0
+    printed = " ".join(capsys.readouterr().err.split())
+    assert f"{tmp_path / name} " in printed and said in printed and "give the folder" in printed
+
+
+@pytest.mark.parametrize("fault", ["cut", "garbled", "gone"])
+def test_no_tar_is_linked_in_part(theirs: Path, tmp_path: Path, fault: str, capsys) -> None:
+    """For tarfile, a header that it cannot read is the end of a tar."""
+    path = theirs / "train" / "shard_000001.tar"
+    with tarfile.open(path) as tar:
+        second = next(one.offset for one in tar if one.name.startswith("00000007"))
+    content = path.read_bytes()
+    if fault == "gone":
+        path.unlink()
+        path.symlink_to("nowhere")
+    elif fault == "cut":
+        path.write_bytes(content[: second + 700])
+    else:
+        path.write_bytes(content[:second] + b"\x07" * 512 + content[second + 512 :])
+    assert convert(theirs, tmp_path / "out", "--link") != 0
+    printed = "".join(capsys.readouterr().err.split())
+    assert printed.count(f"{path}:") == 1 and "restoreit" in printed
+    assert not (tmp_path / "out" / ".nv-meta").exists()
+
+
+def test_the_command_of_the_message_runs_as_it_is_printed(theirs: Path, tmp_path: Path) -> None:
+    folder = theirs.rename(tmp_path / "MLPerf's Größe für alle")
+    with pytest.raises(DataError, match=r"by `(.*)`") as caught:
+        check_data(config(folder))
+    words = shlex.split(re.findall("by `(.*)`", str(caught.value))[0])
+    assert words[:3] == ["python", "-m", "data_prep"] and main(words[3:]) == 0
+    assert check_data(config(Path(words[-1]))).samples == 8
 
 
 def test_null_texts_beside_the_shards_are_read_or_missed(theirs: Path, tmp_path: Path) -> None:
