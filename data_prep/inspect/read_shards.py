@@ -25,7 +25,7 @@ from data_prep.writing.dataset_folder import META
 from dit.codecs import text, vae
 from dit.codecs.dataset_card import NULL_TEXT_NAME, CodecError, read_card
 from dit.codecs.normalization import Moments
-from dit.codecs.sound import sound_part
+from dit.codecs.sound import sound_codec_of_card, sound_part
 from dit.codecs.text.encoder import WORDS
 from dit.codecs.vae import Codec
 from dit.parsing import cause, parse_json
@@ -110,6 +110,7 @@ def check_encoders(folder: Path) -> list[str]:
     try:
         card = read_card(folder)
         vae.codec_of_card(card)
+        sound_codec_of_card(card)
         encoder = text.text_encoder_of_card(card)
         if not encoder.reads_alone:  # each sample has its own null text
             return []

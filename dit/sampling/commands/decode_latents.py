@@ -48,11 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     entries, card = _entries(args.latents), _read(args.latents / CARD)
     make_folder(args.output_dir, count=len(entries))
-    decoders = LatentDecoders(
-        video=_decoder(card, args.latents / CARD, args),
-        sound=_sound_decoder(card),
-        keeps_wav=args.save_wav,
-    )
+    decoders = _decoders(card, args.latents / CARD, args)
     written = decode(entries, decoders, latents=args.latents, folder=args.output_dir)
     report_written(written, args.output_dir, count=sum("latent" in entry for entry in entries))
     return 0
@@ -126,22 +122,21 @@ def _read(file: Path) -> Any:
         ) from error
 
 
-def _decoder(card: Any, file: Path, args: argparse.Namespace) -> Any:
+def _decoders(card: Any, file: Path, args: argparse.Namespace) -> LatentDecoders:
+    from dit.codecs.sound import sound_codec_of_card
     from dit.sampling.cards import decoder_of_card
 
     try:
-        return decoder_of_card(card, args.tokenizer_model, args.tokenizer_cache_dir)
+        return LatentDecoders(
+            video=decoder_of_card(card, args.tokenizer_model, args.tokenizer_cache_dir),
+            sound=sound_codec_of_card(card),
+            keeps_wav=args.save_wav,
+        )
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{file} is damaged ({cause(error)}); take it from the dataset that the model was"
             " trained on"
         ) from error
-
-
-def _sound_decoder(card: dict[str, Any]) -> Any:
-    from dit.codecs.sound import sound_codec_of_card
-
-    return sound_codec_of_card(card)
 
 
 def _decoded(folder: Path, entry: dict[str, Any], decoders: LatentDecoders) -> Picture:

@@ -214,6 +214,11 @@ def test_another_dataset_gives_the_scale(tmp_path: Path) -> None:
 def test_a_damaged_sound_part_is_found(tmp_path: Path, capsys) -> None:
     clip(tmp_path, "good.mp4")
     assert pack(tmp_path, *WAVE) == 0
+    card = read_card(tmp_path / "out")
+    del card["sound_latent"]
+    (tmp_path / "out/dataset_card.json").write_text(json.dumps(card))
+    assert main(["inspect", str(tmp_path / "out")]) == 1
+    assert "no object 'sound_latent'" in capsys.readouterr().err
     shard = next((tmp_path / "out").glob("train/*.tar"))
     content = bytearray(shard.read_bytes())
     content[content.rindex(PART.encode()) + 1500] ^= 1  # behind the header of the last file
