@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dit.checkpoint_paths import CheckpointError
-from dit.config import RunConfig
+from dit.config import RunConfig, Sampler
 from dit.config_loading import load_config
 from dit.convert.export import export_weights
 from dit.convert.megatron_checkpoint import StoredWeights
@@ -93,6 +93,39 @@ def test_a_run_goes_on_bit_for_bit_and_changes_no_teacher(trained, adapted, tmp_
     for name in whole._tensors():
         assert torch.equal(whole.read_whole(name), parts.read_whole(name))
     assert {file: file.read_bytes() for file in trained.rglob("*.distcp")} == before
+
+
+@pytest.mark.parametrize("method", ["opd", "dmd"])
+def test_latents_that_drift_from_the_data_are_named_once(
+    trained, method: str, tmp_path, capfd
+) -> None:
+    """Mock data are of deviation 1, and a student that has hardly learned makes others."""
+    keys = (f"checkpoint.load={trained}", "checkpoint.finetune=true", "lora.rank=2")
+    keys += (f"distill.method={method}", "logger.log_interval=1", "distill.student_every=1")
+    keys += ("objective.sampling_levels=lcm",) if method == "dmd" else ()
+    assert pretrain(a_run(tmp_path / "run", *keys)) == 0
+    lines = [line for line in metrics(tmp_path / "run") if "student_std" in line]
+    assert lines and all(line["data_std"] == pytest.approx(1, abs=0.2) for line in lines)
+    assert {"student_mean", "data_mean"} < lines[0].keys()
+    said = capfd.readouterr().out
+    away = [abs(line["student_std"] / line["data_std"] - 1) > 0.2 for line in lines]
+    named = [line for line in said.splitlines() if "latents drift from the data's: devi" in line]
+    assert any(away) and len(named) == 1 and "docs/few_steps.md" in named[0]
+
+
+def test_samples_of_a_validation_are_drawn_as_a_student_learns_or_are_warned_of(
+    trained, tmp_path, capfd
+) -> None:
+    keys = (f"checkpoint.load={trained}", "checkpoint.finetune=true", "lora.rank=2")
+    keys += ("distill.method=opd", "validation.num_captions=1", "train.eval_interval=9")
+    keys += ("train.eval_iters=1", "train.train_iters=1")
+    for steps, warned in ((2, False), (5, True)):
+        more = f"validation.sampling_steps={steps}"
+        config = a_run(tmp_path / str(steps), *keys, more)
+        assert config.validation_sampler is Sampler.EULER
+        assert pretrain(config) == 0
+        said = "and this is 5 of euler, guidance 1: pictures lose quality in validations"
+        assert (said in capfd.readouterr().out) == warned
 
 
 def test_a_teacher_that_does_not_fit_is_refused_by_a_dry_run_as_well(trained, tmp_path) -> None:
