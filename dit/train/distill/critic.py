@@ -24,14 +24,15 @@ from dit.train.train_state import ReadFolder
 
 
 def fill_of_critic(
-    config: RunConfig, trained: Adapters | None, read_folder: ReadFolder | None
+    config: RunConfig, student: AdapterStart | None, read_folder: ReadFolder | None
 ) -> Initialise:
-    """What fills a new critic, whose adapters are `trained`, or all weights; all ranks call it.
+    """What fills a new critic, with adapters as its student's, or whole; all ranks call it.
 
     Raises:
         ValueError: `distill.critic_load` holds nothing that fits.
     """
     place, key = config.distill.critic_load, "critic_load"
+    trained = None if student is None else student.run.adapters
     if place is None:
         if trained is not None:
             return partial(initialise_adapters, seed=config.rng.seed)

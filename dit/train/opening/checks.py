@@ -187,15 +187,20 @@ def _check_start(
         return StartingPoint(), [line]
     point = starting_point(config.checkpoint)
     lines, trained = _check_adapters(config, point, read_folder)
-    if config.distill.teacher is not None:
-        from dit.train.distill.teacher import check_teacher
-
-        check_teacher(config, read_folder)
-    if config.has_critic and point.continued is None:
-        from dit.train.distill.critic import check_critic
-
-        check_critic(config, trained, read_folder)
+    if config.distill.method is not None:
+        _check_distillation(config, trained, read_folder, new=point.continued is None)
     return point, [*lines, *_check_checkpoint(config, point)]
+
+
+def _check_distillation(
+    config: RunConfig, trained: Adapters | None, read_folder: ReadFolder | None, *, new: bool
+) -> None:
+    from dit.train.distill.critic import check_critic
+    from dit.train.distill.teacher import check_teacher
+
+    check_teacher(config, read_folder)
+    if new:
+        check_critic(config, trained, read_folder)
 
 
 def _check_adapters(

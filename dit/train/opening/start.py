@@ -130,14 +130,11 @@ def start_of_critic(config: RunConfig, given: Given, before: Networks, _: Say) -
     student = before[NETWORK]
     if student.point.continued is not None:
         return replace(student, fill=leave_to_checkpoint)
-    new = replace(student, point=StartingPoint())
     from dit.train.distill.critic import fill_of_critic
 
-    trained = None if student.adapters is None else student.adapters.run.adapters
-    fill = fill_of_critic(config, trained, given.read_folder)
-    if student.adapters is None:
-        return replace(new, fill=fill)
-    return replace(new, adapters=replace(student.adapters, begins=True), fill=fill)
+    fill = fill_of_critic(config, student.adapters, given.read_folder)
+    begun = student.adapters and replace(student.adapters, begins=True)
+    return replace(student, point=StartingPoint(), adapters=begun, fill=fill)
 
 
 STARTS: Mapping[str, Callable[[RunConfig, Given, Networks, Say], Start | None]] = {
