@@ -1,6 +1,6 @@
 """A run that is killed at any moment and started again is the run that was never killed.
 
-KILLS=20 kills twenty times, over all the ways to run; five times where it is not set.
+KILLS=20 kills twenty times, over all the ways to run; three times where it is not set.
 """
 
 from __future__ import annotations
@@ -17,15 +17,11 @@ from tests.killing import Moment, kill
 from tests.launching import ROOT, SMALL, command, numbers, run
 from tests.stored import assert_same_stored
 
-KILLS = int(os.environ.get("KILLS", "5"))
+KILLS = int(os.environ.get("KILLS", "3"))
 LAST = 20
 STEPS = (f"train.train_iters={LAST}", "train.global_batch_size=2", "checkpoint.save_interval=4")
 PASSES = ("objective.cfg_target=2", "objective.drift_weight=0.5")
 """Of adapters, whose steps have both passes without gradients."""
-DMD = (
-    *("objective.name=flow", "objective.sampling_levels=lcm", "distill.method=dmd"),
-    *("distill.steps=2", "distill.student_every=3", "distill.critic_ema_decay=0.5"),
-)
 VALIDATION = ("train.eval_interval=4", "train.eval_iters=6")
 
 
@@ -38,7 +34,6 @@ class Way:
     background: bool
     adapters: bool = False  # trained beside the weights of a finished run
     shares: bool = False  # weights in shares; those beside adapters in 8 bits
-    distils: bool = False  # adapters of a student and of a critic, of flow matching
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -54,15 +49,12 @@ class Way:
 
 
 WAYS = [
-    Way(1, 0, True, adapters=True, distils=True), Way(1, 0, True),
-    Way(2, 2, False, adapters=True, shares=True), Way(2, 2, False),
+    Way(1, 0, True), Way(2, 2, False, adapters=True, shares=True), Way(2, 2, False),
     Way(2, 0, True, shares=True), Way(1, 2, False), Way(2, 2, True), Way(1, 0, False),
     Way(1, 0, True, adapters=True), Way(2, 2, False, adapters=True), Way(1, 2, True),
     Way(2, 0, False),
 ]  # fmt: skip
 """Those that are killed first come first."""
-PLAIN = WAYS[1]
-"""Whose weights adapters are trained beside."""
 
 
 def _kills(way: Way) -> int:
@@ -78,7 +70,7 @@ def _command(data: Path, folder: Path, way: Way, base: Path | None = None) -> li
     places = (f"dataset.path={data}", f"checkpoint.save={folder}")
     if base is not None:
         config += ("checkpoint.finetune=true", f"checkpoint.load={base}")
-        config += ("lora.rank=3", *(DMD if way.distils else ("lora.dropout=0.1", *PASSES)))
+        config += ("lora.rank=3", "lora.dropout=0.1", *PASSES)
     whole = command("pretrain_dit.py", *config, *places, *way.settings, nproc=way.nproc)
     if way.nproc > 1:
         return whole
@@ -112,7 +104,7 @@ def never_killed(digits, tmp_path_factory):
 
     def base(way: Way) -> Path | None:
         """The run whose weights the adapters are trained beside."""
-        return of(PLAIN) if way.adapters else None
+        return of(WAYS[0]) if way.adapters else None
 
     of.base = base
     return of

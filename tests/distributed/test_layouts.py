@@ -170,27 +170,6 @@ def test_a_run_moves_between_layouts(alone, tmp_path):
         _same(alone, folder)
 
 
-DMD = (
-    *("lora.rank=4", "objective.name=flow", "objective.sampling_levels=lcm", "distill.steps=2"),
-    *("distill.method=dmd", "distill.student_every=3", "distill.critic_lr=0.05"),
-    *("distill.critic_ema_decay=0.5", "logger.log_interval=1"),
-)
-
-
-@pytest.mark.slow
-def test_a_distillation_goes_on_at_another_layout_within_its_cycle(tmp_path):
-    """After two steps of the critic, before the student's, with equal packs and draws."""
-    _train(tmp_path / "one", *DMD)
-    folder = back_to_step_2(tmp_path / "one", tmp_path / "two")
-    assert "continuing after step 2" in _train(folder, *DMD, *TENSOR, nproc=2)
-    for one, two in zip(metrics(tmp_path / "one"), metrics(folder), strict=True):
-        assert ("loss" in one) == (one["step"] == 3)
-        for name in one:
-            if name.endswith(("loss", "grad_norm", "_std", "val_loss_ema", "real_tokens")):
-                assert two[name] == pytest.approx(one[name], rel=1e-5), name
-    assert {"student_std", "critic_grad_norm"} < metrics(folder)[2].keys()
-
-
 RESAVE = """
 import sys
 from pathlib import Path

@@ -191,7 +191,8 @@ def distilled(request, trained: Path, tmp_path_factory) -> tuple[Path, tuple[str
 def test_student_and_critic_are_written_to_files_of_their_own(distilled, tmp_path: Path) -> None:
     """And a critic begins with its file, or with the run folder."""
     run, start = distilled
-    adapted, told = "lora.rank=2" in start, {"weights": Weights.MODEL}
+    adapted = "lora.rank=2" in start
+    told: Any = {"weights": Weights.MODEL}
     files = {critic: tmp_path / f"critic_{critic}" for critic in (False, True)}
     for critic, folder in files.items():
         if adapted:
@@ -224,7 +225,8 @@ def test_a_critic_that_does_not_fit_is_refused_by_a_dry_run_as_well(
 ) -> None:
     run, start = distilled
     wrong = {tmp_path / "none": "none"}
-    keys, told = [key for key in start if key != "lora.rank=2"], {"read_folder": read_folder}
+    told: Any = {"read_folder": read_folder}
+    keys = [key for key in start if key != "lora.rank=2"]
     if len(keys) < len(start):
         keys.append("lora.rank=3")
         wrong[run] = "other adapters than those that the student"
