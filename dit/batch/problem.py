@@ -30,5 +30,7 @@ class Problem:
     anchor_TC: Tensor | None = None  # a prediction that the loss holds the network to as well
     # float64, of pairs: mean errors of the network without adapters
     reference_N: Tensor | None = None
+    # bool, of a student: whether what it predicts is a latent that it makes, for metrics
+    made_N: Tensor | None = None
     # Of the other streams of the pack, by name, each with levels and noise of its own
     others: Mapping[str, Problem] = field(default_factory=dict)

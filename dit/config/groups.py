@@ -15,6 +15,7 @@ from dit.config.objective import ObjectiveConfig
 from dit.config.resume import AtStart, Live, Refused
 from dit.config.training import (
     DdpConfig,
+    Decay,
     DistConfig,
     EmaConfig,
     OptimizerConfig,
@@ -121,7 +122,16 @@ class DistillConfig:
     """Lowest and highest noise level at which teacher and critic judge what dmd's student makes;
     drawn by objective.density between them."""
     critic_lr: Live[float | None] = None
-    """Learning rate of dmd's critic, with the schedule of optimizer.lr; null: that one."""
+    """Learning rate of dmd's critic; null: optimizer.lr."""
+    critic_lr_decay_style: Live[Decay | None] = None
+    """Shape of the critic's learning rate after warm-up; null: scheduler.lr_decay_style."""
+    critic_lr_warmup_iters: Live[int | None] = None
+    """Updates in which the critic's learning rate rises; null: scheduler.lr_warmup_iters."""
+    critic_ema_decay: Live[float | None] = None
+    """Decay per update of an average of the critic's weights; null: it has none."""
+    critic_load: AtStart[LocalPath | None] = None
+    """What the critic starts from: run folder, checkpoint or Diffusers folder; of adapters, a file
+    or folder of LoRA. null: as the teacher."""
     student_every: Refused[int] = 5
     """dmd's critic learns in each step, the student in every so-manieth one, too."""
     critic_alone: Refused[bool] = False
@@ -134,6 +144,11 @@ class DistillConfig:
         check(
             *at_least_one(self, "steps", "teacher_steps", "student_every"),
             *positive(self, "critic_lr"),
+            *not_negative(self, "critic_lr_warmup_iters"),
+            (
+                self.critic_ema_decay is None or 0 < self.critic_ema_decay < 1,
+                f"critic_ema_decay={self.critic_ema_decay} must lie between 0 and 1",
+            ),
             within(self, "teacher_guidance", -MOST_GUIDANCE, MOST_GUIDANCE),
             (
                 0 < low < high <= 1,
@@ -244,10 +259,31 @@ class RunGroups:
         return self._usual_guidance if told is None else told
 
     @property
+    def has_critic(self) -> bool:
+        """Whether a critic learns beside the network that the run is named after."""
+        return self.distill.method is DistillMethod.DMD
+
+    @property
+    def validation_sampler(self) -> Sampler:
+        """The sampler of validations: a student's is the one that it learns, if none is given."""
+        usual = Sampler.HEUN if self.distill.method is None else self.distill.sampler
+        return self.validation.sampler or usual
+
+    @property
     def student_sampling(self) -> str | None:
         """How a distilled network generates, in words; None of any other."""
         c = self.distill
         return None if c.method is None else f"{c.steps} steps of {c.sampler}, guidance 1"
+
+    def unlike_student(self, steps: int, sampler: str, guidance: float | None) -> str | None:
+        """Warns of sampling that a student has not learned; None where it has."""
+        c = self.distill
+        if c.method is None or (steps, str(sampler), guidance) == (c.steps, str(c.sampler), 1):
+            return None
+        return (
+            f"WARNING: the network was distilled for {self.student_sampling}, and this is"
+            f" {steps} of {sampler}, guidance {guidance:g}: pictures lose quality"
+        )
 
     @property
     def _usual_guidance(self) -> float:

@@ -18,7 +18,7 @@ from dit.config.choices import (
     SamplingLevels,
 )
 from dit.config.data import MockGeometry
-from dit.config.groups import RunGroups
+from dit.config.groups import DistillConfig, RunGroups
 from dit.config.training import EmaConfig, EmaKind, OptimizerKind, Sharding
 
 
@@ -31,13 +31,27 @@ class RunConfig(RunGroups):
 
     @property
     def of_critic(self) -> RunConfig:
-        """The run as the critic of a distillation needs it: its learning rate, and no average."""
-        optimizer, rate = self.optimizer, self.distill.critic_lr
-        if rate is not None:
+        """The run as the critic of a distillation needs it: its learning rate and average."""
+        c, optimizer, ema = self.distill, self.optimizer, EmaConfig(kind=EmaKind.NONE)
+        if (rate := c.critic_lr) is not None:
             floor = optimizer.min_lr * rate / optimizer.lr
             optimizer = replace(optimizer, lr=rate, min_lr=floor)
-        train = replace(self.train, warm_start_ema=False)
-        return replace(self, optimizer=optimizer, ema=EmaConfig(kind=EmaKind.NONE), train=train)
+        told = {
+            "lr_decay_style": c.critic_lr_decay_style,
+            "lr_warmup_iters": c.critic_lr_warmup_iters,
+        }
+        told = {key: value for key, value in told.items() if value is not None}
+        scheduler, train = (
+            replace(self.scheduler, **told),  # type: ignore[arg-type]
+            replace(self.train, warm_start_ema=False),
+        )
+        if c.critic_ema_decay is not None:
+            ema = EmaConfig(kind=EmaKind.CONSTANT, decay=c.critic_ema_decay)
+        return replace(self, optimizer=optimizer, scheduler=scheduler, ema=ema, train=train)
+
+    def of_network(self, *, critic: bool) -> RunConfig:
+        """The run, or that of its critic alone, which is no student of few steps."""
+        return replace(self.of_critic, distill=DistillConfig()) if critic else self
 
     def data_parallel_size(self, world_size: int) -> int:
         """Replicas of the model on `world_size` processes.
@@ -306,6 +320,11 @@ def _distillation(run: RunGroups) -> list[Rule]:
             " then the base is the teacher",
         ),
         *_levels_of_student(run),
+        (
+            (c.critic_lr_warmup_iters or 0) < run.decay_iters,
+            f"distill.critic_lr_warmup_iters={c.critic_lr_warmup_iters} must lie below the decay"
+            f" horizon {run.decay_iters}; lower it, or take more steps",
+        ),
         (
             listed is None or len(listed) == c.steps,
             f"distill.steps={c.steps}: objective.sampling_timesteps lists {len(listed or ())}"

@@ -58,8 +58,9 @@ class ValidationConfig:
     """Prompts to generate each time: one per line, or JSON `{"data": [{"caption": ...}]}`."""
     num_captions: Live[int] = 0
     """Held-out samples to generate each time; no caption comes twice before each comes once."""
-    sampler: Live[Sampler] = Sampler.HEUN
-    """Solver of the sampling ODE: euler, heun, dpm++ or unipc; or lcm."""
+    sampler: Live[Sampler | None] = None
+    """Solver of the sampling ODE: euler, heun, dpm++ or unipc; or lcm. null is heun, or what a
+    student learns (distill.method): euler, or lcm."""
     sampling_steps: Live[int] = 35
     """Steps of the sampler."""
     guidance: Live[float | None] = None

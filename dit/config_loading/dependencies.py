@@ -89,7 +89,10 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {
     "distill.teacher_steps": _OPD,
     **{
         f"distill.{key}": _DMD
-        for key in ("rollout", "student_sampler", "levels", "critic_lr", "student_every")
+        for key in (
+            *("rollout", "student_sampler", "levels", "student_every", "critic_lr", "critic_load"),
+            *("critic_lr_decay_style", "critic_lr_warmup_iters", "critic_ema_decay"),
+        )
     },
     "distill.critic_alone": _DMD,
     "distill.gan_weight": _DMD,

@@ -97,6 +97,8 @@ class _ExportOptions:
     """Largest file, such as 500MB. (default: %(default)s)"""
     merged: bool = False
     """For a checkpoint of LoRA adapters: write the whole network, with adapters added."""
+    critic: bool = False
+    """For a distillation by DMD2: write its critic, and not its student."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +134,8 @@ class _ExportLoraOptions:
     """(default: %(default)s)"""
     base_model: str | None = option(None, metavar="NAME")
     """Hub name of the base model, such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers, for the card."""
+    critic: bool = False
+    """For a distillation by DMD2: write the adapters of its critic, and not of its student."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +258,7 @@ def _export(args: argparse.Namespace) -> int:
         pipeline_from=args.pipeline_from,
         text_projection=args.text_projection,
         merged=args.merged,
+        critic=args.critic,
     )
     path = check_whole_checkpoint(args.megatron_path)
     done = export_weights(path, args.hf_path, options, track=_track())
@@ -309,6 +314,7 @@ def _export_lora(args: argparse.Namespace) -> int:
         weights=Weights(args.weights) if args.weights else None,
         dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[args.dtype],
         base_model=args.base_model,
+        critic=args.critic,
     )
     which = {Weights.EMA: "averages of the adapters", Weights.MODEL: "adapters"}[done.weights]
     numbers = sum(one.down.numel() + one.up.numel() for one in done.factors.values())

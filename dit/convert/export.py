@@ -70,6 +70,7 @@ class ExportOptions:
     pipeline_from: Path | None = None  # pipeline folder whose other components are copied
     text_projection: Path | None = None  # transformer with the text projection that data went by
     merged: bool = False  # whether adapters are added to the weights beside them
+    critic: bool = False  # of a distillation, in the place of its student
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,11 @@ def _named(checkpoint: str | Path) -> Path:
 
 
 def open_stored(
-    checkpoint: Path, weights: Weights | None, *, text_projection: Path | None = None
+    checkpoint: Path,
+    weights: Weights | None,
+    *,
+    text_projection: Path | None = None,
+    critic: bool = False,
 ) -> tuple[StoredWeights, RunConfig, Weights]:
     """Weights of a checkpoint or run folder, its configuration, and whether they are the EMA.
 
@@ -119,12 +124,12 @@ def open_stored(
             f"{path} holds adapters alone; `python -m dit.convert export-lora` takes them, and"
             " `export --merged` the weights with them"
         )
-    has_average = StoredWeights(path, averaged=False).has_average
+    has_average = StoredWeights(path, averaged=False, critic=critic).has_average
     if weights is Weights.EMA and not has_average:
         raise ConvertError(f"{path} holds no average of the weights; use --weights model")
     chosen = weights or (Weights.EMA if has_average else Weights.MODEL)
-    stored = StoredWeights(path, averaged=chosen is Weights.EMA)
-    config = saved_config(path)
+    stored = StoredWeights(path, averaged=chosen is Weights.EMA, critic=critic)
+    config = saved_config(path).of_network(critic=critic)
     stored.check(pairs(config.model))
     source = _projection_folder(path, config.model, text_projection)
     if source is None:
@@ -178,8 +183,9 @@ def _with_projection(
             " the pipeline that the data were packed with"
         )
     tensors = {name: source.read(name) for name in part.tensors}
-    averaged = bool(stored.prefix)
-    whole = WithTextProjection(stored.path, averaged=averaged, tensors=tensors)
+    averaged = stored.prefix != stored.network
+    of = {"averaged": averaged, "critic": bool(stored.network)}
+    whole = WithTextProjection(stored.path, tensors=tensors, **of)
     return whole, replace(config, model=part.added(config.model, shape[1]))
 
 
@@ -214,11 +220,10 @@ def export_weights(
     """
     options = options or ExportOptions()
     if options.merged:
-        stored, config, chosen = open_merged(checkpoint, options.weights)
+        stored, config, chosen = open_merged(checkpoint, options.weights, critic=options.critic)
     else:
-        stored, config, chosen = open_stored(
-            checkpoint, options.weights, text_projection=options.text_projection
-        )
+        told = {"text_projection": options.text_projection, "critic": options.critic}
+        stored, config, chosen = open_stored(checkpoint, options.weights, **told)
     if step := saved_step(_named(checkpoint)):
         config = replace(config, model=config.model.at_step(step))
     check_expressible(config, options)

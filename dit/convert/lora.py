@@ -71,8 +71,12 @@ class StoredAdapters:
     factors: dict[str, LoraFactors]
 
 
-def open_adapters(checkpoint: Path, weights: Weights | None = None) -> StoredAdapters:
+def open_adapters(
+    checkpoint: Path, weights: Weights | None = None, *, critic: bool = False
+) -> StoredAdapters:
     """Reads the adapters of a checkpoint or run folder; None takes the averages if there are any.
+
+    With `critic`, they are those of the critic of a distillation.
 
     Raises:
         ConvertError: the checkpoint has no adapters, or no such weights.
@@ -84,11 +88,12 @@ def open_adapters(checkpoint: Path, weights: Weights | None = None) -> StoredAda
         raise ConvertError(
             f"{path} holds whole weights and no adapters; `python -m dit.convert export` takes them"
         )
-    averaged = StoredWeights(path, averaged=False).has_average
+    averaged = StoredWeights(path, averaged=False, critic=critic).has_average
     if weights is Weights.EMA and not averaged:
         raise ConvertError(f"{path} holds no average of the adapters; use --weights model")
     chosen = weights or (Weights.EMA if averaged else Weights.MODEL)
-    stored, config = StoredWeights(path, averaged=chosen is Weights.EMA), saved_config(path)
+    stored = StoredWeights(path, averaged=chosen is Weights.EMA, critic=critic)
+    config = saved_config(path).of_network(critic=critic)
     factors = from_stored(run.adapters, config.model, stored.read_whole)
     return StoredAdapters(path=path, config=config, run=run, weights=chosen, factors=factors)
 
@@ -100,6 +105,7 @@ def export_lora(
     weights: Weights | None = None,
     dtype: torch.dtype = torch.float32,
     base_model: str | None = None,
+    critic: bool = False,
 ) -> StoredAdapters:
     """Writes the folder `target`, and returns what is in it. Collective; the first process writes.
 
@@ -109,7 +115,7 @@ def export_lora(
         ConvertError: there are no adapters, or `target` exists or cannot be written.
         CheckpointError: the checkpoint is damaged.
     """
-    opened = open_adapters(checkpoint, weights)
+    opened = open_adapters(checkpoint, weights, critic=critic)
     form = diffusers_form(opened.config.model)
     names = None if form.comfyui_names is None else form.comfyui_names(opened.config.model)
     with new_folder(target, option="--hf-path") as folder:
@@ -180,7 +186,7 @@ class MergedWeights:
 
 
 def open_merged(
-    checkpoint: Path, weights: Weights | None
+    checkpoint: Path, weights: Weights | None, *, critic: bool = False
 ) -> tuple[MergedWeights, RunConfig, Weights]:
     """The merged weights of a checkpoint of adapters, its configuration, and which adapters.
 
@@ -188,7 +194,7 @@ def open_merged(
         ConvertError: there are no adapters.
         CheckpointError: the checkpoint is damaged, or its base is not found.
     """
-    opened = open_adapters(checkpoint, weights)
+    opened = open_adapters(checkpoint, weights, critic=critic)
     place = found_base(opened.run.base, moved_to=opened.config.lora.base)
     stored = _stored_base(place, opened)
     return MergedWeights(stored, opened.factors), opened.config, opened.weights

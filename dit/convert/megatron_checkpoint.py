@@ -39,6 +39,7 @@ from dit.models.parameter_groups import NOTHING_FROZEN, frozen_weights, own_name
 
 AVERAGED = "ema."
 _BESIDE = (AVERAGED, "optimizer.")  # prefixes of what a checkpoint holds beside the weights
+_CRITIC = "critic."  # of a distillation: all of it stands behind this prefix
 
 
 class _TensorPlanner(DefaultLoadPlanner):
@@ -63,14 +64,18 @@ class _TensorPlanner(DefaultLoadPlanner):
 class StoredWeights:
     """The weights of a checkpoint, or their EMA, as stored."""
 
-    def __init__(self, path: Path, *, averaged: bool):
+    def __init__(self, path: Path, *, averaged: bool, critic: bool = False):
         """Reads only the index and, for an average, which weights have none of their own.
+
+        With `critic`, they are those of the critic of a distillation.
 
         Raises:
             CheckpointError: the index is damaged.
+            ConvertError: there is no critic.
         """
         self.path = path
-        self.prefix = AVERAGED if averaged else ""
+        self.network = _CRITIC if critic else ""
+        self.prefix = self.network + (AVERAGED if averaged else "")
         self._frozen = frozen_weights(saved_config(path)) if averaged else NOTHING_FROZEN
         self._reader = FileSystemReader(path)
         try:
@@ -78,10 +83,13 @@ class StoredWeights:
         except Exception as error:
             raise damaged(path, error) from error
         self._reader.set_up_storage_reader(self._index, is_coordinator=True)
+        if not self._tensors() and critic:
+            raise ConvertError(f"{path} holds no critic, as runs with distill.method=dmd save one")
 
     @property
     def has_average(self) -> bool:
-        return any(name.startswith(AVERAGED) for name in self._index.state_dict_metadata)
+        begins = self.network + AVERAGED
+        return any(name.startswith(begins) for name in self._index.state_dict_metadata)
 
     def check(self, wanted: list[Pair]) -> None:
         """Checks that exactly the tensors of `wanted` are stored, in their shapes.
@@ -102,18 +110,22 @@ class StoredWeights:
 
     def _tensors(self) -> dict[str, TensorStorageMetadata]:
         """Index entries of the weights, or of their EMA."""
+        others = () if self.prefix.endswith(AVERAGED) else _BESIDE
+        others = tuple(self.network + prefix for prefix in others)
+        others += () if self.network else (_CRITIC,)
         return {
             name: entry
             for name, entry in self._index.state_dict_metadata.items()
             if isinstance(entry, TensorStorageMetadata)
-            and (name.startswith(self.prefix) if self.prefix else not name.startswith(_BESIDE))
+            and name.startswith(self.prefix)
+            and not name.startswith(others)
         }
 
     def _name(self, pair: Pair) -> str:
         """The tensor of a weight or its average; that of a frozen weight is the weight."""
         weight = pair.ours, pair.layer
         if weight in self._frozen.alone:
-            return pair.ours
+            return self.network + pair.ours
         return self.prefix + (own_name(weight) if self._is_apart(pair) else pair.ours)
 
     def _is_apart(self, pair: Pair) -> bool:
@@ -155,9 +167,9 @@ class StoredWeights:
 class WithTextProjection(StoredWeights):
     """The weights of a checkpoint that was trained on projected texts, with their projection."""
 
-    def __init__(self, path: Path, *, averaged: bool, tensors: Mapping[str, Tensor]):
+    def __init__(self, path: Path, *, averaged: bool, critic: bool, tensors: Mapping[str, Tensor]):
         """`tensors` are those of the projection, by Diffusers' names."""
-        super().__init__(path, averaged=averaged)
+        super().__init__(path, averaged=averaged, critic=critic)
         self.tensors = tensors
 
     def dtype(self, pair: Pair) -> torch.dtype:

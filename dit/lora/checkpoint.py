@@ -142,20 +142,26 @@ def _check_drawn_alike(start: Path, config: RunConfig) -> None:
 
 
 def factors_of_file(
-    lora: LoraConfig, model: ModelConfig, say: Say = lambda _: None
+    lora: LoraConfig,
+    model: ModelConfig,
+    say: Say = lambda _: None,
+    *,
+    place: str | None = None,
+    key: str = "lora.init_from",
 ) -> dict[str, LoraFactors]:
-    """The adapters of `lora.init_from`.
+    """The adapters of `lora.init_from`, or at a `place` that another key names.
 
     Raises:
         LoraFileError: the file cannot be read, or is of another network.
     """
-    assert lora.init_from is not None
+    named = place or lora.init_from
+    assert named is not None
     from dit.lora.files import read_lora  # which most runs of adapters do not open
 
-    place = Path(lora.init_from)
+    file = Path(named)
     ignored = say if lora.ignore_text_encoder else None
-    read = read_lora(place, model, without_text_encoder=ignored)
-    check_fits(read, model, place=f"lora.init_from={place}")
+    read = read_lora(file, model, without_text_encoder=ignored)
+    check_fits(read, model, place=f"{key}={named}")
     return read
 
 

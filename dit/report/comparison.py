@@ -21,6 +21,7 @@ MEASURES = (
     *("level_range", "time_shift_type", "flow_shift", "shift_base_tokens", "base_shift"),
     *("max_shift", "base_image_seq_len", "max_image_seq_len"),
     *(f"distill.{key}" for key in ("method", "steps", "teacher_guidance", "teacher_steps")),
+    *(f"distill.{key}" for key in ("rollout", "student_sampler", "levels")),
 )
 """Keys that decide what a loss measures, where they have an effect (`NEEDS`): those of `objective`
 by their names there, and those of a distillation."""

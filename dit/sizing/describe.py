@@ -186,14 +186,20 @@ def _distillation(config: RunConfig) -> list[tuple[str, str]]:
     if c.method is None:
         return []
     whose = c.teacher or "the base beneath the adapters"
-    return [
+    steps = "" if config.has_critic else f"{c.teacher_steps} steps in one of the student, "
+    rows = [
         ("distillation", f"{config.student_sampling}, of {whose}"),
         (
             "teacher",
-            f"{c.teacher_steps} steps in one of the student, guidance {config.teacher_guidance:g};"
+            f"{steps}guidance {config.teacher_guidance:g};"
             f" at most {config.passes_without_gradient} passes without gradients over each pack",
         ),
     ]
+    if not config.has_critic:
+        return rows
+    own, when = config.of_critic, "in all other steps" if c.critic_alone else "in each step"
+    told = f"learns {when}, the student in one of {c.student_every}"
+    return [*rows, ("critic", f"{told}; lr {_learning_rate(own)}; EMA {_ema(own.ema)}")]
 
 
 def _learning_rate(config: RunConfig) -> str:

@@ -152,15 +152,16 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     """
     model = config.model
     replicas = config.data_parallel_size(world_size)
-    trained = trained_here(config)
+    networks = 1 + config.has_critic
+    trained = trained_here(config) * networks
     shards, packs = config.optimizer_ranks(replicas), config.train.global_batch_size // replicas
     wide, in_shares = model.precision is Precision.FP32, config.ddp.sharding is Sharding.WEIGHTS
     hosted, moments = config.optimizer.optimizer_cpu_offload, config.optimizer.states.bytes
     states = (
         trained * moments * (not hosted)
-        - 4 * orthogonalisation(config.model, config.optimizer).numbers_here
+        - 4 * orthogonalisation(config.model, config.optimizer).numbers_here * networks
     )
-    weights = weight_bytes(config) + teacher_bytes(config)
+    weights = weight_bytes(config) + teacher_bytes(config) + critic_bytes(config)
     gradients = trained * summed_size(config)
     if in_shares:  # rows of trained weights are the main parameters, float32 as their gradients
         weights = (weights + trained * (4 - number_bytes(model))) // shards
@@ -171,12 +172,18 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
         gradients=gradients,
         # States where they are not the host's, and a float32 copy of narrower weights.
         optimizer=(states + trained * 4 * (not wide and not in_shares)) // shards,
-        ema=0 if config.ema.kind is EmaKind.NONE else trained * 4 // shards,
+        ema=_averages(config) * trained // networks * 4 // shards,
         activations=activation_bytes(config, accumulation=packs),
         backward=int(_BACKWARD * numbers_of_pack(config) * number_bytes(model)),
-        norms=trained * 4 // shards,
-        gathered=_gathered(config, trained=trained, shards=shards) if in_shares else 0,
+        norms=trained // networks * 4 // shards,
+        gathered=_gathered(config, trained=trained // networks, shards=shards) if in_shares else 0,
     )
+
+
+def _averages(config: RunConfig) -> int:
+    """Networks with an average of their weights."""
+    of_critic = config.has_critic and config.of_critic.ema.kind is not EmaKind.NONE
+    return (config.ema.kind is not EmaKind.NONE) + of_critic
 
 
 def weight_bytes(config: RunConfig) -> int:
@@ -203,6 +210,17 @@ def teacher_bytes(config: RunConfig) -> int:
     """Bytes of a teacher's weights on the fullest rank; none where it is the base of adapters."""
     c, model = config.distill, config.model
     return parameters_here(model) * number_bytes(model) if c.method is not None and c.teacher else 0
+
+
+def critic_bytes(config: RunConfig) -> int:
+    """Bytes of a critic's weights on the fullest rank: adapters have the base of the student's.
+
+    With weights in shares they have one of their own.
+    """
+    if not config.has_critic:
+        return 0
+    shared = config.lora.enabled and config.ddp.sharding is not Sharding.WEIGHTS
+    return trained_here(config) * number_bytes(config.model) if shared else weight_bytes(config)
 
 
 def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:

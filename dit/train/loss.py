@@ -2,7 +2,8 @@
 
 1. token_errors      error of each target token, weighted as the objective and the data say
 2. loss_of           their sum over tokens, or over samples' means; or the loss of pairs
-3. preference_loss   Flow-DPO: pairs of a preferred and a rejected sample
+3. made_latents      mean and deviation of what a student makes
+4. preference_loss   Flow-DPO: pairs of a preferred and a rejected sample
 
 Flow-DPO (arXiv:2305.18290 for language, arXiv:2311.12908 for diffusion, arXiv:2501.13918, Sec. 4.2,
 for flow matching) of a pair w, l with one noise and one level:
@@ -27,6 +28,8 @@ from torch.nn.functional import softplus
 
 from dit.batch import LATENTS, PackedBatch, Parts, Problem, TokenStream, TokenWeights
 from dit.config import LossKind, LossMean, ObjectiveConfig
+from dit.objectives.objective import per_token
+from dit.objectives.registry import sampling_path
 from dit.pack_wire import to_device
 
 
@@ -44,6 +47,9 @@ class Loss:
     pairs_P3: Tensor | None = None
     # float32, likewise of each token of the other streams of the pack, by name; without gradient
     others: Mapping[str, Tensor] = field(default_factory=dict)
+    # float64 [2, 3], of a student: count, sum and sum of squares of the numbers in its latents on
+    # this rank, and in the data's of the same samples
+    made_23: Tensor | None = None
 
     def of_samples(self, batch: PackedBatch) -> Tensor:
         """Error and count of each sample, float64 [N, 2]."""
@@ -132,6 +138,7 @@ def loss_of(
         count=to_device(torch.tensor(count, dtype=torch.int), error_T.device),
         error_T=error_T,
         count_N=to_device(torch.tensor(counts, dtype=torch.int), error_T.device),
+        made_23=made_latents(batch, problem, prediction_TC, options),
     )
 
 
@@ -150,6 +157,25 @@ def _of_streams(
             error_T = _parts_of_means(error_T, stream)
         total, others[name] = total + error_T.sum(), error_T.detach()
     return replace(main, total=total, others=others)
+
+
+@torch.no_grad()
+def made_latents(
+    batch: PackedBatch, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
+) -> Tensor | None:
+    """`Loss.made_23` of a student; None of any other network."""
+    if problem.made_N is None:
+        return None
+    noise_T1 = per_token(problem.noise_N.double(), batch)
+    raw_TC, state_TC = prediction_TC.detach().double(), problem.input_TC.double()
+    made_TC = sampling_path(options).predict(state_TC, raw_TC, noise_T1).latent_TC
+    read_T1 = (problem.made_N[batch.segment_T] & batch.is_target_T)[:, None]
+    rows = []
+    for latent_TC in (made_TC, batch.latent_TC.double()):
+        read_TC = latent_TC.masked_fill(~read_T1, 0)
+        count = read_T1.sum() * latent_TC.shape[1]
+        rows.append(torch.stack([count, read_TC.sum(), read_TC.square().sum()]))
+    return torch.stack(rows)
 
 
 def _parts_of_means(

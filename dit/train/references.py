@@ -32,9 +32,6 @@ class References:
     unadapted_TC: Sequence[Tensor] = ()
     error_N: Sequence[Tensor] = ()
     """Mean error of each sample of pairs without adapters, float64."""
-    latents_23: Tensor | None = None
-    """Count, sum and sum of squares of the numbers in a student's latents, and in the data's, of
-    the packs of a replica; float64 [2, 3], on every stage."""
     flops: int = 0
     """FLOPs of all these passes: the whole network on the packs of a replica; on every stage."""
 

@@ -288,8 +288,6 @@ def _learn(
         turn.model, config=turn.config, loss=sums.loss, grad_norm=sums.grad_norm, **number
     )
     skipped = None
-    if run.loader is not None:
-        run.interval_metrics.add_latents(references)
     if not update.skipped:
         if not turn.critic:
             run.interval_metrics.add_losses(items, rank_loss)

@@ -102,6 +102,8 @@ def digits_parser() -> argparse.ArgumentParser:
         help="compare with two sets of pictures of this run or checkpoint, in 35 steps of heun, at"
         " the guidance that the network was distilled from, else at its own; they are kept there",
     )
+    of_teacher = "guidance of --teacher, where the network says nothing of a distillation"
+    add("--teacher_guidance", type=float, help=of_teacher)
     many = (
         "pictures of each digit in such a set (default: 200); clips of each caption (default: 50)"
     )
@@ -155,6 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     guidance = options.guidance if options.guidance is not None else opened.config.guidance
     if opened.config.distill.method is not None:
         guidance = opened.config.teacher_guidance
+    guidance = guidance if args.teacher_guidance is None else args.teacher_guidance
     sets = teacher_sets(args, prompts, guidance=guidance) if args.teacher else ()
     report = asked.judged(pictures) | asked.likeness(pictures, sets)
     return conclude(kind, report, asked.drawn(pictures), args)

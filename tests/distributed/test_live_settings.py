@@ -235,6 +235,9 @@ def test_every_live_key_has_a_check():
     }  # test_validation.py, test_drawn_latents.py
     checked |= {"logger.mlperf_org"}  # test_mlperf_log.py
     checked |= {"distill.teacher"}  # test_teacher.py: another place of the same folder
+    checked |= {f"distill.critic_{key}" for key in ("lr", "ema_decay")}  # test_critic.py
+    checked |= {f"distill.critic_lr_{key}" for key in ("decay_style", "warmup_iters")}
+    checked |= {"distill.gan_weight"}  # has one value
     checked |= {"lora.frozen_adapter"}  # test_frozen_adapter.py: another place of the same file
     for tokens, _ in LAYOUTS:
         checked |= _keys(tokens)

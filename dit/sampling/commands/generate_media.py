@@ -334,14 +334,9 @@ def options_of_prompt(
 
 def _other_than_distilled(config: RunConfig, options: GenerationOptions) -> str | None:
     """A warning where a student generates in another way than it has learned."""
-    asked = (options.num_steps, str(options.sampler), options.guidance)
-    if config.distill.method is None or asked == (config.distill.steps, Sampler.EULER, 1):
-        return None
-    return (
-        f"WARNING: the network was distilled for {config.student_sampling}, and this is"
-        f" {options.num_steps} of {options.sampler}, guidance {options.guidance}: pictures lose"
-        f" quality; use --num_steps {config.distill.steps} --sampler euler --guidance 1"
-    )
+    warning = config.unlike_student(options.num_steps, options.sampler, options.guidance)
+    learned = f"--num_steps {config.distill.steps} --sampler {config.distill.sampler}"
+    return warning and f"{warning}; use {learned} --guidance 1"
 
 
 def notes_on(

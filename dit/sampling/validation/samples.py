@@ -318,7 +318,7 @@ def settings_of(config: RunConfig) -> SamplingSettings:
         num_steps=c.sampling_steps,
         guidance=config.guidance,
         reference_guidance=c.reference_guidance,
-        sampler=c.sampler,
+        sampler=config.validation_sampler,
     )
 
 
@@ -335,7 +335,7 @@ def _facts(run: TrainState, one: ValidationRequest, *, adapter: bool) -> dict[st
         "reference_guidance": c.reference_guidance,
         "negative_prompt": one.negative,
         **one.pictures,
-        "sampler": str(c.sampler),
+        "sampler": str(run.config.validation_sampler),
         "weights": "model" if run.model.ema is None else "ema",
         "step": run.progress.step,
         **({} if run.model.adapters is None else {"adapter": adapter}),

@@ -150,8 +150,10 @@ def _adapter_run(config: RunConfig, start: StartingPoint, say: Say) -> AdapterRu
 
 def check_adapters(
     config: RunConfig, start: StartingPoint, read_folder: ReadFolder | None
-) -> list[str]:
-    """What `adapters_at_start` and loading refuse, but for checksums; lines that a start says.
+) -> tuple[list[str], Adapters]:
+    """What `adapters_at_start` and loading refuse, but for checksums.
+
+    Lines that a start says, and which adapters it trains.
 
     Raises:
         ValueError: as these.
@@ -162,7 +164,7 @@ def check_adapters(
     frozen_adapter(config, start.continued, said.append)
     if opened_folder(run.base, config.model, read_folder) is None:
         check_base(run.base, config.model)
-    return said
+    return said, run.adapters
 
 
 def check_base(base: FrozenBase, model: ModelConfig) -> None:

@@ -126,7 +126,10 @@ def load_checkpoint(
     averaged = saved_config(path).ema.kind is not EmaKind.NONE
     progress = _progress(_load_network(path, model, config=config, averaged=averaged))
     if critic is not None:
-        _load_network(path, critic, config=config, averaged=False, among=CRITIC)
+        kept = _has_average(path, among=CRITIC)
+        _load_network(path, critic, config=config, averaged=kept, among=CRITIC)
+        if critic.ema is not None and not kept:
+            critic.ema.restart()
     if model.ema is not None and not averaged:
         model.ema.restart()
     if model.ema is not None:
@@ -155,13 +158,20 @@ def _load_network(
         chosen=_stored_by(path),
         frozen=frozen_weights(config),
     )
-    wanted = {"share": exchange.wanted()}
-    loaded = _read(wanted if among is None else {among: _named(wanted, among)}, path)
-    own = loaded if among is None else loaded[among]
+    loaded, own = _read_network(path, exchange.wanted(), among)
     exchange.hand_out(own.get("share", {}))
     put_moments(model.optimizer, values)
     load_optimizer_groups(model.optimizer, own["optimizer"])
     return loaded
+
+
+def _read_network(
+    path: Path, share: Mapping[str, Any], among: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All that is read with the tensors of a network, and what of it is the network's own."""
+    wanted = {"share": share}
+    loaded = _read(wanted if among is None else {among: _named(wanted, among)}, path)
+    return loaded, loaded if among is None else loaded[among]
 
 
 def _named(state: dict[str, Any], among: str) -> dict[str, Any]:
@@ -224,21 +234,25 @@ def load_weights(
     groups: ProcessGroupCollection,
     *,
     averaged: bool,
+    among: str | None = None,
 ) -> None:
     """Loads what a checkpoint has of weights, or their average, into the parts of a model.
 
-    Of adapters that is A and B, and of other runs all weights but adapters. All ranks call it; each
-    reads a share.
+    Of adapters that is A and B, and of other runs all weights but adapters. `among` is the name of
+    a network that lies beside the one that the run is named after. All ranks call it; each reads a
+    share.
 
     Raises:
         CheckpointError: the checkpoint has no average.
     """
     frozen = frozen_weights(saved_config(path))
     exchange = StateExchange(modules, groups, chosen=_stored_by(path), frozen=frozen)
-    _load_weights(path, exchange, averaged=averaged)
+    _load_weights(path, exchange, averaged=averaged, among=among)
 
 
-def _load_weights(path: Path, exchange: StateExchange, *, averaged: bool) -> dict[str, Any]:
+def _load_weights(
+    path: Path, exchange: StateExchange, *, averaged: bool, among: str | None = None
+) -> dict[str, Any]:
     """Loads weights, or their average, and the values of an exchange; returns all that was read.
 
     Raises:
@@ -246,8 +260,8 @@ def _load_weights(path: Path, exchange: StateExchange, *, averaged: bool) -> dic
     """
     check_average(path, averaged=averaged)
     wanted = exchange.wanted(weights=_AVERAGE if averaged else WEIGHT, everywhere=True)
-    loaded = _read({"share": wanted}, path)
-    exchange.hand_out(loaded.get("share", {}))
+    loaded, own = _read_network(path, wanted, among)
+    exchange.hand_out(own.get("share", {}))
     return loaded
 
 
@@ -295,8 +309,18 @@ def check_average(path: Path, *, averaged: bool) -> None:
         raise CheckpointError(f"{path} holds no average of the weights; use --weights model")
 
 
-def _has_average(path: Path) -> bool:
-    return any(name.startswith(_AVERAGE) for name in _from_index(path, tensor_names))
+def _has_average(path: Path, *, among: str | None = None) -> bool:
+    begins = _AVERAGE if among is None else f"{among}.{_AVERAGE}"
+    return any(name.startswith(begins) for name in _from_index(path, tensor_names))
+
+
+def has_critic(path: Path) -> bool:
+    """Whether a checkpoint holds the critic of a distillation, too; reads no tensor.
+
+    Raises:
+        CheckpointError: its index is damaged.
+    """
+    return any(name.startswith(f"{CRITIC}.") for name in _from_index(path, tensor_names))
 
 
 def _stored_by(path: Path) -> Callable[[str], bool]:

@@ -14,6 +14,7 @@ DiffusionOPD (arXiv:2605.15055): Euler's error of large steps stays, and only gu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,11 +50,13 @@ def average_velocity(
             noisy = rollout(passes, starts)
         with taught(run) as teacher, own_passes(teacher):
             ends = _ends(passes, teacher, noisy, starts)
-    items = []
-    for start, end in zip(noisy, ends, strict=True):
+    items, last = [], run.config.distill.steps - 1
+    for begun, start, end in zip(starts, noisy, ends, strict=True):
         told = {"state_TC": start.state_TC, "velocity_TC": mean_velocity(start, end)}
         problem = problem_of_velocity(run.objective, start.batch, start.level_N, **told)
-        items.append((start.batch, problem))
+        # From earlier steps the mean velocity leads to no latent, but to where the step ends.
+        made_N = to_device(begun.step_N == last, start.level_N.device)
+        items.append((start.batch, replace(problem, made_N=made_N)))
     return items, References(factor_N=[], flops=passes.flops)
 
 

@@ -73,7 +73,7 @@ def critic_items(
         noise_rng = context.rng(Draw.CRITIC_NOISE, batch.latent_TC.device)
         rngs = {"levels_rng": context.rng(Draw.CRITIC_LEVEL), "noise_rng": noise_rng}
         items.append((batch, draw_problem(judged_levels(run), batch, **rngs)))
-    return items, _references(passes, every)
+    return items, References(factor_N=[], flops=passes.flops)
 
 
 @torch.no_grad()
@@ -98,8 +98,9 @@ def student_items(
             fake_TC=noisy.latent(passes.path, fake_TC),
         )
         problem = regression_to(one.noisy, passes.path, one.raw_TC, -gradient_TC)
-        items.append((one.noisy.batch, problem))
-    return items, _references(passes, every)
+        every_N = torch.ones_like(problem.noise_N, dtype=torch.bool)
+        items.append((one.noisy.batch, replace(problem, made_N=every_N)))
+    return items, References(factor_N=[], flops=passes.flops)
 
 
 @contextmanager
@@ -137,23 +138,3 @@ def _judged(passes: Passes, one: Made) -> NoisyPack:
     level_N = judged_levels(passes.run).levels(quantile_N, batch.latent_tokens).double()
     noise_TC = draw_noise(batch, context.rng(Draw.STUDENT_NOISE, where)).double()
     return NoisyPack.of(passes.path, batch, one.latent_TC, to_device(level_N, where), noise_TC)
-
-
-def _references(passes: Passes, every: Sequence[Made]) -> References:
-    return References(
-        factor_N=[],
-        flops=passes.flops,
-        latents_23=sum(_sums(one) for one in every),  # type: ignore[arg-type]
-    )
-
-
-def _sums(one: Made) -> Tensor:
-    """Count, sum and sum of squares of the student's latents and of the data's, float64 [2, 3]."""
-    batch = one.noisy.batch
-    target_T1 = batch.is_target_T[:, None]
-    rows = []
-    for latent_TC in (one.latent_TC, one.start.noisy.batch.latent_TC.double()):
-        latent_TC = latent_TC.masked_fill(~target_T1, 0)
-        count = torch.full_like(latent_TC[0, 0], sum(batch.loss_tokens) * latent_TC.shape[1])
-        rows.append(torch.stack([count, latent_TC.sum(), latent_TC.square().sum()]))
-    return torch.stack(rows)

@@ -2,8 +2,7 @@
 
 1. teacher_start   its weights: a checkpoint or a Diffusers folder (`distill.teacher`)
 2. build_teacher   the network, all of it frozen, on the layout of the run
-3. as_teacher      fills the critic of DMD with its weights
-4. taught          the chunks that answer as the teacher; with adapters, those of the student
+3. taught          the chunks that answer as the teacher; with adapters, those of the student
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer.module import MegatronModule
 
 from dit.checkpoint_paths import CheckpointError, has_adapters
 from dit.config import (
@@ -51,7 +49,18 @@ def teacher_start(config: RunConfig, read_folder: ReadFolder | None) -> AdapterS
     """
     if config.distill.method is None or config.distill.teacher is None:
         return None
-    base = from_first_rank(lambda: teacher_weights(config))
+    return start_at(config.distill.teacher, config, read_folder)
+
+
+def start_at(
+    place: str, config: RunConfig, read_folder: ReadFolder | None, *, key: str = "teacher"
+) -> AdapterStart:
+    """The weights at a place that `distill.KEY` names; all ranks call it.
+
+    Raises:
+        ValueError: as `teacher_start`.
+    """
+    base = from_first_rank(lambda: weights_at(place, config, key=key))
     folder = opened_folder(base, frozen_run(config).model, read_folder)
     return AdapterStart(run=AdapterRun(base=base, adapters={}), folder=folder, begins=False)
 
@@ -63,22 +72,33 @@ def check_teacher(config: RunConfig, read_folder: ReadFolder | None) -> None:
         ValueError: as there.
     """
     if config.distill.method is not None and config.distill.teacher is not None:
-        opened_folder(teacher_weights(config), frozen_run(config).model, read_folder)
+        check_place(config.distill.teacher, config, read_folder)
 
 
-def teacher_weights(config: RunConfig) -> FrozenBase:
-    """The place of the weights of `distill.teacher`, of which it reads no tensor.
+def check_place(
+    place: str, config: RunConfig, read_folder: ReadFolder | None, *, key: str = "teacher"
+) -> None:
+    """Refuses what `start_at` does, on one process.
+
+    Raises:
+        ValueError: as there.
+    """
+    opened_folder(weights_at(place, config, key=key), frozen_run(config).model, read_folder)
+
+
+def weights_at(named: str, config: RunConfig, *, key: str) -> FrozenBase:
+    """The place of the weights that `distill.KEY` names, of which it reads no tensor.
 
     Raises:
         CheckpointError: there is no such folder, or its checkpoint does not fit.
     """
-    place = Path(config.distill.teacher or "")
+    place = Path(named)
     if (place / "config.json").is_file() or (place / "model_index.json").is_file():
         return FrozenBase(path=place.resolve(), diffusers=True, averaged=False, digest="")
-    path = named_checkpoint(place, named=f"distill.teacher={place}")
+    path = named_checkpoint(place, named=f"distill.{key}={place}")
     if has_adapters(path):
         raise CheckpointError(
-            f"distill.teacher={place} holds adapters and no weights; add them to their base"
+            f"distill.{key}={place} holds adapters and no weights; add them to their base"
             " (`python -m dit.convert export --merged`), and name that folder"
         )
     averaged = config.distill.teacher_weights is Weights.EMA
@@ -122,20 +142,6 @@ def build_teacher(
     for chunk in chunks:
         chunk.eval()
     return chunks
-
-
-def as_teacher(
-    module: MegatronModule, *, config: RunConfig, read_folder: ReadFolder | None
-) -> None:
-    """Fills a part of a network with the weights of `distill.teacher`; all ranks call it.
-
-    Raises:
-        CheckpointError: as `teacher_start`.
-    """
-    start, network = teacher_start(config, read_folder), module
-    assert start is not None, "RunConfig asks for a teacher where all weights are trained"
-    groups: Any = network.groups  # type: ignore[union-attr]
-    start.load_base([network], frozen_run(config).model, groups)
 
 
 @contextmanager

@@ -3,8 +3,9 @@
     loss_q10                      training loss: mean over the samples whose noise level is in the
                                   lowest fifth of its distribution; q90 has much noise. The fifths
                                   are those of `validation.quantiles`, as in val_loss_q10
-    student_mean, student_std     of the numbers in latents that the student of a distillation by
-                                  DMD makes; data_mean, data_std of those of the same samples
+    student_mean, student_std     of the numbers in latents that the student of a distillation makes
+                                  at the end of its own steps (dmd: in all of them); data_mean,
+                                  data_std of those of the same samples
     tokens_per_sample             histogram over all ranks since the last log step: [n, count] for
                                   each bin that has samples, which have at most n tokens and, but
                                   for rounding, more than n / 1.09; bins are the same at every step
@@ -41,7 +42,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dit.batch import PackedBatch
-from dit.config import DistillMethod, RunConfig
+from dit.config import RunConfig
 from dit.data import dataset_sizes
 from dit.distributed.data_parallel import MainParamShard, main_param_shards, state_copy
 from dit.distributed.process_groups import device
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from dit.train.checkpoint.state_dict import TrainProgress
     from dit.train.model_and_optimizer import ModelAndOptimizer
     from dit.train.optimizer.update import Update
-    from dit.train.references import References
     from dit.train.step import PackLoss, RankLoss
 
 
@@ -66,8 +66,7 @@ class IntervalMetrics:
         self.config = config
         self.loss_by_level = LossByNoiseLevel(objective, ranges=config.validation.quantiles)
         self.preferences = Preferences() if config.objective.preference else None
-        distils = config.distill.method is DistillMethod.DMD
-        self.latents = StudentLatents() if distils else None
+        self.latents = StudentLatents() if config.distill.method is not None else None
         self.norms = Norms(model)
         self.data_stats = DataStats(
             capacity=config.dataset.task_encoder_seq_length, sizes=dataset_sizes(config.dataset)
@@ -86,11 +85,8 @@ class IntervalMetrics:
         self.loss_by_level.add(items, rank_loss.packs)
         if self.preferences is not None:
             self.preferences.add(rank_loss.packs)
-
-    def add_latents(self, references: References | None) -> None:
-        """Adds what a student has made of the packs that this rank has read for its replica."""
-        if self.latents is not None and references is not None:
-            self.latents.add(references)
+        if self.latents is not None:
+            self.latents.add(rank_loss.packs)
 
     def add_packs(self, packs: Sequence[PackedBatch]) -> None:
         """Adds the packs that this rank has read for its replica."""
@@ -253,9 +249,10 @@ class StudentLatents:
         """Count, sum and sum of squares of each of `NAMES`, as one tensor [2, 3]."""
         return {"student_latents.sums": self.total_23}
 
-    def add(self, references: References) -> None:
-        if references.latents_23 is not None:
-            self.total_23 += references.latents_23
+    def add(self, losses: Sequence[PackLoss]) -> None:
+        for loss, _ in losses:
+            if loss.made_23 is not None:
+                self.total_23 += loss.made_23
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """student_mean, student_std, data_mean and data_std, from the sums [2, 3] of all ranks."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -58,6 +59,9 @@ from dit.train.checkpoint.state_dict import check_continues, check_starts_from, 
 from dit.train.metrics.writers import check_wandb
 from dit.train.optimizer.narrow_moments import check_moments
 from dit.train.train_state import ReadFolder
+
+if TYPE_CHECKING:
+    from dit.lora.targets import Adapters
 
 
 def start_lines(
@@ -182,19 +186,29 @@ def _check_start(
         line = f"{name} is fetched from {config.checkpoint.mirror}, and not looked at before"
         return StartingPoint(), [line]
     point = starting_point(config.checkpoint)
-    lines = _check_adapters(config, point, read_folder)
-    if config.distill.teacher is not None:
-        from dit.train.distill.teacher import check_teacher
-
-        check_teacher(config, read_folder)
+    lines, trained = _check_adapters(config, point, read_folder)
+    if config.distill.method is not None:
+        _check_distillation(config, trained, read_folder, new=point.continued is None)
     return point, [*lines, *_check_checkpoint(config, point)]
+
+
+def _check_distillation(
+    config: RunConfig, trained: Adapters | None, read_folder: ReadFolder | None, *, new: bool
+) -> None:
+    from dit.train.distill.critic import check_critic
+    from dit.train.distill.teacher import check_teacher
+
+    check_teacher(config, read_folder)
+    if new:
+        check_critic(config, trained, read_folder)
 
 
 def _check_adapters(
     config: RunConfig, point: StartingPoint, read_folder: ReadFolder | None
-) -> list[str]:
+) -> tuple[list[str], Adapters | None]:
+    """Lines that a start says of adapters, and which are trained; None where all weights are."""
     if not (config.lora.enabled or has_adapters(point.checkpoint)):
-        return []
+        return [], None
     from dit.train.checkpoint.adapters import check_adapters
 
     return check_adapters(config, point, read_folder)

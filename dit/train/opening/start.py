@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from dit.checkpoint_paths import has_adapters
-from dit.config import DistillMethod, RunConfig
+from dit.config import RunConfig
 from dit.distributed.collective_errors import from_first_rank
 from dit.safe_writing import FolderInUseError, only_writer
 from dit.system_errors import explained
@@ -118,27 +118,23 @@ def start_of_network(config: RunConfig, given: Given, _: Networks, say: Say) -> 
 
 
 def start_of_critic(config: RunConfig, given: Given, before: Networks, _: Say) -> Start | None:
-    """The start of the critic of DMD: as the teacher; None without one.
+    """The start of the critic of DMD: from `distill.critic_load`, or as the teacher; None without.
 
-    With adapters, it has others beside the student's base, else all weights of the teacher.
+    With adapters, it has others beside the student's base, else all weights are its own.
+
+    Raises:
+        ValueError: the place holds nothing that fits.
     """
-    if config.distill.method is not DistillMethod.DMD:
+    if not config.has_critic:
         return None
     student = before[NETWORK]
     if student.point.continued is not None:
         return replace(student, fill=leave_to_checkpoint)
-    new = replace(student, point=StartingPoint())
-    if student.adapters is None:
-        from dit.train.distill.teacher import as_teacher
+    from dit.train.distill.critic import fill_of_critic
 
-        return replace(new, fill=partial(as_teacher, config=config, read_folder=given.read_folder))
-    from dit.train.checkpoint.adapters import initialise_adapters
-
-    return replace(
-        new,
-        adapters=replace(student.adapters, begins=True),
-        fill=partial(initialise_adapters, seed=config.rng.seed),
-    )
+    fill = fill_of_critic(config, student.adapters, given.read_folder)
+    begun = student.adapters and replace(student.adapters, begins=True)
+    return replace(student, point=StartingPoint(), adapters=begun, fill=fill)
 
 
 STARTS: Mapping[str, Callable[[RunConfig, Given, Networks, Say], Start | None]] = {

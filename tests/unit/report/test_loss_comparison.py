@@ -66,6 +66,7 @@ def test_every_option_of_the_objective_counts_for_losses_or_does_not() -> None:
 FLOW = {"name": "flow"}
 UNIFORM = {"name": "flow", "density": "uniform"}
 OPD = FLOW | {"distill.method": "opd"}
+DMD = FLOW | {"distill.method": "dmd"}
 HUBER = {"loss": "huber"}
 
 
@@ -90,6 +91,11 @@ HUBER = {"loss": "huber"}
         (OPD, FLOW, False),
         (OPD | {"distill.steps": 8}, OPD, False),
         (FLOW | {"distill.steps": 8}, FLOW, True),
+        (DMD | {"distill.levels": [0.1, 0.9]}, DMD, False),
+        (DMD | {"distill.student_sampler": "ode"}, DMD, False),
+        (DMD | {"distill.rollout": "data"}, DMD, False),
+        (OPD | {"distill.rollout": "data"}, OPD, True),
+        (DMD | {"distill.critic_lr": 1e-3}, DMD, True),
     ],
 )
 def test_only_options_in_effect_count(ours: dict, theirs: dict, compare: bool) -> None:

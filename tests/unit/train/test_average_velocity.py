@@ -39,6 +39,7 @@ from dit.train.distill import rollouts as module
 from dit.train.distill.average_velocity import average_velocity
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
 from dit.train.reference_passes import training_items
+from dit.train.step import forward_backward
 from tests.learning import tiny_run
 from tests.packs import random_pack
 
@@ -272,6 +273,31 @@ def test_targets_are_those_of_a_plain_loop_over_diffusers_levels(groups) -> None
     assert problem.level_M.tolist() == pytest.approx((1000 * problem.noise_N).tolist())
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_a_student_makes_is_summed_beside_the_data(steps: int, groups) -> None:
+    """At the end of its last step alone; of the same samples of the data."""
+    run, pack, network = a_run(groups, FLOW, steps=steps)
+    items, references = training_items(run, [pack], step=4)
+    ((batch, problem),) = items
+    losses = forward_backward(
+        run.model, items, objective=run.config.objective, references=references
+    )
+    ((loss, _),) = losses.packs
+    level = sampling_path(FLOW).schedule([64], num_steps=steps)[steps - 1, 0].item()
+    ends_N = problem.noise_N < level + 1e-3
+    assert 0 < ends_N.sum() < 4 or steps == 1
+    rows = batch.is_target_T & ends_N[batch.segment_T]
+    with torch.no_grad():
+        raw_TC = network.eval()(problem.input_TC, problem.level_M, batch).double()
+    made_TC = problem.input_TC - level * raw_TC
+    wanted = [
+        [x[rows].numel(), x[rows].sum(), x[rows].square().sum()] for x in (made_TC, pack.latent_TC)
+    ]
+    torch.testing.assert_close(
+        loss.made_23, torch.tensor(wanted, dtype=torch.float64), rtol=1e-4, atol=1e-2
+    )
+
+
 def test_a_dropped_caption_has_the_teacher_without_guidance(groups) -> None:
     """Both of its predictions are one, so that no scale moves the target."""
     objective = replace(FLOW, text_dropout=1.0)
@@ -325,14 +351,20 @@ def test_a_student_generates_without_guidance_unless_it_is_told() -> None:
     assert config.passes_without_gradient == 3 + 8 * 2
 
 
-def test_generation_in_another_way_than_was_distilled_is_warned_of() -> None:
+@pytest.mark.parametrize("sampler", ["euler", "lcm"])
+def test_generation_in_another_way_than_was_distilled_is_warned_of(sampler: str) -> None:
+    """The sampler is part of a student: one of DMD that makes new noise is no euler's."""
     from dit.sampling.commands.generate_media import _other_than_distilled
 
-    config = config_of(steps=4)
-    as_learned = GenerationOptions(num_steps=4, sampler="euler", guidance=1.0)
+    of_noise = replace(FLOW, sampling_levels=SamplingLevels.LCM)
+    dmd: Any = {"objective": of_noise, "method": DistillMethod.DMD, "steps": 4}
+    config = config_of(steps=4) if sampler == "euler" else config_of(**dmd)
+    assert config.validation_sampler == sampler and tiny_run().validation_sampler == "heun"
+    as_learned = GenerationOptions(num_steps=4, sampler=sampler, guidance=1.0)
     assert _other_than_distilled(config, as_learned) is None
     assert _other_than_distilled(tiny_run(), GenerationOptions()) is None
-    others: Any = ({"num_steps": 8}, {"sampler": "heun"}, {"guidance": 2.5})
+    unlike = "lcm" if sampler == "euler" else "euler"
+    others: Any = ({"num_steps": 8}, {"sampler": "heun"}, {"sampler": unlike}, {"guidance": 2.5})
     for other in others:
         said = _other_than_distilled(config, replace(as_learned, **other))
-        assert said is not None and "use --num_steps 4 --sampler euler --guidance 1" in said
+        assert said is not None and f"--num_steps 4 --sampler {sampler} --guidance 1" in said

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from dit.checkpoint_paths import CheckpointError
-from dit.config import RunConfig
+from dit.config import RunConfig, Sampler
 from dit.config_loading import load_config
 from dit.convert.export import export_weights
 from dit.convert.megatron_checkpoint import StoredWeights
 from dit.sizing.memory import memory, parameters_here
+from dit.train.metrics.interval_metrics import StudentLatents, drift_of
 from dit.train.opening.checks import check_start
 from dit.train.trainer import measure_steps, pretrain
 from recipes.runs import read_folder
@@ -93,6 +94,48 @@ def test_a_run_goes_on_bit_for_bit_and_changes_no_teacher(trained, adapted, tmp_
     for name in whole._tensors():
         assert torch.equal(whole.read_whole(name), parts.read_whole(name))
     assert {file: file.read_bytes() for file in trained.rglob("*.distcp")} == before
+
+
+@pytest.mark.parametrize("method", ["opd", "dmd"])
+def test_latents_that_drift_from_the_data_are_named_once(
+    trained, method: str, tmp_path, capfd, monkeypatch
+) -> None:
+    """Of a student that has hardly learned: any drift at all is named here."""
+    monkeypatch.setattr(StudentLatents, "DRIFT", 1e-9)
+    keys = (f"checkpoint.load={trained}", "checkpoint.finetune=true", "lora.rank=2")
+    keys += (f"distill.method={method}", "logger.log_interval=1", "distill.student_every=1")
+    keys += ("objective.sampling_levels=lcm",) if method == "dmd" else ()
+    assert pretrain(a_run(tmp_path / "run", *keys)) == 0
+    lines = [line for line in metrics(tmp_path / "run") if "student_std" in line]
+    assert len(lines) > 1
+    for line in lines:
+        assert 0.5 < line["student_std"] < 1.5 and line["data_std"] == pytest.approx(1, abs=0.2)
+    named = [line for line in capfd.readouterr().out.splitlines() if "latents drift from" in line]
+    assert len(named) == 1 and "docs/few_steps.md" in named[0]
+
+
+def test_a_fifth_of_the_datas_deviation_is_a_drift() -> None:
+    data = {"data_mean": 1.0, "data_std": 2.0}
+    wanted = {(1.3, 2.3): None, (1.5, 2.0): "mean +25%", (1.0, 1.5): "deviation -25%"}
+    for (mean, std), said in wanted.items():
+        found = drift_of(data | {"student_mean": mean, "student_std": std})
+        assert found == (said and f"{said} of the data's deviation")
+    assert drift_of(data) is None
+
+
+def test_samples_of_a_validation_are_drawn_as_a_student_learns_or_are_warned_of(
+    trained, tmp_path, capfd
+) -> None:
+    keys = (f"checkpoint.load={trained}", "checkpoint.finetune=true", "lora.rank=2")
+    keys += ("distill.method=opd", "validation.num_captions=1", "train.eval_interval=9")
+    keys += ("train.eval_iters=1", "train.train_iters=1")
+    for steps, warned in ((2, False), (5, True)):
+        more = f"validation.sampling_steps={steps}"
+        config = a_run(tmp_path / str(steps), *keys, more)
+        assert config.validation_sampler is Sampler.EULER
+        assert pretrain(config) == 0
+        said = "and this is 5 of euler, guidance 1: pictures lose quality in validations"
+        assert (said in capfd.readouterr().out) == warned
 
 
 def test_a_teacher_that_does_not_fit_is_refused_by_a_dry_run_as_well(trained, tmp_path) -> None:

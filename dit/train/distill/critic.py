@@ -1,0 +1,114 @@
+"""The first weights of DMD's critic: those of `distill.critic_load`, or as the teacher.
+
+1. fill_of_critic  fills a new critic: all its weights, or its adapters alone
+2. check_critic    refuses in a dry run what it refuses
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dit.checkpoint_paths import CheckpointError, find_checkpoint, verify
+from dit.config import RunConfig
+from dit.distributed.collective_errors import from_first_rank
+from dit.lora.checkpoint import adapters_of, factors_of_file
+from dit.lora.factors import LoraFactors, shapes_of
+from dit.lora.targets import Adapters
+from dit.train.checkpoint.adapters import AdapterStart, draw_adapters, initialise_adapters
+from dit.train.checkpoint.state_dict import CRITIC, check_same_weights, has_critic, load_weights
+from dit.train.distill.teacher import check_place, frozen_run, start_at
+from dit.train.model_and_optimizer import Initialise
+from dit.train.train_state import ReadFolder
+
+
+def fill_of_critic(
+    config: RunConfig, student: AdapterStart | None, read_folder: ReadFolder | None
+) -> Initialise:
+    """What fills a new critic, with adapters as its student's, or whole; all ranks call it.
+
+    Raises:
+        ValueError: `distill.critic_load` holds nothing that fits.
+    """
+    place, key = config.distill.critic_load, "critic_load"
+    trained = None if student is None else student.run.adapters
+    if place is None:
+        if trained is not None:
+            return partial(initialise_adapters, seed=config.rng.seed)
+        place, key = config.distill.teacher, "teacher"
+        assert place is not None, "RunConfig asks for a teacher where all weights are trained"
+    elif (path := from_first_rank(lambda: critic_at(place, config, trained))) is not None:
+        return partial(_from_checkpoint, path=path)
+    elif trained is not None:
+        factors = from_first_rank(lambda: critic_adapters(config, trained))
+        return partial(_draw, factors=factors)
+    start = start_at(place, config, read_folder, key=key)
+    return partial(_from_start, start=start, config=config)
+
+
+def critic_at(place: str, config: RunConfig, trained: Adapters | None) -> Path | None:
+    """The checkpoint at a place, if it holds a critic; it reads no tensor.
+
+    Raises:
+        CheckpointError: it is that of another network, or of other adapters.
+    """
+    path = find_checkpoint(Path(place))
+    if path is None or not has_critic(path):
+        return None
+    check_same_weights(path, config.model)
+    saved = adapters_of(path)
+    if (None if saved is None else saved.adapters) != trained:
+        raise _other_adapters(place)
+    return path
+
+
+def critic_adapters(config: RunConfig, trained: Adapters) -> dict[str, LoraFactors]:
+    """The adapters in the file or folder `distill.critic_load`.
+
+    Raises:
+        LoraFileError: it cannot be read, or is of another network.
+        CheckpointError: its adapters are others than those of the student.
+    """
+    place = config.distill.critic_load
+    factors = factors_of_file(config.lora, config.model, place=place, key="distill.critic_load")
+    if shapes_of(factors) != trained:
+        raise _other_adapters(place)
+    return factors
+
+
+def check_critic(
+    config: RunConfig, trained: Adapters | None, read_folder: ReadFolder | None
+) -> None:
+    """Refuses what `fill_of_critic` does of `distill.critic_load`, on one process.
+
+    Raises:
+        ValueError: as there.
+    """
+    place = config.distill.critic_load
+    if place is None or critic_at(place, config, trained) is not None:
+        return
+    if trained is not None:
+        critic_adapters(config, trained)
+    else:
+        check_place(place, config, read_folder, key="critic_load")
+
+
+def _other_adapters(place: str | None) -> CheckpointError:
+    return CheckpointError(
+        f"distill.critic_load={place} holds other adapters than those that the student trains: the"
+        " critic's have their linears, ranks and alphas; name others, or leave it out"
+    )
+
+
+def _draw(module: Any, factors: dict[str, LoraFactors]) -> None:
+    draw_adapters(module, factors, copies=module.groups.dp_cp)
+
+
+def _from_checkpoint(module: Any, path: Path) -> None:
+    verify(path)
+    load_weights(path, [module], module.groups, averaged=False, among=CRITIC)
+
+
+def _from_start(module: Any, start: AdapterStart, config: RunConfig) -> None:
+    start.load_base([module], frozen_run(config).model, module.groups)
