@@ -17,12 +17,15 @@ from functools import cache
 from pathlib import Path
 
 from dit.models.layer_spec import (
+    AnyLayerSpec,
+    AttendTo,
     AttentionSpec,
-    CrossLayerSpec,
     DoubleLayerSpec,
     ExpertsSpec,
+    Feed,
     FeedForwardSpec,
     LayerSpec,
+    Part,
     QkNorm,
     RowKind,
     SequentialLayerSpec,
@@ -63,10 +66,10 @@ class LayerLoad:
     """Whether context ranks exchange heads (a2a), not keys and values."""
 
 
-def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
+def layer_units(layer: AnyLayerSpec, load: LayerLoad) -> Moved:
     """Units that one layer moves on one tensor rank."""
-    own, kernels = layer.feed_forward, "fused" if load.fused else "eager"
-    alone = isinstance(layer, CrossLayerSpec)  # text does not pass the feed-forward
+    own, kernels = _feed_forward(layer), "fused" if load.fused else "eager"
+    alone = isinstance(layer, LayerSpec)  # text does not pass the feed-forward
     rows = layer.rows if isinstance(layer, SequentialLayerSpec) else RowKind.JOINT
     latents, text = float(RowKind.LATENTS in rows), load.text * (RowKind.TEXT in rows)
     of_text = layer.of_text if isinstance(layer, DoubleLayerSpec) else own
@@ -87,15 +90,11 @@ def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
     return units + _exchange(load).times(1 / load.tensor) if alone else units
 
 
-def row_of(layer: LayerSpec) -> str:
+def row_of(layer: AnyLayerSpec) -> str:
     """The row of the table: the layer of a published network that is most like this one."""
     match layer:
-        case CrossLayerSpec(gated_cross=False):
-            return "cross, table"
-        case CrossLayerSpec(learned_positions=True):
-            return "cross, learned positions"
-        case CrossLayerSpec():
-            return "cross"
+        case LayerSpec(steps=steps):
+            return _cross_row(steps)
         case DoubleLayerSpec():
             return _double_row(layer)
         case SequentialLayerSpec(parallel=True):
@@ -106,6 +105,20 @@ def row_of(layer: LayerSpec) -> str:
             return "sequential, grouped heads"
         case SingleLayerSpec():
             return "single, gated" if _is_gated(layer.feed_forward) else "single"
+
+
+def _cross_row(steps: tuple[Part, ...]) -> str:
+    (text,) = (part for part in steps if isinstance(part, AttendTo))
+    if text.port.slot is None:
+        return "cross, table"
+    return "cross" if len(steps) == 3 else "cross, learned positions"
+
+
+def _feed_forward(layer: AnyLayerSpec) -> FeedForwardSpec | ExpertsSpec:
+    """The feed-forward of the first row."""
+    if not isinstance(layer, LayerSpec):
+        return layer.feed_forward
+    return next(part.feed_forward for part in layer.steps if isinstance(part, Feed))
 
 
 def _double_row(layer: DoubleLayerSpec) -> str:

@@ -18,7 +18,7 @@ from dit.models.ernie_image.family import (
     ErnieImageConfig,
     ernie_image_stack,
 )
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import TOKENS
 from dit.models.layers.modulation import PrecomputedAdaLN, SharedModulations, TwoLinears, sinusoid
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable

@@ -18,8 +18,7 @@ from dit.models.flux3.family import (
     Flux3Config,
     flux3_stacks,
 )
-from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import LEVEL_WAVES, TOKENS
 from dit.models.layers.modulation import PrecomputedAdaLN, SharedModulations, TwoLinears, sinusoid
 from dit.models.layers.parallel_linear import BuildContext, Replicated
 from dit.models.positions import TimeOffsetPositions

@@ -13,7 +13,7 @@ from torch import Tensor
 from dit.batch import TEXT, PackedBatch
 from dit.models.hunyuan_image.family import HunyuanImageConfig
 from dit.models.joint.family import GLYPHS, double_then_single
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import TOKENS
 from dit.models.layers.modulation import ConditionEmbedding
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable

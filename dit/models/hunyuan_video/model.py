@@ -15,7 +15,7 @@ from dit.batch import PackedBatch
 from dit.models.family import POOLED
 from dit.models.hunyuan_video.family import HunyuanVideoConfig
 from dit.models.joint.family import double_then_single
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import TOKENS
 from dit.models.layers.modulation import ConditionEmbedding
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable

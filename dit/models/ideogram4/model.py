@@ -20,8 +20,8 @@ from dit.models.ideogram4.family import (
     Ideogram4Config,
     ideogram4_stack,
 )
-from dit.models.layer_spec import ALL_NOISE, PerBlockModulation
-from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
+from dit.models.layer_spec import ALL_NOISE, TOKENS, PerBlockModulation
+from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.modulation import PerBlockAdaLN, TwoLinears
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import InterleavedRotary

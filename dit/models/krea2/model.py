@@ -25,9 +25,8 @@ from dit.models.krea2.family import (
     fusion_layers,
     krea2_stack,
 )
-from dit.models.layer_spec import LEVEL_WAVES, SequentialLayerSpec
+from dit.models.layer_spec import LEVEL_WAVES, TOKENS, SequentialLayerSpec
 from dit.models.layers.adaptable import (
-    TOKENS,
     DropoutRows,
     dropout_rows,
     dropping,

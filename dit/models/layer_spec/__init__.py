@@ -2,16 +2,16 @@
 
 shapes  rows of tokens, who attends to whom, and what the backward pass needs of each part
 parts   attention and feed-forward; scales, shifts and gates
-layers  layers made of these, stacks, and the stacks of a network
+steps   a layer as steps over named rows of tokens
+layers  layers of other kinds, stacks, and the stacks of a network
 
 Nothing here needs torch, which neither a printed configuration nor a worker of the loader imports.
 Parameters and operations are asked of the network itself (`dit/sizing`).
 """
 
 from dit.models.layer_spec.layers import (
-    CrossLayerSpec,
+    AnyLayerSpec,
     DoubleLayerSpec,
-    LayerSpec,
     NetworkSpec,
     SequentialLayerSpec,
     SingleLayerSpec,
@@ -38,3 +38,15 @@ from dit.models.layer_spec.parts import (
     WholeLayerModulation,
 )
 from dit.models.layer_spec.shapes import NOTHING, AttentionShape, Kept, KeptBy, LayerNeeds, RowKind
+from dit.models.layer_spec.steps import (
+    TOKENS,
+    Attend,
+    AttendTo,
+    Feed,
+    KeyRows,
+    LayerSpec,
+    Modulation,
+    Part,
+    Port,
+    RowNorm,
+)

@@ -12,7 +12,6 @@ from dit.models.layer_spec.parts import (
     ExpertsSpec,
     FeedForwardSpec,
     LayerTextSpec,
-    ModulationSpec,
     PerBlockModulation,
     QkNorm,
     SharedModulation,
@@ -20,14 +19,8 @@ from dit.models.layer_spec.parts import (
     WholeLayerModulation,
 )
 from dit.models.layer_spec.shapes import (
-    AFFINE,
-    BY_TABLE,
     CENTRED,
     CENTRED_HEADS,
-    CROSS,
-    CROSS_ACROSS_HEADS,
-    EXCHANGED,
-    EXCHANGED_ACROSS_HEADS,
     FLOAT32_ROWS,
     GROUPED,
     JOINT,
@@ -37,7 +30,6 @@ from dit.models.layer_spec.shapes import (
     NOT_AFTER,
     NOTHING,
     OF_CUBES,
-    OF_IMAGE,
     OUTPUT_GATE,
     SECOND,
     SELF,
@@ -45,58 +37,12 @@ from dit.models.layer_spec.shapes import (
     SEQUENTIAL,
     SINGLE,
     TWISTED,
-    UNCHANGED,
     AttentionShape,
     KeptBy,
     LayerNeeds,
     RowKind,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CrossLayerSpec:
-    """Self-attention, cross-attention to text and feed-forward, in turn (Cosmos, Wan, LTX)."""
-
-    attention: AttentionSpec
-    cross_attention: AttentionSpec
-    text_width: int  # of the text that the layer attends to
-    feed_forward: FeedForwardSpec
-    modulation: ModulationSpec
-    gated_cross: bool = True  # False: without modulation or gate (Wan, LTX)
-    cross_norm: bool = True
-    """Whether an affine LayerNorm stands before cross-attention without a gate (Wan: yes)."""
-    learned_positions: bool = False  # whether they are added before every layer (Cosmos)
-    image_rows: int | None = None
-    """Rows of an image encoder in each sample, of the width of the text. Cross-attention attends to
-    them with keys, values and a softmax of their own, and adds what it finds (Wan 2.1); None: it
-    attends to text alone."""
-
-    @cached_property  # a planner asks for it many times
-    def needs(self) -> LayerNeeds:
-        # Two exchanges, because the third is that of cross-attention.
-        across = self.attention.norm is QkNorm.ACROSS_HEADS
-        part = BY_TABLE if isinstance(self.modulation, TableModulation) else MODULATED
-        kept = (SELF_ACROSS_HEADS if across else SELF) + part + part
-        kept += part if self.gated_cross else AFFINE if self.cross_norm else UNCHANGED
-        rows = RowKind.LATENTS
-        total = _self_attention(self.attention, self.feed_forward, rows, exchanges=1, kept=kept)
-        exchanged = EXCHANGED_ACROSS_HEADS if across else EXCHANGED
-        return total + self._of_cross_attention + LayerNeeds(kept_exchanged=exchanged)
-
-    @property
-    def _of_cross_attention(self) -> LayerNeeds:
-        cross = self.cross_attention
-        kept = CROSS_ACROSS_HEADS if cross.norm is QkNorm.ACROSS_HEADS else CROSS
-        total = LayerNeeds(
-            attentions=(AttentionShape(width=cross.width, keys=RowKind.TEXT),),
-            exchanges=1,
-            kept=kept,
-            kept_of_text=kept,
-        )
-        if self.image_rows is None:
-            return total
-        image = AttentionShape(width=cross.width, keys=RowKind.SAMPLES, times=self.image_rows)
-        return total + LayerNeeds(attentions=(image,), kept=OF_IMAGE)
+from dit.models.layer_spec.steps import LayerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +188,7 @@ def _self_attention(
     )
 
 
-LayerSpec = CrossLayerSpec | DoubleLayerSpec | SingleLayerSpec | SequentialLayerSpec
+AnyLayerSpec = LayerSpec | DoubleLayerSpec | SingleLayerSpec | SequentialLayerSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +197,7 @@ class StackSpec:
 
     name: str  # attribute of the network, and how the names of its weights in a checkpoint begin
     count: int
-    layer: LayerSpec
+    layer: AnyLayerSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
 from dit.batch import Grid, PackedBatch
-from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
+from dit.models.layer_spec import LEVEL_WAVES, TOKENS
+from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.modulation import sinusoid
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable

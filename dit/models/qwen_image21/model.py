@@ -19,8 +19,8 @@ from torch.nn.functional import gelu
 
 from dit.batch import TEXT, Grid, PackedBatch
 from dit.models.attention.block_causal import Segment
-from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
+from dit.models.layer_spec import LEVEL_WAVES, TOKENS
+from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.modulation import PrecomputedAdaLN, SharedModulations, TwoLinears, sinusoid
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import CentredNorm, RotaryTable

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.models.family import POOLED
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import TOKENS
 from dit.models.layers.modulation import ConditionEmbedding
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.sd3.family import Sd3Config, sd3_stacks

@@ -18,8 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
-from dit.models.layer_spec import StackSpec
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import TOKENS, StackSpec
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer

@@ -17,8 +17,7 @@ from torch.nn.functional import pad
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.attention.block_causal import Segment
-from dit.models.layer_spec import PerBlockModulation, RowKind, StackSpec
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import TOKENS, PerBlockModulation, RowKind, StackSpec
 from dit.models.layers.context_parallel import TokenExchange, check_joint_context
 from dit.models.layers.joint_order import JointOrder, TextRow, TokenRow, text_row, text_rows
 from dit.models.layers.modulation import PerBlockAdaLN, TimestepConditioning

@@ -16,8 +16,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from dit.batch import TEXT, PackedBatch
-from dit.models.layer_spec import DoubleLayerSpec, StackSpec
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import TOKENS, DoubleLayerSpec, StackSpec
 from dit.models.layers.joint_order import JOINT_TOKENS, TEXT_TOKENS
 from dit.models.layers.layer_text import LayerTextRows
 from dit.models.layers.modulation import ConditionEmbedding

@@ -16,8 +16,14 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from dit.batch import PackedBatch
-from dit.models.layer_spec import LEVEL_WAVES, PerBlockModulation, SequentialLayerSpec, StackSpec
-from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
+from dit.models.layer_spec import (
+    LEVEL_WAVES,
+    TOKENS,
+    PerBlockModulation,
+    SequentialLayerSpec,
+    StackSpec,
+)
+from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.modulation import PerBlockAdaLN, TwoLinears, sinusoid
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable

@@ -23,13 +23,14 @@ from torch import Tensor, nn
 
 from dit.config import ModelConfig
 from dit.models.layer_spec import (
+    TOKENS,
     PerBlockModulation,
     RowKind,
     SequentialLayerSpec,
     SharedModulation,
     TableModulation,
 )
-from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
+from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.context_parallel import TokenExchange
 from dit.models.layers.experts import feed_forward
 from dit.models.layers.layer_text import LayerText

@@ -21,14 +21,15 @@ from torch.utils.checkpoint import checkpoint
 
 from dit.config import Implementation, Recompute, RecomputeMethod
 from dit.models.layer_spec import (
-    CrossLayerSpec,
+    TOKENS,
+    AnyLayerSpec,
     DoubleLayerSpec,
     LayerSpec,
     RowKind,
     SequentialLayerSpec,
     StackSpec,
 )
-from dit.models.layers.adaptable import TOKENS, Adaptable, DropoutRows, dropout_rows, dropping
+from dit.models.layers.adaptable import Adaptable, DropoutRows, dropout_rows, dropping
 from dit.models.layers.joint_order import JOINT_TOKENS
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
@@ -36,12 +37,12 @@ from dit.models.stacks.frozen_blocks import BlockPrefetch
 from dit.models.stacks.offload import OffloadedLayer, on_host, settle, when_reached
 
 
-def layer_class(spec: LayerSpec) -> Any:
+def layer_class(spec: AnyLayerSpec) -> Any:
     """The class that builds a layer; it is imported only for networks that have such layers."""
-    if isinstance(spec, CrossLayerSpec):
-        from dit.models.stacks.cross_layer import CrossLayer
+    if isinstance(spec, LayerSpec):
+        from dit.models.stacks.step_layer import StepLayer
 
-        return CrossLayer
+        return StepLayer
     if isinstance(spec, SequentialLayerSpec):
         from dit.models.stacks.sequential_layer import LAYERS
 
@@ -182,7 +183,8 @@ class LayerStack(TransformerBlock):
         submodules = TransformerBlockSubmodules(layer_specs=[layer] * here.count, layer_norm=None)
         super().__init__(config, submodules, pg_collection=context.groups, vp_stage=vp_stage)
         self.model, self.layers_before = context.model, layers_before
-        self.hidden: tuple[str, ...] = kind.hidden
+        rows = spec.layer.rows if isinstance(spec.layer, LayerSpec) else kind.hidden
+        self.hidden: tuple[str, ...] = rows
         self.turns: BlockPrefetch | None = None  # of blocks that wait on the host
 
     def forward(  # type: ignore[override]

@@ -28,8 +28,8 @@ from torch.nn.functional import pad
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.compilation import check_compiler
-from dit.models.layer_spec import ALL_NOISE, StackSpec
-from dit.models.layers.adaptable import TOKENS, DropoutRows, TokenPlaces, dropping
+from dit.models.layer_spec import ALL_NOISE, TOKENS, StackSpec
+from dit.models.layers.adaptable import DropoutRows, TokenPlaces, dropping
 from dit.models.layers.context_parallel import Context
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.per_sample import PerSample

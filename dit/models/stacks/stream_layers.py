@@ -25,8 +25,7 @@ from megatron.core.transformer.transformer_layer import (
 from torch import Tensor, nn
 
 from dit.config import ModelConfig
-from dit.models.layer_spec import DoubleLayerSpec, QkNorm, SingleLayerSpec
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import TOKENS, DoubleLayerSpec, QkNorm, SingleLayerSpec
 from dit.models.layers.context_parallel import TokenExchange
 from dit.models.layers.experts import feed_forward
 from dit.models.layers.joint_order import JOINT_TOKENS, TEXT_TOKENS, JointOrder

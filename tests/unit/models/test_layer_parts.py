@@ -18,7 +18,7 @@ from dit.models.layer_spec import (
     TableModulation,
 )
 from dit.models.layers.modulation import SharedModulations, TimestepConditioning, make_modulation
-from dit.models.layers.packed_attention import CrossAttention
+from dit.models.layers.packed_attention import AttendedRows, CrossAttention
 from dit.models.layers.parallel_linear import (
     BuildContext,
     FeedForward,
@@ -230,7 +230,8 @@ def test_cross_attention_of_a_sample_without_text_gives_zeros(context):
     spec = AttentionSpec(width=48, heads=4, norm=QkNorm.NONE)
     attention = _randomise(CrossAttention(context, spec, text_width=10))
     spans = Spans.of([(0, 3), (3, 2)], [(0, 4), (4, 0)], total=5, device=torch.device("cpu"))
-    out = attention(torch.randn(5, 48), torch.randn(4, 10), spans)
+    text = AttendedRows(rows_LE=torch.randn(4, 10), spans=spans)
+    out = attention(torch.randn(5, 48), text)
     assert out[:3].abs().min() > 0 and not out[3:].any()
 
 
