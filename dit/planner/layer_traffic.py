@@ -18,18 +18,17 @@ from pathlib import Path
 
 from dit.models.layer_spec import (
     AnyLayerSpec,
+    Attend,
+    AttendAndFeed,
     AttendTo,
     AttentionSpec,
-    DoubleLayerSpec,
     ExpertsSpec,
     Feed,
     FeedForwardSpec,
     LayerSpec,
-    Part,
     QkNorm,
     RowKind,
     SequentialLayerSpec,
-    SingleLayerSpec,
 )
 
 KERNELS = {False: 190, True: 90}
@@ -69,11 +68,10 @@ class LayerLoad:
 def layer_units(layer: AnyLayerSpec, load: LayerLoad) -> Moved:
     """Units that one layer moves on one tensor rank."""
     own, kernels = _feed_forward(layer), "fused" if load.fused else "eager"
-    alone = isinstance(layer, LayerSpec)  # text does not pass the feed-forward
+    alone = _sees_text(layer)  # which does not pass the feed-forward
     rows = layer.rows if isinstance(layer, SequentialLayerSpec) else RowKind.JOINT
     latents, text = float(RowKind.LATENTS in rows), load.text * (RowKind.TEXT in rows)
-    of_text = layer.of_text if isinstance(layer, DoubleLayerSpec) else own
-    inside = 0 if alone else of_text.hidden
+    inside = 0 if alone else _feed_forward(layer, last=True).hidden
     times = {
         "latents": latents,
         "text": text,
@@ -93,40 +91,47 @@ def layer_units(layer: AnyLayerSpec, load: LayerLoad) -> Moved:
 def row_of(layer: AnyLayerSpec) -> str:
     """The row of the table: the layer of a published network that is most like this one."""
     match layer:
-        case LayerSpec(steps=steps):
-            return _cross_row(steps)
-        case DoubleLayerSpec():
-            return _double_row(layer)
+        case LayerSpec():
+            return _step_row(layer)
         case SequentialLayerSpec(parallel=True):
             return "parallel, gated"
         case SequentialLayerSpec() if _prepared_together(layer.attention):
             return "sequential"
         case SequentialLayerSpec():
             return "sequential, grouped heads"
-        case SingleLayerSpec():
-            return "single, gated" if _is_gated(layer.feed_forward) else "single"
 
 
-def _cross_row(steps: tuple[Part, ...]) -> str:
-    (text,) = (part for part in steps if isinstance(part, AttendTo))
-    if text.port.slot is None:
-        return "cross, table"
-    return "cross" if len(steps) == 3 else "cross, learned positions"
+def _step_row(layer: LayerSpec) -> str:
+    first = next(part for part in layer.parts if part.exchanges)
+    gated = ", gated" if _is_gated(_feed_forward(layer)) else ""
+    if isinstance(first, AttendAndFeed):
+        return f"single{gated}"
+    if _sees_text(layer):
+        every = {type(part) for part in layer.parts} - {Attend, AttendTo, Feed}
+        text = next(part for part in layer.parts if isinstance(part, AttendTo))
+        if text.port.slot is None:
+            return "cross, table"
+        return "cross, learned positions" if every else "cross"
+    assert isinstance(first, Attend)
+    if gated:
+        return f"double{gated}"
+    if len(layer.groups[0]) > 1:
+        return "double, second attention"
+    return "double, no norm" if first.attention.norm is QkNorm.NONE else "double"
 
 
-def _feed_forward(layer: AnyLayerSpec) -> FeedForwardSpec | ExpertsSpec:
-    """The feed-forward of the first row."""
+def _sees_text(layer: AnyLayerSpec) -> bool:
+    """Whether latents attend to text that the layer does not change."""
+    of_steps = isinstance(layer, LayerSpec)
+    return of_steps and any(isinstance(part, AttendTo) for part in layer.parts)
+
+
+def _feed_forward(layer: AnyLayerSpec, *, last: bool = False) -> FeedForwardSpec | ExpertsSpec:
+    """The feed-forward of the first row, or of the last one."""
     if not isinstance(layer, LayerSpec):
         return layer.feed_forward
-    return next(part.feed_forward for part in layer.steps if isinstance(part, Feed))
-
-
-def _double_row(layer: DoubleLayerSpec) -> str:
-    if _is_gated(layer.feed_forward):
-        return "double, gated"
-    if layer.second_attention:
-        return "double, second attention"
-    return "double, no norm" if layer.attention.norm is QkNorm.NONE else "double"
+    feeds = [part for part in layer.parts if isinstance(part, Feed | AttendAndFeed)]
+    return feeds[-1 if last else 0].feed_forward
 
 
 def _is_gated(feed_forward: FeedForwardSpec | ExpertsSpec) -> bool:

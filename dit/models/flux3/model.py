@@ -42,6 +42,7 @@ class Flux3Network(DoubleSingleTransformer):
     """
 
     refines_references = references_meet = True
+    has_biases = False
     text_level = KINDS.index("text")
 
     def __init__(

@@ -25,7 +25,13 @@ from dit.models.krea2.family import (
     fusion_layers,
     krea2_stack,
 )
-from dit.models.layer_spec import LEVEL_WAVES, TOKENS, SequentialLayerSpec
+from dit.models.layer_spec import (
+    JOINT_TOKENS,
+    LEVEL_WAVES,
+    TEXT_TOKENS,
+    TOKENS,
+    SequentialLayerSpec,
+)
 from dit.models.layers.adaptable import (
     DropoutRows,
     dropout_rows,
@@ -42,9 +48,9 @@ from dit.models.layers.modulation import (
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import CentredNorm, RotaryTable
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
+from dit.models.stacks.parts import JointConditions
 from dit.models.stacks.sequential_layer import TextLayer
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
-from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
 
 _GELU = partial(gelu, approximate="tanh")
 _SHARED = sum(VECTORS.values())
@@ -97,9 +103,10 @@ class Krea2Network(JointTransformer):
         conditions = self.conditions({T_EMB: rows_MX}, batch, layout)
         apart = self._order(layout.text.row, device=x_TC.device).apart
         # Text is not rotated; its heads have a width of their own.
-        plain = replace(conditions.text, angles_TK=None)
+        plain = replace(conditions.rows[TEXT_TOKENS], angles_TK=None)
+        of_text = replace(conditions, rows={TEXT_TOKENS: plain}, meetings={(TEXT_TOKENS,): apart})
         text_LX = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
-        fused_LE = self.text_fusion(text_LX, replace(conditions, text=plain, text_alone=apart))
+        fused_LE = self.text_fusion(text_LX, of_text)
         return {
             TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))),
             TEXT_TOKENS: self.text_embedder(self.text_norm(fused_LE)),

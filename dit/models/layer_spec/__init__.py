@@ -11,10 +11,8 @@ Parameters and operations are asked of the network itself (`dit/sizing`).
 
 from dit.models.layer_spec.layers import (
     AnyLayerSpec,
-    DoubleLayerSpec,
     NetworkSpec,
     SequentialLayerSpec,
-    SingleLayerSpec,
     StackSpec,
 )
 from dit.models.layer_spec.parts import (
@@ -39,14 +37,19 @@ from dit.models.layer_spec.parts import (
 )
 from dit.models.layer_spec.shapes import NOTHING, AttentionShape, Kept, KeptBy, LayerNeeds, RowKind
 from dit.models.layer_spec.steps import (
+    JOINT_TOKENS,
+    TEXT_TOKENS,
     TOKENS,
     Attend,
+    AttendAndFeed,
     AttendTo,
     Feed,
     KeyRows,
     LayerSpec,
     Modulation,
+    NormKind,
     Part,
     Port,
     RowNorm,
+    View,
 )

@@ -16,26 +16,20 @@ from dit.models.layer_spec.parts import (
     QkNorm,
     SharedModulation,
     TableModulation,
-    WholeLayerModulation,
 )
 from dit.models.layer_spec.shapes import (
     CENTRED,
     CENTRED_HEADS,
     FLOAT32_ROWS,
     GROUPED,
-    JOINT,
-    JOINT_ACROSS_HEADS,
-    JOINT_WITHOUT_NORM,
     MODULATED,
     NOT_AFTER,
     NOTHING,
     OF_CUBES,
     OUTPUT_GATE,
-    SECOND,
     SELF,
     SELF_ACROSS_HEADS,
     SEQUENTIAL,
-    SINGLE,
     TWISTED,
     AttentionShape,
     KeptBy,
@@ -43,67 +37,6 @@ from dit.models.layer_spec.shapes import (
     RowKind,
 )
 from dit.models.layer_spec.steps import LayerSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoubleLayerSpec:
-    """Latents and text with weights of their own, and attention over both together.
-
-    FLUX, Qwen-Image, HunyuanVideo and SD3 have such layers.
-    """
-
-    attention: AttentionSpec  # of either row
-    feed_forward: FeedForwardSpec | ExpertsSpec  # of either row
-    text_feed_forward: FeedForwardSpec | None = None
-    """That of the text, where it is another one (HiDream)."""
-    modulation: WholeLayerModulation = PER_BLOCK
-    text_is_read: bool = True
-    """Whether anything reads the text after the last layer. Where nothing does, the last layer does
-    not compute it, and `DoubleStreamLayer.unused` names the weights that get no gradient."""
-    updates_text: bool = True
-    """Whether there are weights that compute the text anew (not in the last layer of SD3)."""
-    second_attention: bool = False
-    """Whether latents also attend to each other, apart from the text (SD3.5 medium)."""
-    one_modulation: bool = False
-    """Whether one linear makes scales, shifts and gates of both rows (HiDream)."""
-    layer_text: LayerTextSpec | None = None
-    """Text that is each layer's own, behind the other text."""
-
-    @property
-    def of_text(self) -> FeedForwardSpec:
-        """The feed-forward of the text."""
-        own = self.text_feed_forward or self.feed_forward
-        assert isinstance(own, FeedForwardSpec), "experts of text have no layer here"
-        return own
-
-    @cached_property
-    def needs(self) -> LayerNeeds:
-        """What a layer needs whose text is read afterwards, or which does not update it."""
-        attention, width = self.attention, self.attention.width
-        kept = _JOINT[attention.norm] + MODULATED + MODULATED
-        total = _self_attention(attention, self.feed_forward, RowKind.JOINT, exchanges=1, kept=kept)
-        if self.text_feed_forward is not None:
-            total = replace(total, kept_of_text=kept + self.of_text.kept)
-        if self.second_attention:
-            own = AttentionShape(width=width)
-            total += LayerNeeds(attentions=(own,), exchanges=1, kept=SECOND)
-        return total
-
-
-@dataclass(frozen=True, kw_only=True)
-class SingleLayerSpec:
-    """Attention and feed-forward side by side, over latents and text in one row (FLUX)."""
-
-    attention: AttentionSpec
-    feed_forward: FeedForwardSpec
-    modulation: WholeLayerModulation = PER_BLOCK
-    fused: bool = False
-    """Whether the first matrix is one linear in Diffusers (FLUX.2), with one adapter, too."""
-
-    @cached_property
-    def needs(self) -> LayerNeeds:
-        kept, rows = SINGLE + MODULATED, RowKind.JOINT
-        return _self_attention(self.attention, self.feed_forward, rows, exchanges=0, kept=kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,13 +94,6 @@ class SequentialLayerSpec:
         return made
 
 
-_JOINT = {
-    QkNorm.NONE: JOINT_WITHOUT_NORM,
-    QkNorm.PER_HEAD: JOINT,
-    QkNorm.ACROSS_HEADS: JOINT_ACROSS_HEADS,
-}
-
-
 def _self_attention(
     attention: AttentionSpec,
     feed_forward: FeedForwardSpec | ExpertsSpec,
@@ -188,7 +114,7 @@ def _self_attention(
     )
 
 
-AnyLayerSpec = LayerSpec | DoubleLayerSpec | SingleLayerSpec | SequentialLayerSpec
+AnyLayerSpec = LayerSpec | SequentialLayerSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,16 +1,17 @@
 """A layer as steps over named rows of tokens, which networks write down and layers compute.
 
-row   hidden states of tokens by name: `TOKENS` (latents), `TEXT_TOKENS`, or `JOINT_TOKENS` (both)
-port  where a module meets a row: how tokens enter it, and how its output is added to them
-part  what is computed: attention, a feed-forward, or a family's own; its modules have ports
-step  one part
+row         hidden states of tokens by name: `TOKENS` (latents), `TEXT_TOKENS`, `JOINT_TOKENS`
+port        where a module meets a row: how tokens enter it, and how its output is added to them
+modulation  makes scales, shifts and gates of several ports, which take their slots of it
+part        what is computed: attention, a feed-forward, or a family's own; its modules have ports
+step        one part, or parts side by side, which all read the rows as they were before
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from enum import StrEnum
 from typing import ClassVar
 
 from dit.models.layer_spec.parts import (
@@ -18,30 +19,16 @@ from dit.models.layer_spec.parts import (
     ExpertsSpec,
     FeedForwardSpec,
     ModulationSpec,
-    QkNorm,
-    TableModulation,
 )
-from dit.models.layer_spec.shapes import (
-    AFFINE,
-    BY_TABLE,
-    CROSS,
-    CROSS_ACROSS_HEADS,
-    EXCHANGED,
-    EXCHANGED_ACROSS_HEADS,
-    MODULATED,
-    OF_CUBES,
-    OF_IMAGE,
-    SELF,
-    SELF_ACROSS_HEADS,
-    UNCHANGED,
-    AttentionShape,
-    KeptBy,
-    LayerNeeds,
-    RowKind,
-)
+from dit.models.layer_spec.shapes import AttentionShape, LayerNeeds, RowKind
 
-TOKENS = "hidden"
-"""The row of latent tokens."""
+TOKENS, TEXT_TOKENS, JOINT_TOKENS = "hidden", "text_hidden", "joint"
+"""Rows of tokens: latents; texts of networks with joint attention; both together in one row."""
+_KINDS: Mapping[str, RowKind] = {
+    TOKENS: RowKind.LATENTS,
+    TEXT_TOKENS: RowKind.TEXT,
+    JOINT_TOKENS: RowKind.JOINT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +40,9 @@ class Modulation:
 
     name: str
     kind: ModulationSpec
+    shifted: bool = True
+    tanh: bool = False
+    """Whether gates are the tanh of what it makes."""
 
     def __getitem__(self, number: int) -> Slot:
         return Slot(self, number)
@@ -66,11 +56,20 @@ class Slot:
     number: int
 
 
+class NormKind(StrEnum):
+    """A norm with weights."""
+
+    LAYER = "layer"
+    RMS = "rms"
+    CENTRED = "centred"  # an RMSNorm whose weights are stored less 1
+
+
 @dataclass(frozen=True, slots=True)
 class RowNorm:
-    """A LayerNorm with weights, of a name of its own."""
+    """A norm with weights, by the name of its module."""
 
     name: str
+    kind: NormKind = NormKind.RMS
     eps: float = 1e-6
 
 
@@ -78,9 +77,7 @@ class RowNorm:
 class Port:
     """Where the module of a part meets a row of tokens.
 
-    x = norm(h) * (1 + scale) + shift;    h = h + gate * module(x)
-
-    Source: adaLN-Zero of arXiv:2212.09748, Sec. 3.2.
+    x = norm(h) * (1 + scale) + shift;    h = h + gate * after(module(x))
     """
 
     row: str
@@ -89,7 +86,11 @@ class Port:
     slot: Slot | None = None
     """Scale, shift and gate; None: tokens are neither scaled nor gated."""
     norm: RowNorm | None = None
-    """None: with a slot, the norm without weights that its kernel computes, without one none."""
+    """None: with a slot, the norm without weights that its kernel computes; without one, none."""
+    after: RowNorm | None = None
+    """Norm of the output (sandwich)."""
+    writes: bool = True
+    """Whether it has an output; without one others still attend to its tokens."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,6 @@ class Part:
     runs: ClassVar[str]
     """Module and name of the class that computes it (`dit.models.stacks.parts`): specifications
     need no torch."""
-
     port: Port
 
     @property
@@ -112,34 +112,43 @@ class Part:
         raise NotImplementedError
 
     @property
-    def needs(self) -> LayerNeeds:
-        """What it attends to, exchanges and keeps, without norms and modulation."""
-        return LayerNeeds()
+    def attentions(self) -> tuple[AttentionShape, ...]:
+        """Which tokens attend to which."""
+        return ()
+
+    @property
+    def exchanges(self) -> int:
+        """Times that tensor ranks gather tokens, compute with split matrices, and scatter them."""
+        return 0
 
 
 @dataclass(frozen=True)
 class Attend(Part):
-    """Tokens of a row attend to those of their sample."""
+    """Tokens attend to those of their sample: of one row, or of two rows with weights of each."""
 
     runs: ClassVar[str] = "dit.models.stacks.parts:SelfAttending"
     attention: AttentionSpec
+    joined: Port | None = None
+    """The other row."""
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        return (self.port,) if self.joined is None else (self.port, self.joined)
 
     @property
     def width(self) -> int:
         return self.attention.width
 
     @property
-    def needs(self) -> LayerNeeds:
-        across = self.attention.norm is QkNorm.ACROSS_HEADS
-        sparse = self.attention.sparse_pairs is not None
-        kept = SELF_ACROSS_HEADS if across else SELF
-        return LayerNeeds(
-            attentions=(AttentionShape(width=self.width),),
-            exchanges=1,
-            kept=kept + OF_CUBES if sparse else kept,
-            kept_exchanged=EXCHANGED_ACROSS_HEADS if across else EXCHANGED,
-            cube_heads=self.attention.heads if sparse else 0,
-        )
+    def attentions(self) -> tuple[AttentionShape, ...]:
+        rows = _KINDS[self.port.row]
+        if self.joined is not None:
+            rows |= _KINDS[self.joined.row]
+        return (AttentionShape(width=self.width, queries=rows, keys=rows),)
+
+    @property
+    def exchanges(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +177,18 @@ class AttendTo(Part):
         return self.attention.width
 
     @property
-    def needs(self) -> LayerNeeds:
+    def attentions(self) -> tuple[AttentionShape, ...]:
         width = self.width
-        kept = CROSS_ACROSS_HEADS if self.attention.norm is QkNorm.ACROSS_HEADS else CROSS
-        shapes = [
+        return tuple(
             AttentionShape(width=width, keys=RowKind.TEXT)
             if rows.each is None
             else AttentionShape(width=width, keys=RowKind.SAMPLES, times=rows.each)
             for rows in self.keys
-        ]
-        total = LayerNeeds(attentions=(*shapes,), exchanges=1, kept=kept, kept_of_text=kept)
-        return sum((LayerNeeds(kept=OF_IMAGE) for _ in self.keys[1:]), total)
+        )
+
+    @property
+    def exchanges(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True)
@@ -193,19 +203,77 @@ class Feed(Part):
         return self.feed_forward.width
 
     @property
-    def needs(self) -> LayerNeeds:
-        return LayerNeeds(exchanges=self.feed_forward.exchanges, kept=self.feed_forward.kept)
+    def exchanges(self) -> int:
+        return self.feed_forward.exchanges
+
+
+@dataclass(frozen=True)
+class AttendAndFeed(Part):
+    """Attention and feed-forward of the same tokens, added with one gate (FLUX).
+
+    One matrix makes queries, keys, values and the hidden units of the feed-forward, another takes
+    attention and hidden units together.
+    """
+
+    runs: ClassVar[str] = "dit.models.stacks.parts:AttendingAndFeeding"
+    attention: AttentionSpec
+    feed_forward: FeedForwardSpec
+    fused: bool = False
+    """Whether the first matrix is one linear in Diffusers (FLUX.2), with one adapter, too."""
+
+    @property
+    def width(self) -> int:
+        return self.attention.width
+
+    @property
+    def attentions(self) -> tuple[AttentionShape, ...]:
+        rows = _KINDS[self.port.row]
+        return (AttentionShape(width=self.width, queries=rows, keys=rows),)
+
+    @property
+    def exchanges(self) -> int:
+        return self.feed_forward.exchanges
+
+
+Step = Part | tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """What a layer sees in the place of a row, and which of its tokens it writes."""
+
+    runs: ClassVar[str]
+    """Module and name of the class that makes it (`dit.models.stacks.parts.RunningView`)."""
+    row: str
 
 
 @dataclass(frozen=True)
 class LayerSpec:
     """The steps of a layer, one after the other."""
 
-    steps: tuple[Part, ...]
+    steps: tuple[Step, ...]
+    view: View | None = None
+    """None: it sees and writes all tokens of its rows."""
+
+    @property
+    def needs(self) -> LayerNeeds:
+        from dit.models.layer_spec.kept import needs_of
+
+        return needs_of(self)
+
+    @property
+    def groups(self) -> tuple[tuple[Part, ...], ...]:
+        """The parts of each step."""
+        return tuple(step if isinstance(step, tuple) else (step,) for step in self.steps)
+
+    @property
+    def parts(self) -> Iterator[Part]:
+        for step in self.groups:
+            yield from step
 
     @property
     def ports(self) -> Iterator[Port]:
-        for part in self.steps:
+        for part in self.parts:
             yield from part.ports
 
     @property
@@ -213,23 +281,29 @@ class LayerSpec:
         """Names of the rows that the layer changes."""
         return tuple(dict.fromkeys(port.row for port in self.ports))
 
-    def slots(self, modulation: Modulation) -> int:
-        """Number of scales, shifts and gates that a modulation makes."""
-        used = (port.slot for port in self.ports if port.slot)
-        return 1 + max(slot.number for slot in used if slot.modulation == modulation)
+    @property
+    def modulations(self) -> dict[Modulation, list[Port]]:
+        """Each modulation, and the ports that take its slots."""
+        found: dict[Modulation, list[Port]] = {}
+        for port in self.ports:
+            if port.slot is not None:
+                found.setdefault(port.slot.modulation, []).append(port)
+        return found
 
-    @cached_property  # a planner asks for it many times
-    def needs(self) -> LayerNeeds:
-        total = LayerNeeds()
-        for part in self.steps:
-            total += part.needs
-            if part.needs.exchanges:
-                total += sum((LayerNeeds(kept=_kept_around(p)) for p in part.ports), LayerNeeds())
-        return total
+    def idle(self, unread: tuple[str, ...]) -> frozenset[Port]:
+        """Ports whose output nothing reads, where nothing reads these rows after the layer."""
+        read, found = {*self.rows} - {*unread}, set[Port]()
+        for step in reversed(self.groups):
+            found |= {port for part in step for port in part.ports if port.row not in read}
+            entered = (part.ports for part in step if not found.issuperset(part.ports))
+            read |= {port.row for ports in entered for port in ports}
+        return frozenset(found)
 
+    @property
+    def attentions(self) -> tuple[AttentionShape, ...]:
+        return tuple(shape for part in self.parts for shape in part.attentions)
 
-def _kept_around(port: Port) -> KeptBy:
-    """What norm, modulation and sum of a port keep."""
-    if port.slot is not None:
-        return BY_TABLE if isinstance(port.slot.modulation.kind, TableModulation) else MODULATED
-    return AFFINE if port.norm is not None else UNCHANGED
+    @property
+    def exchanges(self) -> int:
+        """Exchanges of the first row; those of others count with them."""
+        return sum(part.exchanges for part in self.parts if part.port.row == self.rows[0])

@@ -40,9 +40,6 @@ from dit.models.attention.spans import Spans
 from dit.models.layers.context_parallel import Context, TokenExchange, TokenOrder, then_others
 from dit.pack_wire import to_device
 
-TEXT_TOKENS, JOINT_TOKENS = "text_hidden", "joint"
-"""Rows of tokens beside that of latents: those of texts, and those of both together."""
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:

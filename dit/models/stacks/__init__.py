@@ -2,7 +2,6 @@
 
 step_layer           layers of steps over named rows (cross-attention to text: Cosmos, Wan)
 parts                what the parts of such layers compute
-stream_layers        double-stream and single-stream layers (FLUX, Qwen-Image, HunyuanVideo)
 sequential_layer     attention, then feed-forward, over either row or both (Lumina Image 2.0)
 stack                layers of one kind: cut into pipeline stages, built, recomputed
 offload              page-locked host memory, from and to which a GPU copies beside its work;

@@ -17,7 +17,9 @@ from torch.nn.functional import pad
 
 from dit.batch import PackedBatch
 from dit.models.layer_spec import (
+    JOINT_TOKENS,
     LEVEL_WAVES,
+    TEXT_TOKENS,
     TOKENS,
     PerBlockModulation,
     SequentialLayerSpec,
@@ -29,7 +31,6 @@ from dit.models.layers.parallel_linear import BuildContext, Replicated, transfor
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, TextFirstTransformer
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
-from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 from dit.pack_wire import to_device
 
 

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from dit.config import ModelConfig
 from dit.models.layer_spec import (
+    JOINT_TOKENS,
+    TEXT_TOKENS,
     TOKENS,
     PerBlockModulation,
     RowKind,
@@ -46,7 +48,7 @@ from dit.models.layers.modulation import (
 from dit.models.layers.packed_attention import RowConditions, SelfAttention
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.queries_and_keys import CentredNorm
-from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
+from dit.models.stacks.parts import JointConditions
 
 
 class SequentialLayer(MegatronModule, BaseTransformerLayer):
@@ -167,7 +169,7 @@ class JointRowLayer(SequentialLayer):
     hidden = (JOINT_TOKENS,)
 
     def row(self, conditions: JointConditions) -> tuple[RowConditions, TokenExchange]:
-        return conditions.joint, conditions.order.joined
+        return conditions.rows[JOINT_TOKENS], conditions.meetings[(JOINT_TOKENS,)]
 
 
 class LatentsLayer(SequentialLayer):
@@ -176,8 +178,7 @@ class LatentsLayer(SequentialLayer):
     hidden = (TOKENS,)
 
     def row(self, conditions: JointConditions) -> tuple[RowConditions, TokenExchange]:
-        assert conditions.latents_alone is not None
-        return conditions.latents, conditions.latents_alone
+        return conditions.rows[TOKENS], conditions.meetings[(TOKENS,)]
 
     def forward(self, h_TD: Tensor, conditions: JointConditions) -> Tensor:
         made_TD, is_reference_T = super().forward(h_TD, conditions), conditions.is_reference_T
@@ -217,8 +218,7 @@ class TextLayer(SequentialLayer):
     hidden = (TEXT_TOKENS,)
 
     def row(self, conditions: JointConditions) -> tuple[RowConditions, TokenExchange]:
-        assert conditions.text_alone is not None
-        return conditions.text, conditions.text_alone
+        return conditions.rows[TEXT_TOKENS], conditions.meetings[(TEXT_TOKENS,)]
 
 
 LAYERS = {

@@ -21,16 +21,15 @@ from torch.utils.checkpoint import checkpoint
 
 from dit.config import Implementation, Recompute, RecomputeMethod
 from dit.models.layer_spec import (
+    JOINT_TOKENS,
     TOKENS,
     AnyLayerSpec,
-    DoubleLayerSpec,
     LayerSpec,
     RowKind,
     SequentialLayerSpec,
     StackSpec,
 )
 from dit.models.layers.adaptable import Adaptable, DropoutRows, dropout_rows, dropping
-from dit.models.layers.joint_order import JOINT_TOKENS
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
 from dit.models.stacks.frozen_blocks import BlockPrefetch
@@ -43,13 +42,9 @@ def layer_class(spec: AnyLayerSpec) -> Any:
         from dit.models.stacks.step_layer import StepLayer
 
         return StepLayer
-    if isinstance(spec, SequentialLayerSpec):
-        from dit.models.stacks.sequential_layer import LAYERS
+    from dit.models.stacks.sequential_layer import LAYERS
 
-        return LAYERS[spec.rows]
-    from dit.models.stacks.stream_layers import DoubleStreamLayer, SingleStreamLayer
-
-    return DoubleStreamLayer if isinstance(spec, DoubleLayerSpec) else SingleStreamLayer
+    return LAYERS[spec.rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +167,19 @@ class LayerStack(TransformerBlock):
         *,
         vp_stage: int | None,
         layers_before: int = 0,
+        unread: tuple[str, ...] = (),
     ):
-        """`layers_before` counts those of other stacks that this stage runs first."""
+        """`layers_before` counts those of other stacks that this stage runs first.
+
+        `unread` are the rows that nothing reads behind the last layer of the stack.
+        """
         config = copy(context.config)
         config.num_layers = spec.count
         config.pipeline_model_parallel_layout = _PipelineSplit(here)  # type: ignore[assignment]
         kind = layer_class(spec.layer)
         parameters = {"model": context.model, "spec": spec.layer}
+        if isinstance(spec.layer, LayerSpec):
+            parameters["unread"] = unread
         layer = ModuleSpec(module=kind, params=parameters)
         submodules = TransformerBlockSubmodules(layer_specs=[layer] * here.count, layer_norm=None)
         super().__init__(config, submodules, pg_collection=context.groups, vp_stage=vp_stage)

@@ -182,12 +182,13 @@ def test_all_layers_of_a_stack_take_the_rows_of_one_linear(context, bias, plain)
     assert sum(p.numel() for p in module.parameters()) == (48 + bias) * 48 * sum(vectors.values())
     t_emb_ND = torch.randn(2, 48, requires_grad=True)
     timestep = TimestepConditioning(t_emb_ND=module(t_emb_ND))
-    first, place = SharedModulation(0, first_of_text=6), {"latents": 0, "text": 6, "single": 12}
+    place = {"latents": 0, "text": 6, "single": 12}
     for layer in (0, 3):
         made = {
-            "latents": make_modulation(first, context, 48, parts=2, layer=layer),
-            "text": make_modulation(first, context, 48, parts=2, layer=layer, of_text=True),
-            "single": make_modulation(SharedModulation(12), context, 48, parts=1, layer=layer),
+            name: make_modulation(
+                SharedModulation(first), context, 48, parts=vectors[name] // 3, layer=layer
+            )
+            for name, first in place.items()
         }
         for name, one in made.items():
             assert not [*one.parameters()] and place[name] == one.first

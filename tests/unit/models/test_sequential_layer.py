@@ -13,6 +13,9 @@ from torch.nn.functional import layer_norm, linear, rms_norm, scaled_dot_product
 
 from dit.models.attention.spans import Spans
 from dit.models.layer_spec import (
+    JOINT_TOKENS,
+    TEXT_TOKENS,
+    TOKENS,
     PerBlockModulation,
     RowKind,
     SequentialLayerSpec,
@@ -35,6 +38,7 @@ FAMILY = family_named("lumina2")
 MODEL: Any = Lumina2Config(**{**FAMILY.tiny["lumina2"], "name": "custom", "num_layers": 2})
 SPEC: Any = lumina2_stacks(MODEL)[-1].layer
 LENGTHS = (6, 4)
+_ROWS = (TOKENS, TEXT_TOKENS, JOINT_TOKENS)
 _TOLD = PerBlockModulation(inputs=6)
 
 
@@ -136,9 +140,8 @@ def test_layers_compute_what_their_spec_says(groups, changes) -> None:
     exchange = TokenExchange(spans=Spans.of(rows, rows, total=tokens, device=h_TD.device))
     conditions: Any = SimpleNamespace(
         timestep=TimestepConditioning(t_emb_ND=t_emb_NX, adaln_shift_NX=t_emb_NX[:, : 6 * 96]),
-        **dict.fromkeys(("joint", "latents", "text"), row),
-        **dict.fromkeys(("latents_alone", "text_alone"), exchange),
-        order=SimpleNamespace(joined=exchange),
+        rows=dict.fromkeys(_ROWS, row),
+        meetings={(name,): exchange for name in _ROWS},
         is_reference_T=None,
     )
     found = layer(h_TD, conditions).split(LENGTHS)

@@ -13,9 +13,8 @@ from dit.config.sparsity import TokenRoute
 from dit.distributed.model_parallel import split_tokens
 from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
-from dit.models.layer_spec import TOKENS
+from dit.models.layer_spec import JOINT_TOKENS, TEXT_TOKENS, TOKENS
 from dit.models.stacks import stacked_transformer
-from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 from dit.models.stacks.token_routing import kept_pack
 from dit.objectives.objective import real_only
 from dit.objectives.pack_draws import Draw, pack_rng

@@ -1,0 +1,100 @@
+"""What the backward pass needs of a layer of steps, by the kinds of its parts."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from dit.models.layer_spec.parts import AttentionSpec, QkNorm, TableModulation
+from dit.models.layer_spec.shapes import (
+    AFFINE,
+    BY_TABLE,
+    CROSS,
+    CROSS_ACROSS_HEADS,
+    EXCHANGED,
+    EXCHANGED_ACROSS_HEADS,
+    JOINT,
+    JOINT_ACROSS_HEADS,
+    JOINT_WITHOUT_NORM,
+    MODULATED,
+    NOTHING,
+    OF_CUBES,
+    OF_IMAGE,
+    SECOND,
+    SELF,
+    SELF_ACROSS_HEADS,
+    SINGLE,
+    UNCHANGED,
+    KeptBy,
+    LayerNeeds,
+)
+from dit.models.layer_spec.steps import (
+    TEXT_TOKENS,
+    Attend,
+    AttendAndFeed,
+    AttendTo,
+    Feed,
+    LayerSpec,
+    Port,
+)
+
+_JOINT = {
+    QkNorm.NONE: JOINT_WITHOUT_NORM,
+    QkNorm.PER_HEAD: JOINT,
+    QkNorm.ACROSS_HEADS: JOINT_ACROSS_HEADS,
+}
+
+
+@lru_cache(maxsize=256)  # a planner asks for it many times
+def needs_of(layer: LayerSpec) -> LayerNeeds:
+    """What the tokens of a layer attend to, exchange and keep."""
+    first = next(layer.parts)
+    if isinstance(first, AttendAndFeed):
+        made = SINGLE + MODULATED + first.feed_forward.kept
+        kept = LayerNeeds(kept=made, kept_of_text=made)
+    elif isinstance(first, Attend) and first.joined is not None:
+        kept = _of_two_rows(layer, first.attention)
+    else:
+        kept = _of_cross_attention(layer)
+    return kept + LayerNeeds(attentions=layer.attentions, exchanges=layer.exchanges)
+
+
+def _of_two_rows(layer: LayerSpec, attention: AttentionSpec) -> LayerNeeds:
+    feeds = {
+        part.port.row: part.feed_forward.kept for part in layer.parts if isinstance(part, Feed)
+    }
+    (own, *_), around = feeds.values(), _JOINT[attention.norm] + MODULATED + MODULATED
+    more = SECOND if len(layer.groups[0]) > 1 else NOTHING
+    text = feeds.get(TEXT_TOKENS, own)
+    return LayerNeeds(kept=around + own + more, kept_of_text=around + text)
+
+
+def _of_cross_attention(layer: LayerSpec) -> LayerNeeds:
+    total = LayerNeeds()
+    for part in layer.parts:
+        if isinstance(part, Attend):
+            across, sparse = _across(part.attention), part.attention.sparse_pairs is not None
+            total += LayerNeeds(
+                kept=(SELF_ACROSS_HEADS if across else SELF) + (OF_CUBES if sparse else NOTHING),
+                kept_exchanged=EXCHANGED_ACROSS_HEADS if across else EXCHANGED,
+                cube_heads=part.attention.heads if sparse else 0,
+            )
+        elif isinstance(part, AttendTo):
+            kept = CROSS_ACROSS_HEADS if _across(part.attention) else CROSS
+            image = OF_IMAGE if len(part.keys) > 1 else NOTHING
+            total += LayerNeeds(kept=kept + image, kept_of_text=kept)
+        elif isinstance(part, Feed):
+            total += LayerNeeds(kept=part.feed_forward.kept)
+        if part.exchanges:
+            total += LayerNeeds(kept=_around(part.port))
+    return total
+
+
+def _across(attention: AttentionSpec) -> bool:
+    return attention.norm is QkNorm.ACROSS_HEADS
+
+
+def _around(port: Port) -> KeptBy:
+    """What norm, modulation and sum of a port keep."""
+    if port.slot is not None:
+        return BY_TABLE if isinstance(port.slot.modulation.kind, TableModulation) else MODULATED
+    return AFFINE if port.norm is not None else UNCHANGED
