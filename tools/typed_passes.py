@@ -335,7 +335,7 @@ def _typed(given: Trial) -> Iterator[None]:
         patch.object(losses, "sample_sums", parts_of_sums),
         # It adds 0 times the sum of each weight that no output depends on. Their gradients are
         # zero, whatever ranks do to them.
-        patch.object(step_layer.StepLayer, "_tied", lambda _, adaln, *__: adaln),
+        patch.object(step_layer.StepLayer, "_tied", lambda _, adaln: adaln),
         # spmd_types takes it for a function that writes to its input.
         patch.object(Tensor, "type_as", lambda this, other: this.to(other.dtype)),
         spmd.set_current_mesh(axes),

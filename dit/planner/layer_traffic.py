@@ -15,9 +15,9 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dit.models.layer_spec import (
-    AnyLayerSpec,
     Attend,
     AttendAndFeed,
     AttendTo,
@@ -28,7 +28,6 @@ from dit.models.layer_spec import (
     LayerSpec,
     QkNorm,
     RowKind,
-    SequentialLayerSpec,
 )
 
 KERNELS = {False: 190, True: 90}
@@ -65,11 +64,11 @@ class LayerLoad:
     """Whether context ranks exchange heads (a2a), not keys and values."""
 
 
-def layer_units(layer: AnyLayerSpec, load: LayerLoad) -> Moved:
+def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
     """Units that one layer moves on one tensor rank."""
     own, kernels = _feed_forward(layer), "fused" if load.fused else "eager"
     alone = _sees_text(layer)  # which does not pass the feed-forward
-    rows = layer.rows if isinstance(layer, SequentialLayerSpec) else RowKind.JOINT
+    rows = RowKind.JOINT if alone else layer.over
     latents, text = float(RowKind.LATENTS in rows), load.text * (RowKind.TEXT in rows)
     inside = 0 if alone else _feed_forward(layer, last=True).hidden
     times = {
@@ -88,31 +87,16 @@ def layer_units(layer: AnyLayerSpec, load: LayerLoad) -> Moved:
     return units + _exchange(load).times(1 / load.tensor) if alone else units
 
 
-def row_of(layer: AnyLayerSpec) -> str:
+def row_of(layer: LayerSpec) -> str:
     """The row of the table: the layer of a published network that is most like this one."""
-    match layer:
-        case LayerSpec():
-            return _step_row(layer)
-        case SequentialLayerSpec(parallel=True):
-            return "parallel, gated"
-        case SequentialLayerSpec() if _prepared_together(layer.attention):
-            return "sequential"
-        case SequentialLayerSpec():
-            return "sequential, grouped heads"
-
-
-def _step_row(layer: LayerSpec) -> str:
-    first = next(part for part in layer.parts if part.exchanges)
+    first: Any = next(part for part in layer.parts if part.exchanges)
     gated = ", gated" if _is_gated(_feed_forward(layer)) else ""
     if isinstance(first, AttendAndFeed):
-        return f"single{gated}"
+        return f"single{gated}" if type(first) is AttendAndFeed else f"parallel{gated}"
     if _sees_text(layer):
-        every = {type(part) for part in layer.parts} - {Attend, AttendTo, Feed}
-        text = next(part for part in layer.parts if isinstance(part, AttendTo))
-        if text.port.slot is None:
-            return "cross, table"
-        return "cross, learned positions" if every else "cross"
-    assert isinstance(first, Attend)
+        return _cross_row(layer)
+    if first.joined is None:
+        return "sequential" if _prepared_together(first.attention) else "sequential, grouped heads"
     if gated:
         return f"double{gated}"
     if len(layer.groups[0]) > 1:
@@ -120,16 +104,21 @@ def _step_row(layer: LayerSpec) -> str:
     return "double, no norm" if first.attention.norm is QkNorm.NONE else "double"
 
 
-def _sees_text(layer: AnyLayerSpec) -> bool:
+def _cross_row(layer: LayerSpec) -> str:
+    text = next(part for part in layer.parts if isinstance(part, AttendTo))
+    if text.port.slot is None:
+        return "cross, table"
+    own = {type(part) for part in layer.parts} - {Attend, AttendTo, Feed}
+    return "cross, learned positions" if own else "cross"
+
+
+def _sees_text(layer: LayerSpec) -> bool:
     """Whether latents attend to text that the layer does not change."""
-    of_steps = isinstance(layer, LayerSpec)
-    return of_steps and any(isinstance(part, AttendTo) for part in layer.parts)
+    return any(isinstance(part, AttendTo) for part in layer.parts)
 
 
-def _feed_forward(layer: AnyLayerSpec, *, last: bool = False) -> FeedForwardSpec | ExpertsSpec:
+def _feed_forward(layer: LayerSpec, *, last: bool = False) -> FeedForwardSpec | ExpertsSpec:
     """The feed-forward of the first row, or of the last one."""
-    if not isinstance(layer, LayerSpec):
-        return layer.feed_forward
     feeds = [part for part in layer.parts if isinstance(part, Feed | AttendAndFeed)]
     return feeds[-1 if last else 0].feed_forward
 

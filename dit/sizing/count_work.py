@@ -27,7 +27,7 @@ from dit.batch import PackedBatch
 from dit.config import AttentionBackend, ModelConfig
 from dit.models.attention.kernels import ATTEND
 from dit.models.attention.spans import Spans
-from dit.models.layer_spec import Attend, LayerSpec
+from dit.models.layer_spec import Attend
 from dit.models.layers import packed_attention
 from dit.models.layers.adaptable import Adaptable
 from dit.models.pass_work import Multiplications, PartWork
@@ -198,8 +198,8 @@ def _goes_to(found: _Pass, place: str, *_: Any) -> None:
 @contextmanager
 def _attention_counted(found: _Pass, model: ModelConfig, samples: int) -> Iterator[None]:
     """Inside, attention of a pack of so many `samples` is not computed, but counted."""
-    layers = (s.layer for s in network_spec(model).stacks if isinstance(s.layer, LayerSpec))
-    attends = (part for layer in layers for part in layer.parts if isinstance(part, Attend))
+    parts = (part for stack in network_spec(model).stacks for part in stack.layer.parts)
+    attends = (part for part in parts if isinstance(part, Attend))
     sparse = next(filter(None, (part.attention.sparse_pairs for part in attends)), 1.0)
 
     def attend(q_THK: Tensor, _k: Any, _v: Any, spans: Spans, *, seen: float = 1) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from dit.config import ModelConfig
@@ -25,7 +25,9 @@ from dit.models.layer_spec import (
     PerBlockModulation,
     Port,
     QkNorm,
+    RowNorm,
     StackSpec,
+    View,
     WholeLayerModulation,
 )
 
@@ -245,6 +247,31 @@ def single_layer(
     """Attention and feed-forward of latents and text in one row (single-stream)."""
     joint = Port(JOINT_TOKENS, slot=Modulation("modulation", modulation)[0])
     return LayerSpec((AttendAndFeed(joint, attention, feed_forward, fused),))
+
+
+def sequential_layer(
+    attention: AttentionSpec,
+    feed_forward: FeedForwardSpec,
+    modulation: Modulation | None,
+    row: str = JOINT_TOKENS,
+    *,
+    norm: RowNorm,
+    after: bool = False,
+    view: View | None = None,
+) -> LayerSpec:
+    """Attention, then feed-forward, of one row, behind norms with weights, such as `norm`.
+
+    `after`: what they make is normed, too (sandwich). Without a modulation tokens are neither
+    scaled nor gated, as in refiners of text.
+    """
+
+    def port(module: str, number: int) -> Port:
+        before, behind = (replace(norm, name=f"{name}_{number}") for name in ("norm", "after"))
+        slot = None if modulation is None else modulation[number - 1]
+        return Port(row, module, slot, before, behind if after else None)
+
+    steps = (Attend(port("attention", 1), attention), Feed(port("mlp", 2), feed_forward))
+    return LayerSpec(steps, view, norms_first=True)
 
 
 def double_then_single(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dit.models.layer_spec import (
+    JOINT_TOKENS,
     TEXT_TOKENS,
     TOKENS,
     Activation,
@@ -21,7 +22,6 @@ from dit.models.layer_spec import (
     PerBlockModulation,
     Port,
     QkNorm,
-    SequentialLayerSpec,
     StackSpec,
     View,
 )
@@ -62,7 +62,6 @@ def layered_stacks(model: Any) -> tuple[StackSpec, ...]:
     )
     heads: Any = {"heads": model.num_attention_heads, "norm": QkNorm.ACROSS_HEADS, "eps": 1e-5}
     attention = AttentionSpec(width=width, bias=True, **heads)
-    parts: Any = {"attention": attention, "feed_forward": experts}
     m = Modulation("modulation", PerBlockModulation())
     of_text = Port(TEXT_TOKENS, "text_attention", m[2])
     first = LayerSpec(
@@ -73,9 +72,11 @@ def layered_stacks(model: Any) -> tuple[StackSpec, ...]:
         ),
         view=OwnText(TEXT_TOKENS, text(0)),
     )
-    plain: Any = {"weighted": False, "after": False, "shifted": True, "tanh": False}
-    then = SequentialLayerSpec(**parts, **plain, layer_text=text(double))
-    last = SequentialLayerSpec(**parts, **plain)
+    steps = (
+        Attend(Port(JOINT_TOKENS, "attention", m[0]), attention),
+        Feed(Port(JOINT_TOKENS, "mlp", m[1]), experts),
+    )
+    then, last = LayerSpec(steps, OwnText(JOINT_TOKENS, text(double))), LayerSpec(steps)
     return (
         StackSpec(name="double_blocks", count=double, layer=first),
         StackSpec(name="single_blocks", count=single - 1, layer=then),

@@ -30,7 +30,7 @@ from dit.models.layer_spec import (
     LEVEL_WAVES,
     TEXT_TOKENS,
     TOKENS,
-    SequentialLayerSpec,
+    LayerSpec,
 )
 from dit.models.layers.adaptable import (
     DropoutRows,
@@ -49,8 +49,8 @@ from dit.models.layers.parallel_linear import BuildContext, Replicated, transfor
 from dit.models.layers.queries_and_keys import CentredNorm, RotaryTable
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.parts import JointConditions
-from dit.models.stacks.sequential_layer import TextLayer
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
+from dit.models.stacks.step_layer import StepLayer
 
 _GELU = partial(gelu, approximate="tanh")
 _SHARED = sum(VECTORS.values())
@@ -156,12 +156,12 @@ class TextFusion(MegatronModule):
         of_states, of_tokens = fusion_layers(model)
 
         # Attributes, because Megatron-Core would store split weights of a ModuleList as whole ones.
-        def add(name: str, spec: SequentialLayerSpec, count: int) -> list[str]:
+        def add(name: str, spec: LayerSpec, count: int) -> list[str]:
             names = [f"{name}_{number}" for number in range(count)]
             for number, one in enumerate(names, 1):
                 # They are on the first stage, before the layers that virtual stages share.
                 at: Any = {"layer_number": number, "pg_collection": context.groups, "vp_stage": 0}
-                setattr(self, one, TextLayer(context.config, spec=spec, model=model, **at))
+                setattr(self, one, StepLayer(context.config, spec=spec, model=model, **at))
             return names
 
         self.layers_of_states = add("states", of_states, model.num_fusion_layers)

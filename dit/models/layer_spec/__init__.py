@@ -3,16 +3,15 @@
 shapes  rows of tokens, who attends to whom, and what the backward pass needs of each part
 parts   attention and feed-forward; scales, shifts and gates
 steps   a layer as steps over named rows of tokens
-layers  layers of other kinds, stacks, and the stacks of a network
+kept    what the backward pass needs of such a layer
+layers  stacks of layers, and the stacks of a network
 
 Nothing here needs torch, which neither a printed configuration nor a worker of the loader imports.
 Parameters and operations are asked of the network itself (`dit/sizing`).
 """
 
 from dit.models.layer_spec.layers import (
-    AnyLayerSpec,
     NetworkSpec,
-    SequentialLayerSpec,
     StackSpec,
 )
 from dit.models.layer_spec.parts import (
@@ -49,7 +48,9 @@ from dit.models.layer_spec.steps import (
     Modulation,
     NormKind,
     Part,
+    Pictures,
     Port,
+    References,
     RowNorm,
     View,
 )

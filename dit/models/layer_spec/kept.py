@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from dit.models.layer_spec.parts import AttentionSpec, QkNorm, TableModulation
 from dit.models.layer_spec.shapes import (
     AFFINE,
     BY_TABLE,
+    CENTRED,
+    CENTRED_HEADS,
     CROSS,
     CROSS_ACROSS_HEADS,
     EXCHANGED,
     EXCHANGED_ACROSS_HEADS,
+    FLOAT32_ROWS,
+    GROUPED,
     JOINT,
     JOINT_ACROSS_HEADS,
     JOINT_WITHOUT_NORM,
     MODULATED,
+    NOT_AFTER,
     NOTHING,
     OF_CUBES,
     OF_IMAGE,
+    OUTPUT_GATE,
     SECOND,
     SELF,
     SELF_ACROSS_HEADS,
+    SEQUENTIAL,
     SINGLE,
+    TWISTED,
     UNCHANGED,
     KeptBy,
     LayerNeeds,
+    RowKind,
 )
 from dit.models.layer_spec.steps import (
     TEXT_TOKENS,
@@ -34,7 +44,9 @@ from dit.models.layer_spec.steps import (
     AttendTo,
     Feed,
     LayerSpec,
+    NormKind,
     Port,
+    References,
 )
 
 _JOINT = {
@@ -48,13 +60,15 @@ _JOINT = {
 def needs_of(layer: LayerSpec) -> LayerNeeds:
     """What the tokens of a layer attend to, exchange and keep."""
     first = next(layer.parts)
-    if isinstance(first, AttendAndFeed):
+    if type(first) is AttendAndFeed:
         made = SINGLE + MODULATED + first.feed_forward.kept
         kept = LayerNeeds(kept=made, kept_of_text=made)
     elif isinstance(first, Attend) and first.joined is not None:
         kept = _of_two_rows(layer, first.attention)
-    else:
+    elif any(isinstance(part, AttendTo) for part in layer.parts):
         kept = _of_cross_attention(layer)
+    else:
+        kept = _of_one_row(layer)
     return kept + LayerNeeds(attentions=layer.attentions, exchanges=layer.exchanges)
 
 
@@ -66,6 +80,32 @@ def _of_two_rows(layer: LayerSpec, attention: AttentionSpec) -> LayerNeeds:
     more = SECOND if len(layer.groups[0]) > 1 else NOTHING
     text = feeds.get(TEXT_TOKENS, own)
     return LayerNeeds(kept=around + own + more, kept_of_text=around + text)
+
+
+def _of_one_row(layer: LayerSpec) -> LayerNeeds:
+    first: Any = next(layer.parts)
+    parallel = isinstance(first, AttendAndFeed)
+    mlp = first if parallel else next(part for part in layer.parts if isinstance(part, Feed))
+    attention, port = first.attention, first.port
+    kept = SEQUENTIAL if attention.key_heads == attention.heads else GROUPED
+    more = (
+        (NOT_AFTER, port.after is None),
+        (TWISTED, attention.twisted),
+        (CENTRED, port.norm is not None and port.norm.kind is NormKind.CENTRED),
+        (CENTRED_HEADS, attention.centred),
+        (OUTPUT_GATE, attention.output_gate),
+        (FLOAT32_ROWS, port.slot and isinstance(port.slot.modulation.kind, TableModulation)),
+    )
+    kept = sum((one for one, holds in more if holds), kept)
+    if port.norm is None:
+        kept = (SELF_ACROSS_HEADS if _across(attention) else SELF) + MODULATED
+        kept += NOTHING if parallel else MODULATED
+    kept += mlp.feed_forward.kept
+    idle = isinstance(layer.view, References) and layer.view.idle
+    return LayerNeeds(
+        kept=NOTHING if idle or layer.over is RowKind.TEXT else kept,
+        kept_of_text=kept if RowKind.TEXT in layer.over else NOTHING,
+    )
 
 
 def _of_cross_attention(layer: LayerSpec) -> LayerNeeds:

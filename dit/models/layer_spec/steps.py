@@ -10,8 +10,10 @@ step        one part, or parts side by side, which all read the rows as they wer
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import reduce
+from operator import or_
 from typing import ClassVar
 
 from dit.models.layer_spec.parts import (
@@ -243,8 +245,35 @@ class View:
     """What a layer sees in the place of a row, and which of its tokens it writes."""
 
     runs: ClassVar[str]
-    """Module and name of the class that makes it (`dit.models.stacks.parts.RunningView`)."""
+    """Module and name of the class that makes it (`dit.models.stacks.views.RunningView`)."""
     row: str
+
+    @property
+    def over(self) -> RowKind:
+        """What of the row the layer runs over."""
+        return _KINDS[self.row]
+
+
+@dataclass(frozen=True)
+class Pictures(View):
+    """Latents of which the references stay as they are."""
+
+    runs: ClassVar[str] = "dit.models.stacks.views:SeeingPictures"
+    row: str = TOKENS
+
+
+@dataclass(frozen=True)
+class References(View):
+    """The references among the latents, each alone or those of a sample together."""
+
+    runs: ClassVar[str] = "dit.models.stacks.views:SeeingReferences"
+    row: str = TOKENS
+    idle: bool = False
+    """Whether no sample has any, so that nothing is computed."""
+
+    @property
+    def over(self) -> RowKind:
+        return RowKind.REFERENCES
 
 
 @dataclass(frozen=True)
@@ -254,6 +283,9 @@ class LayerSpec:
     steps: tuple[Step, ...]
     view: View | None = None
     """None: it sees and writes all tokens of its rows."""
+    norms_first: bool = False
+    """Whether all norms before the parts register before them, and those behind them last; else
+    modules register step by step. Sums in the norm of the gradient are in that order."""
 
     @property
     def needs(self) -> LayerNeeds:
@@ -282,6 +314,13 @@ class LayerSpec:
         return tuple(dict.fromkeys(port.row for port in self.ports))
 
     @property
+    def over(self) -> RowKind:
+        """What it runs over."""
+        if self.view is not None and len(self.rows) == 1:
+            return self.view.over
+        return reduce(or_, (_KINDS[row] for row in self.rows))
+
+    @property
     def modulations(self) -> dict[Modulation, list[Port]]:
         """Each modulation, and the ports that take its slots."""
         found: dict[Modulation, list[Port]] = {}
@@ -301,7 +340,10 @@ class LayerSpec:
 
     @property
     def attentions(self) -> tuple[AttentionShape, ...]:
-        return tuple(shape for part in self.parts for shape in part.attentions)
+        shapes = tuple(shape for part in self.parts for shape in part.attentions)
+        if self.over is not RowKind.REFERENCES:
+            return shapes
+        return tuple(replace(one, queries=self.over, keys=self.over) for one in shapes)
 
     @property
     def exchanges(self) -> int:

@@ -207,16 +207,6 @@ class AdaLN:
         return {"scale_ND": 1 + self.scale_ND, "shift_ND": shift_ND}
 
 
-class Unmodulated:
-    """The stand-in for an `AdaLN` in layers without modulation."""
-
-    def scaled(self, x_TD: Tensor, per_sample: PerSample) -> Tensor:  # noqa: ARG002
-        return x_TD
-
-    def add(self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample) -> Tensor:  # noqa: ARG002
-        return h_TD + x_TD
-
-
 class AdaLNModule(MegatronModule):
     """`AdaLN` of each of `parts` parts of a layer from the conditioning, for each level row.
 

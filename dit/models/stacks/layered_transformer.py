@@ -28,8 +28,9 @@ from dit.models.layers.parallel_linear import (
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.token_refiner import by_sample
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
-from dit.models.stacks.parts import JointConditions, RunningView
+from dit.models.stacks.parts import JointConditions
 from dit.models.stacks.stacked_transformer import Blocks
+from dit.models.stacks.views import RunningView
 
 
 class LayeredTransformer(JointTransformer):

@@ -95,25 +95,6 @@ class RunningPart:
         raise NotImplementedError
 
 
-class RunningView:
-    """What one layer sees in the place of a row, and which of its tokens it writes."""
-
-    def __init__(self, view: Any):
-        self.view = view
-
-    def modules(self, context: BuildContext, width: int, layer: int) -> dict[str, nn.Module]:
-        """Its modules by name, registered last; layers are counted from 0."""
-        raise NotImplementedError
-
-    def seen(self, layer: nn.Module, h_TD: Tensor, conditions: JointConditions) -> Tensor:
-        """The tokens that the layer sees."""
-        raise NotImplementedError
-
-    def written(self, made_TD: Tensor, h_TD: Tensor, conditions: JointConditions) -> Tensor:
-        """The tokens behind the layer, which made `made_TD` of them."""
-        raise NotImplementedError
-
-
 class SelfAttending(RunningPart):
     """Tokens attend to those of their sample, in one row or in two.
 
@@ -213,7 +194,7 @@ class AttendingAndFeeding(RunningPart):
     part: AttendAndFeed
 
     @property
-    def each_head(self) -> tuple[int, int, int, int]:
+    def each_head(self) -> tuple[int, ...]:
         """Numbers that the first matrix makes for each head."""
         attention, mlp = self.part.attention, self.part.feed_forward
         wide = mlp.hidden * mlp.activation.inputs // attention.heads

@@ -22,7 +22,6 @@ from dit.models.layer_spec import (
     TEXT_TOKENS,
     TOKENS,
     PerBlockModulation,
-    SequentialLayerSpec,
     StackSpec,
 )
 from dit.models.layers.adaptable import sees_part_of_tokens
@@ -63,8 +62,8 @@ class RefinedTransformer(TextFirstTransformer):
         """`told` has the widths of the two linears that embed the timestep (`told` in weights)."""
         config, width = transformer_config(model), model.hidden_size
         super().__init__(config, model, groups, vp_stage, stacks)
-        layer, axes = stacks[-1].layer, model.rope_axes
-        assert isinstance(layer, SequentialLayerSpec)
+        axes, norm = model.rope_axes, next(stacks[-1].layer.ports).norm
+        assert norm is not None
         self.told_width = told[1]
         # Angles in float64, as in Diffusers.
         thetas = (self.theta,) * len(axes)
@@ -74,7 +73,7 @@ class RefinedTransformer(TextFirstTransformer):
         if self.pre_process:
             inputs, text = model.patch_features, model.crossattn_emb_size
             self.patches = Replicated(inputs, width, **biased, token_row=TOKENS)
-            self.text_norm = nn.RMSNorm(text, eps=layer.eps, dtype=config.params_dtype)
+            self.text_norm = nn.RMSNorm(text, eps=norm.eps, dtype=config.params_dtype)
             sees_part_of_tokens(self.text_norm, config)
             self.text_embedder = Replicated(text, width, **biased, token_row=TEXT_TOKENS)
             self.told = TwoLinears(LEVEL_WAVES, config, widths=told)

@@ -23,10 +23,7 @@ from dit.config import Implementation, Recompute, RecomputeMethod
 from dit.models.layer_spec import (
     JOINT_TOKENS,
     TOKENS,
-    AnyLayerSpec,
-    LayerSpec,
     RowKind,
-    SequentialLayerSpec,
     StackSpec,
 )
 from dit.models.layers.adaptable import Adaptable, DropoutRows, dropout_rows, dropping
@@ -34,17 +31,7 @@ from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
 from dit.models.stacks.frozen_blocks import BlockPrefetch
 from dit.models.stacks.offload import OffloadedLayer, on_host, settle, when_reached
-
-
-def layer_class(spec: AnyLayerSpec) -> Any:
-    """The class that builds a layer; it is imported only for networks that have such layers."""
-    if isinstance(spec, LayerSpec):
-        from dit.models.stacks.step_layer import StepLayer
-
-        return StepLayer
-    from dit.models.stacks.sequential_layer import LAYERS
-
-    return LAYERS[spec.rows]
+from dit.models.stacks.step_layer import StepLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +106,7 @@ def token_multiplications(context: BuildContext, spec: StackSpec) -> int:
 
     Those of attention depend on the packs, and few samples have references.
     """
-    layer = spec.layer
-    if isinstance(layer, SequentialLayerSpec) and layer.rows is RowKind.REFERENCES:
+    if spec.layer.over is RowKind.REFERENCES:
         return 0
     model = replace(context.model, transformer_impl=Implementation.LOCAL)
     context = replace(context, model=model, config=copy(context.config))
@@ -176,16 +162,12 @@ class LayerStack(TransformerBlock):
         config = copy(context.config)
         config.num_layers = spec.count
         config.pipeline_model_parallel_layout = _PipelineSplit(here)  # type: ignore[assignment]
-        kind = layer_class(spec.layer)
-        parameters = {"model": context.model, "spec": spec.layer}
-        if isinstance(spec.layer, LayerSpec):
-            parameters["unread"] = unread
-        layer = ModuleSpec(module=kind, params=parameters)
+        parameters = {"model": context.model, "spec": spec.layer, "unread": unread}
+        layer = ModuleSpec(module=StepLayer, params=parameters)
         submodules = TransformerBlockSubmodules(layer_specs=[layer] * here.count, layer_norm=None)
         super().__init__(config, submodules, pg_collection=context.groups, vp_stage=vp_stage)
         self.model, self.layers_before = context.model, layers_before
-        rows = spec.layer.rows if isinstance(spec.layer, LayerSpec) else kind.hidden
-        self.hidden: tuple[str, ...] = rows
+        self.hidden: tuple[str, ...] = spec.layer.rows
         self.turns: BlockPrefetch | None = None  # of blocks that wait on the host
 
     def forward(  # type: ignore[override]

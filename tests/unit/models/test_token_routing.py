@@ -111,9 +111,9 @@ def _looped(network, alone, few, kept, route, level_N):
         inside = route.first <= number <= route.last
         rows = kept if inside else torch.arange(len(h_TD))
         seen, x_TD = conditions[inside], h_TD[rows]
-        if layer.hidden == (TOKENS,):
+        if layer.rows == (TOKENS,):
             x_TD = layer(x_TD, seen)
-        elif layer.hidden == (JOINT_TOKENS,):
+        elif layer.rows == (JOINT_TOKENS,):
             joint_JD = layer(seen.order.join((x_TD, text_LD)), seen)
             x_TD, text_LD = seen.order.split(joint_JD)
         else:
