@@ -32,6 +32,7 @@ from dit.models.layer_spec import (
     KeyRows,
     LayerSpec,
     Modulation,
+    NormKind,
     Port,
     QkNorm,
     RowNorm,
@@ -92,7 +93,7 @@ class ToyCross(StackedTransformer):
         config = transformer_config(model)
         parts = toy_parts(model, norm=QkNorm.ACROSS_HEADS)
         attention, modulation = parts["attention"], Modulation("modulation", TableModulation())
-        text = Port(TOKENS, "cross_attention", norm=RowNorm("norm_cross"))
+        text = Port(TOKENS, "cross_attention", norm=RowNorm("norm_cross", NormKind.LAYER))
         steps = (
             Attend(Port(TOKENS, "self_attention", modulation[0]), attention),
             AttendTo(text, attention, (KeyRows(model.crossattn_emb_size),)),

@@ -34,6 +34,7 @@ from dit.models.layer_spec import (
     LayerSpec,
     Modulation,
     NetworkSpec,
+    NormKind,
     Port,
     QkNorm,
     RowNorm,
@@ -272,7 +273,7 @@ def wan_stack(model: WanConfig) -> StackSpec:
     if model.image_rows is not None:
         keys += (KeyRows(width, IMAGE, each=model.image_rows),)
     among = replace(attention, sparse_pairs=_pairs(model))
-    text = Port(TOKENS, "cross_attention", norm=RowNorm("norm_cross"))
+    text = Port(TOKENS, "cross_attention", norm=RowNorm("norm_cross", NormKind.LAYER))
     steps = (
         Attend(Port(TOKENS, "self_attention", modulation[0]), among),
         AttendTo(text, attention, keys),
