@@ -1,8 +1,7 @@
 """Bytes that the operations of a network read and write, counted on tensors without values.
 
 1. OperationCounter   counts each operation that is no view: bytes of its inputs and outputs
-2. CudaKernels        operations that a GPU has a kernel for, and torch composes elsewhere
-3. layer_traffic      forward and backward pass of one layer: a network of two less one of one
+2. layer_traffic      forward and backward pass of one layer: a network of two less one of one
 
 Tensors on `meta` take a GPU's paths. What an operation reads again from a cache is not known here.
 """
@@ -16,15 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
-from torch.library import custom_op
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.functional import rms_norm
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -34,12 +29,10 @@ from dit.data.pack import pack_samples
 from dit.lora.targets import attach_adapters, chosen_adapters
 from dit.models.family import InputKind
 from dit.models.kernels.traffic import OPERATOR_BYTES
-from dit.models.layers import per_sample
 from dit.models.patch_layout import PatchLayout
 from dit.models.registry import family_of
 from dit.pack_wire import pack_to
-
-META = torch.device("meta")
+from dit.sizing.cuda_kernels import META, CudaKernels
 
 OperatorBytes = Mapping[str, Callable[..., int]]
 """For operators that move other bytes than those of their arguments and results.
@@ -101,54 +94,6 @@ def _counts(x: Any) -> bool:
 
 def _storage(x: Tensor) -> StorageWeakRef:
     return StorageWeakRef(x.untyped_storage())
-
-
-class CudaKernels(TorchFunctionMode):
-    """A context in which operations that torch composes on `meta` are one kernel, as on CUDA."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is rms_norm and args[0].device == META:
-            return _FusedNorm.apply(args[0], kwargs["weight"])
-        return func(*args, **kwargs)
-
-
-class _FusedNorm(torch.autograd.Function):
-    """aten's `_fused_rms_norm` of CUDA: it wants contiguous tokens, [..., K]."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_K: Tensor) -> Tensor:
-        x = x.contiguous()
-        ctx.save_for_backward(x, weight_K)
-        return _fused_rms_norm(x, weight_K)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight_K = ctx.saved_tensors
-        return _fused_rms_norm_backward(gradients[0].contiguous(), x, weight_K)
-
-
-def _like_input(x: Tensor, weight_K: Tensor) -> Tensor:  # noqa: ARG001
-    return torch.empty_like(x)
-
-
-def _like_inputs(
-    gradient: Tensor,  # noqa: ARG001
-    x: Tensor,
-    weight_K: Tensor,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(weight_K)
-
-
-def _on_meta(name: str, function: Callable[..., Any]) -> Any:
-    """An operator of tensors without values; torch 2.11 knows no `device_types="meta"`."""
-    made = custom_op(name, function, mutates_args=())
-    made.register_fake(function)
-    return made
-
-
-_fused_rms_norm = _on_meta("measuring::fused_rms_norm", _like_input)
-_fused_rms_norm_backward = _on_meta("measuring::fused_rms_norm_backward", _like_inputs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,8 +189,7 @@ def added_traffic(
     less: nn.Module, more: nn.Module, batch: PackedBatch, *, width: int
 ) -> tuple[LayerTraffic, LayerTraffic]:
     """What `more` moves in each pass beyond what `less` does; a pack on `meta`."""
-    with patch.object(per_sample, "kernels_run_on", lambda device: device == META):
-        passes = [_pass_traffic(network, batch) for network in (less, more)]
+    passes = [_pass_traffic(network, batch) for network in (less, more)]
     unit = 2 * len(batch.segment_T) * width
     forward, backward = (
         LayerTraffic.between(*pair, unit=unit) for pair in zip(*passes, strict=True)

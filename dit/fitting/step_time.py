@@ -11,8 +11,9 @@ from dit.config import DatasetConfig, MockGeometry, ModelConfig, RunConfig
 from dit.device_specs import device_named
 from dit.planner.efficiency import EFFICIENCIES
 from dit.planner.times import expected_load, times
+from dit.sizing.activations import geometry_tokens
 from dit.sizing.flops import forward_flops
-from dit.sizing.memory import geometry_tokens, memory
+from dit.sizing.memory import memory
 
 _WARM_UP, _STEPS = 2, 4
 _MOST_TOKENS = 8192  # of a pack that is measured; longer ones are reckoned from a short one

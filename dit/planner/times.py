@@ -24,12 +24,11 @@ from dit.models.registry import network_spec
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
 from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, layer_units
 from dit.planner.traffic import exposed_part, forward_again, passes_before, traffic
+from dit.sizing.activations import geometry_tokens, seen_tokens
 from dit.sizing.flops import attention_flops, forward_flops
 from dit.sizing.memory import (
-    geometry_tokens,
     inventory_of,
     parameter_count,
-    seen_tokens,
     trained_count,
     trained_here,
     weight_bytes,

@@ -16,10 +16,10 @@ from dit.config import (
 )
 from dit.models.linears import orthogonalisation, orthogonalising_ranks
 from dit.models.registry import network_spec
+from dit.sizing.activations import seen_tokens
 from dit.sizing.memory import (
     parameter_count,
     parameters_here,
-    seen_tokens,
     trained_count,
     trained_here,
 )

@@ -27,12 +27,11 @@ from dit.batch import PackedBatch
 from dit.config import AttentionBackend, ModelConfig
 from dit.models.attention.kernels import ATTEND
 from dit.models.attention.spans import Spans
-from dit.models.layer_spec import Attend
 from dit.models.layers import packed_attention
 from dit.models.layers.adaptable import Adaptable
 from dit.models.pass_work import Multiplications, PartWork
 from dit.models.registry import network_spec
-from dit.sizing.meta_network import META, groups_as_given, meta_pack, replaced, stage_on_meta
+from dit.sizing.meta_network import meta_pack, meta_pass, replaced, stage_on_meta
 
 _SIDE, _TEXT, _SAMPLES = 4, 64, 2
 _BASE = {"side": _SIDE, "text": _TEXT, "samples": _SAMPLES}
@@ -176,16 +175,8 @@ def _run(network: Any, batch: PackedBatch) -> _Pass:
     for module, place in places:
         hooks.append(module.register_forward_pre_hook(partial(_goes_to, found, place)))
         hooks.append(module.register_forward_hook(partial(_goes_to, found, _OUTSIDE)))
-    if not network.pre_process:
-        dtype = network.config.params_dtype
-        before = torch.empty(network.hidden_shape(batch), device=META, dtype=dtype)
-        network.set_input_tensor([before])
-    with (
-        groups_as_given(),
-        _attention_counted(found, network.model, len(batch.keys)),
-        torch.no_grad(),
-    ):
-        network(batch.latent_TC.float(), torch.empty(batch.num_levels, device=META), batch)
+    with _attention_counted(found, network.model, len(batch.keys)), torch.no_grad():
+        meta_pass(network, batch)
     for hook in hooks:
         hook.remove()
     return found
@@ -198,9 +189,8 @@ def _goes_to(found: _Pass, place: str, *_: Any) -> None:
 @contextmanager
 def _attention_counted(found: _Pass, model: ModelConfig, samples: int) -> Iterator[None]:
     """Inside, attention of a pack of so many `samples` is not computed, but counted."""
-    parts = (part for stack in network_spec(model).stacks for part in stack.layer.parts)
-    attends = (part for part in parts if isinstance(part, Attend))
-    sparse = next(filter(None, (part.attention.sparse_pairs for part in attends)), 1.0)
+    found = (stack.layer.among_cubes for stack in network_spec(model).stacks)
+    sparse = next((one.sparse_pairs for one in found if one), None) or 1.0
 
     def attend(q_THK: Tensor, _k: Any, _v: Any, spans: Spans, *, seen: float = 1) -> Tensor:
         width, pairs = q_THK.shape[1] * q_THK.shape[2], (spans.lengths[0], spans.key_lengths[0])

@@ -3,12 +3,15 @@
 Nothing is sent: the process groups are stand-ins, which know their sizes alone.
 """
 
+# T tokens of a rank, W of all ranks, X any width
+
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,17 +19,17 @@ import torch
 from megatron.core.tensor_parallel import layers, mappings
 from torch import Tensor, nn
 
-from dit.batch import TEXT, LatentSample, PackedBatch
+from dit.batch import TEXT, LatentSample, PackedBatch, SequenceShard
 from dit.config import ModelConfig
 from dit.data.pack import pack_samples
 from dit.distributed.process_groups import run_megatron_on_cpu
-from dit.models.family import InputKind
+from dit.models.family import InputKind, SampleInput
+from dit.models.layers import context_parallel, queries_and_keys
 from dit.models.patch_layout import PatchLayout
 from dit.models.registry import family_of
 from dit.pack_wire import pack_to
+from dit.sizing.cuda_kernels import META
 from dit.token_ids import as_digits
-
-META = torch.device("meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ def stage_on_meta(model: ModelConfig, *, stage: int = 0, stages: int = 1) -> Any
     one = StandInGroup()
     groups = SimpleNamespace(
         tp=StandInGroup(model.tensor_model_parallel_size),
-        cp=one,
+        cp=StandInGroup(model.context_parallel_size),
         pp=StandInGroup(stages, stage),
         dp=one,
         dp_cp=one,
@@ -65,9 +68,10 @@ def stage_on_meta(model: ModelConfig, *, stage: int = 0, stages: int = 1) -> Any
 
 @contextmanager
 def groups_as_given() -> Iterator[None]:
-    """Inside, linears of Megatron-Core ask the group that they are given.
+    """Inside, linears of Megatron-Core ask the group that they are given, and nothing is sent.
 
-    Where no process group was started, they take none and one rank.
+    Where no process group was started, they take none and one rank. What ranks would gather, sum or
+    exchange has the size that it would have.
     """
     whole = "get_tensor_model_parallel_group_if_none"
     given: list[tuple[Any, str, Any]] = [
@@ -75,9 +79,18 @@ def groups_as_given() -> Iterator[None]:
         (layers, "get_pg_size", lambda group: group.size()),
         (layers, "get_pg_rank", lambda group: group.rank()),
         (mappings, whole, lambda group, **_: group),
+        (mappings, "_reduce", lambda x, _: x),
+        (mappings, "_gather_along_first_dim", partial(_gathered, dim=0)),
+        (mappings, "_gather_along_last_dim", partial(_gathered, dim=-1)),
+        (queries_and_keys, "_summed", lambda x, _: x.clone()),
+        (context_parallel, "all_to_all", lambda _, x: x.clone()),
     ]
     with replaced(given):
         yield
+
+
+def _gathered(x: Tensor, group: Any, *_: Any, dim: int) -> Tensor:
+    return x if group.size() == 1 else torch.cat([x] * group.size(), dim=dim)
 
 
 @contextmanager
@@ -93,19 +106,72 @@ def replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def meta_pack(model: ModelConfig, *, side: int, text: int, samples: int) -> PackedBatch:
-    """A pack on the meta device of equal samples: one frame of `side` x `side` tokens, `text` rows.
+def meta_pass(network: Any, batch: PackedBatch) -> None:
+    """A pass of a stage over a pack of the meta device."""
+    if not network.pre_process:
+        dtype = network.config.params_dtype
+        shape: Any = {"size": network.hidden_shape(batch), "device": META, "dtype": dtype}
+        before = torch.empty(**shape, requires_grad=torch.is_grad_enabled())
+        network.set_input_tensor([before])
+    with groups_as_given():
+        network(batch.latent_TC.float(), torch.empty(batch.num_levels, device=META), batch)
 
-    They have what a sample must have, and nothing else; `text` is no choice where it is fixed.
+
+def meta_pack(
+    model: ModelConfig,
+    *,
+    side: int,
+    text: int,
+    samples: int,
+    frames: int = 1,
+    references: bool = False,
+    share: SequenceShard | None = None,
+) -> PackedBatch:
+    """A pack on the meta device of equal samples: `frames` of `side` x `side` tokens, `text` rows.
+
+    They have what a sample must have, and `references` if that is asked; `text` is no choice where
+    it is fixed. A context rank has the `share` of it.
     """
     family = family_of(model)
     inputs = family.inputs(model)
     tall, wide = model.patch_temporal, model.patch_spatial
-    size = (tall, side * wide, side * wide)
+    size = (frames * tall, side * wide, side * wide)
     text = next((one.rows for one in inputs if one.name == TEXT and one.rows), text)
+    sample = LatentSample(
+        key="",
+        latent_CFHW=torch.zeros(model.in_channels, *size),
+        text_LE=torch.zeros(text, model.crossattn_emb_size),
+        fps=math.nan,
+        others=_others(inputs, size, text=text, references=references),
+    )
+    layout = PatchLayout(
+        patch_temporal=tall,
+        patch_spatial=wide,
+        sample_multiple=math.lcm(model.attended_multiple, 1 if share is None else share.count),
+        positions=family.positions(model),
+        inputs=inputs,
+        attended=model.attended,
+        clean_level=family.objective.clean_level,
+        guidance=family.guidance(model),
+    )
+    batch = pack_samples([sample] * samples, layout)
+    if share is not None:
+        rows_T = batch.rows(share)
+        mine = {name: tensor[rows_T] for name, tensor in batch.token_tensors.items()}
+        batch = replace(batch.with_tensors(mine), share=share)
+    batch = pack_to(batch, META)
+    if not family.tells_step_end(model):
+        return batch
+    return replace(batch, step_end_N=torch.empty(samples, device=META))
+
+
+def _others(
+    inputs: Sequence[SampleInput], size: tuple[int, int, int], *, text: int, references: bool
+) -> dict[str, Tensor]:
+    """What a sample must have beside its latent of this `size` and its `text` rows."""
     others: dict[str, Tensor] = {}
     for one in inputs:
-        if one.kind is InputKind.CHANNELS:
+        if one.kind is InputKind.CHANNELS or (one.kind is InputKind.REFERENCE and references):
             others[one.name] = torch.zeros(one.width, *size)
         elif one.vocabulary is not None:
             others[one.name] = as_digits(torch.zeros(text, dtype=torch.int64))
@@ -113,24 +179,4 @@ def meta_pack(model: ModelConfig, *, side: int, text: int, samples: int) -> Pack
             others[one.name] = torch.zeros(one.rows or (0 if one.may_be_empty else 1), one.width)
         elif one.kind is InputKind.VECTOR:
             others[one.name] = torch.zeros(one.width)
-    sample = LatentSample(
-        key="",
-        latent_CFHW=torch.zeros(model.in_channels, *size),
-        text_LE=torch.zeros(text, model.crossattn_emb_size),
-        fps=math.nan,
-        others=others,
-    )
-    layout = PatchLayout(
-        patch_temporal=tall,
-        patch_spatial=wide,
-        sample_multiple=model.attended_multiple,
-        positions=family.positions(model),
-        inputs=inputs,
-        attended=model.attended,
-        clean_level=family.objective.clean_level,
-        guidance=family.guidance(model),
-    )
-    batch = pack_to(pack_samples([sample] * samples, layout), META)
-    if not family.tells_step_end(model):
-        return batch
-    return replace(batch, step_end_N=torch.empty(samples, device=META))
+    return others

@@ -31,8 +31,8 @@ from dit.data.preflight import SIDE_BY_SIDE, check_data, read_data_card
 from dit.data.rejections import REMEDIES, DataError, SampleRefused
 from dit.models.patch_layout import PatchLayout
 from dit.progress import brief, counted
+from dit.sizing.activations import geometry_tokens
 from dit.sizing.flops import forward_flops, work_of_packs
-from dit.sizing.memory import geometry_tokens
 
 # Heads are read until the mean length is known so well, or so many: 0.1 ms each on a local disk.
 _PRECISE, _AT_ONCE, _MOST = 0.0025, 1000, 8000

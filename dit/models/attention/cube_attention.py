@@ -42,7 +42,7 @@ def attend_cubes(
     if cubes.all_chosen:
         return attend(*qkv, spans) + cubes.of_order(gate_CBHK * coarse_C1HK)
     chosen_HCJ = chosen_cubes(q_mean_CHK, k_mean_CHK, cubes)
-    if gate_THK.is_cuda:
+    if gate_THK.is_cuda or gate_THK.is_meta:
         from dit.models.attention.cube_kernel import attend_in_blocks  # it takes FlexAttention in
 
         fine_CBHK = attend_in_blocks((q, k, v), chosen_HCJ, cubes)

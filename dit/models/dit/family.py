@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded, positive
 from dit.config.resume import Refused
-from dit.models.dit.conditioner import MOST_CONDITIONER_LAYERS, conditioner_kept, token_input
+from dit.models.dit.conditioner import MOST_CONDITIONER_LAYERS, token_input
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -23,7 +23,6 @@ from dit.models.family import (
     text_input,
 )
 from dit.models.layer_spec import (
-    NOTHING,
     TOKENS,
     Attend,
     AttendTo,
@@ -360,7 +359,7 @@ class AddPositions(Part):
 def _spec(model: DitConfig) -> NetworkSpec:
     return NetworkSpec(
         stacks=(dit_stack(model),),
-        conditioner_kept=conditioner_kept(model) if model.trains_conditioner else NOTHING,
+        trains_conditioner=model.trains_conditioner,
         text_tokens=model.text_pad_to,
     )
 

@@ -188,13 +188,7 @@ def fusion_layers(model: Krea2Config) -> tuple[LayerSpec, LayerSpec]:
 
 
 def _spec(model: Krea2Config) -> NetworkSpec:
-    """Layers over text keep their inputs: all states of a token, then the row made of them."""
-    states = (model.num_fusion_layers + 1) * model.crossattn_emb_size
-    return NetworkSpec(
-        stacks=(krea2_stack(model),),
-        text_layers="text_fusion.",
-        text_layers_kept=states + model.num_refiner_layers * model.text_width,
-    )
+    return NetworkSpec(stacks=(krea2_stack(model),), text_layers="text_fusion.")
 
 
 def _inputs(model: Krea2Config) -> tuple[SampleInput, ...]:

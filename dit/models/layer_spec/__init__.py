@@ -1,13 +1,12 @@
 """Sizes and choices of the layers of a network, which are built of them.
 
-shapes  rows of tokens, who attends to whom, and what the backward pass needs of each part
+shapes  rows of tokens, and who attends to whom
 parts   attention and feed-forward; scales, shifts and gates
 steps   a layer as steps over named rows of tokens
-kept    what the backward pass needs of such a layer
 layers  stacks of layers, and the stacks of a network
 
 Nothing here needs torch, which neither a printed configuration nor a worker of the loader imports.
-Parameters and operations are asked of the network itself (`dit/sizing`).
+Parameters, operations and what the backward pass needs are asked of the network (`dit/sizing`).
 """
 
 from dit.models.layer_spec.layers import (
@@ -34,7 +33,7 @@ from dit.models.layer_spec.parts import (
     TableModulation,
     WholeLayerModulation,
 )
-from dit.models.layer_spec.shapes import NOTHING, AttentionShape, Kept, KeptBy, LayerNeeds, RowKind
+from dit.models.layer_spec.shapes import AttentionShape, RowKind
 from dit.models.layer_spec.steps import (
     JOINT_TOKENS,
     TEXT_TOKENS,

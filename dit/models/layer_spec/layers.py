@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dit.models.layer_spec.shapes import (
-    NOTHING,
-    KeptBy,
-    RowKind,
-)
+from dit.models.layer_spec.shapes import RowKind
 from dit.models.layer_spec.steps import LayerSpec
 
 
@@ -27,14 +23,12 @@ class NetworkSpec:
     """The layers of a network, and how many tokens they see of a sample."""
 
     stacks: tuple[StackSpec, ...]
-    conditioner_kept: KeptBy = NOTHING
-    """What the backward pass needs of each caption token in the conditioner (Anima), which makes
-    text of captions before they are filled up, for each unit of width."""
+    trains_conditioner: bool = False
+    """Whether the first stage has a conditioner, which makes text of captions before they are
+    filled up (Anima)."""
     text_layers: str = ""
     """How the names of weights of layers over text alone begin, which are computed again in the
     backward pass, on the first stage (Krea 2)."""
-    text_layers_kept: int = 0
-    """Numbers of each text token that they keep for it."""
     text_tokens: int | None = None
     """Text is filled up to this many tokens a sample; None leaves it as long as it is."""
     attended_multiple: int = 1
@@ -49,13 +43,13 @@ class NetworkSpec:
 
     @property
     def exchanges(self) -> int:
-        """Exchanges between tensor ranks in a pass, of all layers (see `LayerNeeds.exchanges`)."""
-        return sum(stack.count * stack.layer.needs.exchanges for stack in self.stacks)
+        """Exchanges between tensor ranks in a pass, of all layers (see `LayerSpec`)."""
+        return sum(stack.count * stack.layer.exchanges for stack in self.stacks)
 
     @property
     def attends_jointly(self) -> bool:
         """Whether layers attend to latents and text together, so that each pays for the other."""
-        shapes = (shape for stack in self.stacks for shape in stack.layer.needs.attentions)
+        shapes = (shape for stack in self.stacks for shape in stack.layer.attentions)
         return any(shape.queries == RowKind.JOINT for shape in shapes)
 
     def text(self, lengths: Sequence[int]) -> Sequence[int]:

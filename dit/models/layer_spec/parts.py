@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dit.models.layer_spec.shapes import Kept, KeptBy, of_feed_forward
-
 
 class Activation(StrEnum):
     """What stands between the two linears of a feed-forward."""
@@ -83,11 +81,6 @@ class FeedForwardSpec:
     def exchanges(self) -> int:
         return 1
 
-    @property
-    def kept(self) -> KeptBy:
-        """Numbers that its backward pass needs, for each token and unit of width."""
-        return of_feed_forward(self.hidden, self.width, gated=self.activation.inputs > 1)
-
 
 MOST_EXPERTS = 16
 
@@ -117,13 +110,6 @@ class ExpertsSpec:
     @property
     def exchanges(self) -> int:
         return 1 + self.count
-
-    @property
-    def kept(self) -> KeptBy:
-        """With the output of each expert, which the gradient of its weight needs."""
-        outputs = Kept(outside=self.count)
-        total = self.shared.kept + KeptBy(fused=outputs, eager=outputs)
-        return sum((self.expert.kept for _ in range(self.count)), total)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

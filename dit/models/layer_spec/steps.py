@@ -22,7 +22,7 @@ from dit.models.layer_spec.parts import (
     FeedForwardSpec,
     ModulationSpec,
 )
-from dit.models.layer_spec.shapes import AttentionShape, LayerNeeds, RowKind
+from dit.models.layer_spec.shapes import AttentionShape, RowKind
 
 TOKENS, TEXT_TOKENS, JOINT_TOKENS = "hidden", "text_hidden", "joint"
 """Rows of tokens: latents; texts of networks with joint attention; both together in one row."""
@@ -288,12 +288,6 @@ class LayerSpec:
     modules register step by step. Sums in the norm of the gradient are in that order."""
 
     @property
-    def needs(self) -> LayerNeeds:
-        from dit.models.layer_spec.kept import needs_of
-
-        return needs_of(self)
-
-    @property
     def groups(self) -> tuple[tuple[Part, ...], ...]:
         """The parts of each step."""
         return tuple(step if isinstance(step, tuple) else (step,) for step in self.steps)
@@ -337,6 +331,12 @@ class LayerSpec:
             entered = (part.ports for part in step if not found.issuperset(part.ports))
             read |= {port.row for ports in entered for port in ports}
         return frozenset(found)
+
+    @property
+    def among_cubes(self) -> AttentionSpec | None:
+        """Its attention among cubes of tokens, if it has one."""
+        attends = (part.attention for part in self.parts if isinstance(part, Attend))
+        return next((one for one in attends if one.sparse_pairs), None)
 
     @property
     def attentions(self) -> tuple[AttentionShape, ...]:

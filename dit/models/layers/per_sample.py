@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
 
 def kernels_run_on(device: torch.device) -> bool:
-    """Whether tensors on `device` go through the kernels: with CUDA and Triton."""
-    return device.type == "cuda" and _usable(device)
+    """Whether tensors on `device` go through the kernels: with CUDA and Triton.
+
+    Tensors without values (`meta`) take a GPU's way, so that it can be counted what it keeps.
+    """
+    return device.type == "meta" or (device.type == "cuda" and _usable(device))
 
 
 @cache

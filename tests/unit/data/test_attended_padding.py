@@ -15,8 +15,8 @@ from dit.data.cook import Expected
 from dit.data.pack import SampleSize, pack_samples
 from dit.models.hidream.family import TINY
 from dit.models.patch_layout import PatchLayout
+from dit.sizing.activations import geometry_tokens
 from dit.sizing.flops import forward_flops, pack_forward_flops
-from dit.sizing.memory import geometry_tokens
 from dit.sizing.passes import Length, _listed_lengths
 from dit.train.metrics.step_metrics import taken_tokens
 from recipes.runs import dit_debug

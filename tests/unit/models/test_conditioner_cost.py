@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from measuring.memory_traffic import META, CudaKernels
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -28,6 +27,7 @@ from dit.config import (
 from dit.models.dit.conditioner_layers import Conditioner
 from dit.models.dit.family import TextConditioner
 from dit.models.dit.model import DiT
+from dit.sizing.cuda_kernels import META, CudaKernels
 from dit.sizing.flops import attention_flops, forward_flops, pack_forward_flops
 from dit.sizing.memory import memory
 from dit.token_ids import TOKEN_IDS

@@ -386,17 +386,18 @@ def test_memory_counts_pairs_of_cubes() -> None:
 
     cubes, layers, heads = 6 * 12 * 20, 30, 12  # borders of 21 frames and 45 rows are cubes, too
     pairs = 8 * heads * cubes**2
-    gates = 2 * 2 * 75_600 * 1536  # two numbers a token and unit of width (OF_CUBES)
+    # By cubes: queries, keys, values, what the kernel makes of them, and the gate; means are few.
+    placed = 2 * 5 * 75_600 * 1536
 
     def more(**settings: Any) -> int:
         return kept(sparse_attention=True, **settings) - kept(**settings)
 
-    assert more() == pytest.approx(layers * (pairs + gates), rel=1e-6)
-    assert more(tensor_model_parallel_size=2, context_parallel_size=2) == pytest.approx(
-        layers * (pairs + gates) / 4, rel=1e-6
-    )
-    selective = more(recompute_granularity=Recompute.SELECTIVE)
-    assert selective == pytest.approx(layers * gates + pairs, rel=1e-6)
+    again: Any = {"recompute_granularity": Recompute.SELECTIVE}  # pairs of one layer at a time
+    assert more() - more(**again) == pytest.approx((layers - 1) * pairs, rel=1e-6)
+    shared = {"tensor_model_parallel_size": 2, "context_parallel_size": 2}
+    few = more(**shared) - more(**shared, **again)
+    assert few == pytest.approx((layers - 1) * pairs / 4, rel=1e-6)
+    assert more(**again) == pytest.approx(layers * placed + pairs, rel=0.04)
 
 
 def _published(**settings) -> ModelConfig:

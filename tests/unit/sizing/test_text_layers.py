@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from dit.config import DatasetConfig, LoraConfig, RunConfig
-from dit.models.registry import family_named, network_spec
+from dit.models.registry import family_named
+from dit.sizing.kept import kept_of_text
 from dit.sizing.memory import memory
 from tests.families import case, krea2
 
 
 @pytest.mark.usefixtures("resize")
 @pytest.mark.parametrize("more", [0, 1])
-def test_they_keep_as_many_numbers_as_is_said(groups, more: int) -> None:
+def test_they_keep_on_meta_what_they_keep_of_values(groups, more: int) -> None:
     """All that autograd saves there of a token of text, but for weights."""
     family = family_named("krea2")
     counts = dict.fromkeys(("num_fusion_layers", "num_refiner_layers"), 1 + more)
@@ -36,8 +37,8 @@ def test_they_keep_as_many_numbers_as_is_said(groups, more: int) -> None:
 
     network.text_fusion.forward = watched
     network(batch.latent_TC, torch.tensor(case.LEVELS), batch)
-    numbers = sum(x.numel() for place, x in kept.items() if place not in weights)
-    assert numbers == network_spec(model).text_layers_kept * sum(batch.text_rows)
+    found = sum(x.nbytes for place, x in kept.items() if place not in weights)
+    assert found == kept_of_text(model, "text_fusion") * sum(batch.text_rows)
 
 
 def test_they_keep_nothing_where_nothing_learns() -> None:
@@ -48,7 +49,9 @@ def test_they_keep_nothing_where_nothing_learns() -> None:
     both = replace(
         alone, lora=LoraConfig(rank=4, targets=(*alone.lora.targets, "text_fusion.*.to_q"))
     )
-    split = replace(both, model=replace(model, context_parallel_size=2, cp_comm_type="all_gather"))
-    few, more, half = (memory(one, world_size=2).activations for one in (alone, both, split))
+    few, more = (memory(one, world_size=2).activations for one in (alone, both))
     assert few < more < few + 2**33
-    assert half == pytest.approx(more / 2, rel=1e-6)
+    shared = {"context_parallel_size": 2, "cp_comm_type": "all_gather"}
+    split = (replace(one, model=replace(model, **shared)) for one in (alone, both))
+    less, half = (memory(one, world_size=2).activations for one in split)
+    assert half - less == pytest.approx((more - few) / 2, rel=1e-6)

@@ -17,8 +17,9 @@ from dit.objectives.token_draws import draw_route
 from dit.objectives.training_target import training_problem
 from dit.planner.times import expected_load
 from dit.planner.traffic import traffic
+from dit.sizing.activations import seen_tokens
 from dit.sizing.flops import forward_flops, pack_forward_flops
-from dit.sizing.memory import memory, seen_tokens
+from dit.sizing.memory import memory
 from dit.sizing.passes import data_lines, route_lines
 from dit.train.model_and_optimizer import randomise
 from dit.train.validation import validate

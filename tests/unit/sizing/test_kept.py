@@ -1,4 +1,7 @@
-"""What layers keep for the backward pass, counted on tensors without data, for named networks."""
+"""What layers keep for the backward pass: traces of one layer against whole networks on `meta`.
+
+Networks are built of some layers, and of one more; packs are larger than those of the traces.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,22 @@ from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
-from measuring.memory_traffic import META, CudaKernels
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from dit.batch import PackedBatch
+from dit.batch import PackedBatch, Problem
 from dit.config import ContextComm, ModelConfig, Precision, Recompute
-from dit.models.layers import context_parallel, per_sample
+from dit.distributed.model_parallel import split_tokens
+from dit.models.layers.context_parallel import Context
 from dit.models.registry import families, family_of, named_model, network_spec
 from dit.pack_wire import pack_to
-from dit.sizing.memory import kept_by_layer
-from tests.packs import random_pack
+from dit.sizing.cuda_kernels import META, CudaKernels
+from dit.sizing.kept import kept_by_layer
+from dit.sizing.meta_network import groups_as_given
+from tests.packs import random_pack, tiny_model
 
 NAMES = [name for family in families() for name in family.sizes]
 NAMES.remove("hunyuanimage_21_distilled")  # of mean flow, which is not trained
@@ -33,17 +37,17 @@ GRID, TEXT = (1, 48, 48), 128
 
 
 def counted(model: ModelConfig, groups) -> float:
-    """Bytes for each latent token and unit of width of all layers, from one layer more of each."""
+    """Bytes that all layers keep of a pack, from one layer more of each."""
     stacks = {stack.name for stack in network_spec(model).stacks}
     names = (*LAYERS, REFINERS) if "noise_refiner" in stacks else LAYERS
     counts = {name: count for name in names if (count := getattr(model, name, 0))}
     few = replace(model, **(dict.fromkeys(counts, 1) | {"num_layers": 2}))
-    batch = _pack(few)
+    batch = _pack(few, groups)
     base, total = _kept(few, batch, groups), 0.0
     for name, count in counts.items():
         more = replace(few, **{name: getattr(few, name) + 1})
         total += count * (_kept(more, batch, groups) - base)
-    return total / (len(batch.segment_T) * model.hidden_size)
+    return total
 
 
 def _kept(model: ModelConfig, batch: PackedBatch, groups) -> int:
@@ -61,39 +65,48 @@ def _kept(model: ModelConfig, batch: PackedBatch, groups) -> int:
         return x
 
     level_M = torch.empty(batch.num_levels, device=META)
-    on_cuda = patch.object(per_sample, "kernels_run_on", lambda device: device == META)
-    with on_cuda, CudaKernels(), saved_tensors_hooks(keep, lambda x: x):
+    with groups_as_given(), CudaKernels(), saved_tensors_hooks(keep, lambda x: x):
         network(batch.latent_TC.float(), level_M, batch)
     return sum(storage.nbytes() for storage in kept.values())
 
 
-def _pack(model: ModelConfig) -> PackedBatch:
+def _pack(model: ModelConfig, groups) -> PackedBatch:
     """Two samples: with one, latents and text are in joint order already, and nothing is copied."""
-    return pack_to(random_pack([GRID] * 2, [TEXT] * 2, model=model, guidance=1.0), META)
+    family = family_of(model)
+    batch = random_pack([GRID] * 2, [TEXT] * 2, model=model, guidance=1.0)
+    context = Context(
+        group=groups.cp,
+        comm=model.cp_comm_type,
+        shares_samples=family.network().shares_samples,
+    )
+    x_TC, x_N = torch.zeros(len(batch.segment_T), 1), torch.zeros(2)
+    problem = Problem(input_TC=x_TC, target_TC=x_TC, level_M=x_N, weight_N=x_N, noise_N=x_N)
+    return pack_to(split_tokens(batch, problem, share=context.share, multiple=1)[0], META)
 
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in NAMES]
 )
-def test_layers_keep_what_the_planner_counts(name: str, fused: bool, groups) -> None:
+def test_a_layer_keeps_what_one_layer_more_does(name: str, fused: bool, groups) -> None:
     model = _named(name, fused_kernels=fused)
-    assert counted(model, groups) == pytest.approx(_planned(model), rel=0.05)
+    assert counted(model, groups) == pytest.approx(_traced(model), rel=0.01)
 
 
-def test_refiners_of_references_keep_what_the_planner_counts(groups) -> None:
+def test_refiners_of_references_keep_what_one_more_does(groups) -> None:
     """Of a pack with a reference; many of them, so that one kind of layer too few is seen."""
     model = _named("omnigen2", reference_latents=1, num_refiner_layers=8, num_layers=8)
-    assert counted(model, groups) == pytest.approx(_planned(model), rel=0.05)
+    assert counted(model, groups) == pytest.approx(_traced(model), rel=0.05)
 
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", ["dit_xl", "wan2.1_t2v_1.3b"])
 def test_recomputed_layers_keep_their_input(name: str, fused: bool, groups) -> None:
     selective = _named(name, fused_kernels=fused, recompute_granularity=Recompute.SELECTIVE)
-    assert counted(selective, groups) == pytest.approx(_planned(selective), rel=0.05)
+    assert counted(selective, groups) == pytest.approx(_traced(selective), rel=0.01)
     full = replace(selective, recompute_granularity=Recompute.FULL)
-    assert counted(full, groups) == pytest.approx(2 * network_spec(full).layers, rel=0.05)
+    rows = 2 * math.prod(GRID) * network_spec(full).layers
+    assert counted(full, groups) == pytest.approx(2 * rows * full.hidden_size, rel=0.01)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -101,24 +114,42 @@ def test_recomputed_layers_keep_their_input(name: str, fused: bool, groups) -> N
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", ["dit_xl", "wan2.1_t2v_1.3b", "flux1_dev"])
 def test_what_context_ranks_exchange_is_counted(
-    name: str, fused: bool, comm: ContextComm, ranks: int, groups, monkeypatch
+    name: str, fused: bool, comm: ContextComm, ranks: int, groups
 ) -> None:
     shared = copy(groups)
     shared.cp = SimpleNamespace(size=lambda: ranks, rank=lambda: 0)
-    monkeypatch.setattr(context_parallel, "all_to_all", lambda _, x: x.clone())
-    gather = "gather_from_sequence_parallel_region"
-    monkeypatch.setattr(context_parallel, gather, lambda x, group: torch.cat([x] * ranks))
     sizes = {"context_parallel_size": ranks, "cp_comm_type": comm}
     model = _named(name, fused_kernels=fused, **sizes)
-    assert counted(model, shared) == pytest.approx(_planned(model), rel=0.05)
+    assert counted(model, shared) == pytest.approx(_traced(model), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, 18 + 2 * 4),
+        ({"fused_kernels": False}, 29 + 2 * 4),
+        ({"compile": True}, 29 + 2 * 4),
+        ({"mlp_ratio": 2.5}, 18 + 2 * 2.5),
+        ({"tensor_model_parallel_size": 2}, 9 + (9 + 8) / 2),
+        ({"tensor_model_parallel_size": 2, "sequence_parallel": True}, (18 + 8) / 2),
+    ],
+)
+def test_what_a_layer_keeps_follows_from_its_parts(changes: dict, kept: float) -> None:
+    """In float32 numbers for each token and unit of width; few for each token come on top."""
+    model = tiny_model(**changes)
+    found = kept_by_layer(model).token / model.hidden_size
+    assert 4 * kept < found < 4.1 * kept
 
 
 def _named(name: str, **changes: Any) -> ModelConfig:
     return replace(named_model(name), name="custom", precision=Precision.BF16, **changes)
 
 
-def _planned(model: ModelConfig) -> float:
+def _traced(model: ModelConfig) -> float:
     """Like `counted`."""
-    cost = network_spec(model)
-    text = (cost.image_rows + cost.text([cost.image_rows + TEXT])[0]) / math.prod(GRID)
-    return cost.layers * kept_by_layer(model, text=text)
+    spec = network_spec(model)
+    text, ranks = sum(spec.text([spec.image_rows + TEXT] * 2)), model.context_parallel_size
+    tokens, kept = 2 * math.prod(GRID), kept_by_layer(model)
+    if ranks > 1 and spec.attends_jointly:
+        return spec.layers * kept.of(tokens=(tokens + text) / ranks)
+    return spec.layers * kept.of(tokens=tokens / ranks, text=text, samples=2)

@@ -1,0 +1,154 @@
+"""What the passes of a run keep on one device for the backward pass, of packs in flight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dit.config import ModelConfig, Precision, Recompute, RecomputeMethod, RunConfig
+from dit.config.data import MockGeometry
+from dit.config.sparsity import CUBE
+from dit.models.linears import part_learns
+from dit.models.registry import network_spec
+
+_CUBE_PAIR_BYTES = 8
+"""Bytes that a pair of cubes takes for each head: a place, int32, in the list of cubes that one
+sees, and one in the list of cubes that see it."""
+
+
+def activation_bytes(config: RunConfig, *, accumulation: int) -> int:
+    """Bytes kept for the backward pass."""
+    model = config.model
+    pipeline = model.pipeline_model_parallel_size
+    in_flight = min(accumulation, pipeline) / pipeline  # packs on a stage, times its part of layers
+    if model.virtual_stages > 1:  # arXiv:2205.05198, Sec. 4.2.3
+        in_flight *= 1 + (pipeline - 1) / (pipeline * model.virtual_stages)
+    tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
+    # What passes without gradients say of all packs of a step, float32, waits on the last stage.
+    said = config.objective.predictions_kept * accumulation * 4 * model.output_features
+    pairs, again = _cube_pairs(config), model.recompute_granularity is Recompute.SELECTIVE
+    layer = _kept_by_layer(config) + (0 if again else pairs)
+    layers = _kept(model, layer=layer, row=number_bytes(model) * model.hidden_size * tokens)
+    texts = _kept_of_texts(config) * _text_rows_in_flight(config, accumulation)
+    return int(layers * in_flight + pairs * again + said * tokens + texts)
+
+
+def _kept_by_layer(config: RunConfig) -> float:
+    """Bytes that a layer keeps of a pack like `dataset.mock_samples`, on average over the layers.
+
+    Layers of a token route keep less of what they see. Where they attend to latents and text
+    jointly, text counts as tokens of a pack, and all of them are taken for latents.
+    """
+    from dit.sizing.kept import kept_by_layer  # Megatron-Core takes 4 s to import
+
+    model, spec, kept = config.model, network_spec(config.model), kept_by_layer(config.model)
+    whole = config.dataset.task_encoder_seq_length
+    tokens = seen_tokens(model) * whole / model.context_parallel_size
+    if spec.attends_jointly:
+        return kept.of(tokens=tokens)
+    lengths = [one.text_length for one in config.dataset.mock_samples]
+    texts = [max(length, 0) for length in spec.text(lengths)]
+    rows = {"text": texts, "samples": [1] * len(texts)}
+    return kept.of(tokens=tokens, **{k: whole * _rows_of_texts(config, n) for k, n in rows.items()})
+
+
+def _kept_of_texts(config: RunConfig) -> float:
+    """Bytes that parts over text alone keep on the first stage, for each row of a text.
+
+    Every rank has all captions that a conditioner reads; layers over text share them out.
+    """
+    from dit.sizing.kept import kept_of_text
+
+    model, spec, total = config.model, network_spec(config.model), 0.0
+    if spec.trains_conditioner and part_learns(config):
+        total += kept_of_text(model, "conditioner")
+    if spec.text_layers and part_learns(config, spec.text_layers):
+        ranks = model.tensor_model_parallel_size if model.sequence_parallel else 1
+        shared_by = model.context_parallel_size * ranks
+        total += kept_of_text(model, spec.text_layers.rstrip(".")) / shared_by
+    return total
+
+
+def _text_rows_in_flight(config: RunConfig, accumulation: int) -> float:
+    """Rows of text of the packs that the first stage holds at once."""
+    model = config.model
+    lengths = [one.text_length for one in config.dataset.mock_samples]
+    rows = config.dataset.task_encoder_seq_length * _rows_of_texts(config, lengths)
+    # The first of several groups of layers runs up to twice as far ahead.
+    packs = min(accumulation, model.pipeline_model_parallel_size * min(model.virtual_stages, 2))
+    return rows * packs
+
+
+def _cube_pairs(config: RunConfig) -> float:
+    """Bytes that a layer keeps of all pairs of cubes of a pack like `dataset.mock_samples`."""
+    model, mixture, spec = config.model, config.dataset.mock_samples, network_spec(config.model)
+    each = ((stack.count, stack.layer.among_cubes) for stack in spec.stacks)
+    heads = sum(n * one.heads for n, one in each if one) / spec.layers
+    if not heads:
+        return 0.0
+    sides = (model.patch_temporal, model.patch_spatial, model.patch_spatial)
+    cubes = tokens = 0.0
+    for one in mixture:
+        latent = (one.frames, one.height, one.width)
+        grid = (side // patch for side, patch in zip(latent, sides, strict=True))
+        cubes += one.weight * math.prod(-(-side // CUBE) for side in grid)
+        tokens += one.weight * geometry_tokens(model, one)
+    of_pack = config.dataset.task_encoder_seq_length * cubes / max(tokens, 1)
+    ranks = model.tensor_model_parallel_size * model.context_parallel_size  # that share heads
+    return _CUBE_PAIR_BYTES * heads / ranks * of_pack**2
+
+
+def numbers_of_pack(config: RunConfig) -> float:
+    """Tokens of a pack on one rank, times their width."""
+    model = config.model
+    return config.dataset.task_encoder_seq_length / model.context_parallel_size * model.hidden_size
+
+
+def _rows_of_texts(config: RunConfig, lengths: Sequence[int]) -> float:
+    """Rows for each token of a pack, of samples like `dataset.mock_samples` with `lengths` rows."""
+    mixture = config.dataset.mock_samples
+    latents = [geometry_tokens(config.model, one) for one in mixture]
+    weighted = [
+        sum(one.weight * count for one, count in zip(mixture, counts, strict=True))
+        for counts in (lengths, latents)
+    ]
+    return config.objective.levels_a_sample * weighted[0] / max(weighted[1], 1)
+
+
+def geometry_tokens(model: ModelConfig, geometry: MockGeometry) -> int:
+    """Latent tokens of a sample that attention sees."""
+    return model.tokens_of(geometry.frames, geometry.height, geometry.width)
+
+
+def number_bytes(model: ModelConfig) -> int:
+    """Bytes of a number in the precision of the model."""
+    return 4 if model.precision is Precision.FP32 else 2
+
+
+def _kept(model: ModelConfig, *, layer: float, row: float) -> float:
+    """Bytes that all layers keep of a pack, as they recompute.
+
+    Each keeps those of `layer`, of which its input is those of `row`.
+    """
+    layers = network_spec(model).layers
+    stages = model.pipeline_model_parallel_size * model.virtual_stages
+    away = min(model.cpu_offloading_num_layers * stages, layers)
+    # Of the layers on the host, at most one on its way there, or two on their way back.
+    staying = min(layers - away + min(away, 1), layers)
+    if model.recompute_granularity is not Recompute.FULL:
+        return max(staying, min(away, 2)) * layer
+    if model.recompute_method is RecomputeMethod.BLOCK:
+        # The inputs of the first layers, and all others; at the end, the one that is recomputed.
+        again = min(model.recompute_num_layers * stages, layers)
+        return max(again - away, 0) * row + max(min(layers - again, staying), 1) * layer
+    again = min(model.recompute_num_layers, layers)
+    # The input of every group, and the group that is being recomputed.
+    return staying / again * row + again * layer
+
+
+def seen_tokens(model: ModelConfig) -> float:
+    """Part of the latent tokens that layers see in training, on average over the layers."""
+    if (route := model.token_route) is None:
+        return 1.0
+    routed = (route.last - route.first + 1) / network_spec(model).layers
+    return 1 - routed * (1 - route.kept / route.run)

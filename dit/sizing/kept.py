@@ -1,0 +1,308 @@
+"""What layers keep for the backward pass, traced in passes over packs on the meta device.
+
+A layer of each stack runs once, and then once more on what it made: what autograd keeps of the
+second time, and not of the first, is what a layer keeps that follows another one. That grows by
+straight lines with the latent tokens, the text and the samples of a pack, and packs of equal
+samples say which. Counted are bytes in bfloat16, on a GPU's way.
+"""
+
+# S places of all cubes, C cubes, B places of a cube, H heads, K head width
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dit.batch import PackedBatch, SequenceShard
+from dit.config import ContextComm, ModelConfig, Precision
+from dit.config.sparsity import CUBE
+from dit.models.layer_spec import LayerSpec, NetworkSpec, References
+from dit.models.registry import network_spec
+from dit.sizing.cuda_kernels import CudaKernels, FusedAttention
+from dit.sizing.inventory import alone
+from dit.sizing.meta_network import meta_pack, meta_pass, replaced, stage_on_meta
+
+_SIDE, _TEXT, _SAMPLES = 16, 64, 2  # one sample is in joint order already, and nothing is copied
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Bytes for each latent token of a rank, each text row of a pack, and each of its samples.
+
+    Layers over latents and text together share the text out: there, take it for latents.
+    """
+
+    token: float = 0.0
+    text: float = 0.0
+    sample: float = 0.0
+
+    def __add__(self, other: Kept) -> Kept:
+        return Kept(*(getattr(self, x.name) + getattr(other, x.name) for x in fields(Kept)))
+
+    def __sub__(self, other: Kept) -> Kept:
+        return self + other.times(-1)
+
+    def times(self, factor: float) -> Kept:
+        return Kept(*(getattr(self, x.name) * factor for x in fields(Kept)))
+
+    def of(self, *, tokens: float, text: float = 0.0, samples: float = 0.0) -> float:
+        """Bytes of a pack with so many."""
+        return self.token * tokens + self.text * text + self.sample * samples
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """Bytes of numbers in the precision of the model, and of all others."""
+
+    narrow: Kept
+    others: Kept
+
+    def of(self, precision: Precision) -> Kept:
+        return self.narrow.times(2 if precision is Precision.FP32 else 1) + self.others
+
+
+def kept_by_layers(model: ModelConfig) -> list[tuple[int, Kept]]:
+    """How many layers each stack of `model` has, and what one of them keeps on one such rank."""
+    counts = [stack.count for stack in network_spec(model).stacks if stack.count]
+    return [*zip(counts, _on_rank(model), strict=True)]
+
+
+@lru_cache(maxsize=4096)  # a plan asks for each layout and each number of recomputed layers
+def kept_by_layer(model: ModelConfig) -> Kept:
+    """What a layer of `model` keeps on one rank of tensor and context parallelism, on average."""
+    each = kept_by_layers(model)
+    total = sum((kept.times(count) for count, kept in each), Kept())
+    return total.times(1 / sum(count for count, _ in each))
+
+
+def kept_of_text(model: ModelConfig, part: str) -> float:
+    """Bytes that a part of the network keeps for each row of text, which it alone sees.
+
+    It has the text of all captions, on one rank.
+    """
+    return _traced_on_text(alone(model), part).of(model.precision).text
+
+
+def _on_rank(model: ModelConfig) -> list[Kept]:
+    """Two traces tell what tensor ranks share: numbers between two split matrices."""
+    ranks, whole = model.tensor_model_parallel_size, _traced_in(model)
+    more = _exchanged(model, whole)
+    if ranks == 1:
+        return [one + exchanged for one, exchanged in zip(whole, more, strict=True)]
+    few = ranks if ranks % 2 else 2
+    split, outside_by = _traced_in(model, tensor=few), ranks if model.sequence_parallel else 1
+    found = list[Kept]()
+    for one, part, exchanged in zip(whole, split, more, strict=True):
+        inside = (one - part).times(few / (few - 1))
+        outside = one - inside
+        found.append((inside + exchanged).times(1 / ranks) + outside.times(1 / outside_by))
+    return found
+
+
+def _exchanged(model: ModelConfig, alone: Sequence[Kept]) -> list[Kept]:
+    """What a context rank keeps more than `alone`, where it attends: on one tensor rank.
+
+    By heads it is the same for all numbers of ranks, and grows evenly with them where they gather
+    keys and values. A ring is not traced: what it keeps is taken for what one rank does.
+    """
+    ranks, comm = model.context_parallel_size, model.cp_comm_type
+    if ranks == 1 or comm is ContextComm.P2P:
+        return [Kept()] * len(alone)
+
+    def more(ranks: int) -> list[Kept]:
+        found = _traced_in(model, context=ranks)
+        return [one - own for one, own in zip(found, alone, strict=True)]
+
+    if comm is ContextComm.A2A:
+        return more(ranks if ranks % 2 else 2)
+    two = more(2)
+    if ranks == 2:
+        return two
+    rise = ((one - less).times((ranks - 2) / 2) for less, one in zip(two, more(4), strict=True))
+    return [one + by for one, by in zip(two, rise, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Form:
+    """What a trace depends on, by which the traces of a process are told apart."""
+
+    family: str
+    spec: NetworkSpec
+    fused: bool
+    tensor: int
+    context: int
+    comm: ContextComm
+    model: ModelConfig = field(compare=False)  # with all of this
+
+
+def _traced_in(model: ModelConfig, *, tensor: int = 1, context: int = 1) -> list[Kept]:
+    """What a layer of each stack keeps with so many tensor and context ranks."""
+    spec, comm = network_spec(model), model.cp_comm_type if context > 1 else ContextComm.A2A
+    stacks = (replace(one, count=min(one.count, 2)) for one in spec.stacks)
+    fused = model.fused_kernels and not model.compile
+    sizes: Any = {"tensor_model_parallel_size": tensor, "context_parallel_size": context}
+    form = _Form(
+        family=model.family,
+        spec=replace(spec, stacks=tuple(stacks)),
+        fused=fused,
+        tensor=tensor,
+        context=context,
+        comm=comm,
+        model=replace(alone(model), fused_kernels=fused, cp_comm_type=comm, **sizes),
+    )
+    return [one.of(model.precision) for one in _traced(form)]
+
+
+@lru_cache(maxsize=256)
+def _traced(form: _Form) -> tuple[_Bytes, ...]:
+    """What a layer of each stack keeps.
+
+    It is asked in as many pipeline stages as it has layers, of which the first of each stack are
+    built.
+    """
+    model = form.model
+    stacks = [stack for stack in network_spec(model).stacks if stack.count]
+    firsts, found = [0, *accumulate(stack.count for stack in stacks)], list[_Bytes]()
+    of_packs = replace(model, fused_kernels=True, tensor_model_parallel_size=1)
+    for stack, first in zip(stacks, firsts, strict=False):
+        network = stage_on_meta(model, stage=first, stages=firsts[-1]).train()
+        packs = _packs(of_packs, network.context.share)
+        (layer,) = network.stacks[stack.name].layers
+        found.append(packs.line_of([_kept_by_next(network, layer, one) for one in packs.all]))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packs:
+    """Packs of equal samples, the second with more tokens, the third, if any, with more text."""
+
+    all: tuple[PackedBatch, ...]
+    texts: Sequence[int]
+    """Rows of text of a sample of each of them, as layers see it; some networks fill it up."""
+
+    def line_of(self, kept: Sequence[Counter[bool]]) -> _Bytes:
+        """What grows with tokens, text and samples, of what is kept of each of the packs."""
+        return _Bytes(*(self._line([one[narrow] for one in kept]) for narrow in (True, False)))
+
+    def _line(self, kept: Sequence[int]) -> Kept:
+        base, wide, *long = kept
+        rows, more = (len(one.segment_T) for one in self.all[:2])
+        token, text = (wide - base) / (more - rows), 0.0
+        if long and self.texts[2] > self.texts[0]:
+            text = (long[0] - base) / (_SAMPLES * (self.texts[2] - self.texts[0]))
+        sample = (base - token * rows) / _SAMPLES - text * self.texts[0]
+        return Kept(token, text, sample)
+
+
+@lru_cache(maxsize=64)
+def _packs(model: ModelConfig, share: SequenceShard) -> _Packs:
+    """Packs of which a context rank has its `share`."""
+    spec = network_spec(model)
+    layers = [stack.layer for stack in spec.stacks if stack.count]
+    more: Any = {
+        "samples": _SAMPLES,
+        # Whole cubes, of which some are chosen.
+        "frames": CUBE if any(one.among_cubes for one in layers) else 1,
+        "references": any(_sees_references(one) for one in layers),
+        "share": share,
+    }
+    sizes = [(_SIDE, _TEXT), (2 * _SIDE, _TEXT), (_SIDE, 2 * _TEXT)]
+    if spec.text([_TEXT]) == spec.text([2 * _TEXT]):
+        sizes.pop()
+    packs = [meta_pack(model, side=side, text=text, **more) for side, text in sizes]
+    return _Packs(tuple(packs), [spec.text(model.text_in(one))[0] for one in packs])
+
+
+@lru_cache(maxsize=64)
+def _traced_on_text(model: ModelConfig, part: str) -> _Bytes:
+    network = stage_on_meta(model).train()
+    kept = []
+    for text in (_TEXT, 2 * _TEXT):
+        saved = _Saved()
+        module = network.get_submodule(part)
+        hooks = (
+            module.register_forward_pre_hook(lambda *_, saved=saved: saved.__enter__()),
+            module.register_forward_hook(lambda *_, saved=saved: saved.__exit__(None, None, None)),
+        )
+        with CudaKernels():
+            meta_pass(network, meta_pack(model, side=_SIDE, text=text, samples=_SAMPLES))
+        for hook in hooks:
+            hook.remove()
+        kept.append(saved.bytes(beside=_Saved(), weights=network.parameters()))
+    rises = ((kept[1][n] - kept[0][n]) / (_SAMPLES * _TEXT) for n in (True, False))
+    return _Bytes(*(Kept(text=rise) for rise in rises))
+
+
+def _sees_references(layer: LayerSpec) -> bool:
+    """Whether it runs over the references of samples, which may have some."""
+    return isinstance(layer.view, References) and not layer.view.idle
+
+
+def _kept_by_next(network: Any, layer: Any, batch: PackedBatch) -> Counter[bool]:
+    """Bytes that a layer keeps that follows `layer`, the only one of a stage, and is like it.
+
+    Those of numbers in bfloat16 are at True, all others at False.
+    """
+    before, then = _Saved(), _Saved()
+
+    def again(_: Any, inputs: tuple[Any, Any], made: Any) -> None:
+        hook.remove()
+        with then:
+            layer(made, inputs[1])
+
+    hook = layer.register_forward_hook(again)
+    with CudaKernels(), _cubes_in_one_kernel(), before:
+        meta_pass(network, batch)
+    return then.bytes(beside=before, weights=network.parameters())
+
+
+class _Saved(saved_tensors_hooks):
+    """A context that holds the memory of all tensors that autograd saves in it."""
+
+    def __init__(self) -> None:
+        self.storages: dict[int, tuple[torch.UntypedStorage, bool]] = {}  # which stay alive here
+        super().__init__(self._keep, lambda x: x)
+
+    def _keep(self, x: Tensor) -> Tensor:
+        self.storages[_place(x)] = x.untyped_storage(), x.dtype is torch.bfloat16
+        return x
+
+    def bytes(self, *, beside: _Saved, weights: Iterable[Tensor]) -> Counter[bool]:
+        """Bytes by whether numbers are bfloat16, without weights and what `beside` holds."""
+        others = {_place(weight) for weight in weights} | beside.storages.keys()
+        found = Counter[bool]()
+        for key, (storage, narrow) in self.storages.items():
+            if key not in others:
+                found[narrow] += storage.nbytes()
+        return found
+
+
+def _place(x: Tensor) -> int:
+    return StorageWeakRef(x.untyped_storage()).cdata
+
+
+@contextmanager
+def _cubes_in_one_kernel() -> Iterator[None]:
+    """Inside, attention among cubes does without FlexAttention, which cannot compile on `meta`.
+
+    The lists of the cubes that see each other are not among what it keeps: see `Memory`.
+    """
+    from dit.models.attention import cube_kernel  # it takes FlexAttention in
+
+    def attend(placed_CBHK: tuple[Tensor, Tensor, Tensor], *_: Any) -> Tensor:
+        q, k, v = (x.flatten(0, 1).transpose(0, 1) for x in placed_CBHK)
+        out_HSK: Any = FusedAttention.apply(q, k, v)
+        return out_HSK.transpose(0, 1).unflatten(0, placed_CBHK[0].shape[:2])
+
+    with replaced([(cube_kernel, "attend_in_blocks", attend)]):
+        yield
