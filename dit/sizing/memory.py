@@ -23,7 +23,7 @@ from dit.config import (
 from dit.config.checks import check
 from dit.config.data import MockGeometry
 from dit.config.sparsity import CUBE
-from dit.models.layer_spec import LayerNeeds
+from dit.models.layer_spec import LayerNeeds, needs_of
 from dit.models.layer_spec.shapes import NOTHING, gathered
 from dit.models.linears import orthogonalisation, part_learns
 from dit.models.registry import network_spec
@@ -337,7 +337,9 @@ def _text_rows_in_flight(config: RunConfig, accumulation: int) -> float:
 def _cube_pairs(config: RunConfig) -> float:
     """Bytes that a layer keeps of all pairs of cubes of a pack like `dataset.mock_samples`."""
     model, mixture, cost = config.model, config.dataset.mock_samples, network_spec(config.model)
-    heads = sum(stack.count * stack.layer.needs.cube_heads for stack in cost.stacks) / cost.layers
+    heads = (
+        sum(stack.count * needs_of(stack.layer).cube_heads for stack in cost.stacks) / cost.layers
+    )
     if not heads:
         return 0.0
     sides = (model.patch_temporal, model.patch_spatial, model.patch_spatial)
@@ -421,7 +423,7 @@ def kept_by_layer(model: ModelConfig, *, text: float = 0.0) -> float:
     token route keep less of what they see; of joint rows all is taken for latents.
     """
     cost, seen = network_spec(model), seen_tokens(model)
-    each = ((s.count, _kept_in(s.layer.needs, model, text / seen)) for s in cost.stacks)
+    each = ((s.count, _kept_in(needs_of(s.layer), model, text / seen)) for s in cost.stacks)
     return seen * sum(count * kept for count, kept in each) / cost.layers
 
 

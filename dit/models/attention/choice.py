@@ -67,7 +67,7 @@ def attention_calls(
     shares, ranks = model.context_parallel_size, model.tensor_model_parallel_size
     found: Counter[tuple[RowKind, RowKind, int, int]] = Counter()
     for stack in network.stacks:
-        for shape in stack.layer.needs.attentions:
+        for shape in stack.layer.attentions:
             found[shape.queries, shape.keys, shape.width, shape.times] += stack.count
     calls = []
     for (queries, keys, width, times), layers in found.items():

@@ -10,6 +10,7 @@ Nothing here needs torch, which neither a printed configuration nor a worker of 
 Parameters and operations are asked of the network itself (`dit/sizing`).
 """
 
+from dit.models.layer_spec.kept import needs_of
 from dit.models.layer_spec.layers import (
     NetworkSpec,
     StackSpec,
@@ -44,13 +45,13 @@ from dit.models.layer_spec.steps import (
     AttendTo,
     Feed,
     KeyRows,
+    LayerPart,
     LayerSpec,
     Modulation,
     NormKind,
-    Part,
-    Pictures,
+    PicturesAlone,
     Port,
-    References,
+    ReferencesAlone,
     RowNorm,
     View,
 )

@@ -46,7 +46,7 @@ from dit.models.layer_spec.steps import (
     LayerSpec,
     NormKind,
     Port,
-    References,
+    ReferencesAlone,
 )
 
 _JOINT = {
@@ -58,7 +58,7 @@ _JOINT = {
 
 @lru_cache(maxsize=256)  # a planner asks for it many times
 def needs_of(layer: LayerSpec) -> LayerNeeds:
-    """What the tokens of a layer attend to, exchange and keep."""
+    """What the backward pass needs of the tokens of a layer."""
     first = next(layer.parts)
     if type(first) is AttendAndFeed:
         made = SINGLE + MODULATED + first.feed_forward.kept
@@ -69,7 +69,7 @@ def needs_of(layer: LayerSpec) -> LayerNeeds:
         kept = _of_cross_attention(layer)
     else:
         kept = _of_one_row(layer)
-    return kept + LayerNeeds(attentions=layer.attentions, exchanges=layer.exchanges)
+    return kept
 
 
 def _of_two_rows(layer: LayerSpec, attention: AttentionSpec) -> LayerNeeds:
@@ -101,7 +101,7 @@ def _of_one_row(layer: LayerSpec) -> LayerNeeds:
         kept = (SELF_ACROSS_HEADS if _across(attention) else SELF) + MODULATED
         kept += NOTHING if parallel else MODULATED
     kept += mlp.feed_forward.kept
-    idle = isinstance(layer.view, References) and layer.view.idle
+    idle = isinstance(layer.view, ReferencesAlone) and layer.view.idle
     return LayerNeeds(
         kept=NOTHING if idle or layer.over is RowKind.TEXT else kept,
         kept_of_text=kept if RowKind.TEXT in layer.over else NOTHING,

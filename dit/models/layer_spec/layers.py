@@ -49,13 +49,13 @@ class NetworkSpec:
 
     @property
     def exchanges(self) -> int:
-        """Exchanges between tensor ranks in a pass, of all layers (see `LayerNeeds.exchanges`)."""
-        return sum(stack.count * stack.layer.needs.exchanges for stack in self.stacks)
+        """Exchanges between tensor ranks in a pass, of all layers (see `LayerPart.exchanges`)."""
+        return sum(stack.count * stack.layer.exchanges for stack in self.stacks)
 
     @property
     def attends_jointly(self) -> bool:
         """Whether layers attend to latents and text together, so that each pays for the other."""
-        shapes = (shape for stack in self.stacks for shape in stack.layer.needs.attentions)
+        shapes = (shape for stack in self.stacks for shape in stack.layer.attentions)
         return any(shape.queries == RowKind.JOINT for shape in shapes)
 
     def text(self, lengths: Sequence[int]) -> Sequence[int]:

@@ -126,11 +126,8 @@ class AttentionShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerNeeds:
-    """What the tokens of a layer attend to, exchange and keep; parts add up."""
+    """What the tokens of a layer keep for the backward pass; parts add up."""
 
-    attentions: tuple[AttentionShape, ...] = ()
-    exchanges: int = 0
-    """Times that tensor ranks gather tokens, compute with split matrices, and scatter them."""
     kept: KeptBy = NOTHING
     """What the backward pass needs for each latent token."""
     kept_of_text: KeptBy = NOTHING

@@ -82,7 +82,7 @@ class JointTransformer(StackedTransformer):
         super().__init__(config, model, groups, vp_stage, stacks)
         check_joint_context(model.cp_comm_type, groups.cp.size())
         self.rotary = None
-        shapes = (shape for stack in stacks for shape in stack.layer.needs.attentions)
+        shapes = (shape for stack in stacks for shape in stack.layer.attentions)
         self.attends = {shape.queries for shape in shapes}  # to each other: joint rows, or one
 
     def text_lengths(self, batch: PackedBatch) -> list[int]:
