@@ -26,7 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dit.batch import PackedBatch, SequenceShard
 from dit.config import ContextComm, ModelConfig, Precision
 from dit.config.sparsity import CUBE
-from dit.models.layer_spec import LayerSpec, NetworkSpec, References
+from dit.models.layer_spec import LayerSpec, NetworkSpec, ReferencesAlone
 from dit.models.registry import network_spec
 from dit.sizing.cuda_kernels import CudaKernels, FusedAttention
 from dit.sizing.inventory import alone
@@ -245,7 +245,7 @@ def _traced_on_text(model: ModelConfig, part: str) -> _Bytes:
 
 def _sees_references(layer: LayerSpec) -> bool:
     """Whether it runs over the references of samples, which may have some."""
-    return isinstance(layer.view, References) and not layer.view.idle
+    return isinstance(layer.view, ReferencesAlone) and not layer.view.idle
 
 
 def _kept_by_next(network: Any, layer: Any, batch: PackedBatch) -> Counter[bool]:

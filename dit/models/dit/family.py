@@ -30,11 +30,11 @@ from dit.models.layer_spec import (
     Feed,
     FeedForwardSpec,
     KeyRows,
+    LayerPart,
     LayerSpec,
     LowRankModulation,
     Modulation,
     NetworkSpec,
-    Part,
     Port,
     StackSpec,
 )
@@ -339,7 +339,7 @@ def dit_stack(model: DitConfig) -> StackSpec:
 
     feed_forward = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size)
     low_rank, text = LowRankModulation(model.adaln_lora_dim), KeyRows(model.text_width)
-    steps: tuple[Part, ...] = (
+    steps: tuple[LayerPart, ...] = (
         Attend(port("self_attention", "modulate_self"), attention),
         AttendTo(port("cross_attention", "modulate_cross"), attention, (text,)),
         Feed(port("mlp", "modulate_mlp"), feed_forward),
@@ -350,8 +350,8 @@ def dit_stack(model: DitConfig) -> StackSpec:
 
 
 @dataclass(frozen=True)
-class AddPositions(Part):
-    """Learned positions, which every layer adds to the tokens (Cosmos)."""
+class AddPositions(LayerPart):
+    """Adds learned positions to the tokens before every layer (Cosmos)."""
 
     runs: ClassVar[str] = "dit.models.dit.model:AddingPositions"
 

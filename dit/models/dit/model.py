@@ -149,7 +149,7 @@ def _timestep(blocks: Blocks) -> TimestepConditioning:
 
 
 class AddingPositions(RunningPart):
-    """Learned positions, which are added to the tokens before every layer."""
+    """Adds learned positions to the tokens before every layer."""
 
     def outputs(
         self,

@@ -36,9 +36,9 @@ from dit.models.layer_spec import (
     LayerSpec,
     Modulation,
     NetworkSpec,
-    Pictures,
+    PicturesAlone,
     Port,
-    References,
+    ReferencesAlone,
     SharedModulation,
     StackSpec,
     View,
@@ -142,8 +142,12 @@ def flux3_stacks(model: Flux3Config) -> tuple[StackSpec, ...]:
         port = Port(row, slot=Modulation("modulation", SharedModulation(first))[0])
         return LayerSpec((AttendBesideFeed(port, **parts),), view)
 
-    references = References(idle=not model.reference_latents)
-    early = (layer(TEXT_TOKENS), layer(TOKENS, view=Pictures()), layer(TOKENS, view=references))
+    references = ReferencesAlone(idle=not model.reference_latents)
+    early = (
+        layer(TEXT_TOKENS),
+        layer(TOKENS, view=PicturesAlone()),
+        layer(TOKENS, view=references),
+    )
     stacks = zip(STACKS, early, strict=True)
     return (
         *(StackSpec(name=name, count=model.num_layers, layer=one) for name, one in stacks),
@@ -153,7 +157,7 @@ def flux3_stacks(model: Flux3Config) -> tuple[StackSpec, ...]:
 
 @dataclass(frozen=True)
 class AttendBesideFeed(AttendAndFeed):
-    """The same with matrices of their own: what both make of the tokens is added up."""
+    """Attention and feed-forward of the same tokens with separate matrices, added up."""
 
     runs: ClassVar[str] = "dit.models.flux3.model:AttendingBesideFeeding"
 

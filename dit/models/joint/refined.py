@@ -30,8 +30,8 @@ from dit.models.layer_spec import (
     Modulation,
     NetworkSpec,
     PerBlockModulation,
-    Pictures,
-    References,
+    PicturesAlone,
+    ReferencesAlone,
     RowNorm,
     StackSpec,
     View,
@@ -149,7 +149,7 @@ def refined_stacks(
 
     few, pictures, reference_refiner = model.num_refiner_layers, None, ()
     if references is not None:
-        pictures, own = Pictures(), layer(TOKENS, view=References(idle=references == 0))
+        pictures, own = PicturesAlone(), layer(TOKENS, view=ReferencesAlone(idle=references == 0))
         reference_refiner = (StackSpec(name="reference_refiner", count=few, layer=own),)
     return (
         StackSpec(name="noise_refiner", count=few, layer=layer(TOKENS, view=pictures)),

@@ -43,7 +43,7 @@ class NetworkSpec:
 
     @property
     def exchanges(self) -> int:
-        """Exchanges between tensor ranks in a pass, of all layers (see `LayerSpec`)."""
+        """Exchanges between tensor ranks in a pass, of all layers (see `LayerPart.exchanges`)."""
         return sum(stack.count * stack.layer.exchanges for stack in self.stacks)
 
     @property

@@ -96,7 +96,7 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Part:
+class LayerPart:
     """What a step computes of the tokens that enter its ports."""
 
     runs: ClassVar[str]
@@ -125,7 +125,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Attend(Part):
+class Attend(LayerPart):
     """Tokens attend to those of their sample: of one row, or of two rows with weights of each."""
 
     runs: ClassVar[str] = "dit.models.stacks.parts:SelfAttending"
@@ -164,7 +164,7 @@ class KeyRows:
 
 
 @dataclass(frozen=True)
-class AttendTo(Part):
+class AttendTo(LayerPart):
     """Tokens of a row attend to other rows of their sample, which the layer does not change.
 
     Each of `keys` has keys, values and a softmax of its own, and what they give is added up.
@@ -194,7 +194,7 @@ class AttendTo(Part):
 
 
 @dataclass(frozen=True)
-class Feed(Part):
+class Feed(LayerPart):
     """The feed-forward of a row: one MLP, or experts."""
 
     runs: ClassVar[str] = "dit.models.stacks.parts:Feeding"
@@ -210,7 +210,7 @@ class Feed(Part):
 
 
 @dataclass(frozen=True)
-class AttendAndFeed(Part):
+class AttendAndFeed(LayerPart):
     """Attention and feed-forward of the same tokens, added with one gate (FLUX).
 
     One matrix makes queries, keys, values and the hidden units of the feed-forward, another takes
@@ -237,7 +237,7 @@ class AttendAndFeed(Part):
         return self.feed_forward.exchanges
 
 
-Step = Part | tuple[Part, ...]
+Step = LayerPart | tuple[LayerPart, ...]
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Pictures(View):
+class PicturesAlone(View):
     """Latents of which the references stay as they are."""
 
     runs: ClassVar[str] = "dit.models.stacks.views:SeeingPictures"
@@ -263,7 +263,7 @@ class Pictures(View):
 
 
 @dataclass(frozen=True)
-class References(View):
+class ReferencesAlone(View):
     """The references among the latents, each alone or those of a sample together."""
 
     runs: ClassVar[str] = "dit.models.stacks.views:SeeingReferences"
@@ -288,12 +288,12 @@ class LayerSpec:
     modules register step by step. Sums in the norm of the gradient are in that order."""
 
     @property
-    def groups(self) -> tuple[tuple[Part, ...], ...]:
+    def groups(self) -> tuple[tuple[LayerPart, ...], ...]:
         """The parts of each step."""
         return tuple(step if isinstance(step, tuple) else (step,) for step in self.steps)
 
     @property
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[LayerPart]:
         for step in self.groups:
             yield from step
 

@@ -91,7 +91,7 @@ class RunningPart:
     def outputs(
         self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
     ) -> Sequence[Tensor | None]:
-        """What is added to the row of each port, of the tokens [T, D] that enter it."""
+        """Outputs for the row of each port, of `inputs`, the tokens [T, D] that enter it."""
         raise NotImplementedError
 
 

@@ -135,7 +135,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return tuple(made.values()) if several else made.popitem()[1]
 
     def _made(self, hidden: dict[str, Tensor], conditions: LayerConditions) -> dict[str, Tensor]:
-        rows = {name: _Row(h_TD, conditions.rows[name]) for name, h_TD in hidden.items()}
+        rows = {name: _OpenRow(h_TD, conditions.rows[name]) for name, h_TD in hidden.items()}
         slots = self._slots(conditions.timestep)
 
         def slot(port: Port) -> AdaLN | None:
@@ -190,7 +190,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return h_TD + torch.stack(nothing).sum() if nothing else h_TD
 
 
-class _Row:
+class _OpenRow:
     """The tokens of a row, and the last output for it, which waits to be added.
 
     With the norm of the next part the sum is one kernel, where kernels are fused.
