@@ -21,12 +21,11 @@ from dit.models.family import (
     SampleInput,
     WeightRules,
 )
+from dit.models.joint.family import double_layer, single_layer
 from dit.models.layer_spec import (
     AttentionSpec,
-    DoubleLayerSpec,
     FeedForwardSpec,
     NetworkSpec,
-    SingleLayerSpec,
     StackSpec,
 )
 
@@ -65,8 +64,8 @@ def _spec(model: OddConfig) -> NetworkSpec:
     }
     return NetworkSpec(
         stacks=(
-            StackSpec(name="double", count=model.num_layers, layer=DoubleLayerSpec(**parts)),
-            StackSpec(name="single", count=model.num_single_layers, layer=SingleLayerSpec(**parts)),
+            StackSpec(name="double", count=model.num_layers, layer=double_layer(**parts)),
+            StackSpec(name="single", count=model.num_single_layers, layer=single_layer(**parts)),
         ),
     )
 

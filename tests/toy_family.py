@@ -18,13 +18,12 @@ from dit.batch import PackedBatch
 from dit.config import ModelConfig, Precision
 from dit.config.resume import Refused
 from dit.models.family import Family, InputKind, ObjectiveConventions, SampleInput, WeightRules
+from dit.models.joint.family import double_layer, single_layer
 from dit.models.layer_spec import (
     AttentionSpec,
-    DoubleLayerSpec,
     FeedForwardSpec,
     NetworkSpec,
     PerBlockModulation,
-    SingleLayerSpec,
     StackSpec,
 )
 from dit.models.layers.modulation import PerBlockAdaLN, sinusoid
@@ -68,10 +67,9 @@ class ToyConfig(ModelConfig):
             "attention": AttentionSpec(width=width, heads=heads, bias=True),
             "feed_forward": FeedForwardSpec(width=width, hidden=self.ffn_hidden_size, bias=True),
         }
-        double = DoubleLayerSpec(**parts, text_is_read=self.num_single_layers > 0)
         stacks = (
-            StackSpec(name="double_blocks", count=self.num_layers, layer=double),
-            StackSpec(name="single", count=self.num_single_layers, layer=SingleLayerSpec(**parts)),
+            StackSpec(name="double_blocks", count=self.num_layers, layer=double_layer(**parts)),
+            StackSpec(name="single", count=self.num_single_layers, layer=single_layer(**parts)),
         )
         return stacks if self.num_single_layers else stacks[:1]
 

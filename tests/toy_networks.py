@@ -22,21 +22,30 @@ from dit.config import FlowConfig, ModelConfig, Precision, Recompute, RecomputeM
 from dit.models.attention.spans import Spans
 from dit.models.flux.model import FluxNetwork
 from dit.models.layer_spec import (
+    TOKENS,
     Activation,
+    Attend,
+    AttendTo,
     AttentionSpec,
-    CrossLayerSpec,
+    Feed,
     FeedForwardSpec,
+    KeyRows,
+    LayerSpec,
+    Modulation,
+    NormKind,
+    Port,
     QkNorm,
+    RowNorm,
     StackSpec,
     TableModulation,
 )
 from dit.models.layers.modulation import TableAdaLN, TimestepConditioning, TimestepEmbedding
-from dit.models.layers.packed_attention import RowConditions
+from dit.models.layers.packed_attention import AttendedRows, RowConditions
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.registry import family_of
-from dit.models.stacks.cross_layer import CrossConditions
+from dit.models.stacks.parts import LayerConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.models.wan.model import WanNetwork
 from dit.objectives.flow_matching import FlowMatching
@@ -83,14 +92,14 @@ class ToyCross(StackedTransformer):
     ):
         config = transformer_config(model)
         parts = toy_parts(model, norm=QkNorm.ACROSS_HEADS)
-        layer = CrossLayerSpec(
-            **parts,
-            cross_attention=parts["attention"],
-            text_width=model.crossattn_emb_size,
-            modulation=TableModulation(),
-            gated_cross=False,
+        attention, modulation = parts["attention"], Modulation("modulation", TableModulation())
+        text = Port(TOKENS, "cross_attention", norm=RowNorm("norm_cross", NormKind.LAYER))
+        steps = (
+            Attend(Port(TOKENS, "self_attention", modulation[0]), attention),
+            AttendTo(text, attention, (KeyRows(model.crossattn_emb_size),)),
+            Feed(Port(TOKENS, "mlp", modulation[1]), parts["feed_forward"]),
         )
-        stack = StackSpec(name="blocks", count=model.num_layers, layer=layer)
+        stack = StackSpec(name="blocks", count=model.num_layers, layer=LayerSpec(steps))
         super().__init__(config, model, groups, vp_stage, [stack])
         width = model.hidden_size
         self.rotary = rotary(model)
@@ -120,14 +129,17 @@ class ToyCross(StackedTransformer):
         cos, sin = self.rotary(batch.position_TA)
         rows, device = len(batch.segment_T), batch.segment_T.device
         captions = [(a, b - a) for a, b in pairwise(batch.text_starts)]
-        return CrossConditions(
+        text = AttendedRows(
+            rows_LE=batch.text_LE.to(self.config.params_dtype),
+            spans=Spans.of(batch.shared_spans, captions, total=rows, device=device),
+        )
+        return LayerConditions(
             timestep=TimestepConditioning(
                 t_emb_ND=blocks["t_emb"], adaln_shift_NX=blocks["shared"]
             ),
-            tokens=RowConditions(per_sample=layout, angles_TK=(cos, sin)),
-            exchange=self.context.exchange(batch, rows=rows),
-            text_LE=batch.text_LE.to(self.config.params_dtype),
-            cross_spans=Spans.of(batch.shared_spans, captions, total=rows, device=device),
+            rows={TOKENS: RowConditions(per_sample=layout, angles_TK=(cos, sin))},
+            meetings={(TOKENS,): self.context.exchange(batch, rows=rows)},
+            keys={"text": text},
         )
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> Tensor:

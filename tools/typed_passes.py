@@ -41,7 +41,7 @@ from dit.distributed.process_groups import make_groups, process_groups, run_mega
 from dit.layout_check.names import NamedLayout, kind_settings, parse_layout
 from dit.lora.targets import chosen_adapters
 from dit.models.layers.queries_and_keys import _SumOverRanks
-from dit.models.stacks import joint_transformer, stream_layers
+from dit.models.stacks import joint_transformer, step_layer
 from dit.objectives.registry import training_objective
 from dit.objectives.training_target import training_problem
 from dit.train import loss as losses
@@ -335,7 +335,7 @@ def _typed(given: Trial) -> Iterator[None]:
         patch.object(losses, "sample_sums", parts_of_sums),
         # It adds 0 times the sum of each weight that no output depends on. Their gradients are
         # zero, whatever ranks do to them.
-        patch.object(stream_layers.DoubleStreamLayer, "_tied", lambda _, adaln: adaln),
+        patch.object(step_layer.StepLayer, "_tied", lambda _, adaln: adaln),
         # spmd_types takes it for a function that writes to its input.
         patch.object(Tensor, "type_as", lambda this, other: this.to(other.dtype)),
         spmd.set_current_mesh(axes),

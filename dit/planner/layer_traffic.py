@@ -15,18 +15,19 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dit.models.layer_spec import (
+    Attend,
+    AttendAndFeed,
+    AttendTo,
     AttentionSpec,
-    CrossLayerSpec,
-    DoubleLayerSpec,
     ExpertsSpec,
+    Feed,
     FeedForwardSpec,
     LayerSpec,
     QkNorm,
     RowKind,
-    SequentialLayerSpec,
-    SingleLayerSpec,
 )
 
 KERNELS = {False: 190, True: 90}
@@ -65,12 +66,11 @@ class LayerLoad:
 
 def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
     """Units that one layer moves on one tensor rank."""
-    own, kernels = layer.feed_forward, "fused" if load.fused else "eager"
-    alone = isinstance(layer, CrossLayerSpec)  # text does not pass the feed-forward
-    rows = layer.rows if isinstance(layer, SequentialLayerSpec) else RowKind.JOINT
+    own, kernels = _feed_forward(layer), "fused" if load.fused else "eager"
+    alone = _sees_text(layer)  # which does not pass the feed-forward
+    rows = RowKind.JOINT if alone else layer.over
     latents, text = float(RowKind.LATENTS in rows), load.text * (RowKind.TEXT in rows)
-    of_text = layer.of_text if isinstance(layer, DoubleLayerSpec) else own
-    inside = 0 if alone else of_text.hidden
+    inside = 0 if alone else _feed_forward(layer, last=True).hidden
     times = {
         "latents": latents,
         "text": text,
@@ -89,31 +89,38 @@ def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
 
 def row_of(layer: LayerSpec) -> str:
     """The row of the table: the layer of a published network that is most like this one."""
-    match layer:
-        case CrossLayerSpec(gated_cross=False):
-            return "cross, table"
-        case CrossLayerSpec(learned_positions=True):
-            return "cross, learned positions"
-        case CrossLayerSpec():
-            return "cross"
-        case DoubleLayerSpec():
-            return _double_row(layer)
-        case SequentialLayerSpec(parallel=True):
-            return "parallel, gated"
-        case SequentialLayerSpec() if _prepared_together(layer.attention):
-            return "sequential"
-        case SequentialLayerSpec():
-            return "sequential, grouped heads"
-        case SingleLayerSpec():
-            return "single, gated" if _is_gated(layer.feed_forward) else "single"
-
-
-def _double_row(layer: DoubleLayerSpec) -> str:
-    if _is_gated(layer.feed_forward):
-        return "double, gated"
-    if layer.second_attention:
+    first: Any = next(part for part in layer.parts if part.exchanges)
+    gated = ", gated" if _is_gated(_feed_forward(layer)) else ""
+    if isinstance(first, AttendAndFeed):
+        return f"single{gated}" if type(first) is AttendAndFeed else f"parallel{gated}"
+    if _sees_text(layer):
+        return _cross_row(layer)
+    if first.joined is None:
+        return "sequential" if _prepared_together(first.attention) else "sequential, grouped heads"
+    if gated:
+        return f"double{gated}"
+    if len(layer.groups[0]) > 1:
         return "double, second attention"
-    return "double, no norm" if layer.attention.norm is QkNorm.NONE else "double"
+    return "double, no norm" if first.attention.norm is QkNorm.NONE else "double"
+
+
+def _cross_row(layer: LayerSpec) -> str:
+    text = next(part for part in layer.parts if isinstance(part, AttendTo))
+    if text.port.slot is None:
+        return "cross, table"
+    own = {type(part) for part in layer.parts} - {Attend, AttendTo, Feed}
+    return "cross, learned positions" if own else "cross"
+
+
+def _sees_text(layer: LayerSpec) -> bool:
+    """Whether latents attend to text that the layer does not change."""
+    return any(isinstance(part, AttendTo) for part in layer.parts)
+
+
+def _feed_forward(layer: LayerSpec, *, last: bool = False) -> FeedForwardSpec | ExpertsSpec:
+    """The feed-forward of the first row, or of the last one."""
+    feeds = [part for part in layer.parts if isinstance(part, Feed | AttendAndFeed)]
+    return feeds[-1 if last else 0].feed_forward
 
 
 def _is_gated(feed_forward: FeedForwardSpec | ExpertsSpec) -> bool:

@@ -82,8 +82,8 @@ def _text_rows_in_flight(config: RunConfig, accumulation: int) -> float:
 def _cube_pairs(config: RunConfig) -> float:
     """Bytes that a layer keeps of all pairs of cubes of a pack like `dataset.mock_samples`."""
     model, mixture, spec = config.model, config.dataset.mock_samples, network_spec(config.model)
-    each = ((stack.count, stack.layer.attention) for stack in spec.stacks)
-    heads = sum(n * one.heads for n, one in each if one.sparse_pairs) / spec.layers
+    each = ((stack.count, stack.layer.among_cubes) for stack in spec.stacks)
+    heads = sum(n * one.heads for n, one in each if one) / spec.layers
     if not heads:
         return 0.0
     sides = (model.patch_temporal, model.patch_spatial, model.patch_spatial)

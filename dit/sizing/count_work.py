@@ -189,8 +189,8 @@ def _goes_to(found: _Pass, place: str, *_: Any) -> None:
 @contextmanager
 def _attention_counted(found: _Pass, model: ModelConfig, samples: int) -> Iterator[None]:
     """Inside, attention of a pack of so many `samples` is not computed, but counted."""
-    each = (s.layer.attention.sparse_pairs for s in network_spec(model).stacks)
-    sparse = next(filter(None, each), 1.0)
+    cubes = (stack.layer.among_cubes for stack in network_spec(model).stacks)
+    sparse = next((one.sparse_pairs for one in cubes if one), None) or 1.0
 
     def attend(q_THK: Tensor, _k: Any, _v: Any, spans: Spans, *, seen: float = 1) -> Tensor:
         width, pairs = q_THK.shape[1] * q_THK.shape[2], (spans.lengths[0], spans.key_lengths[0])

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from dit.batch import PackedBatch, SequenceShard
 from dit.config import ContextComm, ModelConfig, Precision
 from dit.config.sparsity import CUBE
-from dit.models.layer_spec import LayerSpec, NetworkSpec, RowKind, SequentialLayerSpec
+from dit.models.layer_spec import LayerSpec, NetworkSpec, ReferencesAlone
 from dit.models.registry import network_spec
 from dit.sizing.cuda_kernels import CudaKernels, FusedAttention
 from dit.sizing.inventory import alone
@@ -71,14 +72,14 @@ class _Bytes:
 
 
 def kept_by_layers(model: ModelConfig) -> list[tuple[int, Kept]]:
-    """How many layers each stack has, and what one of them keeps on one tensor and context rank."""
+    """How many layers each stack of `model` has, and what one of them keeps on one such rank."""
     counts = [stack.count for stack in network_spec(model).stacks if stack.count]
     return [*zip(counts, _on_rank(model), strict=True)]
 
 
 @lru_cache(maxsize=4096)  # a plan asks for each layout and each number of recomputed layers
 def kept_by_layer(model: ModelConfig) -> Kept:
-    """What a layer keeps on one tensor and context rank, on average over the layers."""
+    """What a layer of `model` keeps on one rank of tensor and context parallelism, on average."""
     each = kept_by_layers(model)
     total = sum((kept.times(count) for count, kept in each), Kept())
     return total.times(1 / sum(count for count, _ in each))
@@ -211,7 +212,7 @@ def _packs(model: ModelConfig, share: SequenceShard) -> _Packs:
     more: Any = {
         "samples": _SAMPLES,
         # Whole cubes, of which some are chosen.
-        "frames": CUBE if any(one.attention.sparse_pairs for one in layers) else 1,
+        "frames": CUBE if any(one.among_cubes for one in layers) else 1,
         "references": any(_sees_references(one) for one in layers),
         "share": share,
     }
@@ -243,12 +244,8 @@ def _traced_on_text(model: ModelConfig, part: str) -> _Bytes:
 
 
 def _sees_references(layer: LayerSpec) -> bool:
-    """Whether the layer is one of references alone, of which samples may have some."""
-    return (
-        isinstance(layer, SequentialLayerSpec)
-        and layer.rows is RowKind.REFERENCES
-        and not layer.idle
-    )
+    """Whether it runs over the references of samples, which may have some."""
+    return isinstance(layer.view, ReferencesAlone) and not layer.view.idle
 
 
 def _kept_by_next(network: Any, layer: Any, batch: PackedBatch) -> Counter[bool]:
@@ -273,22 +270,25 @@ class _Saved(saved_tensors_hooks):
     """A context that holds the memory of all tensors that autograd saves in it."""
 
     def __init__(self) -> None:
-        self.storages: dict[int, tuple[torch.UntypedStorage, bool]] = {}
+        self.storages: dict[int, tuple[torch.UntypedStorage, bool]] = {}  # which stay alive here
         super().__init__(self._keep, lambda x: x)
 
     def _keep(self, x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        self.storages[storage._cdata] = storage, x.dtype is torch.bfloat16
+        self.storages[_place(x)] = x.untyped_storage(), x.dtype is torch.bfloat16
         return x
 
     def bytes(self, *, beside: _Saved, weights: Iterable[Tensor]) -> Counter[bool]:
         """Bytes by whether numbers are bfloat16, without weights and what `beside` holds."""
-        others = {weight.untyped_storage()._cdata for weight in weights} | beside.storages.keys()
+        others = {_place(weight) for weight in weights} | beside.storages.keys()
         found = Counter[bool]()
         for key, (storage, narrow) in self.storages.items():
             if key not in others:
                 found[narrow] += storage.nbytes()
         return found
+
+
+def _place(x: Tensor) -> int:
+    return StorageWeakRef(x.untyped_storage()).cdata
 
 
 @contextmanager

@@ -94,7 +94,8 @@ def chroma_stacks(model: ChromaConfig) -> tuple[StackSpec, ...]:
     latents = 3 * model.num_single_layers
     return double_then_single(
         model,
-        double=ApproximatorModulation(latents, first_of_text=latents + 6 * model.num_layers),
+        latents=ApproximatorModulation(latents),
+        text=ApproximatorModulation(latents + 6 * model.num_layers),
         single=ApproximatorModulation(0),
     )
 

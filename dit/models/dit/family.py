@@ -23,11 +23,19 @@ from dit.models.family import (
     text_input,
 )
 from dit.models.layer_spec import (
+    TOKENS,
+    Attend,
+    AttendTo,
     AttentionSpec,
-    CrossLayerSpec,
+    Feed,
     FeedForwardSpec,
+    KeyRows,
+    LayerPart,
+    LayerSpec,
     LowRankModulation,
+    Modulation,
     NetworkSpec,
+    Port,
     StackSpec,
 )
 from dit.models.registry import imported
@@ -325,15 +333,27 @@ def dit_stack(model: DitConfig) -> StackSpec:
     width = model.hidden_size
     # eps as in Diffusers' attention, which differs from that of its other norms.
     attention = AttentionSpec(width=width, heads=model.num_attention_heads, eps=1e-5)
-    layer = CrossLayerSpec(
-        attention=attention,
-        cross_attention=attention,
-        text_width=model.text_width,
-        feed_forward=FeedForwardSpec(width=width, hidden=model.ffn_hidden_size),
-        modulation=LowRankModulation(model.adaln_lora_dim),
-        learned_positions=model.learnable_positions,
+
+    def port(module: str, modulation: str) -> Port:
+        return Port(TOKENS, module, Modulation(modulation, low_rank)[0])
+
+    feed_forward = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size)
+    low_rank, text = LowRankModulation(model.adaln_lora_dim), KeyRows(model.text_width)
+    steps: tuple[LayerPart, ...] = (
+        Attend(port("self_attention", "modulate_self"), attention),
+        AttendTo(port("cross_attention", "modulate_cross"), attention, (text,)),
+        Feed(port("mlp", "modulate_mlp"), feed_forward),
     )
-    return StackSpec(name="decoder", count=model.num_layers, layer=layer)
+    if model.learnable_positions:
+        steps = (AddPositions(Port(TOKENS)), *steps)
+    return StackSpec(name="decoder", count=model.num_layers, layer=LayerSpec(steps))
+
+
+@dataclass(frozen=True)
+class AddPositions(LayerPart):
+    """Adds learned positions to the tokens before every layer (Cosmos)."""
+
+    runs: ClassVar[str] = "dit.models.dit.model:AddingPositions"
 
 
 def _spec(model: DitConfig) -> NetworkSpec:

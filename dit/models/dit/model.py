@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from dit.batch import TEXT, PackedBatch
 from dit.models.dit.conditioner_layers import Conditioner
 from dit.models.dit.family import DitConfig, ExtraPosition, dit_stack
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import TOKENS
 from dit.models.layers.modulation import LowRankAdaLN, TimestepConditioning, TimestepEmbedding
 from dit.models.layers.parallel_linear import (
     Replicated,
@@ -25,13 +27,13 @@ from dit.models.layers.parallel_linear import (
 )
 from dit.models.layers.per_sample import PerSample, look_up
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.cross_transformer import (
     CrossTransformer,
     axis_widths,
     filled_up,
     padded_rows,
 )
+from dit.models.stacks.parts import LayerConditions, RunningPart
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
 from dit.token_ids import TOKEN_IDS
 
@@ -130,14 +132,11 @@ class DiT(CrossTransformer):
         zeros = self.model.patch_volume if self.model.concat_padding_mask else 0
         return nn.functional.pad(x_TC, (0, zeros))
 
-    def conditions(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> CrossConditions:
+    def conditions(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> LayerConditions:
         text_LD = blocks.get("text", batch.text_LE.to(self.config.params_dtype))
+        own = {name: blocks[name] for name in self.token_blocks if name in blocks}
         return self.cross_conditions(
-            batch,
-            layout,
-            timestep=_timestep(blocks),
-            text_LD=text_LD,
-            position_TD=blocks.get("position"),
+            batch, layout, timestep=_timestep(blocks), text_LD=text_LD, of_parts=own
         )
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> Tensor:  # noqa: ARG002
@@ -147,6 +146,18 @@ class DiT(CrossTransformer):
 
 def _timestep(blocks: Blocks) -> TimestepConditioning:
     return TimestepConditioning(t_emb_ND=blocks["t_emb"], adaln_shift_NX=blocks["adaln_shift"])
+
+
+class AddingPositions(RunningPart):
+    """Adds learned positions to the tokens before every layer."""
+
+    def outputs(
+        self,
+        layer: nn.Module,  # noqa: ARG002
+        inputs: Sequence[Tensor],  # noqa: ARG002
+        conditions: LayerConditions,
+    ) -> Sequence[Tensor]:
+        return (conditions.of_parts["position"],)
 
 
 class TextProjection(WholeLinear):

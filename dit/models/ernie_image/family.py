@@ -26,13 +26,15 @@ from dit.models.joint.family import (
     axes_fill_heads,
     even_axes,
     learns_pictures,
+    sequential_layer,
 )
 from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
     FeedForwardSpec,
+    Modulation,
     NetworkSpec,
-    SequentialLayerSpec,
+    RowNorm,
     SharedModulation,
     StackSpec,
 )
@@ -101,17 +103,10 @@ class ErnieImageConfig(ModelConfig):
 def ernie_image_stack(model: ErnieImageConfig) -> StackSpec:
     """The layers, which all take the same rows of the modulations of `VECTORS`."""
     width, heads = model.hidden_size, model.num_attention_heads
-    layer = SequentialLayerSpec(
-        attention=AttentionSpec(width=width, heads=heads, eps=EPS, twisted=True),
-        feed_forward=FeedForwardSpec(
-            width=width, hidden=model.ffn_hidden_size, activation=Activation.GEGLU
-        ),
-        modulation=SharedModulation(0),
-        eps=EPS,
-        after=False,
-        shifted=True,
-        tanh=False,
-    )
+    attention = AttentionSpec(width=width, heads=heads, eps=EPS, twisted=True)
+    mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.GEGLU)
+    modulation, norm = Modulation("modulation", SharedModulation(0)), RowNorm("norm", eps=EPS)
+    layer = sequential_layer(attention, mlp, modulation, norm=norm)
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 

@@ -18,13 +18,12 @@ from dit.models.ernie_image.family import (
     ErnieImageConfig,
     ernie_image_stack,
 )
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import JOINT_TOKENS, TEXT_TOKENS, TOKENS
 from dit.models.layers.modulation import PrecomputedAdaLN, SharedModulations, TwoLinears, sinusoid
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, TextFirstTransformer
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
-from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 
 
 class ErnieImageNetwork(TextFirstTransformer):

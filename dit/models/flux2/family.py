@@ -120,7 +120,8 @@ def flux2_stacks(model: Flux2Config) -> tuple[StackSpec, ...]:
     """The layers, which take their rows of the modulations of `VECTORS`."""
     return double_then_single(
         model,
-        double=SharedModulation(0, first_of_text=FIRST_OF_TEXT),
+        latents=SharedModulation(0),
+        text=SharedModulation(FIRST_OF_TEXT),
         single=SharedModulation(FIRST_OF_SINGLE),
         fused=True,
         activation=Activation.SWIGLU,

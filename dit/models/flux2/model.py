@@ -33,6 +33,8 @@ class Flux2Network(DoubleSingleTransformer):
 
     theta = THETA
 
+    has_biases = False
+
     def __init__(
         self, model: Flux2Config, groups: ProcessGroupCollection, vp_stage: int | None = None
     ):

@@ -28,12 +28,20 @@ from dit.models.joint.family import (
     joint_layer_parts,
 )
 from dit.models.layer_spec import (
+    JOINT_TOKENS,
+    TEXT_TOKENS,
+    TOKENS,
     Activation,
+    AttendAndFeed,
+    LayerSpec,
+    Modulation,
     NetworkSpec,
-    RowKind,
-    SequentialLayerSpec,
+    PicturesAlone,
+    Port,
+    ReferencesAlone,
     SharedModulation,
     StackSpec,
+    View,
 )
 from dit.models.registry import imported
 
@@ -41,11 +49,7 @@ EARLY, SINGLE, HEAD = 3, 3, 2
 """Shift, scale and gate of the layers over one row of tokens, of those over all, and of the head,
 which has no gate."""
 ALL_VECTORS = EARLY + SINGLE + HEAD
-STACKS: Mapping[str, RowKind] = {
-    "text_blocks": RowKind.TEXT,
-    "image_blocks": RowKind.LATENTS,
-    "reference_blocks": RowKind.REFERENCES,
-}
+STACKS = ("text_blocks", "image_blocks", "reference_blocks")
 """Layers over one row of tokens, before those over all (`blocks`)."""
 MOST_REFERENCES = 10
 LONGEST_TEXT = 8192
@@ -132,21 +136,34 @@ class Flux3Config(HasReferences, DoubleSingleConfig):
 
 def flux3_stacks(model: Flux3Config) -> tuple[StackSpec, ...]:
     """The layers; each token takes the rows of modulations that are made for its kind."""
-    shared: Any = {
-        **joint_layer_parts(model, activation=Activation.SWIGLU, bias=False),
-        **{"parallel": True, "weighted": False, "after": False, "shifted": True, "tanh": False},
-    }
+    parts = joint_layer_parts(model, activation=Activation.SWIGLU, bias=False)
 
-    def layer(rows: RowKind) -> SequentialLayerSpec:
-        first = EARLY if rows is RowKind.JOINT else 0
-        idle = rows is RowKind.REFERENCES and not model.reference_latents
-        return SequentialLayerSpec(
-            rows=rows, modulation=SharedModulation(first), idle=idle, **shared
-        )
+    def layer(row: str, first: int = 0, view: View | None = None) -> LayerSpec:
+        port = Port(row, slot=Modulation("modulation", SharedModulation(first))[0])
+        return LayerSpec((AttendBesideFeed(port, **parts),), view)
 
-    early = (StackSpec(name=n, count=model.num_layers, layer=layer(r)) for n, r in STACKS.items())
-    joint = layer(RowKind.JOINT)
-    return *early, StackSpec(name="blocks", count=model.num_single_layers, layer=joint)
+    references = ReferencesAlone(idle=not model.reference_latents)
+    early = (
+        layer(TEXT_TOKENS),
+        layer(TOKENS, view=PicturesAlone()),
+        layer(TOKENS, view=references),
+    )
+    stacks = zip(STACKS, early, strict=True)
+    return (
+        *(StackSpec(name=name, count=model.num_layers, layer=one) for name, one in stacks),
+        StackSpec(name="blocks", count=model.num_single_layers, layer=layer(JOINT_TOKENS, EARLY)),
+    )
+
+
+@dataclass(frozen=True)
+class AttendBesideFeed(AttendAndFeed):
+    """Attention and feed-forward of the same tokens with separate matrices, added up."""
+
+    runs: ClassVar[str] = "dit.models.flux3.model:AttendingBesideFeeding"
+
+    @property
+    def exchanges(self) -> int:
+        return 1 + self.feed_forward.exchanges
 
 
 def _inputs(model: Flux3Config) -> tuple[SampleInput, ...]:

@@ -4,9 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from dit.batch import PackedBatch, StepEnd
@@ -15,16 +19,18 @@ from dit.models.flux3.family import (
     EARLY,
     HEAD,
     SINGLE,
+    AttendBesideFeed,
     Flux3Config,
     flux3_stacks,
 )
-from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import LEVEL_WAVES, TOKENS
 from dit.models.layers.modulation import PrecomputedAdaLN, SharedModulations, TwoLinears, sinusoid
-from dit.models.layers.parallel_linear import BuildContext, Replicated
+from dit.models.layers.packed_attention import SelfAttention
+from dit.models.layers.parallel_linear import BuildContext, FeedForward, Replicated
 from dit.models.positions import TimeOffsetPositions
 from dit.models.stacks.double_single_transformer import DoubleSingleTransformer
 from dit.models.stacks.joint_transformer import T_EMB
+from dit.models.stacks.parts import LayerConditions, RunningPart
 from dit.models.stacks.stacked_transformer import Shapes
 
 KINDS = ("image", "reference", "text")
@@ -43,6 +49,7 @@ class Flux3Network(DoubleSingleTransformer):
     """
 
     refines_references = references_meet = True
+    has_biases = False
     text_level = KINDS.index("text")
 
     def __init__(
@@ -104,3 +111,23 @@ class Flux3Network(DoubleSingleTransformer):
     def text_positions(self, batch: PackedBatch) -> Tensor:
         rows_LA = TimeOffsetPositions.of_text(self.text_lengths(batch))
         return rows_LA.to(batch.position_TA.device)
+
+
+class AttendingBesideFeeding(RunningPart):
+    """Attention and feed-forward of the same tokens, whose sum is added with one gate."""
+
+    part: AttendBesideFeed
+
+    def modules(self, context: BuildContext) -> dict[str, nn.Module]:
+        context = replace(context, token_row=self.part.port.row)
+        return {
+            "attention": SelfAttention(context, self.part.attention),
+            "mlp": FeedForward(context, self.part.feed_forward),
+        }
+
+    def outputs(
+        self, layer: Any, inputs: Sequence[Tensor], conditions: LayerConditions
+    ) -> Sequence[Tensor]:
+        (x_TD,), name = inputs, self.part.port.row
+        row, exchange = conditions.rows[name], conditions.meetings[(name,)]
+        return (layer.attention(x_TD, row, exchange) + layer.mlp(x_TD),)

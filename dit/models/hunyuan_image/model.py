@@ -13,14 +13,13 @@ from torch import Tensor
 from dit.batch import TEXT, PackedBatch, StepEnd
 from dit.models.hunyuan_image.family import HunyuanImageConfig
 from dit.models.joint.family import GLYPHS, double_then_single
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import JOINT_TOKENS, TEXT_TOKENS, TOKENS
 from dit.models.layers.modulation import ConditionEmbedding
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.token_refiner import GlyphEmbedding, TokenRefiner, by_sample
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
-from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 
 
 class HunyuanImageNetwork(JointTransformer):

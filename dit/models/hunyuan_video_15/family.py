@@ -26,13 +26,13 @@ from dit.models.joint.family import (
     JOINT_PARTS,
     attends_to_no_padding,
     axes_fill_heads,
+    double_layer,
     even_axes,
     glyph_input,
     joint_layer_parts,
 )
 from dit.models.layer_spec import (
     MOST_REFINER_LAYERS,
-    DoubleLayerSpec,
     NetworkSpec,
     StackSpec,
 )
@@ -135,7 +135,7 @@ def _inputs(model: HunyuanVideo15Config) -> tuple[SampleInput, ...]:
 
 def hunyuan_video_15_stack(model: HunyuanVideo15Config) -> StackSpec:
     """The layers after the refiner's; nothing reads the text after the last of them."""
-    layer = DoubleLayerSpec(**joint_layer_parts(model), text_is_read=False)
+    layer = double_layer(**joint_layer_parts(model))
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 

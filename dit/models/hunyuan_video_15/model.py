@@ -17,8 +17,7 @@ from torch.nn.functional import gelu
 from dit.batch import TEXT, PackedBatch, StepEnd
 from dit.models.hunyuan_video_15.family import IMAGE, HunyuanVideo15Config, hunyuan_video_15_stack
 from dit.models.joint.family import GLYPHS
-from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import LEVEL_WAVES, TOKENS
 from dit.models.layers.modulation import sinusoid
 from dit.models.layers.parallel_linear import Replicated, WholeLinear, dtype, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable

@@ -24,14 +24,16 @@ from dit.models.joint.family import (
     JOINT_PARTS,
     attends_to_no_padding,
     learns_pictures,
+    sequential_layer,
 )
 from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
     FeedForwardSpec,
+    Modulation,
     NetworkSpec,
     PerBlockModulation,
-    SequentialLayerSpec,
+    RowNorm,
     StackSpec,
 )
 from dit.models.registry import imported
@@ -117,14 +119,11 @@ class Ideogram4Config(ModelConfig):
 def ideogram4_stack(model: Ideogram4Config) -> StackSpec:
     """The layers, whose modulations are linears of a narrow embedding of the level."""
     width, heads = model.hidden_size, model.num_attention_heads
-    layer = SequentialLayerSpec(
-        attention=AttentionSpec(width=width, heads=heads, eps=EPS),
-        feed_forward=FeedForwardSpec(
-            width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
-        ),
-        modulation=PerBlockModulation(inputs=model.adaln_width, activated=False),
-        eps=EPS,
-    )
+    attention = AttentionSpec(width=width, heads=heads, eps=EPS)
+    mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU)
+    level = PerBlockModulation(inputs=model.adaln_width, activated=False)
+    modulation = Modulation("modulation", level, shifted=False, tanh=True)
+    layer = sequential_layer(attention, mlp, modulation, norm=RowNorm("norm", eps=EPS), after=True)
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 

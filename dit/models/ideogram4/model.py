@@ -20,15 +20,14 @@ from dit.models.ideogram4.family import (
     Ideogram4Config,
     ideogram4_stack,
 )
-from dit.models.layer_spec import ALL_NOISE, PerBlockModulation
-from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
+from dit.models.layer_spec import ALL_NOISE, JOINT_TOKENS, TEXT_TOKENS, TOKENS, PerBlockModulation
+from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.modulation import PerBlockAdaLN, TwoLinears
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import InterleavedRotary
 from dit.models.positions import FarPicturePositions
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
-from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 from dit.pack_wire import to_device
 
 _EPS_OF_TEXT = 1e-6

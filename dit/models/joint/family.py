@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from dit.config import ModelConfig
@@ -11,14 +11,23 @@ from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
 from dit.models.family import TINY_NETWORK, InputKind, SampleInput
 from dit.models.layer_spec import (
+    JOINT_TOKENS,
+    TEXT_TOKENS,
+    TOKENS,
     Activation,
+    Attend,
+    AttendAndFeed,
     AttentionSpec,
-    DoubleLayerSpec,
+    Feed,
     FeedForwardSpec,
+    LayerSpec,
+    Modulation,
     PerBlockModulation,
+    Port,
     QkNorm,
-    SingleLayerSpec,
+    RowNorm,
     StackSpec,
+    View,
     WholeLayerModulation,
 )
 
@@ -207,22 +216,81 @@ def joint_layer_parts(
 _PER_BLOCK = PerBlockModulation()
 
 
+def double_layer(
+    attention: AttentionSpec,
+    feed_forward: FeedForwardSpec,
+    latents: WholeLayerModulation = _PER_BLOCK,
+    text: WholeLayerModulation = _PER_BLOCK,
+) -> LayerSpec:
+    """Latents and text with weights of their own, and attention over both (double-stream).
+
+    `latents` and `text` are the kinds of their modulations.
+    """
+    m, t = Modulation("modulation", latents), Modulation("text_modulation", text)
+    of_text = Port(TEXT_TOKENS, "text_attention", t[0])
+    return LayerSpec(
+        (
+            Attend(Port(TOKENS, "attention", m[0]), attention, of_text),
+            Feed(Port(TOKENS, "mlp", m[1]), feed_forward),
+            Feed(Port(TEXT_TOKENS, "text_mlp", t[1]), feed_forward),
+        )
+    )
+
+
+def single_layer(
+    attention: AttentionSpec,
+    feed_forward: FeedForwardSpec,
+    modulation: WholeLayerModulation = _PER_BLOCK,
+    *,
+    fused: bool = False,
+) -> LayerSpec:
+    """Attention and feed-forward of latents and text in one row (single-stream)."""
+    joint = Port(JOINT_TOKENS, slot=Modulation("modulation", modulation)[0])
+    return LayerSpec((AttendAndFeed(joint, attention, feed_forward, fused),))
+
+
+def sequential_layer(
+    attention: AttentionSpec,
+    feed_forward: FeedForwardSpec,
+    modulation: Modulation | None,
+    row: str = JOINT_TOKENS,
+    *,
+    norm: RowNorm,
+    after: bool = False,
+    view: View | None = None,
+) -> LayerSpec:
+    """Attention, then feed-forward, of one row, behind norms with weights, such as `norm`.
+
+    `after`: what they make is normed, too (sandwich). Without a modulation tokens are neither
+    scaled nor gated, as in refiners of text.
+    """
+
+    def port(module: str, number: int) -> Port:
+        before, behind = (replace(norm, name=f"{name}_{number}") for name in ("norm", "after"))
+        slot = None if modulation is None else modulation[number - 1]
+        return Port(row, module, slot, before, behind if after else None)
+
+    steps = (Attend(port("attention", 1), attention), Feed(port("mlp", 2), feed_forward))
+    return LayerSpec(steps, view, norms_first=True)
+
+
 def double_then_single(
     model: DoubleSingleConfig,
     *,
-    double: WholeLayerModulation = _PER_BLOCK,
+    latents: WholeLayerModulation = _PER_BLOCK,
+    text: WholeLayerModulation = _PER_BLOCK,
     single: WholeLayerModulation = _PER_BLOCK,
     fused: bool = False,
     **of_layers: Any,
 ) -> tuple[StackSpec, ...]:
     """`num_layers` double-stream layers, then `num_single_layers` single-stream ones.
 
-    `double` and `single` are the modulations of either kind, `fused` is of `SingleLayerSpec`; the
-    rest is of `joint_layer_parts`.
+    `latents`, `text` and `single` are the kinds of their modulations, `fused` is of
+    `AttendAndFeed`; the rest is of `joint_layer_parts`.
     """
     parts = joint_layer_parts(model, **of_layers)
-    first = DoubleLayerSpec(**parts, modulation=double)
-    then = SingleLayerSpec(**parts, modulation=single, fused=fused)
+    first = double_layer(**parts, latents=latents, text=text)
+    then = single_layer(**parts, modulation=single, fused=fused)
     return (
         StackSpec(name="double_blocks", count=model.num_layers, layer=first),
         StackSpec(name="single_blocks", count=model.num_single_layers, layer=then),

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from dit.models.layer_spec import (
+    JOINT_TOKENS,
+    TEXT_TOKENS,
+    TOKENS,
     Activation,
+    Attend,
     AttentionSpec,
-    DoubleLayerSpec,
     ExpertsSpec,
+    Feed,
     FeedForwardSpec,
+    LayerSpec,
     LayerTextSpec,
+    Modulation,
     NetworkSpec,
+    PerBlockModulation,
+    Port,
     QkNorm,
-    SequentialLayerSpec,
     StackSpec,
+    View,
 )
 
 
 def seen_states(layers: int, states: int) -> tuple[int, ...]:
     """Number of the hidden state that each layer sees: its own, or the last one."""
     return tuple(min(number, states - 1) for number in range(layers))
+
+
+@dataclass(frozen=True)
+class OwnText(View):
+    """Text that is each layer's own, behind the other text; it stays as it is."""
+
+    runs: ClassVar[str] = "dit.models.stacks.layered_transformer:SeeingOwnText"
+    text: LayerTextSpec
 
 
 def layered_stacks(model: Any) -> tuple[StackSpec, ...]:
@@ -45,16 +62,21 @@ def layered_stacks(model: Any) -> tuple[StackSpec, ...]:
     )
     heads: Any = {"heads": model.num_attention_heads, "norm": QkNorm.ACROSS_HEADS, "eps": 1e-5}
     attention = AttentionSpec(width=width, bias=True, **heads)
-    parts: Any = {"attention": attention, "feed_forward": experts}
-    first = DoubleLayerSpec(
-        **parts,
-        text_feed_forward=swiglu(model.ffn_hidden_size),
-        one_modulation=True,
-        layer_text=text(0),
+    m = Modulation("modulation", PerBlockModulation())
+    of_text = Port(TEXT_TOKENS, "text_attention", m[2])
+    first = LayerSpec(
+        (
+            Attend(Port(TOKENS, "attention", m[0]), attention, of_text),
+            Feed(Port(TOKENS, "mlp", m[1]), experts),
+            Feed(Port(TEXT_TOKENS, "text_mlp", m[3]), swiglu(model.ffn_hidden_size)),
+        ),
+        view=OwnText(TEXT_TOKENS, text(0)),
     )
-    plain: Any = {"weighted": False, "after": False, "shifted": True, "tanh": False}
-    then = SequentialLayerSpec(**parts, **plain, layer_text=text(double))
-    last = SequentialLayerSpec(**parts, **plain)
+    steps = (
+        Attend(Port(JOINT_TOKENS, "attention", m[0]), attention),
+        Feed(Port(JOINT_TOKENS, "mlp", m[1]), experts),
+    )
+    then, last = LayerSpec(steps, OwnText(JOINT_TOKENS, text(double))), LayerSpec(steps)
     return (
         StackSpec(name="double_blocks", count=double, layer=first),
         StackSpec(name="single_blocks", count=single - 1, layer=then),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dit.config import ModelConfig
@@ -16,17 +16,25 @@ from dit.models.joint.family import (
     even_axes,
     key_heads_divide,
     learns_pictures,
+    sequential_layer,
 )
 from dit.models.layer_spec import (
+    JOINT_TOKENS,
     MOST_REFINER_LAYERS,
+    TEXT_TOKENS,
+    TOKENS,
     Activation,
     AttentionSpec,
     FeedForwardSpec,
+    LayerSpec,
+    Modulation,
     NetworkSpec,
     PerBlockModulation,
-    RowKind,
-    SequentialLayerSpec,
+    PicturesAlone,
+    ReferencesAlone,
+    RowNorm,
     StackSpec,
+    View,
 )
 
 TINY_REFINED: Mapping[str, Any] = {
@@ -121,7 +129,7 @@ def sides_of_tables(model: ModelConfig, axes_lens: tuple[int, int, int]) -> tupl
 def refined_stacks(
     model: RefinedConfig,
     attention: AttentionSpec,
-    told: PerBlockModulation,
+    level: PerBlockModulation,
     *,
     references: int | None = None,
 ) -> tuple[StackSpec, ...]:
@@ -133,19 +141,21 @@ def refined_stacks(
         width=model.hidden_size, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
     )
 
-    def layer(rows: RowKind, modulation: PerBlockModulation | None = told) -> SequentialLayerSpec:
-        parts: Any = {"attention": attention, "feed_forward": feed_forward, "eps": attention.eps}
-        return SequentialLayerSpec(rows=rows, modulation=modulation, **parts)
+    told = Modulation("modulation", level, shifted=False, tanh=True)
+    parts: Any = {"norm": RowNorm("norm", eps=attention.eps), "after": True}
 
-    few, reference_refiner = model.num_refiner_layers, ()
+    def layer(row: str, told: Modulation | None = told, view: View | None = None) -> LayerSpec:
+        return sequential_layer(attention, feed_forward, told, row, view=view, **parts)
+
+    few, pictures, reference_refiner = model.num_refiner_layers, None, ()
     if references is not None:
-        own = replace(layer(RowKind.REFERENCES), idle=references == 0)
+        pictures, own = PicturesAlone(), layer(TOKENS, view=ReferencesAlone(idle=references == 0))
         reference_refiner = (StackSpec(name="reference_refiner", count=few, layer=own),)
     return (
-        StackSpec(name="noise_refiner", count=few, layer=layer(RowKind.LATENTS)),
+        StackSpec(name="noise_refiner", count=few, layer=layer(TOKENS, view=pictures)),
         *reference_refiner,
-        StackSpec(name="context_refiner", count=few, layer=layer(RowKind.TEXT, None)),
-        StackSpec(name="blocks", count=model.num_layers, layer=layer(RowKind.JOINT)),
+        StackSpec(name="context_refiner", count=few, layer=layer(TEXT_TOKENS, None)),
+        StackSpec(name="blocks", count=model.num_layers, layer=layer(JOINT_TOKENS)),
     )
 
 

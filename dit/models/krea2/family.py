@@ -26,15 +26,19 @@ from dit.models.joint.family import (
     even_axes,
     key_heads_divide,
     learns_pictures,
+    sequential_layer,
 )
 from dit.models.layer_spec import (
     MOST_REFINER_LAYERS,
+    TEXT_TOKENS,
     Activation,
     AttentionSpec,
     FeedForwardSpec,
+    LayerSpec,
+    Modulation,
     NetworkSpec,
-    RowKind,
-    SequentialLayerSpec,
+    NormKind,
+    RowNorm,
     StackSpec,
     TableModulation,
 )
@@ -155,36 +159,28 @@ class Krea2Config(ModelConfig):
 
 def _layer(
     width: int, *, heads: int, groups: int, hidden: int, states: int | None = None, **more: Any
-) -> SequentialLayerSpec:
-    attention: Any = {"eps": EPS, "centred": True, "output_gate": True, "states": states}
-    return SequentialLayerSpec(
-        attention=AttentionSpec(width=width, heads=heads, groups=groups, **attention),
-        feed_forward=FeedForwardSpec(width=width, hidden=hidden, activation=Activation.SWIGLU),
-        eps=EPS,
-        centred=True,
-        after=False,
-        tanh=False,
-        **more,
-    )
+) -> LayerSpec:
+    own: Any = {"eps": EPS, "centred": True, "output_gate": True, "states": states}
+    attention = AttentionSpec(width=width, heads=heads, groups=groups, **own)
+    mlp = FeedForwardSpec(width=width, hidden=hidden, activation=Activation.SWIGLU)
+    norm = RowNorm("norm", NormKind.CENTRED, EPS)
+    return sequential_layer(attention, mlp, norm=norm, **more)
 
 
 def krea2_stack(model: Krea2Config) -> StackSpec:
     """The layers over both rows."""
     sizes: Any = {"heads": model.num_attention_heads, "groups": model.num_kv_heads}
+    sizes |= {"hidden": model.ffn_hidden_size}
     layer = _layer(
-        model.hidden_size,
-        hidden=model.ffn_hidden_size,
-        modulation=TableModulation(),
-        shifted=True,
-        **sizes,
+        model.hidden_size, modulation=Modulation("modulation", TableModulation()), **sizes
     )
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 
-def fusion_layers(model: Krea2Config) -> tuple[SequentialLayerSpec, SequentialLayerSpec]:
+def fusion_layers(model: Krea2Config) -> tuple[LayerSpec, LayerSpec]:
     """A layer among the states of each token of text, and one among the tokens."""
     sizes: Any = {"heads": model.text_heads, "groups": model.text_kv_heads}
-    sizes |= {"hidden": model.text_mlp_size, "rows": RowKind.TEXT, "modulation": None}
+    sizes |= {"hidden": model.text_mlp_size, "row": TEXT_TOKENS, "modulation": None}
     states, tokens = (
         _layer(model.text_width, states=count, **sizes) for count in (model.num_text_layers, None)
     )

@@ -25,9 +25,14 @@ from dit.models.krea2.family import (
     fusion_layers,
     krea2_stack,
 )
-from dit.models.layer_spec import LEVEL_WAVES, SequentialLayerSpec
-from dit.models.layers.adaptable import (
+from dit.models.layer_spec import (
+    JOINT_TOKENS,
+    LEVEL_WAVES,
+    TEXT_TOKENS,
     TOKENS,
+    LayerSpec,
+)
+from dit.models.layers.adaptable import (
     DropoutRows,
     dropout_rows,
     dropping,
@@ -43,9 +48,9 @@ from dit.models.layers.modulation import (
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import CentredNorm, RotaryTable
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
-from dit.models.stacks.sequential_layer import TextLayer
+from dit.models.stacks.parts import JointConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
-from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
+from dit.models.stacks.step_layer import StepLayer
 
 _GELU = partial(gelu, approximate="tanh")
 _SHARED = sum(VECTORS.values())
@@ -98,9 +103,10 @@ class Krea2Network(JointTransformer):
         conditions = self.conditions({T_EMB: rows_MX}, batch, layout)
         apart = self._order(layout.text.row, device=x_TC.device).apart
         # Text is not rotated; its heads have a width of their own.
-        plain = replace(conditions.text, angles_TK=None)
+        plain = replace(conditions.rows[TEXT_TOKENS], angles_TK=None)
+        of_text = replace(conditions, rows={TEXT_TOKENS: plain}, meetings={(TEXT_TOKENS,): apart})
         text_LX = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
-        fused_LE = self.text_fusion(text_LX, replace(conditions, text=plain, text_alone=apart))
+        fused_LE = self.text_fusion(text_LX, of_text)
         return {
             TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))),
             TEXT_TOKENS: self.text_embedder(self.text_norm(fused_LE)),
@@ -150,12 +156,12 @@ class TextFusion(MegatronModule):
         of_states, of_tokens = fusion_layers(model)
 
         # Attributes, because Megatron-Core would store split weights of a ModuleList as whole ones.
-        def add(name: str, spec: SequentialLayerSpec, count: int) -> list[str]:
+        def add(name: str, spec: LayerSpec, count: int) -> list[str]:
             names = [f"{name}_{number}" for number in range(count)]
             for number, one in enumerate(names, 1):
                 # They are on the first stage, before the layers that virtual stages share.
                 at: Any = {"layer_number": number, "pg_collection": context.groups, "vp_stage": 0}
-                setattr(self, one, TextLayer(context.config, spec=spec, model=model, **at))
+                setattr(self, one, StepLayer(context.config, spec=spec, model=model, **at))
             return names
 
         self.layers_of_states = add("states", of_states, model.num_fusion_layers)

@@ -2,19 +2,15 @@
 
 shapes  rows of tokens, and who attends to whom
 parts   attention and feed-forward; scales, shifts and gates
-layers  layers made of these, stacks, and the stacks of a network
+steps   a layer as steps over named rows of tokens
+layers  stacks of layers, and the stacks of a network
 
 Nothing here needs torch, which neither a printed configuration nor a worker of the loader imports.
 Parameters, operations and what the backward pass needs are asked of the network (`dit/sizing`).
 """
 
 from dit.models.layer_spec.layers import (
-    CrossLayerSpec,
-    DoubleLayerSpec,
-    LayerSpec,
     NetworkSpec,
-    SequentialLayerSpec,
-    SingleLayerSpec,
     StackSpec,
 )
 from dit.models.layer_spec.parts import (
@@ -38,3 +34,22 @@ from dit.models.layer_spec.parts import (
     WholeLayerModulation,
 )
 from dit.models.layer_spec.shapes import AttentionShape, RowKind
+from dit.models.layer_spec.steps import (
+    JOINT_TOKENS,
+    TEXT_TOKENS,
+    TOKENS,
+    Attend,
+    AttendAndFeed,
+    AttendTo,
+    Feed,
+    KeyRows,
+    LayerPart,
+    LayerSpec,
+    Modulation,
+    NormKind,
+    PicturesAlone,
+    Port,
+    ReferencesAlone,
+    RowNorm,
+    View,
+)

@@ -185,8 +185,6 @@ class ApproximatorModulation:
 
     first: int
     """Row of the first layer of the stack."""
-    first_of_text: int = 0
-    """Row of the text of the first layer; double-stream layers have separate rows for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +193,6 @@ class SharedModulation:
 
     first: int
     """Row of the stack among those of all stacks, which every layer of it takes."""
-    first_of_text: int = 0
-    """Row of the stack for the text of double-stream layers."""
 
 
 PER_BLOCK = PerBlockModulation()

@@ -39,9 +39,6 @@ CHILD = "lora"
 FROZEN = "frozen_lora"
 """Name of one that is frozen, as are all whose names begin so; others begin as `CHILD`."""
 DOWN, UP = "A", "B"
-TOKENS = "hidden"
-"""The row of latent tokens; networks with joint attention have others beside it."""
-
 
 _TRAINED = re.compile(rf"\.{CHILD}(_\w+)?\.")
 _OF_ANY = re.compile(rf"\.({FROZEN}|{CHILD})(_\w+)?\.")

@@ -49,9 +49,6 @@ from dit.models.layers.context_parallel import (
 )
 from dit.pack_wire import to_device
 
-TEXT_TOKENS, JOINT_TOKENS = "text_hidden", "joint"
-"""Rows of tokens beside that of latents: those of texts, and those of both together."""
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -17,8 +17,8 @@ import torch
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from dit.models.layer_spec import LayerTextSpec
-from dit.models.layers.joint_order import JOINT_TOKENS, TEXT_TOKENS, JointOrder, TokenRow
+from dit.models.layer_spec import JOINT_TOKENS, TEXT_TOKENS, LayerTextSpec
+from dit.models.layers.joint_order import JointOrder, TokenRow
 from dit.models.layers.parallel_linear import BuildContext, WholeLinear
 from dit.pack_wire import to_device
 

@@ -207,16 +207,6 @@ class AdaLN:
         return {"scale_ND": 1 + self.scale_ND, "shift_ND": shift_ND}
 
 
-class Unmodulated:
-    """The stand-in for an `AdaLN` in layers without modulation."""
-
-    def scaled(self, x_TD: Tensor, per_sample: PerSample) -> Tensor:  # noqa: ARG002
-        return x_TD
-
-    def add(self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample) -> Tensor:  # noqa: ARG002
-        return h_TD + x_TD
-
-
 class AdaLNModule(MegatronModule):
     """`AdaLN` of each of `parts` parts of a layer from the conditioning, for each level row.
 
@@ -373,20 +363,22 @@ def make_modulation(
     *,
     parts: int,
     gated: bool = True,
+    shifted: bool = True,
     layer: int = 0,
-    of_text: bool = False,
 ) -> AdaLNModule:
     """The modulation that `spec` asks for, of `parts` parts of one layer.
 
     Layers are counted from 0.
     """
-    shared = {"parts": parts, "gated": gated}
-    if isinstance(spec, LowRankModulation):
-        return LowRankAdaLN(context.config, rank=spec.rank, **shared)
+    shared, config = {"parts": parts, "gated": gated}, context.config
     if isinstance(spec, PerBlockModulation):
-        return PerBlockAdaLN(context, width, spec, **shared)
-    if isinstance(spec, ApproximatorModulation | SharedModulation):
-        first = spec.first_of_text if of_text else spec.first
-        vectors = 0 if isinstance(spec, SharedModulation) else parts * (3 if gated else 2)
-        return PrecomputedAdaLN(context.config, first=first + layer * vectors, **shared)
-    return TableAdaLN(context.config, width, **shared)
+        return PerBlockAdaLN(context, width, spec, **shared, shifted=shifted)
+    if isinstance(spec, SharedModulation):
+        return PrecomputedAdaLN(config, first=spec.first, **shared, shifted=shifted)
+    assert shifted, f"{spec} makes shifts"
+    if isinstance(spec, LowRankModulation):
+        return LowRankAdaLN(config, rank=spec.rank, **shared)
+    if isinstance(spec, ApproximatorModulation):
+        first = spec.first + layer * parts * (2 + gated)
+        return PrecomputedAdaLN(config, first=first, **shared)
+    return TableAdaLN(config, width, **shared)

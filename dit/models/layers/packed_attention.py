@@ -260,13 +260,13 @@ class CrossAttention(PackedAttention):
     def forward(
         self,
         x_TD: Tensor,
-        text_LE: Tensor,
-        spans: Spans,
+        text: AttendedRows,
         image: AttendedRows | None = None,
         *,
         fused: bool = False,
     ) -> Tensor:
         """`fused`: a norm across heads is that of our own kernels."""
+        text_LE = text.rows_LE
         empty = not len(text_LE)
         if empty:
             # Not a new row: what made the text gets gradients of zeros, too.
@@ -278,7 +278,7 @@ class CrossAttention(PackedAttention):
         q, k, v, *of_image = self._normalised(products, fused=fused)
         # Nothing to attend to in the whole pack: zeros, to which all weights are tied, because
         # Megatron-Core's DDP waits for the gradient of each.
-        attended = 0 * (q + k + v) if empty else self.attend(q, k, v, spans)
+        attended = 0 * (q + k + v) if empty else self.attend(q, k, v, text.spans)
         if image is not None:  # which has rows in every sample
             image_k, image_v = of_image
             attended = attended + self.attend(q, image_k, image_v, image.spans)

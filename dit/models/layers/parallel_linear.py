@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 from dit.config import Implementation, ModelConfig, Precision
-from dit.models.layer_spec import Activation, FeedForwardSpec
+from dit.models.layer_spec import TOKENS, Activation, FeedForwardSpec
 from dit.models.layers.adaptable import (
-    TOKENS,
     Adaptable,
     TensorSharing,
     mark_split,

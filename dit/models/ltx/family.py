@@ -23,11 +23,18 @@ from dit.models.family import (
     text_input,
 )
 from dit.models.layer_spec import (
+    TOKENS,
     Activation,
+    Attend,
+    AttendTo,
     AttentionSpec,
-    CrossLayerSpec,
+    Feed,
     FeedForwardSpec,
+    KeyRows,
+    LayerSpec,
+    Modulation,
     NetworkSpec,
+    Port,
     QkNorm,
     StackSpec,
     TableModulation,
@@ -158,21 +165,16 @@ def ltx_stack(model: LtxConfig) -> StackSpec:
         norm=QkNorm.ACROSS_HEADS,
         eps=1e-5,
     )
-    layer = CrossLayerSpec(
-        attention=attention,
-        cross_attention=attention,
-        text_width=width,
-        feed_forward=FeedForwardSpec(
-            width=width,
-            hidden=model.ffn_hidden_size,
-            activation=Activation.GELU_TANH,
-            bias=True,
-        ),
-        modulation=TableModulation(),
-        gated_cross=False,
-        cross_norm=False,
+    feed_forward = FeedForwardSpec(
+        width=width, hidden=model.ffn_hidden_size, activation=Activation.GELU_TANH, bias=True
     )
-    return StackSpec(name="blocks", count=model.num_layers, layer=layer)
+    modulation = Modulation("modulation", TableModulation())
+    steps = (
+        Attend(Port(TOKENS, "self_attention", modulation[0]), attention),
+        AttendTo(Port(TOKENS, "cross_attention"), attention, (KeyRows(width),)),
+        Feed(Port(TOKENS, "mlp", modulation[1]), feed_forward),
+    )
+    return StackSpec(name="blocks", count=model.num_layers, layer=LayerSpec(steps))
 
 
 FAMILY = Family(

@@ -12,15 +12,14 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from dit.batch import PackedBatch
-from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import LEVEL_WAVES, TOKENS
 from dit.models.layers.modulation import TableAdaLN, TimestepConditioning, TwoLinears, sinusoid
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import WholeWidthRotary
 from dit.models.ltx.family import LtxConfig, ltx_stack
-from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.cross_transformer import CrossTransformer, TextEmbedding
+from dit.models.stacks.parts import LayerConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
 
 
@@ -71,7 +70,7 @@ class LtxNetwork(CrossTransformer):
             "text": self.text_embedder(batch.text_LE.to(dtype)),
         }
 
-    def conditions(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> CrossConditions:
+    def conditions(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> LayerConditions:
         timestep = TimestepConditioning(t_emb_ND=blocks["t_emb"], adaln_shift_NX=blocks["shared"])
         return self.cross_conditions(batch, layout, timestep=timestep, text_LD=blocks["text"])
 

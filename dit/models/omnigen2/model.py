@@ -9,7 +9,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
-from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
+from dit.models.layer_spec import TOKENS
+from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.parallel_linear import Replicated
 from dit.models.omnigen2.family import FAMILY, MOST_REFERENCES, OmniGen2Config, omnigen2_stacks
 from dit.models.stacks.refined_transformer import RefinedTransformer

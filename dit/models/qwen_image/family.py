@@ -26,12 +26,12 @@ from dit.models.joint.family import (
     JOINT_PARTS,
     attends_to_no_padding,
     axes_fill_heads,
+    double_layer,
     even_axes,
     joint_layer_parts,
     learns_pictures,
 )
 from dit.models.layer_spec import (
-    DoubleLayerSpec,
     NetworkSpec,
     StackSpec,
 )
@@ -126,7 +126,7 @@ def _inputs(model: QwenImageConfig) -> tuple[SampleInput, ...]:
 
 def qwen_image_stack(model: QwenImageConfig) -> StackSpec:
     """The layers of Qwen-Image; nothing reads the text after the last of them."""
-    layer = DoubleLayerSpec(**joint_layer_parts(model), text_is_read=False)
+    layer = double_layer(**joint_layer_parts(model))
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 

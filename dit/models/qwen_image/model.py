@@ -13,15 +13,14 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
 from dit.batch import Grid, PackedBatch
-from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
+from dit.models.layer_spec import LEVEL_WAVES, TEXT_TOKENS, TOKENS
+from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.modulation import sinusoid
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.qwen_image.family import SCALE, QwenImageConfig, qwen_image_stack
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
-from dit.models.stacks.stream_layers import TEXT_TOKENS
 from dit.pack_wire import to_device
 
 

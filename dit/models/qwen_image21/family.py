@@ -32,11 +32,16 @@ from dit.models.joint.family import (
     learns_pictures,
 )
 from dit.models.layer_spec import (
+    JOINT_TOKENS,
     Activation,
+    Attend,
     AttentionSpec,
+    Feed,
     FeedForwardSpec,
+    LayerSpec,
+    Modulation,
     NetworkSpec,
-    SequentialLayerSpec,
+    Port,
     SharedModulation,
     StackSpec,
 )
@@ -128,16 +133,14 @@ class QwenImage21Config(HasReferences, ModelConfig):
 def qwen_image21_stack(model: QwenImage21Config) -> StackSpec:
     """The layers, which all take the same rows of the modulations of `VECTORS`."""
     width = model.hidden_size
-    layer = SequentialLayerSpec(
-        attention=AttentionSpec(width=width, heads=model.num_attention_heads, eps=EPS),
-        feed_forward=FeedForwardSpec(
-            width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
-        ),
-        modulation=SharedModulation(0),
-        weighted=False,
-        after=False,
+    attention = AttentionSpec(width=width, heads=model.num_attention_heads, eps=EPS)
+    mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU)
+    m = Modulation("modulation", SharedModulation(0), shifted=False, tanh=True)
+    steps = (
+        Attend(Port(JOINT_TOKENS, "attention", m[0]), attention),
+        Feed(Port(JOINT_TOKENS, "mlp", m[1]), mlp),
     )
-    return StackSpec(name="blocks", count=model.num_layers, layer=layer)
+    return StackSpec(name="blocks", count=model.num_layers, layer=LayerSpec(steps))
 
 
 def text_names(model: QwenImage21Config) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ from torch.nn.functional import gelu
 
 from dit.batch import TEXT, Grid, PackedBatch
 from dit.models.attention.block_causal import Segment
-from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
+from dit.models.layer_spec import JOINT_TOKENS, LEVEL_WAVES, TEXT_TOKENS, TOKENS
+from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.modulation import PrecomputedAdaLN, SharedModulations, TwoLinears, sinusoid
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import CentredNorm, RotaryTable
@@ -35,7 +35,6 @@ from dit.models.qwen_image21.family import (
 )
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
-from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 from dit.pack_wire import to_device
 
 X = TypeVar("X")

@@ -26,8 +26,15 @@ from dit.models.joint.family import (
     learns_pictures,
 )
 from dit.models.layer_spec import (
-    DoubleLayerSpec,
+    TEXT_TOKENS,
+    TOKENS,
+    Attend,
+    Feed,
+    LayerSpec,
+    Modulation,
     NetworkSpec,
+    PerBlockModulation,
+    Port,
     QkNorm,
     StackSpec,
 )
@@ -163,16 +170,30 @@ def _inputs(model: Sd3Config) -> tuple[SampleInput, ...]:
 
 def sd3_stacks(model: Sd3Config) -> tuple[StackSpec, ...]:
     """The layers: those with a second attention, the others, and the last, where the text ends."""
-    parts = joint_layer_parts(model, norm=QkNorm.PER_HEAD if model.qk_norm else QkNorm.NONE)
     layers = {
-        "dual_blocks": DoubleLayerSpec(**parts, second_attention=True),
-        "blocks": DoubleLayerSpec(**parts),
-        "last_block": DoubleLayerSpec(
-            **parts, updates_text=False, second_attention=ends_dual(model)
-        ),
+        "dual_blocks": _layer(model, dual=True),
+        "blocks": _layer(model, dual=False),
+        "last_block": _layer(model, dual=ends_dual(model), last=True),
     }
     counts = model.stack_layers.items()
     return tuple(StackSpec(name=name, count=n, layer=layers[name]) for name, n in counts)
+
+
+def _layer(model: Sd3Config, *, dual: bool, last: bool = False) -> LayerSpec:
+    """A double-stream layer; `dual`: latents also attend to each other alone, side by side.
+
+    The `last` one has no weights that would compute the text.
+    """
+    parts = joint_layer_parts(model, norm=QkNorm.PER_HEAD if model.qk_norm else QkNorm.NONE)
+    attention, mlp = parts["attention"], parts["feed_forward"]
+    m, t = (Modulation(n, PerBlockModulation()) for n in ("modulation", "text_modulation"))
+    text = Port(TEXT_TOKENS, "text_attention", t[0], writes=not last)
+    both = Attend(Port(TOKENS, "attention", m[0]), attention, text)
+    second = Attend(Port(TOKENS, "second_attention", m[2]), attention)
+    of_text = Feed(Port(TEXT_TOKENS, "text_mlp", t[1]), mlp)
+    attends = (both, second) if dual else both
+    steps = (attends, Feed(Port(TOKENS, "mlp", m[1]), mlp), of_text)
+    return LayerSpec(steps[:2] if last else steps)
 
 
 def ends_dual(model: Sd3Config) -> bool:

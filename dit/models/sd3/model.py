@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.models.family import POOLED
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import TEXT_TOKENS, TOKENS
 from dit.models.layers.modulation import ConditionEmbedding
 from dit.models.layers.parallel_linear import Replicated, transformer_config
 from dit.models.sd3.family import Sd3Config, sd3_stacks
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
-from dit.models.stacks.stream_layers import TEXT_TOKENS
 
 
 class Sd3Network(JointTransformer):

@@ -1,8 +1,8 @@
-"""Layers made of parts, stacks made of layers, networks made of stacks.
+"""Layers made of steps, stacks made of layers, networks made of stacks.
 
-cross_layer          layers with cross-attention to text (Cosmos, Wan)
-stream_layers        double-stream and single-stream layers (FLUX, Qwen-Image, HunyuanVideo)
-sequential_layer     attention, then feed-forward, over either row or both (Lumina Image 2.0)
+step_layer           a layer: the steps of its specification, over named rows of tokens
+parts                what the parts of steps compute: attention, feed-forward
+views                what a layer sees in the place of a row, and which tokens it writes
 stack                layers of one kind: cut into pipeline stages, built, recomputed
 offload              page-locked host memory, from and to which a GPU copies beside its work;
                      activations that wait there

@@ -7,9 +7,8 @@ Published weights of several families attend to captions that are filled up with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +17,13 @@ from torch.nn.functional import gelu
 from dit.batch import TEXT, PackedBatch
 from dit.config import ModelConfig
 from dit.models.attention.spans import Spans
+from dit.models.layer_spec import TOKENS
 from dit.models.layers.modulation import TimestepConditioning
-from dit.models.layers.packed_attention import RowConditions
+from dit.models.layers.packed_attention import AttendedRows, RowConditions
 from dit.models.layers.parallel_linear import WholeLinear, dtype
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable, WholeWidthRotary
-from dit.models.stacks.cross_layer import CrossConditions
+from dit.models.stacks.parts import LayerConditions
 from dit.models.stacks.stacked_transformer import StackedTransformer
 
 
@@ -37,7 +37,7 @@ def axis_widths(head: int) -> tuple[int, int, int]:
 
 
 class CrossTransformer(StackedTransformer):
-    """A network of `CrossLayer`s; captions are filled up with zeros to `model.text_pad_to`."""
+    """A network whose layers attend to text, filled up with zeros to `model.text_pad_to`."""
 
     rotary: RotaryTable | WholeWidthRotary
     """Set by the family."""
@@ -55,20 +55,18 @@ class CrossTransformer(StackedTransformer):
         *,
         timestep: TimestepConditioning,
         text_LD: Tensor,
-        **others: Any,
-    ) -> CrossConditions:
-        """What every layer reads beside the tokens.
-
-        `others` are fields of `CrossConditions` that one family alone has.
-        """
+        of_parts: Mapping[str, Tensor] | None = None,
+        **others: AttendedRows,
+    ) -> LayerConditions:
+        """What every layer reads beside the tokens; `others` are attended to as text is."""
         angles_TK = self.rotary(batch.position_TA)
-        return CrossConditions(
+        text = AttendedRows(rows_LE=text_LD, spans=spans_of(batch, batch.text_starts))
+        return LayerConditions(
             timestep=timestep,
-            tokens=RowConditions(per_sample=layout, angles_TK=angles_TK),
-            exchange=self.context.exchange(batch, rows=len(batch.segment_T)),
-            text_LE=text_LD,
-            cross_spans=spans_of(batch, batch.text_starts),
-            **others,
+            rows={TOKENS: RowConditions(per_sample=layout, angles_TK=angles_TK)},
+            meetings={(TOKENS,): self.context.exchange(batch, rows=len(batch.segment_T))},
+            keys={TEXT: text, **others},
+            of_parts=of_parts or {},
         )
 
 

@@ -18,13 +18,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
-from dit.models.layer_spec import StackSpec
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import JOINT_TOKENS, TEXT_TOKENS, TOKENS, StackSpec
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
 from dit.models.stacks.stacked_transformer import Blocks
-from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 
 
 class DoubleSingleTransformer(JointTransformer):
@@ -35,6 +33,8 @@ class DoubleSingleTransformer(JointTransformer):
 
     theta: ClassVar[float] = 10_000.0
     """Base of the angles of positions."""
+    has_biases: ClassVar[bool] = True
+    """Whether linears before and after the layers have biases."""
 
     def __init__(
         self,
@@ -46,23 +46,20 @@ class DoubleSingleTransformer(JointTransformer):
         told: Callable[[TransformerConfig], nn.Module],
         modulate_out: Callable[[BuildContext], nn.Module] | None = None,
     ):
-        """`told` builds the embedding of the timestep, `modulate_out` the last modulation.
-
-        Linears before and after the layers have biases if those of the layers have.
-        """
+        """`told` builds the embedding of the timestep, `modulate_out` the last modulation."""
         config, width = transformer_config(model), model.hidden_size
         super().__init__(config, model, groups, vp_stage, stacks)
         # Angles in float64, as in Diffusers.
-        axes, bias = model.rope_axes, stacks[0].layer.attention.bias
+        axes = model.rope_axes
         self.rotary = RotaryTable(axes, (self.theta,) * len(axes), dtype=torch.float64)
-        biased: Any = {"config": config, "bias": bias}
+        biased: Any = {"config": config, "bias": self.has_biases}
         if self.pre_process:
             inputs, text = model.patch_features, model.crossattn_emb_size
             self.patches = Replicated(inputs, width, **biased, token_row=TOKENS)
             self.text_embedder = Replicated(text, width, **biased, token_row=TEXT_TOKENS)
             self.told = told(config)
         self.build_stacks()
-        self.build_head(JOINT_TOKENS, modulate_out=modulate_out, bias=bias)
+        self.build_head(JOINT_TOKENS, modulate_out=modulate_out, bias=self.has_biases)
 
     def t_emb(self, level_M: Tensor, batch: PackedBatch) -> Tensor:
         """What all modulations are made of, [M, X]."""

@@ -17,17 +17,23 @@ from torch.nn.functional import pad
 from dit.batch import PackedBatch
 from dit.config import ModelConfig
 from dit.models.attention.block_causal import Segment
-from dit.models.layer_spec import PerBlockModulation, RowKind, StackSpec
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import (
+    JOINT_TOKENS,
+    TEXT_TOKENS,
+    TOKENS,
+    PerBlockModulation,
+    RowKind,
+    StackSpec,
+)
 from dit.models.layers.context_parallel import TokenExchange, check_joint_context
 from dit.models.layers.joint_order import JointOrder, TextRow, TokenRow, text_row, text_rows
 from dit.models.layers.modulation import PerBlockAdaLN, TimestepConditioning
 from dit.models.layers.packed_attention import Angles, RowConditions
 from dit.models.layers.parallel_linear import BuildContext, Replicated
 from dit.models.layers.per_sample import PerSample
+from dit.models.stacks.parts import JointConditions
 from dit.models.stacks.stack import LayerStack
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
-from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointConditions
 from dit.pack_wire import to_device
 
 T_EMB = "t_emb"
@@ -53,7 +59,7 @@ class JointTransformer(StackedTransformer):
     from. A head that `build_head` makes predicts for all latents of this context rank.
     """
 
-    shares_samples = True
+    shares_samples, unread = True, (TEXT_TOKENS,)
     padding_has_keys: ClassVar[bool] = True
     """Whether padding that attention sees has keys as other tokens do; else they are zeros."""
     refines_references: ClassVar[bool] = False
@@ -142,19 +148,20 @@ class JointTransformer(StackedTransformer):
             RowConditions(per_sample=per_sample, angles_TK=angles, has_key_T=keys)
             for per_sample, angles, keys in each
         ]
-        alone = text_alone = None
+        meetings = {
+            (TOKENS, TEXT_TOKENS): layout.order.apart,
+            (JOINT_TOKENS,): layout.order.joined,
+        }
         if RowKind.LATENTS in self.attends:
-            alone = self._latents_alone(batch)
+            meetings[(TOKENS,)] = self._latents_alone(batch)
         if RowKind.TEXT in self.attends:
-            text_alone = self._order(layout.text.row, device=batch.segment_T.device).apart
+            order = self._order(layout.text.row, device=batch.segment_T.device)
+            meetings[(TEXT_TOKENS,)] = order.apart
         return JointConditions(
             timestep=TimestepConditioning(t_emb_ND=blocks[T_EMB]),
-            latents=made[0],
-            text=made[1],
-            joint=made[2],
+            rows=dict(zip((TOKENS, TEXT_TOKENS, JOINT_TOKENS), made, strict=True)),
+            meetings=meetings,
             order=layout.order,
-            latents_alone=alone,
-            text_alone=text_alone,
             is_reference_T=self._references(batch),
         )
 

@@ -13,20 +13,24 @@ from typing import Any, ClassVar
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from torch import Tensor
+from torch import Tensor, nn
 
 from dit.batch import TEXT, PackedBatch
-from dit.models.layer_spec import DoubleLayerSpec, StackSpec
-from dit.models.layers.adaptable import TOKENS
-from dit.models.layers.joint_order import JOINT_TOKENS, TEXT_TOKENS
-from dit.models.layers.layer_text import LayerTextRows
+from dit.models.layer_spec import JOINT_TOKENS, TEXT_TOKENS, TOKENS, LayerTextSpec, StackSpec
+from dit.models.layers.layer_text import LayerText, LayerTextRows
 from dit.models.layers.modulation import ConditionEmbedding
-from dit.models.layers.parallel_linear import Replicated, WholeLinear, transformer_config
+from dit.models.layers.parallel_linear import (
+    BuildContext,
+    Replicated,
+    WholeLinear,
+    transformer_config,
+)
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.layers.token_refiner import by_sample
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, JointTransformer
+from dit.models.stacks.parts import JointConditions
 from dit.models.stacks.stacked_transformer import Blocks
-from dit.models.stacks.stream_layers import JointConditions
+from dit.models.stacks.views import RunningView
 
 
 class LayeredTransformer(JointTransformer):
@@ -57,9 +61,8 @@ class LayeredTransformer(JointTransformer):
         # Angles in float64, as in Diffusers.
         axes = model.rope_axes
         self.rotary = RotaryTable(axes, (self.theta,) * len(axes), dtype=torch.float64)
-        layer = stacks[0].layer
-        assert isinstance(layer, DoubleLayerSpec) and layer.layer_text is not None
-        self.last_columns = layer.layer_text.columns(layer.layer_text.states[-1])
+        text: Any = stacks[0].layer.view
+        self.last_columns = text.text.columns(text.text.states[-1])
         if self.pre_process:
             of_tokens: Any = {"config": config, "bias": True, "token_row": TOKENS}
             whole: Any = {"bias": False, "dtype": config.params_dtype}
@@ -104,6 +107,25 @@ class LayeredTransformer(JointTransformer):
             my_tokens=self.my_tokens,
         )
         return replace(made, layer_text=text)
+
+
+class SeeingOwnText(RunningView):
+    """A layer's own text in the place of text; behind the layer, that stands there again."""
+
+    def modules(self, context: BuildContext, width: int, layer: int) -> dict[str, nn.Module]:
+        text: LayerTextSpec = self.view.text
+        state = text.state(layer)
+        assert state is not None, "the last layer sees the text as it is"
+        context = replace(context, token_row=self.view.row)
+        return {"layer_text": LayerText(context, text, state=state, width=width)}
+
+    def seen(self, layer: Any, h_TD: Tensor, conditions: JointConditions) -> Tensor:
+        assert conditions.layer_text is not None
+        return layer.layer_text(h_TD, conditions.layer_text)
+
+    def written(self, made_TD: Tensor, h_TD: Tensor, conditions: JointConditions) -> Tensor:
+        assert conditions.layer_text is not None
+        return conditions.layer_text.placed[self.view.row].replaced(made_TD, h_TD)
 
 
 def _lengths(batch: PackedBatch, name: str) -> list[int]:

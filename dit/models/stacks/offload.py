@@ -23,7 +23,7 @@ import math
 import mmap
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -302,9 +302,12 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _tensors(of: Any) -> Iterator[Tensor]:
-    """The tensors of a dataclass, and of those in it."""
+    """The tensors of a dataclass or mapping, and of those in it."""
     if isinstance(of, Tensor):
         yield of
     elif is_dataclass(of):
         for field in fields(of):
             yield from _tensors(getattr(of, field.name))
+    elif isinstance(of, Mapping):
+        for one in of.values():
+            yield from _tensors(one)

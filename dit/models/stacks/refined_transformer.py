@@ -16,14 +16,20 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from dit.batch import PackedBatch
-from dit.models.layer_spec import LEVEL_WAVES, PerBlockModulation, SequentialLayerSpec, StackSpec
-from dit.models.layers.adaptable import TOKENS, sees_part_of_tokens
+from dit.models.layer_spec import (
+    JOINT_TOKENS,
+    LEVEL_WAVES,
+    TEXT_TOKENS,
+    TOKENS,
+    PerBlockModulation,
+    StackSpec,
+)
+from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.modulation import PerBlockAdaLN, TwoLinears, sinusoid
 from dit.models.layers.parallel_linear import BuildContext, Replicated, transformer_config
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.joint_transformer import T_EMB, JointLayout, TextFirstTransformer
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
-from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 from dit.pack_wire import to_device
 
 
@@ -56,8 +62,8 @@ class RefinedTransformer(TextFirstTransformer):
         """`told` has the widths of the two linears that embed the timestep (`told` in weights)."""
         config, width = transformer_config(model), model.hidden_size
         super().__init__(config, model, groups, vp_stage, stacks)
-        layer, axes = stacks[-1].layer, model.rope_axes
-        assert isinstance(layer, SequentialLayerSpec)
+        axes, norm = model.rope_axes, next(stacks[-1].layer.ports).norm
+        assert norm is not None
         self.told_width = told[1]
         # Angles in float64, as in Diffusers.
         thetas = (self.theta,) * len(axes)
@@ -67,7 +73,7 @@ class RefinedTransformer(TextFirstTransformer):
         if self.pre_process:
             inputs, text = model.patch_features, model.crossattn_emb_size
             self.patches = Replicated(inputs, width, **biased, token_row=TOKENS)
-            self.text_norm = nn.RMSNorm(text, eps=layer.eps, dtype=config.params_dtype)
+            self.text_norm = nn.RMSNorm(text, eps=norm.eps, dtype=config.params_dtype)
             sees_part_of_tokens(self.text_norm, config)
             self.text_embedder = Replicated(text, width, **biased, token_row=TEXT_TOKENS)
             self.told = TwoLinears(LEVEL_WAVES, config, widths=told)

@@ -21,34 +21,17 @@ from torch.utils.checkpoint import checkpoint
 
 from dit.config import Implementation, Recompute, RecomputeMethod
 from dit.models.layer_spec import (
-    CrossLayerSpec,
-    DoubleLayerSpec,
-    LayerSpec,
+    JOINT_TOKENS,
+    TOKENS,
     RowKind,
-    SequentialLayerSpec,
     StackSpec,
 )
-from dit.models.layers.adaptable import TOKENS, Adaptable, DropoutRows, dropout_rows, dropping
-from dit.models.layers.joint_order import JOINT_TOKENS
+from dit.models.layers.adaptable import Adaptable, DropoutRows, dropout_rows, dropping
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.transformer_engine import fp8_products
 from dit.models.stacks.frozen_blocks import BlockPrefetch
 from dit.models.stacks.offload import OffloadedLayer, on_host, settle, when_reached
-
-
-def layer_class(spec: LayerSpec) -> Any:
-    """The class that builds a layer; it is imported only for networks that have such layers."""
-    if isinstance(spec, CrossLayerSpec):
-        from dit.models.stacks.cross_layer import CrossLayer
-
-        return CrossLayer
-    if isinstance(spec, SequentialLayerSpec):
-        from dit.models.stacks.sequential_layer import LAYERS
-
-        return LAYERS[spec.rows]
-    from dit.models.stacks.stream_layers import DoubleStreamLayer, SingleStreamLayer
-
-    return DoubleStreamLayer if isinstance(spec, DoubleLayerSpec) else SingleStreamLayer
+from dit.models.stacks.step_layer import StepLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +106,7 @@ def token_multiplications(context: BuildContext, spec: StackSpec) -> int:
 
     Those of attention depend on the packs, and few samples have references.
     """
-    layer = spec.layer
-    if isinstance(layer, SequentialLayerSpec) and layer.rows is RowKind.REFERENCES:
+    if spec.layer.over is RowKind.REFERENCES:
         return 0
     model = replace(context.model, transformer_impl=Implementation.LOCAL)
     context = replace(context, model=model, config=copy(context.config))
@@ -171,18 +153,21 @@ class LayerStack(TransformerBlock):
         *,
         vp_stage: int | None,
         layers_before: int = 0,
+        unread: tuple[str, ...] = (),
     ):
-        """`layers_before` counts those of other stacks that this stage runs first."""
+        """`layers_before` counts those of other stacks that this stage runs first.
+
+        `unread` are the rows that nothing reads behind the last layer of the stack.
+        """
         config = copy(context.config)
         config.num_layers = spec.count
         config.pipeline_model_parallel_layout = _PipelineSplit(here)  # type: ignore[assignment]
-        kind = layer_class(spec.layer)
-        parameters = {"model": context.model, "spec": spec.layer}
-        layer = ModuleSpec(module=kind, params=parameters)
+        parameters = {"model": context.model, "spec": spec.layer, "unread": unread}
+        layer = ModuleSpec(module=StepLayer, params=parameters)
         submodules = TransformerBlockSubmodules(layer_specs=[layer] * here.count, layer_norm=None)
         super().__init__(config, submodules, pg_collection=context.groups, vp_stage=vp_stage)
         self.model, self.layers_before = context.model, layers_before
-        self.hidden: tuple[str, ...] = kind.hidden
+        self.hidden: tuple[str, ...] = spec.layer.rows
         self.turns: BlockPrefetch | None = None  # of blocks that wait on the host
 
     def forward(  # type: ignore[override]

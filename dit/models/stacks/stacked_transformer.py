@@ -28,8 +28,8 @@ from torch.nn.functional import pad
 from dit.batch import AdapterDropout, PackedBatch
 from dit.config import ModelConfig
 from dit.models.compilation import check_compiler
-from dit.models.layer_spec import ALL_NOISE, StackSpec
-from dit.models.layers.adaptable import TOKENS, DropoutRows, TokenPlaces, dropping
+from dit.models.layer_spec import ALL_NOISE, TOKENS, StackSpec
+from dit.models.layers.adaptable import DropoutRows, TokenPlaces, dropping
 from dit.models.layers.context_parallel import Context
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.layers.per_sample import PerSample
@@ -61,6 +61,8 @@ class StackedTransformer(MegatronModule):
     """Sign of the family's `ObjectiveConventions`, by which its output is multiplied."""
     tells_data_part: ClassVar[bool] = False
     """Whether the network embeds 1 - t; everything else here says t."""
+    unread: ClassVar[tuple[str, ...]] = ()
+    """Rows that the head does not read: their last outputs are not computed."""
     token_blocks: ClassVar[tuple[str, ...]] = ()
     """Names in `condition_shapes` of tensors with a row for each token."""
 
@@ -101,13 +103,14 @@ class StackedTransformer(MegatronModule):
         The order in which weights register is that of the sums in the norm of the gradient.
         """
         context = BuildContext(model=self.model, config=self.config, groups=self.groups)
-        before = 0
+        before, (*_, last) = 0, (spec for spec in self.stack_specs if spec.count)
         for spec in self.stack_specs:
             # torch's own names are taken: a stack `double` would be found as nn.Module.double.
             assert not hasattr(self, spec.name), f"a network has {spec.name} already"
             here = self.plan[self.stage][spec.name]
             at = {"vp_stage": self.vp_stage, "layers_before": before}
-            setattr(self, spec.name, LayerStack(context, spec, here, **at))
+            unread = self.unread if spec is last else ()
+            setattr(self, spec.name, LayerStack(context, spec, here, **at, unread=unread))
             before += here.count
 
     @property

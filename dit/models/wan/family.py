@@ -23,12 +23,21 @@ from dit.models.family import (
     text_input,
 )
 from dit.models.layer_spec import (
+    TOKENS,
     Activation,
+    Attend,
+    AttendTo,
     AttentionSpec,
-    CrossLayerSpec,
+    Feed,
     FeedForwardSpec,
+    KeyRows,
+    LayerSpec,
+    Modulation,
     NetworkSpec,
+    NormKind,
+    Port,
     QkNorm,
+    RowNorm,
     StackSpec,
     TableModulation,
 )
@@ -257,21 +266,20 @@ def wan_stack(model: WanConfig) -> StackSpec:
     attention = AttentionSpec(
         width=width, heads=model.num_attention_heads, bias=True, norm=QkNorm.ACROSS_HEADS
     )
-    layer = CrossLayerSpec(
-        attention=replace(attention, sparse_pairs=_pairs(model)),
-        cross_attention=attention,
-        text_width=width,
-        feed_forward=FeedForwardSpec(
-            width=width,
-            hidden=model.ffn_hidden_size,
-            activation=Activation.GELU_TANH,
-            bias=True,
-        ),
-        modulation=TableModulation(),
-        gated_cross=False,
-        image_rows=model.image_rows,
+    feed_forward = FeedForwardSpec(
+        width=width, hidden=model.ffn_hidden_size, activation=Activation.GELU_TANH, bias=True
     )
-    return StackSpec(name="blocks", count=model.num_layers, layer=layer)
+    modulation, keys = Modulation("modulation", TableModulation()), (KeyRows(width),)
+    if model.image_rows is not None:
+        keys += (KeyRows(width, IMAGE, each=model.image_rows),)
+    among = replace(attention, sparse_pairs=_pairs(model))
+    text = Port(TOKENS, "cross_attention", norm=RowNorm("norm_cross", NormKind.LAYER))
+    steps = (
+        Attend(Port(TOKENS, "self_attention", modulation[0]), among),
+        AttendTo(text, attention, keys),
+        Feed(Port(TOKENS, "mlp", modulation[1]), feed_forward),
+    )
+    return StackSpec(name="blocks", count=model.num_layers, layer=LayerSpec(steps))
 
 
 def _pairs(model: WanConfig) -> float | None:

@@ -16,13 +16,12 @@ from torch.nn.functional import gelu, linear, silu
 
 from dit.batch import PackedBatch
 from dit.models.attention.cubes import Cubes
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import TOKENS
 from dit.models.layers.modulation import TableAdaLN, TimestepConditioning, sinusoid
 from dit.models.layers.packed_attention import AttendedRows
 from dit.models.layers.parallel_linear import Replicated, WholeLinear, dtype, transformer_config
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
-from dit.models.stacks.cross_layer import CrossConditions
 from dit.models.stacks.cross_transformer import (
     CrossTransformer,
     TextEmbedding,
@@ -30,6 +29,7 @@ from dit.models.stacks.cross_transformer import (
     padded_rows,
     spans_of,
 )
+from dit.models.stacks.parts import LayerConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
 from dit.models.wan.family import IMAGE, MASK_CHANNELS, ImageCondition, WanConfig, wan_stack
 from dit.pack_wire import to_device
@@ -102,25 +102,26 @@ class WanNetwork(CrossTransformer):
         mask_TC = given_mask(batch, self.model)
         return torch.cat((x_TC, mask_TC.to(x_TC), batch.condition_TC.to(x_TC)), dim=1)
 
-    def conditions(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> CrossConditions:
-        image = None
+    def conditions(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> LayerConditions:
+        others = {}
         if "image" in blocks:
             spans = spans_of(batch, batch.text_offsets[IMAGE])
-            image = AttendedRows(rows_LE=blocks["image"], spans=spans)
+            others[IMAGE] = AttendedRows(rows_LE=blocks["image"], spans=spans)
         timestep = TimestepConditioning(t_emb_ND=blocks["t_emb"], adaln_shift_NX=blocks["shared"])
         text_LD = blocks["text"]
         conditions = self.cross_conditions(
-            batch, layout, timestep=timestep, text_LD=text_LD, image=image
+            batch, layout, timestep=timestep, text_LD=text_LD, **others
         )
         return self._with_cubes(conditions, batch) if self.model.sparse_attention else conditions
 
-    def _with_cubes(self, conditions: CrossConditions, batch: PackedBatch) -> CrossConditions:
+    def _with_cubes(self, conditions: LayerConditions, batch: PackedBatch) -> LayerConditions:
         """Self-attention among the cubes of the samples, at the share of the step."""
-        spans = conditions.exchange.spans
+        (exchange,) = conditions.meetings.values()
+        spans = exchange.spans
         at = {"total": spans.total, "device": spans.device}
         cubes = Cubes.of(batch.grids, batch.starts, share=self.sparse_share, **at)
-        exchange = replace(conditions.exchange, spans=replace(spans, cubes=cubes))
-        return replace(conditions, exchange=exchange)
+        exchange = replace(exchange, spans=replace(spans, cubes=cubes))
+        return replace(conditions, meetings={(TOKENS,): exchange})
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> Tensor:  # noqa: ARG002
         (adaln,) = self.modulate_out.of_embedding(blocks["t_emb"])

@@ -28,8 +28,8 @@ from dit.lora.targets import (
     their_modules,
 )
 from dit.models.dit.family import DitConfig
+from dit.models.layer_spec import TOKENS
 from dit.models.layers.adaptable import (
-    TOKENS,
     DropoutRows,
     TokenPlaces,
     dropping,

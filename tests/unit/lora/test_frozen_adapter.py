@@ -26,10 +26,10 @@ from dit.lora.factors import LoraFactors, LoraFileError, linear_shapes
 from dit.lora.files import write_lora
 from dit.lora.frozen import frozen_adapter
 from dit.lora.targets import attach_adapters, chosen_adapters
+from dit.models.layer_spec import TOKENS
 from dit.models.layers.adaptable import (
     CHILD,
     FROZEN,
-    TOKENS,
     DropoutRows,
     TokenPlaces,
     adapters_off,

@@ -18,7 +18,7 @@ from dit.models.layer_spec import (
     TableModulation,
 )
 from dit.models.layers.modulation import SharedModulations, TimestepConditioning, make_modulation
-from dit.models.layers.packed_attention import CrossAttention
+from dit.models.layers.packed_attention import AttendedRows, CrossAttention
 from dit.models.layers.parallel_linear import (
     BuildContext,
     FeedForward,
@@ -182,12 +182,13 @@ def test_all_layers_of_a_stack_take_the_rows_of_one_linear(context, bias, plain)
     assert sum(p.numel() for p in module.parameters()) == (48 + bias) * 48 * sum(vectors.values())
     t_emb_ND = torch.randn(2, 48, requires_grad=True)
     timestep = TimestepConditioning(t_emb_ND=module(t_emb_ND))
-    first, place = SharedModulation(0, first_of_text=6), {"latents": 0, "text": 6, "single": 12}
+    place = {"latents": 0, "text": 6, "single": 12}
     for layer in (0, 3):
         made = {
-            "latents": make_modulation(first, context, 48, parts=2, layer=layer),
-            "text": make_modulation(first, context, 48, parts=2, layer=layer, of_text=True),
-            "single": make_modulation(SharedModulation(12), context, 48, parts=1, layer=layer),
+            name: make_modulation(
+                SharedModulation(first), context, 48, parts=vectors[name] // 3, layer=layer
+            )
+            for name, first in place.items()
         }
         for name, one in made.items():
             assert not [*one.parameters()] and place[name] == one.first
@@ -230,7 +231,8 @@ def test_cross_attention_of_a_sample_without_text_gives_zeros(context):
     spec = AttentionSpec(width=48, heads=4, norm=QkNorm.NONE)
     attention = _randomise(CrossAttention(context, spec, text_width=10))
     spans = Spans.of([(0, 3), (3, 2)], [(0, 4), (4, 0)], total=5, device=torch.device("cpu"))
-    out = attention(torch.randn(5, 48), torch.randn(4, 10), spans)
+    text = AttendedRows(rows_LE=torch.randn(4, 10), spans=spans)
+    out = attention(torch.randn(5, 48), text)
     assert out[:3].abs().min() > 0 and not out[3:].any()
 
 

@@ -9,11 +9,10 @@ import sys
 import pytest
 
 from dit.models.dit.family import dit_stack
+from dit.models.joint.family import double_layer, single_layer
 from dit.models.layer_spec import (
     AttentionSpec,
-    DoubleLayerSpec,
     FeedForwardSpec,
-    SingleLayerSpec,
     StackSpec,
 )
 from dit.models.stacks.stack import StageLayers, _balanced, pipeline_stages
@@ -23,10 +22,9 @@ from tests.packs import tiny_model
 def _flux(double: int, single: int) -> list[StackSpec]:
     attention = AttentionSpec(width=64, heads=4, bias=True)
     feed_forward = FeedForwardSpec(width=64, hidden=256, bias=True)
-    parts = {"attention": attention, "feed_forward": feed_forward}
     return [
-        StackSpec(name="blocks", count=double, layer=DoubleLayerSpec(**parts)),
-        StackSpec(name="single_blocks", count=single, layer=SingleLayerSpec(**parts)),
+        StackSpec(name="blocks", count=double, layer=double_layer(attention, feed_forward)),
+        StackSpec(name="single_blocks", count=single, layer=single_layer(attention, feed_forward)),
     ]
 
 

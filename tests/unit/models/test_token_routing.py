@@ -13,9 +13,8 @@ from dit.config.sparsity import TokenRoute
 from dit.distributed.model_parallel import split_tokens
 from dit.models.dit.family import ExtraPosition
 from dit.models.dit.model import DiT
-from dit.models.layers.adaptable import TOKENS
+from dit.models.layer_spec import JOINT_TOKENS, TEXT_TOKENS, TOKENS
 from dit.models.stacks import stacked_transformer
-from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 from dit.models.stacks.token_routing import kept_pack
 from dit.objectives.objective import real_only
 from dit.objectives.pack_draws import Draw, pack_rng
@@ -110,9 +109,9 @@ def _looped(network, alone, few, kept, route, level_N):
         inside = route.first <= number <= route.last
         rows = kept if inside else torch.arange(len(h_TD))
         seen, x_TD = conditions[inside], h_TD[rows]
-        if layer.hidden == (TOKENS,):
+        if layer.rows == (TOKENS,):
             x_TD = layer(x_TD, seen)
-        elif layer.hidden == (JOINT_TOKENS,):
+        elif layer.rows == (JOINT_TOKENS,):
             joint_JD = layer(seen.order.join((x_TD, text_LD)), seen)
             x_TD, text_LD = seen.order.split(joint_JD)
         else:

@@ -88,7 +88,7 @@ def test_stages_are_cut_by_what_a_layer_multiplies(family: Any, keys: Any) -> No
     network, (_, layers, _), first = stage_on_meta(model), count_work(model), 0
     context = BuildContext(model=network.model, config=network.config, groups=network.groups)
     for stack in network_spec(model).stacks:
-        if getattr(stack.layer, "rows", None) is not RowKind.REFERENCES:  # there are none
+        if stack.layer.over is not RowKind.REFERENCES:  # there are none
             assert token_multiplications(context, stack) == layers[first].linears.n, stack.name
         first += stack.count
 

@@ -45,8 +45,9 @@ class GatedToyNetwork(ToyNetwork):
         super().build_stacks()
         context = BuildContext(model=self.model, config=self.config, groups=self.groups)
         (spec, *_) = self.stack_specs
+        _, feed, _ = spec.layer.parts
         for layer in self.stacks[spec.name].layers:
-            layer.mlp = GatedFeedForward(context, spec.layer.feed_forward)
+            layer.mlp = GatedFeedForward(context, feed.feed_forward)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,229 @@
+"""What the parts of layers compute; `dit.models.layer_spec.steps` says what there are.
+
+A part makes modules, which the layer registers by their names, and gives an output for each of its
+ports.
+"""
+
+# T tokens of a row as this rank holds them, D model width
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dit.models.layer_spec import Attend, AttendAndFeed, AttendTo, Feed, Port, QkNorm
+from dit.models.layers.context_parallel import TokenExchange
+from dit.models.layers.experts import feed_forward
+from dit.models.layers.joint_order import JointOrder
+from dit.models.layers.layer_text import LayerTextRows
+from dit.models.layers.modulation import TimestepConditioning
+from dit.models.layers.packed_attention import (
+    AttendedRows,
+    CrossAttention,
+    PackedAttention,
+    RowConditions,
+    SelfAttention,
+    joint_attention,
+)
+from dit.models.layers.parallel_linear import ACTIVATIONS, BuildContext, split_linear
+from dit.models.layers.queries_and_keys import hold_key_bias
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerConditions:
+    """What every layer sees beside the tokens."""
+
+    timestep: TimestepConditioning
+    rows: Mapping[str, RowConditions]
+    """By the name of the row."""
+    meetings: Mapping[tuple[str, ...], TokenExchange]
+    """Who attends to whom, by the rows that attend to each other."""
+    keys: Mapping[str, AttendedRows] = field(default_factory=dict)
+    """Rows that others attend to and no layer changes."""
+    of_parts: Mapping[str, Any] = field(default_factory=dict)
+    """What parts of one family alone read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointConditions(LayerConditions):
+    """What layers see whose latents and text attend to each other."""
+
+    order: JointOrder
+    layer_text: LayerTextRows | None = None  # text that is each layer's own
+    # bool, of the latents that this rank holds between two matrices; None: no sample has references
+    is_reference_T: Tensor | None = None
+
+
+class RunningPart:
+    """A part of one layer."""
+
+    def __init__(self, part: Any, idle: Collection[Port] = ()):
+        """`idle` are ports whose output nothing reads."""
+        self.part, self.idle = part, idle
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        return self.part.ports
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing reads any of its outputs."""
+        return all(port in self.idle for port in self.ports)
+
+    @property
+    def idle_modules(self) -> Sequence[str]:
+        """Names of modules that make outputs which nothing reads, so that they are not called."""
+        return [port.module for port in self.ports if port in self.idle]
+
+    @property
+    def unused(self) -> Sequence[str]:
+        """Patterns of names of weights whose gradient is zero in any pack."""
+        return [f"{name}.*" for name in self.idle_modules]
+
+    def modules(self, context: BuildContext) -> dict[str, nn.Module]:  # noqa: ARG002
+        """Its modules by name, in the order in which they register."""
+        return {}
+
+    def outputs(
+        self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
+    ) -> Sequence[Tensor | None]:
+        """Outputs for the row of each port, of `inputs`, the tokens [T, D] that enter it."""
+        raise NotImplementedError
+
+
+class SelfAttending(RunningPart):
+    """Tokens attend to those of their sample, in one row or in two.
+
+    What nothing reads of a row has no output, though others attend to its tokens.
+    """
+
+    part: Attend
+
+    def _makes_output(self, port: Port) -> bool:
+        return port.writes and port not in self.idle
+
+    @property
+    def idle_modules(self) -> Sequence[str]:
+        idle = [port.module for port in self.ports if port.writes and port in self.idle]
+        return [f"{name}.linear_proj" for name in idle]
+
+    @property
+    def unused(self) -> Sequence[str]:
+        queries = [port.module for port in self.ports if not self._makes_output(port)]
+        return [*super().unused, *(f"{name}.q_layernorm.*" for name in queries)]
+
+    def modules(self, context: BuildContext) -> dict[str, nn.Module]:
+        found, spec = dict[str, nn.Module](), self.part.attention
+        for port in self.ports:
+            of_row = replace(context, token_row=port.row)
+            found[port.module] = made = SelfAttention(of_row, spec, output=port.writes)
+            if self.part.joined is None and spec.norm is QkNorm.NONE and spec.bias:
+                # Not of the attention over two rows, whose keys have two biases.
+                linear: Any = made.linear_qkv
+                hold_key_bias(linear.bias, spec.head_width)
+        return found
+
+    def outputs(
+        self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
+    ) -> Sequence[Tensor | None]:
+        ports = self.ports
+        exchange = conditions.meetings[tuple(port.row for port in ports)]
+        modules = [getattr(layer, port.module) for port in ports]
+        rows = [conditions.rows[port.row] for port in ports]
+        if self.part.joined is None:
+            return (modules[0](*inputs, rows[0], exchange),)
+        first, second = zip(modules, inputs, rows, strict=True)
+        attended = zip(ports, modules, joint_attention(first, second, exchange), strict=True)
+        return [
+            module.linear_proj(x_TX) if self._makes_output(port) else None
+            for port, module, x_TX in attended
+        ]
+
+
+class CrossAttending(RunningPart):
+    """Tokens of a row attend to rows that the layer does not change."""
+
+    part: AttendTo
+
+    def modules(self, context: BuildContext) -> dict[str, nn.Module]:
+        port, keys = self.part.port, self.part.keys
+        sizes: Any = {"text_width": keys[0].width, "image": len(keys) > 1}
+        context = replace(context, token_row=port.row)
+        return {port.module: CrossAttention(context, self.part.attention, **sizes)}
+
+    def outputs(
+        self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
+    ) -> Sequence[Tensor]:
+        port = self.part.port
+        attended = [conditions.keys[rows.name] for rows in self.part.keys]
+        fused = conditions.rows[port.row].per_sample.fused
+        return (getattr(layer, port.module)(*inputs, *attended, fused=fused),)
+
+
+class Feeding(RunningPart):
+    """The feed-forward of a row."""
+
+    part: Feed
+
+    def modules(self, context: BuildContext) -> dict[str, nn.Module]:
+        port = self.part.port
+        context = replace(context, token_row=port.row)
+        return {port.module: feed_forward(context, self.part.feed_forward)}
+
+    def outputs(
+        self,
+        layer: nn.Module,
+        inputs: Sequence[Tensor],
+        conditions: LayerConditions,  # noqa: ARG002
+    ) -> Sequence[Tensor]:
+        return (getattr(layer, self.part.port.module)(*inputs),)
+
+
+class AttendingAndFeeding(RunningPart):
+    """Attention and feed-forward of the same tokens, added with one gate.
+
+    The published block: `FluxSingleTransformerBlock` of Diffusers. Tensor ranks gather and sum the
+    tokens once. Both matrices are ordered head by head, each head with its part of the hidden
+    units: any number of tensor ranks that divides the heads then divides either matrix.
+    """
+
+    part: AttendAndFeed
+
+    @property
+    def each_head(self) -> tuple[int, ...]:
+        """Numbers that the first matrix makes for each head."""
+        attention, mlp = self.part.attention, self.part.feed_forward
+        wide = mlp.hidden * mlp.activation.inputs // attention.heads
+        return *(attention.head_width,) * 3, wide
+
+    def modules(self, context: BuildContext) -> dict[str, nn.Module]:
+        attention, mlp = self.part.attention, self.part.feed_forward
+        width, hidden, heads = attention.width, mlp.hidden, attention.heads
+        if hidden % heads:
+            raise ValueError(
+                f"a single-stream layer shares the {hidden} hidden units of its feed-forward out to"
+                f" {heads} heads, which does not divide; choose a multiple"
+            )
+        context = replace(context, token_row=self.part.port.row)
+        options: Any = {"context": context, "bias": attention.bias}
+        made, parts = heads * sum(self.each_head), 1 if self.part.fused else 4
+        return {
+            "attention": PackedAttention(context, attention, output=False),
+            "linear_in": split_linear(width, made, axis=0, **options, parts=parts),
+            "linear_out": split_linear(width + hidden, width, axis=1, **options),
+        }
+
+    def outputs(
+        self, layer: Any, inputs: Sequence[Tensor], conditions: LayerConditions
+    ) -> Sequence[Tensor]:
+        (x_TD,), name = inputs, self.part.port.row
+        row, exchange = conditions.rows[name], conditions.meetings[(name,)]
+        x_THX = layer.linear_in(x_TD).unflatten(-1, (-1, sum(self.each_head)))
+        q, k, v, wide_THF = layer.attention.positioned_parts(x_THX, self.each_head, row)
+        attended_THK = layer.attention.exchanged((q, k, v), exchange)
+        parts = attended_THK, ACTIVATIONS[self.part.feed_forward.activation](wide_THF)
+        return (layer.linear_out(torch.cat(parts, dim=-1).flatten(1)),)

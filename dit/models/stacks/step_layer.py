@@ -1,0 +1,242 @@
+"""A layer of steps: `LayerSpec` says what it computes."""
+
+# T tokens of a row as this rank holds them, D model width
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pkgutil import resolve_name
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import (
+    BaseTransformerLayer,
+    get_transformer_layer_offset,
+)
+from torch import Tensor, nn
+
+from dit.config import ModelConfig
+from dit.models.layer_spec import LayerSpec, Modulation, NormKind, Port, RowNorm
+from dit.models.layers.adaptable import sees_part_of_tokens
+from dit.models.layers.modulation import AdaLN, TimestepConditioning, make_modulation
+from dit.models.layers.packed_attention import RowConditions
+from dit.models.layers.parallel_linear import BuildContext
+from dit.models.layers.queries_and_keys import CentredNorm
+from dit.models.stacks.parts import LayerConditions, RunningPart
+from dit.models.stacks.views import RunningView
+
+
+class StepLayer(MegatronModule, BaseTransformerLayer):
+    """The steps of a `LayerSpec`, one after the other, over the rows that they name."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        spec: LayerSpec,
+        model: ModelConfig,
+        layer_number: int,
+        pg_collection: ProcessGroupCollection,
+        vp_stage: int | None = None,
+        unread: tuple[str, ...] = (),
+    ):
+        """`unread` are the rows that nothing reads behind the last layer of the stack."""
+        super().__init__(config=config)
+        offset = get_transformer_layer_offset(config, vp_stage, pg_collection.pp.rank())
+        self.layer_number = layer_number + offset  # 1-based, over all stages
+        self.spec = spec
+        idle = spec.idle(unread if self.layer_number == config.num_layers else ())
+        self.steps: list[list[RunningPart]] = [
+            [resolve_name(part.runs)(part, idle) for part in step] for step in spec.groups
+        ]
+        self.running = [[part for part in step if not part.is_idle] for step in self.steps]
+        self.idle = [name for part in self.parts for name in part.idle_modules]
+        self.view: RunningView | None = None
+        if spec.view is not None:
+            self.view = resolve_name(spec.view.runs)(spec.view)
+        self.rows, self.modulations = spec.rows, tuple(spec.modulations)
+        context = BuildContext(model=model, config=config, groups=pg_collection)
+        for name, module in self._made_modules(context):
+            setattr(self, name, module)
+
+    @property
+    def parts(self) -> list[RunningPart]:
+        return [part for step in self.steps for part in step]
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Patterns of names of weights here whose gradient is zero in any pack."""
+        return tuple(pattern for part in self.parts for pattern in part.unused)
+
+    def _made_modules(self, context: BuildContext) -> Iterator[tuple[str, nn.Module]]:
+        """The modules by name, as they register."""
+        made, modulations = set[Modulation](), self.spec.modulations
+        for step in [self.parts] if self.spec.norms_first else self.steps:
+            ports = [(port, part.part) for part in step for port in part.ports]
+            for port, part in ports:
+                modulation = None if port.slot is None else port.slot.modulation
+                if modulation is not None and modulation not in made:
+                    made.add(modulation)
+                    users = modulations[modulation]
+                    yield modulation.name, self._modulation(modulation, users, context, part.width)
+            for port, part in ports:
+                if port.norm is not None:
+                    yield port.norm.name, _made_norm(port.norm, context, part.width)
+            for running in step:
+                yield from running.modules(context).items()
+            for port, part in ports:
+                if port.after is not None:
+                    yield port.after.name, _made_norm(port.after, context, part.width)
+        if self.view is not None:
+            width, place = self.parts[0].part.width, self.layer_number - 1
+            yield from self.view.modules(context, width, place).items()
+
+    def _modulation(
+        self, modulation: Modulation, ports: Sequence[Port], context: BuildContext, width: int
+    ) -> nn.Module:
+        """The module whose slots these ports take."""
+        return make_modulation(
+            modulation.kind,
+            context,
+            width,
+            parts=1 + max(port.slot.number for port in ports if port.slot is not None),
+            gated=any(port.writes for port in ports),
+            shifted=modulation.shifted,
+            layer=self.layer_number - 1,
+        )
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """All of them, whatever is asked for, of layers that packs may lack the tokens of.
+
+        Before a call of a module Megatron-Core's DDP waits for its own weights that are on their
+        way (`ddp.overlap_param_gather`). Without such tokens the modules in this layer are not
+        called, and ranks that see some would gather other weights than ranks that see none.
+        """
+        whole = self.view is not None and self.view.may_be_absent
+        return super().parameters(recurse or whole)
+
+    def forward(self, hidden: Any, conditions: Any) -> Any:
+        """`hidden` is the row [T, D] of the layer, or one tensor for each of its rows."""
+        several = isinstance(hidden, tuple)
+        whole = dict(zip(self.rows, hidden if several else (hidden,), strict=True))
+        if self.view is None:
+            made = self._made(whole, conditions)
+        elif self.view.is_absent(conditions):
+            made = {name: self._untouched(h_TD) for name, h_TD in whole.items()}
+        else:
+            name = self.view.view.row
+            seen = self.view.seen(self, whole[name], conditions)
+            made = self._made(whole | {name: seen}, conditions)
+            made |= {name: self.view.written(made[name], whole[name], conditions)}
+        return tuple(made.values()) if several else made.popitem()[1]
+
+    def _made(self, hidden: dict[str, Tensor], conditions: LayerConditions) -> dict[str, Tensor]:
+        rows = {name: _OpenRow(h_TD, conditions.rows[name]) for name, h_TD in hidden.items()}
+        slots = self._slots(conditions.timestep)
+
+        def slot(port: Port) -> AdaLN | None:
+            return None if port.slot is None else slots[port.slot.modulation.name][port.slot.number]
+
+        for step in self.running:
+            entered = [
+                [rows[port.row].entered(slot(port), self._norm(port.norm)) for port in part.ports]
+                for part in step
+            ]
+            for part, inputs in zip(step, entered, strict=True):
+                outputs = part.outputs(self, inputs, conditions)
+                for port, x_TD in zip(part.ports, outputs, strict=True):
+                    if x_TD is not None:
+                        rows[port.row].take(slot(port), x_TD, self._norm(port.after))
+        return {name: row.added() for name, row in rows.items()}
+
+    def _norm(self, norm: RowNorm | None) -> nn.Module | None:
+        return None if norm is None else getattr(self, norm.name)
+
+    def _slots(self, timestep: TimestepConditioning) -> dict[str, tuple[AdaLN, ...]]:
+        """Scales, shifts and gates of each modulation by its name."""
+        made = {one.name: self._rows_of(one, timestep) for one in self.modulations}
+        if self.idle:
+            name, (*others, last) = next(iter(made.items()))
+            made[name] = *others, self._tied(last)
+        return made
+
+    def _rows_of(self, modulation: Modulation, timestep: TimestepConditioning) -> tuple[AdaLN, ...]:
+        """The slots of a modulation; tanh acts on level rows, not on each token."""
+        made = getattr(self, modulation.name)(timestep)
+        if not modulation.tanh:
+            return made
+        return tuple(replace(one, gate_ND=one.gate_ND.tanh()) for one in made)
+
+    def _tied(self, adaln: AdaLN) -> AdaLN:
+        """`adaln` with idle weights tied to it: they add nothing, and their gradients are zeros.
+
+        Otherwise they would have none: Megatron-Core's DDP waits for the gradient of every weight.
+        """
+        modules = (self.get_submodule(name) for name in self.idle)
+        idle_weights = (weight for module in modules for weight in module.parameters())
+        weights = [weight.sum() for weight in idle_weights if weight.requires_grad]
+        if not weights:
+            return adaln
+        return replace(adaln, scale_ND=adaln.scale_ND + 0 * torch.stack(weights).sum())
+
+    def _untouched(self, h_TD: Tensor) -> Tensor:
+        """The tokens, with gradients of zeros for all weights, which data parallelism waits for."""
+        trained = [weight for weight in self.parameters() if weight.requires_grad]
+        nothing = [0 * weight.sum().to(h_TD.dtype) for weight in trained]
+        return h_TD + torch.stack(nothing).sum() if nothing else h_TD
+
+
+class _OpenRow:
+    """The tokens of a row, and the last output for it, which waits to be added.
+
+    With the norm of the next part the sum is one kernel, where kernels are fused.
+    """
+
+    def __init__(self, h_TD: Tensor, conditions: RowConditions):
+        self.h_TD, self.per_sample = h_TD, conditions.per_sample
+        self.waiting: tuple[AdaLN, Tensor] | None = None
+
+    def entered(self, adaln: AdaLN | None, norm: nn.Module | None) -> Tensor:
+        """The tokens as they enter a port: normed, scaled and shifted."""
+        if adaln is None or norm is not None:
+            h_TD = self.added()
+            x_TD = h_TD if norm is None else norm(h_TD)
+            return x_TD if adaln is None else adaln.scaled(x_TD, self.per_sample)
+        if self.waiting is None:
+            self.h_TD, x_TD = adaln.branch(self.h_TD, self.per_sample)
+            return x_TD
+        (last, x_TD), self.waiting = self.waiting, None
+        self.h_TD, x_TD = last.add_and_branch(self.h_TD, x_TD, self.per_sample, then=adaln)
+        return x_TD
+
+    def take(self, adaln: AdaLN | None, x_TD: Tensor, after: nn.Module | None) -> None:
+        """Adds an output of a part: at once without a gate, else with the next norm."""
+        h_TD, x_TD = self.added(), x_TD if after is None else after(x_TD)
+        if adaln is None:
+            self.h_TD = h_TD + x_TD
+        else:
+            self.waiting = (adaln, x_TD)
+
+    def added(self) -> Tensor:
+        """The tokens with all outputs."""
+        if self.waiting is not None:
+            (last, x_TD), self.waiting = self.waiting, None
+            self.h_TD = last.add(self.h_TD, x_TD, self.per_sample)
+        return self.h_TD
+
+
+_NORMS: Mapping[NormKind, Callable[..., nn.Module]] = {
+    NormKind.LAYER: nn.LayerNorm,
+    NormKind.RMS: nn.RMSNorm,
+    NormKind.CENTRED: CentredNorm,
+}
+
+
+def _made_norm(norm: RowNorm, context: BuildContext, width: int) -> nn.Module:
+    made = _NORMS[norm.kind](width, eps=norm.eps, dtype=context.config.params_dtype)
+    sees_part_of_tokens(made, context.config)
+    return made
