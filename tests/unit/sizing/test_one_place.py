@@ -44,9 +44,10 @@ class GatedToyNetwork(ToyNetwork):
     def build_stacks(self) -> None:
         super().build_stacks()
         context = BuildContext(model=self.model, config=self.config, groups=self.groups)
-        (spec, *_) = self.stack_specs
-        for layer in self.stacks[spec.name].layers:
-            layer.mlp = GatedFeedForward(context, spec.layer.feed_forward)
+        (stack, *_) = self.stack_specs
+        spec: Any = stack.layer.feed_forward
+        for layer in self.stacks[stack.name].layers:
+            layer.mlp = GatedFeedForward(context, spec)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
