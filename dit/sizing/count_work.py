@@ -34,9 +34,9 @@ from dit.models.registry import network_spec
 from dit.sizing.meta_network import meta_pack, meta_pass, replaced, stage_on_meta
 
 _SIDE, _TEXT, _SAMPLES = 4, 64, 2
-_BASE: dict[str, Any] = {"side": _SIDE, "text": _TEXT, "samples": _SAMPLES}
-_PACKS = (_BASE, _BASE | {"side": 2 * _SIDE}, _BASE | {"text": 2 * _TEXT})
-_MORE_SAMPLES = _BASE | {"samples": 2 * _SAMPLES}
+_BASE = {"side": _SIDE, "text": _TEXT, "samples": _SAMPLES}
+_PACKS: tuple[Any, ...] = (_BASE, _BASE | {"side": 2 * _SIDE}, _BASE | {"text": 2 * _TEXT})
+_MORE_SAMPLES: Any = _BASE | {"samples": 2 * _SAMPLES}
 _CONDITIONER, _OUTSIDE, _LAYER = "conditioner", "outside", "layer"
 
 

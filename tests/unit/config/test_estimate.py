@@ -162,7 +162,9 @@ def test_each_context_rank_keeps_all_texts() -> None:
         return memory(config, world_size=context).activations
 
     whole, shared = ([kept(ranks, rows) for rows in (256, 512)] for ranks in (1, 4))
-    texts = 28 * 4 * 256 * 3 * 1152 * 2  # keys and values of four captions in 28 layers
+    # Of four captions in 28 layers: keys and values as they are made, keys as the norm reads and
+    # as it makes them.
+    texts = 28 * 4 * 256 * 4 * 1152 * 2
     assert whole[1] - whole[0] == shared[1] - shared[0] == texts
     assert whole[0] - texts == 4 * (shared[0] - texts)
 

@@ -72,12 +72,12 @@ def _kept(model: ModelConfig, batch: PackedBatch, groups) -> int:
 
 def _pack(model: ModelConfig, groups) -> PackedBatch:
     """Two samples: with one, latents and text are in joint order already, and nothing is copied."""
-    family = family_of(model)
+    network: Any = family_of(model).network()
     batch = random_pack([GRID] * 2, [TEXT] * 2, model=model, guidance=1.0)
     context = Context(
         group=groups.cp,
         comm=model.cp_comm_type,
-        shares_samples=family.network().shares_samples,
+        shares_samples=network.shares_samples,
     )
     x_TC, x_N = torch.zeros(len(batch.segment_T), 1), torch.zeros(2)
     problem = Problem(input_TC=x_TC, target_TC=x_TC, level_M=x_N, weight_N=x_N, noise_N=x_N)

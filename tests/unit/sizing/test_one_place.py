@@ -44,10 +44,11 @@ class GatedToyNetwork(ToyNetwork):
     def build_stacks(self) -> None:
         super().build_stacks()
         context = BuildContext(model=self.model, config=self.config, groups=self.groups)
-        (spec, *_) = self.stack_specs
-        _, feed, _ = spec.layer.parts
-        for layer in self.stacks[spec.name].layers:
-            layer.mlp = GatedFeedForward(context, feed.feed_forward)
+        (stack, *_) = self.stack_specs
+        _, feed, _ = stack.layer.parts
+        spec: Any = feed
+        for layer in self.stacks[stack.name].layers:
+            layer.mlp = GatedFeedForward(context, spec.feed_forward)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
