@@ -63,7 +63,7 @@ def draw_parts(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> P
 
     Source: dual-timestep scheduling of Self-Flow, with attention apart (arXiv:2607.02508).
     """
-    assert batch.method(Pairs) is None and batch.method(ConditionLevels) is None
+    assert Pairs not in batch.methods and ConditionLevels not in batch.methods and not batch.others
     order_T, clean = _draw(batch, share, rng), batch.clean_tokens
     rows, sources, counts = list[Tensor](), list[int](), list[list[int]]()
     samples = zip(clean, batch.latent_tokens, batch.num_tokens, pairwise(batch.starts), strict=True)
