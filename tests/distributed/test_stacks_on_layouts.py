@@ -81,6 +81,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("objective.name=flow", "model.num_layers=4"),
         ("tp2+pp2+vpp2+opd", "tp2+sp+cp2+opd+lora", "dp2+fsdp+opd", "dp2+overlap+opd+lora"),
     ),
+    "distribution matching": (
+        ("objective.name=flow", "model.num_layers=4"),
+        ("dp2+fsdp+dmd", "dp2+fsdp+dmd+lora"),
+    ),
     "frozen groups": (("--family", WHOLE), ("tp2+sp+frozen", "pp2+frozen", "dp2+overlap+frozen")),
     "adapters of joint attention": (
         FLUX,
