@@ -157,7 +157,7 @@ def only_steps(config: RunConfig) -> RunConfig:
 
 
 def _trace(file: Path, rank: int) -> Any:
-    """A profile for chrome://tracing or Perfetto; it slows the steps down."""
+    """A profiler that writes a trace beside `file`, for chrome://tracing; it slows steps down."""
     from torch.profiler import profile
 
     place = file.with_name(f"{file.stem}_trace_rank{rank}.json")

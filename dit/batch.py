@@ -238,7 +238,6 @@ class PackedBatch:
 
     @property
     def _targets(self) -> tuple[int, ...]:
-        """Tokens of each target that this pack has; a partial pack lacks some."""
         return self.latent_tokens if self.kept_targets is None else self.kept_targets
 
     @property
@@ -318,7 +317,7 @@ class PackedBatch:
         return tuple(counts)
 
     def _pieces(self, share: SequenceShard) -> list[tuple[tuple[int, int], ...]]:
-        """(first token, number of tokens) of the pieces of each sample that `share` has."""
+        """(first token, number of tokens) of each sample's pieces that the rank of `share` has."""
         total = self.starts[-1]
         return [share.pieces(*sample, total=total) for sample in pairwise(self.starts)]
 

@@ -152,7 +152,7 @@ def full_at_like_cost(
 
 
 def _even_share(least: Sequence[float], *, cost: float, packs: float) -> float:
-    """Cost of each pack if all cost the same but for those that must cost more."""
+    """The cost of each pack if all were equal, except for those with a higher `least`."""
     for dear in sorted(least, reverse=True):
         if packs <= 1 or dear <= cost / packs:
             break
@@ -161,7 +161,7 @@ def _even_share(least: Sequence[float], *, cost: float, packs: float) -> float:
 
 
 def _mixed(ascending: Sequence[int]) -> list[int]:
-    """The oldest of some samples, given by length, and others of all lengths; the oldest first."""
+    """Candidates among samples given by length: the oldest, and others spread over all lengths."""
     old = sorted(ascending)[:_OLD]
     others = sorted(ascending, key=set(old).__contains__)[: len(ascending) - len(old)]
     step = max(1.0, len(others) / _OTHERS)

@@ -250,7 +250,7 @@ class LauncherWatch:
             wake.wait(_ROUND_S)
 
     def _dead(self, rounds: int) -> str:
-        """Who has died; empty if nobody has."""
+        """Which launcher has ended, in words; empty if both are alive."""
         if os.getppid() != self._parent:
             return f"the launcher (process {self._parent})"
         if rounds % _PROBE_ROUNDS or has_started() or not all(_refused() for _ in range(2)):

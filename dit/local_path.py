@@ -143,7 +143,7 @@ def _expanded(text: str, base: Path) -> str:
 
 
 def _unreplaced(path: Path) -> str:
-    """The last variable of a shell in a path, unless a file of that name is there."""
+    """The last shell variable that `path` still contains; empty if a file has that very name."""
     parts = path.parts
     for length in range(len(parts), 0, -1):
         if variable := _VARIABLE.search(parts[length - 1]):

@@ -175,7 +175,7 @@ def _lock(handle: int, file: Path, named: str) -> None:
 
 
 def _holder(handle: int) -> str:
-    """What the process that holds the lock wrote about itself."""
+    """The description that the process which holds the lock wrote into the file."""
     said = os.pread(handle, _LONGEST, 0).decode(errors="replace")
     return "".join(filter(str.isprintable, said)) or "another process"
 

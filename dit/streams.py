@@ -134,7 +134,7 @@ def _replaced(number: int, error: OSError) -> bool:
 
 
 def _say(number: int, line: str) -> None:
-    """Writes a line by itself: the stream may be in the middle of a write."""
+    """Writes `line` unbuffered, because the stream may be in the middle of a write."""
     try:
         os.write(number, (b"\n" * os.isatty(number)) + f"{line}\n".encode(errors="replace"))
     except OSError as error:

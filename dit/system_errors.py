@@ -200,7 +200,7 @@ def _open_file(error: OSError) -> str:
 
 
 def _full_place(number: int) -> str:
-    """Path of shared memory if it is full, else "": errors of semaphores there name no file."""
+    """Path of shared memory if it is full, else ""; its errors name no file."""
     if number != errno.ENOSPC or not os.path.isdir(SHARED_MEMORY):
         return ""
     found = os.statvfs(SHARED_MEMORY)

@@ -116,7 +116,7 @@ def _run(words: Sequence[str | Path], *, check: bool = True) -> float:
 
 
 def _losses(folder: Path) -> dict[str, float]:
-    """Losses of the last validation."""
+    """Losses of the last validation of the run in `folder`, by name."""
     steps = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     if not (validated := [step for step in steps if LOSSES[0] in step]):
         raise ValueError(f"{folder} was never validated; set train.eval_interval above 0")

@@ -36,7 +36,7 @@ DEBUG_MIXTURE = (
 
 
 def _sized(name: str) -> RunConfig:
-    """The defaults with one of the named sizes."""
+    """The default configuration with the network size `name`."""
     return RunConfig(model=named_model(name))
 
 

@@ -286,7 +286,7 @@ def main() -> None:
 
 
 def _import_what_tests_need() -> None:
-    """For the children that `verdict` forks; not at the top, because --help needs none of it."""
+    """Imports once for all children that `verdict` forks; --help must not wait for it."""
     import diffusers.models.transformers.transformer_cosmos  # noqa: F401
     import megatron.core.optimizer  # noqa: F401
 

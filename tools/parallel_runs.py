@@ -136,7 +136,10 @@ def _digests_of_ranks(module: nn.Module) -> list[dict[str, str]]:
 
 
 def _refuse_others(every: list[dict[str, str]], start: dict[str, str], layout: RankLayout) -> None:
-    """DDP would hide weights that differ: it begins with those of the first rank."""
+    """Raises RefusedModuleError if a rank of `layout` starts from other weights than one process.
+
+    DDP would hide that, because it copies the first rank's weights.
+    """
     for rank, mine in enumerate(every):
         if names := [name for name in start | mine if mine.get(name) != start.get(name)]:
             where = f"on rank {rank} of {layout.name} and in one process"
@@ -193,7 +196,7 @@ def _rms(*tensors: Tensor) -> float:
 
 
 def _rounding(gradients: Tensors) -> dict[str, float]:
-    """By how much each gradient may differ."""
+    """The largest rounding error that each gradient may have, by name."""
     least = SMALL * _rms(*gradients.values())
     return {name: ROUNDING * max(_rms(one), least) for name, one in gradients.items()}
 

@@ -260,7 +260,7 @@ def check(given: Trial, traits: Mapping[str, Traits]) -> str | None:
 
 
 def _place(error: BaseException) -> str:
-    """The line of the project in which a type was wrong."""
+    """File, line number and text of the project's line in which `error` arose."""
     frames = traceback.extract_tb(error.__traceback__)
     *_, last = (
         frame for frame in frames if "/dit/" in frame.filename or frame.filename == __file__
@@ -269,7 +269,7 @@ def _place(error: BaseException) -> str:
 
 
 def _axes(given: Trial, *, tensor: Any, context: Any) -> dict[str, Any]:
-    """Types on the axes that have several ranks."""
+    """Types by mesh axis, for the axes that have several ranks."""
     both = {"tp": tensor, "cp": context}
     return {axis: one for axis, one in both.items() if getattr(given.groups, axis).size() > 1}
 

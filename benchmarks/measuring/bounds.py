@@ -81,7 +81,6 @@ def _copy(size: int) -> Call:
 
 
 def _product(rows: int, inputs: int, outputs: int) -> Call:
-    """The forward pass of a linear layer."""
     return partial(torch.nn.functional.linear, _random(rows, inputs), _random(outputs, inputs))
 
 
@@ -141,7 +140,7 @@ def _gated_norm(tokens: int, width: int, _head: int, where: torch.device) -> _Pa
 
 
 def _heads(kind: Any, tokens: int, width: int, head: int, where: torch.device) -> _Passes:
-    """Norm and rotation of queries and keys of x [T, H, 3 * K], with two weights."""
+    """Normalisation and rotation of queries and keys in x [T, H, 3 * K], ready to be timed."""
     angles = _random(tokens, head, where=where), _random(tokens, head, where=where)
     function, weight = kind(width, head, angles)
     shapes = (tokens, width // head, 3 * head), (weight,), (weight,)
@@ -149,7 +148,7 @@ def _heads(kind: Any, tokens: int, width: int, head: int, where: torch.device) -
 
 
 def _rotated(_width: int, head: int, angles: Any) -> tuple[Any, int]:
-    """An attention that normalises each head: weights [K]."""
+    """Queries and keys, rotated after a norm of each head; and K, the size of the norm's weight."""
     return lambda x, *weights: rotated_heads.queries_and_keys(
         x, weights, angles, eps=1e-6, others=(head,)
     ), head

@@ -141,7 +141,7 @@ def _like_inputs(
 
 
 def _on_meta(name: str, function: Callable[..., Any]) -> Any:
-    """An operator of tensors without values; torch 2.11 knows no `device_types="meta"`."""
+    """A custom operator `name` that also runs on `meta`, as torch 2.11 cannot declare."""
     made = custom_op(name, function, mutates_args=())
     made.register_fake(function)
     return made

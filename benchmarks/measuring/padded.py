@@ -106,7 +106,7 @@ class PaddedBatch:
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    """[B, ...] of parts [C, F, H, W] or [L, E], with zeros behind the shorter ones."""
+    """`parts` [C, F, H, W] or [L, E] stacked to [B, ...], with zeros behind the shorter ones."""
     sides = [max(sides) for sides in zip(*(part.shape for part in parts), strict=True)]
     stacked = parts[0].new_zeros(len(parts), *sides)
     for row, part in zip(stacked, parts, strict=True):

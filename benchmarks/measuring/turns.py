@@ -75,7 +75,7 @@ def _user_seconds(found: list[float]) -> Iterator[None]:
 
 
 def _leave_groups() -> None:
-    """Frees the communicators of a turn, which on GPUs have memory; the next makes its own."""
+    """Destroys the process groups of a turn, whose communicators hold GPU memory."""
     groups = [g for g in vars(process_groups()).values() if isinstance(g, dist.ProcessGroup)]
     for group in {id(group): group for group in groups}.values():
         if group is not dist.group.WORLD:

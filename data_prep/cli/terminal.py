@@ -47,7 +47,7 @@ def show_summary(
 
 
 def show_next(console: Console, command: str, *, before: str | None = None) -> None:
-    """Shows the next command; `before` is one that it needs done."""
+    """Shows the next command, after the command `before` that must be run first."""
     if before:
         console.print(f"first: {before}")
     console.print(f"next: {command}")
@@ -88,7 +88,7 @@ def show_codecs(console: Console) -> None:
 
 
 def show_inspection(console: Console, folder: Path, reports: Sequence[ShardReport]) -> None:
-    """Shows one row for each shard; ranges are least to most."""
+    """Shows one row for each shard; ranges run from least to most."""
     table = Table(box=None)
     table.add_column("shard", no_wrap=True)
     for column in ("samples", "bytes", "latent C,F,H,W", "text L", "mean", "std", "check"):
@@ -114,7 +114,7 @@ def show_inspection(console: Console, folder: Path, reports: Sequence[ShardRepor
 
 
 def show_words(console: Console, words: Mapping[str, Any]) -> None:
-    """Shows how many words the captions have, and the most frequent ones; nothing of none."""
+    """Shows how many words the captions have, and the most frequent ones, if there are any."""
     if not words:
         return
     most = [f"{word} {count:,}" for word, count in words["counts"].items()][:_WORDS]
@@ -129,7 +129,7 @@ def _range(values: Sequence[int]) -> str:
 
 
 def _statistics(report: ShardReport) -> tuple[str, str]:
-    """Mean and deviation over all channels: 0 and 1 for whitened latents."""
+    """Mean and deviation over all channels; for whitened latents they are about 0 and 1."""
     if not report.moments.count:
         return "-", "-"
     whitening = report.moments.whitening()

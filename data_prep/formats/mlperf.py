@@ -2,7 +2,8 @@
 
 Each part is an array of uint16 with the bits of bfloat16. Samples of validation have a fixed noise
 level k / 8 by the whole number `timestep` of their `.json`. NVIDIA's converter writes them to tars
-with an `index.txt`, without what Energon reads; it can be linked beside them, without a copy.
+with an `index.txt`, without what Energon reads; a dataset can link to those tars instead of copying
+them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def read_mlperf(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
 
 
 def whitening(channels: int) -> Whitening:
-    """The normalisation of the benchmark."""
+    """The benchmark's normalisation of latents."""
     return Whitening(mean=(MLPERF_SHIFT,) * channels, std=(1 / MLPERF_SCALE,) * channels)
 
 
@@ -109,7 +110,7 @@ def null_texts(folder: Path) -> dict[str, Tensor]:
 def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split, dict[str, int]]:
     """Links every tar below `folder` into `target`, with its index; returns samples by shard.
 
-    Tars whose first sample has a noise level are of split val. `levels` counts the levels.
+    Tars whose first sample has a noise level belong to the split val. `levels` counts the levels.
 
     Raises:
         PrepError: a tar or the level of a sample cannot be read.
@@ -133,7 +134,10 @@ def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split,
 
 
 def _outline(path: Path) -> tuple[list[int], list[int]]:
-    """Where the samples of a tar begin, and the last one ends; and the levels of those with one."""
+    """Byte offsets of a tar's samples and of the end of the last.
+
+    And their levels, if they have any.
+    """
     starts, levels, key = list[int](), list[int](), None
     with tarfile.open(path, "r:") as tar:
         for member in tar:

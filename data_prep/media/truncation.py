@@ -140,7 +140,7 @@ def _flv_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _asf_end(stream: BinaryIO) -> int | None:
-    """ASF (WMV): the file properties hold the size of the file; 0 means unknown."""
+    """The size of the file that an ASF (WMV) header states, in bytes; None if it states none."""
     stream.seek(0)
     head = stream.read(1 << 16)
     at = head.find(_ASF_FILE)

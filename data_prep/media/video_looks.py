@@ -143,7 +143,7 @@ def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
 
 
 def _is_untold_hd(frame: Any) -> bool:
-    """Whether players guess BT.709, which FFmpeg does not: above the sizes of television in SD."""
+    """Whether players assume BT.709 and FFmpeg does not: HD frames without a colour space."""
     is_hd = frame.width >= 1280 or frame.height > 576
     has_colours = len(frame.format.components) > 2 and not frame.format.is_rgb
     return is_hd and has_colours and int(frame.colorspace) == UNTOLD
@@ -175,7 +175,7 @@ class KeyFrames:
         self._is_shown |= not packet.is_discard
 
     def _has_known_header(self, packet: Any) -> bool:
-        """Whether its header says the same as that of the last key frame."""
+        """Whether the header of `packet` equals that of the last key frame."""
         if self._pattern is None:
             return False
         before = self._headers

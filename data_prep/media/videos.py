@@ -167,7 +167,7 @@ def _has_hole(shown: list[int]) -> bool:
 
 
 def _end(found: PacketScan, shown: list[int], tick: Fraction) -> int:
-    """End of the last frame, which is shown as long as its packet says, or as the others are."""
+    """End of the last frame in ticks, from its packet's duration, else from the mean duration."""
     gap = (shown[-1] - shown[0]) // max(1, len(shown) - 1)
     last = max((info.duration for info in found.packets if info.at == shown[-1]), default=0)
     return shown[-1] + (last or gap or max(1, round(1 / (25 * tick))))

@@ -48,7 +48,8 @@ def write_plan_page(
 ) -> PlanStatistics:
     """Writes the page and returns its statistics.
 
-    `decoded` has one for each line of the plan, None of a refused one; None after a quick plan.
+    `decoded` has the sample of each line of the plan, or None if it was refused; None after a quick
+    plan.
     """
     facts = PlanStatistics(
         text_tokens=text.length_of,
@@ -97,7 +98,7 @@ def _rows(plan: PackingPlan, source: Source, folder: Path, duplicates: Duplicate
 def _thumbnails(
     plan: PackingPlan, source: Source, decoded: Sequence[DecodedSample | None] | None
 ) -> Iterator[tuple[int, Thumbnail]]:
-    """Numbers of samples and how they look; a quick plan decodes some for this."""
+    """Indices and thumbnails of samples; after a quick plan it decodes some of them itself."""
     if decoded is not None:
         for number, one in enumerate(decoded):
             if one is not None and one.thumbnail is not None:

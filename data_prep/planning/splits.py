@@ -1,4 +1,4 @@
-"""The key of a sample, and its split, which the key alone decides."""
+"""The key of a sample, and its split, which depends on the key alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def key_of(source: str) -> str:
 
 
 def position_of(key: str) -> float:
-    """Position of `key` in [0, 1): the same on every machine; keys are spread evenly."""
+    """The position of `key` in [0, 1), by a hash: equal on every machine, and evenly spread."""
     digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"split").digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
@@ -83,7 +83,7 @@ class SplitFractions:
         return tuple(split for split in Split if getattr(self, split) > 0)
 
     def split_of(self, key: str) -> Split:
-        """Split of the sample `key`: always the same, whatever else is packed."""
+        """The split of the sample `key`, which does not depend on other samples."""
         position, end = position_of(key), 0.0
         for split in self.wanted:
             end += getattr(self, split)
@@ -114,7 +114,7 @@ ALL_IN_TRAIN = SplitFractions(train=1, val=0, test=0)
 
 
 def all_in_train_notice(found: Counter[Split]) -> str:
-    """The notice that the default split would leave a part of a small dataset empty."""
+    """The notice that the default split would leave a part of a small dataset empty, or ""."""
     return (
         f"all {found.total()} samples are in train: the default --split {DEFAULT_SPLIT} leaves one"
         " of its parts empty. Training validates on them with"

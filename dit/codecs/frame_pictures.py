@@ -202,7 +202,7 @@ def is_crooked(frame: Any) -> bool:
 
 
 def _matrix(frame: Any) -> tuple[int, int, int, int]:
-    """The elements a, b, c and d of its display matrix."""
+    """The elements a, b, c and d of the frame's display matrix."""
     content = frame.side_data.get("DISPLAYMATRIX")
     if content is None:
         return 1, 0, 0, 1
@@ -228,7 +228,7 @@ def _with_alpha(picture: Image.Image, frame: Any, video: Any) -> Image.Image:
 
 
 def _square(frame: Any, video: Any) -> tuple[int, int]:
-    """Size of a frame with square pixels, before it is turned upright."""
+    """(width, height) of a frame with square pixels, before it is turned upright."""
     aspect: Fraction | None = video.sample_aspect_ratio
     size = max(1, round(frame.width * (aspect or 1))), frame.height
     if size[0] * size[1] > LARGEST:

@@ -124,7 +124,7 @@ def _by_profile(opened: ImageFile.ImageFile, profile: bytes | None) -> _Told | N
 
 
 def _mode(opened: ImageFile.ImageFile) -> str:
-    """Its mode; LA of 16 bits, too, which Pillow reads as RGBA."""
+    """Pillow's mode of the file, but LA for 16-bit LA, which Pillow reads as RGBA."""
     return "LA" if opened.tile and str(opened.tile[0][3]).startswith("LA;16") else opened.mode
 
 
@@ -187,7 +187,7 @@ def _by_exif(opened: ImageFile.ImageFile) -> list[str]:
 
 
 def _by_tiff(opened: ImageFile.ImageFile) -> list[str]:
-    """Whether a TIFF has primaries other than those of sRGB, for which it has no curve."""
+    """A warning if a TIFF has primaries other than those of sRGB, whose curve is unknown."""
     xy = getattr(opened, "tag_v2", {}).get(_TIFF_PRIMARIES) or BT709
     is_srgb = all(abs(float(a) - b) < 0.01 for a, b in zip(xy, BT709, strict=False))
     return [] if is_srgb else [_UNKNOWN.format("PrimaryChromaticities of TIFF")]
@@ -234,13 +234,13 @@ def _boxes(stream: IO[bytes]) -> Iterator[tuple[bytes, int]]:
 
 
 def _contents(content: bytes) -> list[tuple[bytes, bytes]]:
-    """The boxes in `content`, with theirs."""
+    """(kind, content) of each box in `content`."""
     stream = io.BytesIO(content)
     return [(kind, content[stream.tell() : end]) for kind, end in _boxes(stream)]
 
 
 def _first(boxes: Iterable[tuple[bytes, bytes]], kind: bytes) -> bytes:
-    """The content of the first box of a kind; empty where there is none."""
+    """Content of the first box of `kind`; empty if there is none."""
     return next((content for name, content in boxes if name == kind), b"")
 
 

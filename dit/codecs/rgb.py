@@ -159,7 +159,7 @@ def _alpha(image: Image.Image) -> np.ndarray:
 
 
 def _with_alpha(image: Image.Image) -> Image.Image:
-    """RGBA; colours that are multiplied by the alpha channel are divided by it."""
+    """The picture as RGBA; premultiplied colours are divided by alpha."""
     divided = image.convert("LA") if image.mode == "La" else image
     return divided.convert("RGBA")
 

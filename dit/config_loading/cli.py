@@ -170,14 +170,13 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _spelled(token: str) -> str:
-    """A token whose flag is spelled as here: underscores are dashes."""
+    """`token` with the underscores of its flag replaced by dashes."""
     name, equals, value = token.partition("=")
     ours = f"--{name[2:].replace('_', '-')}"
     return ours + equals + value if ours in (*_WITH_VALUE, *_SWITCHES) else token
 
 
 def _belongs_to_unknown(flag: str, token: str) -> bool:
-    """Whether a token looks like the value of a flag that does not exist."""
     return (
         flag not in (*_SWITCHES, *_HELP)
         and "=" not in token
@@ -239,7 +238,7 @@ def _unknown_flag(token: str, names: Sequence[str], schema: Schema) -> str:
 
 
 def _of_another_tool(name: str, value: str) -> str:
-    """What to write for an argument of another tool's command line, if one has it."""
+    """What to write instead of another tool's argument `name`; empty if no tool has it."""
     from dit.foreign.translate import advice
 
     (setting,) = read_tokens([f"{name}={value}"])[0] or [None]

@@ -225,7 +225,7 @@ def _unknown(setting: Setting, schema: Schema) -> str:
 
 
 def _of_other_family(key: str) -> str | None:
-    """The family whose configuration has a key that this one lacks."""
+    """Another family that has the key `key`, which this run's family lacks; None if none has."""
     group, _, rest = key.partition(".")
     name = rest.partition(".")[0]
     found = [one.name for one in families() if group == "model" and name in hints(one.config)]

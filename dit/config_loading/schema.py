@@ -145,7 +145,7 @@ class Schema:
         return None if known else self.nearest(parent.partition(".")[0])
 
     def _siblings(self, parent: str) -> dict[str, str]:
-        """Name -> dotted key of everything in a group; the groups themselves for an empty key."""
+        """Name -> dotted key of all fields of the group `parent`; of all groups if it is empty."""
         if not parent:
             return {name: name for name in self.groups}
         kind = self.type_of(parent) if self.is_known(parent) else None

@@ -112,7 +112,7 @@ def read_file(path: Path) -> File:
 
 
 def _bundled(path: Path) -> Path:
-    """The file of this name beside the installed recipes; the path as it is where there is none."""
+    """The file `path` beside the installed recipes if it exists there, else `path` itself."""
     recipes = find_spec("recipes")
     if recipes is None or recipes.origin is None:
         return path
@@ -317,7 +317,7 @@ def _bounded(settings: list[Setting], problems: list[str]) -> list[Setting]:
 
 
 def _from_environment(settings: list[Setting]) -> list[str]:
-    """A notice for each key whose value a variable of the shell decides, without its value."""
+    """Notices about settings that contain environment variables, without the variables' values."""
     return [
         f"{setting.key}={shown(setting.value)} ({setting.origin}): read from the environment"
         for setting in settings
@@ -423,7 +423,7 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _is_allowed(text: str) -> bool:
-    """Whether a text holds only interpolations of the two allowed kinds, however nested."""
+    """Whether all interpolations in `text`, nested ones included, are of the two allowed kinds."""
     # The brace stays, so that nothing escaped passes inside an interpolation: OmegaConf counts
     # backslashes differently there.
     text = _ESCAPED.sub(r"\\{", text)

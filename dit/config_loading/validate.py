@@ -160,7 +160,7 @@ def _checked_once(
 
 
 def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: KeyPath) -> str:
-    """Puts the recipe's value at a group or key; returns what a mention of it looks like."""
+    """Puts the recipe's value at `place` into `tree`; returns how a message would mention it."""
     *outer, last = place
     _at(tree, tuple(outer))[last] = deepcopy(_at(base, place))
     return f"{last}=" if outer else f"{last}."
@@ -233,7 +233,7 @@ def _hint(value: object, kind: Any) -> str:
 
 
 def _is_list(kind: Any) -> bool:
-    """Whether a list of any number of simple values is expected, or null."""
+    """Whether `kind` is a list of simple values of any length."""
     item = item_type(kind, 10_000)  # a list of fixed length has none
     return item is not None and not is_group(item)
 

@@ -199,7 +199,7 @@ def convert_parser() -> argparse.ArgumentParser:
 def _add(
     commands: Any, name: str, run: Callable[[argparse.Namespace], int], *kinds: Any
 ) -> argparse.ArgumentParser:
-    """The parser of a command, whose options are fields; the first class says what it does."""
+    """The parser of command `name`, whose options are the fields of `kinds`."""
     about = kinds[0].__doc__
     parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
     add_options(parser, *kinds, dashes=True)
@@ -357,7 +357,7 @@ def _stop() -> None:
 
 
 def _track() -> Track:
-    """Shows the progress of the first process; what takes less than two seconds shows none."""
+    """Shows progress on the first process, for steps that take more than two seconds."""
     return progress_on(Console(stderr=True), quiet_s=_QUIET_S) if _is_first() else no_progress
 
 

@@ -327,7 +327,7 @@ def open_folder(path: Path, *, option: str = "--hf-path") -> DiffusersFolder:
 
 
 def _stored_names(config: Mapping[str, Any]) -> Mapping[str, str]:
-    """`DiffusersForm.stored_names` of the family that a config.json is of."""
+    """`DiffusersForm.stored_names` of the family to which `config`, a config.json, belongs."""
     family = FAMILY_OF_CLASS.get(str(config.get("_class_name")))
     form = None if family is None else family_named(family).diffusers
     return {} if form is None else form().stored_names

@@ -299,7 +299,7 @@ def _told_pipeline(model: ModelConfig) -> str | None:
 
 
 def _fixed_by(pipeline: str, scheduler: Mapping[str, Any], model: ModelConfig) -> Mapping[str, Any]:
-    """Keys of `objective` that a pipeline's own arithmetic fixes; of most there are none."""
+    """Keys of `objective` that the arithmetic of `pipeline` fixes; most pipelines fix none."""
     known = diffusers_form(model).pipelines.get(pipeline)
     if known is None or not known.objective:
         return {}
@@ -346,9 +346,9 @@ def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None
 
 
 def _stepping(objective: ObjectiveConfig, of_family: Mapping[str, Any]) -> ObjectiveConfig:
-    """With the even steps that all pipelines of a family hand to their scheduler.
+    """`objective` with the even steps that a family's pipelines pass to the scheduler.
 
-    No scheduler_config.json tells them.
+    scheduler_config.json does not hold them.
     """
     steps = of_family.get("sampling_levels")
     is_linear = objective.sampling_levels is SamplingLevels.LINEAR

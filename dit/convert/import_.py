@@ -129,7 +129,7 @@ def _check_given(given: Mapping[str, str], model: ModelConfig, source: Diffusers
 def _without_projection(
     source: DiffusersFolder, model: ModelConfig
 ) -> tuple[ModelConfig, tuple[str, ...]]:
-    """The network of projected texts, and the tensors that it does without.
+    """The network for texts that are projected already, and names of the tensors that it lacks.
 
     Raises:
         ConvertError: the network projects no text.

@@ -110,14 +110,14 @@ class StoredWeights:
         }
 
     def _name(self, pair: Pair) -> str:
-        """The tensor of a weight or its average; that of a frozen weight is the weight."""
+        """Key of a weight in the checkpoint, or of its average; frozen weights have no average."""
         weight = pair.ours, pair.layer
         if weight in self._frozen.alone:
             return pair.ours
         return self.prefix + (own_name(weight) if self._is_apart(pair) else pair.ours)
 
     def _is_apart(self, pair: Pair) -> bool:
-        """Whether the average is stored by itself, since other layers have none."""
+        """Whether the average is a tensor of its own: other layers under its name have none."""
         weight = pair.ours, pair.layer
         return pair.ours in self._frozen.partly and weight not in self._frozen.alone
 
@@ -176,12 +176,10 @@ def stored_shape(pair: Pair) -> tuple[int, ...]:
 
 
 def _whole(shape: Sequence[int]) -> ChunkStorageMetadata:
-    """Offsets and sizes of all of a stored tensor."""
     return ChunkStorageMetadata(torch.Size([0] * len(shape)), torch.Size(shape))
 
 
 def _chunk(pair: Pair) -> ChunkStorageMetadata:
-    """Offsets and sizes of one layer's tensor in the stored tensor."""
     front = () if pair.layer is None else (pair.layer,)
     return ChunkStorageMetadata(
         offsets=torch.Size([*front, *(0 for _ in pair.shape)]),
@@ -203,7 +201,7 @@ def write_file(file: Path, pieces: Iterable[tuple[Pair, Tensor]]) -> list[WriteR
 def _item(
     name: str, tensor: Tensor, chunk: ChunkStorageMetadata, *, size: Sequence[int]
 ) -> tuple[WriteItem, Tensor]:
-    """What writes a `chunk` of the stored tensor `name`, which has the shape `size` as a whole."""
+    """The write request for `chunk` of the stored tensor `name`, whose whole shape is `size`."""
     kind = TensorProperties(dtype=tensor.dtype)
     data = TensorWriteData(chunk=chunk, properties=kind, size=torch.Size(size))
     item = WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data)

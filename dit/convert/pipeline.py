@@ -86,7 +86,7 @@ def network_folder(pipeline: Path, objective: ObjectiveConfig) -> str:
 
 
 def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
-    """Levels of each network -> its folder."""
+    """Folder of each network, by its range of noise levels (None: all levels)."""
     place = pipeline_index(pipeline)
     index = read_json(place)
     parts = ((SECOND, True), (TRANSFORMER, False))  # the last one counts where there is one alone
@@ -162,7 +162,7 @@ def _setting(file: Path, key: str) -> Any:
 
 
 def _latent_channels(file: Path) -> int | None:
-    """Channels of a VAE's latents; the cells that its batch norm takes together are one cell."""
+    """Channels of a VAE's latents; a batch norm may merge several positions into one."""
     channels = _setting(file, "latent_channels")
     cells = _setting(file, "patch_size") if _setting(file, "batch_norm_eps") else ()
     return channels and channels * math.prod(cells)

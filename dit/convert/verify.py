@@ -128,7 +128,7 @@ def compare_forward(
 
 
 def _given_frames(sample: LatentSample, model: ModelConfig) -> int:
-    """Frames that a sample has in the place of its noisy ones."""
+    """Number of given frames in the inputs of `sample`."""
     frames = [one for one in family_of(model).inputs(model) if one.kind is InputKind.FRAMES]
     return sum(sample.others[one.name].shape[1] for one in frames if one.name in sample.others)
 

@@ -426,7 +426,6 @@ def _no_text(width: int) -> Tensor:
 
 
 def _as_trained(values: Tensor) -> Tensor:
-    """bfloat16 stays as stored; all other types become float32."""
     return values if values.dtype == torch.bfloat16 else values.float()
 
 

@@ -207,7 +207,7 @@ def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[s
 
 
 def _without_null(*leaves: DatasetSplit) -> str:
-    """Which of them have zeros for want of the file."""
+    """A note that names a dataset without the file of the null text; empty if all have it."""
     lacking = [f"{leaf.path}" for leaf in leaves if not (leaf.path / NULL_TEXT).is_file()]
     return f" ({lacking[0]} has no such file, which means a zero vector)" if lacking else ""
 

@@ -62,7 +62,10 @@ def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]
 
 
 def _drawn(one: SampleInput, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Normal numbers, or those of tokens: another tokenizer makes fewer of a longer caption."""
+    """Random values of the input `one`: normal numbers, or token ids if it has a vocabulary.
+
+    There are a quarter fewer token ids than rows, as another tokenizer would make.
+    """
     if one.vocabulary is None:
         return torch.randn(shape, generator=rng)
     rows = shape[0] - shape[0] // 4

@@ -268,7 +268,7 @@ class PackWriter:
         return 0
 
     def _write_logvar(self, sample: LatentSample, grid: Grid, first: int, clean: int) -> None:
-        """Writes the log variance of the target; -inf, a variance of 0, where nothing is drawn."""
+        """Writes the log variance of a target; -inf (none) for references and clean tokens."""
         own_TC = self._tensors["latent_logvar_TC"][first : self._start].fill_(-math.inf)
         if sample.latent_logvar_CFHW is not None:
             target_TC = own_TC[: math.prod(grid)]
@@ -276,7 +276,7 @@ class PackWriter:
             target_TC[:clean] = -math.inf
 
     def _write_weights(self, sample: LatentSample, grid: Grid, first: int) -> None:
-        """The weight of the sample; of a target's token, times the mean of its patch's mask."""
+        """Writes each token's loss weight, the sample's times the mean of its patch in the mask."""
         own_T = self._tensors["weight_T"][first : self._start].fill_(sample.loss_weight)
         if sample.loss_mask_1FHW is not None:
             patches_TC = own_T.new_empty(math.prod(grid), math.prod(self._layout.patch))
@@ -364,12 +364,12 @@ class PackWriter:
 
 
 def _or_none(values: Sequence[Any]) -> tuple[Any, ...]:
-    """No values where all are empty, as `PackedBatch` has it."""
+    """`values`, or () if all of them are empty, as fields of `PackedBatch` require."""
     return tuple(values) if any(values) else ()
 
 
 def _of_all(values: Iterable[int | None]) -> tuple[int, ...]:
-    """The values, and none where one is missing."""
+    """`values`, or () if any of them is None."""
     every = tuple(values)
     return tuple(value for value in every if value is not None) if None not in every else ()
 

@@ -230,9 +230,9 @@ def _encoder_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str
 
 
 def _stored_padding(encoder: dict[str, Any]) -> bool | None:
-    """Whether texts have the states that their encoder makes of padding; None: nobody says.
+    """Whether texts hold hidden states of padding; None if the card does not say.
 
-    Cards of data_prep say so where it is the case; a conversion may not know its encoder.
+    data_prep writes it only where it does; the encoder of a converted dataset may be unknown.
     """
     padding = encoder.get("padding")
     if padding is None:

@@ -173,7 +173,7 @@ def _stored(head: RecordHeader, kinds: Kinds) -> dict[str, _Stored | None]:
 
 
 def _check_end_to_end(spans: list[list[int]], size: int) -> None:
-    """As safetensors requires: each byte belongs to exactly one tensor."""
+    """Raises ValueError unless each byte belongs to exactly one tensor, as safetensors requires."""
     if not all(_are_counts(span) for span in spans):
         raise ValueError("data_offsets are no whole numbers")
     starts, stops = zip(*sorted(map(tuple, spans)), strict=True)

@@ -138,7 +138,7 @@ def _other_readers(
 
 
 def _counted(reader: WorkerState) -> RejectCounts:
-    """The counts of a reader, without the samples that are divided anew."""
+    """Counts of a reader without its waiting samples, which are divided among the new readers."""
     counts = reader.counts()
     counts.read += sum(map(len, reader.since)) - len(reader.waiting())
     return counts

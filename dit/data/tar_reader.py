@@ -249,7 +249,7 @@ def _header(header: bytes) -> tuple[str, int, bytes]:
 
 
 def _check_times(records: bytes) -> None:
-    """Checks an extended header: lines such as "30 mtime=1234567890.1234567"."""
+    """Raises NotPlain unless `records`, such as "30 mtime=1234567890.1234567", hold only times."""
     names = {line.partition(b"=")[0].partition(b" ")[2] for line in records.splitlines()}
     if not names <= _ONLY_TIMES:
         raise NotPlain(f"an extended header of {names}")

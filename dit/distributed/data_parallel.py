@@ -253,7 +253,7 @@ def holdings(
 
 
 def _parts(bucket: Any, start: int, stop: int, ranks: int) -> Iterator[tuple[int, slice]]:
-    """Rank and part of those who update a weight that lies at `start` to `stop` of the buffer."""
+    """(data rank, slice) of each part of a weight that lies at [start, stop) of the buffer."""
     size = bucket.grad_data.numel() // ranks
     first, last = (start - bucket.offset) // size, (stop - 1 - bucket.offset) // size
     edges = [bucket.offset + rank * size for rank in range(first, last + 2)]

@@ -144,7 +144,7 @@ class _Said:
 
 
 def _may_say() -> bool:
-    """Whether this process is the one to show the run's error, which it does once."""
+    """Whether this process shows the run's error; True at most once."""
     with _Said.asks:  # the watchdog's thread may ask, too
         if _Said.it is not None:
             return False
@@ -199,7 +199,6 @@ def say_below(message: str) -> None:
 
 
 def _leave(code: int) -> int:
-    """Ends this process if it has met others, or returns the exit code."""
     if has_started():
         last_words()
         leave(code)
@@ -207,7 +206,7 @@ def _leave(code: int) -> int:
 
 
 def _stop(code: int) -> None:
-    """Ends the process groups, or the process where they do not end."""
+    """Destroys the process groups, or ends the process if that does not finish in time."""
     if not has_started():
         return
     limit = leave_after(_DESTROY_S, code, say=say_notice)
@@ -292,10 +291,11 @@ def _say(message: str) -> None:
 
 
 def _tell_launcher(message: str) -> None:
-    """Lets torch.distributed.run repeat the message as the root cause in its final summary.
+    """Writes `message` to the file from which torch.distributed.run takes a run's root cause.
 
-    The file is that of torch's `record` without the traceback, which the summary would prefer. The
-    root cause is the earliest in whole seconds, and other processes may leave in the same one.
+    It has the form of torch's `record`, without a traceback, which the summary would prefer. Its
+    time is a second early: the earliest error counts as the cause, and other ranks may fail at
+    once.
     """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         earlier = str(int(time.time()) - 1)

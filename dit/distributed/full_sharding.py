@@ -180,7 +180,7 @@ class ShardedChunk(MegatronModule):
         self._announce(1)
 
     def _announce(self, passes: int) -> Tensor:
-        """Whether any data rank makes a pass now, as each of them says of itself."""
+        """The largest `passes` of all data ranks: above 0 if any rank has a pack now."""
         any_rank = torch.tensor([passes], device=device())
         dist.all_reduce(any_rank, op=dist.ReduceOp.MAX, group=self._ranks)
         return any_rank
@@ -215,7 +215,6 @@ def _give_memory(unit: nn.Module) -> None:
 
 
 def _marks(weight: nn.Parameter) -> dict[str, Any]:
-    """By which Megatron-Core sums gradients and counts weights."""
     return vars(weight)
 
 

@@ -145,7 +145,7 @@ class StageLink(P2PCommunicator):
         recv_prev: bool,
         recv_next: bool,
     ) -> tuple[Shape, Shape]:
-        """Overrides Megatron-Core's: the shapes that come from the previous and the next stage."""
+        """The next shapes from both neighbouring stages, known without communication."""
         previous = next(self._from_previous) if recv_prev else []
         following = next(self._from_next) if recv_next else []
         return previous, following

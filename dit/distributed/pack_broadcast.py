@@ -115,7 +115,7 @@ class Replica:
             raise outline
 
     def _broadcast_object(self, message: Any = None) -> Any:
-        """What the reading rank sends: a pack without numbers, an error, or None at the end."""
+        """Sends `message` from the reading rank to all: a pack, an error, or None at the end."""
         messages = [message]
         dist.broadcast_object_list(messages, src=self.source, group=self.group)
         return messages[0]

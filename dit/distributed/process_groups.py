@@ -121,12 +121,12 @@ def start_processes(
 
 
 def _sum_over_tensor_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over a group; what each rank gives stays as it is.
+    """The sum of `part` over `group`, in a new tensor; replaces Megatron-Core's all-reduce.
 
-    It replaces that of Megatron-Core, which all its linears and ours call, forward and backward. Up
-    to 0.16, that one returns a tensor that is not contiguous, such as an expanded gradient, without
-    the sum. It writes the sum into others, also in 0.19, though a gradient may belong to a second
-    branch of the graph (both terms of an addition have the same tensor).
+    All its linears and ours call it, forward and backward. Megatron-Core's own writes the sum into
+    `part`, although a gradient may also belong to another branch of the graph (both terms of an
+    addition share one tensor). Until 0.16 it returns tensors that are not contiguous, such as
+    expanded gradients, without summing them.
     """
     if group.size() == 1:
         return part
@@ -156,7 +156,7 @@ def _join_group(target: torch.device, timeout: timedelta, meeting: timedelta) ->
 
 
 def _join_alone(join: Callable[..., None], target: torch.device) -> None:
-    """A group of one process, which needs no NCCL: a machine without a network may refuse it."""
+    """Starts a process group of one process, with gloo if NCCL fails for want of a network."""
     try:
         join("nccl", device_id=target)  # NCCL starts now, not at the first collective
     except RuntimeError as error:

@@ -123,7 +123,7 @@ class ShareSchedule:
 
 
 def _groups(unit: Any) -> list[Any]:
-    """What torch gathers and reduces together of a unit: one group until 2.11, then several."""
+    """The groups of weights of an FSDP2 unit; torch until 2.11 has at most one in each."""
     state = unit._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return state._fsdp_param_groups
@@ -135,10 +135,11 @@ def _trained(group: Any) -> list[Any]:
 
 
 def _reduce_all(group: Any, reduce: Callable[..., None], *unused: Any) -> None:
-    """Sums weights that no pack of this rank has used, too: packs differ in what they have.
+    """Runs `reduce` with zero gradients for unused weights, so that all ranks send alike.
 
-    As `set_reduce_scatter_unused_params` of torch 2.13. Without it, as in 2.11 and 2.12, ranks
-    would send sums of different lengths.
+    Packs differ in which inputs they have, so ranks differ in which weights they use. torch 2.13
+    has `set_reduce_scatter_unused_params` for it; without it ranks would send sums of different
+    lengths.
     """
     for one in _trained(group) if group.reduce_grads else ():
         weight, kept = getattr(one, "_unsharded_param", None), one.unsharded_accumulated_grad

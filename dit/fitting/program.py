@@ -113,14 +113,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _gpu() -> str | None:
-    """Name of the first GPU."""
     import torch
 
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
 
 
 def _cpu() -> str:
-    """How many threads a run has here."""
     import torch
 
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))

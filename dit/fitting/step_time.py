@@ -76,7 +76,7 @@ def _only_steps(config: RunConfig) -> RunConfig:
 
 
 def _work(model: ModelConfig, dataset: DatasetConfig) -> float:
-    """Operations of a pack of the first mock sample."""
+    """Operations of the forward pass of a full pack of copies of the first mock sample."""
     (sample, *_), model = dataset.mock_samples, model
     tokens = geometry_tokens(model, sample)
     count = max(1, dataset.task_encoder_seq_length // tokens)

@@ -139,7 +139,7 @@ def _validation(corpus: Corpus, *, passes: float) -> Iterator[Line]:
 
 
 def _is_named_by_captions(corpus: Corpus) -> bool:
-    """Whether a caption says which picture is wanted, so that the one expected is no mean."""
+    """Whether captions tell pictures apart: then a picture expected from its caption is no mean."""
     return corpus.colours == 3 and corpus.own_captions
 
 
@@ -151,7 +151,7 @@ def tokens(groups: dict[str, list[Line]]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """YAML of a number, a word, a path or a list; JSON is YAML where a text needs quotes."""
+    """A value of Python as YAML."""
     if isinstance(value, str):
         return value if value.isidentifier() else json.dumps(value, ensure_ascii=False)
     if isinstance(value, float):

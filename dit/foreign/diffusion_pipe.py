@@ -72,7 +72,7 @@ def _precision(value: Any) -> dict[str, Any]:
 
 
 def _base_type(value: Any) -> dict[str, Any]:
-    """Our key for the type of the frozen weights beside adapters."""
+    """Our key for diffusion-pipe's type of the frozen weights under adapters."""
     if value in ("float8", "float8_e4m3fn"):
         return {"lora.base_dtype": "float8_e4m3"}
     if str(value).startswith("float8"):
@@ -84,13 +84,13 @@ _BASE_TYPE = read_by(_base_type, "each row has a factor, which a plain cast to 8
 
 
 def _first_frame(value: Any) -> dict[str, Any]:
-    """How often a clip of LTX-Video keeps its first latent frame without noise."""
+    """Our key for the probability that a clip of LTX-Video keeps its first latent frame clean."""
     (given,) = probability("objective.given_frames")(value).values()
     return {"objective.given_frames": [1 - given, given]}
 
 
 def _adapter(value: Any) -> dict[str, Any]:
-    """It adapts every linear of the blocks, those of modulations too."""
+    """Our key for diffusion-pipe's adapters, which adapt every linear of the blocks."""
     if value != "lora":
         raise ValueError("is not supported: adapters are plain LoRA, type = 'lora'")
     return {"lora.targets": ["*blocks.*"]}
@@ -138,7 +138,10 @@ def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _guided(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Its loss with `cfg` w is ours divided by w², and so are gradients, which clipping sees."""
+    """Our keys for diffusion-pipe's `cfg` w, whose loss and gradients are ours divided by w².
+
+    The clipping norm is multiplied by w² to have the same effect.
+    """
     w, clip = (values.get(key, 1) for key in ("model.cfg", "gradient_clipping"))
     if any(isinstance(one, bool) or not isinstance(one, int | float) for one in (w, clip)):
         raise ValueError("expected a number")
@@ -151,7 +154,7 @@ def _mode(value: Any) -> dict[str, Any]:
 
 
 def _named(key: str) -> Foreign:
-    """Text that may be empty, which names nothing."""
+    """Reads an optional text as our `key`; an empty text sets nothing."""
     return read_by(lambda value: {} if value == "" else {key: value})
 
 

@@ -14,7 +14,7 @@ _MUON = ("muon", "distmuon")
 
 
 def _name(value: Any) -> str:
-    """`bitsandbytes.optim.AdamW8bit` and `adamw_8bit` are `adamw8bit`."""
+    """`adamw8bit` for `bitsandbytes.optim.AdamW8bit` or `adamw_8bit`."""
     return str(value).rpartition(".")[2].lower().replace("_", "")
 
 

@@ -190,7 +190,7 @@ def _entry(key: str) -> Foreign | None:
 
 
 def _blocks(settings: Sequence[Setting]) -> Iterator[Setting]:
-    """A setting for each group that says something itself, of the values of its keys."""
+    """A setting for each group in BLOCKS that the file uses, with all its keys as the value."""
     for group in BLOCKS:
         inside = [one for one in settings if one.key.startswith(f"{group}.")]
         if inside:
@@ -199,7 +199,7 @@ def _blocks(settings: Sequence[Setting]) -> Iterator[Setting]:
 
 
 def _is_ours_alone(key: str) -> bool:
-    """Whether no other tool has a key of ours; the network's are those of all families."""
+    """Whether `key` is ours and no other tool's; keys of `model` may be of any family."""
     group, _, name = key.partition(".")
     name = name.partition(".")[0]
     if name in SHARED.get(group, ()) or _entry(key) is not None:

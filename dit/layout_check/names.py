@@ -250,7 +250,7 @@ class NamedLayout:
         return chosen_adapters(model, LoraConfig(rank=2, alpha=1.0))
 
     def _swapped(self, model: ModelConfig) -> int:
-        """Of the least stage, one block has to stay."""
+        """Blocks to swap: at most 2, and at least one block of the smallest stage stays."""
         stages = model.pipeline_model_parallel_size * model.virtual_stages
         return min(2, model.all_layers // stages - 1) if "swap" in self.words else 0
 

@@ -228,7 +228,7 @@ def _name(entry: ShardedTensor) -> str:
 
 
 def _torn(model: ModelAndOptimizer) -> list[str]:
-    """Names of weights whose copies on two ranks differ, on the first rank."""
+    """Names of the weights whose copies differ between ranks; complete on the first rank only."""
     every: list[dict] = [{}] * dist.get_world_size()
     dist.gather_object(_digests(model), every if dist.get_rank() == 0 else None)
     seen: dict[_Place, str] = {}

@@ -88,7 +88,7 @@ def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
 
 
 def _split(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Names, and settings of the form KEY=VALUE."""
+    """`words` divided into layout names and settings of the form KEY=VALUE."""
     names = [word for word in words or () if "=" not in word]
     return names, [word for word in words or () if "=" in word]
 

@@ -356,7 +356,7 @@ def _kernels() -> _Masked:
 
 
 def _kept(place_T: Tensor, channels: int, *, rate: float, key: int, first: int) -> Tensor:
-    """Which numbers [T, I] stay."""
+    """Mask [T, I] of the numbers that dropout keeps."""
     channel_I = torch.arange(first, first + channels, device=place_T.device)
     row_T = _mixed(_mixed(place_T ^ (key & _WORD)) ^ (key >> 31))
     hash_TI = _mixed(row_T[:, None] ^ _mixed(channel_I))
@@ -367,9 +367,9 @@ _WORD = 2**31 - 1
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """A permutation of 31-bit words after which each bit depends on all; int64 in and out.
+    """A permutation of 31-bit words in which every output bit depends on all input bits.
 
-    The finaliser of MurmurHash3 (fmix32), on 31 bits, so that every product fits into 63.
+    It is the finaliser of MurmurHash3 (fmix32) on 31 bits, so that each product fits into 63 bits.
     """
     x = x & _WORD
     x = ((x ^ (x >> 15)) * 0x05EBCA6B) & _WORD

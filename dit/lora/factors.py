@@ -183,25 +183,25 @@ def from_stored(
 
 
 def _inputs(pair: Pair, down_RI: Tensor, *, join: bool) -> Tensor:
-    """A, where inputs have another order; the order of outputs does not concern it."""
+    """A [R, I] with its inputs in our order (`join`) or in Diffusers'."""
     if not pair.arrangement.of_inputs:
         return down_RI
     return pair.join([down_RI]) if join else pair.split(down_RI)[0]
 
 
 def _zeros(pair: Pair, up_OR: Tensor) -> list[Tensor]:
-    """A B of zeros for each module of the linear."""
+    """Zeros in the shape of B for each of the modules that `pair` joins."""
     return [up_OR.new_zeros(rows, up_OR.shape[1]) for rows, *_ in pair.their_shapes.values()]
 
 
 def _part(pair: Pair, part: int, whole_OR: Tensor) -> Tensor:
-    """View of the rows of one module, group by group, in those of all modules in our order."""
+    """A view of the rows of module number `part` in `whole_OR`, which has all modules of `pair`."""
     widths = [rows // pair.groups for rows, *_ in pair.their_shapes.values()]
     return whole_OR.unflatten(0, (pair.groups, -1)).split(widths, dim=1)[part]
 
 
 def _joined(pair: Pair, part: int, up_OR: Tensor) -> Tensor:
-    """B of one module, its rows in our order."""
+    """B of module number `part`, with its rows in our order."""
     if pair.arrangement.of_inputs:
         return up_OR
     parts = _zeros(pair, up_OR)

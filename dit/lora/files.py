@@ -221,13 +221,13 @@ def _configs(file: Path, metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
 
 
 def _network(name: str) -> str:
-    """The network of a module, or of another name that begins with it."""
+    """The network to which a module belongs, by the beginning of its `name`."""
     second = companion_with(name)
     return NETWORK if second is None else second.folder
 
 
 def _told(configs: Mapping[str, PeftConfig], key: LoraKey) -> tuple[PeftConfig | None, str]:
-    """The configuration of a module, and what that calls it."""
+    """The PEFT configuration for a module, and the module's name in that configuration."""
     network = _network(key.module)
     if network in configs:
         return configs[network], key.written.removeprefix(f"{network}.")

@@ -282,7 +282,6 @@ def _compiled(names: Iterable[tuple[str, str]]) -> _Table:
 
 @functools.cache  # of 1,600 names, asked for by each file; `re` itself keeps 512
 def _pattern(name: str) -> re.Pattern[str]:
-    """A name whose star stands for the number of a block."""
     return re.compile(re.escape(name).replace(r"\*", r"(\d+)"))
 
 

@@ -68,7 +68,7 @@ class PeftConfig(BaseModel):
 
 
 def _by_pattern(patterns: Mapping[str, _Number], module: str, default: _Number) -> _Number:
-    """The first pattern that matches the end of a name, from a dot on, decides."""
+    """The value of the first pattern that matches `module` from a dot on, else `default`."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

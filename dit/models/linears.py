@@ -101,7 +101,7 @@ def _orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair
 
 
 def _is_product_of_tokens(module: str, pair: Pair) -> bool:
-    """Whether it is of attention or feed-forward; modulation has one row for each sample."""
+    """Whether a linear has a row for each token; modulation has one for each sample."""
     of = {word: is_in_layers(word, module, pair) for word in LoraTargets}
     return not of[LoraTargets.MODULATION] and (of[LoraTargets.ATTENTION] or of[LoraTargets.MLP])
 

@@ -73,7 +73,7 @@ def pack_rng(
 
 
 def _stream(seed: int, step: int, pack_id: int, draw: Draw) -> int:
-    """64 bits: the same children of (seed, step, pack_id) that SeedSequence.spawn would make."""
+    """A 64-bit seed for one `draw` of a pack, as children of SeedSequence.spawn would have it."""
     sequence = np.random.SeedSequence((seed, step, pack_id), spawn_key=(int(draw),))
     return int(sequence.generate_state(1, np.uint64)[0])
 

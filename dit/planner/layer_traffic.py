@@ -117,29 +117,29 @@ def _double_row(layer: DoubleLayerSpec) -> str:
 
 
 def _is_gated(feed_forward: FeedForwardSpec | ExpertsSpec) -> bool:
-    """Whether it multiplies two rows of hidden units, as SwiGLU does: more reads, and more kept."""
+    """Whether the feed-forward multiplies two hidden rows, as SwiGLU does."""
     one = feed_forward.expert if isinstance(feed_forward, ExpertsSpec) else feed_forward
     return one.activation.inputs > 1
 
 
 def _prepared_together(attention: AttentionSpec) -> bool:
-    """Whether one of the kernels normalises and rotates queries and keys."""
+    """Whether one kernel both normalises and rotates queries and keys."""
     alike = attention.key_heads == attention.heads and not attention.twisted
     return attention.norm is QkNorm.PER_HEAD and alike
 
 
 @cache
 def _table() -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-    """Units by row, kernels, pass and what they are in proportion to."""
+    """Units of traffic, by table row, kernels, pass and the quantity they are proportional to."""
     return json.loads((Path(__file__).parent / "layer_units.json").read_text())
 
 
 def _exchange(load: LayerLoad) -> Moved:
     """Copies around the exchange of context ranks, of layers with one row of tokens.
 
-    By heads, one copy of queries, keys and values by rank (6), and one of the output (2); in the
-    order of the pack they are already. Else keys and values side by side (4), and those of all
-    ranks in order (4 each). Backward the same, but for the sides, and gradients side by side first.
+    By heads: queries, keys and values are arranged by rank (6 numbers), and the output (2). By
+    all-gather: keys and values are joined (4), and those of all ranks put in order (4 each). The
+    backward pass does the same, except for the join, and first joins the gradients.
     """
     if load.context == 1:
         return Moved()

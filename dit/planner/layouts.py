@@ -199,7 +199,7 @@ def _layouts(world_size: int, together: int) -> Iterator[ParallelLayout]:
 
 
 def _copies(ranks: int, near: int) -> list[int]:
-    """Copies of weights in shares: one over all ranks, or one on each server, of `near` ranks."""
+    """Numbers of copies to try for sharded weights: one, or one for each server of `near` ranks."""
     if ranks == 1:
         return []
     return [1, ranks // near] if near > 1 and ranks > near and ranks % near == 0 else [1]

@@ -182,13 +182,13 @@ def times(
 
 
 def _head_padding(model: ModelConfig) -> float:
-    """What attention kernels compute, over what is asked of them."""
+    """The head width that attention kernels compute, divided by the head width of the network."""
     width = model.hidden_size // model.num_attention_heads
     return next((one for one in HEAD_WIDTHS if one >= width), width) / width
 
 
 def _is_fused(model: ModelConfig) -> bool:
-    """What torch.compile makes of the same parts is taken to move as much as our kernels."""
+    """Whether kernels are fused; torch.compile is assumed to move as much memory as our kernels."""
     return model.fused_kernels or model.compile
 
 
@@ -262,7 +262,6 @@ def _swapped_bytes(model: ModelConfig, lora: LoraConfig) -> float:
 
 
 def _number(model: ModelConfig) -> int:
-    """Bytes of a number of tokens and weights."""
     return 4 if model.precision is Precision.FP32 else 2
 
 
@@ -342,9 +341,9 @@ def _with_overlap(config: RunConfig, busy: Times, packs: int, *, forward: float)
 
 
 def _backward_part(config: RunConfig, forward: float) -> float:
-    """Part of a pack's computation that is the backward pass, if a forward pass is `forward`.
+    """The backward pass as a fraction of a pack's work, if a forward pass is `forward`.
 
-    Passes without gradients, which come before it, count as forward passes.
+    Passes without gradients, such as a teacher's, count as forward passes.
     """
     return 1 - forward * (1 + passes_before(config))
 

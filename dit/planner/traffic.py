@@ -129,7 +129,7 @@ def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[st
 
 
 def _matrices(config: RunConfig, *, size: int, replicas: int) -> float:
-    """Bytes of matrices on their way to the ranks that orthogonalise them, and back."""
+    """Bytes a rank sends to have its matrices orthogonalised by Muon, and to get them back."""
     ranks = orthogonalising_ranks(config, replicas)
     together = ranks // config.model.pipeline_model_parallel_size
     moved = orthogonalisation(config.model, config.optimizer).numbers / config.optimizer.muon_period
@@ -137,7 +137,6 @@ def _matrices(config: RunConfig, *, size: int, replicas: int) -> float:
 
 
 def _others(ranks: int) -> float:
-    """The part of evenly divided data that lies on other ranks."""
     return (ranks - 1) / ranks
 
 

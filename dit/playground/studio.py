@@ -251,7 +251,7 @@ class Studio:
 
 
 def _with_size(opened: OpenCheckpoint) -> GenerationOptions:
-    """The usual options; 32 latent cells a side where the dataset card lists no sizes."""
+    """Default options; 32 latent cells a side if the dataset card lists no sizes."""
     if opened.card.get("sizes"):
         return GenerationOptions()
     _, height, width = opened.latent_stride.pixels((1, 32, 32))

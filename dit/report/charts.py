@@ -126,7 +126,7 @@ def grid(
 
 
 def _labelled(ticks: list[float]) -> list[tuple[float, str]]:
-    """Ticks with the fewest digits that tell them apart."""
+    """`ticks` with labels of the fewest digits that tell them apart."""
     choices = ([number(tick, digits=digits) for tick in ticks] for digits in (3, 4, 5, 6, 9, 17))
     labels = next(c for c in choices if len(set(c)) == len(ticks))
     return list(zip(ticks, labels, strict=True))
@@ -157,7 +157,7 @@ def _shape(buckets: Sequence[Bucket], at: Callable[[float, float], str]) -> Iter
 
 
 def _values(buckets: Sequence[Bucket]) -> str:
-    """Step and mean of each bucket, and its extremes where they differ."""
+    """Step and mean of each bucket as text, with minimum and maximum where they differ."""
     each = (
         [b.step, b.mean] if b.low == b.high else [b.step, b.mean, b.low, b.high] for b in buckets
     )
@@ -165,7 +165,7 @@ def _values(buckets: Sequence[Bucket]) -> str:
 
 
 def _names(line: Curve, title: str) -> str:
-    """By what page.js finds the curve of an entry, also after a refresh."""
+    """HTML attributes by which page.js finds a curve, also after a refresh."""
     return f'data-run="{escape(line.run)}" data-key="{escape(f"{title}/{line.label}")}"'
 
 

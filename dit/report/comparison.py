@@ -81,7 +81,7 @@ def shown(value: Any) -> str:
 
 
 def _telling(distinct: Sequence[Mapping[str, Any]]) -> list[str]:
-    """As few names as tell the settings apart, in their order."""
+    """The fewest names that tell the settings apart, in their order."""
     names = list[str]()
     for name in MEASURES:
         if _count(distinct, [*names, name]) > _count(distinct, names):

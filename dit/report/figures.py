@@ -31,7 +31,7 @@ def table(names: Sequence[str], columns: Columns) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A name with places for line breaks after dots and underscores, for narrow pages."""
+    """`name` with a possible line break after each dot and underscore."""
     return re.sub(r"([._])", r"\1<wbr>", escape(name))
 
 

@@ -121,7 +121,7 @@ def _sections(
 def _pictures(
     runs: Sequence[RunRecord], samples: Sequence[Path], undrawn: list[NotShown]
 ) -> Iterator[Section]:
-    """Sections of pictures; files that are no pictures are added to `undrawn`."""
+    """Sections of pictures; files that are not pictures are added to `undrawn`."""
     yield "Pictures", "".join(generated(folder, undrawn) for folder in samples)
     most = max(_LEAST_STEPS, STEPS * _FEW // max(len(runs), _FEW))
     yield "Samples over the steps", slider(runs, undrawn, most=most)
@@ -171,7 +171,7 @@ def _charts(runs: Sequence[RunRecord]) -> list[Section]:
 
 
 def _parts(title: str, groups: Sequence[LossGroup]) -> list[tuple[str, list[int]]]:
-    """Titles of the charts that are drawn apart, and the numbers of their runs."""
+    """Titles of a chart's parts, one for each group of losses, and the numbers of their runs."""
     if is_loss(title) and len(groups) > 1:
         return [(f"{title}, {group.label}", group.runs) for group in groups]
     return [(title, [number for group in groups for number in group.runs])]
@@ -184,7 +184,7 @@ Lines = tuple[int, list[tuple[str, Points]]]
 def _lines(
     found: Sequence[dict[ChartPlace, Points]], numbers: Sequence[int], title: str
 ) -> list[Lines]:
-    """The curves of each of these runs in a chart; runs without any are left out."""
+    """Curves of the chart `title`, for each of `numbers`; runs without any are left out."""
     each = [
         (number, [(at.label, of) for at, of in found[number].items() if at.title == title])
         for number in sorted(numbers)
@@ -221,7 +221,6 @@ def _of_title(runs: Sequence[RunRecord], lines: Sequence[Lines], title: str) -> 
 
 
 def _called(run: RunRecord, label: str, of: Sequence[tuple[str, Points]]) -> str:
-    """The name of a curve in a chart of several runs."""
     return f"{run.name} {label}" if len(of) > 1 else run.name
 
 

@@ -76,7 +76,7 @@ def _of_run(name: str, frames: list[tuple[int, str]]) -> str:
 
 
 def _said(step: int, file: Path) -> str:
-    """What a picture of a step shows, for those who cannot see it."""
+    """Alternative text for a picture of a step."""
     said = f"samples at step {step:,}"
     if file.parent.name == _WITHOUT:
         return f"{said}, without the adapter"
@@ -101,14 +101,13 @@ def _steps(folder: Path) -> list[tuple[int, list[Path]]]:
 
 
 def _spread(items: list[Any], most: int) -> list[Any]:
-    """At most `most` of the items, evenly spaced, with the first and the last."""
     if len(items) <= most:
         return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def _shown(file: Path, undrawn: list[NotShown], *, said: str) -> str:
-    """The pictures of a grid above their prompts; the whole of one that does not name them."""
+    """A grid's pictures above their prompts, or the whole file if it has no list of prompts."""
     if file.name == "grid.png":
         with watching(str(file), []):  # what is wrong with the file is said below
             return _of_grid(file)
@@ -264,7 +263,6 @@ def _sample(folder: Path, one: dict[str, Any], undrawn: list[NotShown]) -> str:
 
 
 def _shared(samples: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """Settings that all pictures have in common: sampler, steps, guidance, checkpoint, ..."""
     own = {"file", "prompt", "seed"}
     first = samples[0].items() if samples else ()
     return [(k, v) for k, v in first if k not in own and all(s.get(k) == v for s in samples)]

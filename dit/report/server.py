@@ -56,7 +56,6 @@ class ReportServer(LocalServer):
         return text.encode("utf-8", errors="replace")
 
     def _state(self) -> str:
-        """Sizes and times of the files that a run writes to."""
         files = [folder / name for folder in self._runs for name in _WRITTEN]
         files += [folder / "samples.json" for folder in self._samples]
         found = [file.stat() if file.exists() else None for file in files]

@@ -190,7 +190,6 @@ def _check_array(shape: Any, dtype: Any, content: Any) -> None:
 
 
 def _check_numbers(numbers: Any) -> None:
-    """Checks a shape, strides, or an order of axes."""
     if type(numbers) is not tuple or len(numbers) > MOST_AXES:
         raise pickle.UnpicklingError("the pickle has a shape of no known form")
     if not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
@@ -273,7 +272,7 @@ def _parameter(_: Limits, data: Any, *_flags: Any) -> Tensor:
 
 
 def _encoded(limits: Limits, text: Any, encoding: Any) -> bytes:
-    """Bytes, as protocols 0 to 2 write them."""
+    """The bytes that pickles of protocol 0 to 2 write as text."""
     if encoding not in ("latin1", "latin-1") or type(text) is not str:
         raise pickle.UnpicklingError("the pickle has bytes of no known form")
     limits.spend(len(text))

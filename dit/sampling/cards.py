@@ -112,7 +112,7 @@ def _check_sees_as_much(encoder: type[TextEncoder], processor: str | None, folde
 
 
 def _has(folder: Path, encoder: type[TextEncoder]) -> bool:
-    """Whether a pipeline has the network of an encoder: where there are two, of the main text."""
+    """Whether the pipeline `folder` has the network of `encoder`, or of the first of its parts."""
     (part, _) = getattr(encoder, "subfolders", ("text_encoder", ""))
     exists = (folder / part).is_dir()
     return exists and _architecture(folder, part) == getattr(encoder, "network", None)

@@ -232,7 +232,7 @@ def check_requests(requests: Sequence[Request], config: RunConfig) -> list[Laten
 def _of_captions(inputs: Mapping[str, Tensor], layout: PatchLayout) -> dict[str, Tensor]:
     """`inputs` that depend on the caption, rows [L, E] and vectors [E], by name.
 
-    Those of kind `NullInput.KEPT` are left out: a sample keeps them whatever its caption is.
+    Inputs of kind `NullInput.KEPT` are left out, because a sample keeps them with every caption.
     """
     kept = [one.name for one in layout.inputs if one.null is NullInput.KEPT]
     return {name: value for name, value in inputs.items() if name not in kept}
@@ -373,6 +373,6 @@ def _guided(
 def _conditioned(
     network: Network, given: ConditionedSteps, input_TC: Tensor, level_N: Tensor
 ) -> Tensor:
-    """The network, whose tokens of conditions stay as long as their levels say."""
+    """The network's prediction, with conditions applied only while the level is in their range."""
     step = given.steps.number(level_N)
     return given.stepped(network(given.seen(input_TC, step), level_N), step)

@@ -102,11 +102,9 @@ class GivenPictures:
             )
 
     def _option(self, name: str) -> str:
-        """What an option of `PictureOptions` is called, after the place of the prompt."""
         return f"{self.options.place}{getattr(self.options, name)}"
 
     def _named(self, reference: str) -> str:
-        """A reference with its option."""
         option = "reference_video" if is_video(reference) else "reference"
         return f"{self._option(option)} {reference}"
 
@@ -263,7 +261,7 @@ class GivenPictures:
     ) -> Tensor:
         """A picture [1, 3, H, W], or at most `frames` of a video, in [-1, 1].
 
-        With `clear` a picture is [1, 4, H, W], with its transparency.
+        With `clear` a picture is [1, 4, H, W], because it keeps its transparency.
         """
         if is_video(file):
             width, height = place.size
@@ -310,13 +308,12 @@ class GivenPictures:
 
 
 def _covering(size: tuple[int, int], sides: tuple[int, int]) -> Placement:
-    """Placement of a picture of `size` (width, height), cropped to `sides` (height, width)."""
+    """The resize and crop that make a picture (width, height) cover `sides` (height, width)."""
     height, width = sides
     return Placement(cover(*size, (width, height)), (width, height))
 
 
 def _uint8(colours_13HW: Tensor) -> np.ndarray:
-    """uint8 [H, W, 3] of a picture in [-1, 1]."""
     return ((colours_13HW[0] + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
 
 
@@ -330,7 +327,7 @@ def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:
 
 
 def _colours(picture: Image.Image) -> Tensor:
-    """[1, 3, H, W] in [-1, 1] of an RGB picture; [1, 4, H, W] of an RGBA one."""
+    """An RGB picture as [1, 3, H, W] in [-1, 1], an RGBA one as [1, 4, H, W]."""
     colours_HWC = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)
     return (2 * colours_HWC - 1).permute(2, 0, 1)[None]
 

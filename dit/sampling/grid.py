@@ -153,7 +153,6 @@ def _arranged(shown: Mapping[str, list[np.ndarray]], fonts: Fonts, *, top: int) 
 
 
 def _cells(count: int, columns: int, cell: tuple[int, int]) -> list[tuple[int, int]]:
-    """Left and top of so many cells, row by row."""
     width, height = cell
     return [(i % columns * (width + _GAP), i // columns * (height + _GAP)) for i in range(count)]
 
@@ -161,7 +160,7 @@ def _cells(count: int, columns: int, cell: tuple[int, int]) -> list[tuple[int, i
 def _placed(
     picture_HW3: np.ndarray, corner: tuple[int, int], cell: tuple[int, int]
 ) -> tuple[Box, Image.Image]:
-    """The picture at the left of the middle of its cell."""
+    """Box and image of a picture that fits into its cell, at the left and vertically centred."""
     image = _fitted(Image.fromarray(picture_HW3), width=cell[0], height=cell[1])
     left, top = corner[0], corner[1] + (cell[1] - image.height) // 2
     return (left, top, left + image.width, top + image.height), image
@@ -225,7 +224,7 @@ def _canvas(blocks: Sequence[Block], *, least: int) -> Image.Image:
 
 
 def _cell(shown: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
-    """Height and width of the largest picture, as it is drawn."""
+    """Height and width of a cell, chosen for the largest picture and the whole page."""
     shapes = [picture_HW3.shape for of in shown for picture_HW3 in of]
     aspect = min(max(1.0, *(width / height for height, width, _ in shapes)), _MOST_ASPECT)
     cell = min(max(_CELL[0], *(height for height, _, _ in shapes)), _CELL[1], _PAGE / aspect)
@@ -234,7 +233,7 @@ def _cell(shown: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
 
 
 def _fitted(image: Image.Image, *, width: int, height: int) -> Image.Image:
-    """The image scaled to fit; an enlarged pixel stays a square."""
+    """`image` scaled to fit; enlarged pixels stay square."""
     scale = min(width / image.width, height / image.height)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     how = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BOX
@@ -263,12 +262,11 @@ def label(caption: str, fonts: Fonts, *, width: int = _LINE) -> str:
 
 
 def _width(text: str) -> int:
-    """Characters that fit into one line: half as many if some have double width."""
+    """Characters in a line: half as many if some of `text` have double width."""
     return _LINE // 2 if any(east_asian_width(one) in "WF" for one in text) else _LINE
 
 
 def _each_spelled(text: str, characters: Collection[str]) -> str:
-    """The text with these characters replaced by their code points, as words."""
     spelled = (f" U+{ord(one):04X} " if one in characters else one for one in text)
     return " ".join("".join(spelled).split())
 

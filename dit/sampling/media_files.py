@@ -186,7 +186,7 @@ def replace_file(file: Path, content: bytes) -> None:
 
 
 def _names(listing: Path) -> set[str]:
-    """File names in samples.json that have the form which this module writes."""
+    """File names in samples.json that this module could have written."""
     each = _entries(listing) or []
     said = [one.get(key) for one in each if isinstance(one, dict) for key in ("file", "latent")]
     return {name for name in said if isinstance(name, str) and _OURS.fullmatch(name)}
@@ -200,7 +200,7 @@ def _lists_samples(listing: Path) -> bool:
 
 
 def _entries(listing: Path) -> list[Any] | None:
-    """What samples.json lists; None where it is not there, or no list."""
+    """The entries of samples.json; None if the file is missing or holds no list."""
     try:
         entries = parse_json(listing.read_bytes())
     except (OSError, ValueError):

@@ -180,7 +180,7 @@ def _load_experts(
 
 
 def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any] | None:
-    """For a checkpoint without a card; None where `--t5_cache_dir` is no folder of a pipeline."""
+    """A card from the pipeline in `--t5_cache_dir`, for a checkpoint without a card, or None."""
     if options.t5_cache_dir is None or not (Path(options.t5_cache_dir) / "vae").is_dir():
         return None
     stored = model.text_pad_to is TextPadding.STORED

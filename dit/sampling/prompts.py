@@ -163,7 +163,7 @@ def _parsed(text: str, where: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or an object has the same key twice.
+        ValueError: `text` is not JSON, or an object has the same key twice.
     """
     try:
         parse_json(text)

@@ -145,7 +145,7 @@ def _refuse(model: ModelConfig, reason: str) -> None:
 
 
 def _fault(backend: AttentionBackend, case: AttentionCase) -> str:
-    """Why a kernel that fits does not work on this rank."""
+    """Why `backend` does not work on this rank; empty if it does."""
     if backend is AttentionBackend.SDPA:
         return ""
     return fault(backend, case.head_width, device())
@@ -154,7 +154,7 @@ def _fault(backend: AttentionBackend, case: AttentionCase) -> str:
 def _without(
     ranks: Sequence[dict[AttentionBackend, str]], working: Sequence[AttentionBackend]
 ) -> Iterator[str]:
-    """Log lines: kernels that some ranks have, but that do not work on every rank."""
+    """Log lines about kernels that only some ranks can use."""
     some = dict.fromkeys(one for rank in ranks for one in rank if one not in working)
     for one in some:
         if one is not AttentionBackend.SDPA:
@@ -163,7 +163,7 @@ def _without(
 
 
 def _before(continued: Path | None) -> AttentionBackend:
-    """The kernel of the checkpoint that the run goes on from."""
+    """The attention kernel of the checkpoint that the run continues."""
     if continued is None:
         return AttentionBackend.AUTO
     return saved_config(continued).model.attention_backend

@@ -130,7 +130,7 @@ def loss_of(
 def _parts_of_means(
     error_T: Tensor, batch: PackedBatch, *, read: Sequence[int] | None = None
 ) -> Tensor:
-    """What each token adds to the mean error of its sample, or of the one of `read` it is of."""
+    """Each token's part of the mean error of its sample, or of its entry of `read`."""
     tokens = torch.tensor(batch.loss_tokens, dtype=torch.float32)
     if read is not None:
         of_N = torch.tensor(read)

@@ -291,7 +291,7 @@ def _size(copies: dist.ProcessGroup | None) -> int:
 
 
 def _owners(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -> list[int]:
-    """The rank that makes the value of each shard, so that all of them have about as much to do."""
+    """The rank that draws the values of each shard, chosen so that all draw about as many."""
     return _shared_out([math.prod(one.local_shape) for one in shards], _size(copies))
 
 
@@ -306,7 +306,7 @@ def _drawn(shard: ShardedTensor, draw: DrawWeight, *, seed: int) -> Tensor:
 
 
 def _shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
-    """A rank for each size, the largest first, always the rank with the least so far."""
+    """A rank for each size: the largest first, always to the rank with the smallest sum."""
     totals, owners = [0] * ranks, [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         owners[index] = totals.index(min(totals))
@@ -434,7 +434,7 @@ class Ema:
 
     @torch.no_grad()
     def _swap(self, chunks: list[ModelChunk]) -> None:
-        """Exchanges averages and main parameters, and with them the model's weights everywhere."""
+        """Exchanges averages and main parameters, and updates the model's weights."""
         for average, shard in zip(self.averages, self.shards, strict=True):
             own = shard.value.clone()  # one at a time: there may be no place for all of them twice
             shard.value.copy_(average)

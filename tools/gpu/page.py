@@ -40,7 +40,7 @@ def _intro(about: dict[str, Any]) -> str:
 
 
 def _table(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
-    """Rows of cells by their columns; nothing without rows."""
+    """Lines of a Markdown table with the columns of the first row; none without rows."""
     if shown := list(rows):
         yield from (f"| {' | '.join(shown[0])} |", "|---" * len(shown[0]) + "|")
         yield from (f"| {' | '.join(row.values())} |" for row in shown)
@@ -48,7 +48,7 @@ def _table(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
 
 
 def _found(rows: dict[str, Any], kind: str) -> dict[str, Any]:
-    """What was found, by row of a kind; of one that was ended, what it had found by then."""
+    """Results of the rows of `kind`, by row; an interrupted row has what it measured so far."""
     named = {row.name: rows.get(row.name, {}) for row in PLAN if row.kind == kind}
     return {name: one["found"] for name, one in named.items() if one.get("found")}
 
@@ -150,7 +150,6 @@ def _tests(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _line(text: str) -> str:
-    """The first line, not too long."""
     return (text.strip().splitlines() or [""])[0][:300]
 
 

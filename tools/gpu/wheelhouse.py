@@ -100,7 +100,6 @@ def read_present(file: Path) -> dict[str, str]:
 
 
 def _normalised(name: str) -> str:
-    """The one spelling of a package's name."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

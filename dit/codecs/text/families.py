@@ -121,7 +121,7 @@ class Sd3Text(UnmaskedTextEncoder):
         return {"text": text_LE, "pooled_text": torch.cat(pooled)}
 
     def _clip(self, caption: str, end: str) -> tuple[Tensor, Tensor]:
-        """Rows and pooled vector of one of the CLIP encoders, by the end of its folder's name."""
+        """Rows [L, E] and pooled vector [E] of the CLIP encoder in a folder that ends in `end`."""
         length = self.load_tokenizer("tokenizer").model_max_length
         ids, mask = self.tokens(caption, f"tokenizer{end}", length)
         network = self.load_network("CLIPTextModelWithProjection", f"text_encoder{end}")

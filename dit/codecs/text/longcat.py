@@ -145,7 +145,7 @@ class LongCatEditText(LongCatText):
 
 
 def _shown(pipe: Any, picture: Image.Image) -> Image.Image:
-    """A picture as `LongCatImageEditPipeline` shows it to the text encoder."""
+    """`picture`, resized as `LongCatImageEditPipeline` resizes it for the text encoder."""
     from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import calculate_dimensions
 
     width, height = calculate_dimensions(1024 * 1024, picture.width / picture.height)

@@ -262,7 +262,7 @@ class QwenImage21Text(QwenImageText):
             return as_stored(found | {"text": text, "null_text": null})
 
     def _parts(self, pipe: Any, caption: str, shown: list[Image.Image]) -> list[Tensor]:
-        """The states of a chat, parted by the slots of its pictures."""
+        """Hidden states of a chat, split where its pictures stand."""
         rows_1LE, _, is_slot_1L = pipe.encode_prompt(caption, shown, torch.device(self.device))
         ends = is_slot_1L[0].int().diff(prepend=is_slot_1L.new_zeros(1).int()).nonzero().flatten()
         parts = rows_1LE[0].tensor_split(ends.tolist())
@@ -284,7 +284,7 @@ class _TextHalf:
 
 
 def _scaled(pipe: Any, picture: Image.Image, area: int) -> Image.Image:
-    """A picture of about `area` pixels, as the pipelines of the edit models resize it."""
+    """`picture`, resized to about `area` pixels as the pipelines of the edit models do."""
     from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 
     width, height, _ = calculate_dimensions(area, picture.width / picture.height)

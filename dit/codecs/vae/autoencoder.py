@@ -277,7 +277,7 @@ class Autoencoder(Codec):
         return self._cells(mean.float().cpu() + std * noise)
 
     def _cells(self, values_NCFHW: Tensor) -> Tensor:
-        """Numbers of the autoencoder as latents have them."""
+        """The autoencoder's output in the order of latents; subclasses may regroup it."""
         return values_NCFHW
 
     def _whitened(self, mean_CFHW: Tensor, logvar_CFHW: Tensor) -> dict[str, Tensor]:
@@ -316,7 +316,7 @@ class Autoencoder(Codec):
 
 
 def _moments(latents: Any) -> tuple[Tensor, Tensor | None]:
-    """Mean and log variance of a latent distribution; some autoencoders have no variance."""
+    """Mean and log variance of a latent distribution; None for autoencoders without variance."""
     return latents.mode(), getattr(latents, "logvar", None)
 
 

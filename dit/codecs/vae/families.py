@@ -220,7 +220,7 @@ class Wan(Autoencoder):
 
     @property
     def _keeps_first_frame(self) -> bool:
-        """Whether its models have the clean first frame in the place of the noisy one."""
+        """Whether the models take the first frame clean, in place of its noisy tokens."""
         return self._config.get("patch_size") is not None
 
     @property

@@ -161,7 +161,7 @@ class Pixel(Codec):
         return [{"condition_latent": c, "first_frame_latent": c[:, :1]} for c in conditions]
 
     def _coloured(self, picture_NCHW: Tensor) -> Tensor:
-        """Pictures with the colours of this codec; RGB becomes grey by the weights of Pillow."""
+        """Pictures [N, C, H, W] in this codec's number of colours; grey by Pillow's weights."""
         if picture_NCHW.shape[1] == self.colours:
             return picture_NCHW
         weights_C = picture_NCHW.new_tensor([0.299, 0.587, 0.114])  # ITU-R 601-2
@@ -177,7 +177,7 @@ class Pixel(Codec):
         return functional.pixel_shuffle(frames_FCHW, self.block).transpose(0, 1)
 
     def _turned(self, cells_CFHW: Tensor, *, back: bool) -> Tensor:
-        """Pixels of cells to the channels of latents, or back."""
+        """Pixels of each cell, transformed to latent channels; `back` transforms them back."""
         if self.basis is Basis.PIXELS:
             return cells_CFHW
         matrix_CC = frequencies(self.colours, self.block).to(cells_CFHW)

@@ -109,7 +109,6 @@ class PictureCode:
 
     @property
     def _known(self) -> Pipeline:
-        """What is known of `_pipeline`."""
         known = diffusers_form(self.config.model).pipelines
         return Pipeline() if self._pipeline is None else known[self._pipeline]
 
@@ -123,7 +122,7 @@ class PictureCode:
 
     @property
     def _scheduler(self) -> str | None:
-        """The scheduler that an export has; None: the objective has none."""
+        """Diffusers' scheduler for this objective; None if it has none."""
         objective = self.config.objective
         opened = REGISTRY[objective.name].scheduler
         if opened is None or opened().inexpressible(objective) is not None:
@@ -138,12 +137,12 @@ class PictureCode:
         return f'{network}.load_lora_adapter("FOLDER", prefix="{prefix}", use_safetensors=True)'
 
     def _all_adapted(self) -> list[str]:
-        """Adapters into the networks of a pipeline."""
+        """Lines that load the adapters into each network of a pipeline."""
         names = [_TRANSFORMER] + ([] if self._second is None else [self._second.folder])
         return [self._adapted(f"pipe.{name}", name) for name in names]
 
     def _loaded(self) -> str:
-        """The network alone, for those that neither a pipeline nor a short loop runs."""
+        """Lines that load only the network, where no pipeline or short loop can run it."""
         place = json.dumps(self.base if self.adapters else "FOLDER")
         module = diffusers_form(self.config.model).module
         lines = [f"from {module} import {self._network}"]
@@ -231,7 +230,7 @@ class PictureCode:
         )
 
     def _latent(self) -> tuple[int, int, int]:
-        """Frames, rows and columns of most samples, in cells."""
+        """Frames, rows and columns of the dataset's most frequent size, in latent cells."""
         size, latent = usual_size(self.card), self.card["latent"]
         stride, frames = latent["stride"], 1 + (size["num_frames"] - 1) // latent["temporal_stride"]
         return frames, size["height"] // stride, size["width"] // stride
@@ -242,7 +241,6 @@ class PictureCode:
 
     @property
     def _steps(self) -> int:
-        """Steps of the picture: those of a student, else what any network can take."""
         c = self.config.distill
         return _STEPS if c.method is None else c.steps
 

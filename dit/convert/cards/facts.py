@@ -117,7 +117,7 @@ def _table(pictures: tuple[ShownPicture, ...]) -> str:
 
 
 def _in_a_cell(text: str) -> str:
-    """Any text as it stands, on one line of a table."""
+    """`text` on one line, escaped for a cell of a Markdown table."""
     return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|") or "(no prompt)"
 
 
@@ -138,7 +138,7 @@ def _shown(value: Any) -> str:
 
 
 def _data(dataset: DatasetConfig) -> str | None:
-    """The name of the dataset's folder; its place on this machine is nobody else's business."""
+    """Names of the dataset folders, without their paths, which should not be published."""
     places = [dataset.path, *(entry.path for entry in dataset.blend or ())]
     return ", ".join(Path(place).name for place in places if place) or None
 

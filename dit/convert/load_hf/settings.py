@@ -64,7 +64,7 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
 
 
 def _in_layout(model: ModelConfig, recipe: ModelConfig) -> ModelConfig:
-    """The network of other weights as the recipe computes it, where that is of the same family."""
+    """The network `model`, computed as `recipe` says if both are of one family."""
     if recipe.family == model.family:
         return replace(recipe, name=model.name, **weight_settings(model))
     return family_of(model).config(name=model.name, **weight_settings(model))

@@ -104,7 +104,7 @@ def hf_start(config: RunConfig) -> HfStart | None:
 
 
 def _of_distillation(source: DiffusersFolder, config: RunConfig) -> Iterator[str]:
-    """What plain tuning does to a network of few steps, where nothing is set against it."""
+    """A warning if plain fine-tuning would undo the distillation of a network of few steps."""
     held = config.passes_without_gradient or config.lora.frozen_adapter
     if (source.is_distilled or is_distilled(config)) and not held:
         yield source.of_few_steps
@@ -163,7 +163,6 @@ def _check(failed: list[Exception], not_finite: list[str], source: DiffusersFold
 
 
 def _place(shard: ShardedTensor) -> LayerWeight:
-    """Layers of one name are stacked on a first axis."""
     return shard.key, shard.global_offset[0] if shard.prepend_axis_num else None
 
 

@@ -187,7 +187,7 @@ class ResumableLoader(WatchedLoader):
 def _position(
     saved: SavableDatasetCheckpoint, packs: list[tuple[SampleId, ...]], count: int
 ) -> WorkerState:
-    """From what Energon saved of a worker, and the first `count` of its `packs` since then."""
+    """The state of a worker: what Energon saved, and the first `count` of its later `packs`."""
     assert saved.state is not None
     since = packs[:count] if saved.offset else []
     assert len(since) == saved.offset, "packs since a snapshot have been lost"
@@ -231,10 +231,11 @@ def _shutdown(loader: weakref.ref[ResumableLoader]) -> None:
 
 
 def _start_worker(energons: Callable[[int], None], trainer: int, worker: int) -> None:
-    """Ctrl-C and a scheduler's SIGTERM reach every process of a job, also this one.
+    """Replaces Energon's start of a worker: Ctrl-C is ignored, and only a second SIGTERM ends it.
 
-    The trainer then saves, and needs the workers' positions. A worker therefore ignores Ctrl-C, and
-    only a second SIGTERM ends it: the one that the trainer sends as it leaves.
+    Ctrl-C and a scheduler's SIGTERM reach all processes of a job. The trainer then saves a
+    checkpoint, for which it needs the workers' positions; as it leaves, it sends the workers the
+    second SIGTERM.
     """
     energons(worker)
     sys.excepthook = partial(_show_unless_the_trainer_left, sys.excepthook)
@@ -246,15 +247,15 @@ def _start_worker(energons: Callable[[int], None], trainer: int, worker: int) ->
 def _show_unless_the_trainer_left(
     show: Callable[..., object], kind: type[BaseException], error: BaseException, trace: object
 ) -> None:
-    """What breaks while the trainer fetches a pack, as where it is killed, is no fault of ours."""
+    """An excepthook that is silent about connections that break because the trainer was killed."""
     if not isinstance(error, (ConnectionError, EOFError)):
         show(kind, error, trace)
 
 
 def _end_with(trainer: int) -> None:
-    """Ends this worker when the trainer has been killed, also while it waits for a file.
+    """Ends this worker when the trainer has been killed, even while it waits for a file.
 
-    torch looks for the trainer only where a worker waits for orders.
+    torch notices the trainer's end only while a worker waits for orders.
     """
     while os.getppid() == trainer:
         time.sleep(1)

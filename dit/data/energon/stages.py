@@ -136,7 +136,7 @@ class Cooking(ThinWrapper):
 
 
 def _record(raw: Any) -> Any:
-    """Shards give RawSampleData, mock data the record itself."""
+    """The record itself; shards wrap it in RawSampleData, mock data do not."""
     return raw.data[0] if isinstance(raw, RawSampleData) else raw
 
 
@@ -238,10 +238,10 @@ class FlopsBalancedOrder(ThinWrapper):
             yield waiting.pop(self._next([group.cost for group in waiting.buffer], now))
 
     def _arrived(self, cost: float) -> None:
-        """A group has joined those in waiting."""
+        """Notes the cost of a group that joined the waiting ones."""
 
     def _next(self, costs: Sequence[float], now: Turn) -> int:
-        """Which of the groups in waiting has its turn."""
+        """Index of the waiting group to hand out next."""
         by_cost = sorted(range(len(costs)), key=costs.__getitem__)
         return by_cost[min(now.place, len(by_cost) - 1)]
 

@@ -162,7 +162,7 @@ class ValidationGroups:
                 yield self._with_levels(finished.pack, places.start)
 
     def _with_levels(self, pack: PackedBatch, first: int) -> PackedBatch:
-        """The pack with an integer k for each sample, where validation has fixed levels."""
+        """`pack` with the index k of each sample's noise level, if validation has fixed levels."""
         if not self._fixed_levels or pack.level_indices:
             return pack
         places = (first + n // pack.copies for n in range(pack.num_samples))

@@ -217,9 +217,9 @@ def stateful_class() -> Any:
 
 
 def _stateful_bucket_loader() -> type[BucketLoader]:
-    """A BucketLoader that AutoModel's recipe takes for a loader whose state it has to save.
+    """A BucketLoader that AutoModel's recipe recognises as stateful, and therefore saves.
 
-    The state is that of BucketLoader, which fits any number of workers.
+    Its state fits any number of workers.
     """
     return type("StatefulBucketLoader", (BucketLoader, stateful_class()), {})
 

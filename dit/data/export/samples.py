@@ -216,7 +216,7 @@ class ShardSamples(NumberedSamples):
         return self.__dict__ | {"_open": OpenShards()}
 
     def _shard_of(self, index: int) -> tuple[int, int]:
-        """Number of the shard, and of the sample in it."""
+        """Number of the shard that holds sample `index`, and the sample's place in it."""
         shard = int(np.searchsorted(self._firsts, index, side="right")) - 1
         return shard, int(index - self._firsts[shard])
 

@@ -182,7 +182,7 @@ def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
 
 
 def _others(heard: Sequence[LastHeard], told: Sequence[Heartbeat]) -> str:
-    """Where all processes but those of `told` are, grouped by place."""
+    """A sentence that says where all processes outside `told` are, grouped by place."""
     places: dict[str, list[Heartbeat]] = {}
     for report in (h.report for h in heard if h.report not in told):
         places.setdefault(report.scene, []).append(report)

@@ -112,7 +112,7 @@ _NONE = torch.zeros(0, dtype=torch.int64)
 
 
 def _side_by_side(rows: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """(first row, number of rows) of each, laid end to end."""
+    """(first row, number of rows) of each tensor if they are laid end to end."""
     ends = accumulate((len(one) for one in rows), initial=0)
     return [(start, len(one)) for start, one in zip(ends, rows, strict=False)]
 

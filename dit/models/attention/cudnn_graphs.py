@@ -142,7 +142,7 @@ class _Tensors:
         }
 
     def _layout(self, strides: Strides, rows: str, width: int) -> tuple[list[int], list[int]]:
-        """[N, H, longest, width]; the first stride counts for nothing beside offsets."""
+        """Shape [N, H, longest, width] and strides for cuDNN; offsets replace the first stride."""
         key = self.key
         longest = key.longest if rows == "q" else key.longest_key
         token, head = strides
@@ -284,7 +284,7 @@ def _key(
 
 
 def _readable(x_THK: Tensor) -> Tensor:
-    """The tensor itself where cuDNN takes its layout: rows of 16 bytes that do not overlap."""
+    """`x_THK`, copied if cuDNN could not read it: it needs aligned rows that do not overlap."""
     token, head, number = x_THK.stride()
     whole = number == 1 and min(token, head) >= x_THK.shape[-1]
     aligned = token % 8 == head % 8 == 0 and x_THK.data_ptr() % 16 == 0

@@ -300,7 +300,6 @@ def few_lengths(longest: int) -> int:
 
 @cache
 def _engine_module(heads: int, width: int) -> Any:
-    """One for all layers, because it has no weights."""
     return dot_product(heads, width)
 
 

@@ -209,7 +209,6 @@ class ConfigKeys:
 
 
 def _type_of(default: Any) -> Any:
-    """The type of a value in JSON."""
     if isinstance(default, tuple):
         return tuple[tuple(map(_type_of, default))]  # type: ignore[misc]
     numbers = {int: PositiveInt, float: PositiveFloat}
@@ -320,7 +319,7 @@ class StackedSamples:
 
 
 def _told(guidance: float | None) -> dict[str, float]:
-    """Arguments for networks with a guidance embedding, the only ones that have a scale."""
+    """The guidance scale as an argument of Diffusers' network; none without guidance embedding."""
     return {} if guidance is None else {"guidance": guidance}
 
 

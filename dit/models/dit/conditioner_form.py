@@ -91,7 +91,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _text_widths(t: Any) -> tuple[int, int | None]:
-    """Width of the states, and of the conditioner's output if that differs, else None."""
+    """Width of the text states, and of the conditioner's output if that differs, else None."""
     return t.source_dim, None if t.target_dim == t.source_dim else t.target_dim
 
 

@@ -197,22 +197,22 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _of_projection(name: str, default: Any, write: Callable[[Any], Any]) -> Key:
-    """A key that older versions of Diffusers do not know."""
+    """A key of config.json that only networks with a text projection have."""
     return Key(name, default=default, write=write, written=lambda m: m.projects_text)
 
 
 def _text_widths(t: Any) -> tuple[int, int | None]:
-    """Width of the text in the shards, and after a projection; None without a projection."""
+    """Width of the text in the shards and after the projection; None without a projection."""
     if t.use_crossattn_projection:
         return t.crossattn_proj_in_channels, t.text_embed_dim
     return t.text_embed_dim, None
 
 
 def _largest(m: DitConfig, longest: int | None) -> tuple[int, ...]:
-    """`max_size` of learnable positions, or one that covers every grid trained on.
+    """Diffusers' `max_size`: that of learnable positions, or one that covers all trained grids.
 
-    Diffusers looks rotary positions up in a table of the longest side; ours are computed. No side
-    was longer than the `longest` pack.
+    Diffusers looks rotary positions up in a table with this many entries a side; ours are computed.
+    A side has at most `longest` tokens, the length of a pack.
     """
     if m.learnable_positions or longest is None:
         return m.max_size

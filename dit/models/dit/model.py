@@ -115,7 +115,7 @@ class DiT(CrossTransformer):
         return blocks | {"hidden": self.patches(x_TC.to(self.config.params_dtype))}
 
     def _conditioned(self, batch: PackedBatch) -> Tensor:
-        """What the conditioner makes of all captions, filled up as captions are [L, E]."""
+        """The conditioner's output for all captions, each padded to `text_pad_to` rows [L, E]."""
         assert self.conditioner is not None
         tokens, states = batch.text_offsets[TOKEN_IDS], batch.text_offsets[_STATES]
         states_SI = batch.texts[_STATES].to(self.config.params_dtype)
@@ -123,7 +123,7 @@ class DiT(CrossTransformer):
         return filled_up(made_LE, tokens, self.model.text_pad_to)
 
     def _with_masks(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:
-        """The condition mask, 1 on given frames, then the padding mask, 0: features after C."""
+        """`x_TC` with a condition mask (1 on given frames) and a padding mask (0) appended."""
         if self.model.condition_mask:
             given_T1 = (batch.is_real_T & ~batch.is_target_T)[:, None].to(x_TC.dtype)
             x_TC = torch.cat((x_TC, given_T1.expand(-1, self.model.patch_volume)), dim=1)

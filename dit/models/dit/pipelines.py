@@ -70,7 +70,7 @@ def _pipeline(
 
 
 def _levels_of_predict2(_: Mapping[str, Any]) -> dict[str, Any]:
-    """Its pipelines write these numbers into their schedulers, whatever stood there."""
+    """The sigmas that pipelines of Predict2 always use, whatever their scheduler's file says."""
     return {"sampling_levels": "karras_to_sigma_min", "sigma_min": 0.002, "sigma_max": 80.0}
 
 
@@ -82,9 +82,9 @@ def _levels_of_predict2_5(scheduler: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _levels_of_anima(scheduler: Mapping[str, Any]) -> dict[str, Any]:
-    """Even steps from 1 to 1 / number of steps, which its scheduler shifts.
+    """Sampling options of Anima: even steps from 1 to 1 / number of steps, then its shift.
 
-    Without the scheduler, beside a transformer alone, the shift is the published one.
+    Where there is no scheduler beside the transformer, the published shift is used.
     """
     of_size = OBJECTIVES_OF_SIZES["anima"]
     return dict(of_size) | ({"flow_shift": scheduler.get("shift", 1.0)} if scheduler else {})

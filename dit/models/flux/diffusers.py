@@ -173,7 +173,7 @@ made = made.flatten(4).flatten(2, 3)[:, :, None]"""
 
 
 def _call(model: FluxConfig) -> str | None:
-    """Call of Diffusers' network in a model card; None with references or videos."""
+    """Code of a model card that calls Diffusers' network; None with references or videos."""
     if model.reference_latents or model.patch_temporal > 1:
         return None
     guidance = "torch.ones(1)" if model.guidance_embed else "None"

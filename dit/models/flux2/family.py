@@ -105,7 +105,6 @@ class Flux2Config(HasReferences, HasGuidance, DoubleSingleConfig):
 
 
 def _processor(model: Flux2Config) -> str:
-    """Dev reads states of Mistral, klein of Qwen3."""
     return "flux2" if model.guidance_embed else "flux2_klein"
 
 

@@ -96,7 +96,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _states(t: Any) -> int:
-    """Number of states of the encoder: more than layers see, where each sees another one."""
+    """Number of Llama's hidden states; more than the layers use if each uses another one."""
     seen = max(t.llama_layers) + 1
     return seen if seen < len(t.llama_layers) else max(seen, t.kept.llama_states)
 

@@ -158,7 +158,7 @@ class HiDreamConfig(DoubleSingleConfig):
 
 
 def _rounded(width: int) -> int:
-    """Of a SwiGLU in the place of a feed-forward of `width`, as Diffusers rounds it."""
+    """Width of a SwiGLU that replaces a feed-forward of `width`, rounded as in Diffusers."""
     return -(-int(2 * width / 3) // MLP_MULTIPLE) * MLP_MULTIPLE
 
 

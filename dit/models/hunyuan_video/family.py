@@ -125,7 +125,7 @@ _KINDS = {
 
 
 def _codec(model: HunyuanVideoConfig) -> str:
-    """Processor of the published weights, and its text encoder: with Llava for a first frame."""
+    """Codec and text encoder of the published weights, which read a first frame by Llava."""
     return "hunyuanvideo" if model.image_condition is FirstFrame.NONE else "hunyuanvideo_i2v"
 
 

@@ -99,7 +99,6 @@ IDEOGRAM4_NAMES = {
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
     return [
         (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g}, not {EPS:g}"),
         (t.rope_theta == THETA, f"rope_theta={t.rope_theta:g}, not {THETA:g}"),

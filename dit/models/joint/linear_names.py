@@ -137,7 +137,7 @@ def embedding_names(words: Words, embeddings: Mapping[str, str]) -> Names:
 
 
 def _linears(theirs: str, words: tuple[str, str], ours: str) -> Names:
-    """Names of an embedding by two linears."""
+    """Names of an embedding's two linears, `theirs.word` -> `ours.linear_1` and `_2`."""
     return {f"{theirs}.{word}": f"{ours}.linear_{n}" for n, word in enumerate(words, 1)}
 
 

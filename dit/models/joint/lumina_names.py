@@ -79,7 +79,6 @@ def lumina_sizes(model: Any) -> dict[str, int]:
 
 
 def _hidden(t: Any) -> int:
-    """Width of the MLP, as `LuminaFeedForward` computes it."""
     width = 4 * t.hidden_size
     if t.ffn_dim_multiplier is not None:
         width = int(t.ffn_dim_multiplier * width)
@@ -87,7 +86,7 @@ def _hidden(t: Any) -> int:
 
 
 def _usual(model: ModelConfig) -> bool:
-    """Whether the width of the MLP is that of no multiplier."""
+    """Whether the MLP has the width that it gets without a multiplier."""
     return model.ffn_hidden_size in (4 * model.hidden_size, _up(4 * model.hidden_size))
 
 
@@ -96,7 +95,7 @@ def _up(width: int) -> int:
 
 
 def _multiplier(model: ModelConfig) -> float | None:
-    """Factor by which Diffusers computes the MLP's width; up by half a unit if it rounds down."""
+    """The `ffn_dim_multiplier` that makes Diffusers compute our width; None if it needs none."""
     if _usual(model):
         return None
     width, wanted = 4 * model.hidden_size, model.ffn_hidden_size

@@ -142,7 +142,6 @@ class _AcrossHeads(torch.autograd.Function):
 
 
 def _parts(x_THX: Tensor, count: int, width: int) -> Iterator[Tensor]:
-    """Views of the first parts of each head."""
     return (x_THX[..., part * width : (part + 1) * width] for part in range(count))
 
 
@@ -277,12 +276,12 @@ def grid_of(tokens: int, heads: int) -> tuple[int, int]:
 
 
 def _columns(x_THK: Tensor) -> Tensor:
-    """Heads whose numbers are neighbours."""
+    """`x_THK`, copied if the numbers of a head are not contiguous."""
     return x_THK if x_THK.stride(-1) == 1 else x_THK.contiguous()
 
 
 def _angles(*both: Tensor | None) -> list[Tensor | None]:
-    """Cosines and sines [T, K] or [T, H, K], contiguous: kernels are told no strides of them."""
+    """Cosines and sines [T, K] or [T, H, K], copied if not contiguous, as the kernels require."""
     return [one if one is None else one.contiguous() for one in both]
 
 
@@ -292,22 +291,21 @@ def _how(cos: Tensor | None, twisted: bool, numbers: int, eps: float) -> dict[st
 
 
 def _kernels() -> Any:
-    """The module that needs Triton."""
     from dit.models.kernels import across_heads_triton
 
     return across_heads_triton
 
 
 def _tile(heads: int, width: int) -> tuple[int, int]:
-    """Heads and numbers of a tile: the least powers of two that suffice."""
+    """Heads and numbers of a kernel's tile, rounded up to powers of two."""
     rows, block = (1 << max(size - 1, 1).bit_length() for size in (min(heads, HEADS), width))
     return rows, block
 
 
 def _sizes(heads: int, width: int) -> dict[str, int]:
-    """How programs cut a token: 4 numbers of each half in a thread, which is one wide load.
+    """Launch parameters of a kernel: each thread loads 4 numbers of each half in one instruction.
 
-    1024 threads of a multiprocessor run at once.
+    A multiprocessor runs 1024 threads at once.
     """
     rows, block = _tile(heads, width // 2)
     warps = min(max(rows * block // 128, 1), 16)

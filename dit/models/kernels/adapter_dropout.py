@@ -68,7 +68,6 @@ def _(*_arguments: Any) -> None:
 
 
 def _kernels() -> Any:
-    """The module that needs Triton."""
     from dit.models.kernels import adapter_dropout_triton
 
     return adapter_dropout_triton

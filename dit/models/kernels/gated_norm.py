@@ -278,7 +278,7 @@ def _(
 
 
 def _to_rows(gate_ND: Tensor | None, scale_ND: Tensor | None) -> Tensor:
-    """Room for the gradients of the rows, [P, N, D]."""
+    """Empty memory for partial gradients of the modulation's rows, [P, N, D]."""
     given = _given(gate_ND, scale_ND)
     kinds = 2 * (scale_ND is not None) + (gate_ND is not None)
     return given[0].new_empty(kinds, *given[0].shape)
@@ -293,19 +293,18 @@ def _given(*tensors: Tensor | None) -> list[Tensor]:
 
 
 def _columns(rows_ND: Tensor) -> Tensor:
-    """Rows whose numbers are neighbours: those that `chunk` cuts out of wider ones are."""
+    """`rows_ND`, copied if the numbers of a row are not contiguous."""
     return rows_ND if rows_ND.stride(-1) == 1 else rows_ND.contiguous()
 
 
 def _kernels() -> Any:
-    """The module that needs Triton."""
     from dit.models.kernels import gated_norm_triton
 
     return gated_norm_triton
 
 
 def _sizes(h_TD: Tensor) -> dict[str, int]:
-    """How programs cut the tokens: 8 numbers of each tensor in a thread, which is one wide load."""
+    """Launch parameters of a kernel, whose threads load 8 numbers of each tensor at once."""
     width = h_TD.shape[-1]
     block = _power_of_two(width)
     tokens = min(max(2048 // block, 1), 16)
@@ -333,10 +332,9 @@ def _backward_sizes(h_TD: Tensor) -> dict[str, int]:
 
 
 def _power_of_two(width: int) -> int:
-    """The least that is not below `width`, and at least 2."""
     return 1 << max(width - 1, 1).bit_length()
 
 
 def _threads(warps: int) -> dict[str, int]:
-    """Warps, and registers of a thread: 768 or 1024 threads of a multiprocessor run at once."""
+    """Warps and registers for each thread, so that 768 or 1024 threads share a multiprocessor."""
     return {"num_warps": warps, "maxnreg": 64 if warps > 8 else 80}

@@ -44,7 +44,6 @@ def _(bytes_OI: Tensor, exponent_O: Tensor, dtype: torch.dtype) -> Tensor:  # no
 
 
 def _kernels() -> Any:
-    """The module that needs Triton."""
     from dit.models.kernels import restored_rows_triton
 
     return restored_rows_triton

@@ -181,7 +181,7 @@ def _(
 
 
 def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
-    """Where each of the parts [T, H, width] begins in a head; `first` numbers precede them."""
+    """First column of each of `parts` [T, H, width] in a head, after `first` other columns."""
     places = [first]
     for part in parts[:-1]:
         places.append(places[-1] + part.shape[-1])
@@ -194,14 +194,13 @@ def grid_of(tokens: int, heads: int) -> tuple[int, int]:
 
 
 def _kernels() -> Any:
-    """The module that needs Triton."""
     from dit.models.kernels import rotated_heads_triton
 
     return rotated_heads_triton
 
 
 def _sizes(x_THX: Tensor, width: int, *, numbers: int, registers: int) -> dict[str, int]:
-    """How programs cut a token: so many numbers of each half in a thread of so many registers."""
+    """Launch parameters of a kernel, whose threads have `numbers` numbers of each half."""
     _, heads, every = x_THX.shape
     rows, block = (1 << max(size - 1, 1).bit_length() for size in (min(heads, HEADS), width // 2))
     warps = min(max(rows * block // (32 * numbers), 1), 16)

@@ -132,7 +132,7 @@ _TABLE = NameTable(
 
 
 def _linears(theirs: str, ours: str) -> dict[str, str]:
-    """Linears of one layer, by the names of the original project."""
+    """Names of the linears of one layer: the original project's -> Diffusers'."""
     attention = {"wq": "to_q", "wk": "to_k", "wv": "to_v", "wo": "to_out.0", "gate": "to_gate"}
     return {
         **{f"{theirs}.attn.{name}": f"{ours}.attn.{one}" for name, one in attention.items()},

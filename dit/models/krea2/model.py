@@ -124,7 +124,7 @@ class Krea2Network(JointTransformer):
         )
 
     def _rows(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        """Rows that all layers share [M, 6 D], and the embedding of the level [M, D]."""
+        """Modulation [M, 6 D] that all layers share, and the timestep embedding [M, D]."""
         width = self.config.hidden_size
         shared_MX, told_MD = blocks[T_EMB].split((_SHARED * width, width), dim=-1)
         return shared_MX, told_MD
@@ -189,6 +189,6 @@ class TextFusion(MegatronModule):
 
 
 def _of_states(count: int) -> DropoutRows | None:
-    """What adapters drop where each token of text has so many rows."""
+    """Rows for the dropout of adapters where each text token has `count` rows."""
     rows = dropout_rows()
     return rows if rows is None or count == 1 else rows.of_states(TEXT_TOKENS, count)

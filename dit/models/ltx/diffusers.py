@@ -47,7 +47,7 @@ _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorS
 
 
 def _heads_norms(ours: str, theirs: str, **options: Any) -> tuple[Row, ...]:
-    """RMSNorm of queries and of keys across heads, which tensor ranks share."""
+    """Rows of the RMSNorms of queries and keys over all heads, which tensor ranks divide."""
     names = {"query": "norm_q", "key": "norm_k"}
     return tuple(
         Row(f"{ours}.across_heads.{a}_scale", (f"{theirs}.{b}.weight",), _COLUMN, ("D",), **options)

@@ -106,7 +106,7 @@ def _run_network(
 
 
 def _sampling(scheduler: Mapping[str, Any]) -> dict[str, Any]:
-    """Its scheduler shifts unless it says that it does not."""
+    """Sampling options of a scheduler's file; it shifts the schedule unless the file says no."""
     return {} if scheduler.get("dynamic_time_shift", True) else {"shift_base_tokens": None}
 
 

@@ -77,9 +77,10 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _references(t: Any) -> int:
-    """Number of references of published weights; `zero_cond_t` marks those of 2511.
+    """The most references of published weights; `zero_cond_t` marks those of Edit-2511.
 
-    Nothing tells Qwen-Image from Qwen-Image-Edit, whose samples may, but need not, bring a picture.
+    Nothing in the file tells Qwen-Image from Qwen-Image-Edit, whose samples may have a picture or
+    none.
     """
     return MOST_REFERENCES if t.zero_cond_t else 0
 

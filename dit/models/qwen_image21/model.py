@@ -131,13 +131,13 @@ class QwenImage21Network(JointTransformer):
 
 
 def _texts_in_order(batch: PackedBatch) -> dict[str, tuple[int, ...]]:
-    """Offsets of the texts of a pack by name, those before references first, the caption last."""
+    """Offsets of the texts of a pack, by name: texts before references first, the caption last."""
     names = [name for name in batch.text_offsets if name != TEXT]
     return {name: batch.text_offsets[name] for name in (*names, TEXT)}
 
 
 def _samples(batch: PackedBatch) -> Iterator[tuple[tuple[int, ...], tuple[Grid, ...]]]:
-    """Rows of the texts of each sample, in their order, and grids of its references."""
+    """Lengths of the texts of each sample, in order, and grids of its references."""
     offsets = _texts_in_order(batch).values()
     lengths = ([stop - start for start, stop in pairwise(of)] for of in offsets)
     references = batch.references or ((),) * batch.num_samples
@@ -145,7 +145,7 @@ def _samples(batch: PackedBatch) -> Iterator[tuple[tuple[int, ...], tuple[Grid, 
 
 
 def _laid(texts: Sequence[X], pictures: Sequence[X]) -> list[X]:
-    """A text before each reference, then all other texts, then the target, the last picture."""
+    """`texts` and `pictures` in sequence: a text before each reference, other texts, the target."""
     *references, target = pictures
     count = len(references)
     assert len(texts) > count, "a text before each reference, and the caption"

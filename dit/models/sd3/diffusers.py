@@ -101,7 +101,7 @@ def _sizes(model: Sd3Config) -> dict[str, int]:
 
 
 def _first_layers(model: Sd3Config) -> dict[str, int]:
-    """Diffusers' number of the first layer of each stack."""
+    """Diffusers' index of the first layer of each stack, by the stack's name."""
     found, before = {}, 0
     for name, count in model.stack_layers.items():
         found[name] = before

@@ -275,9 +275,9 @@ def wan_stack(model: WanConfig) -> StackSpec:
 
 
 def _pairs(model: WanConfig) -> float | None:
-    """As if all cubes were whole, and shares of them were not rounded up.
+    """Pairs of tokens that sparse attention computes, as a fraction of all pairs; None: all.
 
-    The means of two cubes are one pair, for as many as their tokens make.
+    It counts as if all cubes were whole. Two cubes' means make one pair.
     """
     return model.sparse_share + CUBE_TOKENS**-2 if model.sparse_attention else None
 

@@ -95,7 +95,7 @@ class WanNetwork(CrossTransformer):
         return blocks | {"hidden": self.patches(x_TC)}
 
     def _with_condition(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:
-        """Noisy channels, then the mask, then those of the condition."""
+        """`x_TC` with the mask and then the condition as further channels."""
         if not self.model.condition_channels:
             return x_TC
         assert batch.condition_TC is not None
@@ -115,7 +115,7 @@ class WanNetwork(CrossTransformer):
         return self._with_cubes(conditions, batch) if self.model.sparse_attention else conditions
 
     def _with_cubes(self, conditions: CrossConditions, batch: PackedBatch) -> CrossConditions:
-        """Self-attention among the cubes of the samples, at the share of the step."""
+        """`conditions` with self-attention restricted to cubes of tokens, at this step's share."""
         spans = conditions.exchange.spans
         at = {"total": spans.total, "device": spans.device}
         cubes = Cubes.of(batch.grids, batch.starts, share=self.sparse_share, **at)

@@ -182,7 +182,7 @@ def _inexpressible(model: ZImageConfig) -> list[str]:
 
 
 def _run_network(network: nn.Module, sample: LatentSample, level: float, _: ZImageConfig) -> Tensor:
-    """What Diffusers' network makes of one sample, as its pipeline turns it round."""
+    """The output of Diffusers' network for one sample, with the sign that its pipeline gives it."""
     import torch
 
     told = torch.tensor([1 - level / ALL_NOISE])

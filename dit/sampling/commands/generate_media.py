@@ -210,7 +210,7 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
 def _picture_inputs(
     opened: OpenCheckpoint, given: GivenPictures, *, size: Size
 ) -> dict[str, Tensor]:
-    """What the network reads of the given pictures, at the size that the decoder makes."""
+    """Tensors that the network reads from the given pictures, at the size that will be decoded."""
     stride, model = opened.latent_stride, opened.config.model
     size, wanted = stride.pixels(stride.latent(size)), family_of(model).inputs(model)
     multiple = stride.stride * model.side_cells

@@ -331,7 +331,7 @@ def _refuse_lightricks(option: str, shown: str) -> None:
 
 
 def _in_our_words(token: str) -> str:
-    """An argument whose option is named as AutoModel's key, as ours."""
+    """`token` with AutoModel's name of an option replaced by ours."""
     name, equals, value = token.partition("=")
     ours = _AUTOMODEL.get(name.removeprefix("--")) if name.startswith("--") else None
     return token if ours is None else f"--{ours}{equals}{value}"

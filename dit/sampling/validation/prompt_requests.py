@@ -135,7 +135,7 @@ def _checked_encoder(run: _OfData, given: Sequence[GivenPictures]) -> TextEncode
 
 
 def _asked(validation: ValidationConfig) -> str:
-    """The options that need the text encoder, for errors; empty where none is set."""
+    """The set options that need the text encoder, as text for errors."""
     asking = {
         "prompts_file": validation.prompts_file,
         "negative_prompt": validation.negative_prompt,
@@ -144,7 +144,6 @@ def _asked(validation: ValidationConfig) -> str:
 
 
 def _negative(prompt: Prompt, validation: ValidationConfig) -> str:
-    """The negative prompt of a prompt, else that of the configuration."""
     return validation.negative_prompt if prompt.negative is None else prompt.negative
 
 
@@ -311,7 +310,7 @@ def _inputs(
 
 
 def _files(given: GivenPictures) -> dict[str, Any]:
-    """For samples.json, named as the options of `generate_dit.py`."""
+    """The given files under the names of `generate_dit.py`'s options, for samples.json."""
     each = {"image": given.first, "last_image": given.last, "reference": list(given.references)}
     return {name: file for name, file in each.items() if file}
 

@@ -301,7 +301,6 @@ def _in_order(samples: Iterable[GeneratedSample]) -> list[GeneratedSample]:
 
 
 def _title(given: bool) -> str:
-    """What stands side by side in the grid of a run of adapters."""
     first = "given picture | " if given else ""
     return f"each sample: {first}without the adapter | with the adapter (same noise)"
 

@@ -99,7 +99,7 @@ def initialise_adapters(model: Any, seed: int) -> None:
 
 
 def _then_from_file(fill: Initialise, lora: LoraConfig, model: ModelConfig, module: Any) -> None:
-    """Fills `module` by `fill`, then its adapters with the values of `lora.init_from`.
+    """Fills `module` by `fill`, and its adapters from the file `lora.init_from`.
 
     All ranks call it; the first one reads the file for them.
     """
@@ -141,7 +141,7 @@ def adapters_at_start(
 
 
 def _adapter_run(config: RunConfig, start: StartingPoint, say: Say) -> AdapterRun:
-    """Raises as `adapter_run` and `check_told`."""
+    """The adapters of the run; raises as `adapter_run` and `check_told`."""
     run, before = adapter_run(config, start.checkpoint, say), start.checkpoint
     if before is not None and has_adapters(before) and not start.goes_on:
         check_told(run.adapters, before, config, say)

@@ -231,7 +231,7 @@ class Saver:
         self._removal = self._threads.submit(_remove, renamed)
 
     def _new(self, name: str) -> Path:
-        """The file that is going to replace LATEST or LOWEST_VAL."""
+        """Path of the new LATEST or LOWEST_VAL, before it is renamed."""
         return self.checkpoints / f".{name}.new"
 
     @contextmanager
@@ -266,7 +266,6 @@ class Saver:
         return f"{needed}{free / 1e6:,.1f} MB are free there now. "
 
     def _best(self) -> str:
-        """Name of the checkpoint with the lowest validation loss; empty if there is none."""
         pointer = self.checkpoints / LOWEST_VAL
         return pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
 
@@ -305,14 +304,13 @@ def _write_bytes(file: Path, content: BytesIO) -> _WrittenFile:
 
 
 def _digests(pending: _PendingSave) -> dict[str, FileDigest]:
-    """The digests of this rank's files, once all of them are written."""
     wait(pending.jobs)
     written = [job.result() for job in pending.jobs]
     return {file.name: file.digest for file in written}
 
 
 def _rename_for_removal(path: Path) -> Path:
-    """Renames a checkpoint, so that a kill cannot leave half of it under its name."""
+    """Renames a checkpoint before it is deleted, so that a kill leaves no incomplete one."""
     return path.rename(path.with_name(f"{PARTIAL}removed_{path.name}"))
 
 

@@ -93,7 +93,7 @@ def _large(state: Position) -> Position:
 
 
 def _saved_ranks(path: Path, outlines: dict[int, Position]) -> int:
-    """How many data ranks saved; 1 where the first file is missing, which is then asked for."""
+    """The number of data ranks that saved; 1 if the first file is missing."""
     ranks = outlines.get(0, {}).get("ranks", 1)
     if type(ranks) is not int:
         raise damaged(path / loader_file(0), ValueError(f"ranks is {ranks!r}"))

@@ -198,7 +198,7 @@ class StateExchange:
             self._hand_out_state(bucket, found)
 
     def _weight_in(self, read: Mapping[str, Tensor]) -> Tensor:
-        """The weight, from the tensors `read` by prefix; a state may serve as the weight."""
+        """The weight among the tensors `read`, by prefix; a float32 state may stand for it."""
         return read[WEIGHT] if WEIGHT in read else read[next(p for p in self._values if p in read)]
 
     def _hand_out_state(
@@ -259,15 +259,13 @@ class StateExchange:
             put(route, piece)
 
     def _stores(self, w: SharedWeight) -> bool:
-        """Whether this rank writes and reads the weight."""
         return w.place == self._me
 
     def _copy_of(self, data_rank: int) -> int:
-        """The copy of the optimizer state that a data rank has a part of."""
         return data_rank // self._groups.intra_dp_cp.size()
 
     def _prefixes(self, w: SharedWeight) -> list[str]:
-        """Prefixes of the tensors of `w` of which each data rank may have a part of its own."""
+        """Prefixes of the tensors of `w` that are divided among data ranks."""
         states = [p for p in self._values if has_state(w.weight, p)] if w.trained else []
         return [*([WEIGHT] if w.in_shares else []), *states]
 
@@ -275,7 +273,7 @@ class StateExchange:
         return torch.float32 if prefix else w.entry.dtype
 
     def _own(self, w: SharedWeight, prefix: str) -> Tensor:
-        """The part of the state, or of the weight, that this rank has, flat."""
+        """This rank's part of a state, or of the weight, flat."""
         if prefix == WEIGHT:
             return numbers_of(w.weight)
         return self._values[prefix][self._numbers[w.weight]].view(-1)
@@ -287,7 +285,7 @@ class StateExchange:
             self._own(w, prefix).copy_(values, non_blocking=True)
 
     def _to_tensor_ranks(self, w: SharedWeight, tensor: Tensor) -> None:
-        """Gives the whole of a tensor to the tensor ranks beside the one that has read it."""
+        """Broadcasts a tensor to the tensor ranks, from the one that has read it."""
         if not w.split and self._groups.tp.size() > 1 and w.place.data == self._me.data:
             broadcast(tensor, self._groups.tp, source=w.place.tensor)
 

@@ -190,7 +190,7 @@ class Mirror:
             self._copy(max(lacking), local[max(lacking)])
 
     def _local(self) -> dict[str, bytes]:
-        """The manifests of the checkpoints in the run folder, which saves replace and remove."""
+        """Manifests of the checkpoints in the run folder; a save may remove some meanwhile."""
         found = {}
         for path in saved_checkpoints(self.checkpoints):
             with suppress(FileNotFoundError):

@@ -205,7 +205,7 @@ class CheckpointStore:
             self.moved += 1
 
     def _content(self, name: str) -> bytes | None:
-        """A small object; None where there is none."""
+        """Content of a small object; None if it does not exist."""
         with self._explained(), suppress(FileNotFoundError):
             return self._client.read(
                 self._path(name), check_source_version=SourceVersionCheckMode.ENABLE
@@ -244,7 +244,7 @@ def fetched_checkpoint(address: str) -> Path | None:
 
 
 def _same(checkpoint: Path, content: bytes) -> bool:
-    """Whether this checkpoint is here already, and complete."""
+    """Whether `checkpoint` is complete on this machine and has this manifest."""
     with suppress(OSError, CheckpointError):
         same = (checkpoint / MANIFEST).read_bytes() == content
         return same and find_checkpoint(checkpoint) is not None
@@ -253,7 +253,7 @@ def _same(checkpoint: Path, content: bytes) -> bool:
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Keeps the other processes of this machine waiting, which want the same."""
+    """Locks `folder` against other processes of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         # The system frees it when the file is closed, also where a process is killed.

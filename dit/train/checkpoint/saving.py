@@ -157,7 +157,7 @@ def next_commands(config: RunConfig) -> str:
 
 
 def _pictures_needed(model: ModelConfig) -> tuple[str, ...]:
-    """Options of the pictures that the network makes nothing without."""
+    """Options of `generate_dit.py` for the pictures that the network requires."""
     inputs = family_of(model).inputs(model)
     needed = max((one.pictures for one in inputs if one.required), default=0)
     return ("--image", "first.png", "--last_image", "last.png")[: 2 * needed]

@@ -65,7 +65,7 @@ def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -
 
 
 def _least(used_TD: np.ndarray, data_ranks: Sequence[int]) -> Owner:
-    """The place with the fewest bytes on some data ranks, the first of equals."""
+    """The rank with the fewest bytes among `data_ranks`, the first of equals."""
     among = used_TD[:, list(data_ranks)]
     tensor, number = np.unravel_index(int(among.argmin()), among.shape)
     return Owner(int(tensor), data_ranks[int(number)])
@@ -189,11 +189,11 @@ def weight_of(entry: ShardedTensor) -> Weight:
 
 
 def _is_part(entry: ShardedTensor) -> bool:
-    """Whether other ranks hold other parts of the tensor, apart from other layers."""
+    """Whether the tensor is divided among ranks; a stack of layers does not count as divided."""
     return tuple(entry.local_shape) != tuple(entry.global_shape[entry.prepend_axis_num :])
 
 
 def _main_holders(parts: Sequence[Holding]) -> list[int]:
-    """The ranks that update the largest part."""
+    """The ranks that update the largest part of a weight."""
     largest = max((part.size for part in parts), default=0)
     return [part.rank for part in parts if part.size == largest]

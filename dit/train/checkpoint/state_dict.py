@@ -165,13 +165,13 @@ def _load_network(
 
 
 def _named(state: dict[str, Any], among: str) -> dict[str, Any]:
-    """`state` with the name of its network before that of each tensor."""
+    """`state` with `among.` before the name of each tensor."""
     add_prefix_for_sharding(state, f"{among}.")
     return state
 
 
 def _progress(loaded: Mapping[str, Any]) -> TrainProgress:
-    """Earlier versions did not count skipped steps, and imports count nothing."""
+    """The progress of a checkpoint; counts that it does not have start at 0."""
     names = [f.name for f in fields(TrainProgress) if f.name in loaded]
     return TrainProgress(**{name: loaded[name] for name in names})
 
@@ -239,7 +239,7 @@ def load_weights(
 
 
 def _load_weights(path: Path, exchange: StateExchange, *, averaged: bool) -> dict[str, Any]:
-    """Loads weights, or their average, and the values of an exchange; returns all that was read.
+    """Loads weights, or their average, through `exchange`; returns all values read.
 
     Raises:
         CheckpointError: the checkpoint has no average.
@@ -300,7 +300,7 @@ def _has_average(path: Path) -> bool:
 
 
 def _stored_by(path: Path) -> Callable[[str], bool]:
-    """Whether a checkpoint has a weight, by its name: the adapters, or all others."""
+    """A test of whether the checkpoint stores a weight, by name: adapters, or all other weights."""
     adapted = has_adapters(path)
     return partial(is_stored, adapted=adapted)
 
@@ -319,10 +319,10 @@ def interval_sums(path: Path) -> dict[str, Tensor]:
 
 
 def _from_index(path: Path, read: Callable[[Path], _T]) -> _T:
-    """What `common_values` or `tensor_names` reads of a checkpoint.
+    """`read(path)`, for functions that read the index of a checkpoint.
 
     Raises:
-        CheckpointError: a file that leads to the tensors is damaged.
+        CheckpointError: a file of the index is damaged.
     """
     check_index(path)
     try:
@@ -440,7 +440,6 @@ def _different(saved: dict[str, Any], here: dict[str, Any]) -> str:
 
 
 def _spelled(value: Any) -> str:
-    """As a configuration has it."""
     return json.dumps(value, default=asdict, ensure_ascii=False).strip('"')
 
 

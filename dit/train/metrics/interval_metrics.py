@@ -159,7 +159,7 @@ class IntervalMetrics:
 
 
 def _flat(parts: Mapping[str, Tensor]) -> Tensor:
-    """All tensors end to end, in the order of their names."""
+    """All tensors joined end to end, in the order of their names."""
     return torch.cat([parts[name].flatten().to(device()) for name in sorted(parts)])
 
 
@@ -346,7 +346,7 @@ class DataStats:
 
 
 def _longest(index: int) -> int:
-    """Upper end of a bin in tokens."""
+    """The largest number of tokens that bin `index` counts."""
     return math.floor(2 ** (index / _PER_OCTAVE))
 
 

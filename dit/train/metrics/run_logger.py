@@ -164,7 +164,7 @@ class RunLogger:
         self._write_mlperf(losses)
 
     def _seconds(self, values: dict[str, Any]) -> float:
-        """Seconds of all steps and validations until this one, whose line is not written yet."""
+        """Seconds of all steps and validations, including those of `values`."""
         before = 0.0
         if self.metrics is not None:
             with self._watching(self.metrics.path.name):
@@ -192,14 +192,14 @@ class RunLogger:
 
     @contextmanager
     def _watching(self, what: str) -> Iterator[None]:
-        """An error in the block is logged, and training goes on."""
+        """Logs an error of the block instead of raising it."""
         lost: list[NotShown] = []
         with watching(what, lost):
             yield
         self._log_lost(lost)
 
     def _log_lost(self, lost: Iterable[NotShown]) -> None:
-        """Logs each kind of what could not be written or drawn once in a run."""
+        """Logs what could not be written, each kind once in a run."""
         for one in lost:
             if one.what not in self.lost:
                 self.lost[one.what] = f"at step {self.run.progress.step}, {one}"

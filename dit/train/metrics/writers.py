@@ -153,7 +153,7 @@ class Dashboards:
 
 
 def _on_white(grid: Path) -> np.ndarray:
-    """The grid, which has no background, on white: uint8 [H, W, 3]."""
+    """The transparent grid on white, uint8 [H, W, 3]."""
     with Image.open(grid) as image:
         drawn = image.convert("RGBA")
     return np.asarray(Image.alpha_composite(Image.new("RGBA", drawn.size, "white"), drawn))[..., :3]
@@ -273,7 +273,7 @@ class Terminal:
             self.print(f"step {step}/{self.total}  {shown}{self._time_left(step)}")
 
     def _time_left(self, step: int) -> str:
-        """Time left at the speed so far, without the first step, which is slower."""
+        """Time left at the mean speed of all steps but the first, which is slower."""
         assert self.first is not None
         done, seconds = step - self.first[0], time.monotonic() - self.first[1]
         if not done or step == self.total:
@@ -343,7 +343,7 @@ def half_blocks(pictures: Sequence[np.ndarray], *, columns: int) -> Text:
 
 
 def _small(picture_HW3: np.ndarray, columns: int) -> np.ndarray:
-    """The picture at the height of the preview; an enlarged pixel stays a square."""
+    """The picture at the preview's height; enlarged pixels stay square."""
     height, width, _ = picture_HW3.shape
     how = Image.Resampling.NEAREST if height <= _HEIGHT else Image.Resampling.BOX
     wide = min(max(1, round(width * _HEIGHT / height)), columns)

@@ -111,7 +111,7 @@ def resume(run: TrainState, start: Start) -> None:
 
 
 def _begin_with(run: TrainState, path: Path) -> None:
-    """Starts at step 0 with the weights of a checkpoint (checkpoint.finetune)."""
+    """Starts at step 0 with the weights of the checkpoint at `path` (checkpoint.finetune)."""
     if run.model.adapters is None or has_adapters(path):
         run.progress = start_from(path, run.model, config=run.config)
     run.notes += _finetune_notes(path, run.config)
@@ -158,7 +158,6 @@ def _continue_metrics(run: TrainState, path: Path) -> None:
 
 
 def _changed(path: Path, config: RunConfig) -> dict[str, str]:
-    """Key -> what changed since a checkpoint."""
     return changes(saved_config(path), config)
 
 
@@ -176,16 +175,16 @@ def _continue_data(run: TrainState, path: Path, *, own: bool) -> None:
 
 
 def _keep_origin(run: TrainState, origin: Origin | None) -> None:
-    """Every checkpoint of the run says where its first weights came from."""
+    """Notes the origin of the first weights, which every checkpoint of the run repeats."""
     if run.saver is not None:
         run.saver.origin = origin
 
 
 def _load_data_position(run: TrainState, path: Path) -> None:
-    """Loads the position in the data of a checkpoint; all ranks call it.
+    """Restores the position in the data from a checkpoint; all ranks call it.
 
     Raises:
-        CheckpointError: it is one in other data, or cannot be divided among these ranks.
+        CheckpointError: the checkpoint was made with other data, or these ranks cannot divide it.
     """
     states, loader = _data_positions(run, path), run.loader
     if loader is None:

@@ -207,7 +207,7 @@ def _make_run_folder(folder: Path) -> None:
 
 
 def _lock(folder: Path, held: ExitStack) -> str:
-    """Locks the folder until `held` closes; returns the reason if it cannot."""
+    """Locks `folder` until `held` closes; returns the reason if that fails."""
     try:
         held.enter_context(only_writer(folder, named=f"checkpoint.save={folder}"))
     except (FolderInUseError, OSError) as error:

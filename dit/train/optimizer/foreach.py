@@ -69,12 +69,12 @@ def install_norm_and_scale() -> None:
 
 
 def _l2_norm(_chunk: int, _flag: Any, lists: Sequence[list[Tensor]], _each: bool) -> Any:
-    """The norm [1] of all tensors of one list."""
+    """The norm [1] over all tensors of a list; the arguments are those of Apex's function."""
     return norms([norms(lists[0])]), None
 
 
 def _scale(_chunk: int, _flag: Any, lists: Sequence[list[Tensor]], factor: float) -> None:
-    """Writes the tensors of the first list times `factor` to those of the second."""
+    """Writes the tensors of the first list, times `factor`, into those of the second."""
     sources, targets = lists
     if sources is not targets:
         copy(targets, sources)

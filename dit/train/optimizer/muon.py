@@ -142,7 +142,7 @@ class Muon:
             value.mul_(1 - rate * decay).view(-1).add_(update, alpha=-rate)
 
     def _momentum(self, matrix: SharedMatrix) -> Tensor:
-        """What is orthogonalised, of this rank's part, flat."""
+        """What Muon orthogonalises of this rank's part of `matrix`, flat."""
         mean, gradient = self._means[matrix], self._whole.mine[matrix].value.grad
         if self._config.muon_nesterov:
             assert gradient is not None

@@ -45,9 +45,9 @@ def optimizer_values(optimizer: MegatronOptimizer, names: Sequence[str]) -> dict
 
 
 def _states(inner: Any, params: Sequence[Tensor], name: str) -> list[Tensor]:
-    """A state of each parameter, or a float32 copy of one that is kept in fewer bits.
+    """A state of each parameter, in float32 where the optimizer keeps fewer bits.
 
-    Without a number where the optimizer keeps no such state of a parameter.
+    An empty tensor where the optimizer keeps no such state of a parameter.
     """
     if inner.config.use_precision_aware_optimizer:
         return [inner.optimizer.get_unscaled_state(p, name) for p in params]

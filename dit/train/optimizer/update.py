@@ -91,7 +91,7 @@ def squared_norm(optimizer: MegatronOptimizer) -> Tensor:
 
 
 def _gradients_of_norm(optimizer: Any) -> list[Tensor]:
-    """Gradients of this rank that enter the norm; each weight counts on one rank alone."""
+    """Gradients of this rank that enter the norm; each weight counts on one rank only."""
     if hasattr(optimizer, "get_grads_for_grad_norm"):  # Megatron-Core from 0.19 on
         return optimizer.get_grads_for_grad_norm()
     return optimizer.get_main_grads_for_grad_norm()

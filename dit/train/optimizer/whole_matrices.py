@@ -128,7 +128,7 @@ class WholeMatrices:
         return {one: one.shard for one in self.matrices if one.shard is not None}
 
     def _rank_of(self, tensor: int, data: int) -> int:
-        """Rank in the group of the ranks `tensor` and `data`; tensor ranks are neighbours."""
+        """Rank in the group, in which tensor ranks are neighbours."""
         return data * self._groups.tp.size() + tensor if self._sharded else tensor
 
     def _matrices(
@@ -159,7 +159,7 @@ class WholeMatrices:
         return found
 
     def _pieces(self, held: Sequence[Holding], numel: int) -> Iterator[_Piece]:
-        """The parts that the ranks of this copy of the optimizer have."""
+        """The parts of a matrix that the ranks of this copy of the optimizer hold."""
         copy = self._groups.dp_cp.rank() // self._groups.intra_dp_cp.size()
         parts = [(one.rank, one.part) for one in held if one.copy == copy]
         for tensor in range(self._groups.tp.size()):
@@ -203,7 +203,7 @@ class WholeMatrices:
                 yield matrix, result
 
     def _gather(self, matrices: Sequence[SharedMatrix], part_of: PartOf) -> _Waiting:
-        """Sends the owners the parts of their matrices; call it to wait for those of this rank."""
+        """Starts to send matrices to their owners; calling the result waits for this rank's."""
         pieces = [(matrix, piece) for matrix in matrices for piece in matrix.pieces]
         return self._send(
             [(m.owner, part_of(m)) for m, piece in pieces if piece.rank == self._rank],
