@@ -1,8 +1,8 @@
-"""Frames of a video that PyAV opened -> upright pictures: alike in data_prep and generation.
+"""Frames of a video opened by PyAV -> upright pictures, in data_prep and generation alike.
 
 1. `first_film`, `stored_packets`, `decode_packets`  open file -> decoded frames
-2. `picture_of`, `turn_of`  frame -> its picture, with square pixels, and what makes it upright
-3. `look_of`                what may not change within a clip
+2. `picture_of`, `turn_of`  frame -> its picture, and the turn that makes it upright
+3. `look_of`                properties that must not change within a clip
 4. `upright_pictures`       all of these, for a whole file
 """
 
@@ -61,10 +61,7 @@ def films_of(container: Any) -> list[Any]:
 
 
 def stored_packets(container: Any, film: Any) -> Iterator[Any]:
-    """The packets of a video stream that have content, then an empty one.
-
-    The empty one flushes the decoder.
-    """
+    """Packets of a video stream that have content, then an empty one to flush the decoder."""
     for packet in container.demux(film):
         if packet.size or packet.dts is None:  # an empty one in between would flush too early
             yield packet
@@ -73,8 +70,8 @@ def stored_packets(container: Any, film: Any) -> Iterator[Any]:
 def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
     """The decoded frames of `packets`, in the order in which they are shown.
 
-    The transparency of a WebM video is a stream of its own: `opaque` of a frame, which FFmpeg
-    leaves to its user, is then a frame that has it.
+    A WebM video stores transparency in a second stream. FFmpeg leaves the attribute `opaque` of a
+    frame to its user; it holds the frame of that stream.
 
     Raises:
         ValueError: a frame is damaged.
@@ -95,7 +92,7 @@ def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
 
 
 def tells_alpha(video: Any) -> bool:
-    """Whether the file says that it has transparency, which its decoder may leave out."""
+    """Whether the file says that it has transparency, which its decoder may ignore."""
     tags = {name.lower(): value for name, value in video.metadata.items()}
     return tags.get("alpha_mode") == "1" or bool(_hevc_alpha(video))
 
@@ -114,7 +111,7 @@ def _hevc_alpha(video: Any) -> bytes:
 
 
 def _alpha_decoder(video: Any) -> Any:
-    """The decoder of transparency in WebM; None for other videos, or where this FFmpeg has none."""
+    """The decoder of transparency in WebM; None for other videos, or if this FFmpeg lacks it."""
     import av.codec.codec
 
     name = _WITH_ALPHA.get(video.codec_context.name)
@@ -129,7 +126,7 @@ def _alpha_decoder(video: Any) -> Any:
 
 
 def picture_of(frame: Any, video: Any) -> Image.Image:
-    """A decoded frame as a picture that is not turned yet: RGB, or RGBA if transparent.
+    """A decoded frame as a picture, not yet turned upright: RGB, or RGBA if transparent.
 
     Raises:
         ValueError: it is suspiciously large.
@@ -153,12 +150,12 @@ def upright_size(frame: Any, video: Any) -> tuple[int, int]:
 
 
 def turn_of(frame: Any) -> Image.Transpose | None:
-    """The turn that makes `frame` upright, by its display matrix; None for none.
+    """The turn that makes `frame` upright, from its display matrix; None if it is upright.
 
     The matrix is that of ISO/IEC 14496-12, 6.2.2.
 
     A pixel in column p and row q is shown in column a p + c q and row b p + d q. The nearest of the
-    eight ways to turn and mirror a picture is taken.
+    eight turns and mirrorings is returned.
     """
     a, b, c, d = _matrix(frame)
     if abs(b) + abs(c) > abs(a) + abs(d):
@@ -167,7 +164,7 @@ def turn_of(frame: Any) -> Image.Transpose | None:
 
 
 class Look(NamedTuple):
-    """Size, aspect and turn of a frame; a picture of another look would be stretched."""
+    """Size, aspect and turn of a frame; a frame with another look would be stretched."""
 
     size: tuple[int, int]  # width, height as stored
     aspect: Fraction  # of a pixel, width to height
@@ -175,7 +172,7 @@ class Look(NamedTuple):
     tells_turn: bool  # a stream may tell it with its first frame alone
 
     def differs(self, first: Look) -> bool:
-        """Whether a clip that begins with a frame of the look `first` ends before this one."""
+        """Whether a clip that begins with the look `first` cannot contain a frame of this look."""
         is_turned = self.tells_turn and self.turn != first.turn
         return is_turned or (self.size, self.aspect) != (first.size, first.aspect)
 
@@ -187,16 +184,13 @@ class Look(NamedTuple):
 
 
 def look_of(frame: Any, aspect: Fraction = Fraction(1)) -> Look:
-    """The look of a frame.
-
-    Its pixels have the aspect `aspect`, which decoders know and frames do not say.
-    """
+    """The look of a frame whose pixels have the aspect `aspect`, which only the decoder knows."""
     is_told = frame.side_data.get("DISPLAYMATRIX") is not None
     return Look((frame.width, frame.height), aspect, turn_of(frame), is_told)
 
 
 def is_crooked(frame: Any) -> bool:
-    """Whether it is turned by an angle that is no quarter turn."""
+    """Whether the frame is rotated by an angle that is no multiple of 90 degrees."""
     a, b, c, d = map(abs, _matrix(frame))
     return min(max(a, d), max(b, c)) > _CROOKED * max(a, b, c, d)
 
@@ -211,7 +205,7 @@ def _matrix(frame: Any) -> tuple[int, int, int, int]:
 
 
 def has_alpha(frame: Any, video: Any) -> bool:
-    """Whether its format has transparency; all of it may be opaque even so."""
+    """Whether the frame's format has transparency; even so, all of it may be opaque."""
     # `opaque` is what `decode_packets` attaches. Palettes of most codecs have no transparency.
     layout = (frame.opaque or frame).format
     is_of_png = layout.has_palette and video.codec_context.name == "png"

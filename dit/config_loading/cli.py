@@ -58,7 +58,7 @@ _HELP = ("--help", "-h", "--help=all")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arguments:
-    """What a command line asks for."""
+    """The parsed command line: flags and the configuration."""
 
     config: RunConfig
     dry_run: bool  # check, print what would run, stop
@@ -66,7 +66,7 @@ class Arguments:
 
 
 class _Parser(OptionParser):
-    """Says what is wrong as every other problem of a configuration is said."""
+    """A parser that reports errors in the form of other problems of a configuration."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError([f"{message} ({COMMAND_LINE})"])
@@ -82,9 +82,9 @@ def parse_arguments(
 ) -> Arguments:
     """Flags and overrides of a command line, as one checked configuration.
 
-    `recipes` names the functions that `--recipe` chooses from, and `adapt` fits the chosen one
-    to weights to start from (`load_config`). `--help` prints the keys that people set first,
-    `--help=all` every key; both exit.
+    `recipes` names the functions that `--recipe` chooses from, and `adapt` adjusts the chosen one
+    to the weights from which the run starts (see `load_config`). `--help` prints the keys that
+    people set first, `--help=all` every key; both exit.
 
     Raises:
         ConfigError: with every problem of flags, file and overrides.
@@ -112,10 +112,10 @@ def parse_arguments(
 def _load(
     recipe: RunConfig, path: Path | None, overrides: list[str], adapt: Adapt | None
 ) -> RunConfig:
-    """The run of a file in our keys, or in those of another tool, whose notes are logged.
+    """The run of a file with our keys, or with those of another tool, whose notes are logged.
 
     Raises:
-        Problems: with all that is wrong with file and overrides.
+        Problems: all problems of file and overrides.
     """
     load = partial(load_config, recipe, overrides=overrides, adapt=adapt)
     try:
@@ -213,7 +213,7 @@ def _parser(
 def _parse_flags(
     parser: argparse.ArgumentParser, flags: list[str], schema: Schema
 ) -> tuple[argparse.Namespace, list[str]]:
-    """What the flags say, and what is wrong with them."""
+    """The parsed flags, and their problems."""
     names = (*_WITH_VALUE, *_SWITCHES, "--help", "-h")
     known = [flag for flag in flags if flag.partition("=")[0] in names]
     problems = [_unknown_flag(flag, names, schema) for flag in flags if flag not in known]

@@ -51,7 +51,7 @@ def files_in(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def reference_page(files: Files) -> str:
-    """The page of all keys as Markdown; `files` name the files that set each."""
+    """The page of all keys as Markdown; `files` holds the settings of each file in conf/."""
     defaults = default_config()
     classes = "".join(f"- `{one}`: {text}\n" for one, text in RESUMED.items())
     parts = [_INTRODUCTION + classes, *_models(files)]
@@ -63,7 +63,7 @@ def reference_page(files: Files) -> str:
 
 
 def _models(files: Files) -> list[str]:
-    """The keys that all families share, then those of each."""
+    """The keys that all families share, then the keys of each family."""
     known = families()
     first = known[0]
     shared = [k for k in hints(first.config) if all(k in hints(one.config) for one in known)]

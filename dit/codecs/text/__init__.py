@@ -1,17 +1,17 @@
 """Text encoders by name. To add one: subclass `TextEncoder`, and name it in `TEXT_ENCODERS`.
 
-anima               those of Anima, whose conditioner reads the states of Qwen3 by T5's tokens
-chats               those of Z-Image and of OmniGen2, whose captions are a chat
+anima               Anima, whose conditioner reads the states of Qwen3 by T5's tokens
+chats               Z-Image and OmniGen2, whose captions are a chat
 encoder             the interface: caption -> embedding; the words of captions and of prompts
 fixed_vectors       `bytes` and `words`: a fixed vector for each byte, or for each word
 pretrained_encoder  text encoders on Transformers
-flux2               those of FLUX.2, FLUX.3, Ideogram 4, which join the states of several layers
-families            those of eight families, in the table `OF_FAMILIES`
-longcat             those of LongCat-Image and of its edit model, which sees the picture
-lumina2             those of Lumina Image 2.0 and ERNIE-Image, of the layer before the last
-hidream             those of HiDream-I1: CLIP, T5, and all layers of Llama
-hunyuan_video       those of the first HunyuanVideo; that of image-to-video sees the first frame
-qwen_image          those of HunyuanImage, Krea 2, Qwen-Image and its 2.1; edit models see pictures
+flux2               FLUX.2, FLUX.3 and Ideogram 4, which join the states of several layers
+families            eight further families, in the table `OF_FAMILIES`
+longcat             LongCat-Image and its edit model, which sees the picture
+lumina2             Lumina Image 2.0 and ERNIE-Image, which read the layer before the last
+hidream             HiDream-I1: CLIP, T5, and all layers of Llama
+hunyuan_video       the first HunyuanVideo; its image-to-video encoder sees the first frame
+qwen_image          HunyuanImage, Krea 2, Qwen-Image and its 2.1; edit models see pictures
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def text_encoder_of_card(
     """The text encoder of a dataset, for prompts.
 
     Raises:
-        CodecError: the card names no known encoder, or one whose embeddings have changed since.
+        CodecError: the card names no known encoder, or one whose embeddings have changed since
+            then.
     """
     encoder = TEXT_ENCODERS.of_card(card, location)
     revision = part_of_card(card, TextEncoder.card_part).get("revision")

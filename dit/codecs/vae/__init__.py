@@ -4,9 +4,9 @@ codec          the interface: video -> whitened latent -> pictures
 pixel          the codec without weights: space to depth
 autoencoder    codecs on the autoencoders of Diffusers
 families       the autoencoders of most families, and the table of all, `AUTOENCODERS`
-flux2          that of FLUX.2, whose statistics are those of a batch norm
-hunyuan_video  those of HunyuanVideo and of its version 1.5
-ltx            that of LTX-Video, whose statistics lie beside its weights
+flux2          FLUX.2, whose statistics are those of a batch norm
+hunyuan_video  HunyuanVideo and its version 1.5
+ltx            LTX-Video, whose statistics lie beside its weights
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -
     """The codec that made a dataset; its `decode` turns latents of the dataset into pictures.
 
     Raises:
-        CodecError: the card names no known codec, lacks a setting, or its model is not there.
+        CodecError: the card names no known codec, lacks a setting, or its model is missing.
     """
     codec = CODECS.of_card(card, location)
     latent = part_of_card(card, "latent")
@@ -47,9 +47,9 @@ def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -
 
 
 def usual_size(card: dict[str, Any]) -> dict[str, int]:
-    """Frames, rows and columns of most samples of a dataset, as far as its card tells them.
+    """Frames, rows and columns of most samples of a dataset, as far as its card says.
 
-    Without a list of sizes, a codec of pictures alone tells that there is one frame.
+    Without a list of sizes, a codec for pictures implies one frame.
     """
     if sizes := card.get("sizes"):
         return sizes[0]
