@@ -50,7 +50,7 @@ def _tokens(text: str) -> int | TextPadding | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _ImportOptions:
-    """A folder of Diffusers -> a checkpoint that a run can start from."""
+    """Converts a folder of Diffusers to a checkpoint that a run can start from."""
 
     hf_path: Path = option(metavar="DIR")
     """Folder with config.json and safetensors, or of a pipeline."""
@@ -67,7 +67,7 @@ class _ImportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _Checkpoint:
-    """A checkpoint that is read."""
+    """The checkpoint to read."""
 
     megatron_path: CheckpointPath = option(metavar="DIR")
     """Run folder, checkpoint folder, or LATEST file of a run; or msc://PROFILE/PATH of its
@@ -76,7 +76,7 @@ class _Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class _WhichWeights:
-    """The weights of a checkpoint."""
+    """Which weights of the checkpoint to take."""
 
     weights: Literal["ema", "model"] | None = None
     """Average of the weights, or the last ones. (default: ema if the run keeps one)"""
@@ -87,7 +87,7 @@ class _WhichWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class _ExportOptions:
-    """A checkpoint -> a folder that Diffusers opens."""
+    """Converts a checkpoint to a folder that Diffusers opens."""
 
     hf_path: Path = option(metavar="DIR")
     """Folder to write; must not exist."""
@@ -101,7 +101,7 @@ class _ExportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _Surroundings:
-    """What stands beside the network; one of these."""
+    """What to write besides the network; at most one of these."""
 
     pipeline_from: Path | None = option(None, metavar="DIR")
     """Folder of a Diffusers pipeline for this network. The export gets its tokenizer, text encoder
@@ -122,7 +122,7 @@ class _VerifyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _ExportLoraOptions:
-    """A checkpoint of LoRA adapters -> a folder for Diffusers, peft and ComfyUI."""
+    """Writes the LoRA adapters of a checkpoint to a folder for Diffusers, peft and ComfyUI."""
 
     hf_path: Path = option(metavar="DIR")
     """Folder to write; must not exist."""
@@ -136,7 +136,7 @@ class _ExportLoraOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _ImportLoraOptions:
-    """A file or folder of LoRA adapters -> a checkpoint that a run of adapters starts from."""
+    """Converts LoRA adapters in a file or folder to a checkpoint that a run can start from."""
 
     hf_path: Path = option(metavar="DIR")
     """Folder or safetensors file of Diffusers, peft or ComfyUI."""
@@ -340,7 +340,7 @@ def _import_lora(args: argparse.Namespace) -> int:
 
 
 def _start() -> bool:
-    """Starts a process group: of the launcher, or of this process alone. False if there is one."""
+    """Starts a process group, of the launcher's processes or of this one; False if there is one."""
     dist = _distributed()
     if dist.is_initialized():
         return False

@@ -1,7 +1,7 @@
 """config.json and scheduler_config.json of Diffusers <-> our configuration.
 
-What one side has and the other cannot express is an error that names it. What Diffusers has no
-place for and does not need is kept in config.json under a private key, which it ignores.
+A setting that the other side cannot express is an error, which names it. Settings that Diffusers
+neither has nor needs are kept in config.json under a private key, which it ignores.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Unsaid(Enum):
-    """The user says nothing of a setting, so that the family decides."""
+    """The value of an option that the user did not set, so that the family decides."""
 
     UNSAID = "unsaid"
 
@@ -50,14 +50,14 @@ def model_config(
     second: Callable[[Companion], dict[str, Any] | None] = lambda _: None,
     place: object,
 ) -> ModelConfig:
-    """Our model of a config.json, which lies in a `pipeline` of this class, if that is known.
+    """Our model for a config.json, which lies in a `pipeline` of this class, if that is known.
 
-    `text_pad_to` is for weights that were not exported by us; `given` are fields that a user has
-    set, of which those count that neither the file nor the pipeline tells. `second` reads
-    config.json of a companion; None: it is not there.
+    `text_pad_to` applies to weights that we did not export. `given` are fields set by a user; they
+    are used if neither file nor pipeline determines them. `second` reads the config.json of a
+    companion network, and returns None if it does not exist.
 
     Raises:
-        ConvertError: it is of another class, or has what our model has not; lists everything.
+        ConvertError: the class is another one, or our model lacks a feature; lists everything.
     """
     family = _family(content, place)
     form = diffusers_form(family.default())
@@ -108,9 +108,9 @@ def _of_companion(
     second: Callable[[Companion], dict[str, Any] | None],
     place: object,
 ) -> dict[str, Any]:
-    """What the companion's config.json says, where it is a part of the network.
+    """Fields from the companion's config.json, if it is a part of the network.
 
-    A user may choose whether it is, or whether shards hold what it makes.
+    A user may choose that, or that shards hold the companion's output.
     """
     one = form.companion
     assert one is not None
@@ -136,7 +136,7 @@ def _of_companion(
 
 
 def _family(content: Mapping[str, Any], place: object) -> Family:
-    """Raises ConvertError where a config.json is of no class that is known."""
+    """The family of a config.json; raises ConvertError if its class is unknown."""
     known = diffusers_classes()
     name = known.get(str(content.get("_class_name")))
     if name is None:
@@ -148,16 +148,16 @@ def _family(content: Mapping[str, Any], place: object) -> Family:
 
 
 def tellable_fields(content: Mapping[str, Any], place: object) -> tuple[str, ...]:
-    """Fields of `model` that a user may tell of the config.json of published weights.
+    """Fields of `model` that a user must set because no config.json of published weights has them.
 
     Raises:
-        ConvertError: it is of a class that is not known.
+        ConvertError: the class is unknown.
     """
     return diffusers_form(_family(content, place).default()).keys.tellable
 
 
 def _check_told(form: DiffusersForm, settings: Mapping[str, Any], place: object) -> None:
-    """Raises ConvertError where nothing tells a field that no config.json has."""
+    """Raises ConvertError if a field that no config.json has is not determined otherwise."""
     for key in form.keys.untold:
         if settings.get(key) is None:
             raise ConvertError(
@@ -207,7 +207,7 @@ def check_also_saved(config: RunConfig) -> None:
     """Checks that Diffusers can express a run whose checkpoints are exported as they are saved.
 
     Raises:
-        ConvertError: it cannot; names the setting, and `checkpoint.also_save_hf`.
+        ConvertError: Diffusers cannot; names the setting, and `checkpoint.also_save_hf`.
     """
     try:
         diffusers_transformer_config(config)
@@ -237,18 +237,17 @@ def objective_config(
     of_family: Mapping[str, Any] | None = None,
     model: ModelConfig | None = None,
 ) -> FoundObjective:
-    """The objective of a scheduler_config.json, with the settings `given` by the user on top.
+    """The objective of a scheduler_config.json, changed by the settings that the user has `given`.
 
-    `model` is the network that must be able to have them, and has its own `objective.guidance`.
-
-    Where there is no scheduler, that of the pipeline which the settings of `model` tell, else the
-    default with the keys that a family sets. `given` are words such as `objective.name=flow`; with
-    that one any scheduler will do. A `pipeline` that computes levels itself, whatever its scheduler
-    says, counts more than the scheduler.
+    `model` is the network, which must support the objective and has its own `objective.guidance`.
+    Without a scheduler, it is that of the pipeline that the fields of `model` imply, else the
+    default with the family's keys. `given` are words such as `objective.name=flow`; with this one
+    any scheduler is accepted. A `pipeline` that computes noise levels itself overrides the
+    scheduler.
 
     Raises:
-        ConvertError: the scheduler does not say what the network was trained for, or asks for what
-            no objective here is; names the file and the remedy.
+        ConvertError: the scheduler does not determine what the network was trained for, or none of
+            our objectives matches it; names the file and the remedy.
         ConfigError: `given` is not understood.
     """
     if other := [word for word in given if not word.lstrip("+-~").startswith("objective.")]:
@@ -286,7 +285,7 @@ def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
 
 
 def _told_pipeline(model: ModelConfig) -> str | None:
-    """The only pipeline of networks with such fields as no config.json tells, if there is one."""
+    """The only pipeline for networks with such fields, where no config.json has them; else None."""
     form = diffusers_form(model)
     if (second := form.companion_of(model)) is not None:
         model = replace(model, **{second.field: second.instead, "crossattn_proj_size": None})
@@ -309,9 +308,10 @@ def _fixed_by(pipeline: str, scheduler: Mapping[str, Any], model: ModelConfig) -
 def _of_scheduler(
     content: dict[str, Any], place: object, *, told: bool, model: ModelConfig | None
 ) -> FoundObjective:
-    """What a scheduler says; the default where it does not and the user has `told`.
+    """The objective that a scheduler determines.
 
-    Then steps that no sampler here has are no obstacle, either.
+    The default if it does not and the user has `told` it. In the latter case the scheduler may also
+    have steps that none of our samplers has.
     """
     name, kinds = content.get("_class_name"), (one.scheduler for one in REGISTRY.values())
     readers = (kind().reader(name) for kind in kinds if kind is not None)
@@ -333,7 +333,7 @@ def _of_scheduler(
 
 
 def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None:
-    """Why a file that lies in no pipeline does not tell the levels of a network, or None."""
+    """Why a scheduler outside a pipeline does not determine noise levels, or None."""
     said = file.of_sampling() or ""
     if model is None or "use_karras" not in said:
         return None

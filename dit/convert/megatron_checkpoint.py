@@ -1,7 +1,7 @@
-"""A checkpoint of ours, read and written one tensor at a time.
+"""Checkpoints of ours, read and written one tensor at a time.
 
-Megatron-Core stores the tensors of all layers under one name, stacked on a first axis, in pieces
-that depend on the layout which wrote them. torch's reader assembles any part of such a tensor.
+Megatron-Core stores the tensors of all layers under one name, stacked along a first axis, in pieces
+that depend on the layout that wrote them. torch's reader assembles any part of such a tensor.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StoredWeights:
     """The weights of a checkpoint, or their EMA, as stored."""
 
     def __init__(self, path: Path, *, averaged: bool):
-        """Reads only the index and, for an average, which weights have none of their own.
+        """Reads only the index and, for averages, which weights have no average.
 
         Raises:
             CheckpointError: the index is damaged.
@@ -87,7 +87,7 @@ class StoredWeights:
         """Checks that exactly the tensors of `wanted` are stored, in their shapes.
 
         Raises:
-            ConvertError: lists the names that are missing, left over, or of another shape.
+            ConvertError: lists the names that are missing, unexpected, or of another shape.
         """
         shapes = {
             self._name(pair): pair.shape if self._is_apart(pair) else stored_shape(pair)
@@ -130,12 +130,12 @@ class StoredWeights:
         return self._entry(pair).properties.dtype
 
     def read(self, pair: Pair) -> Tensor:
-        """The whole tensor of `pair` in our network, as the checkpoint has it."""
+        """The whole tensor of `pair` in our network, in the checkpoint's type."""
         chunk = _whole(pair.shape) if self._is_apart(pair) else _chunk(pair)
         return self._read(self._name(pair), self._entry(pair), chunk).view(pair.shape)
 
     def read_whole(self, name: str) -> Tensor:
-        """A tensor that no line of the name table has, such as an adapter's, by its name."""
+        """A tensor that is not in the name table, such as an adapter's, by its name."""
         entry = self._index.state_dict_metadata.get(self.prefix + name)
         if not isinstance(entry, TensorStorageMetadata):
             raise ConvertError(
@@ -153,10 +153,10 @@ class StoredWeights:
 
 
 class WithTextProjection(StoredWeights):
-    """The weights of a checkpoint that was trained on projected texts, with their projection."""
+    """The weights of a checkpoint that was trained on projected texts, and the projection."""
 
     def __init__(self, path: Path, *, averaged: bool, tensors: Mapping[str, Tensor]):
-        """`tensors` are those of the projection, by Diffusers' names."""
+        """Adds the projection's `tensors`, by Diffusers' names."""
         super().__init__(path, averaged=averaged)
         self.tensors = tensors
 
@@ -188,9 +188,9 @@ def _chunk(pair: Pair) -> ChunkStorageMetadata:
 
 
 def write_file(file: Path, pieces: Iterable[tuple[Pair, Tensor]]) -> list[WriteResult]:
-    """Writes one file of a checkpoint: tensors [...], each with its line of the name table.
+    """Writes one file of a checkpoint from (line of the name table, tensor) pairs.
 
-    `pieces` may produce one tensor after the other.
+    `pieces` may be a generator, so that only one tensor is in memory.
     """
     items = (
         _item(pair.ours, tensor, _chunk(pair), size=stored_shape(pair)) for pair, tensor in pieces

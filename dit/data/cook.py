@@ -1,7 +1,7 @@
-"""Shard record -> LatentSample, or the reason why not.
+"""A record of a shard -> LatentSample, or the reason why it is refused.
 
 1. measure_sample    the head of a record -> its size in a pack; decodes no tensor
-   size_in_pack      the same of any record
+   size_in_pack      the size of any record, which may be decoded
 2. cook              a whole record -> LatentSample, when it is chosen for a pack
 """
 
@@ -57,9 +57,9 @@ class Expected:
 
     @property
     def pack_bytes(self) -> int:
-        """A number of bytes that holds any pack.
+        """A number of bytes that any pack fits into.
 
-        It may be too small where texts have more than twice as many tokens as latents.
+        It may be too small if texts have more than twice as many tokens as latents.
         """
         features, each = self.channels * math.prod(self.layout.patch), 64
         for one in self.layout.inputs:
@@ -76,12 +76,12 @@ class Expected:
 
     @cached_property
     def kinds(self) -> Kinds:
-        """Kinds of the tensors that are read beside the latent, by name."""
+        """Kinds of a sample's inputs besides the latent, by name."""
         return {one.name: one.kind for one in self.layout.inputs}
 
     @cached_property
     def widths(self) -> Widths:
-        """Widths of these tensors, and the channels of a latent, by name."""
+        """Widths of these inputs, and channels of the latents, by name."""
         of_inputs = {one.name: one.width for one in self.layout.inputs}
         return {**of_inputs, **dict.fromkeys((LATENT, LATENT_LOGVAR), self.channels)}
 
@@ -117,8 +117,8 @@ SMALL = 8192
 def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize | None:
     """The size of a sample from its record, whose `.safetensors` may be whole or a RecordHeader.
 
-    None where the whole record must be read: it is at hand and small, it has DFM's layout, or
-    something is wrong with it. A damaged head can say anything, so `cook` finds the reason.
+    None if the whole record must be read: it is small and in memory, has DFM's layout, or is
+    faulty. A damaged head may state anything, so `cook` finds the reason.
     """
     payload = parts.get("safetensors")
     if not is_mlperf(parts):
@@ -133,7 +133,7 @@ def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize |
 
 
 def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
-    """The size of a sample from its record; only the tensors of DFM's layout are decoded.
+    """The size of a sample from its record; tensors are decoded only in DFM's layout.
 
     Raises:
         SampleRefused: the sample does not fit the model or the pack, or its head is damaged.
@@ -213,7 +213,7 @@ def _checked(
 
 
 def _check_tokens(sample: LatentSample, expected: Expected) -> None:
-    """Refuses numbers of tokens that the network has no embedding of."""
+    """Refuses numbers of tokens for which the network has no embedding."""
     for one in expected.layout.inputs:
         digits = sample.others.get(one.name)
         if one.vocabulary is None or digits is None:
@@ -277,7 +277,7 @@ def _check_logvar_numbers(logvar_CFHW: Tensor | None) -> None:
 
 
 def check_inputs(sample: LatentSample, expected: Expected) -> None:
-    """Checks the inputs of a sample that comes from elsewhere than a shard.
+    """Checks the inputs of a sample that does not come from a shard.
 
     Raises:
         SampleRefused: an input is missing, or does not fit the model and the latent.

@@ -1,7 +1,7 @@
-"""Python for a card, which makes one picture or clip with what was exported.
+"""Python for a card that makes one picture or clip with the export.
 
-For latents of a published VAE it is a pipeline of Diffusers. Pixels are known to no pipeline: for
-them it is the loop of a scheduler, with the text encoder and the decoder of this project.
+For latents of a published VAE it calls a pipeline of Diffusers. No pipeline decodes latents of the
+codec `pixel`, so there it is a loop over a scheduler's steps, with this project's encoders.
 """
 
 from __future__ import annotations
@@ -76,15 +76,12 @@ class PictureCode:
 
     @property
     def loops(self) -> bool:
-        """Whether it reads `data_card` in the folder of the network."""
+        """Whether the code is such a loop, which reads `data_card` in the network's folder."""
         sized = len(usual_size(self.card)) >= 3
         return self._of_pixels and sized and None not in (self._scheduler, self._call)
 
     def data_card(self) -> bytes:
-        """The part of the dataset's card that the code reads, as JSON.
-
-        No place on this machine is in it.
-        """
+        """The part of the dataset's card that the code reads, as JSON without any path."""
         kept = {name: self.card[name] for name in _COPIED if name in self.card}
         return json.dumps(kept, indent=1).encode() + b"\n"
 
@@ -95,7 +92,10 @@ class PictureCode:
 
     @property
     def _pipeline(self) -> str | None:
-        """A pipeline that feeds the network what it was trained on."""
+        """The class of a pipeline that feeds the network the inputs it was trained on.
+
+        None without one.
+        """
         model, objective = self.config.model, self.config.objective
         if self._of_pixels or objective.prediction is not FlowPrediction.VELOCITY:
             return None
@@ -150,7 +150,7 @@ class PictureCode:
         return "\n".join(lines + [self._adapted("network")] * self.adapters)
 
     def _piped(self, kind: str) -> list[str]:
-        """A pipeline with the export in it, and one call."""
+        """Lines that load a pipeline with the export in it and call it once."""
         half, place = _HALF, json.dumps("FOLDER" if self.whole else self.base)
         own = not (self.whole or self.adapters)
         second = self._second if own else None
@@ -186,7 +186,7 @@ class PictureCode:
         return [*imports, "", *opened, 'pipe.to("cuda")', *made]
 
     def _made(self, kind: str) -> tuple[list[str], list[str]]:
-        """The call of a pipeline, and what it takes of diffusers.utils."""
+        """Lines of a pipeline's call, and the names that they import from diffusers.utils."""
         size, model = usual_size(self.card), self.config.model
         given = any(word in kind for word in _GIVEN)
         first = "prompt=" if given or self._known.modular else ""
@@ -245,7 +245,7 @@ class PictureCode:
         return _STEPS if c.method is None else c.steps
 
     def _levels(self) -> str:
-        """What `set_timesteps` is handed, so that its levels are those of our samplers."""
+        """The arguments of `set_timesteps` that give the noise levels of our samplers."""
         flow: FlowConfig = self.config.objective
         steps, told = self._steps, [str(self._steps)]
         if flow.ends_at_one_step:

@@ -1,7 +1,7 @@
-"""Energon's savable loader, where it would hang, die of a signal, or resume at the wrong place.
+"""Energon's savable loader, with repairs where it would hang, die of a signal, or resume wrongly.
 
-1. ResumableLoader    packs of one rank; where its workers stood at a snapshot, and back there
-2. workers            they outlive signals to the job, and never outlive the trainer
+1. ResumableLoader    packs of one rank; saves and restores the positions of its workers
+2. workers            they survive signals to the job, and end with the trainer
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DYING_S = 2.0  # a process is seen to be dead so long after its connections hav
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """The position of a loader: packs that each worker has given.
+    """The position of a loader: the number of packs from each worker.
 
     Making one is cheap, because no worker is asked.
     """
@@ -60,11 +60,12 @@ class Snapshot:
 class ResumableLoader(WatchedLoader):
     """The loader of one rank, whose position can be saved and restored.
 
-    It asks no dead worker for its state, and outlives the signals that ask the trainer to save.
+    It never waits for the state of a dead worker, and survives the signals that ask the trainer to
+    save.
     """
 
     def __init__(self, dataset: SavableDataset, *, checkpoint_every_sec: float, ahead: int = 0):
-        """At most `ahead` packs are taken between a snapshot and the call that saves it."""
+        """At most `ahead` packs may be taken between a snapshot and the call that saves it."""
         self.chain = dataset
         self._since: dict[int, list[tuple[SampleId, ...]]] = {}
         self._skip = 0
@@ -110,10 +111,7 @@ class ResumableLoader(WatchedLoader):
             raise
 
     def snapshot(self) -> Snapshot:
-        """The present position, for a later `state_dict`.
-
-        More packs may be taken between the two.
-        """
+        """The present position, for `state_dict`, before which further packs may be taken."""
         return Snapshot(
             newest=tuple(self.newest_packs),
             since={worker: (packs, len(packs)) for worker, packs in self._since.items()},
@@ -122,7 +120,8 @@ class ResumableLoader(WatchedLoader):
     def state_dict(self, at: Snapshot) -> list[WorkerState]:
         """The states of all workers at the snapshot `at`, which was made after the first pack.
 
-        Without workers that is where the reader stands: no pack may have been taken since.
+        Without workers it is the reader's present state, so no pack may have been taken since the
+        snapshot.
         """
         if self.num_workers == 0:
             alone: Any = self.dataset
@@ -138,10 +137,7 @@ class ResumableLoader(WatchedLoader):
             time.sleep(0.01)
 
     def shards(self) -> list[WorkerShard]:
-        """The bottom stage of each dataset.
-
-        There are none where Energon does not read each dataset in passes of its own.
-        """
+        """Bottom stage of each dataset; empty if Energon does not read each dataset in passes."""
         endless = [stage for stage in stages_of(self.chain, RepeatDataset) if stage.repeats is None]
         below = [list(stages_of(stage, WorkerShard)) for stage in endless]
         shards = list(stages_of(self.chain, WorkerShard))
@@ -149,7 +145,7 @@ class ResumableLoader(WatchedLoader):
         return shards if plain else []
 
     def load_state_dict(self, state: LoaderState) -> None:
-        """Continues at a saved state, or at the beginning; called before the first pack."""
+        """Continues from a saved state, or from the beginning; called before the first pack."""
         workers = state.unpickled()
         for number, shard in enumerate(stages_of(self.chain, WorkerShard)):
             shard.inherit({n: w.left[number] for n, w in enumerate(workers) if w.left})
@@ -210,7 +206,7 @@ def stages_of(dataset: Any, kind: type[Stage]) -> Iterator[Stage]:
 
 @contextmanager
 def deaths_in_words() -> Iterator[None]:
-    """Says what to do about a loader process that dies while the trainer does anything else.
+    """Explains what to do when a loader process dies while the trainer does other work.
 
     torch reports it from a signal handler, so its error is raised wherever the trainer is.
 
