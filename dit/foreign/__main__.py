@@ -1,4 +1,4 @@
-"""A file of another tool in our keys: `python -m dit.foreign THEIRS > ours.yaml`."""
+"""Converts a file of another tool to our keys: `python -m dit.foreign THEIRS > ours.yaml`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from dit.streams import result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the file in our keys, below a comment for each of theirs.
+    """Prints the file in our keys, with a comment for each of its own keys.
 
     Raises:
-        Problems: with all that a run of the file would refuse.
+        Problems: all problems that a run of the file would have.
     """
     arguments = _parser().parse_args(argv)
     path, overrides = arguments.file, arguments.overrides
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(path: Path, config: RunConfig, translation: Translation, typed: list[Setting]) -> str:
-    """The file: notes, then the keys that are set, with the values that the run has."""
+    """The file: notes, then the keys that it sets, with the values that the run gets."""
     keys = [one.key.split(".") for one in without_removed([*translation.settings, *typed])]
     chosen = {(group, name) for group, name, *_ in keys}
     tree = {

@@ -118,7 +118,7 @@ def _range(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A constant shift counts more than one by tokens, and 0 is none."""
+    """Our shift of the noise levels; a constant overrides one by tokens, and 0 means none."""
     if constant := values.get("model.shift"):
         keys = {"time_shift_type": None, "flow_shift": constant}
     else:

@@ -59,7 +59,7 @@ def _shares(ranks: Any) -> dict[str, Any]:
 
 
 def _sparsity(value: Any) -> dict[str, Any]:
-    """Part of the cubes of tokens that none attends to, in networks of Wan."""
+    """Our keys for the part of a Wan network's cubes of tokens that no cube attends to."""
     if value in (None, False, 0, ""):
         return {}
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:

@@ -2,18 +2,18 @@
 
 Reading a folder or file:
 
-1. find     which safetensors file of a folder, and which configuration goes with it
+1. find     the safetensors file of a folder, and the configuration that belongs to it
 2. parse    each key: module and factor                                    (names.py)
 3. check    types, shapes, finite numbers; rank and alpha                  (peft_config.py)
 
-Written is one folder that Diffusers, peft and ComfyUI read:
+Writing makes one folder that Diffusers, peft and ComfyUI read:
 
     pytorch_lora_weights.safetensors   Diffusers, with peft's configuration as metadata
     adapter_model.safetensors          peft, with adapter_config.json
     comfyui/lora.safetensors           ComfyUI and diffusion-pipe, in the original project's names
 
-alpha / r is multiplied into B and alpha = r is written, so that a reader who finds no
-configuration, and takes alpha as r, is right, too.
+B is multiplied by alpha / r, and alpha = r is written, so that a reader without the configuration,
+who assumes alpha = r, is right, too.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def read_lora(
 
     A folder is one of peft, of Diffusers' `save_lora_weights` and `save_lora_adapter`, of
     diffusion-pipe, or an export of ours. Without a configuration or alphas, alpha is the rank.
-    Names that several original projects have are those of `model`'s. Keys of text encoders are
-    refused, or left out where `without_text_encoder` takes the line that counts them.
+    Names that several original projects share are read as those of `model`'s project. Keys of text
+    encoders are refused, or left out if `without_text_encoder` is given, which gets a line with
+    their number.
 
     Raises:
         LoraFileError: names the file and the key, and the remedy.
@@ -107,10 +108,10 @@ def read_lora(
 def _apart(
     modules: str, one: LoraFactors, model: ModelConfig | None, file: Path
 ) -> dict[str, LoraFactors]:
-    """The adapter of each of several modules that an original project has as one linear.
+    """The adapters of several modules that an original project has as one linear, by module.
 
-    They share A. A known network says how many outputs each has; else it is as many as inputs,
-    and the rest of the last one.
+    They share A. For a known network each module has its number of outputs; else each has as many
+    as there are inputs, and the last one the rest.
     """
     if modules.endswith(SWAPPED):
         return {modules.removesuffix(SWAPPED): one.swapped()}
@@ -193,9 +194,9 @@ def _tensor(file: Path, name: str, opened: Any) -> Tensor:
 
 
 def _configs(file: Path, metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
-    """The configurations that go with a file, by the network of each, "" for all networks.
+    """The configurations that belong to a file, by network; "" stands for all networks.
 
-    Without any, nothing tells ranks and alphas.
+    Without any, ranks and alphas are unknown.
     """
     beside = file.with_name(PEFT_CONFIG)
     if METADATA in metadata:
@@ -253,9 +254,9 @@ def _factors(
     told: PeftConfig | None,
     written: str,
 ) -> LoraFactors:
-    """A [R, I], B [O, R] and alpha of one module, of `tensors` and peft's configuration.
+    """A [R, I], B [O, R] and alpha of one module, from `tensors` and peft's configuration.
 
-    That calls it `written`.
+    The configuration calls the module `written`.
     """
     some = next(iter(parts.values()))
     if lost := [part for part in (Factor.DOWN, Factor.UP) if part not in parts]:
@@ -297,7 +298,7 @@ def _positive(alpha: float, place: str) -> float:
 
 
 def _check_shapes(file: Path, parts: dict[Factor, LoraKey], down: Tensor, up: Tensor) -> None:
-    """Refuses what is not A [R, I] and B [O, R] with R > 0 of both."""
+    """Refuses tensors other than A [R, I] and B [O, R] with R > 0."""
     for part, factor in ((Factor.DOWN, down), (Factor.UP, up)):
         if factor.ndim != 2 or 0 in factor.shape:
             what = "a convolution" if factor.ndim > 2 else "no matrix"
@@ -322,9 +323,8 @@ def write_lora(
 ) -> list[Path]:
     """Fills an existing folder and returns the files of weights. Not atomic: see `new_folder`.
 
-    `base` is the name that the weights below have on the hub, for peft's configuration.
-    `comfyui_names` is the table of the names that ComfyUI has; None, or a table that lacks a
-    module, writes no file for it.
+    `base` is the frozen weights' name on the hub, for peft's configuration. `comfyui_names` is
+    ComfyUI's table of names; without it, or if it lacks a module, no file for ComfyUI is written.
 
     Raises:
         OSError: a file cannot be written.

@@ -1,12 +1,12 @@
-"""What a layer moves through the memory of one device, beside its products and attention kernels.
+"""Memory traffic of a layer on one device, besides its products and attention kernels.
 
 A unit is the latent tokens of the device x width x 2 bytes: one read or one write of the hidden
 state in bfloat16. `layer_units.json` has the units of each kind of layer, eager (operations of
 torch) or fused (loads and stores of the kernels of `dit/models/kernels`), as
 `benchmarks/count_traffic.py --table` counts them on one device; tests count them again.
 
-Left out are the modulation after the last layer, what has a row for each sample, and the sums of
-biases that several tensor ranks make apart from their products.
+The counts leave out the modulation after the last layer, tensors with a row for each sample, and
+sums of biases that several tensor ranks compute outside their products.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BETWEEN = 0.5  # part of the units between matrices: norms, modulation and sums
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Units of the two passes."""
+    """Units of the forward and the backward pass."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -51,7 +51,7 @@ class Moved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerLoad:
-    """What the memory traffic of a layer depends on beside the layer's sizes."""
+    """What a layer's memory traffic depends on besides the layer's sizes."""
 
     fused: bool
     text: float
@@ -88,7 +88,7 @@ def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
 
 
 def row_of(layer: LayerSpec) -> str:
-    """The row of the table: the layer of a published network that is most like this one."""
+    """The row of the table for a layer: the layer of a published network that resembles it most."""
     match layer:
         case CrossLayerSpec(gated_cross=False):
             return "cross, table"

@@ -1,6 +1,6 @@
 """Curves -> inline SVG. Colours come from the style of the page, light or dark.
 
-Each curve carries its values for page.js, which shows those under the pointer in the legend.
+Each curve contains its values, from which page.js shows those under the pointer in the legend.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The range of an axis, and the relative position of values in it."""
+    """The range of an axis, and relative positions in it."""
 
     low: float
     high: float
@@ -88,10 +88,10 @@ def chart(title: str, lines: Sequence[Curve]) -> str:
 
 
 def _y_axis(lines: Sequence[Curve], title: str) -> Axis:
-    """An axis with all means, and with extremes as long as the means keep half of the height.
+    """An axis that contains all means, and extremes while the means fill half of the height.
 
-    Where a metric has no trend to show, as a loss has, usual extremes count as much as means: what
-    differs from step to step would else be a band beyond both ends.
+    For metrics without a trend, unlike losses, usual extremes count like means: otherwise the
+    variation from step to step would exceed both ends.
     """
     every = [b for line in lines for b in line.buckets]
     low, high = min(b.mean for b in every), max(b.mean for b in every)

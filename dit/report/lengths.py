@@ -1,4 +1,4 @@
-"""Lengths of the samples of a run: the histograms in its metrics, added up and drawn."""
+"""Lengths of the samples of a run: the histograms in its metrics, summed and drawn."""
 
 from __future__ import annotations
 

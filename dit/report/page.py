@@ -50,7 +50,7 @@ def page(
     notes: Sequence[str] = (),
     refresh_s: int = 0,
 ) -> str:
-    """The report on `runs` as HTML, with `notes` above all; with `refresh_s` it reloads itself.
+    """The report on `runs` as HTML, with `notes` at the top; with `refresh_s` it reloads itself.
 
     Raises:
         ReportError: a folder of samples cannot be read.
@@ -84,7 +84,7 @@ def _whole(title: str, body: str, *, refresh_s: int) -> str:
 
 
 def _legend(runs: Sequence[RunRecord]) -> str:
-    """Switches of runs for the whole page, in the colours of the charts that runs share."""
+    """Switches that show or hide each run on the whole page, in the colours of its curves."""
     entries = "".join(
         f'<button type=button aria-pressed=true data-run="{escape(run.name)}">'
         f'<i class="{style(colour)}"></i>{escape(run.name)}</button>'
@@ -155,7 +155,7 @@ def _all_settings(run: RunRecord) -> str:
 
 
 def _charts(runs: Sequence[RunRecord]) -> list[Section]:
-    """The charts of all runs by section; losses that do not compare are drawn apart."""
+    """The charts of all runs by section, separate for losses that are not comparable."""
     found = [curves(run) for run in runs]
     places = sorted({(at.section, at.title) for of in found for at in of})
     sections, groups = [], loss_groups(runs)
@@ -193,9 +193,9 @@ def _lines(
 
 
 def _of_title(runs: Sequence[RunRecord], lines: Sequence[Lines], title: str) -> Iterator[str]:
-    """The charts of a title: of many runs one for each label, with a curve for each run.
+    """The charts of a title: for many runs one for each label, with a curve for each run.
 
-    Of two runs there is one chart if each has at most three curves in it, else one for each run.
+    Two runs share one chart if each has at most three curves in it, else each has its own.
     """
     if len(runs) > _FEW:
         labels = dict.fromkeys(label for _, of in lines for label, _ in of)

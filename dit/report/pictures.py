@@ -1,6 +1,6 @@
 """Pictures of the page: samples over the steps, and pictures with their prompts.
 
-Each prompt stands beneath its pictures, and as many of them side by side as the window is wide.
+Each prompt stands beneath its pictures, which fill the width of the window.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ _WITHOUT = "without_adapter"  # folder of the samples without the adapter, besid
 def slider(runs: Sequence[RunRecord], undrawn: list[NotShown], *, most: int = STEPS) -> str:
     """HTML of the pictures of all runs with one slider; empty without pictures.
 
-    It moves over the steps of all of them, at most `most` of each run, and each run shows the
-    pictures of the newest of its steps until there. Files that are no pictures are added to
-    `undrawn`.
+    It covers the steps of all runs, at most `most` of each; a run shows the pictures of its latest
+    step up to the chosen one. Files that are no pictures are added to `undrawn`.
     """
     found = {run.name: _frames(run, undrawn, most=most) for run in runs}
     steps = sorted({step for frames in found.values() for step, _ in frames})
@@ -87,7 +86,7 @@ def _said(step: int, file: Path) -> str:
 def _steps(folder: Path) -> list[tuple[int, list[Path]]]:
     """Steps and the files to show: grid.png, or the first pictures if there is no grid.
 
-    Where a sample was made without the adapter, too, that picture stands before the other one.
+    If a sample was also generated without the adapter, that picture comes first.
     """
     found = []
     for step in sorted(folder.glob("step_*")):
@@ -119,7 +118,10 @@ Cell = tuple[str, str, int]
 
 
 def _of_grid(file: Path) -> str:
-    """Raises an error of any type where the file names no pictures, or places outside of it."""
+    """HTML of a grid's pictures.
+
+    Raises an error of any type if the file's list of pictures is wrong.
+    """
     if not file.is_file():  # reading a pipe would wait for ever
         raise FileNotFoundError
     with Image.open(file) as image:
@@ -136,7 +138,7 @@ def _of_grid(file: Path) -> str:
 
 
 def _embedded(image: Any) -> str:
-    """A data URI: PNG, or WebP where that is much smaller."""
+    """The picture as a data URI: PNG, or WebP if that is much smaller."""
     content, kind = io.BytesIO(), "png"
     image.save(content, kind)
     if content.tell() > _SMALL:
@@ -146,7 +148,7 @@ def _embedded(image: Any) -> str:
 
 
 def _prompts(cells: Sequence[Cell]) -> str:
-    """Pictures above their prompts; neighbours of one prompt stand together."""
+    """Pictures above their prompts; adjacent pictures with one prompt are grouped."""
     figures = []
     for prompt, group in groupby(cells, key=lambda cell: cell[0]):
         images, widths = zip(*((image, width) for _, image, width in group), strict=True)
@@ -170,7 +172,7 @@ def _image(file: Path, undrawn: list[NotShown], *, alt: str, title: str = "") ->
 
 
 def _video(file: Path, undrawn: list[NotShown], *, alt: str, title: str) -> str:
-    """A <video> with the bytes of the file; empty if it is none, or is too large for a page."""
+    """A <video> with the bytes of the file; empty if it is no video, or too large for a page."""
     source = ""
     with watching(str(file), undrawn):
         if not file.is_file():
