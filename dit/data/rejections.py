@@ -1,7 +1,8 @@
-"""1.
+"""The reasons why samples are refused, and their counts: nothing is dropped in silence.
 
-Reject, REMEDIES the reasons, and what to do about each 2. RejectCounts the number of samples with
-each 3. Bound how many end the run
+1. Reject, REMEDIES    the reasons, and what to do about each
+2. RejectCounts        the number of samples with each
+3. Bound               the number that ends the run
 """
 
 from __future__ import annotations

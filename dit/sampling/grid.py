@@ -1,8 +1,8 @@
-"""All pictures in one overview, those of a prompt side by side with the prompt beneath them.
+"""All pictures in one overview, grouped by prompt, with the prompt beneath them.
 
-They wrap into as many columns as a page is wide. Labels are plain text, drawn in fonts that have
-their characters. The file says where each picture stands (`CELLS`), so that a report can arrange
-them anew for a narrow window.
+They are arranged in as many columns as fit on a page. Labels are plain text, in fonts that have
+their characters. The file lists the place of each picture (`CELLS`), so that a report can rearrange
+them for a narrow window.
 """
 
 # H W 3 rows, columns, colours of a picture; all places are in pixels
@@ -50,16 +50,16 @@ _INK = "#7a8087"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fonts:
-    """Font families in order of preference, and the characters that none of them has."""
+    """Font families in order of preference, and the characters that no family has."""
 
     families: tuple[str, ...]
     missing: frozenset[str]
 
 
 def beside(*pictures: np.ndarray | None) -> np.ndarray:
-    """`pictures` [H, W, 3] from left to right as one picture; None is left out.
+    """The `pictures` [H, W, 3] from left to right as one picture; None is skipped.
 
-    Those that are given stand on the left of the sample that begins with them.
+    Given pictures stand to the left of the sample that begins with them.
     """
     there = [picture_HW3 for picture_HW3 in pictures if picture_HW3 is not None]
     width = max(1, there[0].shape[1] // 64)
@@ -74,9 +74,9 @@ def beside(*pictures: np.ndarray | None) -> np.ndarray:
 def draw_grid(
     firsts: Sequence[np.ndarray], prompts: Sequence[str], path: Path, *, title: str = ""
 ) -> list[NotShown]:
-    """Writes the grid; returns notices of samples and characters that it does not show.
+    """Writes the grid; returns notices of samples and characters that are missing in it.
 
-    `title` is a line of ours above the pictures.
+    `title` is a line above the pictures.
     """
     of_prompt: dict[str, list[np.ndarray]] = {}
     for picture_HW3, prompt in zip(firsts, prompts, strict=True):
@@ -114,7 +114,7 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """The pictures of one prompt and the label below them, each with its box on the page."""
+    """The pictures of one prompt and their label, each with its box on the page."""
 
     prompt: str
     pictures: list[tuple[Box, Image.Image]]
@@ -123,7 +123,7 @@ class Block:
 
 
 def _arranged(shown: Mapping[str, list[np.ndarray]], fonts: Fonts, *, top: int) -> list[Block]:
-    """Blocks from left to right, and rows of them downwards from `top`."""
+    """Blocks from left to right, in rows downwards from `top`."""
     height, width = _cell(list(shown.values()))
     # A label has room beneath the narrowest block.
     width = max(width, math.ceil(_LABEL / min(map(len, shown.values()))))
@@ -167,7 +167,7 @@ def _placed(
 
 
 def _drawn(blocks: Sequence[Block], fonts: Fonts, title: str) -> bytes:
-    """A PNG with a transparent background, which names its pictures (`CELLS`)."""
+    """A PNG with a transparent background that lists its pictures (`CELLS`)."""
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox, IdentityTransform
 
@@ -214,7 +214,7 @@ def _named(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 
 
 def _canvas(blocks: Sequence[Block], *, least: int) -> Image.Image:
-    """All pictures on a transparent canvas with room for labels, `least` pixels wide or more."""
+    """All pictures on a transparent canvas at least `least` pixels wide, with room for labels."""
     rights, ends = zip(*(block.label_box[2:] for block in blocks), strict=True)
     canvas = Image.new("RGBA", (max(least, *rights), max(ends)))
     for block in blocks:
@@ -276,7 +276,7 @@ def _selects(character: str) -> bool:
 
 
 def fonts_for(captions: Iterable[str], *, installed: Sequence[str] | None = None) -> Fonts:
-    """The usual font, and as few installed fonts as possible for the characters that it lacks.
+    """The default font, and as few installed fonts as possible for the characters it lacks.
 
     `installed` are font files; None asks the system.
     """
@@ -298,7 +298,7 @@ def fonts_for(captions: Iterable[str], *, installed: Sequence[str] | None = None
 
 
 def _coverage(characters: set[str], files: Sequence[str]) -> dict[str, set[str]]:
-    """Font file -> which of the characters it has."""
+    """Font file -> those of the characters that it has."""
     from matplotlib.font_manager import get_font
 
     found = {}

@@ -1,14 +1,14 @@
 """The watchdog of one process: threads that report what it does, judge all reports, and end it.
 
 1. _report   writes the main thread's activity, its place and a sign of life into the store
-2. _judge    rank 0 reads all reports, the other ranks read its report: every process is watched
-3. _leave    all processes end by the first verdict, whatever their main threads wait for
+2. _judge    rank 0 reads all reports, and the others read rank 0's: every process is watched
+3. _leave    all processes end at the first verdict, whatever their main threads wait for
 
-Without a launcher, the store ends with rank 0, which therefore leaves last: all others have then
+Without a launcher the store ends with rank 0, which therefore leaves last, after the others have
 settled in the store which of them shows the message.
 
-The launcher's store answers a few small requests per process and round, which is a second, and
-longer with many ranks: rank 0 reads all reports while Python trains. There are no collectives.
+In each round the store answers a few small requests per process. A round takes a second, and longer
+with many ranks, because rank 0 reads all reports while it trains. There are no collectives.
 """
 
 from __future__ import annotations

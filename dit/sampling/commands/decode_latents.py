@@ -1,8 +1,8 @@
-"""Latents that were saved -> pictures and videos.
+"""Saved latents -> pictures and videos.
 
 python recipes/decode_latents.py --latents samples --output_dir samples/decoded
 
-The output may be the folder of the latents: they stay, and are listed beside their pictures.
+The output may be the folder of the latents: they stay, and are listed with their pictures.
 """
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def decode(
     entries: Sequence[dict[str, Any]], decoder: Any, *, latents: Path, folder: Path
 ) -> Written:
-    """Writes the pictures of all latents; a latent that cannot be decoded is left out.
+    """Writes the pictures of all latents, except of latents that cannot be decoded.
 
     If `folder` is the folder of the latents, every entry stays in samples.json with its latent.
     """
@@ -78,7 +78,7 @@ def decode(
 
 
 class _AsWritten(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of the description."""
+    """A help formatter that keeps the line breaks of the description."""
 
 
 def _entries(folder: Path) -> list[dict[str, Any]]:
