@@ -1,8 +1,8 @@
-"""Step 3 of an opening: what is trained, beside which base, from which checkpoint, and where saved.
+"""Step 3 of an opening: the trained weights, their base and checkpoint, and the run folder.
 
-1. Start         of one network; `STARTS` has each by name
+1. Start         the start of one network; `STARTS` has each by name
 2. choose_start  run folder, mirror, and the starts of all networks
-3. run_folder    the folder is made and locked
+3. run_folder    creates and locks the folder
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NETWORK = "network"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """What a program gives a run beside its configuration."""
+    """What a program passes to a run besides its configuration."""
 
     weights: InitialWeights | None = None  # that a new network starts from
     read_folder: ReadFolder | None = None  # opens a Diffusers folder of frozen weights
@@ -52,10 +52,10 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """What of a network is trained, beside which base, and from which checkpoint.
+    """The trained weights of a network, their base, and the checkpoint they come from.
 
-    All weights are trained: those of the checkpoint, else of a Diffusers folder, else drawn. Or
-    adapters are, beside a base (`AdapterRun.base`) that is one of these three.
+    If all weights are trained, they come from the checkpoint, else from a Diffusers folder, or are
+    drawn. If adapters are trained, their base (`AdapterRun.base`) is one of these three.
     """
 
     point: StartingPoint
@@ -79,12 +79,12 @@ class Starts:
 
 
 def choose_start(machine: Machine, given: Given, ends: ExitStack) -> Starts:
-    """Locks the run folder until `ends`, and chooses what each network starts from.
+    """Locks the run folder until `ends` closes, and chooses the start of each network.
 
     All ranks call it.
 
     Raises:
-        ValueError: the folder cannot be written, or there is nothing that could be started from.
+        ValueError: the folder cannot be written, or there is nothing to start from.
     """
     config, notes = machine.config, list[str]()
     folder = ends.enter_context(run_folder(config.checkpoint.save))
@@ -118,9 +118,10 @@ def start_of_network(config: RunConfig, given: Given, _: Networks, say: Say) -> 
 
 
 def start_of_critic(config: RunConfig, given: Given, before: Networks, _: Say) -> Start | None:
-    """The start of the critic of DMD: as the teacher; None without one.
+    """The start of DMD's critic, from the teacher's weights; None without a critic.
 
-    With adapters, it has others beside the student's base, else all weights of the teacher.
+    With adapters, it has its own adapters on the student's base, otherwise all weights of the
+    teacher.
     """
     if config.distill.method is not DistillMethod.DMD:
         return None
@@ -159,7 +160,7 @@ def _start_of_teacher(config: RunConfig, given: Given) -> AdapterStart | None:
 def _stored_values(
     load_hf: str | None, point: StartingPoint, weights: InitialWeights | None
 ) -> Initialise | None:
-    """What fills a new model whose weights are all trained; None: they are drawn."""
+    """The function that fills a model whose weights are all trained; None: they are drawn."""
     if point.checkpoint is not None:
         return leave_to_checkpoint
     if weights is not None:
@@ -174,9 +175,9 @@ def _stored_values(
 
 @contextmanager
 def run_folder(save: str | None) -> Iterator[Path | None]:
-    """Makes `checkpoint.save` and locks it against other runs; all ranks call it.
+    """A context in which `checkpoint.save` exists and is locked; all ranks call it.
 
-    Yields None where nothing is to be written.
+    It yields None if nothing is to be written.
 
     Raises:
         FolderInUseError: another run writes to it.

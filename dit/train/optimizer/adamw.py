@@ -1,4 +1,4 @@
-"""AdamW where Transformer Engine's is missing, or where its moments wait in host memory."""
+"""AdamW without Transformer Engine, or with moments in host memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _ROWS = PinnedRows()
 class GroupStepAdam(torch.optim.Optimizer):
     """AdamW (arXiv:1711.05101) that keeps its step count in the param group, not in each parameter.
 
-    Megatron-Core's distributed checkpoints expect this layout, which is that of FusedAdam in
-    Transformer Engine and Apex. With torch's AdamW the count would be lost on resume.
+    Megatron-Core's distributed checkpoints expect the step count there, as in FusedAdam of
+    Transformer Engine and Apex. With torch's AdamW it would be lost on resume.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class GroupStepAdam(torch.optim.Optimizer):
     def _step_from_host(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Updates one parameter at a time: its moments are copied to its device and back.
 
-        Beside each update the moments of the next one come, and those of the last one leave.
+        During each update the moments of the next parameter arrive, and those of the last one
+        leave.
         """
         if not params:
             return
