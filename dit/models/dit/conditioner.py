@@ -1,4 +1,4 @@
-"""Anima's conditioner as a part of the network: what it keeps, and what a sample holds for it."""
+"""Anima's conditioner as a part of the network: its inputs, and the memory that it keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_CONDITIONER_LAYERS = 64
 
 
 def token_input(model: Any, *, encoder: str) -> SampleInput:
-    """The tokens that the conditioner starts from, beside the states that they attend to."""
+    """The input with the tokens from which the conditioner starts."""
     return SampleInput(
         name=TOKEN_IDS,
         kind=InputKind.TEXT,
@@ -23,7 +23,7 @@ def token_input(model: Any, *, encoder: str) -> SampleInput:
 
 
 def conditioner_kept(model: Any) -> KeptBy:
-    """Of a layer what norms, attentions and MLP read and make, three rows of them of the states."""
+    """Numbers that autograd keeps of a conditioner's layer, three rows of them for the states."""
     width, made = model.conditioner_size, model.text_width
     inside = int(width * model.conditioner_mlp_ratio)
     ends = model.crossattn_emb_size + width + made * (1 if made == width else 2)

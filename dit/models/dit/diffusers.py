@@ -1,4 +1,4 @@
-"""The DiT in Diffusers: names of tensors, config.json, pipelines, and how its network is run.
+"""The DiT in Diffusers: tensor names, config.json, pipelines, and calls of its network.
 
 Its class is `CosmosTransformer3DModel`.
 """
@@ -293,7 +293,7 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: DitConfig) -> list[str]:
-    """What of a run Diffusers' network has no counterpart for."""
+    """Why Diffusers' network cannot express a run, in words."""
     fps = model.base_fps
     if fps in (_BASE_FPS, None):
         return []
@@ -305,7 +305,7 @@ def _inexpressible(model: DitConfig) -> list[str]:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: DitConfig
 ) -> Tensor:
-    """What Diffusers' network makes of one sample."""
+    """The output of Diffusers' network for one sample."""
     import torch
     from torch import nn
 
@@ -337,10 +337,10 @@ def _run_network(
 
 
 def _run_stacked(network: nn.Module, samples: StackedSamples, model: DitConfig) -> Tensor:
-    """What Diffusers' network makes of samples side by side, without given frames.
+    """Outputs of Diffusers' network for samples side by side, without given frames.
 
     Raises:
-        ValueError: it has inputs that are not fed here.
+        ValueError: the network has inputs that this function does not give.
     """
     from dit.batch import TEXT
 

@@ -40,7 +40,7 @@ _STATES = "states"
 
 
 class DiT(CrossTransformer):
-    """Noisy tokens, noise level and text of a pack -> raw network output for each token.
+    """Noisy tokens, timesteps and text of a pack -> raw network output for each token.
 
     The arithmetic is that of Diffusers' `CosmosTransformer3DModel`.
     """
@@ -73,9 +73,9 @@ class DiT(CrossTransformer):
             )
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """`batch`, where a network with a conditioner gets the token ids as its main text.
+        """`batch`, with the token ids as main text if the network has a conditioner.
 
-        So the text has a row for each of its tokens.
+        So the text has a row for each token of the conditioner.
         """
         if self.model.trains_conditioner:
             states_SI, tokens_L2 = batch.text_LE, batch.texts[TOKEN_IDS]
@@ -169,7 +169,7 @@ class Rotary(RotaryTable):
 
 
 class LearnablePositions(nn.Module):
-    """Sum of three learnt tables, normalised to unit root mean square (Cosmos)."""
+    """Sum of three learned tables, normalised to unit root mean square (Cosmos)."""
 
     def __init__(self, model: DitConfig, config: TransformerConfig):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The pipelines of Diffusers that run the DiT, and what they feed it."""
+"""The pipelines of Diffusers that run the DiT, and the inputs that they give it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def _pipeline(
     conditions_text: bool = False,
     sampling: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
 ) -> Pipeline:
-    """A pipeline that fills captions up with zeros, or with states of its encoder.
+    """A pipeline that fills captions up with zeros, or with its encoder's states of padding.
 
-    It tells frames per second or not; with None it makes images, for which they do not matter.
-    Its captions come from its text encoder, or from a conditioner behind it. Without `sampling` it
-    is EDM's, and leaves its options to its scheduler.
+    `tells_fps` says whether it passes frames per second; None is for images, which need none.
+    Captions come from its text encoder, or from a conditioner after it. Without `sampling` it uses
+    EDM with its scheduler's options.
     """
     conditioner = TextConditioner.STORED if conditions_text else TextConditioner.NONE
 

@@ -1,4 +1,4 @@
-"""Names in Diffusers of the networks of Lumina Image 2.0's kind, and keys of their config.json.
+"""Diffusers' names and keys of config.json for networks of Lumina Image 2.0's kind.
 
 OmniGen2's public code has the same names, with more layers.
 """
@@ -34,7 +34,7 @@ _MULTIPLE = 256  # of the width of an MLP, by default
 
 
 def _names(stack: str) -> SequentialNames:
-    """Names of the layers of one stack; those of the text have no modulation."""
+    """Names of the layers of one stack; the text refiner's layers have no modulation."""
     told = stack != "context_refiner"
     return SequentialNames(
         norms=("norm1.norm" if told else "norm1", "norm2", "ffn_norm1", "ffn_norm2"),
@@ -109,8 +109,8 @@ def _multiple(model: ModelConfig) -> int:
 def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[Key, ...]:
     """Keys of config.json that both networks have, with the defaults of both classes.
 
-    `layers` counts the layers over both rows, then those of a refiner. `largest` has the numbers of
-    rows of the tables of rotary angles.
+    `layers` has the number of joint layers, then of a refiner's. `largest` has the numbers of rows
+    in the tables of rotary angles.
     """
     return (
         Key("patch_size", "patch_spatial", 2),

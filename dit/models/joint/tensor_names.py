@@ -1,4 +1,4 @@
-"""Names in Diffusers of the layers with joint attention, which several families share."""
+"""Diffusers' names for the layers with joint attention, which several families share."""
 
 # D model width, F width of the MLP, K head width, C numbers in a token of the prediction
 # W cosines and sines of a number that is told, P width of pooled text
@@ -43,7 +43,7 @@ def norm_rows(
 ) -> tuple[Row, ...]:
     """Lines of the RMSNorms of queries and of keys, with one weight for all heads.
 
-    The weight is called `kind` here.
+    Our network calls the weight `kind`.
     """
     return tuple(
         Row(
@@ -125,7 +125,7 @@ def double_stream_rows(
 ) -> tuple[Row, ...]:
     """Lines of double-stream layers, whose names begin with `ours` and `theirs`.
 
-    `modulations` is None where layers have no weights of them.
+    `modulations` is None if layers have no weights for them.
     """
     rows: list[Row] = []
     each = zip(("", "text_"), (LATENTS, TEXT), modulations or (None, None), mlps, strict=True)
@@ -142,7 +142,7 @@ def double_stream_rows(
 def single_stream_rows(ours: str, theirs: str, *, modulated: bool = True) -> tuple[Row, ...]:
     """Lines of single-stream layers, whose names begin with `ours` and `theirs`.
 
-    `modulated`: whether layers have weights of their modulation.
+    `modulated` says whether layers have weights for their modulation.
     """
     made = (*(f"{theirs}.attn.to_{letter}" for letter in "qkv"), f"{theirs}.proj_mlp")
     whole: Any = {"split": _COLUMN}
@@ -198,7 +198,7 @@ def layer_norm_rows(ours: str, theirs: str, width: str, **options: Any) -> tuple
 
 
 def refiner_rows(ours: str) -> tuple[Row, ...]:
-    """Lines of a token refiner (HunyuanVideo, HunyuanImage), as far as a network has its layers."""
+    """Lines of a token refiner (HunyuanVideo, HunyuanImage), for the layers that a network has."""
     theirs = "context_embedder"
     layers = (_refiner_layer(ours, theirs, number) for number in range(MOST_REFINER_LAYERS))
     return (
@@ -273,7 +273,7 @@ def stack_layers(model: Any) -> dict[str, int]:
 
 
 def stream_sizes(model: ModelConfig) -> dict[str, int]:
-    """Widths that the letters of these lines stand for, but for P, G and S."""
+    """The width for each letter of these lines, except P, G and S."""
     width, hidden = model.hidden_size, model.ffn_hidden_size
     return {
         **{f"{count}D": count * width for count in (2, 3, 6, 9)},

@@ -1,7 +1,7 @@
 """RMSNorm of each head and rotary positions, of queries and keys: one kernel in each direction.
 
-Queries and keys are read where the matrix product wrote them, beside the values of their head, and
-their gradients are written there: nothing cuts the product's output apart or joins its gradient.
+Queries and keys are read where the matrix product wrote them, next to the values of their head, and
+their gradients are written there, so no copy divides the product's output or joins its gradient.
 """
 
 # T packed tokens, H heads of this tensor rank, K head width, X numbers of a head in the product
@@ -32,11 +32,11 @@ def queries_and_keys(
     eps: float,
     others: Sequence[int],
 ) -> tuple[Tensor, ...]:
-    """Queries and keys, normalised and rotated, and what follows them in each head of `x_THX`.
+    """Queries and keys, normalised and rotated, and the parts after them in each head of `x_THX`.
 
-    Each head holds K queries, K keys and parts of widths `others`, which come back as views.
-    `weights_K` are those of the norms of queries and of keys, `angles_TK` cosines and sines, whose
-    two halves are alike, as `RotaryTable` makes them.
+    Each head has K numbers of queries, K of keys, and parts of widths `others`, which are returned
+    as views. `weights_K` are the weights of the norms of queries and of keys, `angles_TK` cosines
+    and sines with equal halves, from `RotaryTable`.
     """
     place = RowGradient(2 * len(weights_K[0]))
     made = _RotatedHeads.apply(x_THX, *weights_K, *angles_TK, eps, tuple(others), place)
@@ -47,10 +47,10 @@ def queries_and_keys(
 
 
 class _RotatedHeads(torch.autograd.Function):
-    """Not the operator's own gradient formula, because values are a view of the operator's input.
+    """The autograd function of the kernel, which returns values as a view of its input.
 
-    An operator must not return one. Their gradient is copied to its place beside the others, unless
-    it was written there.
+    An operator must not return one. The gradient of values is copied to its place beside the
+    others, unless it was written there.
     """
 
     @staticmethod
@@ -73,7 +73,10 @@ class _RotatedHeads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """`gradients` are [T, H, K] of queries and of keys, then [T, H, width] of the others."""
+        """Gradients of the inputs.
+
+        `gradients` are [T, H, K] of queries and keys, then of the others.
+        """
         to_q_THK, to_k_THK, *to_others = gradients
         # Asked for once: a recomputed layer has them no longer.
         x_THX, *weights_and_angles = ctx.saved_tensors
@@ -140,8 +143,8 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
 ) -> Tensor:
     """Gradients [2, K] of the norms' weights; completes the gradient of the rows in `to_x_THX`.
 
-    `to_others` are copied there behind the first `begin` numbers of each head; what lies between
-    keys and them is there already.
+    `to_others` are copied into it after the first `begin` numbers of each head; the numbers between
+    keys and them are in place already.
     """
     (tokens, heads, _), width = x_THX.shape, len(weight_q_K)
     for place, one in zip(_places(begin, to_others), to_others, strict=True):
@@ -189,7 +192,7 @@ def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
 
 
 def grid_of(tokens: int, heads: int) -> tuple[int, int]:
-    """Number of programs of the kernel, and of the groups of heads that they share."""
+    """Number of programs of the kernel, and of the groups of heads that they divide."""
     return min(tokens, PROGRAMS), -(-heads // HEADS)
 
 

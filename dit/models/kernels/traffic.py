@@ -1,8 +1,8 @@
 """Bytes that the loads and stores of a fused operator move between the chip and its memory.
 
-From shapes alone, so that it serves tensors without values; a test holds it against the loads and
-stores that Triton's interpreter makes. What a program reads once and keeps is counted once for each
-program, though most of it comes from a cache.
+Only shapes matter, so it serves tensors without values; a test compares it with the loads and
+stores of Triton's interpreter. Data that a program reads once and keeps count once for each
+program, although most come from a cache.
 """
 
 # T tokens, N level rows, S slots, D model width, H heads, K head width, X numbers of a head in the

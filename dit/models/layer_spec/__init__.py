@@ -1,11 +1,11 @@
-"""Sizes and choices of the layers of a network, which are built of them.
+"""Specifications of layers, from which networks are built: sizes and choices.
 
-shapes  rows of tokens, who attends to whom, and what the backward pass needs of each part
+shapes  rows of tokens, attention between them, and memory that the backward pass needs
 parts   attention and feed-forward; scales, shifts and gates
-layers  layers made of these, stacks, and the stacks of a network
+layers  layers made of parts, stacks, and the stacks of a network
 
-Nothing here needs torch, which neither a printed configuration nor a worker of the loader imports.
-Parameters and operations are asked of the network itself (`dit/sizing`).
+This folder does not need torch, which neither a printed configuration nor a worker of the loader
+imports. Parameters and operations come from the network itself (`dit/sizing`).
 """
 
 from dit.models.layer_spec.layers import (

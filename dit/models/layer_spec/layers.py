@@ -101,7 +101,7 @@ class CrossLayerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DoubleLayerSpec:
-    """Latents and text with weights of their own, and attention over both together.
+    """Latents and text with separate weights, and attention over both together.
 
     FLUX, Qwen-Image, HunyuanVideo and SD3 have such layers.
     """
@@ -132,7 +132,7 @@ class DoubleLayerSpec:
 
     @cached_property
     def needs(self) -> LayerNeeds:
-        """What a layer needs whose text is read afterwards, or which does not update it."""
+        """What a layer attends to, exchanges and keeps, with or without an update of its text."""
         attention, width = self.attention, self.attention.width
         kept = _JOINT[attention.norm] + MODULATED + MODULATED
         total = _self_attention(attention, self.feed_forward, RowKind.JOINT, exchanges=1, kept=kept)
@@ -230,7 +230,7 @@ def _self_attention(
     exchanges: int,
     kept: KeptBy,
 ) -> LayerNeeds:
-    """What self-attention and `feed_forward` need; `exchanges` are those of the first alone."""
+    """What self-attention and `feed_forward` need; `exchanges` are the attention's."""
     kept += feed_forward.kept
     sparse = attention.sparse_pairs is not None
     return LayerNeeds(
@@ -256,7 +256,7 @@ class StackSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSpec:
-    """The layers of a network, and how many tokens they see of a sample."""
+    """The layers of a network, and the number of tokens that they see of a sample."""
 
     stacks: tuple[StackSpec, ...]
     conditioner_kept: KeptBy = NOTHING
@@ -281,17 +281,17 @@ class NetworkSpec:
 
     @property
     def exchanges(self) -> int:
-        """Exchanges between tensor ranks in a pass, of all layers (see `LayerNeeds.exchanges`)."""
+        """Number of exchanges between tensor ranks in a pass (see `LayerNeeds.exchanges`)."""
         return sum(stack.count * stack.layer.needs.exchanges for stack in self.stacks)
 
     @property
     def attends_jointly(self) -> bool:
-        """Whether layers attend to latents and text together, so that each pays for the other."""
+        """Whether layers attend to latents and text together, so that each costs for the other."""
         shapes = (shape for stack in self.stacks for shape in stack.layer.needs.attentions)
         return any(shape.queries == RowKind.JOINT for shape in shapes)
 
     def text(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Text tokens that the layers see, of samples with so many rows of all text inputs."""
+        """Text tokens that layers see, for samples with so many rows of all text inputs."""
         if self.text_tokens is not None:
             return [self.text_tokens] * len(lengths)
         if self.image_rows:
@@ -299,7 +299,7 @@ class NetworkSpec:
         return self.filled(lengths)
 
     def filled(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Tokens that the layers see, of latents or texts of so many."""
+        """Tokens that layers see, for latents or texts of these `lengths`."""
         multiple = self.attended_multiple
         if multiple == 1:
             return lengths

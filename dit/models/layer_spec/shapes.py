@@ -1,11 +1,11 @@
-"""Rows of tokens, who attends to whom, and what the backward pass needs of each part of a layer.
+"""Rows of tokens, attention between them, and memory that the backward pass needs for each part.
 
-The last, by the path that is taken (`KeptBy`), are numbers kept by autograd. They were counted in
-bfloat16 with autograd's saved-tensor hooks, as on CUDA, for each token and unit of width
-(`tests/unit/models/test_kept.py` counts them anew for each named network).
-A modulated part keeps its input, what it makes of it and its output; without the fused kernels also
-the normalised input and, for each token, scale and gate. Tables (Wan) are float32, and so are norms
-across heads without the fused kernels. A feed-forward keeps input and output of its activation.
+The memory, with and without fused kernels (`KeptBy`), is in numbers that autograd keeps for each
+token and unit of width. They were counted in bfloat16 with autograd's saved-tensor hooks, as on
+CUDA (`tests/unit/models/test_kept.py` counts them again for each named network). A modulated part
+keeps its input, the modulated input and its output; without the fused kernels also the normalised
+input and, for each token, scale and gate. Tables (Wan) are float32, and so are norms across heads
+without the fused kernels. A feed-forward keeps input and output of its activation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import Flag, auto
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
-    """Numbers for each token and unit of width."""
+    """Numbers kept for each token and unit of width."""
 
     inside: float = 0.0
     """Numbers between two split matrices, which tensor ranks divide."""
@@ -31,7 +31,7 @@ class Kept:
         return Kept(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def bytes(self, size: int, *, tensor: int = 1, sequence_parallel: bool = False) -> float:
-        """On one of `tensor` tensor ranks, of numbers of `size` bytes."""
+        """Bytes on one of `tensor` tensor ranks, for numbers of `size` bytes."""
         inside = size * self.inside + 4 * self.inside_float32
         outside = size * self.outside + 4 * self.outside_float32
         return inside / tensor + outside / (tensor if sequence_parallel else 1)
@@ -39,7 +39,7 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptBy:
-    """With the fused kernels of norms, modulation and rotation, and without them."""
+    """Numbers kept with the fused kernels of norms, modulation and rotation, and without them."""
 
     fused: Kept
     eager: Kept
@@ -91,19 +91,19 @@ SECOND = KeptBy(fused=Kept(inside=8, outside=2), eager=Kept(inside=8, outside=5)
 
 
 def gathered(ranks: int) -> KeptBy:
-    """On top of `EXCHANGED`, where each of `ranks` holds keys and values of all tokens instead."""
+    """Numbers kept beyond `EXCHANGED` if each of `ranks` holds keys and values of all tokens."""
     both = Kept(inside=2 * ranks - 3)
     return KeptBy(fused=both, eager=both)
 
 
 def of_feed_forward(hidden: int, width: int, *, gated: bool = False) -> KeptBy:
-    """`gated`: a gate, its activation, what it multiplies and their product."""
+    """Numbers kept by a feed-forward; if `gated`: gate, activation, factor and product."""
     both = Kept(inside=(4 if gated else 2) * hidden / width)
     return KeptBy(fused=both, eager=both)
 
 
 class RowKind(Flag):
-    """What a layer runs over, or what attends: tokens, or one row for each sample."""
+    """What a layer computes, or what attends: tokens, or one row for each sample."""
 
     LATENTS = auto()
     TEXT = auto()
@@ -116,7 +116,10 @@ class RowKind(Flag):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionShape:
-    """Every query of a sample with every key of it; `width` is that of all heads together."""
+    """Attention of every query of a sample to every key of it.
+
+    `width` is that of all heads together.
+    """
 
     width: int
     queries: RowKind = RowKind.LATENTS
@@ -126,7 +129,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerNeeds:
-    """What the tokens of a layer attend to, exchange and keep; parts add up."""
+    """What the tokens of a layer attend to, exchange and keep; parts are summed."""
 
     attentions: tuple[AttentionShape, ...] = ()
     exchanges: int = 0

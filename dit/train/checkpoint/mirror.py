@@ -179,7 +179,7 @@ class Mirror:
         self._lines.append(f"not copied ({self.failures_in_a_row} in a row): {said}; {_LATER}")
 
     def _synchronise(self) -> None:
-        """Copies the newest first; removes what the run folder would not keep either."""
+        """Copies checkpoints, newest first; removes those that the run folder would not keep."""
         while local := self._local():
             lacking = [name for name in local if self.store.manifest(name) != local[name]]
             self._point({name: local[name] for name in local.keys() - lacking})

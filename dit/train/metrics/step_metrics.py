@@ -107,7 +107,7 @@ def count_packs(
 
 
 def taken_tokens(model: ModelConfig, pack: PackedBatch) -> int:
-    """Tokens that attention sees of a pack: text where latents attend to it, padding of layers."""
+    """Tokens that attention computes for a pack, with text if latents attend to it, and padding."""
     latents = sum(model.attended_in(pack))
     if not network_spec(model).attends_jointly:
         return latents

@@ -167,7 +167,7 @@ class WholeMatrices:
                 yield _Piece(tensor, self._rank_of(tensor, data), part)
 
     def _give_owners(self) -> None:
-        """Chooses the rank that updates each matrix: dearest first, on the least loaded rank."""
+        """Chooses the rank that updates each matrix: costliest first, on the least loaded rank."""
         each, tensor = self._groups.intra_dp_cp.size(), self._groups.tp.size()
         first = self._groups.dp_cp.rank() // each * each
         ranks = range(first * tensor, (first + each) * tensor) if self._sharded else range(tensor)
