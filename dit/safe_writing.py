@@ -1,4 +1,4 @@
-"""Writing files and folders so that neither a crash nor a second program can damage them.
+"""Files and folders that are written so that neither a crash nor a second program damages them.
 
 1. Atomic writes: a file appears with all of its content, or not at all. 2. A lock on a folder, so
 that one program at a time writes to it.

@@ -1,4 +1,4 @@
-"""Encoded samples -> tar shards, their indices, the ledger, and a dataset that Energon reads.
+"""Results of workers -> tar shards, their indices, the ledger, and a dataset that Energon reads.
 
 dataset_folder  the dataset folder: emptied before a packing, published after it
 readme          the card for people, with sample pictures beside it

@@ -144,7 +144,7 @@ class SamplingLevels(StrEnum):
 
 
 class LevelSpacing(StrEnum):
-    """Spacing of a sampler's noise levels, as `use_..._sigmas` of Diffusers."""
+    """The spacing of a sampler's noise levels, as `use_..._sigmas` of Diffusers."""
 
     KARRAS = "karras"  # arXiv:2206.00364, Eq. 5, with rho = 7 and t for sigma
     EXPONENTIAL = "exponential"  # even in ln t

@@ -409,15 +409,12 @@ class ModelConfig:
 
     @property
     def whole_samples_by(self) -> str | None:
-        """Setting because of which layers need all tokens of a sample at once; None without one."""
+        """The setting that makes layers need all tokens of a sample at once, or None."""
         return None
 
     @property
     def unguided_by(self) -> str | None:
-        """The setting because of which the network takes no classifier-free guidance.
-
-        None without one.
-        """
+        """The setting because of which the network takes no classifier-free guidance, or None."""
         return None
 
     def at_step(self, step: int) -> Self:  # noqa: ARG002

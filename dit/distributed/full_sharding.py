@@ -118,7 +118,7 @@ class ShardedChunk(MegatronModule):
     # What Megatron-Core's optimizer and `finalize_model_grads` ask.
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's rows of each weight, by name."""
+        """Names and rows of each weight on this rank."""
         return ((f"module.{name}", own) for name, own in self._rows.items())
 
     def parameters(self, *_: Any, **__: Any) -> Iterator[nn.Parameter]:

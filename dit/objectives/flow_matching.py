@@ -64,7 +64,7 @@ def even_levels(
 
 
 def respaced(t_SN: Tensor, spacing: LevelSpacing) -> Tensor:
-    """The same number of levels from the first to the last, both above 0, in another spacing.
+    """As many levels from the first to the last, both above 0, in another spacing.
 
     As `_convert_to_karras`, `_convert_to_exponential` and `_convert_to_beta` of Diffusers'
     FlowMatchEulerDiscreteScheduler, with t in place of sigma.

@@ -148,7 +148,7 @@ def example_prompts(checkpoint: Path) -> list[str]:
 
 
 class _LeftError(Exception):
-    """Raised when nobody reads the messages any more."""
+    """The error that ends a generation whose messages nobody reads any more."""
 
 
 class Studio:

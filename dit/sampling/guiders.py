@@ -144,7 +144,7 @@ def _combined(
     predicted: Callable[[int], Tensor],
     batch: PackedBatch,
 ) -> Tensor:
-    """Combined predictions [T, C] of all samples; zero for tokens that are no target."""
+    """The combined predictions [T, C] of all samples; zero for tokens that are no target."""
     made_TC = torch.zeros_like(predicted(0))
     for index, (guider, of_sample) in enumerate(zip(guiders, states, strict=True)):
         first = batch.starts[index]

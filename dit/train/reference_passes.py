@@ -49,7 +49,7 @@ class NetworkTurn:
 
     @property
     def prefix(self) -> str:
-        """Beginning of the names of logged values, for a network other than the run's main one."""
+        """The prefix of logged names, for a network other than the run's main one."""
         return "critic_" if self.critic else ""
 
 

@@ -142,10 +142,10 @@ class ByHead(Same):
 
 @dataclass(frozen=True, slots=True)
 class ByKeyHead(ByHead):
-    """Queries, keys and values by heads of keys, each with all heads of queries that read it.
+    """Queries, keys and values joined by heads of keys, each with its heads of queries.
 
-    [H * K, I], [G * K, I] and [G * K, I] of G heads of keys; ours has the rows of all. A fourth
-    part is a gate of the output, of as many rows as queries.
+    Diffusers' are [H * K, I], [G * K, I] and [G * K, I] with G heads of keys; ours has the rows of
+    all. A fourth part is a gate of the output, with as many rows as queries.
     """
 
     heads: str = "num_attention_heads"  # what the configuration calls H, G and H * K

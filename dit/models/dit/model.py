@@ -150,7 +150,7 @@ def _timestep(blocks: Blocks) -> TimestepConditioning:
 
 
 class TextProjection(WholeLinear):
-    """Text of any width [L, I] -> [L, E] that the layers attend to, with a GELU (Cosmos 2.5)."""
+    """Projects text [L, I] to the [L, E] that layers read, with a GELU (Cosmos 2.5)."""
 
     def __init__(self, model: DitConfig):
         super().__init__(model.crossattn_emb_size, model.text_width, dtype=dtype(model))

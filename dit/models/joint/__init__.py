@@ -1,4 +1,4 @@
-"""Shared parts of families whose layers attend to latents and text jointly (FLUX, SD3, ...).
+"""Parts that families share whose layers attend to latents and text jointly (FLUX, SD3, ...).
 
 family        sizes and their rules; layers
 refined       layers of networks with separate refiners of latents and of text (Lumina, Z-Image)

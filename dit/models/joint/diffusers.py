@@ -1,4 +1,4 @@
-"""Shared parts of the Diffusers forms of networks with joint attention: config.json, calls.
+"""Parts that Diffusers forms of networks with joint attention share: config.json, calls.
 
 FLUX and Chroma have double-stream layers, then single-stream ones. The Hunyuan models refine their
 captions; HunyuanVideo 1.5 and HunyuanImage also read rows of ByT5.

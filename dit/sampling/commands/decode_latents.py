@@ -1,4 +1,4 @@
-"""Saved latents -> pictures and videos.
+"""Latents of an earlier generation -> pictures and videos.
 
 python recipes/decode_latents.py --latents samples --output_dir samples/decoded
 

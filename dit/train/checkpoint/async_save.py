@@ -1,4 +1,4 @@
-"""Writing a checkpoint, in the background if so configured; it appears when it is complete.
+"""The writing of a checkpoint, in the background if configured; it appears when complete.
 
 1. begin    each rank gets a copy of its share of the state
 2. write    each rank writes its own files, in threads, while training goes on

@@ -252,7 +252,7 @@ def _change_notes(path: Path, config: RunConfig, *, own: bool) -> list[str]:
 
 
 def _live_and_idle(path: Path, config: RunConfig, *, own: bool) -> tuple[list[str], list[str]]:
-    """Changed settings that take effect, and those that only the start of a run reads."""
+    """The changed settings that take effect, and those that only the start of a run reads."""
     changed, schema = _changed(path, config), schema_of(config)
     idle = [key for key in changed if schema.resume_class(key) is Resume.AT_START]
     if not own and "checkpoint.load" in idle:
