@@ -171,7 +171,7 @@ COSMOS1_NAMES = _names(
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     return [
         (
             t.in_channels in (t.out_channels, t.out_channels + 1),

@@ -120,7 +120,7 @@ def _run_network(
     model: FluxConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """What Diffusers' network makes of one sample."""
+    """Output of Diffusers' network for one sample."""
     import torch
 
     others = dict(sample.others)
@@ -135,9 +135,9 @@ def _run_stacked(
     model: FluxConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """What Diffusers' network makes of samples side by side, without references.
+    """Outputs of Diffusers' network for samples side by side, without references.
 
-    It has no mask, so that it attends to the padding of shorter samples and captions.
+    It has no mask, so it attends to the padding of shorter samples and captions.
     """
     import torch
 

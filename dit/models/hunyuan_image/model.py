@@ -24,7 +24,7 @@ from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 
 
 class HunyuanImageNetwork(JointTransformer):
-    """Noisy tokens, noise level, caption and quoted words of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, caption and quoted words of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `HunyuanImageTransformer2DModel` of one sample.
     """

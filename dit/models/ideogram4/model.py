@@ -37,10 +37,10 @@ _TEXT, _PICTURE = 0, 1
 
 
 class Ideogram4Network(JointTransformer):
-    """Noisy tokens, noise level and text of a pack -> velocity of each token.
+    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `Ideogram4Transformer2DModel`. The first pipeline stage
-    makes the narrow embedding of the level, which all modulations are linears of.
+    computes the narrow timestep embedding, of which all modulations are linears.
     """
 
     sign, tells_data_part = FAMILY.objective.sign, FAMILY.objective.tells_data_part

@@ -108,7 +108,7 @@ def outputs_as_inputs(t: Any) -> Rule:
 
 
 def double_single_rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     return [
         whole_patches(t),
         outputs_as_inputs(t),

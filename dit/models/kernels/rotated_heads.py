@@ -22,6 +22,8 @@ PROGRAMS = 2048
 """Tokens that are worked on side by side; each adds up a part of the gradients of the weights."""
 HEADS = 16
 """Heads of a program at most, so that wide models need no more registers."""
+WIDE = 128
+"""Width of heads above which a program has half as many, since it has no more threads for them."""
 
 
 def queries_and_keys(
@@ -106,7 +108,7 @@ def rotated_heads(
     q_THK, k_THK = (x_THX.new_empty(tokens, heads, len(weight_q_K)) for _ in range(2))
     cos_TK, sin_TK = cos_TK.contiguous(), sin_TK.contiguous()
     if tokens:
-        _kernels().rotated_heads_forward[grid_of(tokens, heads)](
+        _kernels().rotated_heads_forward[grid_of(tokens, heads, len(weight_q_K))](
             *(x_THX, weight_q_K, weight_k_K, cos_TK, sin_TK, q_THK, k_THK),
             *(tokens, cos_TK.stride(0)),
             EPS=eps,
@@ -153,7 +155,7 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
         return weight_q_K.new_zeros(2, width)
     to_q_THK, to_k_THK = (x if x.stride(-1) == 1 else x.contiguous() for x in (to_q_THK, to_k_THK))
     cos_TK, sin_TK = cos_TK.contiguous(), sin_TK.contiguous()
-    grid = grid_of(tokens, heads)
+    grid = grid_of(tokens, heads, width)
     strides = *to_q_THK.stride()[:2], *to_k_THK.stride()[:2]
     divisor = math.gcd(8, *strides)
     parts_PG2K = x_THX.new_empty(*grid, 2, width, dtype=torch.float32)
@@ -191,9 +193,14 @@ def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
     return places[: len(parts)]
 
 
-def grid_of(tokens: int, heads: int) -> tuple[int, int]:
-    """Number of programs of the kernel, and of the groups of heads that they divide."""
-    return min(tokens, PROGRAMS), -(-heads // HEADS)
+def grid_of(tokens: int, heads: int, width: int) -> tuple[int, int]:
+    """Number of programs of the kernel, and of groups of heads `width` numbers wide."""
+    return min(tokens, PROGRAMS), -(-heads // _most_heads(width))
+
+
+def _most_heads(width: int) -> int:
+    """Number of heads of `width` numbers that one program reads."""
+    return HEADS if width <= WIDE else HEADS // 2
 
 
 def _kernels() -> Any:
@@ -205,7 +212,8 @@ def _kernels() -> Any:
 def _sizes(x_THX: Tensor, width: int, *, numbers: int, registers: int) -> dict[str, int]:
     """Launch parameters of a kernel, whose threads have `numbers` numbers of each half."""
     _, heads, every = x_THX.shape
-    rows, block = (1 << max(size - 1, 1).bit_length() for size in (min(heads, HEADS), width // 2))
+    of_program = min(heads, _most_heads(width)), width // 2
+    rows, block = (1 << max(size - 1, 1).bit_length() for size in of_program)
     warps = min(max(rows * block // (32 * numbers), 1), 16)
     sizes = {"H": heads, "X": every, "HALF": width // 2, "HEADS": rows, "BLOCK": block}
     return {**sizes, "num_warps": warps, "maxnreg": registers}

@@ -51,7 +51,7 @@ def _rotated_heads_backward(*arguments: Any) -> int:
     _, _, to_others, _, _, x, weight, _, cos, _, _ = arguments
     total = _angles_and_weights(x, weight, cos) + 6 * _heads(x, weight)
     total += 2 * sum(map(_bytes, to_others))
-    programs, groups = grid_of(*x.shape[:2])
+    programs, groups = grid_of(*x.shape[:2], len(weight))
     return total + 2 * _added_parts(weight, programs * groups)
 
 
@@ -157,7 +157,7 @@ def _angles_and_weights(x: Tensor, weight: Tensor, cos: Tensor) -> int:
 
     `x` is [T, H, X], `weight` that of queries or of keys [K], `cos` [T, K].
     """
-    programs, groups = grid_of(*x.shape[:2])
+    programs, groups = grid_of(*x.shape[:2], len(weight))
     return groups * (_bytes(cos) + programs * 2 * _bytes(weight))
 
 

@@ -1,4 +1,4 @@
-"""The family `krea2`, Krea 2: its fields, sizes and rules, and what else it says of itself."""
+"""The family `krea2`, Krea 2: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Krea2Config(ModelConfig):
-    """The network: sizes, precision and how it is spread over devices."""
+    """The network: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     shown_before: ClassVar[Mapping[str, str]] = {"num_kv_heads": "mlp_ratio"}
@@ -144,7 +144,7 @@ class Krea2Config(ModelConfig):
 
     @property
     def text_width(self) -> int:
-        """Width of one state of a token of text."""
+        """Width of one hidden state of a text token."""
         return self.crossattn_emb_size // self.num_text_layers
 
     @property
@@ -182,7 +182,7 @@ def krea2_stack(model: Krea2Config) -> StackSpec:
 
 
 def fusion_layers(model: Krea2Config) -> tuple[SequentialLayerSpec, SequentialLayerSpec]:
-    """A layer among the states of each token of text, and one among the tokens."""
+    """A layer among the hidden states of each text token, and one among the tokens."""
     sizes: Any = {"heads": model.text_heads, "groups": model.text_kv_heads}
     sizes |= {"hidden": model.text_mlp_size, "rows": RowKind.TEXT, "modulation": None}
     states, tokens = (
@@ -192,7 +192,7 @@ def fusion_layers(model: Krea2Config) -> tuple[SequentialLayerSpec, SequentialLa
 
 
 def _spec(model: Krea2Config) -> NetworkSpec:
-    """Layers over text keep their inputs: all states of a token, then the row made of them."""
+    """Layers; those over text keep their inputs: all states of a token, then their fused row."""
     states = (model.num_fusion_layers + 1) * model.crossattn_emb_size
     return NetworkSpec(
         stacks=(krea2_stack(model),),

@@ -131,7 +131,7 @@ def _width(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     fixed = {
         "activation_fn": "gelu-approximate",
         "qk_norm": "rms_norm_across_heads",
@@ -221,7 +221,7 @@ _PIPELINES = {
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: LtxConfig
 ) -> Tensor:
-    """What Diffusers' network makes of one sample: of its target, in front of its references."""
+    """Output of Diffusers' network for one sample, whose references follow its target."""
     import torch
 
     from dit.models.positions import patchify, unpatchify

@@ -67,7 +67,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class QwenImageConfig(ModelConfig):
-    """The network: sizes, positions, precision and how it is spread over devices."""
+    """The network: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -125,7 +125,7 @@ def _inputs(model: QwenImageConfig) -> tuple[SampleInput, ...]:
 
 
 def qwen_image_stack(model: QwenImageConfig) -> StackSpec:
-    """The layers of Qwen-Image; nothing reads the text after the last of them."""
+    """The layers of Qwen-Image; the text is not read after the last of them."""
     layer = DoubleLayerSpec(**joint_layer_parts(model), text_is_read=False)
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 

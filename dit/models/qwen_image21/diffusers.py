@@ -128,7 +128,7 @@ def _inexpressible(model: QwenImage21Config) -> list[str]:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: QwenImage21Config
 ) -> Tensor:
-    """What Diffusers' network makes of one sample; it reads no states at slots of pictures."""
+    """Output of Diffusers' network for one sample; states in place of pictures are not read."""
     import torch
     from torch.nn.functional import pad
 

@@ -144,7 +144,7 @@ SD3_NAMES: dict[str, str] = {
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     dual, width = t.dual_attention_layers, t.num_attention_heads * t.attention_head_dim
     return [
         outputs_as_inputs(t),
@@ -206,7 +206,7 @@ KEYS = ConfigKeys(
 
 
 def _run_network(network: nn.Module, sample: LatentSample, level: float, _: Sd3Config) -> Tensor:
-    """What Diffusers' network makes of one sample."""
+    """Output of Diffusers' network for one sample."""
     import torch
 
     (made,) = network(

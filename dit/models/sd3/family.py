@@ -67,7 +67,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sd3Config(ModelConfig):
-    """The network: sizes, positions, precision and how it is spread over devices."""
+    """The network: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True
@@ -137,7 +137,7 @@ class Sd3Config(ModelConfig):
 
     @property
     def stack_layers(self) -> dict[str, int]:
-        """Layers by stack, in their order; the last layer is one of its own."""
+        """Number of layers of each stack, in order; the last layer is a stack of its own."""
         dual = min(self.dual_attention_layers, self.num_layers - 1)
         counts = {"dual_blocks": dual, "blocks": self.num_layers - 1 - dual, "last_block": 1}
         return {name: count for name, count in counts.items() if count}
@@ -162,7 +162,7 @@ def _inputs(model: Sd3Config) -> tuple[SampleInput, ...]:
 
 
 def sd3_stacks(model: Sd3Config) -> tuple[StackSpec, ...]:
-    """The layers: those with a second attention, the others, and the last, where the text ends."""
+    """The layers: with a second attention, without one, and the last, where the text ends."""
     parts = joint_layer_parts(model, norm=QkNorm.PER_HEAD if model.qk_norm else QkNorm.NONE)
     layers = {
         "dual_blocks": DoubleLayerSpec(**parts, second_attention=True),
@@ -176,7 +176,7 @@ def sd3_stacks(model: Sd3Config) -> tuple[StackSpec, ...]:
 
 
 def ends_dual(model: Sd3Config) -> bool:
-    """Whether the last layer has a second attention, too."""
+    """Whether the last layer also has a second attention."""
     return model.dual_attention_layers == model.num_layers
 
 

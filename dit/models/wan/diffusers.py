@@ -210,7 +210,7 @@ def _width(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     width, image, channels = _width(t), t.image_dim is not None, _latent_channels(t)
     return [
         (
@@ -317,7 +317,7 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: WanConfig) -> list[str]:
-    """What of a run Diffusers' network has no counterpart for."""
+    """Why Diffusers' network cannot express a run, in words."""
     if not _has_image(model) or model.text_pad_to == _TEXT_ROWS:
         return []
     return [
@@ -327,7 +327,7 @@ def _inexpressible(model: WanConfig) -> list[str]:
 
 
 def _beyond(model: WanConfig) -> str | None:
-    """The gates of sparse attention."""
+    """A sentence about the gates of sparse attention, which Diffusers lacks; None without them."""
     if not model.sparse_attention:
         return None
     return (
@@ -362,7 +362,7 @@ def _pipeline(name: str, *, shows: bool) -> Pipeline:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: WanConfig
 ) -> Tensor:
-    """What Diffusers' network makes of one sample."""
+    """Output of Diffusers' network for one sample."""
     import torch
     from torch import nn
 
